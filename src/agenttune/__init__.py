@@ -1,0 +1,47 @@
+"""AgentTune: reinforcement learning for the model inside your agent.
+
+`import agenttune` is light: every public name is loaded on first use, and torch only when training starts.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "tune": "agenttune.tune",
+    "TuneResult": "agenttune.tune",
+    "DatasetConfig": "agenttune.config.public",
+    "TunerModelConfig": "agenttune.config.public",
+    "AlgorithmConfig": "agenttune.config.public",
+    "WorkflowOutput": "agenttune.config.public",
+    "JudgeOutput": "agenttune.config.public",
+    "AgentTuneError": "agenttune.errors",
+}
+
+__all__ = [*_HOMES, "__version__"]
+
+if TYPE_CHECKING:
+    from agenttune.config.public import (
+        AlgorithmConfig,
+        DatasetConfig,
+        JudgeOutput,
+        TunerModelConfig,
+        WorkflowOutput,
+    )
+    from agenttune.errors import AgentTuneError
+    from agenttune.tune import TuneResult, tune
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'agenttune' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

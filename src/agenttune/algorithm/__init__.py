@@ -1,0 +1,1 @@
+"""Tensors in; advantages, losses and metrics out. Pure maths, no I/O."""

@@ -1,0 +1,1 @@
+"""The `agenttune` command: run, check, eval."""

@@ -1,0 +1,1 @@
+"""YAML and keyword arguments in; one resolved, validated, immutable run configuration out."""

@@ -1,0 +1,101 @@
+"""The configuration objects that users build in Python, with the names, fields and defaults of AgentScope's tuner.
+
+In: keyword arguments. Out: validated pydantic objects; an unknown field is an error that names the nearest known one.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Strict(BaseModel):
+    """Base of every configuration object: unknown fields are errors, values do not change after construction."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class DatasetConfig(Strict):
+    """Where the tasks are: a Hugging Face dataset, a folder or a single file (JSONL, JSON, Parquet, CSV)."""
+
+    path: str
+    """Folder, file, or dataset name on the Hugging Face hub."""
+    name: str | None = None
+    """Configuration of the dataset (for GSM8K: `main`)."""
+    split: str | None = "train"
+    """Split to use."""
+    total_epochs: int = Field(default=1, ge=1)
+    """Passes over the tasks."""
+    total_steps: int | None = Field(default=None, ge=1)
+    """Steps to run; overrides `total_epochs`."""
+
+    def preview(self, n: int = 5) -> list[dict[str, Any]]:
+        """Print the first `n` rows as JSON and return them."""
+        from agenttune.tasks.source import read_rows
+
+        rows = [dict(row) for row in islice(read_rows(self), n)]
+        print(json.dumps(rows, indent=2, ensure_ascii=False, default=str))
+        return rows
+
+
+class TunerModelConfig(Strict):
+    """The model to tune (or an auxiliary one) and how it samples by default."""
+
+    model_path: str
+    """Folder with a Hugging Face model, or a model name on the hub."""
+    max_model_len: int = Field(ge=2)
+    """Prompt plus sampled tokens of one call, at most."""
+    temperature: float = Field(default=1.0, ge=0.0)
+    """Sampling temperature of calls that do not set their own."""
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Nucleus of calls that do not set their own."""
+    max_tokens: int = Field(default=8192, ge=1)
+    """Sampled tokens of one call, at most, where the call does not say."""
+    enable_thinking: bool | None = None
+    """Passed to the chat template (Qwen3)."""
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    """GPUs of one engine (vLLM)."""
+    inference_engine_num: int = Field(default=1, ge=1)
+    """Engines that serve this model."""
+    tool_call_parser: str | None = "hermes"
+    """How tool calls are read from the sampled text; None leaves them in it."""
+    reasoning_parser: str | None = "deepseek_r1"
+    """How reasoning is read from the sampled text; None leaves it in it."""
+
+
+class AlgorithmConfig(Strict):
+    """What is optimized, and by how much data a step."""
+
+    algorithm_type: str = "multi_step_grpo"
+    """Name of the algorithm."""
+    learning_rate: float = Field(default=1e-6, ge=0.0)
+    """Peak learning rate."""
+    group_size: int = Field(default=8, ge=1)
+    """Rollouts of one task."""
+    batch_size: int = Field(default=32, ge=1)
+    """Tasks of one step."""
+    save_interval_steps: int = Field(default=100, ge=1)
+    """Steps between checkpoints (the last one is always saved)."""
+    eval_interval_steps: int = Field(default=100, ge=1)
+    """Steps between evaluations."""
+
+
+class WorkflowOutput(BaseModel):
+    """What a workflow returns: a reward, or a response for the judge; metrics are logged."""
+
+    reward: float | None = None
+    response: Any | None = None
+    metrics: dict[str, float] | None = None
+
+
+class JudgeOutput(BaseModel):
+    """What a judge returns."""
+
+    reward: float
+    metrics: dict[str, float] | None = None
+
+
+MonitorType = Literal["tensorboard", "wandb", "mlflow"]

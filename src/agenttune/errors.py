@@ -1,0 +1,53 @@
+"""The error tree: one root, each child also the standard error it is a kind of.
+
+In: nothing. Out: exceptions that pickle (they cross threads and processes) and whose message says what was wrong,
+the value that came, and what to do.
+"""
+
+
+class AgentTuneError(Exception):
+    """Root of every error that AgentTune raises on purpose."""
+
+
+class ConfigError(AgentTuneError, ValueError):
+    """A setting or argument is unknown, of the wrong kind, or contradicts another one."""
+
+
+class DatasetError(AgentTuneError, ValueError):
+    """A dataset cannot be read, is empty, or a row lacks what was asked of it."""
+
+
+class ModelError(AgentTuneError, ValueError):
+    """A model directory cannot be used: files missing, no chat template, or an architecture we do not serve."""
+
+
+class SamplingError(AgentTuneError, ValueError):
+    """Sampling parameters that cannot be honoured, or whose tokens the chosen algorithm cannot train on."""
+
+
+class ContextOverflowError(AgentTuneError, ValueError):
+    """A prompt (or prompt plus requested tokens) does not fit the model's context."""
+
+
+class EngineError(AgentTuneError, RuntimeError):
+    """The inference engine failed or was closed."""
+
+
+class ParityError(AgentTuneError, AssertionError):
+    """The trainer's logprobs differ from the engine's by more than the tolerance."""
+
+
+class CallError(AgentTuneError, ValueError):
+    """A recorded call cannot be used for training (missing or non-finite logprobs, lengths that differ)."""
+
+
+class CheckpointError(AgentTuneError, OSError):
+    """A checkpoint could not be written whole, or read back."""
+
+
+class RolloutError(AgentTuneError, RuntimeError):
+    """Too many rollouts failed for the run to go on."""
+
+
+class NoSignalError(AgentTuneError, RuntimeError):
+    """Every reward of the pre-flight check was the same: nothing can be learnt."""

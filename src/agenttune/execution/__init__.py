@@ -1,0 +1,1 @@
+"""Places the parts: one process with a serving thread (`local`)."""

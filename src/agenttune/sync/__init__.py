@@ -1,0 +1,1 @@
+"""A new policy version in; the same weights inside every engine out."""

@@ -1,0 +1,1 @@
+"""Batches of experiences in; updated weights, checkpoints and step metrics out."""

@@ -1,0 +1,191 @@
+"""The records that all stages share. Frozen, slotted, keyword-only; arrays are numpy and never written after construction.
+
+The path of the data: `Task` -> `Rollout` (of `Call`s) -> `Group` -> `Experience`.
+
+Array shape suffixes: P prompt tokens of a call, S sampled tokens of a call, T tokens of a merged sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
+BoolArray = npt.NDArray[np.bool_]
+
+FinishReason = Literal["stop", "length", "abort"]
+"""Why an engine stopped: an end token or stop string, the token limit, or an abort."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One row of a dataset.
+
+    `id` is stable over runs (`<split>/<row number>`), `row` is what the workflow receives as `task`.
+    """
+
+    id: str
+    index: int
+    row: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How one call's tokens are drawn. `temperature` 0 is greedy; `top_p` 1 and `top_k` 0 keep the full distribution."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int = 1024
+    stop: tuple[str, ...] = ()
+
+    @property
+    def full_support(self) -> bool:
+        """Whether tokens come from the model's whole distribution (so that a probability ratio is defined)."""
+        return self.top_p >= 1.0 and self.top_k == 0
+
+
+class CallStatus(StrEnum):
+    """What became of a call's response."""
+
+    USED = "used"  # the response was delivered to the agent
+    ABANDONED = "abandoned"  # cancelled, timed out, retried by the client, or undelivered: never trained
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One request of the agent and one choice of its response, exactly as the engine saw and sampled it.
+
+    `sampled_ids_S` includes a sampled end token. `logprobs_S` are of the distribution sampled from (after temperature and
+    truncation); `versions_S` is the policy version that each token was computed with. `parent` is the index of the
+    earlier call of the rollout whose `prompt_ids_P + sampled_ids_S` this call's prompt literally starts with, if any.
+    """
+
+    index: int
+    parent: int | None
+    prompt_ids_P: IntArray
+    sampled_ids_S: IntArray
+    logprobs_S: FloatArray
+    versions_S: IntArray
+    sampling: Sampling
+    finish_reason: FinishReason
+    status: CallStatus
+    messages: tuple[Mapping[str, Any], ...]
+    tools: tuple[Mapping[str, Any], ...]
+    response: Mapping[str, Any]
+    seconds: float = 0.0
+
+    @property
+    def trainable(self) -> bool:
+        """Sampled with noise and delivered to the agent. Greedy calls are context only."""
+        return self.status == CallStatus.USED and self.sampling.temperature > 0 and len(self.sampled_ids_S) > 0
+
+
+class Outcome(StrEnum):
+    """How a rollout ended, by cause.
+
+    `OK` has a reward (a wrong answer is OK with a low reward). The `MODEL_CAUSED` ones are the model's own doing. All
+    others are failures of something else: retried, then excluded, never a reward.
+    """
+
+    OK = "ok"
+    # caused by the model
+    CONTEXT_OVERFLOW = "context_overflow"
+    TOKEN_LIMIT = "token_limit"
+    CALL_LIMIT = "call_limit"
+    UNUSABLE_ANSWER = "unusable_answer"
+    # caused by something else
+    WORKFLOW_ERROR = "workflow_error"
+    JUDGE_ERROR = "judge_error"
+    TIMEOUT = "timeout"
+    BLOCKED_LOOP = "blocked_loop"
+    INFRASTRUCTURE = "infrastructure"
+    CANCELLED = "cancelled"
+
+
+MODEL_CAUSED = frozenset({Outcome.CONTEXT_OVERFLOW, Outcome.TOKEN_LIMIT, Outcome.CALL_LIMIT, Outcome.UNUSABLE_ANSWER})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """One run of the workflow on one task.
+
+    `id` is `<group id>/<index>`; `attempt` counts retries from 0. `reward` is None unless the outcome is OK, or is
+    model-caused and the user set a `failure_reward`. `error` is one line: kind, message, where.
+    """
+
+    id: str
+    group_id: str
+    task_id: str
+    index: int
+    attempt: int
+    calls: tuple[Call, ...]
+    outcome: Outcome
+    reward: float | None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    error: str | None = None
+    seconds: float = 0.0
+
+    @property
+    def scored(self) -> bool:
+        """Whether this rollout enters its group's statistics."""
+        return self.reward is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The rollouts of one task that started at the same policy version: the unit over which advantages are computed.
+
+    `rollouts` holds one rollout for each index asked for (the last attempt of each), scored or not; `attempts` holds the
+    earlier, failed attempts, for the record only.
+    """
+
+    id: str
+    task: Task
+    version: int
+    rollouts: tuple[Rollout, ...]
+    attempts: tuple[Rollout, ...] = ()
+
+    @property
+    def scored(self) -> tuple[Rollout, ...]:
+        """The rollouts that have a reward."""
+        return tuple(rollout for rollout in self.rollouts if rollout.scored)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experience:
+    """A trainable token sequence made from one or more calls of a rollout.
+
+    Calls whose prompt literally extends an earlier call's ids become one sequence; a call that does not starts a new one.
+    Every array has length T. Only tokens with `loss_mask_T` carry loss; elsewhere `logprobs_T` and `weights_T` are 0,
+    `versions_T` and `calls_T` are -1, `temperatures_T` is 1.
+
+    A two-call rollout (tool call, then answer), u = user or template, s = sampled::
+
+        ids_T        <|im_start|>user 2+2? <|im_end|> ... <tool_call>{..}</tool_call><|im_end|> \\n<tool_response>4 ... 4<|im_end|>
+                     u            u    u   u              s          s   s           s          u  u               u    s s
+        loss_mask_T  0            0    0   0              1          1   1           1          0  0               0    1 1
+        calls_T     -1           -1   -1  -1              0          0   0           0         -1 -1              -1    1 1
+
+    `advantages_T` and `weights_T` are filled when a batch is drawn: the loss of a batch is
+    `sum(weights_T * per_token_loss_T)`, where the weights already hold the aggregation mode and the normalization by the
+    whole update, so that no split into micro-batches can change the gradient.
+    """
+
+    rollout_id: str
+    group_id: str
+    task_id: str
+    ids_T: IntArray
+    loss_mask_T: BoolArray
+    logprobs_T: FloatArray
+    versions_T: IntArray
+    calls_T: IntArray
+    temperatures_T: FloatArray
+    advantages_T: FloatArray
+    weights_T: FloatArray
