@@ -37,12 +37,20 @@ class ParityError(AgentTuneError, AssertionError):
     """The trainer's logprobs differ from the engine's by more than the tolerance."""
 
 
+class TrainingError(AgentTuneError, ArithmeticError):
+    """An update cannot be made: a gradient is NaN or infinite. No weight was changed."""
+
+
 class CallError(AgentTuneError, ValueError):
     """A recorded call cannot be used for training (missing or non-finite logprobs, lengths that differ)."""
 
 
 class CheckpointError(AgentTuneError, OSError):
     """A checkpoint could not be written whole, or read back."""
+
+
+class JournalError(AgentTuneError, OSError):
+    """The journal of a run (`run.db`) could not be written or read: nothing may be trained that is not in it."""
 
 
 class RolloutError(AgentTuneError, RuntimeError):

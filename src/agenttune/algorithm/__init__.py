@@ -1,1 +1,5 @@
-"""Tensors in; advantages, losses and metrics out. Pure maths, no I/O."""
+"""Pure maths of the algorithms: advantages, losses, KL, entropy, aggregation, and presets that combine them.
+
+In: numbers (numpy for a group's rewards and a batch's token weights, torch for what carries gradient). Out: numbers.
+No I/O, no state, no knowledge of models, agents or records.
+"""

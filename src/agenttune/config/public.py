@@ -9,13 +9,33 @@ import json
 from itertools import islice
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+
+from agenttune.config.explain import InvalidConfigError, explain
+
+_NUMBERS = (int, float, int | None, float | None)
 
 
 class Strict(BaseModel):
-    """Base of every configuration object: unknown fields are errors, values do not change after construction."""
+    """Base of every configuration object: unknown fields are errors, values do not change after construction.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    Construction raises `ConfigError`, with a sentence for each wrong field and the nearest name for an unknown one.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
+
+    def __init__(self, **data: Any) -> None:
+        try:
+            super().__init__(**data)
+        except ValidationError as error:
+            raise InvalidConfigError.of(type(self).__name__, explain(type(self), error)) from None
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_bool_as_number(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, bool) and cls.model_fields[info.field_name or ""].annotation in _NUMBERS:
+            raise ValueError(f"must be a number, but {value} came")
+        return value
 
 
 class DatasetConfig(Strict):
@@ -84,18 +104,24 @@ class AlgorithmConfig(Strict):
 
 
 class WorkflowOutput(BaseModel):
-    """What a workflow returns: a reward, or a response for the judge; metrics are logged."""
+    """What a workflow returns: a reward, or a response for the judge. Metrics are logged; those that are no numbers are
+    skipped with a warning.
+    """
+
+    model_config = ConfigDict(extra="forbid")
 
     reward: float | None = None
     response: Any | None = None
-    metrics: dict[str, float] | None = None
+    metrics: dict[str, Any] | None = None
 
 
 class JudgeOutput(BaseModel):
-    """What a judge returns."""
+    """What a judge returns. A reward that is not finite counts as a failure of the judge."""
+
+    model_config = ConfigDict(extra="forbid")
 
     reward: float
-    metrics: dict[str, float] | None = None
+    metrics: dict[str, Any] | None = None
 
 
 MonitorType = Literal["tensorboard", "wandb", "mlflow"]

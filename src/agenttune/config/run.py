@@ -5,9 +5,11 @@ In: YAML (`config.load`), keyword arguments of `tune()`. Out: `RunConfig`. Defau
 
 from __future__ import annotations
 
+import re
+from pathlib import PurePath
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from agenttune.config.public import AlgorithmConfig, DatasetConfig, MonitorType, Strict, TunerModelConfig
 
@@ -61,13 +63,20 @@ class EngineConfig(Strict):
     """The embedded inference engine."""
 
     device: str = "auto"
-    """`auto`, `cpu` or `cuda`."""
+    """`auto`, `cpu`, `cuda` or `cuda:<number>`."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Compute type; `auto` is bfloat16 on a GPU and float32 on a CPU."""
     max_slots: int = Field(default=256, ge=1)
     """Sequences that decode at the same time."""
     kv_cache_mb: int | None = Field(default=None, ge=1)
     """Bound on the KV cache; None takes what `max_slots` needs, within a quarter of the free memory."""
+
+    @field_validator("device")
+    @classmethod
+    def _is_device(cls, value: str) -> str:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
+            raise ValueError(f"must be auto, cpu, cuda or cuda:<number>, but {value!r} came")
+        return value
 
 
 class TrainerConfig(Strict):
@@ -81,10 +90,14 @@ class TrainerConfig(Strict):
     """Passes over a step's batch."""
     num_minibatches: int = Field(default=1, ge=1)
     """Updates of one pass."""
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-    weight_decay: float = 0.01
+    beta1: float = Field(default=0.9, ge=0.0, lt=1.0)
+    """AdamW's decay of the mean gradient."""
+    beta2: float = Field(default=0.999, ge=0.0, lt=1.0)
+    """AdamW's decay of the mean squared gradient."""
+    eps: float = Field(default=1e-8, gt=0.0)
+    """AdamW's guard against division by zero."""
+    weight_decay: float = Field(default=0.01, ge=0.0)
+    """AdamW's decoupled weight decay."""
     max_grad_norm: float = Field(default=1.0, gt=0.0)
     """Gradients are clipped to this norm."""
     warmup_steps: int = Field(default=0, ge=0)
@@ -108,12 +121,15 @@ class EvaluationConfig(Strict):
     """Evaluate on the first so many tasks only."""
     before_and_after: bool = True
     """Evaluate, greedy and sampled, before and after training."""
+    further: dict[str, DatasetConfig] = Field(default_factory=dict)
+    """Further datasets, by name, evaluated before and after and reported beside."""
 
 
 class CheckConfig(Strict):
     """The pre-flight check."""
 
     enabled: bool = True
+    """Check before training."""
     num_tasks: int = Field(default=4, ge=1)
     """Tasks that go through agent and judge."""
     stop_without_signal: bool = False
@@ -124,16 +140,23 @@ class RunConfig(Strict):
     """Everything that determines a run."""
 
     project: str = "AgentTune"
+    """Folder of the project's runs, below `checkpoint_root_dir`."""
     name: str | None = None
     """A fixed name continues that run; None makes `Experiment-<timestamp>`."""
     checkpoint_root_dir: str = "checkpoints"
+    """Folder of all runs."""
     workflow: str | None = None
     """`package.module:function` or `path/file.py:function`; in Python pass the function itself."""
     judge: str | None = None
+    """As `workflow`; None where the workflow gives the reward."""
     train_dataset: DatasetConfig
+    """Tasks to train on."""
     eval_dataset: DatasetConfig | None = None
+    """Tasks to evaluate on; None holds out a part of the training tasks (`evaluation.hold_out`)."""
     model: TunerModelConfig
+    """The model to tune."""
     auxiliary_models: dict[str, TunerModelConfig] = Field(default_factory=dict)
+    """Further models that workflow and judge may call, by name; never trained."""
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     loss: LossConfig = Field(default_factory=LossConfig)
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
@@ -142,8 +165,17 @@ class RunConfig(Strict):
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     check: CheckConfig = Field(default_factory=CheckConfig)
     monitor_type: MonitorType = "tensorboard"
+    """Where metrics go, besides `metrics.jsonl`."""
     time_limit_s: float | None = Field(default=None, gt=0.0)
     """Training stops after the step during which this much time has passed."""
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
+    """Seed of everything random in the run."""
     deterministic: bool = False
     """Fixed shapes in the engine: bitwise reproducible, slower."""
+
+    @field_validator("project", "name")
+    @classmethod
+    def _is_folder_name(cls, value: str | None) -> str | None:
+        if value is not None and (value in ("", ".", "..") or PurePath(value).name != value or "\\" in value):
+            raise ValueError(f"must be the name of a folder, without separators, but {value!r} came")
+        return value

@@ -1,0 +1,113 @@
+"""Writes configuration.md from the configuration classes: `python docs/make_configuration.py`.
+
+In: the fields of `RunConfig` and the line of documentation beneath each. Out: the page, every setting with its default.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from agenttune.config.explain import is_mapping, section_class
+from agenttune.config.run import RunConfig
+
+PAGE = Path(__file__).with_name("configuration.md")
+INTRODUCTION = """\
+# Configuration
+
+<!-- Written by docs/make_configuration.py from src/agenttune/config; a test compares the two. -->
+
+A run is configured by `agenttune run --config run.yaml`, by keyword arguments of `tune()`, or by both: arguments
+override the file, and each override is printed. `--set section.name=value` overrides one setting on the command line.
+An unknown setting is an error that names the nearest one. Relative paths in a file that exist beside it are meant;
+others are left as they are. `resolved.json` in the run directory holds every value and where it came from.
+
+The smallest `run.yaml`:
+
+```yaml
+workflow: agent.py:run_agent
+judge: agent.py:judge
+train_dataset:
+  path: tasks.jsonl
+model:
+  model_path: Qwen/Qwen3-0.6B
+  max_model_len: 4096
+```
+"""
+
+
+def page() -> str:
+    """The whole page: the run's own settings, then a table for each section."""
+    sections: list[tuple[str, type[BaseModel]]] = []
+    parts = [INTRODUCTION, "## The run\n", _table(RunConfig, "", sections)]
+    for name, model in sections:
+        parts += [f"## `{name}`\n", f"{(model.__doc__ or '').strip().splitlines()[0]}\n", _table(model, name, sections)]
+    return "\n".join(parts)
+
+
+def _table(model: type[BaseModel], within: str, sections: list[tuple[str, type[BaseModel]]]) -> str:
+    documented = _lines_beneath_fields(model)
+    rows = ["| setting | default | |", "|---|---|---|"]
+    for name, field in model.model_fields.items():
+        dotted = f"{within}.{name}" if within else name
+        section = section_class(field.annotation)
+        text = documented.get(name, "")
+        default = field.get_default(call_default_factory=True)
+        if section is None:
+            shown = "required" if default is PydanticUndefined else f"`{_yaml(default)}`"
+            rows.append(f"| `{dotted}` | {shown} | {_with_choices(text, field.annotation)} |")
+            continue
+        first = next((known for known, other in sections if other is section), None)
+        name_of_section = f"{dotted}.<name>" if is_mapping(field.annotation) else dotted
+        if first is None:
+            sections.append((name_of_section, section))
+            first = name_of_section
+        shown = (
+            "required" if default is PydanticUndefined else "none" if not isinstance(default, BaseModel) else "below"
+        )
+        text = text or (section.__doc__ or "").strip().splitlines()[0]
+        rows.append(f"| `{name_of_section}` | {shown} | {text} Settings: [`{first}`](#{re.sub('[.<>]', '', first)}). |")
+    return "\n".join(rows) + "\n"
+
+
+def _with_choices(text: str, annotation: Any) -> str:
+    choices = _choices(annotation)
+    return f"{text} One of {', '.join(f'`{choice}`' for choice in choices)}.".strip() if choices else text
+
+
+def _choices(annotation: Any) -> list[str]:
+    if get_origin(annotation) is Literal:
+        return [str(choice) for choice in get_args(annotation)]
+    if get_origin(annotation) in (Union, UnionType):
+        return [choice for part in get_args(annotation) for choice in _choices(part)]
+    return []
+
+
+def _yaml(value: object) -> str:
+    return (
+        {None: "null", True: "true", False: "false"}[value] if value is None or isinstance(value, bool) else str(value)
+    )
+
+
+def _lines_beneath_fields(model: type[BaseModel]) -> dict[str, str]:
+    body = ast.parse(inspect.getsource(model)).body[0]
+    assert isinstance(body, ast.ClassDef)
+    found: dict[str, str] = {}
+    for statement, after in zip(body.body, body.body[1:], strict=False):
+        named = isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+        if named and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            found[statement.target.id] = " ".join(str(after.value.value).split())  # type: ignore[union-attr]
+    return found
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    sys.stdout.write(f"wrote {PAGE}\n")

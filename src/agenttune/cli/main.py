@@ -1,0 +1,183 @@
+"""The `agenttune` command: `run`, `check`, `eval`.
+
+In: the command line. Out: an exit code that tells the truth: 0 the work asked for was done, 1 it failed, 2 bad input,
+130 interrupted. Each command loads what it needs when it runs, so that `agenttune --help` is quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agenttune import __version__
+from agenttune.errors import AgentTuneError, ConfigError, DatasetError, ModelError, SamplingError
+
+if TYPE_CHECKING:
+    from agenttune.config.load import Resolved
+
+DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+_BAD_INPUT = (ConfigError, DatasetError, ModelError, SamplingError)
+
+Function = Callable[..., Any]
+Command = Callable[[argparse.Namespace], int]
+
+
+def main(argv: Sequence[str] | None = None, commands: Mapping[str, Command] | None = None) -> int:
+    """Run one command and return its exit code. Errors that we raise are one message on stderr."""
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
+    if arguments.command is None:
+        parser.print_help(sys.stderr)
+        return BAD_INPUT
+    try:
+        return (commands or COMMANDS)[arguments.command](arguments)
+    except KeyboardInterrupt:
+        print("agenttune: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except AgentTuneError as error:
+        print(f"agenttune: {error}", file=sys.stderr)
+        return BAD_INPUT if isinstance(error, _BAD_INPUT) else FAILED
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line's grammar."""
+    parser = argparse.ArgumentParser(
+        prog="agenttune", description="Reinforcement learning for the model inside your agent."
+    )
+    parser.add_argument("--version", action="version", version=f"agenttune {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+
+    run = commands.add_parser("run", help="train, from a configuration file")
+    _add_config(run)
+
+    check = commands.add_parser("check", help="send a few tasks through agent and judge, before any training")
+    _add_config(check)
+    check.add_argument("--tasks", type=_count, metavar="N", help="number of tasks (default: check.num_tasks)")
+
+    evaluate = commands.add_parser("eval", help="evaluate a model or an OpenAI-compatible endpoint on a dataset")
+    _add_config(evaluate)
+    what = evaluate.add_mutually_exclusive_group()
+    what.add_argument("--model", metavar="PATH", help="model directory (default: model.model_path)")
+    what.add_argument("--base-url", metavar="URL", help="an OpenAI-compatible endpoint instead of a model directory")
+    evaluate.add_argument("--model-name", metavar="NAME", help="what the endpoint calls the model")
+    evaluate.add_argument("--api-key-env", metavar="VAR", help="environment variable that holds the endpoint's key")
+    evaluate.add_argument("--dataset", metavar="PATH", help="dataset (default: eval_dataset)")
+    evaluate.add_argument("--split", metavar="S", help="split of the dataset")
+    evaluate.add_argument("--output", type=Path, metavar="FILE", help="write each task's reward as JSON")
+    return parser
+
+
+def _add_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", required=True, type=Path, metavar="FILE", help="configuration file (YAML)")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override one setting, e.g. algorithm.group_size=4",
+    )
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"at least 1, but {value} came")
+    return value
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    resolved, workflow, judge = _load(arguments, {})
+    return call_run(resolved, workflow, judge, arguments.config)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    resolved, workflow, judge = _load(arguments, {"check.num_tasks": arguments.tasks})
+    return call_check(resolved, workflow, judge)
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+    options: dict[str, Any] = {"model.model_path": arguments.model}
+    if arguments.dataset is not None:
+        from agenttune.config.public import DatasetConfig
+
+        split = {} if arguments.split is None else {"split": arguments.split}
+        options["eval_dataset"] = DatasetConfig(path=arguments.dataset, **split)
+    else:
+        options["eval_dataset.split"] = arguments.split
+    endpoint = _endpoint(arguments)
+    resolved, workflow, judge = _load(arguments, options)
+    return call_evaluate(resolved, workflow, judge, endpoint, arguments.output)
+
+
+def _endpoint(arguments: argparse.Namespace) -> dict[str, str] | None:
+    """`base_url`, `model_name`, `api_key` of the endpoint asked for, if one was."""
+    if arguments.base_url is None:
+        for option, value in (("--model-name", arguments.model_name), ("--api-key-env", arguments.api_key_env)):
+            if value is not None:
+                raise ConfigError(f"{option} belongs to --base-url, which was not given")
+        return None
+    if arguments.model_name is None:
+        raise ConfigError("--base-url needs --model-name: what the endpoint calls the model")
+    api_key = "none"
+    if arguments.api_key_env is not None:
+        if arguments.api_key_env not in os.environ:
+            raise ConfigError(f"the environment variable {arguments.api_key_env} (--api-key-env) is not set")
+        api_key = os.environ[arguments.api_key_env]
+    return {"base_url": arguments.base_url, "model_name": arguments.model_name, "api_key": api_key}
+
+
+def _load(arguments: argparse.Namespace, options: dict[str, Any]) -> tuple[Resolved, Function, Function | None]:
+    """Configuration, workflow and judge."""
+    from agenttune.config.functions import import_function
+    from agenttune.config.load import load_yaml, parse_assignments, resolve
+
+    resolved = resolve(load_yaml(arguments.config), parse_assignments(arguments.set), options)
+    config = resolved.config
+    if config.workflow is None:
+        raise ConfigError(
+            f"{arguments.config}: 'workflow' is missing; name your agent's function, e.g. agent.py:run_agent"
+        )
+    return resolved, import_function(config.workflow), import_function(config.judge) if config.judge else None
+
+
+def call_run(resolved: Resolved, workflow: Function, judge: Function | None, config_path: Path) -> int:
+    """Train; the run itself prints the overrides."""
+    from agenttune.tune import run_config
+
+    run_config(resolved, workflow, judge, config_path)
+    return DONE
+
+
+def call_check(resolved: Resolved, workflow: Function, judge: Function | None) -> int:
+    """Check before any training; not ready is a failure."""
+    from agenttune.tune import check_config
+
+    _print_overrides(resolved)
+    return DONE if check_config(resolved, workflow, judge).ready else FAILED
+
+
+def call_evaluate(
+    resolved: Resolved, workflow: Function, judge: Function | None, endpoint: dict[str, str] | None, output: Path | None
+) -> int:
+    """Evaluate a model directory, or an endpoint (`base_url`, `model_name`, `api_key`)."""
+    from agenttune.evaluate import evaluate
+
+    _print_overrides(resolved)
+    evaluate(resolved, workflow, judge, endpoint=endpoint, output=output)
+    return DONE
+
+
+def _print_overrides(resolved: Resolved) -> None:
+    for line in resolved.overrides:
+        print(line)
+
+
+COMMANDS: Mapping[str, Command] = {"run": _run, "check": _check, "eval": _evaluate}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""Evaluation: every task once greedy and once sampled, through the same workflow and judge as training.
+
+In: a rollout runner for each mode, and tasks. Out: an `Evaluation` (reward by task id). What the model itself made fail
+counts with the failure reward, else 0; what something else made fail is left out and said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from agenttune.config.load import Resolved
+from agenttune.errors import RolloutError
+from agenttune.execution.endpoint import Endpoint, EndpointSession
+from agenttune.execution.local import Mode, Serving
+from agenttune.monitor.display import Display
+from agenttune.monitor.statistics import Evaluation, accuracy
+from agenttune.rollout.runner import OpenSession, RolloutRunner
+from agenttune.tasks.source import load_tasks
+from agenttune.types import MODEL_CAUSED, Group, Task
+
+Progress = Callable[[str, int, int], None]
+"""Called with the name of what is evaluated, rollouts done, and their total."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluator:
+    """Runs evaluations. `modes` says how each mode opens its sessions; `further` are other task sets, reported beside."""
+
+    runner: RolloutRunner
+    modes: Mapping[Mode, OpenSession]
+    tasks: Sequence[Task]
+    further: Mapping[str, Sequence[Task]]
+    progress: Progress
+    message: Callable[[str], None]
+
+    def evaluate(self, version: int, *, name: str, with_further: bool) -> Evaluation:
+        """Evaluate the weights that are served now. Raises `RolloutError` if no task could be evaluated."""
+        held_out = self._modes(self.tasks, version, name)
+        further = {}
+        if with_further:
+            further = {key: self._modes(tasks, version, f"{name}, {key}") for key, tasks in self.further.items()}
+        return replace(held_out, further=further)
+
+    def _modes(self, tasks: Sequence[Task], version: int, name: str) -> Evaluation:
+        rewards: dict[Mode, dict[str, float]] = {"greedy": {}, "sampled": {}}
+        for mode, open_session in self.modes.items():
+            rewards[mode] = self._rewards(open_session, tasks, version, f"{name} ({mode})")
+        return Evaluation(greedy=rewards["greedy"], sampled=rewards["sampled"])
+
+    def _rewards(self, open_session: OpenSession, tasks: Sequence[Task], version: int, name: str) -> dict[str, float]:
+        done = 0
+
+        def count(_: object) -> None:
+            nonlocal done
+            done += 1
+            if done < len(tasks):
+                self.progress(name, done, len(tasks))
+
+        # The group ids do not hold the version: the same noise before and after makes the comparison sharper.
+        ids = [f"eval/{task.id}" for task in tasks]
+        groups = self.runner.run(
+            tasks, group_ids=ids, version=version, group_size=1, on_rollout=count, open_session=open_session
+        )
+        self.progress(name, len(tasks), len(tasks))
+        rewards, excluded = rewards_by_task(groups)
+        if not rewards:
+            raise RolloutError(f"evaluating {name}: no task could be evaluated; the first failure: {excluded[0]}")
+        if excluded:
+            self.message(f"evaluating {name}: {len(excluded)} of {len(tasks)} tasks left out; the first: {excluded[0]}")
+        return rewards
+
+
+def evaluate(
+    resolved: Resolved,
+    workflow: Callable[..., Any],
+    judge: Callable[..., Any] | None,
+    *,
+    endpoint: Mapping[str, str] | None = None,
+    output: Path | None = None,
+) -> Evaluation:
+    """Evaluate the configured model, or an endpoint (`base_url`, `model_name`, `api_key`), on `eval_dataset`.
+
+    Without `eval_dataset` the training dataset is evaluated. An endpoint samples as the agent asks it to, so it has one
+    mode. Prints the accuracies; `output` receives the reward of every task as JSON. Raises as `tune()` does.
+    """
+    config = resolved.config
+    tasks = load_tasks(config.eval_dataset or config.train_dataset)[: config.evaluation.max_tasks]
+    further = {name: load_tasks(dataset) for name, dataset in config.evaluation.further.items()}
+    display = Display(0, sys.stdout)
+    with contextlib.ExitStack() as stack:
+        stack.callback(display.close)
+        runner: RolloutRunner
+        modes: Mapping[Mode, OpenSession]
+        if endpoint is None:
+            serving = Serving(config, workflow, judge)
+            stack.callback(serving.close)
+            runner, modes = serving.runner, serving.modes
+        else:
+            model = Endpoint(base_url=endpoint["base_url"], name=endpoint["model_name"], api_key=endpoint["api_key"])
+            modes = {"sampled": lambda _id, _noise: EndpointSession(model)}
+            runner = RolloutRunner(workflow, judge, modes["sampled"], config.rollout, 1, config.seed)
+            stack.callback(runner.close)
+        evaluator = Evaluator(
+            runner=runner,
+            modes=modes,
+            tasks=tasks,
+            further=further,
+            progress=display.evaluation,
+            message=display.message,
+        )
+        found = evaluator.evaluate(0, name="model", with_further=True)
+        for line in evaluation_lines(found):
+            display.message(line)
+    if output is not None:
+        output.write_text(json.dumps(evaluation_to_json(found), indent=2) + "\n", encoding="utf-8")
+    return found
+
+
+def evaluation_lines(found: Evaluation, name: str = "held-out") -> list[str]:
+    """One line for each mode: mean reward with its 95% interval, and the number of tasks."""
+    lines = []
+    for mode, rewards in (("greedy", found.greedy), ("sampled", found.sampled)):
+        if rewards:
+            mean = accuracy(rewards.values())
+            lines.append(
+                f"{name} {mode}: {mean.accuracy:.3f} [{mean.low:.3f}, {mean.high:.3f}] ({mean.num_tasks} tasks)"
+            )
+    for other, inner in found.further.items():
+        lines += evaluation_lines(inner, other)
+    return lines
+
+
+def rewards_by_task(groups: Sequence[Group]) -> tuple[dict[str, float], list[str]]:
+    """Mean reward of each task, and one line for each task that something other than the model made fail."""
+    rewards: dict[str, float] = {}
+    excluded: list[str] = []
+    for group in groups:
+        values = []
+        for rollout in group.rollouts:
+            if rollout.reward is not None:
+                values.append(rollout.reward)
+            elif rollout.outcome in MODEL_CAUSED:
+                values.append(0.0)
+            else:
+                excluded.append(f"{rollout.task_id}: {rollout.outcome.value}: {rollout.error}")
+        if values:
+            rewards[group.task.id] = sum(values) / len(values)
+    return rewards, excluded
+
+
+def evaluation_to_json(evaluation: Evaluation) -> dict[str, object]:
+    """For the state of a checkpoint, so that a resumed run still knows `before`."""
+    return {
+        "greedy": dict(evaluation.greedy),
+        "sampled": dict(evaluation.sampled),
+        "further": {name: evaluation_to_json(inner) for name, inner in evaluation.further.items()},
+    }
+
+
+def evaluation_from_json(content: Mapping[str, object]) -> Evaluation:
+    """The way back."""
+    further = content["further"]
+    assert isinstance(further, dict)
+    return Evaluation(
+        greedy=content["greedy"],  # type: ignore[arg-type]
+        sampled=content["sampled"],  # type: ignore[arg-type]
+        further={name: evaluation_from_json(inner) for name, inner in further.items()},
+    )

@@ -1,0 +1,170 @@
+"""Reading a journal (`run.db`) back, also while a run is writing it.
+
+In: its path. Out: the records that were added: equal ones, except that JSON has lists for tuples and plain text for
+whatever of a task's row has no form in JSON.
+
+Shape suffixes: P prompt tokens, S sampled tokens of a call.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agenttune.errors import JournalError
+from agenttune.experience.records import FLOAT_BYTES, INT_BYTES, SCHEMA_VERSION
+from agenttune.types import Call, CallStatus, FloatArray, Group, IntArray, Outcome, Rollout, Sampling, Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """A trained step: the policy version it led to and its metrics."""
+
+    step: int
+    version: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedCall:
+    """A call that carried loss in a step: on so many tokens, with this advantage."""
+
+    step: int
+    group_id: str
+    rollout_id: str
+    call: int
+    num_tokens: int
+    advantage: float
+
+
+def read_groups(path: Path | str, *, group_id: str | None = None, last: int | None = None) -> Iterator[Group]:
+    """Groups in the order they were added: all, those with `group_id`, or only the `last` so many."""
+    with closing(_open(path)) as connection:
+        keys = [
+            key
+            for (key,) in connection.execute(
+                "SELECT key FROM groups WHERE :id IS NULL OR id = :id ORDER BY key DESC LIMIT :last",
+                {"id": group_id, "last": -1 if last is None else last},
+            )
+        ]
+        for key in reversed(keys):
+            yield _read_group(connection, key)
+
+
+def read_steps(path: Path | str) -> list[StepRecord]:
+    """Trained steps, in the order they were added."""
+    with closing(_open(path)) as connection:
+        rows = connection.execute("SELECT step, version, metrics FROM steps ORDER BY key").fetchall()
+    return [StepRecord(step=row["step"], version=row["version"], metrics=json.loads(row["metrics"])) for row in rows]
+
+
+def read_trained(path: Path | str, *, step: int | None = None) -> list[TrainedCall]:
+    """Calls that carried loss, of one step or of all, in the order they were added."""
+    with closing(_open(path)) as connection:
+        rows = connection.execute(
+            "SELECT step, group_id, rollout_id, call, num_tokens, advantage FROM trained"
+            " WHERE :step IS NULL OR step = :step ORDER BY rowid",
+            {"step": step},
+        ).fetchall()
+    return [TrainedCall(**dict(row)) for row in rows]
+
+
+def _open(path: Path | str) -> sqlite3.Connection:
+    try:
+        connection = sqlite3.connect(f"{Path(path).resolve().as_uri()}?mode=ro", uri=True)
+    except sqlite3.Error as error:
+        raise JournalError(f"cannot read the journal {path}: {error}") from error
+    connection.row_factory = sqlite3.Row
+    try:
+        found = connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()["value"]
+    except sqlite3.Error as error:
+        connection.close()
+        raise JournalError(f"cannot read the journal {path}: {error}") from error
+    if found != str(SCHEMA_VERSION):
+        connection.close()
+        raise JournalError(f"the journal {path} has schema version {found}; this AgentTune reads {SCHEMA_VERSION}")
+    return connection
+
+
+def _read_group(connection: sqlite3.Connection, key: int) -> Group:
+    group = connection.execute(
+        "SELECT groups.*, texts.json AS row FROM groups JOIN texts ON texts.id = groups.task_row WHERE key = ?", (key,)
+    ).fetchone()
+    rows = connection.execute("SELECT * FROM rollouts WHERE group_key = ? ORDER BY key", (key,)).fetchall()
+    rollouts = [(row["is_final"], _read_rollout(connection, row)) for row in rows]
+    return Group(
+        id=group["id"],
+        version=group["version"],
+        task=Task(id=group["task_id"], index=group["task_index"], row=json.loads(group["row"])),
+        rollouts=tuple(rollout for is_final, rollout in rollouts if is_final),
+        attempts=tuple(rollout for is_final, rollout in rollouts if not is_final),
+    )
+
+
+def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row) -> Rollout:
+    calls: list[Call] = []
+    for call_row in connection.execute(
+        "SELECT calls.*, texts.json AS tools_json FROM calls JOIN texts ON texts.id = calls.tools"
+        " WHERE rollout_key = ? ORDER BY idx",
+        (row["key"],),
+    ):
+        calls.append(_read_call(calls, call_row))
+    return Rollout(
+        id=row["id"],
+        group_id=row["group_id"],
+        task_id=row["task_id"],
+        index=row["idx"],
+        attempt=row["attempt"],
+        calls=tuple(calls),
+        outcome=Outcome(row["outcome"]),
+        reward=row["reward"],
+        metrics=json.loads(row["metrics"]),
+        error=row["error"],
+        seconds=row["seconds"],
+    )
+
+
+def _read_call(earlier: list[Call], row: sqlite3.Row) -> Call:
+    prompt_ids_P = _ints(row["prompt_suffix"])
+    messages: list[Mapping[str, Any]] = json.loads(row["messages_suffix"])
+    if row["base"] is not None:
+        base = earlier[row["base"]]
+        history = np.concatenate([base.prompt_ids_P, base.sampled_ids_S])
+        prompt_ids_P = np.concatenate([history[: row["prompt_kept"]], prompt_ids_P])
+        messages = [*(*base.messages, base.response)[: row["messages_kept"]], *messages]
+    return Call(
+        index=row["idx"],
+        parent=row["parent"],
+        prompt_ids_P=prompt_ids_P,
+        sampled_ids_S=_ints(row["sampled"]),
+        logprobs_S=_floats(row["logprobs"]),
+        versions_S=_ints(row["versions"]),
+        sampling=Sampling(
+            temperature=row["temperature"],
+            top_p=row["top_p"],
+            top_k=row["top_k"],
+            max_tokens=row["max_tokens"],
+            stop=tuple(json.loads(row["stop"])),
+        ),
+        finish_reason=row["finish_reason"],
+        status=CallStatus(row["status"]),
+        messages=tuple(messages),
+        tools=tuple(json.loads(row["tools_json"])),
+        response=json.loads(row["response"]),
+        seconds=row["seconds"],
+    )
+
+
+def _ints(blob: bytes) -> IntArray:
+    return np.frombuffer(blob, dtype=INT_BYTES).astype(np.int32, copy=False)
+
+
+def _floats(blob: bytes) -> FloatArray:
+    return np.frombuffer(blob, dtype=FLOAT_BYTES).astype(np.float32, copy=False)

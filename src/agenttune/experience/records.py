@@ -1,0 +1,225 @@
+"""The tables of the journal and how groups and steps are written into them.
+
+In: records and an open connection. Out: rows: explicit columns, arrays as raw little-endian bytes (int32, float32),
+the rest as JSON. `reading` turns them back into the same records.
+
+Size grows linearly with the turns of a rollout: a call stores what it adds to an earlier call of its rollout, its
+*base*. That is its parent, or, for a call that starts a new sequence, the recent call with the longest common
+beginning. `prompt_kept` counts the ids taken over from the base's prompt and sampled ids, `messages_kept` the
+messages taken over from the base's messages and its response. Tool schemas and task rows are stored once for each
+distinct value (`texts`).
+
+Shape suffixes: P prompt tokens of a call, N prompt and sampled tokens of a call.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from agenttune.types import Call, Experience, Group, IntArray, Rollout
+
+SCHEMA_VERSION = 1
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS texts (id INTEGER PRIMARY KEY, hash BLOB NOT NULL UNIQUE, json TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS groups (
+    key INTEGER PRIMARY KEY, id TEXT NOT NULL, version INTEGER NOT NULL,
+    task_id TEXT NOT NULL, task_index INTEGER NOT NULL, task_row INTEGER NOT NULL REFERENCES texts (id)
+);
+CREATE INDEX IF NOT EXISTS groups_id ON groups (id);
+CREATE TABLE IF NOT EXISTS rollouts (
+    key INTEGER PRIMARY KEY, group_key INTEGER NOT NULL REFERENCES groups (key), is_final INTEGER NOT NULL,
+    id TEXT NOT NULL, group_id TEXT NOT NULL, task_id TEXT NOT NULL, idx INTEGER NOT NULL, attempt INTEGER NOT NULL,
+    outcome TEXT NOT NULL, reward REAL, metrics TEXT NOT NULL, error TEXT, seconds REAL NOT NULL
+);
+CREATE INDEX IF NOT EXISTS rollouts_group ON rollouts (group_key);
+CREATE TABLE IF NOT EXISTS calls (
+    rollout_key INTEGER NOT NULL REFERENCES rollouts (key), idx INTEGER NOT NULL, parent INTEGER, base INTEGER, status
+    TEXT NOT NULL, finish_reason TEXT NOT NULL, temperature REAL NOT NULL, top_p REAL NOT NULL, top_k INTEGER NOT
+    NULL, max_tokens INTEGER NOT NULL, stop TEXT NOT NULL, prompt_kept INTEGER NOT NULL, prompt_suffix BLOB NOT NULL,
+    sampled BLOB NOT NULL, logprobs BLOB NOT NULL, versions BLOB NOT NULL, messages_kept INTEGER NOT NULL,
+    messages_suffix TEXT NOT NULL, tools INTEGER NOT NULL REFERENCES texts (id), response TEXT NOT NULL, seconds REAL
+    NOT NULL, PRIMARY KEY (rollout_key, idx)
+);
+CREATE TABLE IF NOT EXISTS steps (
+    key INTEGER PRIMARY KEY, step INTEGER NOT NULL, version INTEGER NOT NULL, metrics TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS trained (
+    step INTEGER NOT NULL, group_id TEXT NOT NULL, rollout_id TEXT NOT NULL, call INTEGER NOT NULL,
+    num_tokens INTEGER NOT NULL, advantage REAL NOT NULL
+);
+CREATE INDEX IF NOT EXISTS trained_step ON trained (step);
+"""
+
+INT_BYTES = np.dtype("<i4")
+FLOAT_BYTES = np.dtype("<f4")
+
+_MAX_CANDIDATES = 8
+"""How many calls back a call that starts a new sequence looks for its base."""
+
+
+def insert_group(connection: sqlite3.Connection, group: Group) -> None:
+    """Write a group with its rollouts, earlier attempts and calls."""
+    task = group.task
+    group_key = _insert(
+        connection,
+        "groups",
+        id=group.id,
+        version=group.version,
+        task_id=task.id,
+        task_index=task.index,
+        task_row=_text_id(connection, _to_json(task.row, foreign=repr)),
+    )
+    for is_final, rollouts in ((1, group.rollouts), (0, group.attempts)):
+        for rollout in rollouts:
+            _insert_rollout(connection, group_key, is_final, rollout)
+
+
+def insert_step(
+    connection: sqlite3.Connection,
+    step: int,
+    version: int,
+    metrics: Mapping[str, float],
+    experiences: Iterable[Experience],
+) -> None:
+    """Write a trained step, and for each call that carried loss in it its tokens and its advantage."""
+    _insert(connection, "steps", step=step, version=version, metrics=_to_json(metrics))
+    for experience in experiences:
+        mask_T = experience.loss_mask_T
+        calls, firsts, counts = np.unique(experience.calls_T[mask_T], return_index=True, return_counts=True)
+        advantages = experience.advantages_T[mask_T][firsts]
+        connection.executemany(
+            "INSERT INTO trained (step, group_id, rollout_id, call, num_tokens, advantage) VALUES (?, ?, ?, ?, ?, ?)",
+            [
+                (step, experience.group_id, experience.rollout_id, *values)
+                for values in zip(calls.tolist(), counts.tolist(), advantages.tolist(), strict=True)
+            ],
+        )
+
+
+def _insert_rollout(connection: sqlite3.Connection, group_key: int, is_final: int, rollout: Rollout) -> None:
+    rollout_key = _insert(
+        connection,
+        "rollouts",
+        group_key=group_key,
+        is_final=is_final,
+        id=rollout.id,
+        group_id=rollout.group_id,
+        task_id=rollout.task_id,
+        idx=rollout.index,
+        attempt=rollout.attempt,
+        outcome=rollout.outcome.value,
+        reward=rollout.reward,
+        metrics=_to_json(rollout.metrics),
+        # An error may quote text that is not valid Unicode, which SQLite does not take.
+        error=None if rollout.error is None else rollout.error.encode("utf-8", "backslashreplace").decode(),
+        seconds=rollout.seconds,
+    )
+    histories: list[IntArray] = []
+    for position, call in enumerate(rollout.calls):
+        _insert_call(connection, rollout_key, rollout.calls[:position], histories, call)
+        histories.append(np.concatenate([call.prompt_ids_P, call.sampled_ids_S]))
+
+
+def _insert_call(
+    connection: sqlite3.Connection, rollout_key: int, earlier: Sequence[Call], histories: list[IntArray], call: Call
+) -> None:
+    base, prompt_kept = _base(call, histories)
+    known = () if base is None else (*earlier[base].messages, earlier[base].response)
+    messages_kept = _num_common(known, call.messages)
+    _insert(
+        connection,
+        "calls",
+        rollout_key=rollout_key,
+        idx=call.index,
+        parent=call.parent,
+        base=base,
+        status=call.status.value,
+        finish_reason=call.finish_reason,
+        temperature=call.sampling.temperature,
+        top_p=call.sampling.top_p,
+        top_k=call.sampling.top_k,
+        max_tokens=call.sampling.max_tokens,
+        stop=_to_json(call.sampling.stop),
+        prompt_kept=prompt_kept,
+        prompt_suffix=_to_bytes(call.prompt_ids_P[prompt_kept:], INT_BYTES),
+        sampled=_to_bytes(call.sampled_ids_S, INT_BYTES),
+        logprobs=_to_bytes(call.logprobs_S, FLOAT_BYTES),
+        versions=_to_bytes(call.versions_S, INT_BYTES),
+        messages_kept=messages_kept,
+        messages_suffix=_to_json(call.messages[messages_kept:]),
+        tools=_text_id(connection, _to_json(call.tools)),
+        response=_to_json(call.response),
+        seconds=call.seconds,
+    )
+
+
+def _insert(connection: sqlite3.Connection, table: str, **values: Any) -> int:
+    """Insert one row and return its key."""
+    names = ", ".join(values)
+    places = ", ".join(f":{name}" for name in values)
+    cursor = connection.execute(f"INSERT INTO {table} ({names}) VALUES ({places})", values)
+    assert cursor.lastrowid is not None
+    return cursor.lastrowid
+
+
+def _base(call: Call, histories: list[IntArray]) -> tuple[int | None, int]:
+    """The earlier call that `call` is stored on top of, and how many ids of its prompt it takes over from there."""
+    if call.parent is not None:
+        candidates: Iterable[int] = (call.parent,)
+    else:
+        candidates = range(max(0, len(histories) - _MAX_CANDIDATES), len(histories))
+    best, most = None, 0
+    for candidate in candidates:
+        kept = _num_common_ids(histories[candidate], call.prompt_ids_P)
+        if kept > most:
+            best, most = candidate, kept
+    return best, most
+
+
+def _num_common_ids(history_N: IntArray, prompt_ids_P: IntArray) -> int:
+    length = min(len(history_N), len(prompt_ids_P))
+    differs = history_N[:length] != prompt_ids_P[:length]
+    return int(np.argmax(differs)) if differs.any() else length
+
+
+def _num_common(known: Sequence[Any], messages: Sequence[Any]) -> int:
+    count = 0
+    for ours, theirs in zip(known, messages, strict=False):
+        if ours != theirs:
+            break
+        count += 1
+    return count
+
+
+def _text_id(connection: sqlite3.Connection, text: str) -> int:
+    digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
+    connection.execute("INSERT OR IGNORE INTO texts (hash, json) VALUES (?, ?)", (digest, text))
+    return int(connection.execute("SELECT id FROM texts WHERE hash = ?", (digest,)).fetchone()[0])
+
+
+def _to_bytes(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> bytes:
+    return np.ascontiguousarray(array, dtype=dtype).tobytes()
+
+
+def _to_json(value: Any, *, foreign: Any = None) -> str:
+    """JSON in ASCII; numpy numbers become plain ones. `foreign` makes text of what JSON cannot hold, else an error."""
+
+    def plain(item: Any) -> Any:
+        if isinstance(item, Mapping):
+            return dict(item)
+        if isinstance(item, np.generic | np.ndarray):
+            return item.tolist()
+        if foreign is not None:
+            return foreign(item)
+        raise TypeError(f"{type(item).__name__} has no form in JSON: {item!r}")
+
+    return json.dumps(value, default=plain, separators=(",", ":"))

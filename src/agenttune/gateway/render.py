@@ -1,0 +1,126 @@
+"""Messages to text to ids, and ids back to text, with the model's own chat template and tokenizer.
+
+In: messages as `requests.render_message` makes them, tools, template arguments. Out: text and token ids.
+Shape suffixes: P prompt tokens, S sampled tokens.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jinja2 import TemplateError
+
+from agenttune.errors import ModelError
+from agenttune.gateway.requests import ApiError
+from agenttune.types import IntArray
+
+REPLACEMENT = "\ufffd"
+PROBE = '{"probe" :1}'
+CONTEXT_IDS = 4
+"""Ids decoded before the sampled ones: some tokenizers write a first token differently (without its leading space)."""
+
+
+class Renderer:
+    """The chat template and tokenizer of one model. Used from the serving loop only."""
+
+    def __init__(self, tokenizer: Any, *, cache_size: int = 1024) -> None:
+        if not getattr(tokenizer, "chat_template", None):
+            raise ModelError("the tokenizer has no chat template: add chat_template.jinja to the model's folder")
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise ModelError(f"{type(tokenizer).__name__} is not a fast tokenizer: convert it to a tokenizer.json")
+        self._tokenizer = tokenizer
+        self._backend = copy.deepcopy(backend)  # truncation and padding that others set must not reach prompts
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._special_ids = frozenset(tokenizer.all_special_ids)
+        self._encode = functools.lru_cache(maxsize=cache_size)(self._encode_uncached)
+        self._context_text = functools.lru_cache(maxsize=cache_size)(self._decode)
+        self._string_arguments = self._template_keeps_argument_strings()
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]
+    ) -> str:
+        """The text of the whole prompt, the header of the answer included. A message that the template refuses: 400."""
+        if not self._string_arguments:
+            messages = list(map(_with_parsed_arguments, messages))
+        try:
+            text = self._apply(messages, tools, kwargs)
+            text.encode()  # a lone surrogate is no text: no tokenizer takes it
+        except (
+            TemplateError,
+            TypeError,
+            ValueError,
+        ) as error:  # the template is foreign code: what it refuses is the request
+            raise ApiError(f"The chat template refused the messages: {error}", param="messages") from error
+        return text
+
+    def encode(self, text: str) -> IntArray:
+        """Token ids of text that starts at the prompt's beginning or just after a sampled token. Read-only."""
+        return self._encode(text)
+
+    def decode(self, prompt_ids_P: IntArray, ids_S: Sequence[int]) -> str:
+        """The text that the sampled ids append to the prompt's, special tokens included."""
+        context = tuple(prompt_ids_P[-CONTEXT_IDS:].tolist())
+        before = self._context_text(context)
+        whole = self._decode([*context, *ids_S])
+        # A prompt that ends within a character can be completed by the sampled ids: no text of their own.
+        return whole[len(before) :] if whole.startswith(before) else whole + REPLACEMENT
+
+    def without_special(self, ids_S: Sequence[int]) -> Sequence[int]:
+        """The ids that are not special tokens."""
+        return ids_S if self._special_ids.isdisjoint(ids_S) else [i for i in ids_S if i not in self._special_ids]
+
+    def token_bytes(self, token_id: int) -> tuple[str, list[int]]:
+        """A token as OpenAI's logprobs show it: its text, and the text's UTF-8 bytes."""
+        text = self._context_text((token_id,))
+        return text, list(text.encode())
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return str(self._backend.decode(list(ids), skip_special_tokens=False))
+
+    def _encode_uncached(self, text: str) -> IntArray:
+        ids = np.array(self._backend.encode(text, add_special_tokens=False).ids, dtype=np.int32)
+        ids.flags.writeable = False
+        return ids
+
+    def _apply(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]
+    ) -> str:
+        text = self._tokenizer.apply_chat_template(
+            list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=True, **kwargs
+        )
+        return str(text)
+
+    def _template_keeps_argument_strings(self) -> bool:
+        """Whether the template writes argument strings as they are (Qwen3), so that they need not be parsed for it."""
+        function = {"name": "probe", "arguments": PROBE}
+        call = {"id": "call_0", "type": "function", "function": function}
+        messages: list[dict[str, Any]] = [
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": "1", "tool_call_id": "call_0", "name": "probe"},
+        ]
+        try:
+            return PROBE in self._apply(messages, [], {})
+        except (TemplateError, TypeError, ValueError):
+            return False  # a template that takes no strings (or no tools) gets parsed arguments
+
+
+def _with_parsed_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    if "tool_calls" not in message:
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        function = call["function"]
+        try:
+            arguments = json.loads(function["arguments"])
+        except ValueError:
+            arguments = function["arguments"]  # not JSON: the template shows it as it came
+        calls.append({**call, "function": {**function, "arguments": arguments}})
+    return {**message, "tool_calls": calls}

@@ -1,0 +1,95 @@
+"""The same gateway over loopback HTTP, for what cannot use an in-process client (LangChain, a subprocess).
+
+In: HTTP requests on 127.0.0.1, at a port the system chose, each with its rollout's key as bearer token. Out: responses.
+Starts when a `base_url` is first asked for, and runs on the serving loop. A client that disconnects aborts its request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from agenttune.gateway.transport import Answer, Start, ended, raw_request
+
+START_TIMEOUT_S = 30.0
+CLIENT_CLOSED_REQUEST = 499
+
+
+class Server:
+    """The HTTP server of a gateway."""
+
+    def __init__(self, start: Start, loop: asyncio.AbstractEventLoop) -> None:
+        self._start_request = start
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._server: uvicorn.Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._url: str | None = None
+
+    def url(self) -> str:
+        """The base URL; starts the server the first time. From any thread but the serving loop's."""
+        with self._lock:
+            if self._url is None:
+                if asyncio._get_running_loop() is self._loop:
+                    raise RuntimeError("ask for base_url on another thread than the serving loop's")
+                listening = asyncio.run_coroutine_threadsafe(self._listen(), self._loop)
+                self._url = listening.result(START_TIMEOUT_S)
+            return self._url
+
+    async def stop(self) -> None:
+        """Stop serving, if it ever began. On the serving loop."""
+        if self._server is None or self._serving is None:
+            return
+        self._server.should_exit = True
+        await self._serving
+        self._server = self._serving = None
+
+    async def _listen(self) -> str:
+        app = Starlette(routes=[Route("/{path:path}", self._endpoint, methods=["GET", "POST"])])
+        config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", ws="none")
+        listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
+        self._server = uvicorn.Server(config)
+        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
+        while not self._server.started:
+            await asyncio.sleep(0.001)
+        return f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+
+    async def _endpoint(self, request: Request) -> Response:
+        raw = raw_request(request.method, request.url.path, request.headers, await request.body())
+        task = self._start_request(raw)
+        gone = asyncio.create_task(_disconnected(request))
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if gone.done():
+            task.cancel()
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        gone.cancel()
+        return _AnswerResponse(ended() if task.cancelled() else task.result())
+
+
+class _AnswerResponse(Response):
+    """A response that notes its delivery as it goes out to a client that is still there.
+
+    Before the last byte, not after: the client may end its rollout as soon as it has that byte.
+    """
+
+    def __init__(self, answer: Answer) -> None:
+        reply = answer.reply
+        super().__init__(reply.body, status_code=reply.status, headers={"content-type": reply.content_type})
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._answer.delivered()
+        await super().__call__(scope, receive, send)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

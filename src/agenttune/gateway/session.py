@@ -1,0 +1,173 @@
+"""One rollout's access to the model: its key, its calls, and why it failed, if it did.
+
+In: what the gateway records while it answers. Out: `Call`s in order, `failure`, `metrics`. All but `close` and the
+`delivered` flags is written on the serving loop only; `close` may be called from any thread and does not wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from agenttune.gateway.history import History, Prompt
+from agenttune.inference.engine import Generation
+from agenttune.types import Call, CallStatus, Outcome, Sampling
+
+if TYPE_CHECKING:
+    from agenttune.gateway.model import ChatModel
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Exchange:
+    """One admitted request. `delivered` is set by the transport that handed the response over."""
+
+    fingerprint: int
+    retry: int
+    delivered: bool = False
+    abandoned: bool = False
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Entry:
+    """A call being made: what was asked, then what came. `generation` is set last."""
+
+    index: int
+    exchange: Exchange
+    prompt: Prompt
+    sampling: Sampling
+    messages: tuple[Mapping[str, Any], ...]
+    tools: tuple[Mapping[str, Any], ...]
+    response: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    generation: Generation | None = None
+
+    def call(self) -> Call:
+        """The record. A call that nothing came of, or that was not delivered, is ABANDONED."""
+        exchange, generation = self.exchange, self.generation
+        used = exchange.delivered and not exchange.abandoned and generation is not None
+        if generation is None:
+            none = np.zeros(0, np.int32)
+            generation = Generation(ids=none, logprobs=none.astype(np.float32), versions=none, finish_reason="abort")
+        return Call(
+            index=self.index,
+            parent=self.prompt.parent,
+            prompt_ids_P=self.prompt.ids_P,
+            sampled_ids_S=np.asarray(generation.ids, np.int32),
+            logprobs_S=np.asarray(generation.logprobs, np.float32),
+            versions_S=np.asarray(generation.versions, np.int32),
+            sampling=self.sampling,
+            finish_reason=generation.finish_reason,
+            status=CallStatus.USED if used else CallStatus.ABANDONED,
+            messages=self.messages,
+            tools=self.tools,
+            response=self.response,
+            seconds=self.seconds,
+        )
+
+
+class Session:
+    """One rollout's key to the gateway. `model` is what the workflow receives."""
+
+    def __init__(
+        self,
+        *,
+        rollout_id: str,
+        noise_seed: int,
+        sampling: Sampling,
+        greedy: bool,
+        max_calls: int | None,
+        record: bool,
+        model: ChatModel,
+        revoke: Callable[[], object],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.rollout_id = rollout_id
+        self.model = model
+        self.sampling, self.greedy = sampling, greedy
+        self.max_calls = max_calls
+        self.history = History()
+        self.failure: Outcome | None = None
+        """Why a call failed: by the model (context overflow, call limit) or by infrastructure; None if none did."""
+        self.failure_reason: str | None = None
+        """One line about the failure."""
+        self._noise_seed = noise_seed
+        self._record = record
+        self._entries: list[Entry] = []
+        self._exchanges: list[Exchange] = []
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._counts = {"prompt_tokens": 0, "sampled_tokens": 0, "tool_parse_errors": 0, "forks": 0}
+        self._revoke = revoke
+        self._lock = threading.Lock()
+        self._calls: tuple[Call, ...] | None = None
+        self._loop = loop
+
+    def close(self) -> tuple[Call, ...]:
+        """Revoke the key, abort what is in flight (those calls are ABANDONED) and return the calls in order.
+
+        From any thread; does not wait for the engine. Again: the same calls. Empty with `record=False`.
+        """
+        with self._lock:
+            if self._calls is None:
+                self._revoke()
+                if not self._loop.is_closed():
+                    self._loop.call_soon_threadsafe(self._cancel_tasks)
+                self._calls = tuple(entry.call() for entry in list(self._entries)) if self._record else ()
+            return self._calls
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Counts so far: calls, prompt and sampled tokens, malformed tool calls, forks (later calls with no parent)."""
+        return {"num_calls": float(len(self._entries)), **{name: float(n) for name, n in self._counts.items()}}
+
+    # What follows is the gateway's, on the serving loop.
+
+    def fail(self, outcome: Outcome, reason: str) -> None:
+        """Note why a call failed. The first cause stays, but infrastructure outweighs what the model did."""
+        if self.failure is None or (outcome == Outcome.INFRASTRUCTURE and self.failure != outcome):
+            self.failure, self.failure_reason = outcome, reason
+
+    def track(self, task: asyncio.Task[Any]) -> None:
+        """Cancel this task when the session closes."""
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def admits(self, num_choices: int) -> bool:
+        """Whether so many more calls are within the limit."""
+        return self.max_calls is None or len(self._entries) + num_choices <= self.max_calls
+
+    def exchange(self, body: bytes, retry: int) -> Exchange:
+        """A new exchange. If it is a client's retry, the attempt that it repeats is abandoned, delivered or not."""
+        exchange = Exchange(fingerprint=hash(body), retry=retry)
+        if retry > 0:
+            for earlier in reversed(self._exchanges):
+                if earlier.retry < retry and earlier.fingerprint == exchange.fingerprint:
+                    earlier.abandoned = True
+                    break
+        self._exchanges.append(exchange)
+        return exchange
+
+    def entry(self, **fields: Any) -> Entry:
+        """A new entry, with the next index."""
+        entry = Entry(index=len(self._entries), **fields)
+        self._entries.append(entry)
+        return entry
+
+    def count(self, name: str, number: int = 1) -> None:
+        """Add to a metric."""
+        self._counts[name] += number
+
+    def noise(self, index: int, choice: int, seed: int | None) -> int:
+        """The noise key of a call: of its index, or of the request's own seed (which repeats within this rollout)."""
+        what = f"{self._noise_seed}/call/{index}" if seed is None else f"{self._noise_seed}/seed/{seed}/{choice}"
+        digest = hashlib.blake2b(what.encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little") >> 1  # 63 bits: fits a signed integer too
+
+    def _cancel_tasks(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()

@@ -1,0 +1,275 @@
+"""The embedded engine: continuous batching over one Hugging Face model in this process, on the CPU or one GPU.
+
+In: `GenerateRequest`s, awaited on the serving loop, and `load` calls with new weights. Out: `Generation`s. A driver
+task runs while there is work: it admits jobs, does one step, lets the loop breathe, and repeats; a step is one
+forward pass in which running jobs decode a token each and new ones compute their prompts. Weights change only between
+steps; then all KV is dropped, and running jobs are computed again from their ids before they go on.
+
+Left out on purpose: paged KV (slots are contiguous, so decoding reads them in place), speculative decoding, beam
+search.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+
+from agenttune.errors import ContextOverflowError, EngineError, SamplingError
+from agenttune.inference.engine import GenerateRequest, Generation
+from agenttune.inference.families import end_token_ids, inspect_model
+from agenttune.inference.forward import FastForward, GenericForward
+from agenttune.inference.kv import KVPool, default_budget_bytes
+from agenttune.inference.matmul import MatmulChoice, choose_float32_matmul
+from agenttune.inference.scheduler import Scheduler
+from agenttune.inference.selfcheck import check_forward, reference_logits
+from agenttune.inference.slots import Job
+from agenttune.inference.stepper import Stepper
+from agenttune.inference.weights import copy_weights
+
+_BREATHS = 8
+"""Turns of the loop between steps: a finished call's follow-up passes several callbacks before it arrives as a
+request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """Counters since the start. `computed_tokens` went through the model as prompts, `reused_tokens` came from the
+    cache."""
+
+    steps: int
+    computed_tokens: int
+    reused_tokens: int
+    sampled_tokens: int
+    kv_cache_mb: float
+
+
+class EmbeddedEngine:
+    """Satisfies `Engine`. Every method runs on one event loop; the model belongs to the engine from now on."""
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        max_model_len: int,
+        max_slots: int = 256,
+        kv_cache_mb: int | None = None,
+        deterministic: bool = False,
+        version: int = 0,
+        stop_decoder: Callable[[list[int]], str] | None = None,
+    ) -> None:
+        """Take over a loaded causal language model (its parameters become views of fused storage).
+
+        `max_model_len` bounds prompt plus sampled tokens; `kv_cache_mb` bounds the KV cache (None: what `max_slots`
+        needs, within a quarter of the free memory). `stop_decoder` turns sampled ids into text, for stop strings
+        only. Raises `ModelError` for a model that cannot be served.
+        """
+        model.eval().requires_grad_(False)
+        shape = inspect_model(model, max_model_len)
+        device, dtype = model.device, model.dtype
+        budget = kv_cache_mb * 2**20 if kv_cache_mb is not None else default_budget_bytes(device)
+        self.matmul = _choose_matmul(model)
+        self._model = model
+        self._max_model_len = max_model_len
+        self._vocab_size = shape.vocab_size
+        self._decode_text = stop_decoder
+        pool = KVPool(
+            num_layers=shape.num_layers,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            dtype=dtype,
+            device=device,
+            max_slots=max_slots,
+            max_length=max_model_len,
+            budget_bytes=budget,
+        )
+        reference_PV = reference_logits(model, max_model_len)
+        forward = FastForward(model, shape, max_model_len) if shape.fast else GenericForward(model)
+        check_forward(model, forward, pool, reference_PV)
+        self._scheduler = Scheduler(pool)
+        self._stepper = Stepper(
+            forward=forward,
+            scheduler=self._scheduler,
+            device=device,
+            deterministic=deterministic,
+            end_ids=sorted(end_token_ids(model)),
+            vocab_size=shape.vocab_size,
+            version=version,
+            decode_text=stop_decoder,
+        )
+        self._driver: asyncio.Task[None] | None = None
+        self._num_requests = 0
+        self._closed = False
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model_path: str,
+        *,
+        max_model_len: int,
+        device: str = "auto",
+        dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+        max_slots: int = 256,
+        kv_cache_mb: int | None = None,
+        deterministic: bool = False,
+        version: int = 0,
+        stop_decoder: Callable[[list[int]], str] | None = None,
+    ) -> Self:
+        """Load a Hugging Face model directory. `auto`: CUDA if there is one, bfloat16 there, float32 on the CPU."""
+        from transformers import AutoModelForCausalLM
+
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        if dtype == "auto":
+            dtype = "bfloat16" if device.startswith("cuda") else "float32"
+        model = AutoModelForCausalLM.from_pretrained(model_path, dtype=getattr(torch, dtype)).to(device)
+        return cls(
+            model,
+            max_model_len=max_model_len,
+            max_slots=max_slots,
+            kv_cache_mb=kv_cache_mb,
+            deterministic=deterministic,
+            version=version,
+            stop_decoder=stop_decoder,
+        )
+
+    @property
+    def max_model_len(self) -> int:
+        """Prompt plus sampled tokens of one request, at most."""
+        return self._max_model_len
+
+    @property
+    def version(self) -> int:
+        """Policy version of the weights in place."""
+        return self._stepper.version
+
+    @property
+    def stats(self) -> EngineStats:
+        """Counters since the start."""
+        return EngineStats(
+            steps=self._stepper.steps,
+            computed_tokens=self._stepper.computed_tokens,
+            reused_tokens=self._scheduler.reused_tokens,
+            sampled_tokens=self._stepper.sampled_tokens,
+            kv_cache_mb=sum(layer.nbytes for layer in self._scheduler.pool.layers) / 2**20,
+        )
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Sample one continuation; see `Engine.generate`.
+
+        Raises `ContextOverflowError` if the prompt leaves no room for a token, `SamplingError` for parameters or ids
+        that make no sense, `EngineError` if the engine is closed or a step fails.
+        """
+        if self._closed:
+            raise EngineError("the engine is closed")
+        job = self._new_job(request)
+        self._scheduler.waiting.append(job)
+        if self._driver is None or self._driver.done():
+            self._driver = asyncio.get_running_loop().create_task(self._drive())
+        try:
+            return await job.future
+        except asyncio.CancelledError:
+            self._scheduler.remove(job)
+            raise
+
+    def _new_job(self, request: GenerateRequest) -> Job:
+        sampling, num_prompt = request.sampling, len(request.prompt_ids)
+        _check_sampling(request)
+        if num_prompt >= self._max_model_len:
+            raise ContextOverflowError(
+                f"the prompt has {num_prompt} tokens, which leaves no room for one more within max_model_len "
+                f"{self._max_model_len}: shorten the conversation or raise max_model_len"
+            )
+        if num_prompt == 0 or request.prompt_ids.min() < 0 or request.prompt_ids.max() >= self._vocab_size:
+            raise SamplingError(f"prompt ids must be 1 or more ids in 0 .. {self._vocab_size - 1}")
+        if sampling.stop and self._decode_text is None:
+            raise SamplingError("stop strings need an engine that was given a stop_decoder")
+        self._num_requests += 1
+        return Job(
+            request=request,
+            future=asyncio.get_running_loop().create_future(),
+            order=self._num_requests,
+            max_new=min(sampling.max_tokens, self._max_model_len - num_prompt),
+            ids_T=request.prompt_ids.astype(np.int32),
+        )
+
+    async def _drive(self) -> None:
+        """Step while there is work. A failing step fails every job in flight: this is where such failures are
+        classified."""
+        try:
+            while self._scheduler.busy:
+                self._stepper.step()
+                for _ in range(_BREATHS):
+                    await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self._fail_all(EngineError("the engine's loop was shut down"))
+            raise
+        except Exception as error:
+            failure = EngineError(f"a step of the engine failed: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            self._fail_all(failure)
+
+    def _fail_all(self, failure: EngineError) -> None:
+        scheduler = self._scheduler
+        jobs = [*scheduler.waiting, *(job for _, job in scheduler.running())]
+        for job in jobs:
+            scheduler.remove(job)
+            if not job.future.done():
+                job.future.set_exception(failure)
+        scheduler.clear()
+
+    async def load(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Copy new weights in (Hugging Face parameter names) between two steps; see `Engine.load`.
+
+        Raises `ModelError`, with nothing changed, unless the names and shapes are exactly the model's (a tied output
+        layer may be left out, or given equal to the embedding).
+        """
+        if self._closed:
+            raise EngineError("the engine is closed")
+        copy_weights(self._model, tensors)
+        self._scheduler.suspend_all()
+        self._stepper.version = version
+
+    async def close(self) -> None:
+        """Fail what is running with `EngineError` and free memory. Closing twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        self._fail_all(EngineError("the engine was closed"))
+        driver, self._driver = self._driver, None
+        if driver is not None and not driver.done():
+            await asyncio.wait([driver])
+        self._scheduler.pool.layers.clear()
+        self._model = None
+        self._stepper.release()
+
+
+def _choose_matmul(model: Any) -> MatmulChoice | None:
+    """Only fp32 on the CPU has a choice."""
+    if model.device.type != "cpu" or model.dtype != torch.float32:
+        return None
+    shapes = [
+        (int(module.weight.shape[0]), int(module.weight.shape[1]))
+        for module in model.modules()
+        if isinstance(module, torch.nn.Linear)
+    ]
+    return choose_float32_matmul(shapes)
+
+
+def _check_sampling(request: GenerateRequest) -> None:
+    sampling = request.sampling
+    if not (0.0 <= sampling.temperature < float("inf")):
+        raise SamplingError(f"temperature must be 0 or more, not {sampling.temperature}")
+    if not (0.0 < sampling.top_p <= 1.0):
+        raise SamplingError(f"top_p must be above 0 and at most 1, not {sampling.top_p}")
+    if sampling.top_k < 0 or sampling.max_tokens < 1 or request.top_logprobs < 0:
+        raise SamplingError(
+            f"top_k must be 0 or more, max_tokens 1 or more, top_logprobs 0 or more; got {sampling.top_k}, "
+            f"{sampling.max_tokens}, {request.top_logprobs}"
+        )
+    if "" in sampling.stop:
+        raise SamplingError("a stop string must not be empty")

@@ -1,0 +1,119 @@
+"""The KV cache: for each layer one tensor of slots, grown on demand within a budget.
+
+In: slot numbers and lengths. Out: per-layer tensors of shape [2, slots + 1, K, T, D] (keys, then values; the last
+slot is scratch, where the padding rows of a step write). CPU memory comes zeroed and is committed by the system when
+first touched, so unused slots cost nothing; it is never uninitialised, since a NaN beneath a masked position would
+still poison a sum.
+
+Shape suffixes: K key-value heads, T positions, D head size.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+LENGTH_BUCKET = 64
+"""KV lengths are multiples of this: kernels see few shapes."""
+
+_FIRST_SLOTS = 32
+
+
+def bucketed(length: int) -> int:
+    """The next multiple of `LENGTH_BUCKET`."""
+    return -(-length // LENGTH_BUCKET) * LENGTH_BUCKET
+
+
+def default_budget_bytes(device: torch.device) -> int:
+    """A quarter of the memory that is free now."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0]) // 4
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+
+
+class KVPool:
+    """Keys and values of all slots. Slots are 0 .. num_slots - 1; `scratch` is the number of the extra one."""
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_slots: int,
+        max_length: int,
+        budget_bytes: int,
+    ) -> None:
+        self._shape = (num_kv_heads, head_dim)
+        self._num_layers = num_layers
+        self._dtype = dtype
+        self._device = device
+        self._max_slots = max_slots
+        self._budget_bytes = budget_bytes
+        self.max_length = bucketed(max_length)
+        self.num_slots = 0
+        self.length = 0
+        self.layers: list[torch.Tensor] = []
+        length = min(self.max_length, 4 * LENGTH_BUCKET)
+        self.resize(min(_FIRST_SLOTS, self.slots_at(length)), length)
+
+    @property
+    def scratch(self) -> int:
+        """The slot that padding rows write to."""
+        return self.num_slots
+
+    def slots_at(self, length: int) -> int:
+        """How many slots of `length` positions the budget holds (at least one, at most `max_slots`)."""
+        heads, head_dim = self._shape
+        per_position = 2 * self._num_layers * heads * head_dim * self._dtype.itemsize
+        return max(1, min(self._max_slots, self._budget_bytes // (per_position * length)))
+
+    def longer(self, needed: int) -> int:
+        """The length to grow to when `needed` positions are needed: half as much again, within the maximum."""
+        return min(self.max_length, bucketed(max(needed, self.length + self.length // 2)))
+
+    def resize(self, num_slots: int, length: int) -> None:
+        """Reallocate, layer by layer, keeping what fits; `length` never shrinks."""
+        assert length % LENGTH_BUCKET == 0
+        assert length >= self.length
+        kept = min(num_slots, self.num_slots)
+        heads, head_dim = self._shape
+        for layer in range(self._num_layers):
+            grown = _zeros((2, num_slots + 1, heads, length, head_dim), self._dtype, self._device)
+            if layer < len(self.layers):
+                grown[:, :kept, :, : self.length] = self.layers[layer][:, :kept]
+                self.layers[layer] = grown
+            else:
+                self.layers.append(grown)
+        self.num_slots, self.length = num_slots, length
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
+        """Copy the first `length` positions of each source slot to its target (all read before any is written)."""
+        source = torch.tensor(sources, device=self._device)
+        target = torch.tensor(targets, device=self._device)
+        length = min(bucketed(length), self.length)
+        for layer in self.layers:
+            layer[:, target, :, :length] = layer[:, source, :, :length]
+
+    def zero(self, slot: int) -> None:
+        """Clear a slot: needed when a NaN may have been written."""
+        for layer in self.layers:
+            layer[:, slot].zero_()
+            layer[:, self.scratch].zero_()
+
+    def zero_all(self) -> None:
+        """Clear every slot."""
+        for layer in self.layers:
+            layer.zero_()
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = int(np.prod(shape)) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)

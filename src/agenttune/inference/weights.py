@@ -1,0 +1,47 @@
+"""Weights in: copies named tensors into the model that the engine owns, all or nothing.
+
+In: tensors under Hugging Face parameter names. Out: the model's parameters changed in place. Fused projections need
+no second copy, since the parameters are views of them (`forward`); tied parameters are one tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from agenttune.errors import ModelError
+
+
+def copy_weights(model: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Copy `tensors` into `model`, converting dtype and device.
+
+    Raises `ModelError`, with nothing changed, if a parameter is missing, a name is unknown, a shape differs, or two
+    names of one tied parameter come with different values.
+    """
+    by_name = dict(model.named_parameters(remove_duplicate=False))
+    unknown = sorted(set(tensors) - set(by_name))
+    if unknown:
+        raise ModelError(f"unknown parameter names in the new weights: {_listed(unknown)}")
+    chosen: dict[int, tuple[torch.nn.Parameter, torch.Tensor, str]] = {}
+    for name, tensor in tensors.items():
+        parameter = by_name[name]
+        if tensor.shape != parameter.shape:
+            raise ModelError(f"{name} has shape {tuple(tensor.shape)}, the model needs {tuple(parameter.shape)}")
+        if (other := chosen.get(id(parameter))) is not None:
+            if not torch.equal(other[1], tensor):
+                raise ModelError(f"{name} and {other[2]} are one tied parameter but come with different values")
+            continue
+        chosen[id(parameter)] = (parameter, tensor, name)
+    missing = sorted(name for name, parameter in model.named_parameters() if id(parameter) not in chosen)
+    if missing:
+        raise ModelError(f"parameters missing in the new weights: {_listed(missing)}")
+    with torch.no_grad():
+        for parameter, tensor, _ in chosen.values():
+            parameter.copy_(tensor)
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:5])
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

@@ -1,0 +1,300 @@
+"""The coordinator: one step after the other, in the caller's thread.
+
+    order.draw ─► runner.run ─► buffer (journal) ─► make_batch ─► trainer.train_step ─► publish ─► monitor, display
+    tasks         groups        run.db, on disk     experiences   parity, then update    engine     what people see
+
+Who waits for whom: this loop is synchronous. All rollouts of a step run at one policy version; the trainer starts when the last
+one has ended and its group is on disk; the next step starts when the engine serves the new weights. So no experience is ever stale.
+
+In: the parts. Out: trained weights in checkpoints, and `Progress`: everything that a resumed run needs to know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agenttune.algorithm.presets import Algorithm
+from agenttune.config.run import RunConfig
+from agenttune.errors import ParityError, RolloutError
+from agenttune.evaluate import Evaluator, evaluation_from_json, evaluation_to_json
+from agenttune.execution.local import Serving
+from agenttune.experience.buffer import Buffer
+from agenttune.experience.draw import Batch, make_batch, split_minibatches
+from agenttune.experience.journal import Journal
+from agenttune.monitor.display import Display, StepReport
+from agenttune.monitor.metrics import Monitor
+from agenttune.monitor.statistics import Evaluation, accuracy, accuracy_metrics
+from agenttune.rollout.statistics import check_excluded, summarize
+from agenttune.tasks.order import TaskOrder
+from agenttune.trainer.checkpoint import point, prune, step_directory
+from agenttune.trainer.trainer import StepMetrics, Trainer
+from agenttune.types import Group, Rollout, Task
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """How far a run is. Saved in every checkpoint; counts are over all its sessions."""
+
+    step: int = 0
+    rollouts: int = 0
+    sampled_tokens: int = 0
+    trained_tokens: int = 0
+    computed_tokens: int = 0
+    seconds_to_first_step: float | None = None
+    best_accuracy: float | None = None
+    before: Evaluation | None = None
+    after: Evaluation | None = None
+    order: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON."""
+        content = {name: getattr(self, name) for name in self.__slots__}
+        for name in ("before", "after"):
+            content[name] = None if content[name] is None else evaluation_to_json(content[name])
+        return content
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Progress:
+        """The way back."""
+        fields = dict(content)
+        for name in ("before", "after"):
+            fields[name] = None if fields[name] is None else evaluation_from_json(fields[name])
+        return cls(**fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """One step as it went: what was rolled out, what was trained, how long each part took (seconds)."""
+
+    groups: tuple[Group, ...]
+    batches: tuple[Batch, ...]
+    trained: StepMetrics | None
+    rollout_s: float
+    train_s: float
+    sync_s: float
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Tokens that the engine sampled, failed attempts included."""
+        rollouts = [r for group in self.groups for r in (*group.rollouts, *group.attempts)]
+        return sum(len(call.sampled_ids_S) for rollout in rollouts for call in rollout.calls)
+
+
+@dataclass(slots=True, kw_only=True)
+class Loop:
+    """Everything a run consists of, put together by `tune`."""
+
+    config: RunConfig
+    algorithm: Algorithm
+    serving: Serving
+    trainer: Trainer
+    tasks: Sequence[Task]
+    order: TaskOrder
+    buffer: Buffer
+    journal: Journal
+    monitor: Monitor
+    display: Display
+    evaluator: Evaluator | None
+    run_dir: Path
+    total_steps: int
+    progress: Progress
+    process_seconds: Callable[[], float]
+
+    def run(self) -> None:
+        """Train until the steps are done or the time is up, then evaluate.
+
+        Ctrl-C, and a failure that leaves the weights whole, save a checkpoint of the last whole step before they go on up.
+        """
+        started = time.perf_counter()
+        try:
+            evaluation_s = self._evaluate_before()
+            while self.progress.step < self.total_steps and not self._out_of_time(started):
+                self._one_step(evaluation_s)
+                self._save_and_evaluate()
+            self._finish()
+        except (KeyboardInterrupt, RolloutError, ParityError) as error:
+            self.display.message(f"{'interrupted' if isinstance(error, KeyboardInterrupt) else 'failed'}: saving a checkpoint")
+            self._save()
+            raise
+
+    def step(self) -> StepResult:
+        """Roll out one batch of tasks, train on it, and serve the new weights."""
+        began = time.perf_counter()
+        groups = self._roll_out([self.tasks[index] for index in self.order.draw()])
+        return self._train(groups, time.perf_counter() - began)
+
+    def _train(self, groups: Sequence[Group], rollout_s: float) -> StepResult:
+        began = time.perf_counter()
+        for group in groups:
+            self.buffer.add(group)
+        drawn = self.buffer.draw(len(groups))
+        check_excluded(drawn, self.config.rollout.max_excluded_share)
+        parts = split_minibatches(drawn, self.config.trainer.num_minibatches)
+        batches = tuple(batch for part in parts if (batch := make_batch(part, self.algorithm)).experiences)
+        trained = self.trainer.train_step(batches) if batches else None
+        trained_at = time.perf_counter()
+        if trained is not None:
+            self.serving.publish(self.trainer.version, self.trainer.state_tensors())
+        return StepResult(
+            groups=drawn,
+            batches=batches,
+            trained=trained,
+            rollout_s=rollout_s,
+            train_s=trained_at - began,
+            sync_s=time.perf_counter() - trained_at,
+        )
+
+    def _roll_out(self, tasks: Sequence[Task]) -> list[Group]:
+        step, done = self.progress.step, 0
+        total = len(tasks) * self.config.algorithm.group_size
+
+        def count(_: Rollout) -> None:
+            nonlocal done
+            done += 1
+            self.display.rollouts(done, total)
+
+        ids = [f"step-{step}/{task.id}" for task in tasks]
+        return self.serving.runner.run(tasks, group_ids=ids, version=self.trainer.version, on_rollout=count)
+
+    def _one_step(self, evaluation_s: float) -> None:
+        began = time.perf_counter()
+        groups = self._roll_out([self.tasks[index] for index in self.order.draw()])
+        with deferred_interrupt():  # from here on the step is done whole or not at all
+            result = self._train(groups, time.perf_counter() - began)
+            self._record(result, time.perf_counter() - began, evaluation_s)
+
+    def _record(self, result: StepResult, seconds: float, evaluation_s: float) -> None:
+        progress, statistics = self.progress, summarize(result.groups)
+        progress.order = self.order.state()
+        progress.step += 1
+        progress.rollouts += sum(len(group.rollouts) for group in result.groups)
+        progress.sampled_tokens += result.sampled_tokens
+        if result.trained is not None:
+            progress.trained_tokens += result.trained.trained_tokens
+            progress.computed_tokens += result.trained.computed_tokens
+        if progress.seconds_to_first_step is None:
+            progress.seconds_to_first_step = self.process_seconds() - evaluation_s
+        tokens_per_s = result.sampled_tokens / seconds
+        metrics = {
+            **statistics.metrics(),
+            **_trainer_metrics(result.trained),
+            **_batch_metrics(result.batches),
+            "time/step_s": seconds,
+            "time/rollout_s": result.rollout_s,
+            "time/train_s": result.train_s,
+            "time/sync_s": result.sync_s,
+            "tokens/sampled": float(result.sampled_tokens),
+            "tokens/per_s": tokens_per_s,
+        }
+        self.monitor.log(progress.step, metrics)
+        trained = [experience for batch in result.batches for experience in batch.experiences]
+        self.journal.add_step(progress.step, self.trainer.version, metrics, trained)
+        report = StepReport(
+            step=progress.step,
+            reward=None if math.isnan(statistics.reward_mean) else statistics.reward_mean,
+            tokens_per_s=tokens_per_s,
+            seconds=seconds,
+            note="; ".join([*statistics.notes(), *(result.trained.alarms if result.trained else ())]),
+        )
+        self.display.step(report)
+
+    def _evaluate_before(self) -> float:
+        """Evaluate the model as it came, unless an earlier session did; seconds it took."""
+        if self.evaluator is None or self.progress.before is not None or not self.config.evaluation.before_and_after:
+            return 0.0
+        began = time.perf_counter()
+        before = self.evaluator.evaluate(self.trainer.version, name="before", with_further=True)
+        self.progress.before = before
+        self.monitor.log(self.progress.step, accuracy_metrics(before))
+        return time.perf_counter() - began
+
+    def _save_and_evaluate(self) -> None:
+        step, algorithm = self.progress.step, self.config.algorithm
+        last = step >= self.total_steps
+        if step % algorithm.eval_interval_steps == 0 and not last and self.evaluator is not None:
+            found = self.evaluator.evaluate(self.trainer.version, name=f"step {step}", with_further=False)
+            self.monitor.log(step, accuracy_metrics(found))
+            self._save(found)
+        elif step % algorithm.save_interval_steps == 0 and not last:
+            self._save()
+
+    def _finish(self) -> None:
+        """Evaluate the final weights and save them, unless an earlier session did."""
+        if self.progress.after is None and self.evaluator is not None and self.config.evaluation.before_and_after:
+            self.progress.after = self.evaluator.evaluate(self.trainer.version, name="after", with_further=True)
+            self.monitor.log(self.progress.step, accuracy_metrics(self.progress.after))
+            self._save(self.progress.after)
+        else:
+            self._save()
+
+    def _save(self, found: Evaluation | None = None) -> None:
+        """Write a checkpoint of the last whole step; it becomes `best` if it evaluates no worse than the best so far."""
+        progress = self.progress
+        best = False
+        if found is not None:
+            now = accuracy(found.greedy.values()).accuracy
+            best = progress.best_accuracy is None or now >= progress.best_accuracy
+            progress.best_accuracy = now if best else progress.best_accuracy
+        target = step_directory(self.run_dir, progress.step)
+        with deferred_interrupt():
+            self.trainer.save(target, progress.to_json())
+            point(self.run_dir, "latest", target)
+            if best:
+                point(self.run_dir, "best", target)
+            prune(self.run_dir, self.config.trainer.keep_checkpoints)
+
+    def _out_of_time(self, started: float) -> bool:
+        limit = self.config.time_limit_s
+        if limit is None or time.perf_counter() - started < limit:
+            return False
+        self.display.message(f"the time limit of {limit:g} s is reached after step {self.progress.step}")
+        return True
+
+
+def _trainer_metrics(trained: StepMetrics | None) -> dict[str, float]:
+    return {f"trainer/{name}": value for name, value in trained.as_dict().items()} if trained is not None else {}
+
+
+def _batch_metrics(batches: Sequence[Batch]) -> dict[str, float]:
+    """Counts of a step's batches: summed, but for the means."""
+    if not batches:
+        return {}
+    rows = [batch.metrics() for batch in batches]
+    return {
+        f"batch/{name}": sum(row[name] for row in rows) / (len(rows) if name.endswith(("mean", "std", "min", "max")) else 1)
+        for name in rows[0]
+    }
+
+
+@contextlib.contextmanager
+def deferred_interrupt() -> Iterator[None]:
+    """Let Ctrl-C wait until this block is done, so that it never leaves half an update or half a checkpoint.
+
+    A second Ctrl-C ends at once. Outside the main thread signals do not arrive, and nothing is changed.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    caught = False
+
+    def note(_signal: int, _frame: object) -> None:
+        nonlocal caught
+        if caught:
+            raise KeyboardInterrupt
+        caught = True
+
+    previous = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    if caught:
+        raise KeyboardInterrupt

@@ -1,0 +1,122 @@
+"""`reward_curve.png`: how reward rose over training, and what the evaluations say.
+
+In: `metrics.jsonl`, so that a resumed run draws its whole history. Out: one picture, drawn without a display.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+INK, MUTED, GRID = "#1f2937", "#6b7280", "#e5e7eb"
+REWARD, GREEDY, SAMPLED = "#2563eb", "#d97706", "#059669"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One measured value with its 95% interval, if it has one."""
+
+    step: int
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Curve:
+    """What the picture shows: training reward by step, and evaluations."""
+
+    reward: list[Point] = field(default_factory=list)
+    greedy: list[Point] = field(default_factory=list)
+    sampled: list[Point] = field(default_factory=list)
+
+
+def read_curve(metrics: Path) -> Curve:
+    """Collect `reward/mean` and `eval/{greedy,sampled}/{accuracy,low,high}` from `metrics.jsonl`."""
+    curve = Curve()
+    for line in metrics.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        if (reward := row.get("reward/mean")) is not None:
+            curve.reward.append(Point(step=row["step"], value=reward))
+        for mode, points in (("greedy", curve.greedy), ("sampled", curve.sampled)):
+            name = f"eval/{mode}"
+            if (value := row.get(f"{name}/accuracy")) is not None:
+                points.append(
+                    Point(step=row["step"], value=value, low=row.get(f"{name}/low"), high=row.get(f"{name}/high"))
+                )
+    return curve
+
+
+def smoothed(values: Sequence[float]) -> list[float]:
+    """Mean of each value and its neighbours, a twentieth of the run to each side, so without lag."""
+    reach = max(1, len(values) // 20)
+    return [fmean(values[max(0, index - reach) : index + reach + 1]) for index in range(len(values))]
+
+
+def draw_reward_curve(metrics: Path, picture: Path, title: str = "Reward") -> None:
+    """Draw `metrics.jsonl` to a PNG of 1600 x 900 pixels."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    curve = read_curve(metrics)
+    figure = Figure(figsize=(8, 4.5), dpi=200, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    _style(axes, title)
+    steps = [point.step for point in curve.reward]
+    rewards = [point.value for point in curve.reward]
+    if steps:
+        axes.plot(
+            steps, rewards, "o", color=REWARD, alpha=0.25, markersize=3.5, markeredgewidth=0, label="training reward"
+        )
+        axes.plot(steps, smoothed(rewards), color=REWARD, linewidth=2, label="smoothed")
+    for points, color, label, marker in (
+        (curve.greedy, GREEDY, "held-out greedy", "D"),
+        (curve.sampled, SAMPLED, "held-out sampled", "s"),
+    ):
+        _draw_evaluations(axes, points, color, label, marker)
+    everything = [*curve.reward, *curve.greedy, *curve.sampled]
+    if everything and all(0 <= point.value <= 1 for point in everything):
+        axes.set_ylim(-0.03, 1.03)
+    if everything:
+        figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=9, labelcolor=INK)
+    else:
+        axes.text(0.5, 0.5, "no step was trained", transform=axes.transAxes, ha="center", color=MUTED)
+    figure.savefig(picture)
+
+
+def _style(axes: Any, title: str) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_title(title, loc="left", fontsize=12, fontweight="bold", color=INK, pad=12)
+    axes.set_xlabel("step", color=MUTED)
+    axes.set_ylabel("reward", color=MUTED)
+    axes.grid(axis="y", color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=MUTED, length=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(GRID)
+
+
+def _draw_evaluations(axes: Any, points: Sequence[Point], color: str, label: str, marker: str) -> None:
+    if not points:
+        return
+    steps = [point.step for point in points]
+    axes.plot(steps, [point.value for point in points], linestyle=(0, (1, 2)), color=color, linewidth=1)
+    known = [point for point in points if point.low is not None and point.high is not None]
+    axes.vlines(
+        [point.step for point in known],
+        [point.low for point in known],
+        [point.high for point in known],
+        color=color,
+        linewidth=1.8,
+        alpha=0.7,
+    )
+    text = f"{label} (bar: 95%)" if known else label
+    axes.plot(steps, [point.value for point in points], marker, color=color, markersize=6, label=text)

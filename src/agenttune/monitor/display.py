@@ -1,0 +1,234 @@
+"""What people see while a run goes on, and at its end.
+
+In: steps, evaluations, messages. Out: on a terminal one live block that is redrawn in place; elsewhere (a CI log, a
+pipe, a notebook) one plain line for each step, at most 100 columns, without control characters. Numbers here are for
+eyes: `metrics.jsonl` and `summary.json` hold them exactly.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, TextIO
+
+from agenttune.monitor.table import comparison_lines
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from agenttune.monitor.statistics import Evaluation
+
+PLAIN_WIDTH = 100
+BARS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """One finished step. `reward` is None where no rollout was scored.
+
+    With `seconds_left` None the display estimates it from the last steps. `note` is a remark on this step
+    (`3 of 128 rollouts excluded`).
+    """
+
+    step: int
+    reward: float | None
+    tokens_per_s: float
+    seconds: float
+    seconds_left: float | None = None
+    note: str = ""
+
+
+class Display:
+    """Shows one run on `stream`: live if that is a terminal, else line by line. Used from one thread."""
+
+    def __init__(self, total_steps: int, stream: TextIO) -> None:
+        self._total_steps = total_steps
+        self._stream = stream
+        self._rewards: deque[float] = deque(maxlen=400)
+        self._seconds: deque[float] = deque(maxlen=20)
+        self._last: StepReport | None = None
+        self._activity = ""
+        self._evaluation_started: dict[str, float] = {}
+        self._live: Any = None
+        if _can_redraw(stream):
+            self._live = self._start_live()
+
+    def message(self, text: str) -> None:
+        """Print one message; it stays above the live block."""
+        if self._live is None:
+            self._print(text)
+        else:
+            self._live.console.print(text, markup=False, highlight=False)
+
+    def step(self, report: StepReport) -> None:
+        """Show a finished step."""
+        self._last = report
+        self._activity = ""
+        self._seconds.append(report.seconds)
+        if report.reward is not None:
+            self._rewards.append(report.reward)
+        if self._live is None:
+            self._print(self._step_line(report))
+        else:
+            self._live.refresh()
+        if report.note:
+            self.message(f"  step {report.step}: {report.note}")
+
+    def rollouts(self, done: int, total: int) -> None:
+        """Show how far the running step's rollouts are (on a terminal only)."""
+        self._show_activity(f"rollouts {done}/{total}")
+
+    def evaluation(self, name: str, done: int, total: int) -> None:
+        """Show how far an evaluation is; elsewhere than on a terminal, its end only."""
+        started = self._evaluation_started.setdefault(name, time.monotonic())
+        self._show_activity(f"evaluating {name} {done}/{total}")
+        if done < total:
+            return
+        del self._evaluation_started[name]
+        self._show_activity("")
+        if self._live is None:
+            self._print(f"evaluated {name}: {total} tasks in {duration(time.monotonic() - started)}")
+
+    def table(self, before: Evaluation, after: Evaluation) -> None:
+        """Print the table *before -> after*; ends the live block."""
+        self.close()
+        self._print("")
+        for line in comparison_lines(before, after):
+            self._print(line)
+
+    def usage(
+        self,
+        run_dir: Path,
+        model_dir: Path,
+        picture: Path | None,
+        *,
+        tensorboard: bool = True,
+        tool_call_parser: str | None = "hermes",
+    ) -> None:
+        """Print how to use the model and where to look; the very last line is `run directory: PATH`."""
+        self.close()
+        self._print("")
+        for line in usage_lines(run_dir, model_dir, picture, tensorboard, tool_call_parser):
+            self._print(line)
+        self.run_directory(run_dir)
+
+    def run_directory(self, run_dir: Path) -> None:
+        """Print the last line of every run, plain and unwrapped."""
+        self.close()
+        self._print(f"run directory: {run_dir}")
+
+    def close(self) -> None:
+        """End the live block, leaving its last state above what comes. May be called twice."""
+        if self._live is not None:
+            self._activity = ""
+            self._live.refresh()
+            self._live.stop()
+            self._live = None
+
+    def _print(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
+    def _step_line(self, report: StepReport) -> str:
+        width = len(str(self._total_steps))
+        parts = [
+            f"step {report.step:>{width}}/{self._total_steps}",
+            f"reward {_reward(report.reward)}",
+            f"{report.tokens_per_s:>9,.0f} tokens/s",
+            f"{report.seconds:6.2f} s",
+            f"left {duration(self._seconds_left(report))}",
+        ]
+        return "  ".join(parts)
+
+    def _seconds_left(self, report: StepReport) -> float:
+        if report.seconds_left is not None:
+            return report.seconds_left
+        return fmean(self._seconds) * max(0, self._total_steps - report.step)
+
+    def _start_live(self) -> Any:
+        from rich.console import Console
+        from rich.live import Live
+
+        live = Live(
+            console=Console(file=self._stream, highlight=False),
+            get_renderable=self._block,
+            refresh_per_second=8,
+            transient=False,
+            redirect_stderr=False,
+        )
+        live.start()
+        return live
+
+    def _show_activity(self, text: str) -> None:
+        self._activity = text  # the live block reads it when it is next redrawn
+
+    def _block(self) -> Text:
+        """The live block: a bar with the step, time left and speed, then the reward with its history."""
+        from rich.text import Text
+
+        report = self._last
+        done = report.step if report else 0
+        filled = round(24 * done / max(1, self._total_steps))
+        block = Text(no_wrap=True, overflow="ellipsis")
+        block.append("━" * filled, "bold blue").append("━" * (24 - filled), "bright_black")
+        block.append(f"  step {done}/{self._total_steps}", "bold")
+        if report:
+            left = f"{duration(self._seconds_left(report))} left" if done < self._total_steps else "done"
+            block.append(f"   {report.tokens_per_s:,.0f} tokens/s   {report.seconds:.2f} s/step   {left}")
+        block.append("\n")
+        block.append(sparkline(self._rewards, 24).ljust(24), "green")
+        block.append("  reward " + _reward(report.reward if report else None).strip(), "bold")
+        if self._activity:
+            block.append(f"   {self._activity}", "cyan")
+        return block
+
+
+def _can_redraw(stream: TextIO) -> bool:
+    """Whether `stream` is a terminal that can move its cursor and show the bars."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb" and "utf" in (stream.encoding or "").lower()
+
+
+def usage_lines(
+    run_dir: Path, model_dir: Path, picture: Path | None, tensorboard: bool, tool_call_parser: str | None
+) -> list[str]:
+    """How to use the model and where to look."""
+    tools = f" --enable-auto-tool-choice --tool-call-parser {tool_call_parser}" if tool_call_parser else ""
+    lines = [
+        f'transformers:  AutoModelForCausalLM.from_pretrained("{model_dir}")',
+        f"vLLM:          vllm serve {model_dir}{tools}",
+    ]
+    if picture is not None:
+        lines.append(f"reward curve:  {picture}")
+    if tensorboard:
+        lines.append(f"TensorBoard:   tensorboard --logdir {run_dir / 'monitor' / 'tensorboard'}")
+    return lines
+
+
+def sparkline(values: Sequence[float] | deque[float], width: int) -> str:
+    """The values as at most `width` bars, averaged in equal parts, from the least (lowest bar) to the greatest."""
+    values = list(values)
+    if not values:
+        return ""
+    width = min(width, len(values))
+    bounds = [index * len(values) // width for index in range(width + 1)]
+    means = [fmean(values[start:end]) for start, end in pairwise(bounds)]
+    least, spread = min(means), max(means) - min(means)
+    return "".join(BARS[round((mean - least) / spread * (len(BARS) - 1)) if spread else 0] for mean in means)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as `4.2s`, `3:07` or `2:03:07`."""
+    if seconds < 10:
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def _reward(reward: float | None) -> str:
+    return f"{'none':>6}" if reward is None else f"{reward:6.3f}"

@@ -1,0 +1,150 @@
+"""What an evaluation says, and how surely.
+
+In: the reward of each task, by task id. Out: means and differences with 95% intervals. A difference is paired by task,
+so that what makes a task hard cancels out.
+
+Shape suffix: N tasks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from statistics import NormalDist, fmean, stdev
+
+Z95 = NormalDist().inv_cdf(0.975)
+"""The 97.5% quantile of the standard normal distribution, 1.95996."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accuracy:
+    """Mean reward of `num_tasks` tasks with its 95% interval; NaN where there are too few tasks to say."""
+
+    accuracy: float
+    low: float
+    high: float
+    num_tasks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Mean of (after - before) over the tasks that both have, with its 95% interval."""
+
+    difference: float
+    low: float
+    high: float
+    num_tasks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """Rewards by task id, greedy and sampled (a task evaluated several times has its mean), and of further datasets."""
+
+    greedy: Mapping[str, float]
+    sampled: Mapping[str, float]
+    further: Mapping[str, Evaluation] = field(default_factory=dict)
+
+
+def accuracy(rewards_N: Iterable[float]) -> Accuracy:
+    """Mean with a 95% interval: Wilson's for rewards of 0 and 1, else the normal one of the mean (N >= 2).
+
+    Wilson, "Probable inference, the law of succession, and statistical inference", JASA 22 (1927).
+    """
+    rewards = list(rewards_N)
+    num_tasks = len(rewards)
+    if num_tasks == 0:
+        return Accuracy(accuracy=math.nan, low=math.nan, high=math.nan, num_tasks=0)
+    mean = fmean(rewards)
+    if is_binary(rewards):
+        low, high = wilson(sum(reward == 1.0 for reward in rewards), num_tasks)
+    else:
+        low, high = _normal(rewards)
+    return Accuracy(accuracy=mean, low=low, high=high, num_tasks=num_tasks)
+
+
+def wilson(num_successes: int, num_tasks: int) -> tuple[float, float]:
+    """Wilson's 95% score interval of a proportion, without continuity correction."""
+    share, z2 = num_successes / num_tasks, Z95 * Z95
+    centre = (share + z2 / (2 * num_tasks)) / (1 + z2 / num_tasks)
+    half = Z95 / (1 + z2 / num_tasks) * math.sqrt(share * (1 - share) / num_tasks + z2 / (4 * num_tasks**2))
+    low = 0.0 if num_successes == 0 else centre - half
+    high = 1.0 if num_successes == num_tasks else centre + half
+    return low, high
+
+
+def paired_difference(before: Mapping[str, float], after: Mapping[str, float]) -> Difference:
+    """After minus before over the tasks in both. For rewards of 0 and 1 Newcombe's interval, else the normal one.
+
+    Newcombe, "Improved confidence intervals for the difference between binomial proportions based on paired data",
+    Statistics in Medicine 17 (1998), method 10: Wilson's limits of the two shares, squared and added, less their
+    correlation with a continuity correction.
+    """
+    pairs = [(before[task], after[task]) for task in before if task in after]
+    num_tasks = len(pairs)
+    if num_tasks == 0:
+        return Difference(difference=math.nan, low=math.nan, high=math.nan, num_tasks=0)
+    differences = [second - first for first, second in pairs]
+    if is_binary([reward for pair in pairs for reward in pair]):
+        both = sum(pair == (1, 1) for pair in pairs)
+        gained = sum(pair == (0, 1) for pair in pairs)
+        lost = sum(pair == (1, 0) for pair in pairs)
+        low, high = newcombe(both, gained, lost, num_tasks - both - gained - lost)
+    else:
+        low, high = _normal(differences)
+    return Difference(difference=fmean(differences), low=low, high=high, num_tasks=num_tasks)
+
+
+def newcombe(both: int, gained: int, lost: int, neither: int) -> tuple[float, float]:
+    """Method 10's 95% interval of (share after - share before), from the four counts of paired outcomes."""
+    num_tasks = both + gained + lost + neither
+    after, before = (both + gained) / num_tasks, (both + lost) / num_tasks
+    after_low, after_high = wilson(both + gained, num_tasks)
+    before_low, before_high = wilson(both + lost, num_tasks)
+    phi = _correlation(both, gained, lost, neither)
+
+    def reach(one: float, other: float) -> float:
+        return math.sqrt(max(0.0, one * one - 2 * phi * one * other + other * other))
+
+    difference = after - before
+    low = difference - reach(after - after_low, before_high - before)
+    high = difference + reach(after_high - after, before - before_low)
+    return max(-1.0, low), min(1.0, high)
+
+
+def _correlation(both: int, gained: int, lost: int, neither: int) -> float:
+    product = (both + gained) * (lost + neither) * (both + lost) * (gained + neither)
+    if product == 0:
+        return 0.0
+    excess = float(both * neither - gained * lost)
+    if excess > 0:
+        excess = max(excess - (both + gained + lost + neither) / 2, 0.0)
+    return excess / math.sqrt(product)
+
+
+def _normal(values_N: list[float]) -> tuple[float, float]:
+    if len(values_N) < 2:
+        return math.nan, math.nan
+    half = Z95 * stdev(values_N) / math.sqrt(len(values_N))
+    return fmean(values_N) - half, fmean(values_N) + half
+
+
+def is_binary(rewards_N: Iterable[float]) -> bool:
+    """Whether every reward is 0 or 1, so that their mean is an accuracy."""
+    return all(reward in (0.0, 1.0) for reward in rewards_N)
+
+
+def accuracy_metrics(evaluation: Evaluation, prefix: str = "eval") -> dict[str, float]:
+    """An evaluation as metrics: `eval/greedy/accuracy`, `.../low`, `.../high`; further sets as `eval_<name>/...`."""
+    metrics: dict[str, float] = {}
+    for mode, rewards in (("greedy", evaluation.greedy), ("sampled", evaluation.sampled)):
+        if rewards:
+            found = accuracy(rewards.values())
+            metrics |= {
+                f"{prefix}/{mode}/accuracy": found.accuracy,
+                f"{prefix}/{mode}/low": found.low,
+                f"{prefix}/{mode}/high": found.high,
+            }
+    for name, further in evaluation.further.items():
+        metrics |= accuracy_metrics(further, f"{prefix}_{name}")
+    return metrics

@@ -1,0 +1,173 @@
+"""The pre-flight check: can anything be learnt, before any training is paid for?
+
+In: the groups of a handful of tasks. Out: a `CheckReport` that says 'ready' or what to fix, as text of 80 columns.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median, pstdev
+
+from agenttune.rollout.statistics import RolloutStatistics, summarize
+from agenttune.types import Call, Group
+
+WIDTH = 80
+MAX_REWARDS_SHOWN = 8
+FAILED_TOO_OFTEN = 0.25
+TRUNCATED_TOO_OFTEN = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskCheck:
+    """One task: the reward of each rollout (None: no reward), and their spread (standard deviation)."""
+
+    task_id: str
+    rewards: tuple[float | None, ...]
+
+    @property
+    def spread(self) -> float:
+        scored = [reward for reward in self.rewards if reward is not None]
+        return pstdev(scored) if len(scored) > 1 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckReport:
+    """What the check found. `ready` is false if a finding is in the way of training.
+
+    `has_signal`: at least one group has rewards that differ. `lengths` are the sampled tokens of a rollout (least,
+    median, most); `seconds` the median of a rollout.
+    """
+
+    ready: bool
+    has_signal: bool
+    findings: tuple[str, ...]
+    tasks: tuple[TaskCheck, ...]
+    lengths: tuple[int, float, int]
+    seconds: float
+    statistics: RolloutStatistics
+
+    def lines(self) -> list[str]:
+        """The report as plain text, at most 80 columns wide."""
+        found = self.statistics
+        least, middle, most = self.lengths
+        failures = ", ".join(f"{count} {outcome.value}" for outcome, count in found.failures.items()) or "none"
+        width = max((len(task.task_id) for task in self.tasks), default=4)
+        width = min(max(width, 4), 24)
+        text = [f"{'task':<{width}}  {'spread':>6}  rewards"]
+        text += [f"{task.task_id[-width:]:<{width}}  {task.spread:>6.3f}  {_rewards(task)}" for task in self.tasks]
+        text += [
+            f"rewards     mean {found.reward_mean:.3f}, spread {found.reward_std:.3f}; "
+            f"{found.num_groups - found.num_flat_groups} of {found.num_groups} tasks with differing rewards",
+            f"lengths     {least} to {most} sampled tokens a rollout (median {middle:g}), {found.mean_calls:.1f} calls",
+            f"truncated   {_percent(found.truncated_share)} of calls stopped at their token limit",
+            f"time        {self.seconds:.2f} s a rollout (median)",
+            f"failures    {failures}",
+        ]
+        text = [line for long in text for line in textwrap.wrap(long, WIDTH, subsequent_indent=" " * 12)]
+        for finding in self.findings:
+            text += textwrap.wrap(f"! {finding}", WIDTH, subsequent_indent="  ")
+        text.append("ready" if self.ready else "not ready: see the lines that begin with '!'")
+        return text
+
+
+def check_groups(groups: Sequence[Group]) -> CheckReport:
+    """Judge the groups of the check."""
+    statistics = summarize(groups)
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    calls = [call for rollout in rollouts for call in rollout.calls]
+    tokens = [sum(len(call.sampled_ids_S) for call in rollout.calls) for rollout in rollouts] or [0]
+    tasks = tuple(
+        TaskCheck(task_id=group.task.id, rewards=tuple(rollout.reward for rollout in group.rollouts))
+        for group in groups
+    )
+    has_signal = any(task.spread > 0 for task in tasks)
+    problems = _problems(statistics, tasks, bool(calls), has_signal)
+    return CheckReport(
+        ready=not problems,
+        has_signal=has_signal,
+        findings=(*problems, *_remarks(statistics, calls)),
+        tasks=tasks,
+        lengths=(min(tokens), median(tokens), max(tokens)),
+        seconds=median([rollout.seconds for rollout in rollouts] or [0.0]),
+        statistics=statistics,
+    )
+
+
+def _problems(found: RolloutStatistics, tasks: Sequence[TaskCheck], any_calls: bool, has_signal: bool) -> list[str]:
+    """What is in the way of training."""
+    problems = []
+    num_failed = sum(found.failures.values())
+    if num_failed > FAILED_TOO_OFTEN * found.num_rollouts or not found.num_rollouts:
+        problems.append(f"{num_failed} of {found.num_rollouts} rollouts failed: {_first_failures(found)}")
+    if num_failed < found.num_rollouts and not any_calls:
+        problems.append("no rollout called the model: the workflow must use the `model` it is handed (model.client)")
+    elif found.num_excluded < found.num_rollouts and not has_signal:
+        problems.append(_no_spread(tasks))
+    return problems
+
+
+def _no_spread(tasks: Sequence[TaskCheck]) -> str:
+    rewards = {reward for task in tasks for reward in task.rewards if reward is not None}
+    if len(rewards) > 1:
+        return (
+            "the rewards differ between tasks, but never within one: nothing can be learnt; sample with a higher "
+            "temperature, or take tasks that the model gets right sometimes"
+        )
+    (only,) = rewards
+    every = f"every reward is the same ({only:g}): nothing can be learnt; "
+    if only == 0:
+        return every + "all answers may be wrong (tasks too hard), or the judge never recognizes a right one"
+    if only == 1:
+        return every + "all answers may be right (tasks too easy), or the judge accepts anything"
+    return every + "the judge seems to be constant"
+
+
+def _remarks(found: RolloutStatistics, calls: Sequence[Call]) -> list[str]:
+    """What is worth knowing, but in nobody's way."""
+    remarks = []
+    num_failed = sum(found.failures.values())
+    if 0 < num_failed <= FAILED_TOO_OFTEN * found.num_rollouts:
+        remarks.append(f"{num_failed} of {found.num_rollouts} rollouts failed: {_first_failures(found)}")
+    if found.retries:
+        outcomes = [outcome for outcome in found.retries if outcome not in found.failures]
+        if outcomes:
+            first = "; ".join(
+                f"{outcome.value}: {found.first_errors.get(outcome, 'no message')}" for outcome in outcomes
+            )
+            remarks.append(f"{sum(found.retries.values())} attempts failed and were repeated: {first}")
+    if found.truncated_share > TRUNCATED_TOO_OFTEN:
+        remarks.append(
+            f"{_percent(found.truncated_share)} of the calls stopped at their token limit: raise model.max_tokens "
+            "(and model.max_model_len), or ask for shorter answers"
+        )
+    offered = [call for call in calls if call.tools]
+    if offered and not any(call.response.get("tool_calls") for call in offered):
+        remarks.append(
+            "tools were offered, but no answer called one: check model.tool_call_parser and the model's chat template"
+        )
+    if found.num_without_calls and calls:
+        remarks.append(
+            f"{found.num_without_calls} of {found.num_rollouts} rollouts made no model call: they teach nothing"
+        )
+    return remarks
+
+
+def _first_failures(found: RolloutStatistics) -> str:
+    if not found.failures:
+        return "there were none"
+    return "; ".join(
+        f"{count} x {outcome.value} ({found.first_errors.get(outcome, 'no message')})"
+        for outcome, count in found.failures.items()
+    )
+
+
+def _rewards(task: TaskCheck) -> str:
+    shown = " ".join("fail" if reward is None else f"{reward:.4g}" for reward in task.rewards[:MAX_REWARDS_SHOWN])
+    more = len(task.rewards) - MAX_REWARDS_SHOWN
+    return shown + (f" and {more} more" if more > 0 else "")
+
+
+def _percent(share: float) -> str:
+    return "none" if not share > 0 else f"{100 * share:.0f}%"

@@ -1,0 +1,87 @@
+"""Says where in the user's code something happened, and an error in one line.
+
+In: exceptions and stack frames. Out: text like `KeyError: 'x' (agent.py:12 in run_agent)`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+PACKAGE = str(Path(__file__).resolve().parent.parent)
+LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+MAX_CHARACTERS = 300
+
+
+def is_user_code(filename: str) -> bool:
+    """Whether a source file is neither ours nor a library's."""
+    if filename.startswith(PACKAGE):
+        return False
+    return not (filename.startswith(("<frozen", "<string")) or filename.startswith(LIBRARIES))
+
+
+def place_of_error(error: BaseException) -> str | None:
+    """`file:line in function` of the innermost user frame that the error passed through, else of the innermost one."""
+    frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    return _innermost(frames)
+
+
+def place_of_frame(frame: FrameType | None, *, user_only: bool = False) -> str | None:
+    """The same for what a thread is doing now. None if no user code (or nothing but ours) is on its stack."""
+    frames: list[tuple[CodeType, int]] = []
+    while frame is not None:
+        frames.append((frame.f_code, frame.f_lineno))
+        frame = frame.f_back
+    frames.reverse()
+    if user_only:
+        frames = [pair for pair in frames if is_user_code(pair[0].co_filename)]
+    return _innermost(frames)
+
+
+def place_of_task(task: asyncio.Task[Any] | None) -> str | None:
+    """The same for what a suspended task is waiting in."""
+    frames: list[tuple[CodeType, int]] = []
+    waiting: Any = task.get_coro() if task is not None else None
+    while (frame := getattr(waiting, "cr_frame", None)) is not None:
+        frames.append((frame.f_code, frame.f_lineno))
+        waiting = waiting.cr_await
+    return _innermost(frames)
+
+
+def describe(error: BaseException) -> str:
+    """One line: kind, message, where."""
+    message = " ".join(str(error).split())
+    if len(message) > MAX_CHARACTERS:
+        message = message[: MAX_CHARACTERS - 3] + "..."
+    place = place_of_error(error)
+    return type(error).__name__ + (f": {message}" if message else "") + (f" ({place})" if place else "")
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, what it was raised `from`, and the members of exception groups."""
+    yield error
+    if isinstance(error, BaseExceptionGroup):
+        for member in error.exceptions:
+            yield from causes(member)
+    if error.__cause__ is not None:
+        yield from causes(error.__cause__)
+
+
+def _innermost(frames: list[tuple[CodeType, int]]) -> str | None:
+    """The last of the frames (outermost first) that is the user's; without one, the last that is not ours."""
+    users = [frame for frame in frames if is_user_code(frame[0].co_filename)]
+    foreign = [frame for frame in frames if not frame[0].co_filename.startswith(PACKAGE)]
+    if not (users or foreign):
+        return None
+    code, line = (users or foreign)[-1]
+    return f"{_short(code.co_filename)}:{line} in {code.co_name}"
+
+
+def _short(filename: str) -> str:
+    path = Path(filename)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename

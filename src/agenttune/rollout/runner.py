@@ -1,0 +1,324 @@
+"""Runs workflows, many at a time, and gives groups of scored rollouts.
+
+In: `Task`s and an `open_session` function. Out: `Group`s as futures. Threads: the caller's (which may run an event loop
+of its own, as in a notebook), the runner's (only our code: slots, time limits, retries), and the user loop.
+
+    submit ─► group ─► rollout 0..G-1 ─► slot ─► attempt 0, 1, .. ─► [user loop: workflow ─► judge]
+                                                     └─ time limit: revoke the session, cancel, go on
+
+What is retried: failures that the model did not cause, in a fresh session, up to `max_attempts`; then the rollout is
+excluded (no reward). Its siblings go on. Bad input stops everything, with its own message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import functools
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from agenttune.config.run import RolloutConfig
+from agenttune.errors import RolloutError
+from agenttune.rollout.attempt import Ended, OpenedSession, Session, UserFunctions
+from agenttune.rollout.places import describe, place_of_task
+from agenttune.rollout.user_loop import (
+    GRACE_S,
+    WATCH_EVERY_S,
+    LoopAbandonedError,
+    LoopBlockedError,
+    Run,
+    UserLoop,
+)
+from agenttune.types import MODEL_CAUSED, Call, Group, Outcome, Rollout, Task
+
+log = logging.getLogger("agenttune.rollout")
+
+OpenSession = Callable[[str, int], Session]
+"""(rollout id, 64-bit noise seed) -> session."""
+OnRollout = Callable[[Rollout], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ticket:
+    """One rollout to run."""
+
+    task: Task
+    group_id: str
+    index: int
+    open_session: OpenSession
+
+    @property
+    def id(self) -> str:
+        return f"{self.group_id}/{self.index}"
+
+
+class RolloutRunner:
+    """Runs `workflow` (and `judge`) on tasks, `group_size` times each.
+
+    Raises `ConfigError` at once if a signature is wrong. Close it when done. Runners of one program should share a
+    `user_loop` (which the caller closes): what user code keeps between rollouts, such as a client of its own, belongs
+    to the event loop that it was made on.
+    """
+
+    def __init__(
+        self,
+        workflow: Callable[..., Any],
+        judge: Callable[..., Any] | None,
+        open_session: OpenSession,
+        config: RolloutConfig,
+        group_size: int,
+        seed: int,
+        auxiliary_models: Mapping[str, Any] | None = None,
+        user_loop: UserLoop | None = None,
+    ) -> None:
+        self._functions = UserFunctions(workflow, judge, auxiliary_models or {})
+        self._open_session = open_session
+        self._config = config
+        self._group_size = group_size
+        self._seed = seed
+        self._users = user_loop or UserLoop()
+        self._owns_users = user_loop is None
+        self._fatal: Exception | None = None
+        self._closed = False
+        self._groups: set[asyncio.Task[Any]] = set()
+        self._warned_ignored = False
+        self._loop = asyncio.new_event_loop()
+        self._slots = asyncio.Semaphore(config.max_concurrent_rollouts)
+        self._thread = threading.Thread(target=self._serve, name="agenttune-rollouts", daemon=True)
+        self._thread.start()
+
+    def submit(
+        self,
+        task: Task,
+        group_id: str,
+        version: int,
+        group_size: int | None = None,
+        on_rollout: OnRollout | None = None,
+        open_session: OpenSession | None = None,
+    ) -> Future[Group]:
+        """Start a group; rollouts start in the order of submission, as slots become free.
+
+        `group_id` decides the noise, so it must be the same in a repeated run. `on_rollout` is called on the runner's
+        thread with each finished rollout, and must be quick. `open_session` replaces the runner's own (evaluation). The future raises `ConfigError` or `DatasetError` for bad
+        input, in any group.
+        """
+        if self._closed:
+            raise RolloutError("the rollout runner is closed")
+        size = self._group_size if group_size is None else group_size
+        opener = open_session or self._open_session
+        tickets = [_Ticket(task=task, group_id=group_id, index=i, open_session=opener) for i in range(size)]
+        group = self._group(task, group_id, version, tickets, on_rollout)
+        return asyncio.run_coroutine_threadsafe(group, self._loop)
+
+    def run(
+        self,
+        tasks: Sequence[Task],
+        *,
+        group_ids: Sequence[str],
+        version: int = 0,
+        group_size: int | None = None,
+        on_rollout: OnRollout | None = None,
+        open_session: OpenSession | None = None,
+    ) -> list[Group]:
+        """Run a group for each task and wait for all of them. Ctrl-C cancels them."""
+        futures = [
+            self.submit(task, group_id, version, group_size, on_rollout, open_session)
+            for task, group_id in zip(tasks, group_ids, strict=True)
+        ]
+        try:
+            concurrent.futures.wait(futures, return_when=concurrent.futures.FIRST_EXCEPTION)
+            return [future.result() for future in futures]
+        finally:
+            for future in futures:
+                future.cancel()
+
+    def close(self) -> None:
+        """Cancel what runs, revoke its sessions, end the threads. May be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        if self._owns_users:
+            self._users.close()
+
+    def __enter__(self) -> RolloutRunner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        self._loop.close()
+
+    async def _cancel_all(self) -> None:
+        groups = tuple(self._groups)
+        for group in groups:
+            group.cancel()
+        if groups:
+            await asyncio.wait(groups)
+
+    async def _group(
+        self, task: Task, group_id: str, version: int, tickets: Sequence[_Ticket], on_rollout: OnRollout | None
+    ) -> Group:
+        if self._fatal is not None:
+            raise self._fatal
+        this = asyncio.current_task()
+        assert this is not None
+        self._groups.add(this)
+        members = [asyncio.create_task(self._rollout(ticket, on_rollout)) for ticket in tickets]
+        try:
+            ended = await asyncio.gather(*members)
+        except asyncio.CancelledError:
+            if self._fatal is not None:
+                raise self._fatal from None
+            raise
+        except Exception as error:  # bad input, or a defect of ours: nothing can go on
+            self._fatal = self._fatal or error
+            for other in (*members, *(self._groups - {this})):
+                other.cancel()
+            await asyncio.wait(members)
+            raise
+        finally:
+            self._groups.discard(this)
+        return Group(
+            id=group_id,
+            task=task,
+            version=version,
+            rollouts=tuple(attempts[-1] for attempts in ended),
+            attempts=tuple(rollout for attempts in ended for rollout in attempts[:-1]),
+        )
+
+    async def _rollout(self, ticket: _Ticket, on_rollout: OnRollout | None) -> list[Rollout]:
+        """All attempts of one rollout, the one that counts last."""
+        attempts: list[Rollout] = []
+        failed = 0
+        async with self._slots:
+            while True:
+                rollout, counts = await self._attempt(ticket, len(attempts))
+                attempts.append(rollout)
+                failed += counts
+                final = rollout.outcome == Outcome.OK or rollout.outcome in MODEL_CAUSED
+                if final or failed >= self._config.max_attempts:
+                    break
+        if on_rollout is not None:
+            on_rollout(rollout)
+        return attempts
+
+    async def _attempt(self, ticket: _Ticket, attempt: int) -> tuple[Rollout, bool]:
+        """One attempt, and whether it counts towards `max_attempts` (not if another rollout hung the loop)."""
+        began = time.monotonic()
+        run: Run | None = None
+        calls: tuple[Call, ...] = ()
+        counts = True
+        try:
+            session = OpenedSession(ticket.open_session(ticket.id, noise_seed(self._seed, ticket.id, attempt)))
+        except Exception as error:  # the failure boundary of the serving side
+            ended = Ended(outcome=Outcome.INFRASTRUCTURE, error=describe(error))
+        else:
+            code = functools.partial(self._functions.attempt, ticket.task, session)
+            run = self._users.start(code, label=ticket.id, timeout_s=self._config.timeout_s)
+            try:
+                ended, counts = await self._supervise(run, session)
+            finally:
+                if not run.future.done():
+                    self._users.cancel(run)
+                calls = session.close()
+        if run is not None and run.started.done():
+            began = run.started.result()
+        reward = self._config.failure_reward if ended.outcome in MODEL_CAUSED else ended.reward
+        rollout = Rollout(
+            id=ticket.id,
+            group_id=ticket.group_id,
+            task_id=ticket.task.id,
+            index=ticket.index,
+            attempt=attempt,
+            calls=calls,
+            outcome=ended.outcome,
+            reward=reward,
+            metrics=ended.metrics,
+            error=ended.error,
+            seconds=time.monotonic() - began,
+        )
+        return rollout, counts
+
+    async def _supervise(self, run: Run, session: OpenedSession) -> tuple[Ended, bool]:
+        """Wait for the run, at most for the time limit from its start; then revoke, cancel, and go on."""
+        changed = self._signal(run)
+        while not (run.started.done() or run.future.done()):
+            await changed.wait()
+            changed.clear()
+        timed_out: str | None = None
+        if not run.future.done() and not await _resolved(run, changed, run.started.result() + run.timeout_s):
+            place = place_of_task(run.task)
+            timed_out = f"no result within the time limit of {run.timeout_s:g} s" + (f" ({place})" if place else "")
+            session.close()
+            self._users.cancel(run)
+            await self._wait_for_end(run, changed)
+        error = run.future.exception() if run.future.done() else None
+        if isinstance(error, LoopBlockedError):
+            return Ended(outcome=Outcome.BLOCKED_LOOP, error=str(error)), True
+        if isinstance(error, LoopAbandonedError):
+            return Ended(outcome=Outcome.INFRASTRUCTURE, error=f"interrupted: {error}"), not error.culprit_known
+        if timed_out is not None:
+            return Ended(outcome=Outcome.TIMEOUT, error=timed_out), True
+        if isinstance(error, asyncio.CancelledError):
+            return Ended(outcome=Outcome.CANCELLED, error="the user loop was closed"), True
+        if error is not None:
+            assert isinstance(error, Exception)
+            raise error
+        ended: Ended = run.future.result()
+        return ended, True
+
+    async def _wait_for_end(self, run: Run, changed: asyncio.Event) -> None:
+        """Give a cancelled run its grace. While the loop hangs, wait: the watchdog finds out who did it."""
+        while not await _resolved(run, changed, time.monotonic() + GRACE_S):
+            if not self._users.is_blocked():
+                if not self._warned_ignored:
+                    self._warned_ignored = True
+                    log.warning(
+                        "rollout %s ignores its cancellation (time limit): left behind, others go on", run.label
+                    )
+                return
+            await asyncio.sleep(WATCH_EVERY_S)
+
+    def _signal(self, run: Run) -> asyncio.Event:
+        """An event on our loop that is set when the run starts and when it ends."""
+        changed = asyncio.Event()
+
+        def notify(_: Future[Any]) -> None:
+            if not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(changed.set)
+
+        run.started.add_done_callback(notify)
+        run.future.add_done_callback(notify)
+        return changed
+
+
+def noise_seed(seed: int, rollout_id: str, attempt: int) -> int:
+    """The 64-bit key of an attempt's noise: a function of these three alone, whatever runs beside it."""
+    key = f"{seed}|{rollout_id}|{attempt}".encode()
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest())
+
+
+async def _resolved(run: Run, changed: asyncio.Event, deadline: float) -> bool:
+    """Wait until the run has ended or the deadline (monotonic seconds) has passed; whether it has ended."""
+    try:
+        async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+            while not run.future.done():
+                changed.clear()
+                if not run.future.done():
+                    await changed.wait()
+    except TimeoutError:
+        pass
+    return run.future.done()

@@ -1,0 +1,227 @@
+"""Checkpoints: Hugging Face directories that transformers and vLLM load as they are, plus `trainer_state/` for resume.
+
+In: a model, optimizer tensors and a JSON state. Out: `global_step_N/` in the run directory, either whole or not there,
+with `latest` and `best` pointing to one of them. Weights are stored in the type that the run computes in, since that
+model was evaluated; where that is not fp32, the fp32 master weights lie in `trainer_state/`.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from agenttune.errors import CheckpointError
+
+Pointer = Literal["latest", "best"]
+PREFIX = "global_step_"
+STATE = "trainer_state"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """What a checkpoint holds for resume. `weights` are the fp32 master weights by name."""
+
+    weights: dict[str, torch.Tensor]
+    optimizer_tensors: dict[str, torch.Tensor]
+    random_state: dict[str, torch.Tensor]
+    state: dict[str, Any]
+
+
+def save(
+    directory: Path,
+    *,
+    module: Any,
+    weights: Mapping[str, torch.Tensor],
+    compute_dtype: torch.dtype,
+    optimizer_tensors: Mapping[str, torch.Tensor],
+    state: Mapping[str, Any],
+) -> None:
+    """Write a checkpoint at `directory`, replacing one that is there. `state` must be JSON.
+
+    `weights` are the fp32 parameters of `module`; tokenizer, chat template and generation config are the files of the
+    local directory that it came from. Raises `CheckpointError` (a full disk, say); then what was at `directory` stays
+    and nothing else is left behind.
+    """
+
+    def write(partial: Path) -> None:
+        _write_model(partial, module, compute_dtype)
+        _copy_unchanged(Path(module.config._name_or_path), partial)
+        inner = partial / STATE
+        inner.mkdir()
+        if compute_dtype != torch.float32:
+            save_file(_on_cpu(weights), inner / "weights.safetensors")
+        save_file(_on_cpu(optimizer_tensors), inner / "optimizer.safetensors")
+        save_file(_random_state(), inner / "random.safetensors")
+        (inner / "state.json").write_text(json.dumps(state, indent=2) + "\n")
+
+    write_directory(directory, write)
+
+
+def load(directory: Path) -> Saved:
+    """Read a checkpoint back. Raises `CheckpointError` if something is missing or cannot be read."""
+    inner = directory / STATE
+    master = inner / "weights.safetensors"
+    try:
+        weights: dict[str, torch.Tensor] = {}
+        for file in [master] if master.exists() else sorted(directory.glob("*.safetensors")):
+            weights |= load_file(file)
+        return Saved(
+            weights=weights,
+            optimizer_tensors=load_file(inner / "optimizer.safetensors"),
+            random_state=load_file(inner / "random.safetensors"),
+            state=json.loads((inner / "state.json").read_text()),
+        )
+    except (OSError, SafetensorError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"cannot resume from {directory}: {error}") from error
+
+
+def copy_into(
+    parameters: Mapping[str, torch.nn.Parameter], weights: Mapping[str, torch.Tensor], directory: Path
+) -> None:
+    """Overwrite parameters with the weights of the same names.
+
+    Raises `CheckpointError`, with nothing changed, if one is missing or differs in shape.
+    """
+    for name, parameter in parameters.items():
+        found = tuple(weights[name].shape) if name in weights else "nothing"
+        if found != tuple(parameter.shape):
+            raise CheckpointError(
+                f"{directory} is not a checkpoint of this model: {name} should have shape {tuple(parameter.shape)}, "
+                f"found {found}"
+            )
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(weights[name])
+
+
+def set_random_state(random_state: Mapping[str, torch.Tensor]) -> None:
+    """Set torch's generators to a saved state."""
+    torch.set_rng_state(random_state["cpu"])
+    if "cuda" in random_state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(random_state["cuda"])
+
+
+def step_directory(root: Path, step: int) -> Path:
+    """Where the checkpoint after this step is."""
+    return root / f"{PREFIX}{step}"
+
+
+def write_directory(directory: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a temporary sibling, flush it to the disk, and rename it to `directory`: whole, or not there.
+
+    Raises `CheckpointError` if anything cannot be written; the sibling is removed, what was at `directory` stays.
+    """
+    partial = directory.with_name(f".{directory.name}.partial")
+    replaced = directory.with_name(f".{directory.name}.replaced")
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(partial, ignore_errors=True)  # left by a run that was killed while writing
+        shutil.rmtree(replaced, ignore_errors=True)
+        partial.mkdir()
+        write(partial)
+        for path in (*partial.rglob("*"), partial):
+            _flush(path)
+        if directory.exists():
+            directory.rename(replaced)
+        partial.rename(directory)
+        _flush(directory.parent)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        if replaced.exists() and not directory.exists():
+            replaced.rename(directory)
+        raise CheckpointError(
+            f"could not write the checkpoint {directory}: {error}. Earlier checkpoints are untouched"
+        ) from error
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def point(root: Path, name: Pointer, target: Path) -> None:
+    """Make `root/name` a link to a directory in `root`, in one move; a text file with its name where links are
+    impossible.
+    """
+    partial = root / f".{name}.partial"
+    partial.unlink(missing_ok=True)
+    try:
+        partial.symlink_to(target.name, target_is_directory=True)
+    except (OSError, NotImplementedError):  # a file system or user without symbolic links
+        partial.write_text(target.name + "\n")
+    partial.replace(root / name)
+
+
+def pointed(root: Path, name: Pointer) -> Path | None:
+    """The checkpoint that `root/name` points to, if it is there."""
+    pointer = root / name
+    if pointer.is_symlink():
+        target = root / os.readlink(pointer)
+    elif pointer.is_file():
+        target = root / pointer.read_text().strip()
+    else:
+        return None
+    return target if target.is_dir() else None
+
+
+def prune(root: Path, keep: int) -> list[Path]:
+    """Remove all checkpoints but the best, the latest, and the `keep` newest others; returns what was removed."""
+    kept = {pointed(root, "latest"), pointed(root, "best")}
+    steps = _steps(root)
+    others = sorted((path for path in steps if path not in kept), key=steps.__getitem__, reverse=True)
+    for path in others[keep:]:
+        shutil.rmtree(path)
+    return others[keep:]
+
+
+def _steps(root: Path) -> dict[Path, int]:
+    """Checkpoints and their steps."""
+    found = {path: path.name.removeprefix(PREFIX) for path in root.glob(f"{PREFIX}*") if path.is_dir()}
+    return {path: int(number) for path, number in found.items() if number.isdigit()}
+
+
+def _write_model(directory: Path, module: Any, dtype: torch.dtype) -> None:
+    tensors = {name: tensor.to(dtype) for name, tensor in module.state_dict().items()}
+    original = module.config
+    module.config = copy.deepcopy(original)
+    module.config.dtype = dtype
+    try:
+        module.save_pretrained(directory, state_dict=tensors)
+    finally:
+        module.config = original
+
+
+def _copy_unchanged(source: Path, directory: Path) -> None:
+    """Tokenizer, chat template and generation config byte for byte, if the model came from a local directory."""
+    if not source.is_dir():
+        return
+    for file in source.iterdir():
+        weights = file.suffix in {".safetensors", ".bin", ".pt", ".pth"} or file.name.endswith(".index.json")
+        if file.is_file() and not weights and file.name != "config.json":
+            shutil.copyfile(file, directory / file.name)
+
+
+def _random_state() -> dict[str, torch.Tensor]:
+    state = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def _on_cpu(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file or directory entry is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

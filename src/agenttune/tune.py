@@ -1,0 +1,348 @@
+"""`tune()`: the whole line, from a workflow function to a better model with the evidence.
+
+In: the user's functions, dataset, model, algorithm; or a configuration file. Out: a `TuneResult` and the run directory.
+Everything that can be checked without loading a model is checked first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agenttune.algorithm.presets import Algorithm
+from agenttune.algorithm.presets import resolve as resolve_algorithm
+from agenttune.config.load import Resolved, load_yaml, resolve, value_leaves
+from agenttune.config.public import AlgorithmConfig, DatasetConfig, MonitorType, TunerModelConfig
+from agenttune.config.run import RunConfig
+from agenttune.errors import ConfigError, ModelError, NoSignalError
+from agenttune.execution.model_files import model_folder
+from agenttune.monitor.curve import draw_reward_curve
+from agenttune.monitor.display import Display
+from agenttune.monitor.metrics import check_monitor, open_monitor
+from agenttune.monitor.statistics import Evaluation
+from agenttune.monitor.summary import Summary, peak_memory_mb, process_seconds, write_summary
+from agenttune.rollout.check import CheckReport, check_groups
+from agenttune.rollout.signature import judge_arguments, workflow_arguments
+from agenttune.tasks.order import TaskOrder, hold_out
+from agenttune.tasks.source import load_tasks
+from agenttune.types import Task
+
+if TYPE_CHECKING:
+    from agenttune.execution.local import Serving
+    from agenttune.execution.run_directory import RunDirectory
+    from agenttune.loop import Loop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneResult:
+    """What came out of a run.
+
+    `model_dir` is the checkpoint of the last step, a Hugging Face directory; `best_model_dir` the one that evaluated best.
+    `before` and `after` hold the reward of every held-out task, greedy and sampled; None where nothing was evaluated.
+    """
+
+    run_dir: Path
+    model_dir: Path
+    best_model_dir: Path
+    before: Evaluation | None
+    after: Evaluation | None
+    steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Data:
+    """The tasks to train on, those held out, further sets by name, and what to tell the user about them."""
+
+    training: Sequence[Task]
+    held_out: Sequence[Task]
+    further: Mapping[str, Sequence[Task]]
+    messages: tuple[str, ...]
+
+
+def tune(
+    *,
+    workflow_func: Callable[..., Any],
+    judge_func: Callable[..., Any] | None = None,
+    train_dataset: DatasetConfig | None = None,
+    eval_dataset: DatasetConfig | None = None,
+    model: TunerModelConfig | None = None,
+    auxiliary_models: Mapping[str, TunerModelConfig] | None = None,
+    algorithm: AlgorithmConfig | None = None,
+    project_name: str | None = None,
+    experiment_name: str | None = None,
+    monitor_type: MonitorType | None = None,
+    config_path: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> TuneResult:
+    """Tune the model inside an agent with reinforcement learning.
+
+    `workflow_func` is `async def (task, model)` and runs the agent on one task; `judge_func` is `async def (task, response)`
+    and scores its response (without it the workflow returns the reward). `config_path` names a YAML file, `settings` holds
+    further settings in the same layout (`{"rollout": {"timeout_s": 60}}`, or with dotted keys); arguments override both,
+    and each override is printed. A fixed `experiment_name` continues that run from its last checkpoint.
+
+    Works in a script and in a notebook. Raises `ConfigError`, `DatasetError` or `ModelError` for bad input, before
+    anything is loaded where that is possible; `RolloutError` when too many rollouts fail; `ParityError` when the
+    trainer's logprobs differ from the engine's. Ctrl-C saves a checkpoint and raises `KeyboardInterrupt`.
+    """
+    arguments = {
+        "train_dataset": train_dataset,
+        "eval_dataset": eval_dataset,
+        "model": model,
+        "auxiliary_models": auxiliary_models or None,
+        "algorithm": algorithm,
+        "project": project_name,
+        "name": experiment_name,
+        "monitor_type": monitor_type,
+    }
+    resolved = resolve(load_yaml(config_path) if config_path is not None else None, settings, arguments)
+    return run_config(resolved, workflow_func, judge_func, Path(config_path) if config_path is not None else None)
+
+
+def run_config(
+    resolved: Resolved,
+    workflow: Callable[..., Any],
+    judge: Callable[..., Any] | None,
+    config_path: Path | None = None,
+) -> TuneResult:
+    """Run a resolved configuration; what `tune()` and `agenttune run` share."""
+    with open_loop(resolved, workflow, judge, config_path) as (loop, directory):
+        return _run(loop, directory)
+
+
+@contextlib.contextmanager
+def open_loop(
+    resolved: Resolved,
+    workflow: Callable[..., Any],
+    judge: Callable[..., Any] | None,
+    config_path: Path | None = None,
+) -> Iterator[tuple[Loop, RunDirectory]]:
+    """Check everything, put the parts of a run together, and take them apart at the end. Nothing has run yet."""
+    config = resolved.config
+    algorithm = _check_arguments(config, workflow, judge)
+    data = _read_tasks(config)
+    from agenttune.execution.local import Serving
+    from agenttune.execution.run_directory import open_run_directory
+
+    directory = open_run_directory(resolved, config_path)
+    with contextlib.ExitStack() as stack:
+        order = TaskOrder(len(data.training), config.seed, config.algorithm.batch_size)
+        total_steps = config.train_dataset.total_steps or order.num_batches(config.train_dataset.total_epochs)
+        display = Display(total_steps, sys.stdout)
+        stack.callback(display.close)
+        for line in (*resolved.overrides, *data.messages):
+            display.message(line)
+        serving = Serving(config, workflow, judge)
+        stack.callback(serving.close)
+        loop = _assemble(config, algorithm, directory, serving, data, order, total_steps, display)
+        stack.callback(loop.monitor.close)
+        stack.callback(loop.journal.close)
+        yield loop, directory
+
+
+def check_config(
+    resolved: Resolved, workflow: Callable[..., Any], judge: Callable[..., Any] | None, num_tasks: int | None = None
+) -> CheckReport:
+    """Send a handful of tasks through agent and judge, and say whether there is something to learn."""
+    config = resolved.config
+    _check_arguments(config, workflow, judge)
+    data = _read_tasks(config)
+    from agenttune.execution.local import Serving
+
+    serving = Serving(config, workflow, judge)
+    try:
+        return _check(config, serving, data.training, num_tasks or config.check.num_tasks, version=0)
+    finally:
+        serving.close()
+
+
+def _check_arguments(config: RunConfig, workflow: Callable[..., Any], judge: Callable[..., Any] | None) -> Algorithm:
+    """Everything that is known to be wrong before anything is loaded."""
+    workflow_arguments(workflow)
+    if judge is not None:
+        judge_arguments(judge)
+    algorithm = resolve_algorithm(config.algorithm.algorithm_type, config.loss, config.algorithm.group_size)
+    if algorithm.needs_ratio and config.model.top_p < 1.0:
+        raise ConfigError(
+            f"model.top_p is {config.model.top_p:g}, but {config.algorithm.algorithm_type} needs tokens sampled from the "
+            "model's whole distribution: set top_p to 1"
+        )
+    if config.model.temperature == 0.0:
+        raise ConfigError("model.temperature is 0: greedy rollouts are all the same and nothing can be learnt; set it to 1")
+    if config.auxiliary_models:
+        raise ConfigError("auxiliary_models are not available yet: call the other model with a client of your own")
+    for name in ("tensor_parallel_size", "inference_engine_num"):
+        if (value := getattr(config.model, name)) != 1:
+            raise ConfigError(f"model.{name} is {value}, but the embedded engine is one engine on one device: set it to 1")
+    check_monitor(config.monitor_type)
+    model_folder(config.model.model_path)
+    return algorithm
+
+
+def _read_tasks(config: RunConfig) -> _Data:
+    tasks: Sequence[Task] = load_tasks(config.train_dataset)
+    messages: tuple[str, ...] = ()
+    held_out: Sequence[Task] = ()
+    if config.eval_dataset is not None:
+        held_out = load_tasks(config.eval_dataset)
+    elif config.evaluation.hold_out:
+        training, held = hold_out(len(tasks), config.seed)
+        messages = (
+            f"no eval_dataset: {len(held)} of {len(tasks)} tasks are held out for the before/after table "
+            "(evaluation.hold_out: false trains on all)",
+        )
+        held_out, tasks = [tasks[index] for index in held], [tasks[index] for index in training]
+    further = {name: load_tasks(dataset) for name, dataset in config.evaluation.further.items()}
+    return _Data(
+        training=tasks, held_out=held_out[: config.evaluation.max_tasks], further=further, messages=messages
+    )
+
+
+def _assemble(
+    config: RunConfig,
+    algorithm: Algorithm,
+    directory: RunDirectory,
+    serving: Serving,
+    data: _Data,
+    order: TaskOrder,
+    total_steps: int,
+    display: Display,
+) -> Loop:
+    from agenttune.evaluate import Evaluator
+    from agenttune.experience.buffer import Buffer
+    from agenttune.experience.journal import Journal
+    from agenttune.loop import Loop, Progress
+    from agenttune.trainer.trainer import Trainer
+
+    trainer = Trainer.from_pretrained(
+        serving.folder,
+        algorithm=algorithm,
+        config=config.trainer,
+        learning_rate=config.algorithm.learning_rate,
+        planned_updates=total_steps * config.trainer.num_minibatches * config.trainer.epochs,
+        device=config.engine.device,
+        seed=config.seed,
+    )
+    progress = Progress(order=order.state())
+    if directory.checkpoint is not None:
+        progress = Progress.from_json(trainer.restore(directory.checkpoint))
+        order.restore(progress.order)
+        display.message(f"continuing {directory.path.name} after step {progress.step}")
+        serving.publish(trainer.version, trainer.state_tensors())
+    journal = Journal(directory.journal)
+    flat = {".".join(place): value for place, value in value_leaves(config).items()}
+    monitor = open_monitor(
+        directory.path,
+        config.monitor_type,
+        project=config.project,
+        name=directory.path.name,
+        config=flat,
+        resume_step=progress.step if directory.checkpoint is not None else None,
+    )
+    evaluator = None
+    if data.held_out:
+        evaluator = Evaluator(
+            runner=serving.runner,
+            modes=serving.modes,
+            tasks=data.held_out,
+            further=data.further,
+            progress=display.evaluation,
+            message=display.message,
+        )
+    return Loop(
+        config=config,
+        algorithm=algorithm,
+        serving=serving,
+        trainer=trainer,
+        tasks=data.training,
+        order=order,
+        buffer=Buffer(journal),
+        journal=journal,
+        monitor=monitor,
+        display=display,
+        evaluator=evaluator,
+        run_dir=directory.path,
+        total_steps=total_steps,
+        progress=progress,
+        process_seconds=process_seconds,
+    )
+
+
+def _run(loop: Loop, directory: RunDirectory) -> TuneResult:
+    """Check, train, and leave the evidence; also after a failure the files say what there is."""
+    try:
+        if loop.config.check.enabled and loop.progress.step == 0:
+            _check_first(loop)
+        loop.run()
+    finally:
+        _write_outcome(loop, directory)
+    from agenttune.trainer.checkpoint import pointed
+
+    progress, display = loop.progress, loop.display
+    if progress.before is not None and progress.after is not None:
+        display.table(progress.before, progress.after)
+    model_dir = pointed(directory.path, "latest")
+    assert model_dir is not None, "the last step is always saved"
+    display.usage(directory.path, model_dir, directory.picture, tensorboard=loop.config.monitor_type == "tensorboard")
+    return TuneResult(
+        run_dir=directory.path,
+        model_dir=model_dir,
+        best_model_dir=pointed(directory.path, "best") or model_dir,
+        before=progress.before,
+        after=progress.after,
+        steps=progress.step,
+    )
+
+
+def _check_first(loop: Loop) -> None:
+    """The brief pre-flight check; its findings are printed. Raises `NoSignalError` where the settings ask for it."""
+    report = _check(loop.config, loop.serving, loop.tasks, loop.config.check.num_tasks, loop.trainer.version)
+    for line in _brief(report):
+        loop.display.message(line)
+    if not report.has_signal and loop.config.check.stop_without_signal:
+        raise NoSignalError(
+            "check: every reward was the same, so there is nothing to learn from; "
+            "check.stop_without_signal: false goes on all the same"
+        )
+
+
+def _brief(report: CheckReport) -> list[str]:
+    found = report.statistics
+    line = (
+        f"check: {found.num_rollouts} rollouts of {found.num_groups} tasks, reward {found.reward_mean:.3f}, "
+        f"{found.num_groups - found.num_flat_groups} tasks with differing rewards, {report.seconds:.2f} s a rollout: "
+        f"{'ready' if report.ready else 'not ready'}"
+    )
+    return [line, *(f"  ! {finding}" for finding in report.findings)]
+
+
+def _check(config: RunConfig, serving: Serving, tasks: Sequence[Task], num_tasks: int, version: int) -> CheckReport:
+    chosen = tasks[:num_tasks]
+    groups = serving.runner.run(chosen, group_ids=[f"check/{task.id}" for task in chosen], version=version)
+    return check_groups(groups)
+
+
+def _write_outcome(loop: Loop, directory: RunDirectory) -> None:
+    from agenttune.trainer.checkpoint import pointed
+
+    progress = loop.progress
+    summary = Summary(
+        before=progress.before,
+        after=progress.after,
+        seconds=process_seconds(),
+        seconds_to_first_step=progress.seconds_to_first_step,
+        steps=progress.step,
+        rollouts=progress.rollouts,
+        sampled_tokens=progress.sampled_tokens,
+        trained_tokens=progress.trained_tokens,
+        computed_tokens=progress.computed_tokens,
+        peak_memory_mb=peak_memory_mb(),
+        model_dir=pointed(directory.path, "latest"),
+        run_dir=directory.path,
+    )
+    write_summary(directory.summary, summary)
+    draw_reward_curve(directory.metrics, directory.picture, title=directory.path.name)

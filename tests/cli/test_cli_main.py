@@ -1,0 +1,135 @@
+"""The command line: what it takes, what it says, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from agenttune.cli.main import BAD_INPUT, DONE, FAILED, INTERRUPTED, build_parser, main
+from agenttune.errors import ConfigError, DatasetError, EngineError, ModelError, SamplingError
+
+AGENT = "async def run_agent(task, model):\n    return None\n"
+RUN = """\
+workflow: agent.py:run_agent
+train_dataset: {path: tasks.jsonl}
+model: {model_path: model, max_model_len: 64}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    (tmp_path / "agent.py").write_text(AGENT)
+    (tmp_path / "run.yaml").write_text(RUN)
+    return tmp_path / "run.yaml"
+
+
+def ending_with(error: BaseException):
+    def command(arguments: Namespace) -> int:
+        raise error
+
+    return {"run": command}
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("wrong"), BAD_INPUT),
+        (DatasetError("wrong"), BAD_INPUT),
+        (ModelError("wrong"), BAD_INPUT),
+        (SamplingError("wrong"), BAD_INPUT),
+        (EngineError("wrong"), FAILED),
+        (KeyboardInterrupt(), INTERRUPTED),
+    ],
+)
+def test_exit_codes_tell_the_truth_in_one_line(error, code, config: Path, capsys):
+    assert main(["run", "--config", str(config)], ending_with(error)) == code
+    written = capsys.readouterr()
+    assert written.out == ""
+    assert written.err == ("agenttune: interrupted\n" if code == INTERRUPTED else "agenttune: wrong\n")
+
+
+def test_done_is_zero(config: Path):
+    assert main(["run", "--config", str(config)], {"run": lambda arguments: DONE}) == 0
+
+
+def test_a_bug_of_ours_keeps_its_traceback(config: Path):
+    with pytest.raises(ZeroDivisionError):
+        main(["run", "--config", str(config)], ending_with(ZeroDivisionError()))
+
+
+def test_no_arguments_print_help_and_are_bad_input(capsys):
+    assert main([]) == BAD_INPUT
+    assert "usage: agenttune" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["train"],
+        ["run"],
+        ["check", "--config", "run.yaml", "--tasks", "0"],
+        ["eval", "--config", "run.yaml", "--model", "m", "--base-url", "u"],
+    ],
+)
+def test_a_wrong_command_line_is_bad_input(argv, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(argv)
+    assert caught.value.code == BAD_INPUT
+    assert "usage: agenttune" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["run", "--config", "nowhere.yaml"], "cannot read the configuration file nowhere.yaml"),
+        (["run", "--config", "CONFIG", "--set", "algorithm.group_sise=4"], "did you mean 'algorithm.group_size'?"),
+        (["run", "--config", "CONFIG", "--set", "seed"], "key=value"),
+        (["run", "--config", "CONFIG", "--set", "workflow=null"], "'workflow' is missing"),
+        (["check", "--config", "CONFIG", "--set", "workflow=no_module_of_ours:run"], "no module 'no_module_of_ours'"),
+        (["run", "--config", "CONFIG", "--set", "judge=CONFIG"], "a function is named"),
+        (["eval", "--config", "CONFIG", "--base-url", "http://x"], "--base-url needs --model-name"),
+        (["eval", "--config", "CONFIG", "--model-name", "x"], "--model-name belongs to --base-url"),
+        (["eval", "--config", "CONFIG", "--split", "test"], "'eval_dataset.path' is missing"),
+        (
+            ["eval", "--config", "CONFIG", "--base-url", "u", "--model-name", "n", "--api-key-env", "NO_SUCH_VARIABLE"],
+            "NO_SUCH_VARIABLE (--api-key-env) is not set",
+        ),
+    ],
+)
+def test_bad_input_is_one_clear_message(argv, message, config: Path, capsys):
+    assert main([part.replace("CONFIG", str(config)) for part in argv]) == BAD_INPUT
+    written = capsys.readouterr()
+    assert message in written.err
+    assert "Traceback" not in written.err
+
+
+def test_eval_takes_a_model_directory_or_an_endpoint():
+    parsed = build_parser().parse_args(
+        ["eval", "--config", "c", "--model", "m", "--dataset", "d", "--output", "o.json"]
+    )
+    assert (parsed.model, parsed.dataset, parsed.output) == ("m", "d", Path("o.json"))
+
+
+def test_import_and_help_are_light_and_quick():
+    """`import agenttune` loads no torch, transformers or pydantic, and `--help` no more than argparse."""
+    code = (
+        "import sys, time, json; start = time.perf_counter(); import agenttune; took = time.perf_counter() - start\n"
+        "from agenttune.cli.main import build_parser; build_parser().format_help()\n"
+        "heavy = [m for m in ('torch', 'transformers', 'pydantic', 'datasets', 'rich', 'yaml') if m in sys.modules]\n"
+        "print(json.dumps([took, heavy]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    took, heavy = json.loads(done.stdout)
+    assert heavy == []
+    assert took <= 0.2
+
+
+def test_the_installed_command_answers():
+    done = subprocess.run([sys.executable, "-m", "agenttune.cli.main", "--version"], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert done.stdout.startswith("agenttune 0.")

@@ -1,0 +1,231 @@
+"""TRAPS rows 26 and 27: calls belong to their rollout, and only what was delivered is trained."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+import time
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from agenttune.types import CallStatus
+
+USER = [{"role": "user", "content": "hello"}]
+
+
+def test_trap_26_a_thousand_interleaved_rollouts(serve: Any, tokenizer: Any) -> None:
+    """Red when the transports share one key, or `Gateway.start` looks the session up by anything but the key."""
+
+    def script(request: Any) -> str:
+        names = re.findall(r"rollout (\d+)", tokenizer.decode(request.prompt_ids))
+        return f"rollout {names[-1]} heard"
+
+    served = serve(script)
+
+    async def workflow(number: int, session: Any) -> None:
+        messages: list[Any] = [{"role": "user", "content": f"I am rollout {number}"}]
+        for turn in range(2):
+            await asyncio.sleep((number * 7919 % 13) / 1000)
+            reply = await session.model.client.chat.completions.create(model="toy", messages=messages)
+            content = reply.choices[0].message.content
+            assert content == f"rollout {number} heard"
+            messages += [{"role": "assistant", "content": content}, {"role": "user", "content": f"turn {turn}"}]
+
+    async def main() -> list[Any]:
+        sessions = [served.open(f"g/{number}") for number in range(1000)]
+        await asyncio.gather(*(workflow(number, session) for number, session in enumerate(sessions)))
+        return [session.close() for session in sessions]
+
+    for number, calls in enumerate(asyncio.run(main())):
+        assert [call.parent for call in calls] == [None, 0]
+        assert all(call.status == CallStatus.USED for call in calls)
+        for call in calls:
+            assert f"rollout {number} heard" in tokenizer.decode(call.sampled_ids_S)
+            assert f"I am rollout {number}<" in tokenizer.decode(call.prompt_ids_P)
+
+
+def test_trap_26_threads_and_loops_of_their_own(serve: Any, tokenizer: Any) -> None:
+    """As above, with synchronous clients, one loop per thread, and HTTP. Red in the same way."""
+    served = serve(lambda request: tokenizer.decode(request.prompt_ids).split("user\n")[1].split("<")[0])
+    said: dict[int, list[str | None]] = {}
+
+    def work(number: int) -> None:
+        session = served.open(f"g/{number}")
+        messages: Any = [{"role": "user", "content": f"number {number}"}]
+        create = session.model.sync_client.chat.completions.create
+        replies = [create(model="toy", messages=messages)]
+
+        async def again() -> Any:
+            return await session.model.client.chat.completions.create(model="toy", messages=messages)
+
+        replies.append(asyncio.run(again()))
+        with openai.OpenAI(base_url=session.model.base_url, api_key=session.model.api_key) as client:
+            replies.append(client.chat.completions.create(model="toy", messages=messages))
+        said[number] = [reply.choices[0].message.content for reply in replies]
+        assert [call.status for call in session.close()] == [CallStatus.USED] * 3
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert said == {number: [f"number {number}"] * 3 for number in range(12)}
+
+
+def held(serve: Any) -> Any:
+    """A gateway whose engine does not answer until it is released."""
+    served = serve("hi")
+    served.serving.call(served.engine.hold)
+    return served
+
+
+def eventually(condition: Any) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_trap_27_cancelled_call_is_aborted_and_abandoned(serve: Any) -> None:
+    """Red when `AsyncTransport` marks the exchange delivered before the agent's task has it."""
+    served = held(serve)
+    session = served.open()
+
+    async def main() -> None:
+        asking = asyncio.create_task(session.model.client.chat.completions.create(model="toy", messages=USER))
+        await asyncio.to_thread(served.engine.waiting.acquire)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+
+    asyncio.run(main())
+    eventually(lambda: served.engine.cancelled == 1)
+    (call,) = session.close()
+    assert (call.status, call.finish_reason, call.trainable) == (CallStatus.ABANDONED, "abort", False)
+
+
+def test_trap_27_answer_that_comes_after_the_cancellation(serve: Any) -> None:
+    """The engine has sampled, the answer is on its way, the agent's task is cancelled: not trained. Red as above."""
+    served = held(serve)
+    session = served.open()
+
+    async def main() -> None:
+        asking = asyncio.create_task(session.model.client.chat.completions.create(model="toy", messages=USER))
+        await asyncio.to_thread(served.engine.waiting.acquire)
+        served.serving.call(served.engine.release)
+        time.sleep(0.2)  # blocks this loop: the answer waits in its queue
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+
+    asyncio.run(main())
+    (call,) = session.close()
+    assert call.finish_reason == "stop"
+    assert call.status == CallStatus.ABANDONED
+
+
+@pytest.mark.parametrize("kind", ["async", "sync", "http"])
+def test_trap_27_timed_out_call_is_aborted_and_abandoned(serve: Any, kind: str) -> None:
+    """Red when a timeout leaves the request running, or a disconnect is not noticed."""
+    served = held(serve)
+    session = served.open()
+    client = session.model.sync_client
+    if kind == "http":
+        client = openai.OpenAI(base_url=session.model.base_url, api_key=session.model.api_key, max_retries=0)
+
+    def ask() -> None:
+        if kind == "async":
+            asyncio.run(session.model.client.chat.completions.create(model="toy", messages=USER, timeout=0.2))
+        else:
+            client.chat.completions.create(model="toy", messages=USER, timeout=0.2)
+
+    with pytest.raises(openai.APITimeoutError):
+        ask()
+    client.close()
+    eventually(lambda: served.engine.cancelled == 1)
+    assert [call.status for call in session.close()] == [CallStatus.ABANDONED]
+
+
+def test_trap_27_calls_in_flight_when_the_rollout_ends(serve: Any) -> None:
+    """Red when `Session.close` does not cancel its tasks (the agent would wait for ever)."""
+    served = held(serve)
+    session = served.open()
+    errors: list[Exception] = []
+
+    def work() -> None:
+        try:
+            session.model.sync_client.chat.completions.create(model="toy", messages=USER)
+        except openai.AuthenticationError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    served.engine.waiting.acquire()
+    calls = session.close()
+    thread.join(10)
+    assert len(errors) == 1
+    assert [call.status for call in calls] == [CallStatus.ABANDONED]
+    assert session.close() is calls
+    eventually(lambda: served.engine.cancelled == 1)
+
+
+def test_trap_27_of_a_retried_call_only_the_retry_is_used(serve: Any) -> None:
+    """Red when `Session.exchange` ignores the SDK's retry count."""
+    session = serve("hi").open()
+    url = f"{session.model.base_url}/chat/completions"
+    headers = {"Authorization": f"Bearer {session.model.api_key}"}
+    body = {"model": "toy", "messages": USER}
+    for retry in ("0", "1", "2"):
+        assert httpx.post(url, headers={**headers, "x-stainless-retry-count": retry}, json=body).status_code == 200
+    httpx.post(url, headers=headers, json=body)  # the same question asked anew is no retry
+    statuses = [call.status for call in session.close()]
+    assert statuses == [CallStatus.ABANDONED, CallStatus.ABANDONED, CallStatus.USED, CallStatus.USED]
+
+
+def test_trap_27_the_clients_own_retry(serve: Any) -> None:
+    """A client that times out and tries again: the first call is not trained. Red when a timeout does not abort."""
+    served = held(serve)
+    session = served.open()
+
+    def release() -> None:
+        served.engine.waiting.acquire()
+        served.engine.waiting.acquire()
+        served.serving.call(served.engine.release)
+
+    thread = threading.Thread(target=release)
+    thread.start()
+    client = session.model.sync_client.with_options(max_retries=1, timeout=1.0)
+    assert client.chat.completions.create(model="toy", messages=USER).choices[0].message.content == "hi"
+    thread.join(10)
+    assert [call.status for call in session.close()] == [CallStatus.ABANDONED, CallStatus.USED]
+
+
+def test_closing_the_gateway_revokes_every_key(serve: Any) -> None:
+    served = serve("hi")
+    session = served.open()
+    assert session.model.base_url
+    served.serving.run(served.gateway.close())
+    with pytest.raises(openai.AuthenticationError):
+        session.model.sync_client.chat.completions.create(model="toy", messages=USER)
+
+
+def test_a_synchronous_client_on_the_serving_loop_is_refused(serve: Any) -> None:
+    served = serve("hi")
+    session = served.open()
+
+    async def wrong() -> None:
+        session.model.sync_client.chat.completions.create(model="toy", messages=USER)
+
+    with pytest.raises(RuntimeError, match="block the serving loop"):
+        served.serving.run(wrong())
+
+
+def test_unrecorded_sessions_keep_no_calls(serve: Any) -> None:
+    session = serve("hi").open(record=False)
+    session.model.sync_client.chat.completions.create(model="toy", messages=USER)
+    assert session.close() == ()
+    assert session.metrics["num_calls"] == 1

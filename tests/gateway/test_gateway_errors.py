@@ -1,0 +1,150 @@
+"""What the gateway refuses, and how a failure is told apart: by the agent, by the session."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from scripted import ScriptedEngine, toy_tokenizer
+
+from agenttune.errors import ConfigError, EngineError, ModelError
+from agenttune.gateway.gateway import Gateway
+from agenttune.types import CallStatus, Outcome
+
+USER = [{"role": "user", "content": "hello"}]
+TOOL = {"type": "function", "function": {"name": "add"}}
+
+
+def ask(session: Any, **options: Any) -> Any:
+    return session.model.sync_client.chat.completions.create(**{"model": "toy", "messages": USER, **options})
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"frequency_penalty": 0.5}, "frequency_penalty"),
+    ({"logit_bias": {"5": 1}}, "logit_bias"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"temperature": -1}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"n": 0}, "n"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
+    ({"stop": ""}, "stop"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"extra_body": {"min_p": 0.1}}, "min_p"),
+    ({"extra_body": {"top_k": "many"}}, "top_k"),
+    ({"extra_body": {"chat_template_kwargs": {"tokenize": True}}}, "chat_template_kwargs"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "sub"}}}, "tool_choice"),
+    ({"messages": []}, "messages"),
+    ({"messages": [{"role": "owner", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": "x", "mood": "good"}]}, "messages[0].mood"),
+]
+
+
+@pytest.mark.parametrize(("options", "param"), REFUSED, ids=[param for _, param in REFUSED])
+def test_bad_requests_are_refused_by_name(serve: Any, options: dict[str, Any], param: str) -> None:
+    served = serve("hi")
+    session = served.open()
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(session, **options)
+    assert caught.value.param == param
+    assert caught.value.type == "invalid_request_error"
+    assert session.failure is None  # the agent's doing: it shows as the workflow's own error
+    assert served.engine.requests == []
+    assert session.close() == ()
+
+
+@pytest.mark.parametrize(
+    "body", ['{"model": "toy", "messages": [{"role": "user", "content": "\\ud800"}]}', "[1]", "{", '{"model": "toy"}']
+)
+def test_bodies_that_are_no_request(serve: Any, body: str) -> None:
+    session = serve("hi").open()
+    headers = {"Authorization": f"Bearer {session.model.api_key}"}
+    reply = httpx.post(f"{session.model.base_url}/chat/completions", headers=headers, content=body)
+    assert (reply.status_code, reply.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
+def test_harmless_parameters_are_accepted(serve: Any) -> None:
+    session = serve("hi").open()
+    ask(session, user="u", store=False, metadata={"a": "b"}, frequency_penalty=0, response_format={"type": "text"})
+    assert len(session.close()) == 1
+
+
+def test_another_model_is_not_found(serve: Any) -> None:
+    with pytest.raises(openai.NotFoundError, match="use 'toy'"):
+        ask(serve("hi").open(), model="gpt-9")
+
+
+def test_prompt_longer_than_the_context(serve: Any) -> None:
+    session = serve("hi", max_model_len=20).open()
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(session, messages=[{"role": "user", "content": "word " * 50}])
+    assert caught.value.code == "context_length_exceeded"
+    assert session.failure == Outcome.CONTEXT_OVERFLOW
+    assert session.close() == ()
+
+
+def test_call_limit_counts_choices(serve: Any) -> None:
+    session = serve("hi").open(max_calls=3)
+    ask(session, n=2)
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(session, n=2)
+    assert caught.value.code == "call_limit_exceeded"
+    assert session.failure == Outcome.CALL_LIMIT
+    ask(session)
+    assert len(session.close()) == 3
+
+
+def test_engine_failure_is_infrastructure(serve: Any) -> None:
+    def script(request: Any) -> str:
+        raise EngineError("out of memory")
+
+    session = serve(script).open()
+    with pytest.raises(openai.InternalServerError, match="out of memory"):
+        ask(session)
+    assert session.failure == Outcome.INFRASTRUCTURE
+    assert session.failure_reason == "EngineError: out of memory"
+    (call,) = session.close()
+    assert call.status == CallStatus.ABANDONED
+    assert len(call.sampled_ids_S) == 0
+
+
+def test_one_failed_choice_fails_the_request(serve: Any) -> None:
+    def script(request: Any) -> str:
+        if len(served.engine.requests) == 2:
+            raise EngineError("broken")
+        return "hi"
+
+    served = serve(script)
+    session = served.open()
+    with pytest.raises(openai.InternalServerError):
+        ask(session, n=2)
+    assert not any(call.trainable for call in session.close())
+
+
+def test_revoked_key(serve: Any) -> None:
+    session = serve("hi").open()
+    session.close()
+    with pytest.raises(openai.AuthenticationError):
+        ask(session)
+    assert session.close() == ()
+
+
+def test_template_errors_are_the_request(serve: Any) -> None:
+    tokenizer = toy_tokenizer()
+    tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(openai.BadRequestError, match="roles must alternate"):
+        ask(serve("hi", tokenizer=tokenizer).open())
+
+
+def test_a_gateway_that_cannot_work_is_refused(serving: Any) -> None:
+    tokenizer = toy_tokenizer()
+    engine = ScriptedEngine(tokenizer, lambda request: "hi")
+    with pytest.raises(ConfigError, match="'hermes'"):
+        Gateway(engine, tokenizer, model_name="toy", loop=serving.loop, tool_call_parser="json")
+    tokenizer.chat_template = None
+    with pytest.raises(ModelError, match="chat template"):
+        Gateway(engine, tokenizer, model_name="toy", loop=serving.loop)

@@ -1,0 +1,125 @@
+"""The engine against plain transformers: same greedy tokens, same logprobs, for every family and any mixture of requests."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from toy_engines import (
+    END,
+    FAMILIES,
+    VOCAB,
+    full_logits,
+    make_engine,
+    make_model,
+    prompt_of,
+    request,
+    run_all,
+    scored,
+)
+
+RAGGED = [prompt_of(length, length) for length in (1, 3, 10, 30, 61, 64, 65, 90)]
+SHARED = [prompt_of(40, 99) + prompt_of(extra, extra) for extra in (1, 5, 25)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_equals_transformers_generate(family: str) -> None:
+    reference, engine = make_model(family), make_engine(make_model(family))
+    prompts = RAGGED + SHARED
+    generations = run_all(engine, [request(prompt, temperature=0.0, max_tokens=24) for prompt in prompts])
+    for prompt, generation in zip(prompts, generations, strict=True):
+        expected = reference.generate(torch.tensor([prompt]), max_new_tokens=24, do_sample=False)[0, len(prompt) :]
+        assert generation.ids.tolist() == expected.tolist()
+        torch.testing.assert_close(
+            torch.tensor(generation.logprobs), scored(reference, prompt, generation), atol=1e-4, rtol=0
+        )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logprobs_equal_a_full_forward_over_three_calls(family: str) -> None:
+    """Ragged requests at once, then twice their continuations (prefix reuse), at different temperatures."""
+    reference, engine = make_model(family), make_engine(make_model(family))
+    prompts = RAGGED + SHARED
+    for call in range(3):
+        temperatures = [(0.7, 1.0, 1.6)[(index + call) % 3] for index in range(len(prompts))]
+        generations = run_all(
+            engine,
+            [
+                request(prompt, temperature=temperature, max_tokens=5 + index % 13, noise=1000 * call + index)
+                for index, (prompt, temperature) in enumerate(zip(prompts, temperatures, strict=True))
+            ],
+        )
+        for prompt, temperature, generation in zip(prompts, temperatures, generations, strict=True):
+            expected = scored(reference, prompt, generation, temperature)
+            torch.testing.assert_close(torch.tensor(generation.logprobs), expected, atol=1e-4, rtol=0)
+        prompts = [
+            [*prompt, *generation.ids.tolist(), *prompt_of(4, call)]
+            for prompt, generation in zip(prompts, generations, strict=True)
+        ]
+    assert engine.stats.reused_tokens > engine.stats.computed_tokens / 2
+
+
+@pytest.mark.parametrize(("top_p", "top_k"), [(0.6, 0), (1.0, 3), (0.8, 5)])
+def test_trap_11_logprob_is_of_the_truncated_distribution(top_p: float, top_k: int) -> None:
+    """Red when `sample` gathers from the plain log-softmax instead of the truncated, renormalized one."""
+    reference, engine = make_model("qwen3"), make_engine(make_model("qwen3"))
+    prompts = RAGGED[:5]
+    generations = run_all(
+        engine,
+        [request(p, temperature=0.9, top_p=top_p, top_k=top_k, noise=i, max_tokens=6) for i, p in enumerate(prompts)],
+    )
+    for prompt, generation in zip(prompts, generations, strict=True):
+        logits = full_logits(reference, [*prompt, *generation.ids.tolist()])[len(prompt) - 1 : -1] / 0.9
+        for row, token, logprob in zip(logits, generation.ids, generation.logprobs, strict=True):
+            kept = row.sort(descending=True).indices[: top_k or VOCAB]
+            mass = torch.softmax(row[kept], 0)
+            kept = kept[mass.cumsum(0) - mass < top_p]
+            assert int(token) in kept.tolist()
+            expected = torch.log_softmax(row[kept], 0)[kept.tolist().index(int(token))]
+            assert float(logprob) == pytest.approx(float(expected), abs=1e-4)
+
+
+def test_top_logprobs_are_the_likeliest_of_each_position() -> None:
+    reference, engine = make_model("llama"), make_engine(make_model("llama"))
+    prompt = prompt_of(12, 5)
+    (generation,) = run_all(engine, [request(prompt, top_logprobs=4, max_tokens=6)])
+    logits = full_logits(reference, [*prompt, *generation.ids.tolist()])[len(prompt) - 1 : -1]
+    assert len(generation.top_logprobs) == len(generation.ids)
+    for row, pairs in zip(torch.log_softmax(logits, -1), generation.top_logprobs, strict=True):
+        best = row.topk(4)
+        assert [token for token, _ in pairs] == best.indices.tolist()
+        assert [logprob for _, logprob in pairs] == pytest.approx(best.values.tolist(), abs=1e-4)
+
+
+def test_bfloat16_logprobs_are_near_a_full_forward() -> None:
+    model = make_model("qwen3").to(torch.bfloat16)
+    reference = make_model("qwen3").to(torch.bfloat16)
+    engine = make_engine(model)
+    generations = run_all(engine, [request(prompt, noise=index) for index, prompt in enumerate(RAGGED)])
+    differences = [
+        (torch.tensor(generation.logprobs) - scored(reference, prompt, generation)).abs()
+        for prompt, generation in zip(RAGGED, generations, strict=True)
+    ]
+    assert float(torch.cat(differences).mean()) < 0.05
+
+
+def test_long_prompts_are_computed_in_chunks() -> None:
+    reference, engine = make_model("mistral"), make_engine(make_model("mistral"), max_model_len=500)
+    engine._stepper.prompt_tokens_per_step = 37
+    prompts = [prompt_of(450, 1), prompt_of(200, 2), prompt_of(10, 3)]
+    for prompt, generation in zip(prompts, run_all(engine, [request(p) for p in prompts]), strict=True):
+        torch.testing.assert_close(
+            torch.tensor(generation.logprobs), scored(reference, prompt, generation), atol=1e-4, rtol=0
+        )
+
+
+def test_the_end_token_is_among_the_ids() -> None:
+    reference, engine = make_model("qwen3"), make_engine(make_model("qwen3"))
+    generations = run_all(engine, [request([5, 6], noise=noise, max_tokens=200) for noise in range(8)])
+    ended = [generation for generation in generations if generation.finish_reason == "stop"]
+    assert ended
+    for generation in ended:
+        assert generation.ids[-1] == END
+        assert END not in generation.ids[:-1]
+        torch.testing.assert_close(
+            torch.tensor(generation.logprobs), scored(reference, [5, 6], generation), atol=1e-4, rtol=0
+        )

@@ -1,0 +1,113 @@
+"""What people see: plain lines in a log, a live block on a terminal, the table and the last line."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from agenttune.monitor.display import Display, StepReport, duration, sparkline
+from agenttune.monitor.statistics import Evaluation
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a UTF-8 terminal."""
+
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+def report(step: int, reward: float | None = 0.5, **more) -> StepReport:
+    return StepReport(step=step, reward=reward, tokens_per_s=12345.6, seconds=2.0, **more)
+
+
+def evaluation(share: float, tasks: int = 20, **further: Evaluation) -> Evaluation:
+    rewards = {str(task): float(task < share * tasks) for task in range(tasks)}
+    return Evaluation(greedy=rewards, sampled=rewards, further=further)
+
+
+def test_a_log_gets_one_plain_line_for_each_step():
+    stream = io.StringIO()
+    display = Display(100, stream)
+    display.message("512 tasks held out")
+    display.evaluation("before, greedy", 0, 512)
+    display.evaluation("before, greedy", 512, 512)
+    display.rollouts(3, 128)
+    display.step(report(1))
+    display.step(report(2, None, seconds_left=3700.0, note="every rollout of this step was excluded"))
+    display.close()
+    assert stream.getvalue().splitlines() == [
+        "512 tasks held out",
+        "evaluated before, greedy: 512 tasks in 0.0s",
+        "step   1/100  reward  0.500     12,346 tokens/s    2.00 s  left 3:18",
+        "step   2/100  reward   none     12,346 tokens/s    2.00 s  left 1:01:40",
+        "  step 2: every rollout of this step was excluded",
+    ]
+
+
+def test_the_table_fits_a_log_and_holds_every_number():
+    stream = io.StringIO()
+    display = Display(10, stream)
+    display.table(evaluation(0.25, hard=evaluation(0.0, 10)), evaluation(0.75, hard=evaluation(0.5, 10)))
+    text = stream.getvalue()
+    assert "held-out (20 tasks)" in text
+    assert "hard (10 tasks)" in text
+    assert "greedy accuracy      0.250 [0.112, 0.469]  0.750 [0.531, 0.888]  +0.500 [+0.223, +0.675]" in text
+    assert max(len(line) for line in text.splitlines()) <= 100
+    assert all(letter.isprintable() or letter == "\n" for letter in text)
+
+
+def test_rewards_that_are_not_zero_or_one_are_called_rewards():
+    stream = io.StringIO()
+    one = Evaluation(greedy={"a": 0.5, "b": 0.7}, sampled={})
+    Display(1, stream).table(one, one)
+    assert "greedy reward" in stream.getvalue()
+    assert "accuracy" not in stream.getvalue()
+
+
+def test_the_last_line_is_the_run_directory_plain_and_unwrapped_also_on_a_terminal(tmp_path: Path):
+    run_dir = tmp_path / ("long" * 40)
+    for stream in (io.StringIO(), Terminal()):
+        display = Display(1, stream)
+        display.step(report(1))
+        display.usage(run_dir, run_dir / "best", run_dir / "reward_curve.png")
+        text = stream.getvalue()
+        assert text.endswith(f"\nrun directory: {run_dir}\n")
+        assert f'AutoModelForCausalLM.from_pretrained("{run_dir / "best"}")' in text
+        assert f"vllm serve {run_dir / 'best'} --enable-auto-tool-choice" in text
+        assert f"tensorboard --logdir {run_dir}/monitor/tensorboard" in text
+
+
+def test_a_terminal_gets_a_live_block_and_messages_above_it():
+    stream = Terminal()
+    display = Display(10, stream)
+    display.rollouts(3, 8)
+    display.step(report(1, 0.25))
+    display.message("[a message in brackets]")
+    display.evaluation("greedy", 5, 10)
+    display.step(report(2, 0.75, note="2 excluded"))
+    display.close()
+    display.close()
+    text = stream.getvalue()
+    assert "step 2/10" in text
+    assert "0.750" in text
+    assert "[a message in brackets]" in text
+    assert "2 excluded" in text
+    assert "\x1b[" in text
+
+
+def test_a_terminal_without_the_bars_letters_gets_plain_lines():
+    stream = Terminal()
+    stream.encoding = "cp1252"
+    display = Display(10, stream)
+    display.step(report(1))
+    assert stream.getvalue().startswith("step  1/10  reward  0.500")
+
+
+def test_sparkline_and_durations():
+    assert sparkline([0.0, 0.5, 1.0], 24) == "▁▅█"
+    assert sparkline([0.3, 0.3], 24) == "▁▁"
+    assert sparkline([0, 0, 1, 1], 2) == "▁█"
+    assert sparkline([], 24) == ""
+    assert [duration(seconds) for seconds in (0, 9.96, 59.7, 187, 7387)] == ["0.0s", "10.0s", "1:00", "3:07", "2:03:07"]

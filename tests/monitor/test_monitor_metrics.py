@@ -1,0 +1,120 @@
+"""Where metrics go: metrics.jsonl, TensorBoard, and stand-ins of W&B and MLflow."""
+
+from __future__ import annotations
+
+import json
+import math
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from agenttune.errors import ConfigError
+from agenttune.monitor.metrics import JsonlSink, MlflowSink, Monitor, WandbSink, check_monitor, open_monitor
+from agenttune.monitor.tensorboard import TensorBoardSink
+
+
+def rows(path: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_each_line_is_on_disk_when_log_returns(tmp_path: Path):
+    monitor = open_monitor(tmp_path, "tensorboard", project="p", name="n", config={})
+    monitor.log(1, {"reward/mean": 0.5, "loss/policy": math.nan})
+    (row,) = rows(tmp_path / "metrics.jsonl")
+    assert row.pop("time") > 0
+    assert row == {"step": 1, "reward/mean": 0.5, "loss/policy": None}
+    assert len(list((tmp_path / "monitor" / "tensorboard").iterdir())) == 1
+    monitor.close()
+
+
+def test_a_metric_needs_a_namespace(tmp_path: Path):
+    with pytest.raises(AssertionError, match="no namespace"):
+        Monitor([]).log(1, {"reward": 0.5})
+
+
+def test_a_resumed_run_forgets_later_steps_and_a_torn_line(tmp_path: Path):
+    path = tmp_path / "metrics.jsonl"
+    first = JsonlSink(path)
+    for step in range(1, 6):
+        first.log(step, {"reward/mean": step / 10})
+    first.close()
+    with path.open("a") as file:
+        file.write('{"step": 6, "rew')
+    again = JsonlSink(path, resume_step=3)
+    again.log(4, {"reward/mean": 0.9})
+    again.close()
+    assert [(row["step"], row["reward/mean"]) for row in rows(path)] == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.9)]
+
+
+def test_a_fresh_run_starts_a_fresh_file(tmp_path: Path):
+    (tmp_path / "metrics.jsonl").write_text("left over\n")
+    JsonlSink(tmp_path / "metrics.jsonl").close()
+    assert (tmp_path / "metrics.jsonl").read_text() == ""
+
+
+def test_tensorboard_reads_what_we_write_and_forgets_what_a_resume_repeats(tmp_path: Path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    first = TensorBoardSink(tmp_path)
+    for step in (1, 2, 3):
+        first.log(step, {"reward/mean": step / 4, "loss/policy": -1.0})
+    first.close()
+    second = TensorBoardSink(tmp_path, resume_step=1)
+    second.log(2, {"reward/mean": 0.75})
+    second.close()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert events.Tags()["scalars"] == ["reward/mean", "loss/policy"]
+    assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(1, 0.25), (2, 0.75)]
+
+
+class StandIn:
+    """Stands for the modules wandb and mlflow: writes down what is called."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[object, ...], dict[str, object]]] = []
+
+    def __getattr__(self, name: str):
+        def call(*positional: object, **named: object):
+            self.calls.append((name, positional, named))
+            return self if name == "init" else SimpleNamespace(info=SimpleNamespace(run_id="run-7"))
+
+        return call
+
+
+def test_wandb_gets_the_step_as_a_metric_and_one_identity_for_resumes(tmp_path: Path):
+    wandb = StandIn()
+    sink = WandbSink(wandb, tmp_path, "My project", "exp 1", {"seed": 0})
+    sink.log(3, {"reward/mean": 0.5})
+    sink.close()
+    (init, *_, log, finish) = wandb.calls
+    assert init[2]["id"] == "My-project-exp-1"
+    assert init[2]["resume"] == "allow"
+    assert init[2]["config"] == {"seed": 0}
+    assert log == ("log", ({"reward/mean": 0.5, "step": 3},), {})
+    assert finish[0] == "finish"
+
+
+def test_mlflow_continues_its_run_after_a_resume(tmp_path: Path):
+    (tmp_path / "monitor").mkdir()
+    first, second = StandIn(), StandIn()
+    MlflowSink(first, tmp_path, "p", "n", {"seed": 0}).log(1, {"reward/mean": 0.5})
+    MlflowSink(second, tmp_path, "p", "n", {"seed": 0}).close()
+    assert [name for name, _, _ in first.calls] == ["set_experiment", "start_run", "log_params", "log_metrics"]
+    assert first.calls[-1][2] == {"step": 1}
+    assert second.calls == [
+        ("set_experiment", ("p",), {}),
+        ("start_run", (), {"run_id": "run-7"}),
+        ("end_run", (), {}),
+    ]
+
+
+@pytest.mark.parametrize("package", ["wandb", "mlflow"])
+def test_a_missing_package_is_said_with_what_to_install(package, tmp_path: Path):
+    if find_spec(package) is not None:
+        pytest.skip(f"{package} is installed")
+    with pytest.raises(ConfigError, match=rf"pip install 'agenttune\[{package}\]'"):
+        check_monitor(package)
+    with pytest.raises(ConfigError, match="needs the package"):
+        open_monitor(tmp_path, package, project="p", name="n", config={})

@@ -1,0 +1,34 @@
+"""Runners on a scripted serving side, closed at the end of each test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from scripted_serving import FakeServing, MakeRunner
+
+from agenttune.config.run import RolloutConfig
+from agenttune.rollout.runner import RolloutRunner
+
+
+@pytest.fixture
+def serving() -> FakeServing:
+    return FakeServing()
+
+
+@pytest.fixture
+def make_runner(serving: FakeServing) -> Iterator[MakeRunner]:
+    """Runners that are closed at the end of the test; keyword arguments are settings."""
+    runners: list[RolloutRunner] = []
+
+    def make(workflow: Any, judge: Any = None, *, group_size: int = 2, seed: int = 0, **settings: Any) -> RolloutRunner:
+        config = RolloutConfig(**{"timeout_s": 20.0, **settings})
+        auxiliary = settings.pop("auxiliary_models", None)
+        runners.append(RolloutRunner(workflow, judge, serving.open, config, group_size, seed, auxiliary))
+        return runners[-1]
+
+    yield make
+    for runner in runners:
+        runner.close()
+    assert serving.all_closed

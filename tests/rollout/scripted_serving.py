@@ -1,0 +1,94 @@
+"""A scripted serving side: sessions whose model makes recorded calls without any engine."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from agenttune.rollout.runner import RolloutRunner
+from agenttune.types import Call, CallStatus, Outcome, Sampling, Task
+
+MakeRunner = Callable[..., RolloutRunner]
+
+
+def make_call(index: int = 0, num_sampled: int = 3, **changes: Any) -> Call:
+    values: dict[str, Any] = {
+        "index": index,
+        "parent": None,
+        "prompt_ids_P": np.arange(4, dtype=np.int32),
+        "sampled_ids_S": np.arange(num_sampled, dtype=np.int32),
+        "logprobs_S": np.full(num_sampled, -1.0, dtype=np.float32),
+        "versions_S": np.zeros(num_sampled, dtype=np.int32),
+        "sampling": Sampling(),
+        "finish_reason": "stop",
+        "status": CallStatus.USED,
+        "messages": (),
+        "tools": (),
+        "response": {"role": "assistant", "content": "4"},
+    }
+    return Call(**{**values, **changes})
+
+
+def make_task(number: int = 0, /, **row: Any) -> Task:
+    return Task(id=f"train/{number}", index=number, row=row or {"question": f"q{number}", "answer": str(number)})
+
+
+class FakeModel:
+    """What a workflow gets: `call()` is one call to the model."""
+
+    def __init__(self, session: FakeSession) -> None:
+        self._session = session
+        self.rollout_id = session.rollout_id
+        self.noise_seed = session.noise_seed
+
+    def call(self, fail: Outcome | None = None) -> str:
+        if self._session.closed:
+            raise ConnectionError("this key was revoked")
+        if fail is not None:
+            self._session.failure, self._session.failure_reason = fail, f"scripted {fail}"
+            raise RuntimeError(f"400: {fail}")
+        self._session.calls.append(make_call(len(self._session.calls)))
+        return "4"
+
+
+class FakeSession:
+    def __init__(self, rollout_id: str, noise_seed: int) -> None:
+        self.rollout_id = rollout_id
+        self.noise_seed = noise_seed
+        self.calls: list[Call] = []
+        self.closed = False
+        self.failure: Outcome | None = None
+        self.failure_reason: str | None = None
+        self.model = FakeModel(self)
+
+    def close(self) -> tuple[Call, ...]:
+        self.closed = True
+        return tuple(self.calls)
+
+
+class FakeServing:
+    """`open` is the runner's `open_session`; remembers what was opened."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[str, list[FakeSession]] = defaultdict(list)
+        self.order: list[str] = []
+        self.refuse = 0
+        self._lock = threading.Lock()
+
+    def open(self, rollout_id: str, noise_seed: int) -> FakeSession:
+        with self._lock:
+            if self.refuse > 0:
+                self.refuse -= 1
+                raise RuntimeError("the engine is down")
+            session = FakeSession(rollout_id, noise_seed)
+            self.sessions[rollout_id].append(session)
+            self.order.append(rollout_id)
+            return session
+
+    @property
+    def all_closed(self) -> bool:
+        return all(session.closed for sessions in self.sessions.values() for session in sessions)

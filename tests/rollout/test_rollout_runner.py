@@ -1,0 +1,306 @@
+"""Scheduling: slots, time limits, code that hangs, Ctrl-C, notebooks, and noise that depends on nothing but its key."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted_serving import FakeServing, MakeRunner, make_task
+
+from agenttune.errors import ConfigError, RolloutError
+from agenttune.rollout.runner import noise_seed
+from agenttune.types import Outcome, Rollout
+
+
+async def right(task: Any, model: Any) -> float:
+    model.call()
+    return 1.0
+
+
+def test_trap_26_a_thousand_rollouts_within_the_limit_each_call_where_it_belongs(
+    make_runner: MakeRunner, serving: FakeServing
+) -> None:
+    """Red when `_rollout` (runner.py) does not take a slot, or when sessions are shared between rollouts."""
+    running = most = 0
+
+    async def workflow(task: Any, model: Any) -> float:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        for _ in range(task["index"] % 3 + 1):
+            model.call()
+            await asyncio.sleep(0.001)
+        running -= 1
+        return float(task["index"])
+
+    tasks = [make_task(n, index=n) for n in range(125)]
+    runner = make_runner(workflow, max_concurrent_rollouts=32, group_size=8)
+    seen: list[Rollout] = []
+    groups = runner.run(tasks, group_ids=[f"0/{task.id}" for task in tasks], on_rollout=seen.append)
+    assert most == 32
+    assert len(seen) == 1000
+    for n, group in enumerate(groups):
+        assert group.task.index == n
+        assert [rollout.reward for rollout in group.rollouts] == [float(n)] * 8
+        assert [len(rollout.calls) for rollout in group.rollouts] == [n % 3 + 1] * 8
+    # Started in order.
+    assert serving.order == [f"0/train/{n}/{index}" for n in range(125) for index in range(8)]
+
+
+def test_trap_25_noise_is_a_function_of_seed_group_index_and_attempt(
+    make_runner: MakeRunner, serving: FakeServing
+) -> None:
+    """Red when `_attempt` (runner.py) counts sessions instead of hashing the key."""
+    tasks = [make_task(n) for n in range(6)]
+    ids = [task.id for task in tasks]
+    make_runner(right, max_concurrent_rollouts=1).run(tasks, group_ids=ids)
+    first = {name: sessions[0].noise_seed for name, sessions in serving.sessions.items()}
+    serving.sessions.clear()
+    make_runner(right, max_concurrent_rollouts=12).run(tasks[::-1], group_ids=ids[::-1])
+    assert {name: sessions[0].noise_seed for name, sessions in serving.sessions.items()} == first
+    assert len(set(first.values())) == 12
+    assert noise_seed(0, "train/0/0", 0) == first["train/0/0"]
+    assert noise_seed(1, "train/0/0", 0) != first["train/0/0"]
+    assert 0 <= noise_seed(0, "train/0/0", 1) < 2**64
+
+
+def test_a_workflow_that_never_returns_ends_at_its_time_limit(make_runner: MakeRunner, serving: FakeServing) -> None:
+    async def workflow(task: Any, model: Any) -> float:
+        model.call()
+        if task["index"] == 0:
+            await asyncio.Event().wait()
+        return 1.0
+
+    runner = make_runner(workflow, timeout_s=0.2, max_attempts=2, group_size=1)
+    began = time.monotonic()
+    hung, fine = runner.run([make_task(n, index=n) for n in range(2)], group_ids=["a", "b"])
+    assert time.monotonic() - began < 2
+    assert (hung.rollouts[0].outcome, hung.rollouts[0].reward) == (Outcome.TIMEOUT, None)
+    assert "time limit of 0.2 s" in str(hung.rollouts[0].error)
+    assert "test_rollout_runner.py" in str(hung.rollouts[0].error)
+    assert len(hung.rollouts[0].calls) == 1
+    assert len(hung.attempts) == 1
+    assert fine.rollouts[0].outcome == Outcome.OK
+    assert 0.2 <= hung.rollouts[0].seconds < 1
+
+
+def test_the_time_limit_includes_the_judge_and_starts_with_the_attempt(make_runner: MakeRunner) -> None:
+    async def workflow(task: Any, model: Any) -> float:
+        await asyncio.sleep(0.1)
+        return 1.0
+
+    async def slow_judge(task: Any, response: Any) -> float:
+        await asyncio.sleep(5)
+        return 1.0
+
+    # Eight rollouts one after another take longer than the limit, none alone does.
+    group = make_runner(workflow, timeout_s=0.4, max_concurrent_rollouts=1).submit(make_task(), "g", 0, 8).result()
+    assert [rollout.outcome for rollout in group.rollouts] == [Outcome.OK] * 8
+    group = make_runner(workflow, slow_judge, timeout_s=0.3, max_attempts=1).submit(make_task(), "g", 0).result()
+    assert [rollout.outcome for rollout in group.rollouts] == [Outcome.TIMEOUT] * 2
+
+
+def test_trap_27_an_ignored_cancellation_holds_nobody_up_and_its_key_is_revoked(
+    make_runner: MakeRunner, serving: FakeServing, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Red when `_supervise` (runner.py) waits for the cancelled run, or does not close its session."""
+    refused = threading.Event()
+    release = threading.Event()
+
+    async def workflow(task: Any, model: Any) -> float:
+        model.call()
+        while not release.is_set():
+            try:
+                await asyncio.sleep(0.02)
+            except asyncio.CancelledError:
+                try:
+                    model.call()
+                except ConnectionError:
+                    refused.set()
+        return 1.0
+
+    runner = make_runner(workflow, timeout_s=0.2, max_attempts=2)
+    began = time.monotonic()
+    with caplog.at_level(logging.WARNING, "agenttune.rollout"):
+        group = runner.submit(make_task(), "g", 0).result()
+    assert time.monotonic() - began < 3
+    assert [rollout.outcome for rollout in group.rollouts] == [Outcome.TIMEOUT] * 2
+    assert [len(rollout.calls) for rollout in group.rollouts] == [1, 1]
+    assert refused.is_set()
+    assert [record.getMessage() for record in caplog.records if "ignores its cancellation" in record.getMessage()] == [
+        caplog.records[0].getMessage()
+    ]
+    release.set()
+
+
+def test_code_that_blocks_the_loop_is_named_and_the_others_go_on(
+    make_runner: MakeRunner, serving: FakeServing, caplog: pytest.LogCaptureFixture
+) -> None:
+    release = threading.Event()
+
+    async def workflow(task: Any, model: Any) -> float:
+        model.call()
+        await asyncio.sleep(0.05)
+        if task["index"] == 1:
+            release.wait(30)  # blocks the event loop
+        await asyncio.sleep(0.05)
+        return 1.0
+
+    runner = make_runner(workflow, timeout_s=0.5, max_attempts=2, group_size=1)
+    began = time.monotonic()
+    with caplog.at_level(logging.WARNING, "agenttune.rollout"):
+        groups = runner.run([make_task(n, index=n) for n in range(4)], group_ids=list("abcd"))
+    assert time.monotonic() - began < 6
+    culprit = groups[1].rollouts[0]
+    assert (culprit.outcome, culprit.reward) == (Outcome.BLOCKED_LOOP, None)
+    line = next(n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "# blocks the event" in text)
+    assert f"test_rollout_runner.py:{line} in workflow" in str(culprit.error)
+    assert len(groups[1].attempts) == 1
+    for n in (0, 2, 3):
+        assert groups[n].rollouts[0].outcome == Outcome.OK
+        for attempt in groups[n].attempts:
+            assert attempt.outcome == Outcome.INFRASTRUCTURE
+            assert "rollout b/0 blocked the event loop" in str(attempt.error)
+    assert any(f"test_rollout_runner.py:{line}" in record.getMessage() for record in caplog.records)
+    release.set()
+
+
+def test_a_short_block_is_warned_of_once_for_each_place(
+    make_runner: MakeRunner, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def workflow(task: Any, model: Any) -> float:
+        time.sleep(1.4)
+        return 1.0
+
+    with caplog.at_level(logging.WARNING, "agenttune.rollout"):
+        group = make_runner(workflow).submit(make_task(), "g", 0).result()
+    assert [rollout.outcome for rollout in group.rollouts] == [Outcome.OK] * 2
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert "in workflow blocks the event loop" in message
+    assert "asyncio.to_thread" in message
+
+
+def test_blocking_agents_in_threads_run_side_by_side(make_runner: MakeRunner) -> None:
+    together = threading.Barrier(40, timeout=10)
+
+    async def workflow(task: Any, model: Any) -> float:
+        await asyncio.to_thread(together.wait)
+        return 1.0
+
+    group = make_runner(workflow, group_size=40).submit(make_task(), "g", 0).result()
+    assert [rollout.outcome for rollout in group.rollouts] == [Outcome.OK] * 40
+
+
+def test_in_a_notebook_a_loop_already_runs_in_the_callers_thread(make_runner: MakeRunner) -> None:
+    async def cell() -> None:
+        runner = make_runner(right)
+        (group,) = runner.run([make_task()], group_ids=["g"])
+        assert group.rollouts[0].reward == 1.0
+        group = await asyncio.wrap_future(runner.submit(make_task(), "h", 0))
+        assert group.rollouts[0].reward == 1.0
+
+    asyncio.run(cell())
+
+
+def test_user_code_has_a_loop_and_thread_of_its_own(make_runner: MakeRunner) -> None:
+    names: set[str] = set()
+
+    async def workflow(task: Any, model: Any) -> float:
+        names.add(threading.current_thread().name)
+        return 1.0
+
+    make_runner(workflow).submit(
+        make_task(), "g", 0, on_rollout=lambda _: names.add(threading.current_thread().name)
+    ).result()
+    assert names == {"agenttune-user-code", "agenttune-rollouts"}
+
+
+def test_cancelling_and_closing_revoke_what_runs(make_runner: MakeRunner, serving: FakeServing) -> None:
+    cancelled = threading.Event()
+
+    async def workflow(task: Any, model: Any) -> float:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+        return 1.0
+
+    runner = make_runner(workflow, max_concurrent_rollouts=2)
+    futures = [runner.submit(make_task(n), f"g{n}", 0) for n in range(5)]
+    while len(serving.order) < 2:
+        time.sleep(0.01)
+    assert futures[0].cancel()
+    assert cancelled.wait(5)
+    began = time.monotonic()
+    runner.close()
+    assert time.monotonic() - began < 3
+    assert all(future.cancelled() for future in futures)
+    assert serving.all_closed
+    with pytest.raises(RolloutError, match="closed"):
+        runner.submit(make_task(), "g", 0)
+
+
+def test_a_callback_that_fails_is_not_hidden(make_runner: MakeRunner) -> None:
+    def callback(rollout: Rollout) -> None:
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        make_runner(right).submit(make_task(), "g", 0, on_rollout=callback).result()
+
+
+def test_signatures_are_checked_at_once(make_runner: MakeRunner) -> None:
+    def synchronous(task: Any, model: Any) -> float:
+        return 1.0
+
+    with pytest.raises(ConfigError, match="not async"):
+        make_runner(synchronous)
+    with pytest.raises(ConfigError, match="judge_func"):
+        make_runner(right, right)
+
+
+SCRIPT = """
+import asyncio, sys, time
+sys.path.insert(0, {folder!r})
+from scripted_serving import FakeServing, make_task
+from agenttune.config.run import RolloutConfig
+from agenttune.rollout.runner import RolloutRunner
+
+async def workflow(task, model):
+    print("started", flush=True)
+    if task["index"] == 0:
+        await asyncio.to_thread(time.sleep, 600)
+    if task["index"] == 1:
+        time.sleep(600)
+    await asyncio.sleep(600)
+
+runner = RolloutRunner(workflow, None, FakeServing().open, RolloutConfig(), 1, 0)
+try:
+    runner.run([make_task(n, index=n) for n in range(2)], group_ids=["a", "b"])
+except KeyboardInterrupt:
+    runner.close()
+    sys.exit(130)
+"""
+
+
+def test_ctrl_c_ends_promptly_whatever_the_workflows_do() -> None:
+    code = SCRIPT.format(folder=str(Path(__file__).parent))
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        started = [process.stdout.readline() for _ in range(2)]
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+    assert (started, process.returncode) == (["started\n"] * 2, 130)
+    assert time.monotonic() - began < 5
+    assert errors == ""

@@ -1,0 +1,141 @@
+"""Datasets: what loads, what a row is, and one clear sentence for each thing that can be wrong."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agenttune.config.public import DatasetConfig
+from agenttune.errors import DatasetError
+from agenttune.tasks.source import MissingFieldError, load_tasks, read_rows
+
+ROWS = [{"question": f"{n} + {n}?", "answer": str(2 * n)} for n in range(5)]
+
+
+def write_jsonl(path: Path, rows: list[dict[str, str]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_jsonl(tmp_path / "data" / "train.jsonl", ROWS)
+    write_jsonl(tmp_path / "data" / "test.jsonl", ROWS[:2])
+    return tmp_path / "data"
+
+
+def test_a_folder_has_splits_and_stable_ids(folder: Path) -> None:
+    tasks = load_tasks(DatasetConfig(path=str(folder)))
+    assert [task.id for task in tasks] == [f"train/{n}" for n in range(5)]
+    assert [dict(task.row) for task in tasks] == ROWS
+    assert tasks[-1].index == 4
+    assert [task.id for task in tasks[1:3]] == ["train/1", "train/2"]
+    with pytest.raises(IndexError):
+        tasks[5]
+    assert len(load_tasks(DatasetConfig(path=str(folder), split="test"))) == 2
+
+
+def test_a_slice_of_a_split(folder: Path) -> None:
+    tasks = load_tasks(DatasetConfig(path=str(folder), split="train[3:]"))
+    assert [task.row["answer"] for task in tasks] == ["6", "8"]
+    assert tasks[0].id == "train[3:]/0"
+    assert len(list(read_rows(DatasetConfig(path=str(folder), split="train[3:]")))) == 2
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet"])
+def test_single_files(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"problems.{kind}"
+    if kind == "jsonl":
+        write_jsonl(path, ROWS)
+    elif kind == "json":
+        path.write_text(json.dumps(ROWS))
+    elif kind == "csv":
+        path.write_text("question,answer\n" + "".join(f"{row['question']},{row['answer']}\n" for row in ROWS))
+    else:
+        import pyarrow
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), path)
+    tasks = load_tasks(DatasetConfig(path=str(path)))
+    assert [task.id for task in tasks] == [f"problems/{n}" for n in range(5)]
+    assert [task.row["question"] for task in tasks] == [row["question"] for row in ROWS]
+
+
+def test_rows_stream_for_the_preview(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert DatasetConfig(path=str(folder)).preview(2) == ROWS[:2]
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == ROWS[:2]
+    assert printed.err == ""
+
+
+def test_a_row_is_a_plain_dict_that_names_its_fields(folder: Path) -> None:
+    task = load_tasks(DatasetConfig(path=str(folder)))[0]
+    assert isinstance(task.row, dict)
+    assert task.row == ROWS[0]
+    assert task.row.get("anwser") is None
+    assert "anwser" not in task.row
+    own = copy.deepcopy(task.row)
+    assert isinstance(own, dict)
+    with pytest.raises(MissingFieldError) as caught:
+        own["anwser"]
+    assert str(caught.value) == (
+        "the task has no field 'anwser' (did you mean 'answer'?); its fields are: question, answer"
+    )
+    assert isinstance(caught.value, KeyError)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"path": "data", "split": "dev"}, "has no split 'dev'; its splits are: train, test"),
+        ({"path": "data", "split": None}, "has several splits"),
+        ({"path": "data", "name": "main"}, "cannot be loaded: ValueError: BuilderConfig 'main' not found"),
+        ({"path": "data/none.jsonl"}, "does not exist"),
+        ({"path": "data/train.jsonl", "split": "dev"}, "has no split 'dev'; a single file is one split"),
+        ({"path": "data/train.jsonl", "name": "main"}, "leave out name"),
+        ({"path": "empty.jsonl"}, "is empty"),
+        ({"path": "header.csv"}, "is empty"),
+        ({"path": "broken.jsonl"}, "cannot be loaded"),
+        ({"path": "notes.txt"}, "use one of .jsonl, .json, .parquet, .csv"),
+        ({"path": "nothing"}, "cannot be loaded"),
+    ],
+)
+def test_bad_datasets_get_one_sentence(folder: Path, arguments: dict[str, str], message: str) -> None:
+    root = folder.parent
+    (root / "empty.jsonl").touch()
+    (root / "nothing").mkdir()
+    (root / "header.csv").write_text("question,answer\n")
+    (root / "broken.jsonl").write_text('{"question": \n')
+    (root / "notes.txt").write_text("hello")
+    config = DatasetConfig(**{**arguments, "path": str(root / arguments["path"])})
+    with pytest.raises(DatasetError) as caught:
+        load_tasks(config)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(DatasetError):
+        list(read_rows(config))
+
+
+def test_local_data_never_touches_the_network(folder: Path) -> None:
+    """In a process of its own, where every connection and name look-up is an error."""
+    code = f"""
+import sys
+def refuse(event, arguments):
+    if event in ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname"):
+        raise SystemExit(f"network: {{event}} {{arguments}}")
+sys.addaudithook(refuse)
+from agenttune.config.public import DatasetConfig
+from agenttune.tasks.source import load_tasks, read_rows
+assert "datasets" not in sys.modules
+assert len(load_tasks(DatasetConfig(path={str(folder)!r}))) == 5
+assert len(load_tasks(DatasetConfig(path={str(folder / "train.jsonl")!r}))) == 5
+assert len(list(read_rows(DatasetConfig(path={str(folder)!r})))) == 5
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")

@@ -1,0 +1,75 @@
+"""The whole line on a toy model: rewards rise, checkpoints reload, a run resumes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
+
+
+async def prefers_letter(task, model):
+    """One call; the reward is the share of the letter 'e' in the answer, something a random model can learn quickly."""
+    reply = await model.client.chat.completions.create(
+        model=model.name, messages=[{"role": "user", "content": task["question"]}], max_tokens=8, stop=["\n\n"]
+    )
+    text = reply.choices[0].message.content or ""
+    return WorkflowOutput(reward=text.count("e") / 8, metrics={"length": len(text)})
+
+
+def run(folder: Path, model: Path, dataset: Path, **options):
+    settings = {
+        "checkpoint_root_dir": str(folder),
+        "loss.kl": "none",
+        "rollout.failure_reward": 0.0,
+        **options.pop("settings", {}),
+    }
+    steps = options.pop("steps", 12)
+    return tune(
+        workflow_func=options.pop("workflow_func", prefers_letter),
+        train_dataset=DatasetConfig(path=str(dataset), split="train", total_steps=steps),
+        eval_dataset=DatasetConfig(path=str(dataset), split="test"),
+        model=TunerModelConfig(model_path=str(model), max_model_len=128, max_tokens=8),
+        algorithm=AlgorithmConfig(algorithm_type="grpo", group_size=8, batch_size=4, learning_rate=2e-2),
+        settings=settings,
+        **options,
+    )
+
+
+def test_reward_rises_and_everything_is_left_in_the_run_directory(tmp_path, toy_model_dir, toy_dataset, capsys):
+    result = run(tmp_path, toy_model_dir, toy_dataset)
+    before = sum(result.before.sampled.values())
+    after = sum(result.after.sampled.values())
+    assert after > before + 3.0, (before, after)
+    for name in ("config.yaml", "resolved.json", "run.db", "metrics.jsonl", "summary.json", "reward_curve.png"):
+        assert (result.run_dir / name).stat().st_size > 0, name
+    assert list((result.run_dir / "monitor" / "tensorboard").iterdir())
+    assert result.model_dir.name == "global_step_12"
+    summary = json.loads((result.run_dir / "summary.json").read_text())
+    assert set(summary["after"]["greedy"]) == {"accuracy", "low", "high", "num_tasks"}
+    assert summary["steps"] == 12
+    assert summary["rollouts"] == 12 * 4 * 8
+    assert capsys.readouterr().out.splitlines()[-1] == f"run directory: {result.run_dir}"
+
+
+def test_interrupted_run_continues_where_it_was(tmp_path, toy_model_dir, toy_dataset):
+    calls = 0
+
+    async def interrupting(task, model):
+        nonlocal calls
+        calls += 1
+        if calls == 4 * 8 * 3 + 5:
+            import _thread
+
+            _thread.interrupt_main()
+        return await prefers_letter(task, model)
+
+    options = {"project_name": "P", "experiment_name": "fixed"}
+    settings = {"evaluation.before_and_after": False, "check.enabled": False}
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, toy_model_dir, toy_dataset, workflow_func=interrupting, settings=settings, steps=6, **options)
+    assert (tmp_path / "P" / "fixed" / "latest" / "config.json").exists()
+    result = run(tmp_path, toy_model_dir, toy_dataset, settings=settings, steps=6, **options)
+    steps = [json.loads(line)["step"] for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [1, 2, 3, 4, 5, 6]
+    assert result.steps == 6

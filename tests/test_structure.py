@@ -1,0 +1,66 @@
+"""The shape of the package: which stage may import which, no cycles, a light import, sizes of files."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import agenttune
+
+ROOT = Path(agenttune.__file__).parent
+STAGES = {path.name for path in ROOT.iterdir() if path.is_dir() and path.name != "__pycache__"}
+EVERYONE_MAY = {"types", "errors", "config"}
+EDGES = {
+    ("gateway", "inference"),
+    ("experience", "algorithm"),
+    ("trainer", "algorithm"),
+    ("config", "tasks"),  # DatasetConfig.preview() reads rows, lazily
+}
+SEE_MANY = {"execution", "cli", "tune", "loop", "evaluate", "__init__"}
+
+
+def edges() -> set[tuple[str, str, str]]:
+    found = set()
+    for path in ROOT.rglob("*.py"):
+        importer = path.relative_to(ROOT).parts[0].removesuffix(".py")
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{path}: relative import"
+                names = [node.module or ""]
+                if node.module == "agenttune":
+                    names = [f"agenttune.{alias.name}" for alias in node.names]
+            for name in names:
+                parts = name.split(".")
+                if parts[0] == "agenttune" and len(parts) > 1 and parts[1] != importer:
+                    found.add((importer, parts[1], str(path.relative_to(ROOT))))
+    return found
+
+
+def test_stages_import_only_along_the_listed_edges():
+    wrong = [
+        edge
+        for edge in edges()
+        if edge[0] not in SEE_MANY and edge[1] not in EVERYONE_MAY and (edge[0], edge[1]) not in EDGES
+    ]
+    assert not wrong, wrong
+
+
+def test_no_stage_knows_the_coordinator():
+    assert not [edge for edge in edges() if edge[0] in STAGES - SEE_MANY and edge[1] in {"loop", "tune", "execution"}]
+
+
+def test_import_is_light():
+    """`import agenttune` loads neither torch nor transformers nor pydantic, and is fast (median of five, in its own process)."""
+    code = (
+        "import time; t = time.perf_counter(); import agenttune; s = time.perf_counter() - t\n"
+        "import sys; heavy = {'torch', 'transformers', 'datasets', 'openai', 'pydantic', 'numpy'} & set(sys.modules)\n"
+        "assert not heavy, heavy\nprint(s)"
+    )
+    seconds = sorted(
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+        for _ in range(5)
+    )
+    assert seconds[2] <= 0.2, seconds

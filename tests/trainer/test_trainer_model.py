@@ -1,0 +1,234 @@
+"""Packed scoring equals the model's own forward pass, sequence by sequence, in logprobs and gradients, for every family."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from trainer_toys import FAMILIES, SIZES, hf_logprobs, make_experience, make_experiences, make_model, plain_copy
+from transformers import Gemma2Config, Gemma2ForCausalLM, MixtralConfig, MixtralForCausalLM
+
+from agenttune.errors import ModelError
+from agenttune.trainer.attention import TreeLayout, _Cascade, _per_segment
+from agenttune.trainer.model import TrainedModel
+from agenttune.trainer.packing import pack
+
+
+def packed_loss(trained: TrainedModel, experiences, max_tokens=10_000, min_shared=4):
+    """Sum of advantage x weight x logprob, with its gradient in the parameters, and the logprobs by (rollout, token)."""
+    trained.module.zero_grad()
+    logprobs = {}
+    for packed in pack(experiences, max_tokens, min_shared_tokens=min_shared):
+        logprobs_E = trained.score(packed).logprobs_E
+        factor_E = torch.from_numpy(packed.advantages_E * packed.weights_E)
+        (factor_E.to(logprobs_E) * logprobs_E).sum().backward()
+        keys = zip(packed.rollouts_E.tolist(), packed.tokens_E.tolist(), strict=True)
+        names = [(packed.rollout_ids[rollout], token) for rollout, token in keys]
+        logprobs |= dict(zip(names, logprobs_E.tolist(), strict=True))
+    return {name: parameter.grad.clone() for name, parameter in trained.parameters()}, logprobs
+
+
+def own_loss(module, experiences):
+    """The same by transformers, one sequence at a time."""
+    module.zero_grad()
+    logprobs = {}
+    for experience in experiences:
+        scored = hf_logprobs(module, experience)
+        mask = experience.loss_mask_T
+        factor = torch.from_numpy((experience.advantages_T * experience.weights_T)[mask]).to(scored)
+        (factor * scored).sum().backward()
+        names = [(experience.rollout_id, token) for token in np.flatnonzero(mask).tolist()]
+        logprobs |= dict(zip(names, scored.tolist(), strict=True))
+    return {name: parameter.grad.clone() for name, parameter in module.named_parameters()}, logprobs
+
+
+def assert_same(first, second, tolerance=1e-6):
+    for name, grad in first[0].items():
+        torch.testing.assert_close(grad, second[0][name], atol=tolerance, rtol=tolerance)
+    assert first[1].keys() == second[1].keys()
+    for key, logprob in first[1].items():
+        assert logprob == pytest.approx(second[1][key], abs=tolerance)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_equals_one_sequence_at_a_time(family):
+    """Sliding window (Mistral, shorter than the sequences), grouped heads and tied embeddings (Qwen3) included."""
+    experiences = make_experiences()
+    module = make_model(family)
+    expected = own_loss(plain_copy(module), experiences)
+    assert_same(packed_loss(TrainedModel(module, compute_dtype=torch.float64), experiences), expected)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mistral"])
+def test_trap_19_gradient_does_not_depend_on_micro_batches_order_or_sharing(family):
+    """Red if `Trainer` or `pack` divides anything by a pack's own count: a weight must hold the whole update's.
+
+    Break: in `packed_loss` above or `Trainer._backward`, take the mean over a pack instead of the weighted sum.
+    """
+    experiences = make_experiences(num_groups=4)
+    trained = TrainedModel(make_model(family), compute_dtype=torch.float64)
+    expected = packed_loss(trained, experiences)
+    for max_tokens in (1, 40, 100):
+        assert_same(packed_loss(trained, experiences, max_tokens), expected)
+    for min_shared in (1, 1000):
+        assert_same(packed_loss(trained, experiences, min_shared=min_shared), expected)
+    assert_same(packed_loss(trained, experiences[::-1]), expected)
+
+
+def test_trap_22_padding_changes_no_gradient():
+    """Ids behind the last loss token (padding, a tail of context) are not even computed.
+
+    Break: in `_computed_ids` return all ids and in `Experience` set the mask on the padding.
+    """
+    experiences = make_experiences(num_groups=2)
+    trained = TrainedModel(make_model("qwen3"), compute_dtype=torch.float64)
+    padded = [
+        make_experience(
+            e.rollout_id,
+            [*e.ids_T.tolist(), 2, 2, 2],
+            [(int(np.argmax(e.calls_T == call)), int(np.flatnonzero(e.calls_T == call)[-1]) + 1) for call in (0, 1)],
+            advantage=float(e.advantages_T.sum() / e.loss_mask_T.sum()),
+            temperatures=(1.0, 0.7),
+            weight=float(e.weights_T.max()),
+        )
+        for e in experiences
+    ]
+    assert_same(packed_loss(trained, padded), packed_loss(trained, experiences))
+    assert sum(p.num_computed_tokens for p in pack(padded, 1000)) == sum(
+        p.num_computed_tokens for p in pack(experiences, 1000)
+    )
+
+
+def test_trap_17_merging_calls_changes_no_gradient():
+    """A rollout of two calls as one sequence, or as two (the second with the first as mere context): the same gradient.
+
+    Break: in `_entries` give an entry the weight divided by its sequence's number of tokens.
+    """
+    (merged,) = make_experiences(num_groups=1, group_size=1)
+    a, b = int(np.argmax(merged.calls_T == 0)), int(np.argmax(merged.calls_T == 1))
+    ids, advantage, weight = (
+        merged.ids_T.tolist(),
+        float(merged.advantages_T.max() + merged.advantages_T.min()),
+        float(merged.weights_T.max()),
+    )
+    first_stop = int(np.flatnonzero(merged.calls_T == 0)[-1]) + 1
+    parts = [
+        make_experience("g0/0", ids[:first_stop], [(a, first_stop)], advantage=advantage, weight=weight),
+        make_experience("g0/0", ids, [(b, len(ids))], advantage=advantage, temperatures=(0.7,), weight=weight),
+    ]
+    trained = TrainedModel(make_model("llama"), compute_dtype=torch.float64)
+    assert_same(packed_loss(trained, parts), packed_loss(trained, [merged]))
+    assert_same(packed_loss(trained, parts, max_tokens=1), packed_loss(trained, [merged]))
+
+
+def test_trap_10_logprobs_are_those_at_each_tokens_temperature():
+    """Two calls of one rollout sampled at 1.0 and 0.5, and a shared hidden state read at two temperatures.
+
+    Break: in `_score_chunk` drop the division by the temperature.
+    """
+    experiences = make_experiences(temperatures=(1.0, 0.5)) + [
+        make_experience(e.rollout_id + "b", e.ids_T.tolist(), [(20, 24)], advantage=1.0, temperatures=(2.0,))
+        for e in make_experiences(num_groups=1)
+    ]
+    module = make_model("qwen3")
+    expected = own_loss(plain_copy(module), experiences)
+    assert_same(packed_loss(TrainedModel(module, compute_dtype=torch.float64), experiences), expected)
+
+
+def test_trap_23_dropout_is_off():
+    """Break: remove `module.eval()` from `TrainedModel`, or pass the layer's dropout on to the attention."""
+    module = make_model("llama")
+    module.config.attention_dropout = 0.5
+    for layer in module.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+        layer.mlp.act_fn = torch.nn.Sequential(torch.nn.SiLU(), torch.nn.Dropout(0.5))
+    module.train()
+    experiences = make_experiences(num_groups=1)
+    trained = TrainedModel(module, compute_dtype=torch.float64)
+    assert_same(packed_loss(trained, experiences), own_loss(plain_copy(make_model("llama")), experiences))
+
+
+def test_gradient_checkpointing_gives_the_same_gradient_without_dropout():
+    experiences = make_experiences(num_groups=2)
+    expected = packed_loss(TrainedModel(make_model("qwen3"), compute_dtype=torch.float64), experiences)
+    module = make_model("qwen3")
+    module.model.layers[0].mlp.act_fn = torch.nn.Sequential(torch.nn.SiLU(), torch.nn.Dropout(0.5))
+    trained = TrainedModel(module, compute_dtype=torch.float64, gradient_checkpointing=True)
+    assert_same(packed_loss(trained, experiences), expected)
+
+
+def test_a_large_vocabulary_is_scored_in_chunks():
+    experiences = make_experiences(num_groups=2)
+    module = make_model("qwen3")
+    expected = packed_loss(TrainedModel(module, compute_dtype=torch.float64), experiences)
+    chunked = TrainedModel(module, compute_dtype=torch.float64, max_logits=5 * 60)
+    assert_same(packed_loss(chunked, experiences), expected, 1e-12)
+
+
+def test_entropy_is_that_of_the_tempered_distribution():
+    experiences = make_experiences(num_groups=1, group_size=1, temperatures=(0.5, 2.0))
+    module = make_model("qwen2")
+    (packed,) = pack(experiences, 1000)
+    trained = TrainedModel(copy.deepcopy(module), compute_dtype=torch.float64)
+    scores = trained.score(packed)
+    assert not scores.entropy_E.requires_grad
+    assert trained.score(packed, entropy_gradient=True).entropy_E.requires_grad
+    logits_TV = plain_copy(module)(input_ids=torch.from_numpy(experiences[0].ids_T.astype(np.int64))[None]).logits[0]
+    targets = np.flatnonzero(experiences[0].loss_mask_T)
+    tempered = logits_TV[targets - 1] / torch.from_numpy(experiences[0].temperatures_T[targets])[:, None]
+    torch.testing.assert_close(
+        scores.entropy_E, torch.distributions.Categorical(logits=tempered).entropy(), atol=1e-6, rtol=0
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_both_ways_of_attention_agree(dtype):
+    """On random queries over a deep tree: outputs and gradients of the cascade and of the per-segment way."""
+    packs = pack(make_experiences(num_groups=3, group_size=4), 10_000, min_shared_tokens=1)
+    tree = TreeLayout(packs[0].segments, torch.from_numpy(packs[0].positions_N))
+    torch.manual_seed(0)
+    num_tokens = packs[0].num_computed_tokens
+    inputs = [torch.randn(1, heads, num_tokens, 8, dtype=dtype) for heads in (4, 2, 2)]
+    weight = torch.randn(1, 4, num_tokens, 8, dtype=dtype)
+    results = []
+    for attend in (
+        lambda q, k, v: _Cascade.apply(q, k, v, tree, 0.3),
+        lambda q, k, v: _per_segment(q, k, v, tree, 0.3, None),
+    ):
+        leaves = [tensor.clone().requires_grad_() for tensor in inputs]
+        out = attend(*leaves)
+        (out * weight).sum().backward()
+        results.append([out.detach(), *(leaf.grad for leaf in leaves)])
+    tolerance = 1e-10 if dtype == torch.float64 else 0.15
+    for first, second in zip(*results, strict=True):
+        torch.testing.assert_close(first, second, atol=tolerance, rtol=tolerance)
+
+
+def test_trap_30_experts_and_unknown_kinds_of_attention_are_refused_by_name():
+    """Break: drop the expert check from `_refuse_unsupported`."""
+    small = {**SIZES, "num_hidden_layers": 1}
+    with pytest.raises(ModelError, match=r"'mixtral' routes to experts"):
+        TrainedModel(MixtralForCausalLM(MixtralConfig(**small, num_local_experts=2)), compute_dtype=torch.float32)
+    with pytest.raises(ModelError, match="soft-capped"):
+        TrainedModel(Gemma2ForCausalLM(Gemma2Config(**small, head_dim=8)), compute_dtype=torch.float32)
+
+
+def test_bfloat16_compute_keeps_fp32_weights_and_is_close():
+    experiences = make_experiences(num_groups=2)
+    module = make_model("qwen3", torch.float32)
+    exact = packed_loss(TrainedModel(copy.deepcopy(module), compute_dtype=torch.float32), experiences)
+    rounded = packed_loss(TrainedModel(module, compute_dtype=torch.bfloat16), experiences)
+    assert all(parameter.dtype == torch.float32 for parameter in module.parameters())
+    gaps = [abs(rounded[1][key] - logprob) for key, logprob in exact[1].items()]
+    assert 0 < np.mean(gaps) < 0.02
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gpu_scores_as_the_cpu_does(family):
+    experiences = make_experiences()
+    module = make_model(family, torch.float32)
+    (packed,) = pack(experiences, 10_000)
+    on_cpu = TrainedModel(copy.deepcopy(module), compute_dtype=torch.float32).score(packed)
+    on_gpu = TrainedModel(module.cuda(), compute_dtype=torch.float32).score(packed)
+    torch.testing.assert_close(on_gpu.logprobs_E.cpu(), on_cpu.logprobs_E, atol=1e-4, rtol=0)
