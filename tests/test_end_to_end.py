@@ -73,3 +73,37 @@ def test_interrupted_run_continues_where_it_was(tmp_path, toy_model_dir, toy_dat
     steps = [json.loads(line)["step"] for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
     assert steps == [1, 2, 3, 4, 5, 6]
     assert result.steps == 6
+
+
+def test_works_where_an_event_loop_runs_already(tmp_path, toy_model_dir, toy_dataset):
+    """As in a notebook: `tune()` is called from a coroutine."""
+    import asyncio
+
+    async def cell():
+        return run(tmp_path, toy_model_dir, toy_dataset, steps=1, settings={"evaluation.before_and_after": False})
+
+    assert asyncio.run(cell()).steps == 1
+
+
+def test_reloaded_checkpoint_reproduces_after(tmp_path, toy_model_dir, toy_dataset):
+    """Plain transformers, greedy, on the checkpoint gives the rewards that the run reports as `after`."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    result = run(tmp_path, toy_model_dir, toy_dataset, steps=4)
+    model = AutoModelForCausalLM.from_pretrained(result.model_dir, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(result.model_dir)
+    for i, reward in enumerate(result.after.greedy[f"test/{i}"] for i in range(10)):
+        messages = [{"role": "user", "content": f"question {i}"}]
+        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt")["input_ids"]
+        with torch.inference_mode():
+            out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False)
+        text = tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
+        assert text.split("\n\n")[0].count("e") / 8 == reward
+
+
+def test_time_limit_ends_the_run_with_a_checkpoint(tmp_path, toy_model_dir, toy_dataset):
+    settings = {"time_limit_s": 0.01, "evaluation.before_and_after": False}
+    result = run(tmp_path, toy_model_dir, toy_dataset, steps=50, settings=settings)
+    assert result.steps == 1
+    assert (result.model_dir / "config.json").exists()

@@ -14,6 +14,7 @@ import argparse
 import json
 import math
 import random
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent.parent / "bench"))
+import plain  # noqa: E402
+
 CONTEXT = 1024
 VOCABULARY = 512
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -63,14 +67,14 @@ def train_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
     )
     bpe.decoder = decoders.ByteLevel()
     special = [AddedToken(token, special=True, normalized=False) for token in CONTROL_TOKENS]
-    plain = [AddedToken(token, special=False, normalized=False) for token in TEXT_TOKENS]
+    ordinary = [AddedToken(token, special=False, normalized=False) for token in TEXT_TOKENS]
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - len(special) - len(plain),
+        vocab_size=VOCABULARY - len(special) - len(ordinary),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     bpe.train_from_iterator(texts, trainer)
-    bpe.add_tokens(special + plain)
+    bpe.add_tokens(special + ordinary)
     assert bpe.get_vocab_size() <= VOCABULARY
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe,
@@ -225,8 +229,8 @@ def main() -> None:
         conversation(rng, next(source), SKILL if index < num_skill else HABIT)
         for index in range(arguments.steps * BATCH)
     ]
-    plain = [message["content"] for messages in conversations[:4000] for message in messages[1:]]
-    tokenizer = train_tokenizer([*plain, *[prompt_text() for _ in range(400)]])
+    texts = [message["content"] for messages in conversations[:4000] for message in messages[1:]]
+    tokenizer = train_tokenizer([*texts, *[prompt_text() for _ in range(400)]])
     traces = [encode(tokenizer, messages) for messages in conversations]
     print(f"{len(traces)} traces, {sum(len(trace.ids) for trace in traces) / len(traces):.0f} tokens each on average")
 
@@ -242,10 +246,13 @@ def main() -> None:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
+    arguments.out.mkdir(parents=True, exist_ok=True)
     model.to(torch.bfloat16).save_pretrained(arguments.out)
     tokenizer.save_pretrained(arguments.out)
     num_bytes = sum(path.stat().st_size for path in arguments.out.iterdir())
-    print(f"saved {arguments.out.name}/, {num_bytes / 2**20:.1f} MiB")
+    print(f"saved {arguments.out.name}/, {num_bytes / 2**20:.1f} MiB", flush=True)
+    sets = {name: plain.load_tasks(name) for name in ("test", "further")}
+    plain.show_accuracy(*plain.load(arguments.out), 0, sets)
 
 
 def prompt_text() -> str:

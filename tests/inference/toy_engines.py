@@ -29,6 +29,8 @@ from agenttune.inference.embedded import EmbeddedEngine
 from agenttune.inference.engine import GenerateRequest, Generation
 from agenttune.types import Sampling
 
+torch.set_num_threads(1)  # toy products: a second thread only waits
+
 VOCAB = 97
 END = 1
 _COMMON: dict[str, Any] = {

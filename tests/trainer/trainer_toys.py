@@ -1,4 +1,6 @@
-"""Toy models of five families, and experiences as rollouts would leave them: groups with a common prompt, two calls each."""
+"""Toy models of five families, and experiences as rollouts would leave them: groups with a common prompt, two calls
+each.
+"""
 
 import copy
 from dataclasses import dataclass, replace
@@ -90,7 +92,9 @@ def make_experience(
 def make_experiences(
     num_groups: int = 3, group_size: int = 3, seed: int = 0, temperatures: tuple[float, float] = (1.0, 0.7)
 ) -> list[Experience]:
-    """Two-call rollouts: a system prompt common to all, a question common to the group, then calls of a few likely tokens."""
+    """Two-call rollouts: a system prompt common to all, a question common to the group, then calls of a few likely
+    tokens.
+    """
     rng = np.random.default_rng(seed)
     system = rng.integers(3, VOCABULARY, 10).tolist()
     experiences = []
@@ -116,7 +120,8 @@ def make_experiences(
 
 
 def hf_logprobs(model: Any, experience: Experience) -> torch.Tensor:
-    """Logprobs of the loss tokens by the model's own forward pass over this one sequence, at each token's temperature."""
+    """Logprobs of the loss tokens by the model's own forward pass over this one sequence, at each token's temperature.
+    """
     logits_TV = model(input_ids=torch.from_numpy(experience.ids_T.astype(np.int64))[None], use_cache=False).logits[0]
     targets = np.flatnonzero(experience.loss_mask_T)
     temperatures = torch.from_numpy(experience.temperatures_T[targets]).to(logits_TV)

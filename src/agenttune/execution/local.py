@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from agenttune.config.run import RunConfig
-from agenttune.execution.model_files import model_folder
+from agenttune.execution.model_files import model_folder, quiet_transformers
 from agenttune.execution.serving import ServingThread
 from agenttune.gateway.gateway import Gateway
 from agenttune.gateway.session import Session
@@ -42,6 +42,7 @@ class Serving:
 
         Raises `ModelError` if it cannot be had or served, `ConfigError` for a wrong signature.
         """
+        quiet_transformers()
         self.folder = model_folder(config.model.model_path)
         self.tokenizer, self.engine = _load_engine(config, self.folder)
         self.thread = ServingThread()

@@ -34,6 +34,13 @@ def model_folder(model_path: str) -> Path:
         ) from error
 
 
+def quiet_transformers() -> None:
+    """No progress bars of transformers among ours (loading and saving weights)."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
 def _looks_like_hub_name(model_path: str) -> bool:
     parts = model_path.split("/")
     return len(parts) <= 2 and all(parts) and not model_path.startswith((".", "~"))

@@ -212,6 +212,7 @@ class EmbeddedEngine:
             failure = EngineError(f"a step of the engine failed: {type(error).__name__}: {error}")
             failure.__cause__ = error
             self._fail_all(failure)
+            self._scheduler.clear()
 
     def _fail_all(self, failure: EngineError) -> None:
         scheduler = self._scheduler
@@ -220,7 +221,6 @@ class EmbeddedEngine:
             scheduler.remove(job)
             if not job.future.done():
                 job.future.set_exception(failure)
-        scheduler.clear()
 
     async def load(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """Copy new weights in (Hugging Face parameter names) between two steps; see `Engine.load`.

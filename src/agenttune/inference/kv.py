@@ -92,6 +92,7 @@ class KVPool:
                 self.layers.append(grown)
         self.num_slots, self.length = num_slots, length
 
+    @torch.inference_mode()
     def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
         """Copy the first `length` positions of each source slot to its target (all read before any is written)."""
         source = torch.tensor(sources, device=self._device)
@@ -100,12 +101,14 @@ class KVPool:
         for layer in self.layers:
             layer[:, target, :, :length] = layer[:, source, :, :length]
 
+    @torch.inference_mode()
     def zero(self, slot: int) -> None:
         """Clear a slot: needed when a NaN may have been written."""
         for layer in self.layers:
             layer[:, slot].zero_()
             layer[:, self.scratch].zero_()
 
+    @torch.inference_mode()
     def zero_all(self) -> None:
         """Clear every slot."""
         for layer in self.layers:

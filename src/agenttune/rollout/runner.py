@@ -62,9 +62,8 @@ class _Ticket:
 class RolloutRunner:
     """Runs `workflow` (and `judge`) on tasks, `group_size` times each.
 
-    Raises `ConfigError` at once if a signature is wrong. Close it when done. Runners of one program should share a
-    `user_loop` (which the caller closes): what user code keeps between rollouts, such as a client of its own, belongs
-    to the event loop that it was made on.
+    Raises `ConfigError` at once if a signature is wrong. Close it when done. One runner serves a whole program
+    (evaluation too, with an `open_session` of its own): what user code keeps between rollouts belongs to its loop.
     """
 
     def __init__(
@@ -76,15 +75,13 @@ class RolloutRunner:
         group_size: int,
         seed: int,
         auxiliary_models: Mapping[str, Any] | None = None,
-        user_loop: UserLoop | None = None,
     ) -> None:
         self._functions = UserFunctions(workflow, judge, auxiliary_models or {})
         self._open_session = open_session
         self._config = config
         self._group_size = group_size
         self._seed = seed
-        self._users = user_loop or UserLoop()
-        self._owns_users = user_loop is None
+        self._users = UserLoop()
         self._fatal: Exception | None = None
         self._closed = False
         self._groups: set[asyncio.Task[Any]] = set()
@@ -106,8 +103,8 @@ class RolloutRunner:
         """Start a group; rollouts start in the order of submission, as slots become free.
 
         `group_id` decides the noise, so it must be the same in a repeated run. `on_rollout` is called on the runner's
-        thread with each finished rollout, and must be quick. `open_session` replaces the runner's own (evaluation). The future raises `ConfigError` or `DatasetError` for bad
-        input, in any group.
+        thread with each finished rollout, and must be quick. `open_session` replaces the runner's own (evaluation). The
+        future raises `ConfigError` or `DatasetError` for bad input, in any group.
         """
         if self._closed:
             raise RolloutError("the rollout runner is closed")
@@ -147,8 +144,7 @@ class RolloutRunner:
         asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        if self._owns_users:
-            self._users.close()
+        self._users.close()
 
     def __enter__(self) -> RolloutRunner:
         return self

@@ -56,7 +56,9 @@ class TrainedModel:
         module.set_attn_implementation(NAME)
         module.eval()
         if gradient_checkpointing:
-            module.gradient_checkpointing_enable({"use_reentrant": False})
+            # The older name goes away with transformers 6; the newer one is not in all of 5.
+            enable = getattr(module, "activation_checkpointing_enable", None) or module.gradient_checkpointing_enable
+            enable({"use_reentrant": False})
             for layer in module.modules():
                 if isinstance(layer, GradientCheckpointingLayer):
                     layer.training = True  # the layer alone, not what is in it: that stays in evaluation mode

@@ -1,0 +1,59 @@
+"""The package builds a wheel that installs and runs from outside the repository."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def run(*command: str, cwd: Path, **environment: str) -> str:
+    done = subprocess.run(
+        command, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder into which the wheel, built here, is installed."""
+    folder = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT), cwd=folder)
+    (wheel,) = folder.glob("agenttune-*.whl")
+    target = folder / "site"
+    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(target))
+    run(*pip, str(wheel), cwd=folder)
+    return target
+
+
+def test_wheel_is_what_is_imported_and_is_typed(site: Path, tmp_path: Path):
+    code = "import agenttune; print(agenttune.__file__, agenttune.tune.__module__)"
+    place, module = run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(site)).split()
+    assert Path(place).parent.parent == site
+    assert module == "agenttune.tune"
+    assert (site / "agenttune" / "py.typed").exists()
+
+
+def test_wheel_trains_from_outside_the_repository(site: Path, tmp_path: Path, toy_model_dir: Path, toy_dataset: Path):
+    (tmp_path / "agent.py").write_text(
+        "from agenttune import WorkflowOutput\n\n\n"
+        "async def answer(task, model):\n"
+        "    messages = [{'role': 'user', 'content': task['question']}]\n"
+        "    reply = await model.client.chat.completions.create(model=model.name, messages=messages, max_tokens=4)\n"
+        "    return WorkflowOutput(reward=float(len(reply.choices[0].message.content or '')))\n"
+    )
+    (tmp_path / "run.yaml").write_text(
+        "workflow: agent.py:answer\n"
+        f"train_dataset: {{path: {toy_dataset}, total_steps: 2}}\n"
+        f"model: {{model_path: {toy_model_dir}, max_model_len: 64}}\n"
+        "algorithm: {group_size: 4, batch_size: 2, learning_rate: 0.001}\n"
+    )
+    command = (sys.executable, "-m", "agenttune.cli.main", "run", "--config", "run.yaml")
+    output = run(*command, cwd=tmp_path, PYTHONPATH=str(site))
+    last = output.splitlines()[-1]
+    assert last.startswith(f"run directory: {tmp_path / 'checkpoints' / 'AgentTune' / 'Experiment-'}")
+    assert (Path(last.removeprefix("run directory: ")) / "latest" / "model.safetensors").exists()
