@@ -1,0 +1,107 @@
+"""What is wrong with the arguments of `tune()` is said in one clear sentence, before anything is loaded."""
+
+import functools
+
+import pytest
+
+from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
+from agenttune.errors import ConfigError, DatasetError, ModelError
+
+
+async def workflow(task, model):
+    return WorkflowOutput(reward=1.0)
+
+
+def sync_workflow(task, model):
+    return WorkflowOutput(reward=1.0)
+
+
+async def extra(task, model, tools):
+    return WorkflowOutput(reward=1.0)
+
+
+async def starred(*args):
+    return WorkflowOutput(reward=1.0)
+
+
+@pytest.fixture
+def arguments(tmp_path, toy_model_dir, toy_dataset):
+    return {
+        "workflow_func": workflow,
+        "train_dataset": DatasetConfig(path=str(toy_dataset)),
+        "model": TunerModelConfig(model_path=str(toy_model_dir), max_model_len=64),
+        "settings": {"checkpoint_root_dir": str(tmp_path / "runs")},
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "words"),
+    [
+        ({"workflow_func": sync_workflow}, ConfigError, ["workflow_func", "sync_workflow", "not async"]),
+        ({"workflow_func": extra}, ConfigError, ["tools", "nobody passes"]),
+        ({"workflow_func": starred}, ConfigError, ["*args"]),
+        ({"workflow_func": None}, ConfigError, ["None", "cannot be called"]),
+        ({"judge_func": functools.partial(workflow)}, ConfigError, ["judge_func", "response"]),
+        ({"train_dataset": None}, ConfigError, ["train_dataset", "missing"]),
+        ({"train_dataset": DatasetConfig(path="no/such/folder/data")}, DatasetError, ["no/such/folder/data"]),
+        ({"model": None}, ConfigError, ["model", "missing"]),
+        ({"model": TunerModelConfig(model_path="./nowhere", max_model_len=64)}, ModelError, ["./nowhere"]),
+        ({"algorithm": AlgorithmConfig(group_size=1)}, ConfigError, ["group_size is 1", "at least 2"]),
+        ({"algorithm": AlgorithmConfig(algorithm_type="grppo")}, ConfigError, ["grppo", "grpo"]),
+        ({"monitor_type": "wandbb"}, ConfigError, ["wandbb", "wandb"]),
+        ({"settings": {"rollout.timeout": 3}}, ConfigError, ["rollout.timeout", "timeout_s"]),
+        ({"settings": {"model.top_p": 0.9}}, ConfigError, ["top_p is 0.9"]),
+        ({"settings": {"model.temperature": 0}}, ConfigError, ["temperature is 0"]),
+        ({"settings": {"model.inference_engine_num": 2}}, ConfigError, ["inference_engine_num is 2"]),
+        ({"config_path": "no.yaml"}, ConfigError, ["no.yaml"]),
+    ],
+)
+def test_one_clear_sentence(arguments, tmp_path, change, kind, words):
+    merged = {**arguments, **change}
+    with pytest.raises(kind) as raised:
+        tune(**merged)
+    message = str(raised.value)
+    assert all(word in message for word in words), message
+    assert "\n" not in message
+    assert not (tmp_path / "runs").exists()
+
+
+def test_auxiliary_models_are_refused_by_name(arguments):
+    model = arguments["model"]
+    with pytest.raises(ConfigError, match="auxiliary_models are not available yet"):
+        tune(**arguments, auxiliary_models={"judge": model})
+
+
+def test_holding_out_is_said(arguments, capsys):
+    arguments["settings"] |= {"evaluation.before_and_after": False}
+    arguments["train_dataset"] = DatasetConfig(path=arguments["train_dataset"].path, total_steps=1)
+    arguments["algorithm"] = AlgorithmConfig(group_size=2, batch_size=1)
+    result = tune(**arguments)
+    assert "no eval_dataset: 4 of 40 tasks are held out" in capsys.readouterr().out
+    assert result.steps == 1
+
+
+def test_model_without_a_chat_template(arguments, tmp_path):
+    from conftest import make_toy_model
+
+    folder = make_toy_model(tmp_path / "bare", template=None)
+    arguments["model"] = TunerModelConfig(model_path=str(folder), max_model_len=64)
+    with pytest.raises(ModelError, match="chat template"):
+        tune(**arguments)
+
+
+def test_missing_field_stops_the_run_and_names_it(arguments):
+    async def reads(task, model):
+        return WorkflowOutput(reward=float(task["quesiton"]))
+
+    arguments["workflow_func"] = reads
+    with pytest.raises(DatasetError, match=r"no field 'quesiton' \(did you mean 'question'\?\)"):
+        tune(**arguments)
+
+
+def test_every_reward_the_same_stops_where_asked(arguments):
+    from agenttune.errors import NoSignalError
+
+    arguments["settings"] |= {"check.stop_without_signal": True, "evaluation.before_and_after": False}
+    with pytest.raises(NoSignalError, match="every reward was the same"):
+        tune(**arguments)
