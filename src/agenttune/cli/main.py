@@ -157,7 +157,10 @@ def call_check(resolved: Resolved, workflow: Function, judge: Function | None) -
     from agenttune.tune import check_config
 
     _print_overrides(resolved)
-    return DONE if check_config(resolved, workflow, judge).ready else FAILED
+    report = check_config(resolved, workflow, judge)
+    for line in report.lines():
+        print(line)
+    return DONE if report.ready else FAILED
 
 
 def call_evaluate(

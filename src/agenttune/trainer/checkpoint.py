@@ -7,7 +7,6 @@ model was evaluated; where that is not fp32, the fp32 master weights lie in `tra
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import shutil
@@ -187,14 +186,16 @@ def _steps(root: Path) -> dict[Path, int]:
 
 
 def _write_model(directory: Path, module: Any, dtype: torch.dtype) -> None:
-    tensors = {name: tensor.to(dtype) for name, tensor in module.state_dict().items()}
-    original = module.config
-    module.config = copy.deepcopy(original)
-    module.config.dtype = dtype
-    try:
-        module.save_pretrained(directory, state_dict=tensors)
-    finally:
-        module.config = original
+    """Weights and config as transformers writes them, in `dtype`."""
+    cast: dict[int, torch.Tensor] = {}  # tied weights must stay one tensor to be written once
+    tensors = {
+        name: cast.setdefault(tensor.data_ptr(), tensor.to(dtype)) for name, tensor in module.state_dict().items()
+    }
+    module.save_pretrained(directory, state_dict=tensors)
+    config_file = directory / "config.json"
+    config = json.loads(config_file.read_text())
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    config_file.write_text(json.dumps(config, indent=2) + "\n")
 
 
 def _copy_unchanged(source: Path, directory: Path) -> None:

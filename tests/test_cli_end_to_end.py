@@ -1,0 +1,130 @@
+"""`agenttune run`, `check` and `eval` for real, on a toy model: what they print and their exit codes."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from agenttune.cli.main import main
+
+AGENT = """
+import asyncio
+from agenttune import WorkflowOutput
+
+async def answer(task, model):
+    messages = [{"role": "user", "content": task["question"]}]
+    reply = await model.client.chat.completions.create(model=model.name, messages=messages, max_tokens=4)
+    return WorkflowOutput(reward=float("e" in (reply.choices[0].message.content or "")))
+
+async def constant(task, model):
+    await answer(task, model)
+    return WorkflowOutput(reward=0.0)
+
+async def slow(task, model):
+    await asyncio.sleep(0.2)
+    return await answer(task, model)
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path, toy_model_dir: Path, toy_dataset: Path) -> Path:
+    (tmp_path / "agent.py").write_text(AGENT)
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "workflow: agent.py:answer\n"
+        f"checkpoint_root_dir: {tmp_path / 'runs'}\n"
+        f"train_dataset: {{path: {toy_dataset}, total_steps: 2}}\n"
+        f"model: {{model_path: {toy_model_dir}, max_model_len: 64}}\n"
+        "algorithm: {group_size: 8, batch_size: 2, learning_rate: 0.001}\n"
+    )
+    return path
+
+
+def test_check_says_ready_or_what_to_fix(config, capsys):
+    assert main(["check", "--config", str(config), "--tasks", "6"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "ready"
+    constant = f"workflow={config.parent / 'agent.py'}:constant"
+    assert main(["check", "--config", str(config), "--set", constant]) == 1
+    assert "every reward is the same (0)" in capsys.readouterr().out
+
+
+def test_eval_of_a_checkpoint_agrees_with_the_run(config, tmp_path, capsys):
+    assert main(["run", "--config", str(config), "--set", "name=first"]) == 0
+    summary = json.loads((tmp_path / "runs/AgentTune/first/summary.json").read_text())
+    model = tmp_path / "runs/AgentTune/first/latest"
+    output = tmp_path / "rewards.json"
+    options = ["--set", "algorithm.batch_size=2", "--output", str(output), "--model", str(model)]
+    assert main(["eval", "--config", str(config), *options]) == 0
+    rewards = json.loads(output.read_text())["greedy"]
+    assert len(rewards) == 40  # without eval_dataset all training tasks; the run held out four of them
+    assert summary["after"]["greedy"]["num_tasks"] == 4
+    assert "held-out greedy:" in capsys.readouterr().out
+
+
+class Canned(BaseHTTPRequestHandler):
+    """An OpenAI-compatible endpoint that always says 'here'."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "here"}}
+        body = json.dumps(
+            {"id": "1", "object": "chat.completion", "created": 1, "model": "canned", "choices": [choice]}
+        ).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_eval_of_an_endpoint(config, capsys):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Canned)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}/v1"
+    try:
+        assert main(["eval", "--config", str(config), "--base-url", url, "--model-name", "canned"]) == 0
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert "held-out sampled: 1.000" in capsys.readouterr().out
+
+
+def test_bad_input_is_exit_code_2_and_failure_1(config, tmp_path, capsys):
+    assert main(["run", "--config", str(config), "--set", "rolout.timeout_s=3"]) == 2
+    assert "rollout" in capsys.readouterr().err
+    (tmp_path / "agent.py").write_text("async def broken(task, model):\n    raise RuntimeError('no luck')\n")
+    broken = f"workflow={tmp_path / 'agent.py'}:broken"
+    # a module is loaded once in a process, so this one runs in its own
+    command = [sys.executable, "-m", "agenttune.cli.main", "run", "--config", str(config), "--set", broken]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "no luck" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_saves_a_checkpoint_and_exits_130(config, tmp_path):
+    workflow = f"workflow={tmp_path / 'agent.py'}:slow"
+    settings = ["name=stopped", workflow, "train_dataset.total_steps=500", "evaluation.before_and_after=false"]
+    command = [sys.executable, "-m", "agenttune.cli.main", "run", "--config", str(config)]
+    command += [part for setting in settings for part in ("--set", setting)]
+    run = tmp_path / "runs/AgentTune/stopped"
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    metrics = run / "metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (metrics.exists() and len(metrics.read_text().splitlines()) >= 2):
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "interrupted" in errors
+    assert (run / "latest" / "model.safetensors").exists()
+    assert json.loads((run / "summary.json").read_text())["steps"] >= 2
