@@ -23,7 +23,7 @@ import torch
 from agent import judge, run_agent
 
 from agenttune.config.load import resolve
-from agenttune.tune import open_loop
+from agenttune.tuning import open_loop
 
 TARGET = 2.7
 

@@ -16,7 +16,7 @@ EDGES = {
     ("trainer", "algorithm"),
     ("config", "tasks"),  # DatasetConfig.preview() reads rows, lazily
 }
-SEE_MANY = {"execution", "cli", "tune", "loop", "evaluate", "__init__"}
+SEE_MANY = {"execution", "cli", "tuning", "loop", "evaluate", "__init__"}
 
 
 def edges() -> set[tuple[str, str, str]]:
@@ -49,7 +49,7 @@ def test_stages_import_only_along_the_listed_edges():
 
 
 def test_no_stage_knows_the_coordinator():
-    assert not [edge for edge in edges() if edge[0] in STAGES - SEE_MANY and edge[1] in {"loop", "tune", "execution"}]
+    assert not [edge for edge in edges() if edge[0] in STAGES - SEE_MANY and edge[1] in {"loop", "tuning", "execution"}]
 
 
 def test_import_is_light():
@@ -64,3 +64,11 @@ def test_import_is_light():
         for _ in range(5)
     )
     assert seconds[2] <= 0.2, seconds
+
+
+def test_public_names_stay_what_they_are_whatever_is_imported_before():
+    """A submodule of the same name would replace the function as soon as it is imported."""
+    code = "import agenttune.tuning, agenttune.cli.main\nfrom agenttune import tune\nassert callable(tune), tune"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    names = set(agenttune.__all__) & {path.stem for path in ROOT.iterdir()}
+    assert not names

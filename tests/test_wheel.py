@@ -34,7 +34,7 @@ def test_wheel_is_what_is_imported_and_is_typed(site: Path, tmp_path: Path):
     code = "import agenttune; print(agenttune.__file__, agenttune.tune.__module__)"
     place, module = run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(site)).split()
     assert Path(place).parent.parent == site
-    assert module == "agenttune.tune"
+    assert module == "agenttune.tuning"
     assert (site / "agenttune" / "py.typed").exists()
 
 

@@ -32,7 +32,7 @@ def main() -> None:
             "seed": arguments.seed,
             "loss": {"kl": "none"},
             "trainer": {"beta2": 0.95, "weight_decay": 0.0},
-            "evaluation": {"further": {"further": {"path": data, "split": "further"}}},
+            "evaluation": {"further": {"further": {"path": f"{data}/further.jsonl"}}},
         },
     )
 

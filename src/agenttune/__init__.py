@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "tune": "agenttune.tune",
-    "TuneResult": "agenttune.tune",
+    "tune": "agenttune.tuning",
+    "TuneResult": "agenttune.tuning",
     "DatasetConfig": "agenttune.config.public",
     "TunerModelConfig": "agenttune.config.public",
     "AlgorithmConfig": "agenttune.config.public",
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         WorkflowOutput,
     )
     from agenttune.errors import AgentTuneError
-    from agenttune.tune import TuneResult, tune
+    from agenttune.tuning import TuneResult, tune
 
 
 def __getattr__(name: str) -> Any:

@@ -154,17 +154,17 @@ class BreaksOnce:
         self.calls += 1
         if self.calls == 3:
             raise RuntimeError("out of luck")
-        return self.inner.logits(*args)  # type: ignore[attr-defined]
+        return self.inner.logits(*args)
 
 
 def test_a_failing_step_fails_all_in_flight_and_the_next_request_works() -> None:
     engine = make_engine(make_model("qwen3"), max_slots=2)
     expected = run_all(engine, [request([5, 6])])[0].ids.tolist()
-    engine._stepper._forward = BreaksOnce(engine._stepper._forward)  # type: ignore[assignment]
+    engine._stepper._forward = BreaksOnce(engine._stepper._forward)
 
     async def scenario() -> list[BaseException]:
         requests = [request(prompt_of(5, n), max_tokens=50) for n in range(4)]
-        return await asyncio.gather(*(engine.generate(item) for item in requests), return_exceptions=True)  # type: ignore[return-value]
+        return await asyncio.gather(*(engine.generate(item) for item in requests), return_exceptions=True)
 
     for error in asyncio.run(scenario()):
         assert isinstance(error, EngineError)

@@ -55,7 +55,7 @@ def test_the_generic_path_serves_the_fast_families_too(family: str) -> None:
 
 def test_recurrent_models_are_refused_by_name() -> None:
     model = MambaForCausalLM(MambaConfig(vocab_size=97, hidden_size=16, num_hidden_layers=1, state_size=4))
-    with pytest.raises(ModelError, match=r"MambaForCausalLM.*recurrent"):
+    with pytest.raises(ModelError, match=r"MambaForCausalLM.*linear_attention"):
         make_engine(model)
 
 
@@ -91,7 +91,7 @@ def test_an_attention_that_we_would_compute_wrongly_is_refused() -> None:
     model = make_model("gemma")
     original = type(model.model.layers[0].self_attn).forward
 
-    class Odd(type(model.model.layers[0].self_attn)):  # type: ignore[misc]
+    class Odd(type(model.model.layers[0].self_attn)):
         def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             out, weights = original(self, hidden_states, *args, **kwargs)
             return out + hidden_states.mean(dim=1, keepdim=True), weights

@@ -34,10 +34,10 @@ def test_a_common_system_prompt_is_computed_once() -> None:
     engine = make_engine(make_model("qwen3"), max_slots=64)
     system = prompt_of(100, 0)
     requests = [
-        request(system + prompt_of(10 + task, task + 1), noise=8 * task + n) for task in range(6) for n in range(8)
+        request(system + prompt_of(20 + task, task + 1), noise=8 * task + n) for task in range(6) for n in range(8)
     ]
     assert_right(requests, run_all(engine, requests))
-    assert engine.stats.computed_tokens == 100 + sum(10 + task for task in range(6))
+    assert engine.stats.computed_tokens == 100 + sum(20 + task for task in range(6))
 
 
 def test_the_next_call_computes_only_what_is_new() -> None:
@@ -84,7 +84,7 @@ def test_sparse_slots_are_compacted() -> None:
         tasks = [asyncio.create_task(engine.generate(item)) for item in requests]
         while engine.stats.steps < 20:
             await asyncio.sleep(0)
-        assert np.flatnonzero(engine._scheduler.table.active_S).tolist() == list(range(8))
+        assert np.flatnonzero(engine._scheduler.table.active_S).max() < 16
         return list(await asyncio.gather(*tasks))
 
     assert_right(requests, asyncio.run(scenario()))

@@ -146,7 +146,7 @@ def _load(arguments: argparse.Namespace, options: dict[str, Any]) -> tuple[Resol
 
 def call_run(resolved: Resolved, workflow: Function, judge: Function | None, config_path: Path) -> int:
     """Train; the run itself prints the overrides."""
-    from agenttune.tune import run_config
+    from agenttune.tuning import run_config
 
     run_config(resolved, workflow, judge, config_path)
     return DONE
@@ -154,7 +154,7 @@ def call_run(resolved: Resolved, workflow: Function, judge: Function | None, con
 
 def call_check(resolved: Resolved, workflow: Function, judge: Function | None) -> int:
     """Check before any training; not ready is a failure."""
-    from agenttune.tune import check_config
+    from agenttune.tuning import check_config
 
     _print_overrides(resolved)
     report = check_config(resolved, workflow, judge)
