@@ -202,6 +202,7 @@ class Loop:
             reward=None if math.isnan(statistics.reward_mean) else statistics.reward_mean,
             tokens_per_s=tokens_per_s,
             seconds=seconds,
+            flat=f"{statistics.num_flat_groups}/{statistics.num_groups}",
             note="; ".join([*statistics.notes(), *(result.trained.alarms if result.trained else ())]),
         )
         self.display.step(report)

@@ -24,7 +24,7 @@ from agenttune.inference.engine import GenerateRequest, Generation
 from agenttune.inference.families import end_token_ids, inspect_model
 from agenttune.inference.forward import FastForward, GenericForward
 from agenttune.inference.kv import KVPool, default_budget_bytes
-from agenttune.inference.matmul import MatmulChoice, choose_float32_matmul
+from agenttune.inference.matmul import MatmulChoice, choose_float32_matmul, default_float32_matmul
 from agenttune.inference.scheduler import Scheduler
 from agenttune.inference.selfcheck import check_forward, reference_logits
 from agenttune.inference.slots import Job
@@ -72,7 +72,7 @@ class EmbeddedEngine:
         shape = inspect_model(model, max_model_len)
         device, dtype = model.device, model.dtype
         budget = kv_cache_mb * 2**20 if kv_cache_mb is not None else default_budget_bytes(device)
-        self.matmul = _choose_matmul(model)
+        self.matmul = _choose_matmul(model, deterministic)
         self._model = model
         self._max_model_len = max_model_len
         self._vocab_size = shape.vocab_size
@@ -248,16 +248,14 @@ class EmbeddedEngine:
         self._stepper.release()
 
 
-def _choose_matmul(model: Any) -> MatmulChoice | None:
-    """Only fp32 on the CPU has a choice."""
+def _choose_matmul(model: Any, deterministic: bool) -> MatmulChoice | None:
+    """Only fp32 on the CPU has a choice; the deterministic mode may not let a stopwatch make it."""
     if model.device.type != "cpu" or model.dtype != torch.float32:
         return None
-    shapes = [
-        (int(module.weight.shape[0]), int(module.weight.shape[1]))
-        for module in model.modules()
-        if isinstance(module, torch.nn.Linear)
-    ]
-    return choose_float32_matmul(shapes)
+    if deterministic:
+        return default_float32_matmul()
+    weights = [module.weight for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    return choose_float32_matmul([(int(weight.shape[0]), int(weight.shape[1])) for weight in weights])
 
 
 def _check_sampling(request: GenerateRequest) -> None:

@@ -39,9 +39,8 @@ class Forward(Protocol):
 def _fuse(linears: list[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Stack projections that share their input; their parameters become views of the stacked storage."""
     weight = _stack([linear.weight for linear in linears])
-    if all(linear.bias is None for linear in linears):
-        return weight, None
-    return weight, _stack([linear.bias for linear in linears])
+    biases: list[Any] = [linear.bias for linear in linears]
+    return weight, (None if biases[0] is None else _stack(biases))
 
 
 def _stack(parameters: list[nn.Parameter]) -> torch.Tensor:

@@ -39,7 +39,7 @@ def choose_float32_matmul(weight_shapes: Sequence[tuple[int, int]], num_rows: in
     """
     shapes = sorted({(min(rows, 2048), min(columns, 2048)) for rows, columns in weight_shapes})
     if not shapes or not torch._C._has_mkldnn:
-        return _apply(MatmulChoice(precision="highest", speedup=1.0, max_relative_error=0.0))
+        return default_float32_matmul()
     generator = torch.Generator().manual_seed(0)
     seconds = {"highest": 0.0, "medium": 0.0}
     error = 0.0
@@ -56,6 +56,11 @@ def choose_float32_matmul(weight_shapes: Sequence[tuple[int, int]], num_rows: in
     speedup = seconds["highest"] / seconds["medium"]
     better = error < _MAX_FP32_ERROR and speedup > _MIN_GAIN
     return _apply(MatmulChoice(precision="medium" if better else "highest", speedup=speedup, max_relative_error=error))
+
+
+def default_float32_matmul() -> MatmulChoice:
+    """Set PyTorch's default without a probe (whose timing could come out either way)."""
+    return _apply(MatmulChoice(precision="highest", speedup=1.0, max_relative_error=0.0))
 
 
 def _apply(choice: MatmulChoice) -> MatmulChoice:

@@ -32,6 +32,7 @@ BARS = "▁▂▃▄▅▆▇█"
 class StepReport:
     """One finished step. `reward` is None where no rollout was scored.
 
+    `flat` says how many groups have one reward each, and so teach nothing (`9/16`).
     With `seconds_left` None the display estimates it from the last steps. `note` is a remark on this step
     (`3 of 128 rollouts excluded`).
     """
@@ -40,6 +41,7 @@ class StepReport:
     reward: float | None
     tokens_per_s: float
     seconds: float
+    flat: str = ""
     seconds_left: float | None = None
     note: str = ""
 
@@ -139,6 +141,7 @@ class Display:
         parts = [
             f"step {report.step:>{width}}/{self._total_steps}",
             f"reward {_reward(report.reward)}",
+            *([f"flat {report.flat:>5}"] if report.flat else []),
             f"{report.tokens_per_s:>9,.0f} tokens/s",
             f"{report.seconds:6.2f} s",
             f"left {duration(self._seconds_left(report))}",
@@ -183,6 +186,8 @@ class Display:
         block.append("\n")
         block.append(sparkline(self._rewards, 24).ljust(24), "green")
         block.append("  reward " + _reward(report.reward if report else None).strip(), "bold")
+        if report and report.flat:
+            block.append(f"   flat groups {report.flat}")
         if self._activity:
             block.append(f"   {self._activity}", "cyan")
         return block

@@ -75,8 +75,6 @@ class RolloutStatistics:
         found = []
         if self.num_groups and self.num_flat_groups == self.num_groups:
             found.append("every group has one reward: nothing to learn from")
-        elif 2 * self.num_flat_groups > self.num_groups:
-            found.append(f"{self.num_flat_groups} of {self.num_groups} groups have one reward each")
         if self.num_excluded:
             causes = ", ".join(f"{count} {outcome.value}" for outcome, count in self.failures.items())
             found.append(f"{self.num_excluded} of {self.num_rollouts} rollouts excluded ({causes})")

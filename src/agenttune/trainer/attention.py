@@ -14,7 +14,8 @@ size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -115,6 +116,19 @@ _attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _attend_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
+@contextmanager
+def _fused_precision() -> Iterator[None]:
+    """PyTorch's default matmul setting within the fused kernel: with "medium" its many small products are 4 times
+    slower.
+    """
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 class _Cascade(torch.autograd.Function):
     """Partial attention per segment, merged by log-sum-exp.
 
@@ -131,12 +145,15 @@ class _Cascade(torch.autograd.Function):
         exact = torch.promote_types(query.dtype, torch.float32)
         out = query.new_empty(1, num_tokens, num_heads, head_size, dtype=exact).transpose(1, 2)
         lse = query.new_empty(1, num_heads, num_tokens, dtype=exact)
-        for queries, keys, causal in _parts(tree):
-            part, part_lse = _attend(query[:, :, queries], key[:, :, keys], value[:, :, keys], 0.0, causal, scale=scale)
-            if causal:
-                out[:, :, queries], lse[:, :, queries] = part, part_lse
-            else:
-                _merge(out[:, :, queries], lse[:, :, queries], part, part_lse)
+        with _fused_precision():
+            for queries, keys, causal in _parts(tree):
+                part, part_lse = _attend(
+                    query[:, :, queries], key[:, :, keys], value[:, :, keys], 0.0, causal, scale=scale
+                )
+                if causal:
+                    out[:, :, queries], lse[:, :, queries] = part, part_lse
+                else:
+                    _merge(out[:, :, queries], lse[:, :, queries], part, part_lse)
         out = out.to(query.dtype)
         ctx.save_for_backward(query, key, value, out, lse)
         ctx.tree, ctx.scale = tree, scale
@@ -146,20 +163,21 @@ class _Cascade(torch.autograd.Function):
     def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         query, key, value, out, lse = ctx.saved_tensors
         grads = [torch.zeros_like(tensor) for tensor in (query, key, value)]
-        for queries, keys, causal in _parts(ctx.tree):
-            parts = _attend_backward(
-                grad_out[:, :, queries],
-                query[:, :, queries],
-                key[:, :, keys],
-                value[:, :, keys],
-                out[:, :, queries],
-                lse[:, :, queries],
-                0.0,
-                causal,
-                scale=ctx.scale,
-            )
-            for grad, part, where in zip(grads, parts, (queries, keys, keys), strict=True):
-                grad[:, :, where] += part
+        with _fused_precision():
+            for queries, keys, causal in _parts(ctx.tree):
+                parts = _attend_backward(
+                    grad_out[:, :, queries],
+                    query[:, :, queries],
+                    key[:, :, keys],
+                    value[:, :, keys],
+                    out[:, :, queries],
+                    lse[:, :, queries],
+                    0.0,
+                    causal,
+                    scale=ctx.scale,
+                )
+                for grad, part, where in zip(grads, parts, (queries, keys, keys), strict=True):
+                    grad[:, :, where] += part
         return (*grads, None, None)
 
 
