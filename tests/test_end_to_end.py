@@ -107,3 +107,24 @@ def test_time_limit_ends_the_run_with_a_checkpoint(tmp_path, toy_model_dir, toy_
     result = run(tmp_path, toy_model_dir, toy_dataset, steps=50, settings=settings)
     assert result.steps == 1
     assert (result.model_dir / "config.json").exists()
+
+
+def test_trap_25_two_deterministic_runs_are_bitwise_equal(tmp_path, toy_model_dir, toy_dataset):
+    """Red when `noise_seed` (runner.py) mixes in anything that differs between runs, say `time.time()`.
+
+    The second run answers in another order: its workflows start after random pauses.
+    """
+    import asyncio
+    import random
+
+    async def hesitates(task, model):
+        await asyncio.sleep(random.random() * 0.02)
+        return await prefers_letter(task, model)
+
+    settings = {"deterministic": True, "evaluation.before_and_after": False, "check.enabled": False}
+    weights = []
+    for number, workflow in enumerate((prefers_letter, hesitates)):
+        folder = tmp_path / str(number)
+        result = run(folder, toy_model_dir, toy_dataset, steps=3, settings=settings, workflow_func=workflow)
+        weights.append((result.model_dir / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1]

@@ -12,6 +12,7 @@ head size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -39,11 +40,11 @@ class Forward(Protocol):
 def _fuse(linears: list[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Stack projections that share their input; their parameters become views of the stacked storage."""
     weight = _stack([linear.weight for linear in linears])
-    biases: list[Any] = [linear.bias for linear in linears]
+    biases = [linear.bias for linear in linears]
     return weight, (None if biases[0] is None else _stack(biases))
 
 
-def _stack(parameters: list[nn.Parameter]) -> torch.Tensor:
+def _stack(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
     stacked = torch.cat([parameter.data for parameter in parameters])
     start = 0
     for parameter in parameters:
