@@ -1,14 +1,15 @@
-"""The embedded engine against transformers' `generate` (the better of its dynamic and static cache), on two CPU threads.
+"""The embedded engine against transformers' `generate` (the better of its dynamic and static cache), on two CPU
+threads.
 
 In: nothing (Qwen3 models with random weights are made here). Out: a table and `bench/out/engine.json`. Workloads:
 
 - equal: 64 prompts of 64 tokens, 128 new tokens each;
-- ragged: 48 conversations of three calls, prompts of 8 to 256 tokens. Transformers gets the whole, left-padded prompt again
-  at each call and generates until the batch's longest answer is done; our conversations go on independently;
+- ragged: 48 conversations of three calls, prompts of 8 to 256 tokens. Transformers gets the whole, left-padded prompt
+  again at each call and generates until the batch's longest answer is done; our conversations go on independently;
 - large: 100M parameters, short, reported only.
 
-Sides alternate in one process, with the same weights, precision and matmul setting; medians are compared, in tokens that
-were asked for per second. A chi-square test compares sampled tokens with the model's own distribution.
+Sides alternate in one process, with the same weights, precision and matmul setting; medians are compared, in tokens
+that were asked for per second. A chi-square test compares sampled tokens with the model's own distribution.
 
     python bench/engine.py [--repeats 5] [--no-large] [--only equal_fp32]
 """
@@ -182,7 +183,8 @@ def compare(
 
 
 def chi_square_p(model: Any, count: int = 20_000) -> float:
-    """p-value of the engine's first sampled tokens against the model's own distribution (bins of 5 or more expected)."""
+    """p-value of the engine's first sampled tokens against the model's own distribution (bins of 5 or more
+    expected)."""
     prompt = np.arange(5, 25, dtype=np.int32)
     with torch.inference_mode():
         logits_V = model(torch.tensor(prompt, dtype=torch.long).unsqueeze(0)).logits[0, -1].double()

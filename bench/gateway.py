@@ -1,8 +1,8 @@
 """What the gateway adds to a call: CPU time beyond the SDK's own, with 1,000 rollouts in flight.
 
 In: nothing (a tokenizer is made here from the quickstart's questions, its chat template is the quickstart's). Out: a
-table and `bench/out/gateway.json` with `added_cpu_ms` (in-process, at most 1.0) and `http_added_cpu_ms` (reported: sockets,
-client and server side together, 64 rollouts at a time).
+table and `bench/out/gateway.json` with `added_cpu_ms` (in-process, at most 1.0) and `http_added_cpu_ms` (reported:
+sockets, client and server side together, 64 rollouts at a time).
 
 Each rollout opens a session, asks two questions (a tool call, then an answer; tool schema in the prompt), and closes.
 The other side is the same agent and SDK on a transport that answers from memory. All 1,000 wait at the same time:
@@ -204,25 +204,26 @@ class Bench:
         await asyncio.gather(*(rollout(question) for question in self.questions))
 
     async def through_http(self) -> None:
-        """Loopback HTTP. Fewer at a time: httpx's own pool takes time quadratic in the requests that wait for it."""
+        """Loopback HTTP, a client for each connection: a common pool takes time quadratic in what waits for it."""
         gateway = self.gateway(Crowd(1))
-        limits = httpx.Limits(max_connections=HTTP_CONNECTIONS, max_keepalive_connections=HTTP_CONNECTIONS)
-        http_client: Any = httpx.AsyncClient(limits=limits, timeout=None, trust_env=False)
-
-        at_a_time = asyncio.Semaphore(HTTP_CONNECTIONS)
+        http_clients: asyncio.Queue[Any] = asyncio.Queue()
+        for _ in range(HTTP_CONNECTIONS):
+            http_clients.put_nowait(httpx.AsyncClient(timeout=None, trust_env=False, verify=False))
 
         async def rollout(number: int, question: str) -> None:
+            http_client = await http_clients.get()
             session = gateway.open(f"g/{number}", noise_seed=number)
             model = session.model
             client = AsyncOpenAI(
                 api_key=model.api_key, base_url=model.base_url, http_client=http_client, max_retries=0, timeout=None
             )
-            async with at_a_time:
-                assert await agent(client, question) == SAID[1]
+            assert await agent(client, question) == SAID[1]
             assert all(call.trainable for call in session.close())
+            http_clients.put_nowait(http_client)
 
         await asyncio.gather(*(rollout(number, question) for number, question in enumerate(self.questions)))
-        await http_client.aclose()
+        while not http_clients.empty():
+            await http_clients.get_nowait().aclose()
         asyncio.run_coroutine_threadsafe(gateway.close(), self.loop).result()
 
     def _bodies(self) -> list[bytes]:

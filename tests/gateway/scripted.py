@@ -74,6 +74,22 @@ def toy_tokenizer(**switches: bool) -> Any:
     return tokenizer
 
 
+def spaced_tokenizer() -> Any:
+    """Sentencepiece's manner: spaces are letters, and a text that begins with no special token gets one."""
+    letters = sorted(set("▁ask: helloanswer:yesgo on"))
+    bpe = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
+    bpe.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    bpe.decoder = decoders.Metaspace(prepend_scheme="first")
+    bpe.add_special_tokens([AddedToken("</s>", special=True, normalized=False)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="</s>")
+    tokenizer.chat_template = (
+        "{%- for message in messages %}"
+        "{{- 'ask: ' + message.content + ' answer:' if message.role == 'user' else message.content + '</s>' }}"
+        "{%- endfor %}"
+    )
+    return tokenizer
+
+
 Script = Callable[[GenerateRequest], "str | Sequence[int] | Generation"]
 
 

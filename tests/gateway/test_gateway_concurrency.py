@@ -68,7 +68,7 @@ def test_trap_26_threads_and_loops_of_their_own(serve: Any, tokenizer: Any) -> N
         said[number] = [reply.choices[0].message.content for reply in replies]
         assert [call.status for call in session.close()] == [CallStatus.USED] * 3
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(12)]
+    threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(12)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -162,7 +162,7 @@ def test_trap_27_calls_in_flight_when_the_rollout_ends(serve: Any) -> None:
         except openai.AuthenticationError as error:
             errors.append(error)
 
-    thread = threading.Thread(target=work)
+    thread = threading.Thread(target=work, daemon=True)
     thread.start()
     served.engine.waiting.acquire()
     calls = session.close()
@@ -196,7 +196,7 @@ def test_trap_27_the_clients_own_retry(serve: Any) -> None:
         served.engine.waiting.acquire()
         served.serving.call(served.engine.release)
 
-    thread = threading.Thread(target=release)
+    thread = threading.Thread(target=release, daemon=True)
     thread.start()
     client = session.model.sync_client.with_options(max_retries=1, timeout=1.0)
     assert client.chat.completions.create(model="toy", messages=USER).choices[0].message.content == "hi"

@@ -10,7 +10,7 @@ import openai
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scripted import generation, toy_tokenizer
+from scripted import generation, spaced_tokenizer, toy_tokenizer
 
 from agenttune.types import CallStatus, Outcome
 
@@ -179,7 +179,7 @@ def test_trap_04_separator_after_a_turn(serve: Any, tokenizer: Any) -> None:
 
 
 def test_trap_05_several_tool_results_as_the_template_renders_them(serve: Any, tokenizer: Any) -> None:
-    """Red when the rest is made message by message instead of from the whole rendering."""
+    """Red when `render_message` turns the role `tool` into `user`."""
     call = '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'
     served = serve(f"{call}\n{call}")
     session = served.open()
@@ -198,7 +198,7 @@ def test_trap_05_several_tool_results_as_the_template_renders_them(serve: Any, t
 
 
 def test_trap_07_end_token_added_by_the_template_is_prompt(serve: Any, tokenizer: Any) -> None:
-    """Red when an end token is appended to a truncated call's sampled ids."""
+    """Red when `Entry.call` appends an end token to a truncated call's sampled ids."""
     session = serve("one two three four").open()
     talk(session, 2, max_tokens=3)
     first, second = session.close()
@@ -251,3 +251,14 @@ def test_longest_parent_wins_and_branches_fork(serve: Any) -> None:
     ask(session, [*USER, {"role": "assistant", "content": "no"}, {"role": "user", "content": "go on"}])
     assert [call.parent for call in session.close()] == [None, 0, 1, 0, None]
     assert session.metrics["forks"] == 1
+
+
+def test_trap_04_tokenizers_that_write_a_beginning_differently(serve: Any) -> None:
+    """Sentencepiece's manner: a space before a text's first word. Red when `encode_after` leaves the token out."""
+    tokenizer = spaced_tokenizer()
+    session = serve("yes", tokenizer=tokenizer).open()
+    talk(session, 3)
+    calls = session.close()
+    assert [call.parent for call in calls] == [None, 0, 1]
+    text = "ask: hello answer: yes</s>ask: go on answer: yes</s>ask: go on answer:"
+    assert calls[2].prompt_ids_P.tolist() == tokenizer.encode(text, add_special_tokens=False)

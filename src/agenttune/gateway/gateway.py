@@ -163,6 +163,7 @@ class Gateway:
         reply = completion_reply(
             request,
             choices,
+            name=session.name(entries[0].index),
             model=self.model_name,
             created=int(time.time()),
             num_prompt_tokens=len(prompt.ids_P),
@@ -217,7 +218,7 @@ class Gateway:
         entry.seconds = time.perf_counter() - started
         _check(generation)
         parsed = self._parsed(request, prompt, generation)
-        message = assistant_message(parsed)
+        message = assistant_message(parsed, session.name(entry.index))
         entry.response = message
         entry.generation = generation
         session.count("sampled_tokens", len(generation.ids))

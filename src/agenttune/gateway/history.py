@@ -53,7 +53,7 @@ class History:
         for node in reversed(self._path(messages)):
             for end in reversed(self._ends.get(node, [])):
                 if text.startswith(end.text):
-                    rest = renderer.encode(text[len(end.text) :])
+                    rest = renderer.encode_after(int(end.ids[-1]), text[len(end.text) :])
                     return Prompt(ids_P=np.concatenate([end.ids, rest]), text=text, parent=end.index)
         return Prompt(ids_P=renderer.encode(text), text=text, parent=None)
 

@@ -1,7 +1,7 @@
 """Messages to text to ids, and ids back to text, with the model's own chat template and tokenizer.
 
 In: messages as `requests.render_message` makes them, tools, template arguments. Out: text and token ids.
-Shape suffixes: P prompt tokens, S sampled tokens.
+Shape suffixes: P prompt tokens, S sampled tokens, T tokens of any text.
 """
 
 from __future__ import annotations
@@ -61,7 +61,19 @@ class Renderer:
         return text
 
     def encode(self, text: str) -> IntArray:
-        """Token ids of text that starts at the prompt's beginning or just after a sampled token. Read-only."""
+        """Token ids of a whole prompt's text. Read-only."""
+        return self._encode(text)
+
+    def encode_after(self, last_id: int, text: str) -> IntArray:
+        """Token ids of text that follows the token `last_id`.
+
+        After a special token they are the ids that the whole text would have there (some tokenizers write the beginning
+        of a text differently, so the token goes along).
+        """
+        if last_id in self._special_ids:
+            ids_T = self._encode(str(self._backend.id_to_token(last_id)) + text)
+            if ids_T[0] == last_id:
+                return ids_T[1:]
         return self._encode(text)
 
     def decode(self, prompt_ids_P: IntArray, ids_S: Sequence[int]) -> str:

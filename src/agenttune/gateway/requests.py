@@ -14,7 +14,9 @@ from typing import Any
 
 from agenttune.types import Sampling
 
-HARMLESS = frozenset({"metadata", "parallel_tool_calls", "prompt_cache_key", "safety_identifier", "store", "user"})
+HARMLESS = frozenset(
+    {"metadata", "parallel_tool_calls", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user"}
+)
 """Accepted without effect: they change neither the prompt nor the distribution."""
 
 HONOURED = frozenset(

@@ -7,7 +7,6 @@ told only from the whole text), so a stream arrives at once, in valid chunks.
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,8 +33,8 @@ def error_reply(error: ApiError) -> Reply:
     return Reply(status=error.status, content_type=JSON_TYPE, body=_dump(error.body()))
 
 
-def assistant_message(parsed: Parsed) -> dict[str, Any]:
-    """The assistant message of a choice; each tool call gets an id that no other call has."""
+def assistant_message(parsed: Parsed, name: str) -> dict[str, Any]:
+    """The assistant message of a choice; its tool calls get ids made from the call's `name`."""
     message: dict[str, Any] = {"role": "assistant", "content": parsed.content or None}
     if not parsed.tool_calls and not parsed.reasoning:
         message["content"] = parsed.content
@@ -44,11 +43,11 @@ def assistant_message(parsed: Parsed) -> dict[str, Any]:
     if parsed.tool_calls:
         message["tool_calls"] = [
             {
-                "id": f"call_{uuid.uuid4().hex[:24]}",
+                "id": f"call_{name}{position:02x}",
                 "type": "function",
                 "function": {"name": call.name, "arguments": call.arguments},
             }
-            for call in parsed.tool_calls
+            for position, call in enumerate(parsed.tool_calls)
         ]
     return message
 
@@ -66,6 +65,7 @@ def completion_reply(
     request: ChatRequest,
     choices: Sequence[Choice],
     *,
+    name: str,
     model: str,
     created: int,
     num_prompt_tokens: int,
@@ -79,7 +79,7 @@ def completion_reply(
         "completion_tokens": num_sampled,
         "total_tokens": num_prompt_tokens + num_sampled,
     }
-    head: dict[str, Any] = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": created, "model": model}
+    head: dict[str, Any] = {"id": f"chatcmpl-{name}", "created": created, "model": model}
     if request.return_token_ids:
         head["prompt_token_ids"] = list(prompt_ids)
     bodies = [_choice_body(request, index, choice, renderer) for index, choice in enumerate(choices)]

@@ -164,9 +164,15 @@ class Session:
 
     def noise(self, index: int, choice: int, seed: int | None) -> int:
         """The noise key of a call: of its index, or of the request's own seed (which repeats within this rollout)."""
-        what = f"{self._noise_seed}/call/{index}" if seed is None else f"{self._noise_seed}/seed/{seed}/{choice}"
-        digest = hashlib.blake2b(what.encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "little") >> 1  # 63 bits: fits a signed integer too
+        digest = self._digest(f"call/{index}" if seed is None else f"seed/{seed}/{choice}")
+        return int.from_bytes(digest[:8], "little") >> 1  # 63 bits: fits a signed integer too
+
+    def name(self, index: int) -> str:
+        """A name for a call that no other call has, and that is the same in every run of the same seed."""
+        return self._digest(f"name/{index}").hex()
+
+    def _digest(self, what: str) -> bytes:
+        return hashlib.blake2b(f"{self._noise_seed}/{what}".encode(), digest_size=11).digest()
 
     def _cancel_tasks(self) -> None:
         for task in list(self._tasks):
