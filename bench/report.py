@@ -1,4 +1,5 @@
-"""Shared end of every bench script: describe the machine, print a table, write `bench/out/NAME.json`, judge the targets.
+"""Shared end of every bench script: describe the machine, print a table, write `bench/out/NAME.json`, judge the
+targets.
 
 In: measured rows and ratios. Out: a table on stdout, a JSON file with `ratios` and `ok`, an exit code.
 """

@@ -1,8 +1,8 @@
 """`make bench-step`: one step of the quickstart, against a plain loop of transformers `generate` and padded training.
 
-Both sides, in the same process and the same matmul setting: 16 tasks x 8 rollouts of the quickstart's agent (two calls, tool
-schema in the prompt), its shipped model, fp32, one update. The sides take turns; medians are compared. Ours is the whole
-product: OpenAI clients, recording, journal on disk, parity check, weights into the engine.
+Both sides, in the same process and the same matmul setting: 16 tasks x 8 rollouts of the quickstart's agent (two
+calls, tool schema in the prompt), its shipped model, fp32, one update. The sides take turns; medians are compared.
+Ours is the whole product: OpenAI clients, recording, journal on disk, parity check, weights into the engine.
 
 Target: `step` >= 2.7 (plain seconds over ours).
 """

@@ -1,13 +1,14 @@
 """A training step on packed sequences against one on padded sequences, on two CPU threads.
 
-In: nothing (Qwen3 models with random weights and token sequences are made here). Out: a table and `bench/out/trainer.json`:
+In: nothing (Qwen3 models with random weights and token sequences are made here). Out: a table and
+`bench/out/trainer.json`:
 
-- packed_fp32 (ratio `packed`, target 2.0): 16 sequences of 128 to 896 tokens, 8192 in all, 5M parameters. Ours is the whole
-  `Trainer.train_step`; the other side pads them to one batch and takes the same update with transformers and PyTorch.
-  Every token but the first 32 of a sequence carries loss, so that neither side gains by computing fewer logits.
+- packed_fp32 (ratio `packed`, target 2.0): 16 sequences of 128 to 896 tokens, 8192 in all, 5M parameters. Ours is the
+whole `Trainer.train_step`; the other side pads them to one batch and takes the same update with transformers and
+PyTorch. Every token but the first 32 of a sequence carries loss, so that neither side gains by computing fewer logits.
 - packed_bf16: the same in bf16 autocast, reported.
-- common_prompt: 16 groups x 8 rollouts of the quickstart's size, whose prompts (150 tokens, of which 110 are common to all)
-  are computed once, against packing without sharing. Reported.
+- common_prompt: 16 groups x 8 rollouts of the quickstart's size, whose prompts (150 tokens, of which 110 are common to
+all) are computed once, against packing without sharing. Reported.
 
 Sides alternate in one process with the same matmul setting; medians are compared.
 

@@ -53,7 +53,9 @@ def test_no_stage_knows_the_coordinator():
 
 
 def test_import_is_light():
-    """`import agenttune` loads neither torch nor transformers nor pydantic, and is fast (median of five, in its own process)."""
+    """`import agenttune` loads neither torch nor transformers nor pydantic, and is fast (median of five, in its own
+    process).
+    """
     code = (
         "import time; t = time.perf_counter(); import agenttune; s = time.perf_counter() - t\n"
         "import sys; heavy = {'torch', 'transformers', 'datasets', 'openai', 'pydantic', 'numpy'} & set(sys.modules)\n"

@@ -1,6 +1,7 @@
 """`make quickstart`: tune the quickstart agent's model on a CPU and show what came out.
 
-In: `--seed`, and the shipped model and data. Out: a run directory under `checkpoints/Quickstart/`, whose path is the last line.
+In: `--seed`, and the shipped model and data. Out: a run directory under `checkpoints/Quickstart/`, whose path is the
+last line.
 """
 
 import argparse

@@ -24,15 +24,14 @@ _HOMES = {
 __all__ = [*_HOMES, "__version__"]
 
 if TYPE_CHECKING:
-    from agenttune.config.public import (
-        AlgorithmConfig,
-        DatasetConfig,
-        JudgeOutput,
-        TunerModelConfig,
-        WorkflowOutput,
-    )
-    from agenttune.errors import AgentTuneError
-    from agenttune.tuning import TuneResult, tune
+    from agenttune.config.public import AlgorithmConfig as AlgorithmConfig
+    from agenttune.config.public import DatasetConfig as DatasetConfig
+    from agenttune.config.public import JudgeOutput as JudgeOutput
+    from agenttune.config.public import TunerModelConfig as TunerModelConfig
+    from agenttune.config.public import WorkflowOutput as WorkflowOutput
+    from agenttune.errors import AgentTuneError as AgentTuneError
+    from agenttune.tuning import TuneResult as TuneResult
+    from agenttune.tuning import tune as tune
 
 
 def __getattr__(name: str) -> Any:

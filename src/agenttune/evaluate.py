@@ -30,7 +30,9 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluator:
-    """Runs evaluations. `modes` says how each mode opens its sessions; `further` are other task sets, reported beside."""
+    """Runs evaluations. `modes` says how each mode opens its sessions; `further` are other task sets, reported
+    beside.
+    """
 
     runner: RolloutRunner
     modes: Mapping[Mode, OpenSession]

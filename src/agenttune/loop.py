@@ -3,8 +3,9 @@
     order.draw ─► runner.run ─► buffer (journal) ─► make_batch ─► trainer.train_step ─► publish ─► monitor, display
     tasks         groups        run.db, on disk     experiences   parity, then update    engine     what people see
 
-Who waits for whom: this loop is synchronous. All rollouts of a step run at one policy version; the trainer starts when the last
-one has ended and its group is on disk; the next step starts when the engine serves the new weights. So no experience is ever stale.
+Who waits for whom: this loop is synchronous. All rollouts of a step run at one policy version; the trainer starts when
+the last one has ended and its group is on disk; the next step starts when the engine serves the new weights. So no
+experience is ever stale.
 
 In: the parts. Out: trained weights in checkpoints, and `Progress`: everything that a resumed run needs to know.
 """
@@ -111,7 +112,8 @@ class Loop:
     def run(self) -> None:
         """Train until the steps are done or the time is up, then evaluate.
 
-        Ctrl-C, and a failure that leaves the weights whole, save a checkpoint of the last whole step before they go on up.
+        Ctrl-C, and a failure that leaves the weights whole, save a checkpoint of the last whole step before they go on
+        up.
         """
         started = time.perf_counter()
         try:
@@ -121,7 +123,8 @@ class Loop:
                 self._save_and_evaluate()
             self._finish()
         except (KeyboardInterrupt, RolloutError, ParityError) as error:
-            self.display.message(f"{'interrupted' if isinstance(error, KeyboardInterrupt) else 'failed'}: saving a checkpoint")
+            what = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            self.display.message(f"{what}: saving a checkpoint")
             self._save()
             raise
 
@@ -237,7 +240,7 @@ class Loop:
             self._save()
 
     def _save(self, found: Evaluation | None = None) -> None:
-        """Write a checkpoint of the last whole step; it becomes `best` if it evaluates no worse than the best so far."""
+        """Write a checkpoint of the last whole step; it becomes `best` if it evaluates no worse than that."""
         progress = self.progress
         best = False
         if found is not None:
@@ -268,10 +271,9 @@ def _batch_metrics(batches: Sequence[Batch]) -> dict[str, float]:
     """Counts of a step's batches: summed, but for the means."""
     if not batches:
         return {}
-    rows = [batch.metrics() for batch in batches]
+    rows, means = [batch.metrics() for batch in batches], ("mean", "std", "min", "max")
     return {
-        f"batch/{name}": sum(row[name] for row in rows) / (len(rows) if name.endswith(("mean", "std", "min", "max")) else 1)
-        for name in rows[0]
+        f"batch/{name}": sum(row[name] for row in rows) / (len(rows) if name.endswith(means) else 1) for name in rows[0]
     }
 
 

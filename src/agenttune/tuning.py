@@ -18,7 +18,7 @@ from agenttune.algorithm.presets import resolve as resolve_algorithm
 from agenttune.config.load import Resolved, load_yaml, resolve, value_leaves
 from agenttune.config.public import AlgorithmConfig, DatasetConfig, MonitorType, TunerModelConfig
 from agenttune.config.run import RunConfig
-from agenttune.errors import ConfigError, ModelError, NoSignalError
+from agenttune.errors import ConfigError, NoSignalError
 from agenttune.execution.model_files import model_folder
 from agenttune.monitor.curve import draw_reward_curve
 from agenttune.monitor.display import Display
@@ -41,8 +41,9 @@ if TYPE_CHECKING:
 class TuneResult:
     """What came out of a run.
 
-    `model_dir` is the checkpoint of the last step, a Hugging Face directory; `best_model_dir` the one that evaluated best.
-    `before` and `after` hold the reward of every held-out task, greedy and sampled; None where nothing was evaluated.
+    `model_dir` is the checkpoint of the last step, a Hugging Face directory; `best_model_dir` the one that evaluated
+    best. `before` and `after` hold the reward of every held-out task, greedy and sampled; None where nothing was
+    evaluated.
     """
 
     run_dir: Path
@@ -80,10 +81,11 @@ def tune(
 ) -> TuneResult:
     """Tune the model inside an agent with reinforcement learning.
 
-    `workflow_func` is `async def (task, model)` and runs the agent on one task; `judge_func` is `async def (task, response)`
-    and scores its response (without it the workflow returns the reward). `config_path` names a YAML file, `settings` holds
-    further settings in the same layout (`{"rollout": {"timeout_s": 60}}`, or with dotted keys); arguments override both,
-    and each override is printed. A fixed `experiment_name` continues that run from its last checkpoint.
+    `workflow_func` is `async def (task, model)` and runs the agent on one task; `judge_func` is `async def (task,
+    response)` and scores its response (without it the workflow returns the reward). `config_path` names a YAML file,
+    `settings` holds further settings in the same layout (`{"rollout": {"timeout_s": 60}}`, or with dotted keys);
+    arguments override both, and each override is printed. A fixed `experiment_name` continues that run from its last
+    checkpoint.
 
     Works in a script and in a notebook. Raises `ConfigError`, `DatasetError` or `ModelError` for bad input, before
     anything is loaded where that is possible; `RolloutError` when too many rollouts fail; `ParityError` when the
@@ -168,16 +170,18 @@ def _check_arguments(config: RunConfig, workflow: Callable[..., Any], judge: Cal
     algorithm = resolve_algorithm(config.algorithm.algorithm_type, config.loss, config.algorithm.group_size)
     if algorithm.needs_ratio and config.model.top_p < 1.0:
         raise ConfigError(
-            f"model.top_p is {config.model.top_p:g}, but {config.algorithm.algorithm_type} needs tokens sampled from the "
-            "model's whole distribution: set top_p to 1"
+            f"model.top_p is {config.model.top_p:g}, but {config.algorithm.algorithm_type} needs tokens sampled from "
+            "the model's whole distribution: set top_p to 1"
         )
     if config.model.temperature == 0.0:
-        raise ConfigError("model.temperature is 0: greedy rollouts are all the same and nothing can be learnt; set it to 1")
+        raise ConfigError(
+            "model.temperature is 0: greedy rollouts are all the same, and nothing is learnt; set it to 1"
+        )
     if config.auxiliary_models:
         raise ConfigError("auxiliary_models are not available yet: call the other model with a client of your own")
     for name in ("tensor_parallel_size", "inference_engine_num"):
         if (value := getattr(config.model, name)) != 1:
-            raise ConfigError(f"model.{name} is {value}, but the embedded engine is one engine on one device: set it to 1")
+            raise ConfigError(f"model.{name} is {value}, but the embedded engine is one, on one device: set it to 1")
     check_monitor(config.monitor_type)
     model_folder(config.model.model_path)
     return algorithm
@@ -197,9 +201,7 @@ def _read_tasks(config: RunConfig) -> _Data:
         )
         held_out, tasks = [tasks[index] for index in held], [tasks[index] for index in training]
     further = {name: load_tasks(dataset) for name, dataset in config.evaluation.further.items()}
-    return _Data(
-        training=tasks, held_out=held_out[: config.evaluation.max_tasks], further=further, messages=messages
-    )
+    return _Data(training=tasks, held_out=held_out[: config.evaluation.max_tasks], further=further, messages=messages)
 
 
 def _assemble(

@@ -1,4 +1,5 @@
-"""The records that all stages share. Frozen, slotted, keyword-only; arrays are numpy and never written after construction.
+"""The records that all stages share. Frozen, slotted, keyword-only; arrays are numpy and never written after
+construction.
 
 The path of the data: `Task` -> `Rollout` (of `Call`s) -> `Group` -> `Experience`.
 
@@ -37,7 +38,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How one call's tokens are drawn. `temperature` 0 is greedy; `top_p` 1 and `top_k` 0 keep the full distribution."""
+    """How one call is sampled. `temperature` 0 is greedy; `top_p` 1 and `top_k` 0 keep the whole distribution."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -62,8 +63,8 @@ class CallStatus(StrEnum):
 class Call:
     """One request of the agent and one choice of its response, exactly as the engine saw and sampled it.
 
-    `sampled_ids_S` includes a sampled end token. `logprobs_S` are of the distribution sampled from (after temperature and
-    truncation); `versions_S` is the policy version that each token was computed with. `parent` is the index of the
+    `sampled_ids_S` includes a sampled end token. `logprobs_S` are of the distribution sampled from (after temperature
+    and truncation); `versions_S` is the policy version that each token was computed with. `parent` is the index of the
     earlier call of the rollout whose `prompt_ids_P + sampled_ids_S` this call's prompt literally starts with, if any.
     """
 
@@ -142,8 +143,8 @@ class Rollout:
 class Group:
     """The rollouts of one task that started at the same policy version: the unit over which advantages are computed.
 
-    `rollouts` holds one rollout for each index asked for (the last attempt of each), scored or not; `attempts` holds the
-    earlier, failed attempts, for the record only.
+    `rollouts` holds one rollout for each index asked for (the last attempt of each), scored or not; `attempts` holds
+    the earlier, failed attempts, for the record only.
     """
 
     id: str
@@ -162,20 +163,20 @@ class Group:
 class Experience:
     """A trainable token sequence made from one or more calls of a rollout.
 
-    Calls whose prompt literally extends an earlier call's ids become one sequence; a call that does not starts a new one.
-    Every array has length T. Only tokens with `loss_mask_T` carry loss; elsewhere `logprobs_T` and `weights_T` are 0,
-    `versions_T` and `calls_T` are -1, `temperatures_T` is 1.
+    Calls whose prompt literally extends an earlier call's ids become one sequence; a call that does not starts a new
+    one. Every array has length T. Only tokens with `loss_mask_T` carry loss; elsewhere `logprobs_T` and `weights_T`
+    are 0, `versions_T` and `calls_T` are -1, `temperatures_T` is 1.
 
     A two-call rollout (tool call, then answer), u = user or template, s = sampled::
 
-        ids_T        <|im_start|>user 2+2? <|im_end|> ... <tool_call>{..}</tool_call><|im_end|> \\n<tool_response>4 ... 4<|im_end|>
-                     u            u    u   u              s          s   s           s          u  u               u    s s
-        loss_mask_T  0            0    0   0              1          1   1           1          0  0               0    1 1
-        calls_T     -1           -1   -1  -1              0          0   0           0         -1 -1              -1    1 1
+        ids_T        <|im_start|>user 2+2? .. <tool_call>{..}</tool_call> <|im_end|> \\n<tool_response>4 .. 4 <|im_end|>
+                     u           u    u    u  s          s   s            s          u  u              u u  s s
+        loss_mask_T  0           0    0    0  1          1   1            1          0  0              0 0  1 1
+        calls_T     -1          -1   -1   -1  0          0   0            0         -1 -1             -1 -1 1 1
 
     `advantages_T` and `weights_T` are filled when a batch is drawn: the loss of a batch is
-    `sum(weights_T * per_token_loss_T)`, where the weights already hold the aggregation mode and the normalization by the
-    whole update, so that no split into micro-batches can change the gradient.
+    `sum(weights_T * per_token_loss_T)`, where the weights already hold the aggregation mode and the normalization by
+    the whole update, so that no split into micro-batches can change the gradient.
     """
 
     rollout_id: str

@@ -1,4 +1,6 @@
-"""The engine against plain transformers: same greedy tokens, same logprobs, for every family and any mixture of requests."""
+"""The engine against plain transformers: same greedy tokens, same logprobs, for every family and any mixture of
+requests.
+"""
 
 from __future__ import annotations
 

@@ -17,8 +17,7 @@ from agenttune.trainer.packing import pack
 
 
 def packed_loss(trained: TrainedModel, experiences, max_tokens=10_000, min_shared=4):
-    """Sum of advantage x weight x logprob, with its gradient in the parameters, and the logprobs by (rollout, token).
-    """
+    """Sum of advantage x weight x logprob, with its gradient in the parameters, and the logprobs by (rollout, token)."""
     trained.module.zero_grad()
     logprobs = {}
     for packed in pack(experiences, max_tokens, min_shared_tokens=min_shared):

@@ -120,8 +120,7 @@ def make_experiences(
 
 
 def hf_logprobs(model: Any, experience: Experience) -> torch.Tensor:
-    """Logprobs of the loss tokens by the model's own forward pass over this one sequence, at each token's temperature.
-    """
+    """Logprobs of the loss tokens by the model's own forward pass over this one sequence, at each token's temperature."""
     logits_TV = model(input_ids=torch.from_numpy(experience.ids_T.astype(np.int64))[None], use_cache=False).logits[0]
     targets = np.flatnonzero(experience.loss_mask_T)
     temperatures = torch.from_numpy(experience.temperatures_T[targets]).to(logits_TV)

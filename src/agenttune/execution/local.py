@@ -1,4 +1,5 @@
-"""One process: the engine and the gateway on a serving thread, user code on its own loop, the trainer in the caller's thread.
+"""One process: the engine and the gateway on a serving thread, user code on its own loop, the trainer in the caller's
+thread.
 
 In: a `RunConfig`, the user's functions. Out: `Serving` (what rollouts need: engine, gateway, runner).
 """

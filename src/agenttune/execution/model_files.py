@@ -1,6 +1,7 @@
 """Where a model's files are on this machine.
 
-In: `model_path` as configured: a folder, or a model name on the Hugging Face hub. Out: a local folder with a chat template.
+In: `model_path` as configured: a folder, or a model name on the Hugging Face hub. Out: a local folder with a chat
+template.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The directory of a run: made, or found again.
 
-In: the resolved configuration. Out: a `RunDirectory`: `<root>/<project>/<name>` with the settings written into it, and the
-checkpoint to continue from, if a run of that fixed name left one.
+In: the resolved configuration. Out: a `RunDirectory`: `<root>/<project>/<name>` with the settings written into it, and
+the checkpoint to continue from, if a run of that fixed name left one.
 """
 
 from __future__ import annotations

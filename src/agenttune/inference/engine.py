@@ -1,4 +1,5 @@
-"""The engine interface: token ids in, sampled token ids out. Knows nothing of chat, tools, or text (but for stop strings).
+"""The engine interface: token ids in, sampled token ids out. Knows nothing of chat, tools, or text (but for stop
+strings).
 
 In: `GenerateRequest`. Out: `Generation`. Implementations: `embedded.EmbeddedEngine`; vLLM comes with its extra.
 """
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 class GenerateRequest:
     """One continuation to sample.
 
-    `noise` is a 64-bit key: the randomness of the token at position t is a function of (noise, t) alone, never of what else
-    the engine is doing. `top_logprobs` asks for that many alternatives at each position.
+    `noise` is a 64-bit key: the randomness of the token at position t is a function of (noise, t) alone, never of what
+    else the engine is doing. `top_logprobs` asks for that many alternatives at each position.
     """
 
     prompt_ids: IntArray
@@ -55,8 +56,8 @@ class Engine(Protocol):
     async def generate(self, request: GenerateRequest) -> Generation:
         """Sample one continuation. Cancelling the awaiting task aborts the request and frees its slot.
 
-        Raises `ContextOverflowError` if the prompt leaves no room for one token. `max_tokens` beyond the context is cut to
-        what fits (finish reason "length").
+        Raises `ContextOverflowError` if the prompt leaves no room for one token. `max_tokens` beyond the context is
+        cut to what fits (finish reason "length").
         """
 
     async def load(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -2,9 +2,9 @@
 
 In: the weight shapes of a model. Out: a `MatmulChoice`; the process-wide float32 matmul precision is set to it.
 
-"medium" sends fp32 products on a CPU to oneDNN, which packs weights and stays at fp32 accuracy on some machines but rounds
-to bf16 on others. So it is probed, and used only if its error is that of fp32. The trainer shares the setting: engine
-and trainer logprobs must agree.
+"medium" sends fp32 products on a CPU to oneDNN, which packs weights and stays at fp32 accuracy on some machines but
+rounds to bf16 on others. So it is probed, and used only if its error is that of fp32. The trainer shares the setting:
+engine and trainer logprobs must agree.
 """
 
 from __future__ import annotations

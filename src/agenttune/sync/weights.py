@@ -1,7 +1,7 @@
 """How weights travel: `load(version, tensors)` on every engine, into weights that the engine owns.
 
-In: a policy version and its tensors (Hugging Face names). Out: engines that serve that version. *When* to publish is the
-coordinator's decision: the synchronous loop publishes after every step.
+In: a policy version and its tensors (Hugging Face names). Out: engines that serve that version. *When* to publish is
+the coordinator's decision: the synchronous loop publishes after every step.
 """
 
 from __future__ import annotations
