@@ -42,7 +42,7 @@ class Settings:
     group_size: int = 8
     lr: float = 3e-4
     betas: tuple[float, float] = (0.9, 0.95)
-    warmup_steps: int = 0
+    final_lr: float = 0.1  # share of `lr` left at the end of a linear decay
     max_grad_norm: float = 1.0
     clip: float = 0.2
     micro_batch: int = 32
@@ -269,13 +269,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lr", type=float, default=defaults.lr)
     parser.add_argument("--beta2", type=float, default=defaults.betas[1])
-    parser.add_argument("--warmup", type=int, default=defaults.warmup_steps)
+    parser.add_argument("--final-lr", type=float, default=defaults.final_lr)
     parser.add_argument("--eval-every", type=int, default=10)
     arguments = parser.parse_args()
 
     torch.set_num_threads(2)
     torch.manual_seed(arguments.seed)
-    settings = Settings(lr=arguments.lr, betas=(0.9, arguments.beta2), warmup_steps=arguments.warmup)
+    settings = Settings(lr=arguments.lr, betas=(0.9, arguments.beta2), final_lr=arguments.final_lr)
     model, tokenizer = load(arguments.model)
     optimizer = make_optimizer(model, settings)
     train_tasks = load_tasks("train")
@@ -285,7 +285,7 @@ def main() -> None:
     show_accuracy(model, tokenizer, 0, both)
     for step in range(arguments.steps):
         for group in optimizer.param_groups:
-            group["lr"] = settings.lr * min(1.0, (step + 1) / max(1, settings.warmup_steps))
+            group["lr"] = settings.lr * (1 - (1 - settings.final_lr) * step / arguments.steps)
         start = step * settings.num_tasks
         tasks = [train_tasks[index % len(train_tasks)] for index in range(start, start + settings.num_tasks)]
         report = run_step(model, tokenizer, optimizer, tasks, settings)

@@ -1,7 +1,7 @@
 """Build the quickstart model from nothing: tokenizer, chat template, Qwen3-architecture weights taught by SFT.
 
 Role: makes `model/`, the starting point that the quickstart tunes. In: a seed. Out: a Hugging Face directory that
-transformers and vLLM load as it is (weights in bfloat16, about 4 MB).
+transformers loads as it is (weights in bfloat16, about 4 MB).
 
 The traces taught are a mixture of three behaviours: a right tool call with its result copied, a tool call with the
 wrong operation, and a guess without the tool. The guess is the most common one for most questions. So the model knows

@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 
 
 def main() -> None:
-    """Train for some 40 steps of 16 tasks x 8 rollouts."""
+    """Train for 40 steps of 16 tasks x 8 rollouts."""
     parser = argparse.ArgumentParser(description="Tune the quickstart agent.")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=40)

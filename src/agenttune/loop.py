@@ -24,7 +24,7 @@ from typing import Any
 
 from agenttune.algorithm.presets import Algorithm
 from agenttune.config.run import RunConfig
-from agenttune.errors import ParityError, RolloutError
+from agenttune.errors import ParityError, RolloutError, TrainingError
 from agenttune.evaluate import Evaluator, evaluation_from_json, evaluation_to_json
 from agenttune.execution.local import Serving
 from agenttune.experience.buffer import Buffer
@@ -122,7 +122,7 @@ class Loop:
                 self._one_step(evaluation_s)
                 self._save_and_evaluate()
             self._finish()
-        except (KeyboardInterrupt, RolloutError, ParityError) as error:
+        except (KeyboardInterrupt, RolloutError, ParityError, TrainingError) as error:
             what = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
             self.display.message(f"{what}: saving a checkpoint")
             self._save()

@@ -20,6 +20,7 @@ from agenttune.config.public import AlgorithmConfig, DatasetConfig, MonitorType,
 from agenttune.config.run import RunConfig
 from agenttune.errors import ConfigError, NoSignalError
 from agenttune.execution.model_files import model_folder
+from agenttune.execution.threads import let_idle_workers_sleep
 from agenttune.monitor.curve import draw_reward_curve
 from agenttune.monitor.display import Display
 from agenttune.monitor.metrics import check_monitor, open_monitor
@@ -127,6 +128,7 @@ def open_loop(
     config = resolved.config
     algorithm = _check_arguments(config, workflow, judge)
     data = _read_tasks(config)
+    let_idle_workers_sleep()
     from agenttune.execution.local import Serving
     from agenttune.execution.run_directory import open_run_directory
 
@@ -153,6 +155,7 @@ def check_config(
     config = resolved.config
     _check_arguments(config, workflow, judge)
     data = _read_tasks(config)
+    let_idle_workers_sleep()
     from agenttune.execution.local import Serving
 
     serving = Serving(config, workflow, judge)
@@ -174,9 +177,7 @@ def _check_arguments(config: RunConfig, workflow: Callable[..., Any], judge: Cal
             "the model's whole distribution: set top_p to 1"
         )
     if config.model.temperature == 0.0:
-        raise ConfigError(
-            "model.temperature is 0: greedy rollouts are all the same, and nothing is learnt; set it to 1"
-        )
+        raise ConfigError("model.temperature is 0: greedy rollouts are all alike and nothing is learnt; set it to 1")
     if config.auxiliary_models:
         raise ConfigError("auxiliary_models are not available yet: call the other model with a client of your own")
     for name in ("tensor_parallel_size", "inference_engine_num"):

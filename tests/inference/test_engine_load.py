@@ -43,7 +43,7 @@ def test_trap_14_loaded_weights_serve_like_a_fresh_engine(family: str) -> None:
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_trap_14_no_token_after_a_load_uses_old_kv(deterministic: bool) -> None:
-    """Red when `suspend` keeps `kv_len_S`, so that running requests go on with the KV of the older weights."""
+    """Red when running requests find their own older KV again (drop `forget_all` from `Scheduler.suspend_all`)."""
     engine = make_engine(without_end("qwen3"), deterministic=deterministic)
     prompts = [prompt_of(length, length) for length in (5, 40, 70)]
 

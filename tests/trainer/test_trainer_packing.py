@@ -23,9 +23,7 @@ def path_of(packed: Pack, index: int) -> list[int]:
 
 
 def test_a_common_prompt_is_one_segment():
-    """Two rollouts, prompt 5 tokens, 3 and 2 sampled: the last sampled token predicts nothing, so 5 + 2 + 1 are
-    computed.
-    """
+    """Prompt of 5 tokens, 3 and 2 sampled: the last sampled token predicts nothing, so 5 + 2 + 1 are computed."""
     prompt = [7, 8, 9, 10, 11]
     members = [
         make_experience("g/0", [*prompt, 20, 21, 22], [(5, 8)], advantage=1.0),

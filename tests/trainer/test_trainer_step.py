@@ -164,9 +164,7 @@ def test_trap_12_collapsed_importance_weights_raise_an_alarm():
 
 @pytest.mark.parametrize("loss", [PLAIN, LossConfig(kl="k2", kl_coef=0.1, entropy_coef=0.05)])
 def test_trap_19_an_update_does_not_depend_on_the_micro_batch_size(loss):
-    """Weights after an update, KL and entropy terms included. Break: divide the loss in `_backward` by the number of
-    packs.
-    """
+    """Weights after an update, KL and entropy included. Break: divide the loss in `_backward` by the pack's tokens."""
     results = []
     for max_tokens in (1, 60, 10_000):
         module = make_model("qwen3")
@@ -209,9 +207,7 @@ def test_one_group_is_computed_for_parity_when_all_are_flat():
 
 
 def test_the_reference_stays_and_its_kl_is_reported():
-    """With a KL term the reference equals the policy at the start (KL 0) and not after an update; its weights never
-    move.
-    """
+    """The reference equals the policy at the start (KL 0) and not after an update; its weights never move."""
     module = make_model("qwen3", torch.float32)
     experiences = record(plain_copy(module), make_experiences())
     reference = TrainedModel(make_model("qwen3", torch.float32), compute_dtype=torch.float32)

@@ -1,6 +1,4 @@
-"""Toy models of five families, and experiences as rollouts would leave them: groups with a common prompt, two calls
-each.
-"""
+"""Toy models of five families, and experiences as rollouts leave them: a prompt common to the group, two calls each."""
 
 import copy
 from dataclasses import dataclass, replace
@@ -92,9 +90,7 @@ def make_experience(
 def make_experiences(
     num_groups: int = 3, group_size: int = 3, seed: int = 0, temperatures: tuple[float, float] = (1.0, 0.7)
 ) -> list[Experience]:
-    """Two-call rollouts: a system prompt common to all, a question common to the group, then calls of a few likely
-    tokens.
-    """
+    """Two-call rollouts: a system prompt common to all, a question common to the group, calls of a few likely ids."""
     rng = np.random.default_rng(seed)
     system = rng.integers(3, VOCABULARY, 10).tolist()
     experiences = []
@@ -120,7 +116,7 @@ def make_experiences(
 
 
 def hf_logprobs(model: Any, experience: Experience) -> torch.Tensor:
-    """Logprobs of the loss tokens by the model's own forward pass over this one sequence, at each token's temperature."""
+    """Logprobs of the loss tokens by the model's own forward pass over this one sequence, tempered as sampled."""
     logits_TV = model(input_ids=torch.from_numpy(experience.ids_T.astype(np.int64))[None], use_cache=False).logits[0]
     targets = np.flatnonzero(experience.loss_mask_T)
     temperatures = torch.from_numpy(experience.temperatures_T[targets]).to(logits_TV)

@@ -167,6 +167,9 @@ def call_evaluate(
     resolved: Resolved, workflow: Function, judge: Function | None, endpoint: dict[str, str] | None, output: Path | None
 ) -> int:
     """Evaluate a model directory, or an endpoint (`base_url`, `model_name`, `api_key`)."""
+    from agenttune.execution.threads import let_idle_workers_sleep
+
+    let_idle_workers_sleep()
     from agenttune.evaluate import evaluate
 
     _print_overrides(resolved)

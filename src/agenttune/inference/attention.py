@@ -17,7 +17,9 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from agenttune.inference.kv import KVPool
+from agenttune.inference.kv import KVPool, LayerKV
+
+_SMALL_SCORES = 100 * 160  # rows x keys up to which plain products are faster than the fused kernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,15 +83,14 @@ class SlotAttention:
         self._kv_length = kv_length
         self._segments = segments
         self._decode_masks: dict[int | None, torch.Tensor] = {}
-        self._segment_masks: dict[tuple[int, int | None], torch.Tensor] = {}
+        self._segment_masks: dict[tuple[int, int | None, int], torch.Tensor] = {}
 
     def attend(
         self, layer: int, q_NHD: torch.Tensor, k_NKD: torch.Tensor, v_NKD: torch.Tensor, rule: AttentionRule
     ) -> torch.Tensor:
         """Write the rows' keys and values, then attend. Padding rows give zeros."""
         kv = self._pool.layers[layer]
-        kv[0][self._slot_N, :, self._position_N] = k_NKD
-        kv[1][self._slot_N, :, self._position_N] = v_NKD
+        kv.write(self._slot_N, self._position_N, k_NKD, v_NKD)
         num_rows, heads, head_dim = q_NHD.shape
         num_decode = self._num_decode
         if num_decode == num_rows:
@@ -102,12 +103,12 @@ class SlotAttention:
             out[rows] = self._segment(kv, q_NHD[rows], index, segment, rule)
         return out
 
-    def _decode(self, kv: torch.Tensor, q_BHD: torch.Tensor, rule: AttentionRule) -> torch.Tensor:
+    def _decode(self, kv: LayerKV, q_BHD: torch.Tensor, rule: AttentionRule) -> torch.Tensor:
         num_rows, heads, head_dim = q_BHD.shape
-        kv_heads = kv.shape[2]
+        kv_heads = kv.keys_SKDT.shape[1]
         length = self._kv_length
-        keys = kv[0][:num_rows].flatten(0, 1)[:, :length]
-        values = kv[1][:num_rows].flatten(0, 1)[:, :length]
+        keys = kv.keys_SKDT[:num_rows].flatten(0, 1)[:, :, :length]
+        values = kv.values_SKTD[:num_rows].flatten(0, 1)[:, :length]
         q = q_BHD.reshape(num_rows * kv_heads, heads // kv_heads, head_dim)
         out = _products(q, keys, values, self._decode_mask(rule.window, kv_heads, q.dtype), rule)
         return out.view(num_rows, heads * head_dim)
@@ -123,35 +124,38 @@ class SlotAttention:
         return mask
 
     def _segment(
-        self, kv: torch.Tensor, q_NHD: torch.Tensor, index: int, segment: Segment, rule: AttentionRule
+        self, kv: LayerKV, q_NHD: torch.Tensor, index: int, segment: Segment, rule: AttentionRule
     ) -> torch.Tensor:
         num_rows, heads, head_dim = q_NHD.shape
-        kv_heads = kv.shape[2]
-        keys = kv[0][segment.slot, :, : segment.end]
-        values = kv[1][segment.slot, :, : segment.end]
-        mask = self._segment_mask(index, segment, rule.window, q_NHD.dtype)
-        if rule.softcap is None:
+        kv_heads = kv.keys_SKDT.shape[1]
+        keys = kv.keys_SKDT[segment.slot, :, :, : segment.end]
+        values = kv.values_SKTD[segment.slot, :, : segment.end]
+        group = heads // kv_heads
+        fused = rule.softcap is None and num_rows * segment.end > _SMALL_SCORES
+        mask = self._segment_mask(index, segment, rule.window, 1 if fused else group, q_NHD.dtype)
+        if fused:
             out_HND = F.scaled_dot_product_attention(
                 q_NHD.transpose(0, 1).unsqueeze(0),
-                keys.unsqueeze(0),
+                keys.transpose(1, 2).contiguous().unsqueeze(0),
                 values.unsqueeze(0),
                 attn_mask=mask,
                 scale=rule.scale,
                 enable_gqa=heads != kv_heads,
             )[0]
             return out_HND.transpose(0, 1).reshape(num_rows, heads * head_dim)
-        group = heads // kv_heads
-        q = q_NHD.view(num_rows, kv_heads, group, head_dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, head_dim)
-        out = _products(q, keys, values, mask.repeat(group, 1), rule)
+        q = q_NHD.reshape(num_rows, kv_heads, group, head_dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, head_dim)
+        out = _products(q, keys, values, mask, rule)
         return out.view(kv_heads, group, num_rows, head_dim).permute(2, 0, 1, 3).reshape(num_rows, heads * head_dim)
 
-    def _segment_mask(self, index: int, segment: Segment, window: int | None, dtype: torch.dtype) -> torch.Tensor:
-        """Shape [rows of the segment, its end]."""
-        mask = self._segment_masks.get((index, window))
+    def _segment_mask(
+        self, index: int, segment: Segment, window: int | None, repeats: int, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Shape [rows of the segment, its end], repeated along the rows."""
+        mask = self._segment_masks.get((index, window, repeats))
         if mask is None:
             key_at = torch.arange(segment.end, device=self._position_N.device)
-            mask = _masked(_hidden(key_at[segment.start :, None], key_at, window), dtype)
-            self._segment_masks[(index, window)] = mask
+            mask = _masked(_hidden(key_at[segment.start :, None], key_at, window), dtype).repeat(repeats, 1)
+            self._segment_masks[(index, window, repeats)] = mask
         return mask
 
 
@@ -173,12 +177,11 @@ class FixedShapeAttention:
     ) -> torch.Tensor:
         """Write the rows' keys and values, then attend."""
         kv = self._pool.layers[layer]
-        kv[0][self._slot_M, :, self._position_M] = k_NKD
-        kv[1][self._slot_M, :, self._position_M] = v_NKD
+        kv.write(self._slot_M, self._position_M, k_NKD, v_NKD)
         num_rows, heads, head_dim = q_NHD.shape
-        kv_heads = kv.shape[2]
-        keys = kv[0][:, :, : self._kv_length].index_select(0, self._slot_M).flatten(0, 1)
-        values = kv[1][:, :, : self._kv_length].index_select(0, self._slot_M).flatten(0, 1)
+        kv_heads = kv.keys_SKDT.shape[1]
+        keys = kv.keys_SKDT[:, :, :, : self._kv_length].index_select(0, self._slot_M).flatten(0, 1)
+        values = kv.values_SKTD[:, :, : self._kv_length].index_select(0, self._slot_M).flatten(0, 1)
         key_at = torch.arange(self._kv_length, device=self._position_M.device)
         hidden = _hidden(self._position_M[:, None], key_at, rule.window)
         mask = _masked(hidden, q_NHD.dtype).repeat_interleave(kv_heads, dim=0).unsqueeze(1)
@@ -189,10 +192,10 @@ class FixedShapeAttention:
 def _products(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, rule: AttentionRule
 ) -> torch.Tensor:
-    """Batched attention: queries [X, G, D], keys and values [X, L, D], additive mask broadcast to [X, G, L]."""
+    """Batched attention: queries [X, G, D], keys [X, D, L], values [X, L, D], additive mask broadcast to [X, G, L]."""
     if rule.softcap is None:
-        scores = torch.baddbmm(mask, q, keys.transpose(1, 2), alpha=rule.scale)
+        scores = torch.baddbmm(mask, q, keys, alpha=rule.scale)
     else:
-        scores = torch.bmm(q, keys.transpose(1, 2)) * (rule.scale / rule.softcap)
+        scores = torch.bmm(q, keys) * (rule.scale / rule.softcap)
         scores = scores.tanh_() * rule.softcap + mask
     return torch.bmm(torch.softmax(scores, dim=-1), values)

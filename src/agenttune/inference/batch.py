@@ -20,7 +20,7 @@ from agenttune.inference.slots import Indices, SlotTable
 FIXED_ROWS = 64
 """Rows of a chunk in the deterministic mode."""
 
-_ROW_BUCKET = 16
+_ROW_BUCKET = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,8 @@ def padded_rows(count: int) -> int:
     """A round number of rows, so that kernels see few shapes."""
     if count <= 8:
         return 1 << (count - 1).bit_length() if count > 1 else count
-    return -(-count // _ROW_BUCKET) * _ROW_BUCKET
+    bucket = max(_ROW_BUCKET, 1 << (count - 1).bit_length() - 4)  # at most an eighth too many
+    return -(-count // bucket) * bucket
 
 
 def lay_out(table: SlotTable, work: Work, scratch: int) -> StepBatch:

@@ -24,7 +24,7 @@ from agenttune.inference.engine import GenerateRequest, Generation
 from agenttune.inference.families import end_token_ids, inspect_model
 from agenttune.inference.forward import FastForward, GenericForward
 from agenttune.inference.kv import KVPool, default_budget_bytes
-from agenttune.inference.matmul import MatmulChoice, choose_float32_matmul, default_float32_matmul
+from agenttune.inference.matmul import DEFAULT, MatmulChoice, choose_float32_matmul, float32_matmul
 from agenttune.inference.scheduler import Scheduler
 from agenttune.inference.selfcheck import check_forward, reference_logits
 from agenttune.inference.slots import Job
@@ -155,7 +155,7 @@ class EmbeddedEngine:
             computed_tokens=self._stepper.computed_tokens,
             reused_tokens=self._scheduler.reused_tokens,
             sampled_tokens=self._stepper.sampled_tokens,
-            kv_cache_mb=sum(layer.nbytes for layer in self._scheduler.pool.layers) / 2**20,
+            kv_cache_mb=self._scheduler.pool.num_bytes / 2**20,
         )
 
     async def generate(self, request: GenerateRequest) -> Generation:
@@ -202,7 +202,8 @@ class EmbeddedEngine:
         classified."""
         try:
             while self._scheduler.busy:
-                self._stepper.step()
+                with float32_matmul(self.matmul.precision):
+                    self._stepper.step()
                 for _ in range(_BREATHS):
                     await asyncio.sleep(0)
         except asyncio.CancelledError:
@@ -248,12 +249,10 @@ class EmbeddedEngine:
         self._stepper.release()
 
 
-def _choose_matmul(model: Any, deterministic: bool) -> MatmulChoice | None:
+def _choose_matmul(model: Any, deterministic: bool) -> MatmulChoice:
     """Only fp32 on the CPU has a choice; the deterministic mode may not let a stopwatch make it."""
-    if model.device.type != "cpu" or model.dtype != torch.float32:
-        return None
-    if deterministic:
-        return default_float32_matmul()
+    if model.device.type != "cpu" or model.dtype != torch.float32 or deterministic:
+        return DEFAULT
     weights = [module.weight for module in model.modules() if isinstance(module, torch.nn.Linear)]
     return choose_float32_matmul([(int(weight.shape[0]), int(weight.shape[1])) for weight in weights])
 

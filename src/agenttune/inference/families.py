@@ -72,8 +72,8 @@ def _check_length(config: Any, name: str, max_model_len: int) -> None:
         original = rope.get("original_max_position_embeddings") or trained
         if rope_type in _LENGTH_DEPENDENT_ROPE and original and max_model_len > original:
             raise ModelError(
-                f"{name} has {rope_type!r} rotary embeddings, whose angles change beyond {original} positions, so cached keys "
-                f"would be wrong; set max_model_len to at most {original} (it is {max_model_len})"
+                f"{name} has {rope_type!r} rotary embeddings, whose angles change beyond {original} positions, so "
+                f"cached keys would be wrong; set max_model_len to at most {original} (it is {max_model_len})"
             )
     if trained and max_model_len > trained:
         raise ModelError(f"max_model_len is {max_model_len}, but {name} has only {trained} positions")

@@ -69,12 +69,13 @@ class _FastLayer:
             stacked = _stack([attention.q_norm.weight, attention.k_norm.weight])
             self.head_norm = stacked.view(2, -1)
             self.head_norm_eps = float(attention.q_norm.variance_epsilon)
-        self._counts = torch.tensor(head_counts, device=self.qkv_weight.device)
+        heads, kv_heads = head_counts
+        self._norm_of_head = torch.tensor([0] * heads + [1] * kv_heads, device=self.qkv_weight.device)
 
     def head_norm_HD(self) -> torch.Tensor:
         """The query and key norm weights, one row per head."""
         assert self.head_norm is not None
-        return self.head_norm.repeat_interleave(self._counts, dim=0)
+        return self.head_norm.index_select(0, self._norm_of_head)
 
 
 class FastForward:
@@ -105,10 +106,11 @@ class FastForward:
         sin = self._signed_sin_TD[position_N].unsqueeze(1)
         for index, layer in enumerate(self._layers):
             normed = F.rms_norm(x, (x.shape[1],), layer.input_norm.weight, self._eps)
-            x = x + layer.out(self._attend(index, layer, normed, cos, sin, attention))
+            mixed = self._attend(index, layer, normed, cos, sin, attention)
+            x += F.linear(mixed, layer.out.weight, layer.out.bias)
             normed = F.rms_norm(x, (x.shape[1],), layer.post_norm.weight, self._eps)
             gate, up = F.linear(normed, layer.gate_up_weight, layer.gate_up_bias).chunk(2, dim=-1)
-            x = x + layer.down(F.silu(gate).mul_(up))
+            x += F.linear(F.silu(gate).mul_(up), layer.down.weight, layer.down.bias)
         chosen = F.rms_norm(x.index_select(0, rows_R), (x.shape[1],), self._norm.weight, self._eps)
         logits_RV: torch.Tensor = self._head(chosen).float()
         return logits_RV

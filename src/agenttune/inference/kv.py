@@ -1,17 +1,17 @@
-"""The KV cache: for each layer one tensor of slots, grown on demand within a budget.
+"""The KV cache: for each layer the keys and values of all slots, grown on demand within a budget.
 
-In: slot numbers and lengths. Out: per-layer tensors of shape [2, slots + 1, K, T, D] (keys, then values; the last
-slot is scratch, where the padding rows of a step write). CPU memory comes zeroed and is committed by the system when
-first touched, so unused slots cost nothing; it is never uninitialised, since a NaN beneath a masked position would
-still poison a sum.
+In: slot numbers and lengths. Out: per-layer `LayerKV`s. The last slot is scratch, where the padding rows of a step
+write. CPU memory comes zeroed and is committed by the system when first touched, so unused slots cost nothing; it is
+never uninitialised, since a NaN beneath a masked position would still poison a sum.
 
-Shape suffixes: K key-value heads, T positions, D head size.
+Shape suffixes: S slots + 1, N rows of a step, K key-value heads, T positions, D head size.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,6 +20,19 @@ LENGTH_BUCKET = 64
 """KV lengths are multiples of this: kernels see few shapes."""
 
 _FIRST_SLOTS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerKV:
+    """One layer. Keys lie transposed: slices of both are then right for a product as they are, without a copy."""
+
+    keys_SKDT: torch.Tensor
+    values_SKTD: torch.Tensor
+
+    def write(self, slot_N: torch.Tensor, position_N: torch.Tensor, k_NKD: torch.Tensor, v_NKD: torch.Tensor) -> None:
+        """Put each row's key and value at its slot and position."""
+        self.keys_SKDT[slot_N, :, :, position_N] = k_NKD
+        self.values_SKTD[slot_N, :, position_N] = v_NKD
 
 
 def bucketed(length: int) -> int:
@@ -58,7 +71,7 @@ class KVPool:
         self.max_length = bucketed(max_length)
         self.num_slots = 0
         self.length = 0
-        self.layers: list[torch.Tensor] = []
+        self.layers: list[LayerKV] = []
         length = min(self.max_length, 4 * LENGTH_BUCKET)
         self.resize(min(_FIRST_SLOTS, self.slots_at(length)), length)
 
@@ -84,9 +97,13 @@ class KVPool:
         kept = min(num_slots, self.num_slots)
         heads, head_dim = self._shape
         for layer in range(self._num_layers):
-            grown = _zeros((2, num_slots + 1, heads, length, head_dim), self._dtype, self._device)
+            keys = _zeros((num_slots + 1, heads, head_dim, length), self._dtype, self._device)
+            values = _zeros((num_slots + 1, heads, length, head_dim), self._dtype, self._device)
+            grown = LayerKV(keys_SKDT=keys, values_SKTD=values)
             if layer < len(self.layers):
-                grown[:, :kept, :, : self.length] = self.layers[layer][:, :kept]
+                old = self.layers[layer]
+                keys[:kept, :, :, : self.length] = old.keys_SKDT[:kept]
+                values[:kept, :, : self.length] = old.values_SKTD[:kept]
                 self.layers[layer] = grown
             else:
                 self.layers.append(grown)
@@ -99,20 +116,26 @@ class KVPool:
         target = torch.tensor(targets, device=self._device)
         length = min(bucketed(length), self.length)
         for layer in self.layers:
-            layer[:, target, :, :length] = layer[:, source, :, :length]
+            layer.keys_SKDT[target, :, :, :length] = layer.keys_SKDT[source, :, :, :length]
+            layer.values_SKTD[target, :, :length] = layer.values_SKTD[source, :, :length]
 
-    @torch.inference_mode()
     def zero(self, slot: int) -> None:
-        """Clear a slot: needed when a NaN may have been written."""
+        """Clear a slot, and scratch: needed when a NaN may have been written."""
         for layer in self.layers:
-            layer[:, slot].zero_()
-            layer[:, self.scratch].zero_()
+            for cleared in (slot, self.scratch):
+                layer.keys_SKDT[cleared].zero_()
+                layer.values_SKTD[cleared].zero_()
 
-    @torch.inference_mode()
     def zero_all(self) -> None:
         """Clear every slot."""
         for layer in self.layers:
-            layer.zero_()
+            layer.keys_SKDT.zero_()
+            layer.values_SKTD.zero_()
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory reserved (the system commits what was touched)."""
+        return sum(layer.keys_SKDT.nbytes + layer.values_SKTD.nbytes for layer in self.layers)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -1,17 +1,19 @@
 """Choice of the fp32 matrix product on the CPU: which of PyTorch's two kernels is faster here at fp32 accuracy.
 
-In: the weight shapes of a model. Out: a `MatmulChoice`; the process-wide float32 matmul precision is set to it.
+In: the weight shapes of a model. Out: a `MatmulChoice`, and `float32_matmul`, which applies it around an engine step.
 
 "medium" sends fp32 products on a CPU to oneDNN, which packs weights and stays at fp32 accuracy on some machines but
-rounds to bf16 on others. So it is probed, and used only if its error is that of fp32. The trainer shares the setting:
-engine and trainer logprobs must agree.
+rounds to bf16 on others. So it is probed, and used only if its error is that of fp32: engine and trainer logprobs must
+agree. It is set while the engine computes, not beyond: training gains nothing from it, and oneDNN keeps a kernel for
+every shape that it has met, which would cost a training process hundreds of MB.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,7 +21,8 @@ import torch
 
 _MAX_FP32_ERROR = 1e-5
 _REPEATS = 5
-_MIN_GAIN = 1.05  # below this the default stays
+_MIN_GAIN = 1.2  # below this the default stays: timing is noisy, and attention is slower by "medium"
+_MIN_WEIGHTS = 4_000_000  # smaller models decode no faster with it, but the kept kernels cost them most of their memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,15 +34,19 @@ class MatmulChoice:
     max_relative_error: float
 
 
-def choose_float32_matmul(weight_shapes: Sequence[tuple[int, int]], num_rows: int = 128) -> MatmulChoice:
-    """Probe both kernels on products of `num_rows` rows with the given (out, in) weights and set the better one.
+DEFAULT = MatmulChoice(precision="highest", speedup=1.0, max_relative_error=0.0)
+"""PyTorch's own setting, without a probe (whose timing could come out either way)."""
 
-    Takes a few milliseconds for a small model (the largest shapes are capped). On a machine without oneDNN the
+
+def choose_float32_matmul(weight_shapes: Sequence[tuple[int, int]], num_rows: int = 128) -> MatmulChoice:
+    """Probe both kernels on products of `num_rows` rows with the given (out, in) weights and choose the better one.
+
+    Takes some milliseconds (the largest shapes are capped). For small models, and on a machine without oneDNN, the
     default stays.
     """
     shapes = sorted({(min(rows, 2048), min(columns, 2048)) for rows, columns in weight_shapes})
-    if not shapes or not torch._C._has_mkldnn:
-        return default_float32_matmul()
+    if sum(rows * columns for rows, columns in weight_shapes) < _MIN_WEIGHTS or not torch._C._has_mkldnn:
+        return DEFAULT
     generator = torch.Generator().manual_seed(0)
     seconds = {"highest": 0.0, "medium": 0.0}
     error = 0.0
@@ -48,24 +55,25 @@ def choose_float32_matmul(weight_shapes: Sequence[tuple[int, int]], num_rows: in
         weight = torch.randn(rows, columns, generator=generator)
         exact = x.double() @ weight.double().t()
         for precision in ("highest", "medium"):
-            torch.set_float32_matmul_precision(precision)
-            seconds[precision] += _median_seconds(x, weight)
+            with float32_matmul(precision):
+                seconds[precision] += _median_seconds(x, weight)
+                product = torch.nn.functional.linear(x, weight)
             if precision == "medium":
-                difference = (torch.nn.functional.linear(x, weight).double() - exact).abs().max()
-                error = max(error, float(difference / exact.abs().max()))
+                error = max(error, float((product.double() - exact).abs().max() / exact.abs().max()))
     speedup = seconds["highest"] / seconds["medium"]
     better = error < _MAX_FP32_ERROR and speedup > _MIN_GAIN
-    return _apply(MatmulChoice(precision="medium" if better else "highest", speedup=speedup, max_relative_error=error))
+    return MatmulChoice(precision="medium" if better else "highest", speedup=speedup, max_relative_error=error)
 
 
-def default_float32_matmul() -> MatmulChoice:
-    """Set PyTorch's default without a probe (whose timing could come out either way)."""
-    return _apply(MatmulChoice(precision="highest", speedup=1.0, max_relative_error=0.0))
-
-
-def _apply(choice: MatmulChoice) -> MatmulChoice:
-    torch.set_float32_matmul_precision(choice.precision)
-    return choice
+@contextmanager
+def float32_matmul(precision: str) -> Iterator[None]:
+    """PyTorch's setting for fp32 products in this block. It is process-wide: nothing else should compute meanwhile."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 @torch.inference_mode()

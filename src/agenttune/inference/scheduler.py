@@ -23,7 +23,7 @@ from agenttune.inference.slots import Indices, Job, SlotTable
 _SHARED_WORTH_WAITING = 16
 _SLACK_WORTH_KEEPING = 16  # a retained slot with more KV than this beyond the shared prefix is copied from, not taken
 _FRESH_STEPS = 64
-_SPARSE_ROWS = 8
+_SPARSE_ROWS = 4
 
 
 class Scheduler:
@@ -185,7 +185,7 @@ class Scheduler:
     def compact(self) -> None:
         """Move the highest active slots into the lowest others where active slots have become sparse."""
         active = np.flatnonzero(self.table.active_S)
-        if not len(active) or active[-1] + 1 <= len(active) + max(_SPARSE_ROWS, len(active) // 4):
+        if not len(active) or active[-1] + 1 <= len(active) + max(_SPARSE_ROWS, len(active) // 8):
             return
         high = active[active >= len(active)]
         low = np.flatnonzero(~self.table.active_S[: len(active)])

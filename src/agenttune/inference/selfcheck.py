@@ -55,6 +55,6 @@ def check_forward(model: Any, forward: Forward, pool: KVPool, reference_PV: torc
     error = float((torch.cat(ours) - reference_PV).abs().max() / reference_PV.abs().max().clamp_min(1e-6))
     if not error <= _TOLERANCE[model.dtype]:
         raise ModelError(
-            f"{type(model).__name__}: the embedded engine's logits differ from the model's own by {error:.2g} of their range: "
-            "this architecture is not served"
+            f"{type(model).__name__}: the embedded engine's logits differ from the model's own by {error:.2g} of their "
+            "range: this architecture is not served"
         )

@@ -69,8 +69,7 @@ def tree_attention(
     s_aux: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The function that transformers calls in each layer: query (1, H, N, D), key and value (1, K, N, D) to (1, N, H,
-    D).
+    """What transformers calls in each layer: query (1, H, N, D), key and value (1, K, N, D) to (1, N, H, D).
 
     Dropout is never applied: logprobs are those of the model that acts. Raises `ModelError` for kinds of attention that
     are not computed here.
@@ -79,12 +78,15 @@ def tree_attention(
         raise ModelError(
             f"{type(module).__name__} uses soft-capped logits, sinks or its own mask: not supported in training"
         )
-    query, key = query.to(value.dtype), key.to(value.dtype)
+    dtype = value.dtype
     windowed = sliding_window is not None and tree.max_position >= sliding_window
     if query.device.type == "cpu" and not windowed:
-        out = _Cascade.apply(query, key, value, tree, scaling)  # type: ignore[no-untyped-call]
+        # In bfloat16 the CPU's fused backward pass takes several times as long.
+        exact = torch.promote_types(dtype, torch.float32)
+        out = _Cascade.apply(query.to(exact), key.to(exact), value.to(exact), tree, scaling)  # type: ignore[no-untyped-call]
+        out = out.to(dtype)
     else:
-        out = _per_segment(query, key, value, tree, scaling, sliding_window if windowed else None)
+        out = _per_segment(query.to(dtype), key.to(dtype), value, tree, scaling, sliding_window if windowed else None)
     return out.transpose(1, 2), None
 
 
@@ -118,9 +120,7 @@ _attend_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_ba
 
 @contextmanager
 def _fused_precision() -> Iterator[None]:
-    """PyTorch's default matmul setting within the fused kernel: with "medium" its many small products are 4 times
-    slower.
-    """
+    """PyTorch's default matmul setting in the fused kernel, whose small products "medium" makes 4 times slower."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
@@ -142,9 +142,8 @@ class _Cascade(torch.autograd.Function):
     ) -> torch.Tensor:
         _, num_heads, num_tokens, head_size = query.shape
         # Stored token-major, as the output projection will read it.
-        exact = torch.promote_types(query.dtype, torch.float32)
-        out = query.new_empty(1, num_tokens, num_heads, head_size, dtype=exact).transpose(1, 2)
-        lse = query.new_empty(1, num_heads, num_tokens, dtype=exact)
+        out = query.new_empty(1, num_tokens, num_heads, head_size).transpose(1, 2)
+        lse = query.new_empty(1, num_heads, num_tokens)
         with _fused_precision():
             for queries, keys, causal in _parts(tree):
                 part, part_lse = _attend(
@@ -154,7 +153,6 @@ class _Cascade(torch.autograd.Function):
                     out[:, :, queries], lse[:, :, queries] = part, part_lse
                 else:
                     _merge(out[:, :, queries], lse[:, :, queries], part, part_lse)
-        out = out.to(query.dtype)
         ctx.save_for_backward(query, key, value, out, lse)
         ctx.tree, ctx.scale = tree, scale
         return out
@@ -193,7 +191,5 @@ def _parts(tree: TreeLayout) -> list[tuple[slice, slice, bool]]:
 def _merge(out: torch.Tensor, lse: torch.Tensor, part: torch.Tensor, part_lse: torch.Tensor) -> None:
     """Fold one more part into `out` and `lse`, in place."""
     total = torch.logaddexp(lse, part_lse)
-    out.mul_((lse - total).exp_().unsqueeze(-1)).addcmul_(
-        part.to(out.dtype), (part_lse - total).exp_().unsqueeze(-1).to(out.dtype)
-    )
+    out.mul_((lse - total).exp_().unsqueeze(-1)).addcmul_(part, (part_lse - total).exp_().unsqueeze(-1))
     lse.copy_(total)

@@ -145,9 +145,7 @@ def write_directory(directory: Path, write: Callable[[Path], None]) -> None:
 
 
 def point(root: Path, name: Pointer, target: Path) -> None:
-    """Make `root/name` a link to a directory in `root`, in one move; a text file with its name where links are
-    impossible.
-    """
+    """Make `root/name` a link to a directory in `root`, in one move; without links, a file with its name."""
     partial = root / f".{name}.partial"
     partial.unlink(missing_ok=True)
     try:
