@@ -1,9 +1,12 @@
 """Small real things that tests share: a Hugging Face model directory of a few thousand parameters, a dataset file."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is loaded: spinning workers slow a shared machine
 
 CHATML = """{%- for message in messages -%}
 <|im_start|>{{ message.role }}
@@ -60,6 +63,12 @@ def make_toy_model(folder: Path, *, seed: int = 0, template: str | None = CHATML
 def toy_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A toy model with a chat template; read only."""
     return make_toy_model(tmp_path_factory.mktemp("toy_model"))
+
+
+@pytest.fixture(scope="session")
+def bare_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A toy model without a chat template; read only."""
+    return make_toy_model(tmp_path_factory.mktemp("bare_model"), template=None)
 
 
 @pytest.fixture

@@ -38,13 +38,15 @@ def run(folder: Path, model: Path, dataset: Path, **options):
 
 def test_reward_rises_and_everything_is_left_in_the_run_directory(tmp_path, toy_model_dir, toy_dataset, capsys):
     result = run(tmp_path, toy_model_dir, toy_dataset)
-    before = sum(result.before.sampled.values())
-    after = sum(result.after.sampled.values())
+    before = sum(result.rewards_before.sampled.values())
+    after = sum(result.rewards_after.sampled.values())
     assert after > before + 3.0, (before, after)
     for name in ("config.yaml", "resolved.json", "run.db", "metrics.jsonl", "summary.json", "reward_curve.png"):
         assert (result.run_dir / name).stat().st_size > 0, name
     assert list((result.run_dir / "monitor" / "tensorboard").iterdir())
     assert result.model_dir.name == "global_step_12"
+    assert result.after["sampled"].accuracy == pytest.approx(after / 10)
+    assert result.after["greedy"].num_tasks == 10
     summary = json.loads((result.run_dir / "summary.json").read_text())
     assert set(summary["after"]["greedy"]) == {"accuracy", "low", "high", "num_tasks"}
     assert summary["steps"] == 12
@@ -93,7 +95,7 @@ def test_reloaded_checkpoint_reproduces_after(tmp_path, toy_model_dir, toy_datas
     result = run(tmp_path, toy_model_dir, toy_dataset, steps=4)
     model = AutoModelForCausalLM.from_pretrained(result.model_dir, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(result.model_dir)
-    for i, reward in enumerate(result.after.greedy[f"test/{i}"] for i in range(10)):
+    for i, reward in enumerate(result.rewards_after.greedy[f"test/{i}"] for i in range(10)):
         messages = [{"role": "user", "content": f"question {i}"}]
         ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt")["input_ids"]
         with torch.inference_mode():

@@ -81,11 +81,8 @@ def test_holding_out_is_said(arguments, capsys):
     assert result.steps == 1
 
 
-def test_model_without_a_chat_template(arguments, tmp_path):
-    from conftest import make_toy_model
-
-    folder = make_toy_model(tmp_path / "bare", template=None)
-    arguments["model"] = TunerModelConfig(model_path=str(folder), max_model_len=64)
+def test_model_without_a_chat_template(arguments, bare_model_dir):
+    arguments["model"] = TunerModelConfig(model_path=str(bare_model_dir), max_model_len=64)
     with pytest.raises(ModelError, match="chat template"):
         tune(**arguments)
 

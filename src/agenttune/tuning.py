@@ -24,7 +24,7 @@ from agenttune.execution.threads import let_idle_workers_sleep
 from agenttune.monitor.curve import draw_reward_curve
 from agenttune.monitor.display import Display
 from agenttune.monitor.metrics import check_monitor, open_monitor
-from agenttune.monitor.statistics import Evaluation
+from agenttune.monitor.statistics import Accuracy, Evaluation, by_mode
 from agenttune.monitor.summary import Summary, peak_memory_mb, process_seconds, write_summary
 from agenttune.rollout.check import CheckReport, check_groups
 from agenttune.rollout.signature import judge_arguments, workflow_arguments
@@ -43,15 +43,17 @@ class TuneResult:
     """What came out of a run.
 
     `model_dir` is the checkpoint of the last step, a Hugging Face directory; `best_model_dir` the one that evaluated
-    best. `before` and `after` hold the reward of every held-out task, greedy and sampled; None where nothing was
-    evaluated.
+    best. `before` and `after` hold the accuracy on held-out tasks with its 95% interval, by mode (`greedy`, `sampled`);
+    `rewards_before` and `rewards_after` the reward of every task. Empty and None where nothing was evaluated.
     """
 
     run_dir: Path
     model_dir: Path
     best_model_dir: Path
-    before: Evaluation | None
-    after: Evaluation | None
+    before: Mapping[str, Accuracy]
+    after: Mapping[str, Accuracy]
+    rewards_before: Evaluation | None
+    rewards_after: Evaluation | None
     steps: int
 
 
@@ -295,8 +297,10 @@ def _run(loop: Loop, directory: RunDirectory) -> TuneResult:
         run_dir=directory.path,
         model_dir=model_dir,
         best_model_dir=pointed(directory.path, "best") or model_dir,
-        before=progress.before,
-        after=progress.after,
+        before=by_mode(progress.before),
+        after=by_mode(progress.after),
+        rewards_before=progress.before,
+        rewards_after=progress.after,
         steps=progress.step,
     )
 

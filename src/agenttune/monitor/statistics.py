@@ -134,6 +134,12 @@ def is_binary(rewards_N: Iterable[float]) -> bool:
     return all(reward in (0.0, 1.0) for reward in rewards_N)
 
 
+def by_mode(evaluation: Evaluation | None) -> dict[str, Accuracy]:
+    """The accuracy of each mode that was evaluated."""
+    modes = {"greedy": evaluation.greedy, "sampled": evaluation.sampled} if evaluation is not None else {}
+    return {mode: accuracy(rewards.values()) for mode, rewards in modes.items() if rewards}
+
+
 def accuracy_metrics(evaluation: Evaluation, prefix: str = "eval") -> dict[str, float]:
     """An evaluation as metrics: `eval/greedy/accuracy`, `.../low`, `.../high`; further sets as `eval_<name>/...`."""
     metrics: dict[str, float] = {}
