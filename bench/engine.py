@@ -4,10 +4,10 @@ threads.
 In: nothing (Qwen3 models with random weights are made here). Out: a table and `bench/out/engine.json`. Workloads:
 
 - equal: 64 prompts of 64 tokens, 128 new tokens each;
-- ragged: 32 conversations of three calls, as an agent with a tool makes them: a first prompt of 8 to 256 tokens, answers
-  of 8 to 256, tool results of 8 to 64 between them, all lengths uniform. Transformers gets the whole, left-padded
-  prompt again at each call and generates until the batch's longest answer is done; our conversations go on
-  independently;
+- ragged: 32 conversations of three calls, as an agent with a tool makes them: a first prompt of 8 to 256 tokens,
+  answers of 8 to 256, tool results of 8 to 64 between them, all lengths uniform. Transformers gets the whole,
+  left-padded prompt again at each call and generates until the longest answer of the batch is done; our
+  conversations go on independently;
 - large: 100M parameters, short, reported only.
 
 Sides alternate in one process, with the same weights, precision and matmul setting; medians are compared, in tokens
