@@ -304,3 +304,14 @@ def test_ctrl_c_ends_promptly_whatever_the_workflows_do() -> None:
     assert (started, process.returncode) == (["started\n"] * 2, 130)
     assert time.monotonic() - began < 5
     assert errors == ""
+
+
+def test_bad_input_is_what_is_raised_also_where_other_groups_had_not_begun(make_runner: MakeRunner) -> None:
+    """Red (now and then) when `run` (runner.py) asks the futures before `_fatal`: the first may only be cancelled."""
+
+    async def workflow(task: Any, model: Any) -> dict[str, str]:
+        return {"not": "an output"}
+
+    tasks = [make_task(number) for number in range(200)]
+    with pytest.raises(ConfigError, match="returned"):
+        make_runner(workflow).run(tasks, group_ids=[f"g{number}" for number in range(200)])

@@ -131,6 +131,8 @@ class RolloutRunner:
         ]
         try:
             concurrent.futures.wait(futures, return_when=concurrent.futures.FIRST_EXCEPTION)
+            if self._fatal is not None:  # the groups that it cancelled know nothing of it, if they had not begun
+                raise self._fatal
             return [future.result() for future in futures]
         finally:
             for future in futures:
