@@ -4,7 +4,7 @@ threads.
 In: nothing (Qwen3 models with random weights are made here). Out: a table and `bench/out/engine.json`. Workloads:
 
 - equal: 64 prompts of 64 tokens, 128 new tokens each;
-- ragged: 32 conversations of three calls, as an agent with a tool makes them: a first prompt of 8 to 256 tokens,
+- ragged: 16 conversations of three calls, as an agent with a tool makes them: a first prompt of 8 to 256 tokens,
   answers of 8 to 256, tool results of 8 to 64 between them, all lengths uniform. Transformers gets the whole,
   left-padded prompt again at each call and generates until the longest answer of the batch is done; our
   conversations go on independently;
@@ -227,7 +227,7 @@ def main() -> int:
     torch.set_num_threads(2)
     workloads: dict[str, Callable[[int], list[Conversation]]] = {
         "equal": lambda seed: equal_work(64, 64, 128, seed),
-        "ragged": lambda seed: ragged_work(32, seed),
+        "ragged": lambda seed: ragged_work(16, seed),
     }
     rows: list[list[object]] = []
     ratios: dict[str, float] = {}

@@ -42,6 +42,7 @@ def test_two_steps_of_the_real_agent(agent, tmp_path):
     assert all(call.parent == call.index - 1 for call in second), "every later call continues the recorded ids"
     lines = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "trainer/logprob_gap_max" in line]
+    assert all(step["gateway/forks"] == 0 and step["gateway/tool_parse_errors"] < 1 for step in steps)
     assert max(step["trainer/logprob_gap_max"] for step in steps) < 1e-4
     assert all(step["trainer/computed_tokens"] < step["trainer/sequence_tokens"] / 3 for step in steps)
 

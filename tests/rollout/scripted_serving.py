@@ -63,6 +63,7 @@ class FakeSession:
         self.closed = False
         self.failure: Outcome | None = None
         self.failure_reason: str | None = None
+        self.counts: dict[str, float] = {}
         self.model = FakeModel(self)
 
     def close(self) -> tuple[Call, ...]:

@@ -46,6 +46,11 @@ class EndpointSession:
     failure: Outcome | None = None
     failure_reason: str | None = None
 
+    @property
+    def counts(self) -> dict[str, float]:
+        """Nothing was noticed."""
+        return {}
+
     def close(self) -> tuple[Call, ...]:
         """Nothing was recorded."""
         return ()

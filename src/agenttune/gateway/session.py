@@ -125,6 +125,11 @@ class Session:
         """Counts so far: calls, prompt and sampled tokens, malformed tool calls, forks (later calls with no parent)."""
         return {"num_calls": float(len(self._entries)), **{name: float(n) for name, n in self._counts.items()}}
 
+    @property
+    def counts(self) -> dict[str, float]:
+        """What deserves a look, per rollout: tool calls that did not parse, and forks."""
+        return {name: float(self._counts[name]) for name in ("tool_parse_errors", "forks")}
+
     # What follows is the gateway's, on the serving loop.
 
     def fail(self, outcome: Outcome, reason: str) -> None:

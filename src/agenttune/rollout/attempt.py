@@ -35,9 +35,13 @@ CONNECTION_ERRORS = {
 """Errors that mean unreachable or overloaded servers, by package (none of which is imported for it)."""
 
 
+GATEWAY = "gateway/"
+"""Prefix of the metrics that a session counts, beside the user's own."""
+
+
 class Session(Protocol):
     """The model as one attempt sees it. `failure` is what the model or the engine did wrong, if anything, in one line
-    in `failure_reason`.
+    in `failure_reason`. `counts` is what was noticed on the way (malformed tool calls, forks), for the statistics.
 
     `close` revokes it (calls still running are abandoned, later ones refused) and gives the recorded calls; it is quick
     and may be called from any thread.
@@ -49,6 +53,8 @@ class Session(Protocol):
     def failure(self) -> Outcome | None: ...
     @property
     def failure_reason(self) -> str | None: ...
+    @property
+    def counts(self) -> Mapping[str, float]: ...
     def close(self) -> tuple[Call, ...]: ...
 
 
@@ -71,6 +77,10 @@ class OpenedSession:
     @property
     def failure_reason(self) -> str:
         return self._session.failure_reason or "no reason given"
+
+    @property
+    def counts(self) -> dict[str, float]:
+        return {f"{GATEWAY}{name}": value for name, value in self._session.counts.items()}
 
     def close(self) -> tuple[Call, ...]:
         with self._lock:

@@ -218,6 +218,7 @@ class RolloutRunner:
         began = time.monotonic()
         run: Run | None = None
         calls: tuple[Call, ...] = ()
+        noticed: dict[str, float] = {}
         counts = True
         try:
             session = OpenedSession(ticket.open_session(ticket.id, noise_seed(self._seed, ticket.id, attempt)))
@@ -231,7 +232,7 @@ class RolloutRunner:
             finally:
                 if not run.future.done():
                     self._users.cancel(run)
-                calls = session.close()
+                calls, noticed = session.close(), session.counts
         if run is not None and run.started.done():
             began = run.started.result()
         reward = self._config.failure_reward if ended.outcome in MODEL_CAUSED else ended.reward
@@ -244,7 +245,7 @@ class RolloutRunner:
             calls=calls,
             outcome=ended.outcome,
             reward=reward,
-            metrics=ended.metrics,
+            metrics={**noticed, **ended.metrics},
             error=ended.error,
             seconds=time.monotonic() - began,
         )

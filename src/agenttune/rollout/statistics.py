@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from statistics import fmean, pstdev
 
 from agenttune.errors import RolloutError
+from agenttune.rollout.attempt import GATEWAY
 from agenttune.types import Group, Outcome, Rollout
 
 
@@ -66,7 +67,7 @@ class RolloutStatistics:
             "rollout/seconds": self.mean_seconds,
             "rollout/truncated_share": self.truncated_share,
             **{f"rollout/failures/{outcome.value}": float(count) for outcome, count in self.failures.items()},
-            **{f"workflow/{name}": value for name, value in self.user_metrics.items()},
+            **{_namespaced(name): value for name, value in self.user_metrics.items()},
         }
         return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
@@ -155,6 +156,10 @@ def _user_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
         for name, value in rollout.metrics.items():
             values[name].append(value)
     return {name: fmean(found) for name, found in sorted(values.items())}
+
+
+def _namespaced(name: str) -> str:
+    return name if name.startswith(GATEWAY) else f"workflow/{name}"
 
 
 def _mean(values: Sequence[float]) -> float:
