@@ -130,3 +130,14 @@ def test_trap_25_two_deterministic_runs_are_bitwise_equal(tmp_path, toy_model_di
         result = run(folder, toy_model_dir, toy_dataset, steps=3, settings=settings, workflow_func=workflow)
         weights.append((result.model_dir / "model.safetensors").read_bytes())
     assert weights[0] == weights[1]
+
+
+def test_a_finished_run_that_goes_on_is_evaluated_again(tmp_path, toy_model_dir, toy_dataset):
+    """Red when `_record` (loop.py) keeps `progress.after`: the table would show the weights of the first session."""
+    options = {"project_name": "P", "experiment_name": "longer"}
+    first = run(tmp_path, toy_model_dir, toy_dataset, steps=2, **options)
+    second = run(tmp_path, toy_model_dir, toy_dataset, steps=4, **options)
+    lines = [json.loads(line) for line in (second.run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "eval/greedy/accuracy" in line] == [0, 2, 4]
+    assert second.rewards_before == first.rewards_before
+    assert second.model_dir.name == "global_step_4"

@@ -178,6 +178,7 @@ class Loop:
         progress, statistics = self.progress, summarize(result.groups)
         progress.order = self.order.state()
         progress.step += 1
+        progress.after = None  # a finished run that goes on is evaluated anew
         progress.rollouts += sum(len(group.rollouts) for group in result.groups)
         progress.sampled_tokens += result.sampled_tokens
         if result.trained is not None:
