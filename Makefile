@@ -6,7 +6,7 @@ TORCH_INDEX ?=
 BIN = .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: quickstart test test-slow test-gpu check format bench bench-engine bench-trainer bench-gateway bench-step clean
+.PHONY: quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow check format bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-agentscope clean
 
 quickstart: .venv/installed
 	@$(BIN)/python examples/quickstart/main.py --seed $(SEED)
@@ -20,6 +20,27 @@ test-slow: .venv/installed
 test-gpu: .venv/installed
 	$(BIN)/python -m pytest -m gpu
 
+# Real agent frameworks, in two environments of their own: AgentScope 1; AgentScope 2, LangGraph, OpenAI Agents SDK.
+# A test that is skipped or not collected there is a failure (tests/agentscope/all_or_nothing.py).
+AGENTSCOPE1_TESTS = tests/agentscope tests/spec
+AGENTSCOPE2_TESTS = tests/agentscope
+test-agentscope: test-agentscope1 test-agentscope2
+
+test-agentscope1 test-agentscope2: test-agentscope%: .venv-agentscope%/installed
+	PYTHONPATH=tests/agentscope .venv-agentscope$*/bin/python -m pytest -p all_or_nothing -m "agentscope and not slow" $(AGENTSCOPE$*_TESTS)
+
+# Two real agents learn, one of each line; minutes.
+test-agentscope-slow: .venv-agentscope1/installed .venv-agentscope2/installed
+	PYTHONPATH=tests/agentscope .venv-agentscope1/bin/python -m pytest -m "agentscope and slow" tests/agentscope
+	PYTHONPATH=tests/agentscope .venv-agentscope2/bin/python -m pytest -m "agentscope and slow" tests/agentscope
+
+.venv-agentscope%/installed: pyproject.toml requirements-agentscope%.txt
+	$(PYTHON) -m venv .venv-agentscope$*
+	.venv-agentscope$*/bin/python -m pip install --quiet --no-compile $(TORCH_INDEX) --no-deps "$$(grep '^torch==' requirements-agentscope$*.txt)"
+	.venv-agentscope$*/bin/python -m pip install --quiet --no-compile --no-deps --requirement requirements-agentscope$*.txt --editable .
+	.venv-agentscope$*/bin/python -m pip check
+	@touch $@
+
 check: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -30,10 +51,14 @@ format: .venv/installed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: bench-engine bench-trainer bench-gateway bench-step
+bench: bench-engine bench-trainer bench-gateway bench-step bench-tree
 
-bench-engine bench-trainer bench-gateway bench-step: bench-%: .venv/installed
+bench-engine bench-trainer bench-gateway bench-step bench-tree: bench-%: .venv/installed
 	$(BIN)/python bench/$*.py
+
+bench-agentscope: .venv-agentscope1/installed .venv-agentscope2/installed
+	.venv-agentscope1/bin/python bench/agentscope_overhead.py
+	.venv-agentscope2/bin/python bench/agentscope_overhead.py
 
 .venv/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
@@ -44,4 +69,4 @@ bench-engine bench-trainer bench-gateway bench-step: bench-%: .venv/installed
 	@touch $@
 
 clean:
-	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-agentscope1 .venv-agentscope2 build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -101,6 +101,7 @@ class NullEngine:
     """Knows what to say: the tool call to a first question, the answer to one that holds a tool's result."""
 
     max_model_len = 4096
+    version = 0
 
     def __init__(self, tokenizer: Any, crowd: Crowd) -> None:
         self._crowd = crowd

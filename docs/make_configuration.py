@@ -98,6 +98,15 @@ def _yaml(value: object) -> str:
 
 
 def _lines_beneath_fields(model: type[BaseModel]) -> dict[str, str]:
+    """Those of the class itself, and of the configuration classes that it extends."""
+    found: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        if issubclass(base, BaseModel) and base.__module__.startswith("agenttune."):
+            found |= _own_lines(base)
+    return found
+
+
+def _own_lines(model: type[BaseModel]) -> dict[str, str]:
     body = ast.parse(inspect.getsource(model)).body[0]
     assert isinstance(body, ast.ClassDef)
     found: dict[str, str] = {}

@@ -5,6 +5,13 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# The same examples in every run: what lands is judged by a run that can be repeated. To search for new ones:
+# HYPOTHESIS_PROFILE=search make test
+settings.register_profile("fixed", derandomize=True, deadline=None)
+settings.register_profile("search", max_examples=1000, deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is loaded: spinning workers slow a shared machine
 
@@ -71,11 +78,10 @@ def bare_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_toy_model(tmp_path_factory.mktemp("bare_model"), template=None)
 
 
-@pytest.fixture
-def toy_dataset(tmp_path: Path) -> Path:
-    """A folder with train.jsonl (40 rows) and test.jsonl (10 rows)."""
-    folder = tmp_path / "dataset"
-    folder.mkdir()
+@pytest.fixture(scope="session")
+def toy_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with train.jsonl (40 rows) and test.jsonl (10 rows); read only."""
+    folder = tmp_path_factory.mktemp("dataset")
     for split, count in (("train", 40), ("test", 10)):
         rows = [json.dumps({"question": f"question {i}", "answer": str(i)}) for i in range(count)]
         (folder / f"{split}.jsonl").write_text("\n".join(rows) + "\n")

@@ -14,9 +14,13 @@ EDGES = {
     ("gateway", "inference"),
     ("experience", "algorithm"),
     ("trainer", "algorithm"),
+    ("compat", "algorithm"),  # whether an algorithm uses the rewards that Trinity workflows give their calls
+    ("compat", "gateway"),  # a conversation's messages are compared as the gateway's history compares them
+    ("compat", "rollout"),  # which rollout a Trinity workflow belongs to
     ("config", "tasks"),  # DatasetConfig.preview() reads rows, lazily
+    ("config", "compat"),  # a file in Trinity-RFT's layout is converted, lazily
 }
-SEE_MANY = {"execution", "cli", "tuning", "loop", "evaluate", "__init__"}
+SEE_MANY = {"execution", "cli", "tuning", "loop", "evaluate", "certify", "diagnose", "supervised", "__init__"}
 
 
 def edges() -> set[tuple[str, str, str]]:

@@ -4,7 +4,7 @@ import functools
 
 import pytest
 
-from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
+from agenttune import AlgorithmConfig, AuxiliaryModelConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
 from agenttune.errors import ConfigError, DatasetError, ModelError
 
 
@@ -66,10 +66,29 @@ def test_one_clear_sentence(arguments, tmp_path, change, kind, words):
     assert not (tmp_path / "runs").exists()
 
 
-def test_auxiliary_models_are_refused_by_name(arguments):
-    model = arguments["model"]
-    with pytest.raises(ConfigError, match="auxiliary_models are not available yet"):
-        tune(**arguments, auxiliary_models={"judge": model})
+@pytest.mark.parametrize(
+    ("auxiliary", "kind", "words"),
+    [
+        (TunerModelConfig(model_path="./nowhere", max_model_len=64), ModelError, "./nowhere"),
+        (
+            AuxiliaryModelConfig(model_path="m", max_model_len=64, base_url="localhost:8000"),
+            ConfigError,
+            "auxiliary_models.judge.base_url is 'localhost:8000': it must be an address like https://host/v1",
+        ),
+        (
+            AuxiliaryModelConfig(
+                model_path="m", max_model_len=64, base_url="http://localhost/v1", api_key_env="NO_KEY"
+            ),
+            ConfigError,
+            "environment variable NO_KEY, which is not set",
+        ),
+    ],
+)
+def test_auxiliary_models_are_checked_before_anything_is_loaded(arguments, tmp_path, auxiliary, kind, words):
+    with pytest.raises(kind) as raised:
+        tune(**arguments, auxiliary_models={"judge": auxiliary})
+    assert words in str(raised.value)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_holding_out_is_said(arguments, capsys):

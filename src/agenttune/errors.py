@@ -13,6 +13,10 @@ class ConfigError(AgentTuneError, ValueError):
     """A setting or argument is unknown, of the wrong kind, or contradicts another one."""
 
 
+class NotIncludedError(AgentTuneError, ImportError):
+    """A name of AgentScope's tuner that AgentTune does not have."""
+
+
 class DatasetError(AgentTuneError, ValueError):
     """A dataset cannot be read, is empty, or a row lacks what was asked of it."""
 
@@ -37,6 +41,10 @@ class ParityError(AgentTuneError, AssertionError):
     """The trainer's logprobs differ from the engine's by more than the tolerance."""
 
 
+class CertificateError(AgentTuneError, AssertionError):
+    """An invariant of the run certificate is broken: nothing was trained on it."""
+
+
 class TrainingError(AgentTuneError, ArithmeticError):
     """An update cannot be made: a gradient is NaN or infinite. No weight was changed."""
 
@@ -55,6 +63,10 @@ class JournalError(AgentTuneError, OSError):
 
 class RolloutError(AgentTuneError, RuntimeError):
     """Too many rollouts failed for the run to go on."""
+
+
+class TokenCapError(RolloutError):
+    """An auxiliary model has used as many tokens as it may (`max_total_tokens`): the run stops."""
 
 
 class NoSignalError(AgentTuneError, RuntimeError):

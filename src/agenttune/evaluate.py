@@ -14,12 +14,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from agenttune.compat.agentscope import silent_agents
 from agenttune.config.load import Resolved
 from agenttune.errors import RolloutError
-from agenttune.execution.endpoint import Endpoint, EndpointSession
+from agenttune.execution.auxiliary import AuxiliaryModels
+from agenttune.execution.auxiliary_settings import check_auxiliary_models
 from agenttune.execution.local import Mode, Serving
+from agenttune.execution.remote import RemoteModel
+from agenttune.execution.serving import ServingThread
+from agenttune.execution.sessions import EndpointSession, RolloutSession
 from agenttune.monitor.display import Display
 from agenttune.monitor.statistics import Evaluation, accuracy
+from agenttune.rollout.attempt import Session
 from agenttune.rollout.runner import OpenSession, RolloutRunner
 from agenttune.tasks.source import load_tasks
 from agenttune.types import MODEL_CAUSED, Group, Task
@@ -92,6 +98,7 @@ def evaluate(
     mode. Prints the accuracies; `output` receives the reward of every task as JSON. Raises as `tune()` does.
     """
     config = resolved.config
+    check_auxiliary_models(config)
     tasks = load_tasks(config.eval_dataset or config.train_dataset)[: config.evaluation.max_tasks]
     further = {name: load_tasks(dataset) for name, dataset in config.evaluation.further.items()}
     display = Display(0, sys.stdout)
@@ -104,9 +111,22 @@ def evaluate(
             stack.callback(serving.close)
             runner, modes = serving.runner, serving.modes
         else:
-            model = Endpoint(base_url=endpoint["base_url"], name=endpoint["model_name"], api_key=endpoint["api_key"])
-            modes = {"sampled": lambda _id, _noise: EndpointSession(model)}
-            runner = RolloutRunner(workflow, judge, modes["sampled"], config.rollout, 1, config.seed)
+            stack.enter_context(silent_agents())
+            thread = ServingThread()
+            stack.callback(thread.close)
+            auxiliary = AuxiliaryModels(config, thread)
+            stack.callback(auxiliary.close)
+            policy = RemoteModel(
+                name="policy",
+                model_name=endpoint["model_name"],
+                base_url=endpoint["base_url"],
+                api_key=endpoint["api_key"],
+            )
+            stack.callback(policy.close)
+            modes = {"sampled": _sessions_of(policy, auxiliary)}
+            runner = RolloutRunner(
+                workflow, judge, modes["sampled"], config.rollout, 1, config.seed, config.workflow_args
+            )
             stack.callback(runner.close)
         evaluator = Evaluator(
             runner=runner,
@@ -122,6 +142,14 @@ def evaluate(
     if output is not None:
         output.write_text(json.dumps(evaluation_to_json(found), indent=2) + "\n", encoding="utf-8")
     return found
+
+
+def _sessions_of(policy: RemoteModel, auxiliary: AuxiliaryModels) -> OpenSession:
+    def open_session(rollout_id: str, noise_seed: int) -> Session:
+        use = policy.open(rollout_id, noise_seed)
+        return RolloutSession(EndpointSession(use), auxiliary.open(rollout_id, noise_seed))
+
+    return open_session
 
 
 def evaluation_lines(found: Evaluation, name: str = "held-out") -> list[str]:

@@ -20,24 +20,28 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from agenttune.algorithm.presets import Algorithm
 from agenttune.config.run import RunConfig
-from agenttune.errors import ParityError, RolloutError, TrainingError
+from agenttune.diagnose.diagnosis import Watch
+from agenttune.errors import CertificateError, ParityError, RolloutError, TrainingError
 from agenttune.evaluate import Evaluator, evaluation_from_json, evaluation_to_json
 from agenttune.execution.local import Serving
+from agenttune.experience.audit import audit, broken_sentences
 from agenttune.experience.buffer import Buffer
-from agenttune.experience.draw import Batch, make_batch, split_minibatches
+from agenttune.experience.draw import Batch, draw_batches, left_out
 from agenttune.experience.journal import Journal
 from agenttune.monitor.display import Display, StepReport
 from agenttune.monitor.metrics import Monitor
 from agenttune.monitor.statistics import Evaluation, accuracy, accuracy_metrics
+from agenttune.rollout.refill import RolledOut, num_sampled_tokens, roll_out
 from agenttune.rollout.statistics import check_excluded, summarize
-from agenttune.tasks.order import TaskOrder
+from agenttune.tasks.order import Order, distinct
 from agenttune.trainer.checkpoint import point, prune, step_directory
 from agenttune.trainer.trainer import StepMetrics, Trainer
-from agenttune.types import Group, Rollout, Task
+from agenttune.types import Check, Group, Rollout, Task
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,6 +58,7 @@ class Progress:
     before: Evaluation | None = None
     after: Evaluation | None = None
     order: Mapping[str, Any] = field(default_factory=dict)
+    auxiliary_tokens: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON."""
@@ -76,8 +81,10 @@ class StepResult:
     """One step as it went: what was rolled out, what was trained, how long each part took (seconds)."""
 
     groups: tuple[Group, ...]
+    rolled_out: RolledOut
     batches: tuple[Batch, ...]
     trained: StepMetrics | None
+    checks: tuple[Check, ...]
     rollout_s: float
     train_s: float
     sync_s: float
@@ -85,8 +92,7 @@ class StepResult:
     @property
     def sampled_tokens(self) -> int:
         """Tokens that the engine sampled, failed attempts included."""
-        rollouts = [r for group in self.groups for r in (*group.rollouts, *group.attempts)]
-        return sum(len(call.sampled_ids_S) for rollout in rollouts for call in rollout.calls)
+        return sum(num_sampled_tokens(group) for group in self.groups)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,11 +104,12 @@ class Loop:
     serving: Serving
     trainer: Trainer
     tasks: Sequence[Task]
-    order: TaskOrder
+    order: Order
     buffer: Buffer
     journal: Journal
     monitor: Monitor
     display: Display
+    watch: Watch
     evaluator: Evaluator | None
     run_dir: Path
     total_steps: int
@@ -122,7 +129,7 @@ class Loop:
                 self._one_step(evaluation_s)
                 self._save_and_evaluate()
             self._finish()
-        except (KeyboardInterrupt, RolloutError, ParityError, TrainingError) as error:
+        except (KeyboardInterrupt, RolloutError, CertificateError, ParityError, TrainingError) as error:
             what = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
             self.display.message(f"{what}: saving a checkpoint")
             self._save()
@@ -130,48 +137,87 @@ class Loop:
 
     def step(self) -> StepResult:
         """Roll out one batch of tasks, train on it, and serve the new weights."""
-        began = time.perf_counter()
-        groups = self._roll_out([self.tasks[index] for index in self.order.draw()])
-        return self._train(groups, time.perf_counter() - began)
+        return self._train(self._gather())
 
-    def _train(self, groups: Sequence[Group], rollout_s: float) -> StepResult:
+    def _train(self, rolled_out: RolledOut) -> StepResult:
         began = time.perf_counter()
-        for group in groups:
+        for group in rolled_out.groups:
             self.buffer.add(group)
-        drawn = self.buffer.draw(len(groups))
+        drawn = self.buffer.draw(len(rolled_out.groups))
         check_excluded(drawn, self.config.rollout.max_excluded_share)
-        parts = split_minibatches(drawn, self.config.trainer.num_minibatches)
-        batches = tuple(batch for part in parts if (batch := make_batch(part, self.algorithm)).experiences)
-        trained = self.trainer.train_step(batches) if batches else None
+        batches = draw_batches(drawn, self.algorithm, self.config.trainer.num_minibatches)
+        checks = self._certify(drawn, batches)
+        training = [batch for batch in batches if batch.experiences]
+        trained = self.trainer.train_step(training) if training else None
         trained_at = time.perf_counter()
         if trained is not None:
             self.serving.publish(self.trainer.version, self.trainer.state_tensors())
         return StepResult(
             groups=drawn,
+            rolled_out=rolled_out,
             batches=batches,
             trained=trained,
-            rollout_s=rollout_s,
+            checks=checks,
+            rollout_s=rolled_out.seconds,
             train_s=trained_at - began,
             sync_s=time.perf_counter() - trained_at,
         )
 
-    def _roll_out(self, tasks: Sequence[Task]) -> list[Group]:
-        step, done = self.progress.step, 0
-        total = len(tasks) * self.config.algorithm.group_size
+    def _certify(self, groups: Sequence[Group], batches: Sequence[Batch]) -> tuple[Check, ...]:
+        """The checks of the certificate that need no forward pass. Raises `CertificateError`, or warns."""
+        checks = audit(
+            groups,
+            batches,
+            self.algorithm,
+            version=self.trainer.version,
+            group_size=self.config.algorithm.group_size,
+            batch_size=self.config.algorithm.batch_size,
+        )
+        self.journal.add_checks(self.progress.step + 1, checks)
+        for line in broken_sentences(checks, stop=self.config.certificate.on_violation == "stop"):
+            self.display.message(f"  ! certificate: {line}")
+        return checks
 
-        def count(_: Rollout) -> None:
+    def _gather(self) -> RolledOut:
+        """Roll out a batch of tasks and, with `refill`, further ones for the groups that cannot train."""
+        batch_size, share = self.config.algorithm.batch_size, self.config.rollout.max_excluded_share
+        return roll_out(
+            self._roll_out,
+            lambda group: left_out(group, self.algorithm) is None,
+            batch_size=batch_size,
+            most=self.algorithm.most_further(batch_size),
+            check=lambda groups: check_excluded(groups, share),
+        )
+
+    def _roll_out(self, count: int, refill_round: int) -> list[Group]:
+        """Roll out the next tasks of the order, and tell it what they brought."""
+        places = self.order.draw(count)
+        tasks = [self.tasks[place] for place in places]
+        part = f"refill-{refill_round}/" if refill_round else ""
+        step, done = self.progress.step, 0
+        baseline = self.serving.baseline if self.algorithm.needs_baseline else None
+        total = count * (self.config.algorithm.group_size + (baseline is not None))
+
+        def note(_: Rollout) -> None:
             nonlocal done
             done += 1
             self.display.rollouts(done, total)
 
-        ids = [f"step-{step}/{task.id}" for task in tasks]
-        return self.serving.runner.run(tasks, group_ids=ids, version=self.trainer.version, on_rollout=count)
+        ids = distinct([f"step-{step}/{part}{task.id}" for task in tasks])
+        groups = self.serving.runner.run(
+            tasks, group_ids=ids, version=self.trainer.version, on_rollout=note, open_baseline=baseline
+        )
+        for place, group in zip(places, groups, strict=True):
+            rewards = [rollout.reward for rollout in group.scored if rollout.reward is not None]
+            if rewards:
+                self.order.observe(place, fmean(rewards))
+        return groups
 
     def _one_step(self, evaluation_s: float) -> None:
         began = time.perf_counter()
-        groups = self._roll_out([self.tasks[index] for index in self.order.draw()])
+        rolled_out = self._gather()
         with deferred_interrupt():  # from here on the step is done whole or not at all
-            result = self._train(groups, time.perf_counter() - began)
+            result = self._train(rolled_out)
             self._record(result, time.perf_counter() - began, evaluation_s)
 
     def _record(self, result: StepResult, seconds: float, evaluation_s: float) -> None:
@@ -191,13 +237,22 @@ class Loop:
             **statistics.metrics(),
             **_trainer_metrics(result.trained),
             **_batch_metrics(result.batches),
+            **(result.rolled_out.metrics() if self.algorithm.max_refill else {}),
+            **{f"certificate/{check.name}_broken": float(check.broken) for check in result.checks},
             "time/step_s": seconds,
             "time/rollout_s": result.rollout_s,
             "time/train_s": result.train_s,
             "time/sync_s": result.sync_s,
             "tokens/sampled": float(result.sampled_tokens),
             "tokens/per_s": tokens_per_s,
+            **{f"auxiliary/{name}/tokens_run": float(n) for name, n in self.serving.auxiliary.total_tokens.items()},
         }
+        notes = [
+            *statistics.notes(),
+            result.rolled_out.note(),
+            *(result.trained.alarms if result.trained else ()),
+            self.watch.add(progress.step, metrics, result.groups),
+        ]
         self.monitor.log(progress.step, metrics)
         trained = [experience for batch in result.batches for experience in batch.experiences]
         self.journal.add_step(progress.step, self.trainer.version, metrics, trained)
@@ -207,7 +262,8 @@ class Loop:
             tokens_per_s=tokens_per_s,
             seconds=seconds,
             flat=f"{statistics.num_flat_groups}/{statistics.num_groups}",
-            note="; ".join([*statistics.notes(), *(result.trained.alarms if result.trained else ())]),
+            certified=not any(check.broken for check in result.checks),
+            note="; ".join(filter(None, notes)),
         )
         self.display.step(report)
 
@@ -243,6 +299,7 @@ class Loop:
     def _save(self, found: Evaluation | None = None) -> None:
         """Write a checkpoint of the last whole step; it becomes `best` if it evaluates no worse than that."""
         progress = self.progress
+        progress.auxiliary_tokens = self.serving.auxiliary.total_tokens
         best = False
         if found is not None:
             now = accuracy(found.greedy.values()).accuracy

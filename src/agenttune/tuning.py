@@ -15,10 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from agenttune.algorithm.presets import Algorithm
 from agenttune.algorithm.presets import resolve as resolve_algorithm
-from agenttune.config.load import Resolved, load_yaml, resolve, value_leaves
+from agenttune.algorithm.supervised import SUPERVISED
+from agenttune.certify import write_certificate
+from agenttune.compat.agentscope import imported_line
+from agenttune.compat.trinity import configured_workflow
+from agenttune.config.load import Resolved, load_config, resolve, value_leaves
 from agenttune.config.public import AlgorithmConfig, DatasetConfig, MonitorType, TunerModelConfig
-from agenttune.config.run import RunConfig
+from agenttune.config.run import CriticConfig, RunConfig
 from agenttune.errors import ConfigError, NoSignalError
+from agenttune.execution.auxiliary_settings import check_auxiliary_models
 from agenttune.execution.model_files import model_folder
 from agenttune.execution.threads import let_idle_workers_sleep
 from agenttune.monitor.curve import draw_reward_curve
@@ -27,8 +32,10 @@ from agenttune.monitor.metrics import check_monitor, open_monitor
 from agenttune.monitor.statistics import Accuracy, Evaluation, by_mode
 from agenttune.monitor.summary import Summary, peak_memory_mb, process_seconds, write_summary
 from agenttune.rollout.check import CheckReport, check_groups
-from agenttune.rollout.signature import judge_arguments, workflow_arguments
-from agenttune.tasks.order import TaskOrder, hold_out
+from agenttune.rollout.signature import judge_arguments, name_of, workflow_arguments
+from agenttune.supervised.run import refuse_its_settings, run_supervised
+from agenttune.tasks.order import Order, hold_out
+from agenttune.tasks.selection import make_order
 from agenttune.tasks.source import load_tasks
 from agenttune.types import Task
 
@@ -44,7 +51,8 @@ class TuneResult:
 
     `model_dir` is the checkpoint of the last step, a Hugging Face directory; `best_model_dir` the one that evaluated
     best. `before` and `after` hold the accuracy on held-out tasks with its 95% interval, by mode (`greedy`, `sampled`);
-    `rewards_before` and `rewards_after` the reward of every task. Empty and None where nothing was evaluated.
+    `rewards_before` and `rewards_after` the reward of every task; `loss_before` and `loss_after` (without rollouts)
+    the loss on held-out rows. Empty and None where nothing was evaluated.
     """
 
     run_dir: Path
@@ -55,6 +63,8 @@ class TuneResult:
     rewards_before: Evaluation | None
     rewards_after: Evaluation | None
     steps: int
+    loss_before: float | None = None
+    loss_after: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +78,9 @@ class _Data:
 
 
 def tune(
+    workflow_func: Callable[..., Any] | None = None,
+    config_path: str | Path | None = None,
     *,
-    workflow_func: Callable[..., Any],
     judge_func: Callable[..., Any] | None = None,
     train_dataset: DatasetConfig | None = None,
     eval_dataset: DatasetConfig | None = None,
@@ -79,22 +90,22 @@ def tune(
     project_name: str | None = None,
     experiment_name: str | None = None,
     monitor_type: MonitorType | None = None,
-    config_path: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> TuneResult:
     """Tune the model inside an agent with reinforcement learning.
 
-    `workflow_func` is `async def (task, model)` and runs the agent on one task; `judge_func` is `async def (task,
-    response)` and scores its response (without it the workflow returns the reward). `config_path` names a YAML file,
-    `settings` holds further settings in the same layout (`{"rollout": {"timeout_s": 60}}`, or with dotted keys);
-    arguments override both, and each override is printed. A fixed `experiment_name` continues that run from its last
-    checkpoint.
+    `workflow_func` is `async def (task, model)` and runs the agent on one task (or a Trinity `Workflow` class, or its
+    registered name; see `docs/trinity.md`); `judge_func` is `async def (task, response)` and scores its response
+    (without it the workflow returns the reward). `config_path` names a YAML file, `settings` holds further settings in
+    the same layout (`{"rollout": {"timeout_s": 60}}`, or with dotted keys); arguments override both, and each override
+    is printed. A fixed `experiment_name` continues that run from its last checkpoint. `sft`, `cpt` and `dpo` learn from
+    the rows themselves and use a workflow only to evaluate the agent (`docs/beyond-rl.md`).
 
     Works in a script and in a notebook. Raises `ConfigError`, `DatasetError` or `ModelError` for bad input, before
     anything is loaded where that is possible; `RolloutError` when too many rollouts fail; `ParityError` when the
     trainer's logprobs differ from the engine's. Ctrl-C saves a checkpoint and raises `KeyboardInterrupt`.
     """
-    arguments = {
+    arguments: dict[str, Any] = {
         "train_dataset": train_dataset,
         "eval_dataset": eval_dataset,
         "model": model,
@@ -104,17 +115,25 @@ def tune(
         "name": experiment_name,
         "monitor_type": monitor_type,
     }
-    resolved = resolve(load_yaml(config_path) if config_path is not None else None, settings, arguments)
-    return run_config(resolved, workflow_func, judge_func, Path(config_path) if config_path is not None else None)
+    file = load_config(config_path) if config_path is not None else None
+    if file is not None and "workflow" in file.settings and workflow_func is not None:
+        arguments["workflow"] = workflow_func if isinstance(workflow_func, str) else name_of(workflow_func)
+    resolved = resolve(file, settings, arguments)
+    of_file = workflow_func is None and resolved.config.algorithm.algorithm_type in SUPERVISED
+    chosen = resolved.config.workflow if of_file else workflow_func
+    workflow = configured_workflow(chosen, judge_func, resolved.config)
+    return run_config(resolved, workflow, judge_func, Path(config_path) if config_path is not None else None)
 
 
 def run_config(
     resolved: Resolved,
-    workflow: Callable[..., Any],
+    workflow: Any,
     judge: Callable[..., Any] | None,
     config_path: Path | None = None,
 ) -> TuneResult:
-    """Run a resolved configuration; what `tune()` and `agenttune run` share."""
+    """Run a resolved configuration; what `tune()` and `agenttune run` share. A wrong workflow is refused here."""
+    if resolved.config.algorithm.algorithm_type in SUPERVISED and not resolved.evaluate_only:
+        return run_supervised(resolved, workflow, judge, config_path)
     with open_loop(resolved, workflow, judge, config_path) as (loop, directory):
         return _run(loop, directory)
 
@@ -128,6 +147,11 @@ def open_loop(
 ) -> Iterator[tuple[Loop, RunDirectory]]:
     """Check everything, put the parts of a run together, and take them apart at the end. Nothing has run yet."""
     config = resolved.config
+    if resolved.evaluate_only:
+        raise ConfigError(
+            f"{config_path}: mode is 'bench', which evaluates and does not train: use `agenttune eval --config "
+            f"{config_path}`, or mode both"
+        )
     algorithm = _check_arguments(config, workflow, judge)
     data = _read_tasks(config)
     let_idle_workers_sleep()
@@ -136,11 +160,11 @@ def open_loop(
 
     directory = open_run_directory(resolved, config_path)
     with contextlib.ExitStack() as stack:
-        order = TaskOrder(len(data.training), config.seed, config.algorithm.batch_size)
+        order = make_order(data.training, config.sampling, seed=config.seed, batch_size=config.algorithm.batch_size)
         total_steps = config.train_dataset.total_steps or order.num_batches(config.train_dataset.total_epochs)
         display = Display(total_steps, sys.stdout)
         stack.callback(display.close)
-        for line in (*resolved.overrides, *data.messages):
+        for line in (*resolved.notices, *resolved.overrides, *data.messages):
             display.message(line)
         serving = Serving(config, workflow, judge)
         stack.callback(serving.close)
@@ -153,8 +177,10 @@ def open_loop(
 def check_config(
     resolved: Resolved, workflow: Callable[..., Any], judge: Callable[..., Any] | None, num_tasks: int | None = None
 ) -> CheckReport:
-    """Send a handful of tasks through agent and judge, and say whether there is something to learn."""
+    """Send a few tasks through agent and judge, and say whether there is something to learn."""
     config = resolved.config
+    if config.algorithm.algorithm_type in SUPERVISED:
+        raise ConfigError(f"{config.algorithm.algorithm_type!r} learns without rollouts: there is nothing to check")
     _check_arguments(config, workflow, judge)
     data = _read_tasks(config)
     let_idle_workers_sleep()
@@ -169,10 +195,22 @@ def check_config(
 
 def _check_arguments(config: RunConfig, workflow: Callable[..., Any], judge: Callable[..., Any] | None) -> Algorithm:
     """Everything that is known to be wrong before anything is loaded."""
+    imported_line()
+    refuse_its_settings(config)
     workflow_arguments(workflow)
     if judge is not None:
         judge_arguments(judge)
-    algorithm = resolve_algorithm(config.algorithm.algorithm_type, config.loss, config.algorithm.group_size)
+    algorithm = resolve_algorithm(
+        config.algorithm.algorithm_type,
+        config.loss,
+        config.algorithm.group_size,
+        max_tokens=config.model.max_tokens,
+        sampling=config.sampling,
+    )
+    if config.critic != CriticConfig() and not algorithm.needs_critic:
+        raise ConfigError(
+            f"the settings of critic have no effect: {config.algorithm.algorithm_type!r} has no critic (ppo has)"
+        )
     if algorithm.needs_ratio and config.model.top_p < 1.0:
         raise ConfigError(
             f"model.top_p is {config.model.top_p:g}, but {config.algorithm.algorithm_type} needs tokens sampled from "
@@ -180,8 +218,7 @@ def _check_arguments(config: RunConfig, workflow: Callable[..., Any], judge: Cal
         )
     if config.model.temperature == 0.0:
         raise ConfigError("model.temperature is 0: greedy rollouts are all alike and nothing is learnt; set it to 1")
-    if config.auxiliary_models:
-        raise ConfigError("auxiliary_models are not available yet: call the other model with a client of your own")
+    check_auxiliary_models(config)
     for name in ("tensor_parallel_size", "inference_engine_num"):
         if (value := getattr(config.model, name)) != 1:
             raise ConfigError(f"model.{name} is {value}, but the embedded engine is one, on one device: set it to 1")
@@ -213,10 +250,11 @@ def _assemble(
     directory: RunDirectory,
     serving: Serving,
     data: _Data,
-    order: TaskOrder,
+    order: Order,
     total_steps: int,
     display: Display,
 ) -> Loop:
+    from agenttune.diagnose.diagnosis import Watch
     from agenttune.evaluate import Evaluator
     from agenttune.experience.buffer import Buffer
     from agenttune.experience.journal import Journal
@@ -231,11 +269,13 @@ def _assemble(
         planned_updates=total_steps * config.trainer.num_minibatches * config.trainer.epochs,
         device=config.engine.device,
         seed=config.seed,
+        critic=config.critic,
     )
     progress = Progress(order=order.state())
     if directory.checkpoint is not None:
         progress = Progress.from_json(trainer.restore(directory.checkpoint))
         order.restore(progress.order)
+        serving.auxiliary.restore(progress.auxiliary_tokens)
         display.message(f"continuing {directory.path.name} after step {progress.step}")
         serving.publish(trainer.version, trainer.state_tensors())
     journal = Journal(directory.journal)
@@ -269,6 +309,7 @@ def _assemble(
         journal=journal,
         monitor=monitor,
         display=display,
+        watch=Watch(config),
         evaluator=evaluator,
         run_dir=directory.path,
         total_steps=total_steps,
@@ -352,4 +393,7 @@ def _write_outcome(loop: Loop, directory: RunDirectory) -> None:
         run_dir=directory.path,
     )
     write_summary(directory.summary, summary)
+    if progress.step:
+        loop.journal.flush()
+        write_certificate(directory.path)
     draw_reward_curve(directory.metrics, directory.picture, title=directory.path.name)

@@ -56,6 +56,7 @@ class CallStatus(StrEnum):
     """What became of a call's response."""
 
     USED = "used"  # the response was delivered to the agent
+    LEFT_OUT = "left_out"  # delivered, but the workflow left it out of the experiences it returned: never trained
     ABANDONED = "abandoned"  # cancelled, timed out, retried by the client, or undelivered: never trained
 
 
@@ -118,7 +119,8 @@ class Rollout:
     """One run of the workflow on one task.
 
     `id` is `<group id>/<index>`; `attempt` counts retries from 0. `reward` is None unless the outcome is OK, or is
-    model-caused and the user set a `failure_reward`. `error` is one line: kind, message, where.
+    model-caused and the user set a `failure_reward`. `call_rewards` holds the reward of each call by its index, where
+    the workflow gave them one by one; `reward` is then that of the last one. `error` is one line: kind, message, where.
     """
 
     id: str
@@ -130,6 +132,7 @@ class Rollout:
     outcome: Outcome
     reward: float | None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    call_rewards: Mapping[int, float] = field(default_factory=dict)
     error: str | None = None
     seconds: float = 0.0
 
@@ -144,7 +147,8 @@ class Group:
     """The rollouts of one task that started at the same policy version: the unit over which advantages are computed.
 
     `rollouts` holds one rollout for each index asked for (the last attempt of each), scored or not; `attempts` holds
-    the earlier, failed attempts, for the record only.
+    the earlier, failed attempts, for the record only. `baseline` is a further, greedy rollout, where the algorithm
+    compares with one: its reward counts there and nowhere else.
     """
 
     id: str
@@ -152,11 +156,17 @@ class Group:
     version: int
     rollouts: tuple[Rollout, ...]
     attempts: tuple[Rollout, ...] = ()
+    baseline: Rollout | None = None
 
     @property
     def scored(self) -> tuple[Rollout, ...]:
         """The rollouts that have a reward."""
         return tuple(rollout for rollout in self.rollouts if rollout.scored)
+
+    @property
+    def with_baseline(self) -> tuple[Rollout, ...]:
+        """The rollouts, and the baseline behind them if there is one."""
+        return self.rollouts if self.baseline is None else (*self.rollouts, self.baseline)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,3 +200,14 @@ class Experience:
     temperatures_T: FloatArray
     advantages_T: FloatArray
     weights_T: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One invariant of the run certificate in one step: how many things were looked at, how many broke it, and the
+    first of those, named by rollout, call and token."""
+
+    name: str
+    checked: int
+    broken: int
+    first: str | None = None

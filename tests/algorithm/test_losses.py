@@ -1,12 +1,14 @@
 """Per-token losses, KL estimators and entropy by hand, in fp64."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
-from agenttune.algorithm.kl import k1, k2, k3
-from agenttune.algorithm.losses import entropy, ppo_clip
+from agenttune.algorithm import losses
+from agenttune.algorithm.kl import ESTIMATORS, absolute, corrected_k3, k1, k2, k3, low_var_kl
+from agenttune.algorithm.losses import POLICY_LOSSES, entropy, ppo_clip
 
 
 def tensor(*values: float) -> torch.Tensor:
@@ -41,6 +43,74 @@ def test_dual_clip_by_hand() -> None:
     torch.testing.assert_close(ratios.grad, tensor(0.0, 2.0, 0.0))
 
 
+def grad(name: str, logprobs: list[float], old: list[float], advantages: list[float], **parameters: Any) -> list[float]:
+    """Gradient of the summed loss with respect to the logprobs; tokens 0, 1 are one call, the rest another."""
+    now = tensor(*logprobs).requires_grad_()
+    loss = POLICY_LOSSES[name]
+    calls = (torch.tensor([0, 0, *[1] * (len(logprobs) - 2)]),) if loss.by_call else ()
+    values, _ = loss.function(now, tensor(*old), tensor(*advantages), *calls, **parameters)
+    values.sum().backward()
+    assert now.grad is not None
+    found: list[float] = now.grad.tolist()
+    return found
+
+
+RATIOS = [1.0, 2.0, 0.5, 2.0, 0.5]
+A = [2.0, 2.0, 2.0, -2.0, -2.0]
+SIGMOID = {ratio: 1 / (1 + math.exp(-(ratio - 1))) for ratio in (1.0, 2.0, 0.5)}  # of tau 1, for positive advantages
+SIGMOID_NEG = {ratio: 1 / (1 + math.exp(-1.05 * (ratio - 1))) for ratio in (2.0, 0.5)}
+GRADIENTS = {
+    # -clamp(ratio, 0, 1.28) A
+    "cispo": [-2.0, -2.56, -1.0, 2.56, 1.0],
+    # -4 s (1 - s) ratio A
+    "sapo": [
+        *(-4 * SIGMOID[r] * (1 - SIGMOID[r]) * r * 2 for r in (1.0, 2.0, 0.5)),
+        *(4 * SIGMOID_NEG[r] * (1 - SIGMOID_NEG[r]) * r * 2 for r in (2.0, 0.5)),
+    ],
+    # weight 1 for A > 0, min(ratio, 1) else
+    "topr": [-2.0, -2.0, -2.0, 2.0, 1.0],
+    "opmd": [-1.0, -1.0, -1.0, 1.0, 1.0],
+    "reinforce": [-2.0, -2.0, -2.0, 2.0, 2.0],
+    "sft": [-2.0, -2.0, -2.0, 2.0, 2.0],
+    "importance_sampling": [-2.0, -4.0, -1.0, 4.0, 1.0],
+    # inside 1 / 1.3 .. 1.3 only
+    "sppo": [-2.0, 0.0, 0.0, 0.0, 0.0],
+    # one side: 2.0 with A > 0 and 0.5 with A < 0 are out
+    "rec": [-2.0, 0.0, -2.0, 2.0, 0.0],
+    "ppo": [-2.0, 0.0, -1.0, 4.0, 0.0],
+    # calls (1, 2) and (0.5, 2, 0.5): geometric means sqrt(2) > 1.0004, clipped for A > 0; 0.5^(1/3) < 1 - 0.0003,
+    # clipped for A < 0 and alive for A > 0
+    "gspo": [0.0, 0.0, -2 * 0.5 ** (1 / 3), 0.0, 0.0],
+}
+
+
+@pytest.mark.parametrize("name", sorted(POLICY_LOSSES))
+def test_gradient_of_each_policy_loss_by_hand(name: str) -> None:
+    old = [-3.0] * 5
+    now = [-3.0 + math.log(ratio) for ratio in RATIOS]
+    assert grad(name, now, old, A) == pytest.approx(GRADIENTS[name], abs=1e-12)
+
+
+def test_further_modes_by_hand() -> None:
+    old, now = [-3.0] * 5, [-3.0 + math.log(ratio) for ratio in RATIOS]
+    assert grad("rec", now, old, A, clip="two-side") == pytest.approx([-2.0, 0, 0, 0, 0])
+    assert grad("rec", now, old, A, clip="none", importance=True) == pytest.approx([-2.0, -4.0, -1.0, 4.0, 1.0])
+    assert grad("topr", now, old, A, threshold=3.0) == pytest.approx([-2.0, -2.0, -1.0, 2.0, 1.0])
+
+
+@pytest.mark.parametrize("name", sorted(POLICY_LOSSES))
+def test_on_policy_every_loss_has_the_policy_gradient(name: str) -> None:
+    """At ratio 1 the gradient is -A, for opmd divided by 1 + tau."""
+    expected = [-advantage / (2.0 if name == "opmd" else 1.0) for advantage in A]
+    assert grad(name, [-1.0, -2.0, -0.5, -3.0, -0.1], [-1.0, -2.0, -0.5, -3.0, -0.1], A) == pytest.approx(expected)
+
+
+def test_call_log_ratio_by_hand() -> None:
+    now, old = tensor(-1.0, -2.0, -4.0), tensor(-2.0, -5.0, -3.0)
+    found = losses.call_log_ratio(now, old, torch.tensor([1, 1, 0]))
+    assert found.tolist() == [2.0, 2.0, -1.0]  # (1 + 3) / 2 and -1
+
+
 def test_a_huge_ratio_stays_finite() -> None:
     loss, _ = ppo_clip(tensor(0.0), tensor(-1e6), tensor(-1.0), clip_low=0.2, clip_high=0.2)
     assert torch.isfinite(loss).all()
@@ -49,9 +119,15 @@ def test_a_huge_ratio_stays_finite() -> None:
 
 def test_kl_estimators_by_hand() -> None:
     now, other = tensor(math.log(0.5), math.log(0.1)), tensor(math.log(0.25), math.log(0.4))
-    torch.testing.assert_close(k1(now, other), tensor(math.log(2), -math.log(4)))
-    torch.testing.assert_close(k2(now, other), tensor(math.log(2) ** 2 / 2, math.log(4) ** 2 / 2))
-    torch.testing.assert_close(k3(now, other), tensor(0.5 - 1 + math.log(2), 4 - 1 - math.log(4)))
+    torch.testing.assert_close(k1(now, other, now), tensor(math.log(2), -math.log(4)))
+    torch.testing.assert_close(k2(now, other, now), tensor(math.log(2) ** 2 / 2, math.log(4) ** 2 / 2))
+    third = (0.5 - 1 + math.log(2), 4 - 1 - math.log(4))
+    torch.testing.assert_close(k3(now, other), tensor(*third))
+    torch.testing.assert_close(absolute(now, other, now), tensor(math.log(2), math.log(4)))
+    torch.testing.assert_close(low_var_kl(now, other, now), tensor(*third))
+    assert float(low_var_kl(tensor(0.0), tensor(5.0), tensor(0.0))) == 10.0  # e^5 - 1 - 5 is 142
+    old = tensor(math.log(0.25), math.log(0.2))  # ratios 2 and 0.5
+    torch.testing.assert_close(corrected_k3(now, other, old), tensor(2 * third[0], 0.5 * third[1]))
 
 
 def test_kl_estimators_have_the_divergence_as_their_mean_or_gradient() -> None:
@@ -60,11 +136,11 @@ def test_kl_estimators_have_the_divergence_as_their_mean_or_gradient() -> None:
     other = torch.log_softmax(tensor(0.0, 0.5, -0.5), 0)
     now = torch.log_softmax(logits, 0)
     divergence = (now.exp() * (now - other)).sum()
-    for estimator in (k1, k3):
-        torch.testing.assert_close((now.exp() * estimator(now, other)).sum(), divergence)
+    for name in ("k1", "k3", "corrected_k3"):
+        torch.testing.assert_close((now.exp() * ESTIMATORS[name](now, other, now.detach())).sum(), divergence)
     weights = now.exp().detach()
     (expected,) = torch.autograd.grad(divergence, logits, retain_graph=True)
-    (found,) = torch.autograd.grad((weights * k2(now, other)).sum(), logits)
+    (found,) = torch.autograd.grad((weights * k2(now, other, now)).sum(), logits)
     torch.testing.assert_close(found, expected)
 
 

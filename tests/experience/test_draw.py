@@ -8,10 +8,10 @@ from experience_builders import call_trees, make_call, make_group, make_rollout,
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agenttune.algorithm.aggregation import AGGREGATIONS
+from agenttune.algorithm.aggregation import AGGREGATIONS, CONSTANT_LENGTH
 from agenttune.algorithm.presets import PRESETS, Algorithm
 from agenttune.errors import CallError
-from agenttune.experience.draw import Batch, make_batch, split_minibatches
+from agenttune.experience.draw import Batch, make_batch, score, split_minibatches
 from agenttune.types import Call, Experience, Group
 
 GRPO = PRESETS["grpo"]
@@ -47,19 +47,19 @@ def test_batch_by_hand() -> None:
 
 def test_step_norm_divides_by_the_trained_calls() -> None:
     group = make_group([two_turns(1.0), make_rollout([make_call(0, [1, 2], [3])], 0.0, index=1)])
-    batch = make_batch([group], replace(PRESETS["multi_step_grpo"], step_norm=True))
+    batch = make_batch([group], replace(PRESETS["multi_step_grpo"], advantage_args={"step_norm": True}))
     score = 0.5 / (np.sqrt(0.5) + 1e-6)
     assert batch.experiences[0].advantages_T[3] == pytest.approx(score / 2)
     assert batch.experiences[1].advantages_T[2] == pytest.approx(-score)
 
 
 def algorithms() -> list[Algorithm]:
-    """Every preset under every aggregation, with and without step norm."""
+    """Every preset under every aggregation, and the step-wise one with step norm."""
+    presets = [*PRESETS.values(), replace(PRESETS["multi_step_grpo"], advantage_args={"step_norm": True})]
     return [
-        replace(preset, aggregation=aggregation, step_norm=step_norm)  # type: ignore[arg-type]
-        for preset in PRESETS.values()
-        for aggregation in AGGREGATIONS
-        for step_norm in {False, preset.allows_step_norm}
+        replace(preset, aggregation=aggregation, constant_length=7)  # type: ignore[arg-type]
+        for preset in presets
+        for aggregation in (*AGGREGATIONS, CONSTANT_LENGTH)
     ]
 
 
@@ -99,7 +99,7 @@ def test_trap_16_members_of_two_tasks_in_one_group_are_refused() -> None:
 def test_trap_21_failed_rollouts_are_not_in_the_baseline() -> None:
     """Red when a missing reward counts as 0."""
     group = make_group([two_turns(1.0), two_turns(0.0, index=1), two_turns(None, index=2)])
-    batch = make_batch([group], replace(GRPO, std_normalize=False))
+    batch = make_batch([group], replace(GRPO, advantage_args={"std_normalize": False}))
     assert [float(e.advantages_T.max() + e.advantages_T.min()) for e in batch.experiences] == [0.5, -0.5]
     assert batch.num_excluded_rollouts == 1
 
@@ -149,3 +149,24 @@ def test_a_rollout_without_trainable_calls_is_in_the_baseline_only() -> None:
     experiences: tuple[Experience, ...] = batch.experiences
     assert len(experiences) == 1
     assert batch.rollout_weights == pytest.approx({"g/0": 1.0, "g/1": 0.0})
+
+
+def test_advantages_of_the_batch_are_those_of_the_step_also_in_minibatches() -> None:
+    """Red when `make_batch` computes them over its own part: REINFORCE++ compares the rollouts of the whole step."""
+    groups = [make_group([two_turns(float(i), g), two_turns(0.0, g, 1)], g) for i, g in enumerate("abcd")]
+    algorithm = PRESETS["reinforceplusplus"]
+    advantages = score(groups, algorithm)
+    whole = tokens(make_batch(groups, algorithm))
+    for part in split_minibatches(groups, 2):
+        for key, values in tokens(make_batch(part, algorithm, advantages)).items():
+            assert [value[:2] for value in values] == [value[:2] for value in whole[key]]
+
+
+def test_rewards_of_calls_reach_the_algorithms_that_use_them() -> None:
+    one = replace(two_turns(1.0), call_rewards={0: 0.5, 1: 1.0})
+    other = replace(two_turns(0.2, index=1), call_rewards={0: 0.0, 1: 0.2})
+    batch = make_batch([make_group([one, other])], replace(GRPO, advantage="step_rewards", advantage_args={}))
+    # Returns 1.5, 1, 0.2, 0.2 with mean 0.725; the first call has two tokens, the second one.
+    assert tokens(batch)["g/0", 0][0][1] == pytest.approx(0.775)
+    assert tokens(batch)["g/0", 1][0][1] == pytest.approx(0.275)
+    assert tokens(batch)["g/1", 1][0][1] == pytest.approx(-0.525)

@@ -23,9 +23,9 @@ def make_runner(serving: FakeServing) -> Iterator[MakeRunner]:
     runners: list[RolloutRunner] = []
 
     def make(workflow: Any, judge: Any = None, *, group_size: int = 2, seed: int = 0, **settings: Any) -> RolloutRunner:
+        workflow_args = settings.pop("workflow_args", None)
         config = RolloutConfig(**{"timeout_s": 20.0, **settings})
-        auxiliary = settings.pop("auxiliary_models", None)
-        runners.append(RolloutRunner(workflow, judge, serving.open, config, group_size, seed, auxiliary))
+        runners.append(RolloutRunner(workflow, judge, serving.open, config, group_size, seed, workflow_args))
         return runners[-1]
 
     yield make

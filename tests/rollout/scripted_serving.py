@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from agenttune.errors import TokenCapError
 from agenttune.rollout.runner import RolloutRunner
 from agenttune.types import Call, CallStatus, Outcome, Sampling, Task
 
@@ -55,10 +56,42 @@ class FakeModel:
         return "4"
 
 
+class FakeAuxiliary:
+    """One auxiliary model, "helper", that can be called until it is closed; or none (`names=()`)."""
+
+    def __init__(self, *names: str) -> None:
+        self.models = {name: FakeHelper(self, name) for name in names}
+        self.counts: dict[str, float] = {f"{name}/calls": 0.0 for name in names}
+        self.failure: str | None = None
+        self.exhausted: TokenCapError | None = None
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakeHelper:
+    def __init__(self, auxiliary: FakeAuxiliary, name: str) -> None:
+        self._auxiliary, self._name = auxiliary, name
+
+    def call(self, *, fail: bool = False, exhaust: bool = False) -> str:
+        if self._auxiliary.closed:
+            raise PermissionError("this key was revoked")
+        if fail:
+            self._auxiliary.failure = f"a call of the auxiliary model {self._name!r} failed: scripted"
+            raise RuntimeError("503")
+        if exhaust:
+            self._auxiliary.exhausted = TokenCapError(f"{self._name} has used 10 tokens")
+            raise RuntimeError("403")
+        self._auxiliary.counts[f"{self._name}/calls"] += 1
+        return "good"
+
+
 class FakeSession:
-    def __init__(self, rollout_id: str, noise_seed: int) -> None:
+    def __init__(self, rollout_id: str, noise_seed: int, auxiliary: FakeAuxiliary) -> None:
         self.rollout_id = rollout_id
         self.noise_seed = noise_seed
+        self.auxiliary = auxiliary
         self.calls: list[Call] = []
         self.closed = False
         self.failure: Outcome | None = None
@@ -78,6 +111,7 @@ class FakeServing:
         self.sessions: dict[str, list[FakeSession]] = defaultdict(list)
         self.order: list[str] = []
         self.refuse = 0
+        self.helpers: tuple[str, ...] = ()
         self._lock = threading.Lock()
 
     def open(self, rollout_id: str, noise_seed: int) -> FakeSession:
@@ -85,11 +119,13 @@ class FakeServing:
             if self.refuse > 0:
                 self.refuse -= 1
                 raise RuntimeError("the engine is down")
-            session = FakeSession(rollout_id, noise_seed)
+            session = FakeSession(rollout_id, noise_seed, FakeAuxiliary(*self.helpers))
             self.sessions[rollout_id].append(session)
             self.order.append(rollout_id)
             return session
 
     @property
     def all_closed(self) -> bool:
-        return all(session.closed for sessions in self.sessions.values() for session in sessions)
+        return all(
+            session.closed and session.auxiliary.closed for sessions in self.sessions.values() for session in sessions
+        )

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,23 @@ def test_trap_26_a_thousand_rollouts_within_the_limit_each_call_where_it_belongs
         assert [len(rollout.calls) for rollout in group.rollouts] == [n % 3 + 1] * 8
     # Started in order.
     assert serving.order == [f"0/train/{n}/{index}" for n in range(125) for index in range(8)]
+
+
+def test_a_baseline_runs_beside_its_group_in_a_session_of_its_own(
+    make_runner: MakeRunner, serving: FakeServing
+) -> None:
+    """Its reward is no rollout's of the group; a failed attempt of it is kept as of any other."""
+    other = FakeServing()
+    other.refuse = 1  # its first session cannot be opened
+    runner = make_runner(right, group_size=2)
+    (group,) = runner.run([make_task()], group_ids=["g"], open_baseline=other.open)
+    assert [rollout.id for rollout in group.rollouts] == ["g/0", "g/1"]
+    assert group.baseline is not None
+    assert (group.baseline.id, group.baseline.reward, group.baseline.attempt) == ("g/2", 1.0, 1)
+    assert [(rollout.id, rollout.outcome) for rollout in group.attempts] == [("g/2", Outcome.INFRASTRUCTURE)]
+    assert (serving.order, other.order) == (["g/0", "g/1"], ["g/2"])
+    (without,) = runner.run([make_task()], group_ids=["h"])
+    assert without.baseline is None
 
 
 def test_trap_25_noise_is_a_function_of_seed_group_index_and_attempt(
@@ -315,3 +333,14 @@ def test_bad_input_is_what_is_raised_also_where_other_groups_had_not_begun(make_
     tasks = [make_task(number) for number in range(200)]
     with pytest.raises(ConfigError, match="returned"):
         make_runner(workflow).run(tasks, group_ids=[f"g{number}" for number in range(200)])
+
+
+def test_bad_input_is_raised_without_the_frames_of_every_group(make_runner: MakeRunner) -> None:
+    """Red when `_fatal_again` (runner.py) keeps the frames of each group that raised the error before."""
+
+    async def workflow(task: Any, model: Any) -> dict[str, str]:
+        return {"not": "an output"}
+
+    with pytest.raises(ConfigError) as caught:
+        make_runner(workflow).run([make_task(n) for n in range(50)], group_ids=[f"g{n}" for n in range(50)])
+    assert len(traceback.extract_tb(caught.value.__traceback__)) < 20

@@ -52,6 +52,36 @@ def test_trap_24_a_resumed_order_neither_skips_nor_repeats(
     assert max(counts.values()) - min(counts.get(task, 0) for task in range(num_tasks)) <= 1
 
 
+@given(
+    num_tasks=sizes,
+    batch_size=sizes,
+    seed=st.integers(),
+    counts=st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1, max_size=20),
+)
+def test_further_tasks_advance_the_position_by_exactly_those_drawn(
+    num_tasks: int, batch_size: int, seed: int, counts: list[tuple[int, bool]]
+) -> None:
+    """Refill draws what it needs: over all draws every epoch is still whole, also across restarts.
+
+    Red when `state` leaves `needed` out and `restore` guesses it from the batch size.
+    """
+    straight, resumed = TaskOrder(num_tasks, seed, batch_size), TaskOrder(num_tasks, seed, batch_size)
+    drawn: list[int] = []
+    for count, stop in counts:
+        if stop:
+            state = json.loads(json.dumps(resumed.state()))
+            resumed = TaskOrder(num_tasks, seed, batch_size)
+            resumed.restore(state)
+        for size in (None, count):
+            taken = resumed.draw(size)
+            assert taken == straight.draw(size)
+            assert len(set(taken)) == min(len(taken), num_tasks) or len(taken) > num_tasks
+            drawn += taken
+    assert resumed.num_drawn == len(drawn) == sum(batch_size + count for count, _ in counts)
+    for epoch in range(resumed.epoch):
+        assert sorted(drawn[epoch * num_tasks : (epoch + 1) * num_tasks]) == list(range(num_tasks))
+
+
 def test_the_order_depends_on_the_seed_and_the_epoch() -> None:
     first, second = TaskOrder(50, 0, 50), TaskOrder(50, 1, 50)
     epochs = [first.draw(), first.draw(), second.draw()]
@@ -64,6 +94,8 @@ def test_a_position_of_another_run_is_refused() -> None:
     state = TaskOrder(10, 0, 4).state()
     with pytest.raises(ConfigError, match="num_tasks was 10, is now 11"):
         TaskOrder(11, 0, 4).restore(state)
+    with pytest.raises(ConfigError, match="order was 'shuffled', is now 'curriculum by level'"):
+        TaskOrder(10, 0, 4, shuffle=False, name="curriculum by level").restore(state)
     with pytest.raises(ConfigError, match="batch_size"):
         TaskOrder(10, 0, 0)
 

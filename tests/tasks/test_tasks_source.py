@@ -95,7 +95,7 @@ def test_a_row_is_a_plain_dict_that_names_its_fields(folder: Path) -> None:
     [
         ({"path": "data", "split": "dev"}, "has no split 'dev'; its splits are: train, test"),
         ({"path": "data", "split": None}, "has several splits"),
-        ({"path": "data", "name": "main"}, "cannot be loaded: ValueError: BuilderConfig 'main' not found"),
+        ({"path": "data", "name": "main"}, "has no configuration 'main', nor any other: leave out name"),
         ({"path": "data/none.jsonl"}, "does not exist"),
         ({"path": "data/train.jsonl", "split": "dev"}, "has no split 'dev'; a single file is one split"),
         ({"path": "data/train.jsonl", "name": "main"}, "leave out name"),

@@ -44,23 +44,41 @@ def rollout_mean(rollouts_E: IndexArray, calls_E: IndexArray) -> FloatArray:
     return 1.0 / (sizes_E * max(num_rollouts, 1))
 
 
+def constant_length(rollouts_E: IndexArray, calls_E: IndexArray, length: int) -> FloatArray:
+    """Tokens add up within a rollout and are divided by a constant instead of its length; rollouts are averaged.
+
+    Source: Dr. GRPO, arXiv 2503.20783, appendix A (`MAX_TOKENS`).
+    """
+    _, num_rollouts = _sizes(rollouts_E)
+    return np.full(len(calls_E), 1.0 / (length * max(num_rollouts, 1)))
+
+
 AGGREGATIONS: dict[str, Callable[[IndexArray, IndexArray], FloatArray]] = {
     "token-mean": token_mean,
     "sequence-mean-token-mean": sequence_mean_token_mean,
     "sequence-mean-token-sum": sequence_mean_token_sum,
     "rollout-mean": rollout_mean,
 }
-"""By their names in the configuration."""
+"""By their names in the configuration (beside `constant-length`)."""
 
 
-def token_weights(aggregation: str, rollouts_E: IndexArray, calls_E: IndexArray) -> FloatArray:
-    """Weights of the loss tokens of one update.
+CONSTANT_LENGTH = "constant-length"
+
+
+def token_weights(
+    aggregation: str, rollouts_E: IndexArray, calls_E: IndexArray, *, length: int | None = None
+) -> FloatArray:
+    """Weights of the loss tokens of one update; `length` is the divisor of `constant-length`, used by no other.
 
     `rollouts_E` and `calls_E` are integers that tell rollouts and calls apart over the whole update (the calls of two
     rollouts must not share a number).
     """
     if len(rollouts_E) != len(calls_E):
         raise ValueError(f"one rollout and one call per token: got {len(rollouts_E)} and {len(calls_E)}")
+    if aggregation == CONSTANT_LENGTH:
+        if length is None:
+            raise ValueError("constant-length needs the length to divide by")
+        return constant_length(rollouts_E, calls_E, length)
     return AGGREGATIONS[aggregation](rollouts_E, calls_E)
 
 

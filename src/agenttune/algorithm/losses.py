@@ -1,17 +1,25 @@
 """Per-token policy losses.
 
 In: logprobs of the sampled tokens now and when they were sampled, and advantages. Out: one loss per token, not
-aggregated.
+aggregated, and whether a clip holds the token (then it has no gradient). Where a source writes a gradient rather than a
+loss, the loss here is the one whose gradient it is.
 
-Shape suffixes: E tokens that carry loss.
+Shape suffixes: E tokens that carry loss, C calls.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 MAX_LOG_RATIO = 20.0
 """Log ratios are clamped to this size, so that a ratio cannot overflow."""
+
+Losses = tuple[torch.Tensor, torch.Tensor]
+"""Loss of each token (E), and whether a clip holds it (E, bool)."""
 
 
 def log_ratio(logprobs_E: torch.Tensor, old_logprobs_E: torch.Tensor) -> torch.Tensor:
@@ -19,23 +27,181 @@ def log_ratio(logprobs_E: torch.Tensor, old_logprobs_E: torch.Tensor) -> torch.T
     return (logprobs_E - old_logprobs_E).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
+def call_log_ratio(logprobs_E: torch.Tensor, old_logprobs_E: torch.Tensor, calls_E: torch.Tensor) -> torch.Tensor:
+    """For each token the mean log ratio of its call's tokens, clamped, without gradient.
+
+    `calls_E` numbers the calls; all tokens of a call must be given together.
+    """
+    ratios_E = (logprobs_E - old_logprobs_E).detach()
+    num_calls = int(calls_E.max()) + 1 if calls_E.numel() else 0
+    sums_C = ratios_E.new_zeros(num_calls).index_add_(0, calls_E, ratios_E)
+    sizes_C = ratios_E.new_zeros(num_calls).index_add_(0, calls_E, torch.ones_like(ratios_E))
+    return (sums_C / sizes_C.clamp(min=1.0))[calls_E].clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
 def ppo_clip(
     logprobs_E: torch.Tensor,
     old_logprobs_E: torch.Tensor,
     advantages_E: torch.Tensor,
     *,
-    clip_low: float,
-    clip_high: float,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
     dual_clip: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Clipped surrogate loss of each token, and whether a clip holds it (then it has no gradient).
+) -> Losses:
+    """Clipped surrogate loss: `-min(ρ A, clamp(ρ, 1 - clip_low, 1 + clip_high) A)` with ratio ρ and advantage A.
 
-    With ratio ρ and advantage A the loss is `-min(ρ A, clamp(ρ, 1 - clip_low, 1 + clip_high) A)`; where A < 0,
-    `dual_clip` c > 1 bounds it by `-c A`.
+    Where A < 0, `dual_clip` c > 1 bounds it by `-c A`.
 
     Sources: PPO, arXiv 1707.06347, equation 7; separate bounds: DAPO, arXiv 2503.14476; dual clip: arXiv 1912.09729.
     """
     ratio_E = log_ratio(logprobs_E, old_logprobs_E).exp()
+    return _clipped(ratio_E, advantages_E, clip_low, clip_high, dual_clip)
+
+
+def gspo(
+    logprobs_E: torch.Tensor,
+    old_logprobs_E: torch.Tensor,
+    advantages_E: torch.Tensor,
+    calls_E: torch.Tensor,
+    *,
+    clip_low: float = 3e-4,
+    clip_high: float = 4e-4,
+) -> Losses:
+    """`ppo_clip` with one ratio for all tokens of a call: the geometric mean of theirs.
+
+    Each token's gradient is its own logprob's, times that ratio (GSPO-token, which equals GSPO where all tokens of a
+    call have one advantage). Source: GSPO, arXiv 2507.18071, equations 5, 7 and 14; bounds: section 5.1.
+    """
+    of_call_E = call_log_ratio(logprobs_E, old_logprobs_E, calls_E)
+    ratio_E = (of_call_E + logprobs_E - logprobs_E.detach()).exp()
+    return _clipped(ratio_E, advantages_E, clip_low, clip_high, None)
+
+
+def cispo(
+    logprobs_E: torch.Tensor,
+    old_logprobs_E: torch.Tensor,
+    advantages_E: torch.Tensor,
+    *,
+    clip_low: float = 1.0,
+    clip_high: float = 0.28,
+) -> Losses:
+    """`-clamp(ρ, 1 - clip_low, 1 + clip_high) A log π`, no gradient through the weight: no token is dropped.
+
+    Source: CISPO, MiniMax-M1, arXiv 2506.13585, equations 4 and 5 (the lower bound is left open there).
+    """
+    ratio_E = log_ratio(logprobs_E, old_logprobs_E).detach().exp()
+    weight_E = ratio_E.clamp(1.0 - clip_low, 1.0 + clip_high)
+    return -advantages_E * weight_E * logprobs_E, _none(logprobs_E)
+
+
+def sapo(
+    logprobs_E: torch.Tensor,
+    old_logprobs_E: torch.Tensor,
+    advantages_E: torch.Tensor,
+    *,
+    tau_pos: float = 1.0,
+    tau_neg: float = 1.05,
+) -> Losses:
+    """`-(4 / τ) sigmoid(τ (ρ - 1)) A`: a soft gate instead of a clip, τ by the sign of the advantage.
+
+    Its slope at ρ = 1 is that of `-ρ A`. Source: SAPO, arXiv 2511.20347, equations 5 and 6.
+    """
+    ratio_E = log_ratio(logprobs_E, old_logprobs_E).exp()
+    tau_E = torch.full_like(ratio_E, tau_neg).masked_fill_(advantages_E > 0, tau_pos)
+    return -advantages_E * torch.sigmoid(tau_E * (ratio_E - 1.0)) * (4.0 / tau_E), _none(logprobs_E)
+
+
+def topr(
+    logprobs_E: torch.Tensor, old_logprobs_E: torch.Tensor, advantages_E: torch.Tensor, *, threshold: float = 0.0
+) -> Losses:
+    """`-w A log π`: weight 1 where the advantage is above `threshold`, else the ratio, at most 1, without gradient.
+
+    Source: tapered off-policy REINFORCE, arXiv 2503.14286, equation 5 (there over whole answers; here, as in
+    Trinity-RFT 0.6.0, over tokens).
+    """
+    tapered_E = log_ratio(logprobs_E, old_logprobs_E).detach().exp().clamp(max=1.0)
+    weight_E = torch.where(advantages_E > threshold, torch.ones_like(tapered_E), tapered_E)
+    return -advantages_E * weight_E * logprobs_E, _none(logprobs_E)
+
+
+def opmd(
+    logprobs_E: torch.Tensor, old_logprobs_E: torch.Tensor, advantages_E: torch.Tensor, *, tau: float = 1.0
+) -> Losses:
+    """`-A log π / (1 + τ)`. Source: `opmd` of Trinity-RFT 0.6.0 after Kimi k1.5, arXiv 2501.12599, equation 3."""
+    return -advantages_E * logprobs_E / (1.0 + tau), _none(logprobs_E)
+
+
+def policy_gradient(logprobs_E: torch.Tensor, old_logprobs_E: torch.Tensor, advantages_E: torch.Tensor) -> Losses:
+    """`-A log π`. Source: R. Williams, 1992. With advantage 1 it is the loss of supervised fine-tuning."""
+    return -advantages_E * logprobs_E, _none(logprobs_E)
+
+
+def importance_sampling(logprobs_E: torch.Tensor, old_logprobs_E: torch.Tensor, advantages_E: torch.Tensor) -> Losses:
+    """`-ρ A`: the surrogate without a clip. Source: PPO, arXiv 1707.06347, equation 6."""
+    return -advantages_E * log_ratio(logprobs_E, old_logprobs_E).exp(), _none(logprobs_E)
+
+
+def sppo(
+    logprobs_E: torch.Tensor, old_logprobs_E: torch.Tensor, advantages_E: torch.Tensor, *, epsilon: float = 0.3
+) -> Losses:
+    """`-A log ρ` where `1 / (1 + ε) <= ρ <= 1 + ε`, else no gradient. Source: `sppo` of Trinity-RFT 0.6.0."""
+    log_E = logprobs_E - old_logprobs_E
+    ratio_E = log_ratio(logprobs_E, old_logprobs_E).detach().exp()
+    outside_E = (ratio_E < 1.0 / (1.0 + epsilon)) | (ratio_E > 1.0 + epsilon)
+    return torch.where(outside_E, torch.zeros_like(log_E), -advantages_E * log_E), outside_E
+
+
+def rec(
+    logprobs_E: torch.Tensor,
+    old_logprobs_E: torch.Tensor,
+    advantages_E: torch.Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    clip: Literal["one-side", "two-side", "none"] = "one-side",
+    importance: bool = False,
+) -> Losses:
+    """`-A log π` where the ratio is within bounds, else no gradient; `importance` weighs with ρ (without gradient).
+
+    `one-side` bounds a ratio only in the direction in which the advantage would push it further. Source: REC,
+    arXiv 2509.24203, section 4 (REC-OneSide-NoIS and its relatives).
+    """
+    ratio_E = log_ratio(logprobs_E, old_logprobs_E).detach().exp()
+    above_E, below_E = ratio_E > 1.0 + clip_high, ratio_E < 1.0 - clip_low
+    if clip == "one-side":
+        outside_E = (above_E & (advantages_E > 0)) | (below_E & (advantages_E < 0))
+    else:
+        outside_E = (above_E | below_E) if clip == "two-side" else _none(logprobs_E)
+    weight_E = ratio_E if importance else torch.ones_like(ratio_E)
+    loss_E = -advantages_E * weight_E * logprobs_E
+    return torch.where(outside_E, torch.zeros_like(loss_E), loss_E), outside_E
+
+
+def entropy(logits_EV: torch.Tensor) -> torch.Tensor:
+    """Entropy in nats of each row of logits (V: vocabulary), shape E. Divide by the temperature before."""
+    logprobs_EV = torch.log_softmax(logits_EV, dim=-1)
+    return -(logprobs_EV.exp() * logprobs_EV.clamp(min=torch.finfo(logprobs_EV.dtype).min)).sum(dim=-1)
+
+
+def value_loss(
+    values_E: torch.Tensor, old_values_E: torch.Tensor, returns_E: torch.Tensor, *, clip: float | None = 0.2
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`max((V - R)², (V_old + clamp(V - V_old, -clip, clip) - R)²) / 2` per token, and whether the clip holds it.
+
+    Source: the clipped value loss of PPO's reference implementation (OpenAI baselines, `ppo2`); see "The 37
+    implementation details of PPO", ICLR blog track 2022, detail 9.
+    """
+    squared_E = (values_E - returns_E).square()
+    if clip is None:
+        return 0.5 * squared_E, torch.zeros_like(squared_E, dtype=torch.bool)
+    bounded_E = old_values_E + (values_E - old_values_E).clamp(-clip, clip)
+    bounded_squared_E = (bounded_E - returns_E).square()
+    return 0.5 * torch.maximum(squared_E, bounded_squared_E), bounded_squared_E > squared_E
+
+
+def _clipped(
+    ratio_E: torch.Tensor, advantages_E: torch.Tensor, clip_low: float, clip_high: float, dual_clip: float | None
+) -> Losses:
     plain_E = -advantages_E * ratio_E
     bounded_E = -advantages_E * ratio_E.clamp(1.0 - clip_low, 1.0 + clip_high)
     loss_E = torch.maximum(plain_E, bounded_E)
@@ -48,7 +214,32 @@ def ppo_clip(
     return loss_E, clipped_E
 
 
-def entropy(logits_EV: torch.Tensor) -> torch.Tensor:
-    """Entropy in nats of each row of logits (V: vocabulary), shape E. Divide by the temperature before."""
-    logprobs_EV = torch.log_softmax(logits_EV, dim=-1)
-    return -(logprobs_EV.exp() * logprobs_EV.clamp(min=torch.finfo(logprobs_EV.dtype).min)).sum(dim=-1)
+def _none(logprobs_E: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(logprobs_E, dtype=torch.bool)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyLoss:
+    """A loss by its name. `needs_ratio`: it divides by the probability a token was sampled with, so that tokens from a
+    truncated distribution cannot be used. `by_call`: it takes `calls_E` as well."""
+
+    function: Callable[..., Losses]
+    formula: str
+    needs_ratio: bool = True
+    by_call: bool = False
+
+
+POLICY_LOSSES: dict[str, PolicyLoss] = {
+    "ppo": PolicyLoss(function=ppo_clip, formula="-min(ρ A, clamp(ρ, 1 - clip_low, 1 + clip_high) A)"),
+    "gspo": PolicyLoss(function=gspo, formula="ppo with ρ of the call: exp(mean log ρ)", by_call=True),
+    "cispo": PolicyLoss(function=cispo, formula="-sg(clamp(ρ, 1 - clip_low, 1 + clip_high)) A log π"),
+    "sapo": PolicyLoss(function=sapo, formula="-(4 / τ) sigmoid(τ (ρ - 1)) A"),
+    "topr": PolicyLoss(function=topr, formula="-A log π if A > threshold else -sg(min(ρ, 1)) A log π"),
+    "opmd": PolicyLoss(function=opmd, formula="-A log π / (1 + τ)", needs_ratio=False),
+    "reinforce": PolicyLoss(function=policy_gradient, formula="-A log π", needs_ratio=False),
+    "sft": PolicyLoss(function=policy_gradient, formula="-A log π", needs_ratio=False),
+    "importance_sampling": PolicyLoss(function=importance_sampling, formula="-ρ A"),
+    "sppo": PolicyLoss(function=sppo, formula="-A log ρ where 1 / (1 + ε) <= ρ <= 1 + ε, else 0"),
+    "rec": PolicyLoss(function=rec, formula="-A log π where ρ is within bounds, else 0"),
+}
+"""By their names in the configuration."""

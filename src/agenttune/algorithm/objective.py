@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import torch
 
+from agenttune.algorithm.behaviour import behaviour_weights
 from agenttune.algorithm.kl import ESTIMATORS, k3
-from agenttune.algorithm.losses import log_ratio, ppo_clip
+from agenttune.algorithm.losses import POLICY_LOSSES, log_ratio
 from agenttune.algorithm.presets import Algorithm
 
 MIN_EFFECTIVE_SAMPLE_SHARE = 0.3
@@ -38,6 +39,8 @@ class ObjectiveSums:
     entropy: torch.Tensor
     ratio: torch.Tensor
     ratio_max: torch.Tensor
+    behaviour: torch.Tensor
+    behaviour_bounded: torch.Tensor
 
     def __add__(self, other: ObjectiveSums) -> ObjectiveSums:
         sums = {name: getattr(self, name) + getattr(other, name) for name in self.__slots__}
@@ -56,7 +59,12 @@ class ObjectiveSums:
             "ratio_max": float(self.ratio_max),
         }
         if algorithm.needs_reference:
-            metrics |= {"kl_loss": float(self.kl_loss), "kl_reference": float(self.kl_reference) / num_tokens}
+            metrics["kl_reference"] = float(self.kl_reference) / num_tokens
+            if algorithm.kl_in == "loss":
+                metrics["kl_loss"] = float(self.kl_loss)
+        if algorithm.behaviour != "none":
+            metrics["behaviour_weight_mean"] = float(self.behaviour) / num_tokens
+            metrics["behaviour_bounded_fraction"] = float(self.behaviour_bounded) / num_tokens
         if algorithm.needs_entropy:
             metrics |= {"entropy_loss": float(self.entropy_loss), "entropy": float(self.entropy) / num_tokens}
         return metrics
@@ -70,27 +78,27 @@ def policy_objective(
     weights_E: torch.Tensor,
     ref_logprobs_E: torch.Tensor | None = None,
     entropy_E: torch.Tensor | None = None,
+    calls_E: torch.Tensor | None = None,
+    proximal_E: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, ObjectiveSums]:
     """Loss of some of an update's tokens, and the sums that its metrics are made of.
 
     All tensors have shape E; only `logprobs_E` and `entropy_E` carry gradient. `ref_logprobs_E` must be given if the
-    algorithm `needs_reference`, `entropy_E` if it `needs_entropy`; else they are not looked at.
+    algorithm `needs_reference`, `entropy_E` if it `needs_entropy`, `calls_E` (which call each token belongs to) if its
+    loss is `by_call`; else they are not looked at. `proximal_E` are the logprobs of the weights before the step's first
+    update, looked at with a `behaviour` weight (None: these are the weights now).
     """
-    policy_E, clipped_E = ppo_clip(
-        logprobs_E,
-        old_logprobs_E,
-        advantages_E,
-        clip_low=algorithm.clip_low,
-        clip_high=algorithm.clip_high,
-        dual_clip=algorithm.dual_clip,
-    )
     zero = logprobs_E.new_zeros(())
+    policy_E, clipped_E, behaviour_E, bounded_E = _policy_tokens(
+        algorithm, logprobs_E, old_logprobs_E, advantages_E, calls_E, proximal_E
+    )
     policy_loss, kl_loss, entropy_loss = (weights_E * policy_E).sum(), zero, zero
     kl_reference, entropy_sum = zero, zero
     if algorithm.needs_reference:
         assert ref_logprobs_E is not None, f"{algorithm.name} has a KL term: reference logprobs are needed"
-        kl_E = ESTIMATORS[algorithm.kl](logprobs_E, ref_logprobs_E)
-        kl_loss = algorithm.kl_coef * (weights_E * kl_E).sum()
+        kl_E = ESTIMATORS[algorithm.kl](logprobs_E, ref_logprobs_E, old_logprobs_E)
+        if algorithm.kl_in == "loss":
+            kl_loss = algorithm.kl_coef * (weights_E * kl_E).sum()
         kl_reference = kl_E.detach().sum()
     if algorithm.needs_entropy:
         assert entropy_E is not None, f"{algorithm.name} has an entropy term: entropies are needed"
@@ -110,8 +118,37 @@ def policy_objective(
             entropy=entropy_sum,
             ratio=ratio_E.sum(),
             ratio_max=ratio_E.max() if ratio_E.numel() else zero,
+            behaviour=behaviour_E.sum(),
+            behaviour_bounded=bounded_E.sum().to(zero.dtype),
         )
     return policy_loss + kl_loss + entropy_loss, sums
+
+
+def _policy_tokens(
+    algorithm: Algorithm,
+    logprobs_E: torch.Tensor,
+    old_logprobs_E: torch.Tensor,
+    advantages_E: torch.Tensor,
+    calls_E: torch.Tensor | None,
+    proximal_E: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Each token's policy loss, whether a clip holds it, its behaviour weight, and whether a bound changed that."""
+    loss = POLICY_LOSSES[algorithm.policy_loss]
+    corrects = algorithm.behaviour != "none"
+    bounded_by_E = old_logprobs_E
+    if corrects:
+        bounded_by_E = logprobs_E.detach() if proximal_E is None else proximal_E
+    inputs: tuple[torch.Tensor, ...] = (logprobs_E, bounded_by_E, advantages_E)
+    if algorithm.by_call:
+        assert calls_E is not None, f"{algorithm.policy_loss} compares calls: the call of each token is needed"
+        inputs = (*inputs, calls_E)
+    policy_E, clipped_E = loss.function(*inputs, **algorithm.policy_loss_args)
+    if not corrects:
+        return policy_E, clipped_E, torch.ones_like(old_logprobs_E), torch.zeros_like(clipped_E)
+    weight_E, bounded_E = behaviour_weights(
+        algorithm.behaviour, bounded_by_E, old_logprobs_E, algorithm.behaviour_low, algorithm.behaviour_high
+    )
+    return weight_E * policy_E, clipped_E, weight_E, bounded_E
 
 
 def sequence_log_ratios(

@@ -1,4 +1,4 @@
-"""The `agenttune` command: `run`, `check`, `eval`.
+"""The `agenttune` command: `run`, `check`, `eval`, `explain`, `algorithms`, `certify`, `diagnose`, `show`.
 
 In: the command line. Out: an exit code that tells the truth: 0 the work asked for was done, 1 it failed, 2 bad input,
 130 interrupted. Each command loads what it needs when it runs, so that `agenttune --help` is quick.
@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agenttune import __version__
+from agenttune.cli.diagnose import add_diagnose, run_diagnose
+from agenttune.cli.show import add_show, run_show
 from agenttune.errors import AgentTuneError, ConfigError, DatasetError, ModelError, SamplingError
 
 if TYPE_CHECKING:
     from agenttune.config.load import Resolved
+    from agenttune.config.run import RunConfig
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 _BAD_INPUT = (ConfigError, DatasetError, ModelError, SamplingError)
@@ -38,6 +41,9 @@ def main(argv: Sequence[str] | None = None, commands: Mapping[str, Command] | No
     except KeyboardInterrupt:
         print("agenttune: interrupted", file=sys.stderr)
         return INTERRUPTED
+    except BrokenPipeError:  # whoever read our output (`| head`) has enough; nothing more can be said there
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
     except AgentTuneError as error:
         print(f"agenttune: {error}", file=sys.stderr)
         return BAD_INPUT if isinstance(error, _BAD_INPUT) else FAILED
@@ -68,11 +74,27 @@ def build_parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--dataset", metavar="PATH", help="dataset (default: eval_dataset)")
     evaluate.add_argument("--split", metavar="S", help="split of the dataset")
     evaluate.add_argument("--output", type=Path, metavar="FILE", help="write each task's reward as JSON")
+
+    explain = commands.add_parser("explain", help="print every setting and where its value comes from")
+    _add_config(explain)
+
+    algorithms = commands.add_parser("algorithms", help="list the algorithms with formulas, defaults and sources")
+    algorithms.add_argument("--names", action="store_true", help="only the names, one a line")
+
+    certify = commands.add_parser("certify", help="recompute the certificate of a run from its records")
+    certify.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    certify.add_argument("--no-logprobs", action="store_true", help="do not score the tokens again (loads no model)")
+    certify.add_argument("--json", action="store_true", help="print the certificate as JSON")
+
+    add_diagnose(commands.add_parser("diagnose", help="why is the reward flat? causes, with evidence"))
+    add_show(commands.add_parser("show", help="print a rollout of a run, token by token"))
     return parser
 
 
 def _add_config(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", required=True, type=Path, metavar="FILE", help="configuration file (YAML)")
+    parser.add_argument(
+        "--config", required=True, type=Path, metavar="FILE", help="configuration file (YAML; ours or Trinity-RFT's)"
+    )
     parser.add_argument(
         "--set",
         action="append",
@@ -91,6 +113,8 @@ def _count(text: str) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     resolved, workflow, judge = _load(arguments, {})
+    if resolved.evaluate_only:
+        return call_evaluate(resolved, workflow, judge, None, None)
     return call_run(resolved, workflow, judge, arguments.config)
 
 
@@ -130,22 +154,63 @@ def _endpoint(arguments: argparse.Namespace) -> dict[str, str] | None:
     return {"base_url": arguments.base_url, "model_name": arguments.model_name, "api_key": api_key}
 
 
-def _load(arguments: argparse.Namespace, options: dict[str, Any]) -> tuple[Resolved, Function, Function | None]:
-    """Configuration, workflow and judge."""
-    from agenttune.config.functions import import_function
-    from agenttune.config.load import load_yaml, parse_assignments, resolve
+def _explain(arguments: argparse.Namespace) -> int:
+    from agenttune.cli.explain import explain
 
-    resolved = resolve(load_yaml(arguments.config), parse_assignments(arguments.set), options)
+    explain(_resolve(arguments, {}))
+    return DONE
+
+
+def _algorithms(arguments: argparse.Namespace) -> int:
+    from agenttune.cli.algorithms import print_algorithms
+
+    print_algorithms(names_only=arguments.names)
+    return DONE
+
+
+def _certify(arguments: argparse.Namespace) -> int:
+    from agenttune.cli.certify import print_certificate
+
+    holds = print_certificate(arguments.run_dir, logprobs=not arguments.no_logprobs, as_json=arguments.json)
+    return DONE if holds else FAILED
+
+
+def _resolve(arguments: argparse.Namespace, options: dict[str, Any]) -> Resolved:
+    from agenttune.config.load import load_config, parse_assignments, resolve
+
+    return resolve(load_config(arguments.config), parse_assignments(arguments.set), options)
+
+
+def _load(arguments: argparse.Namespace, options: dict[str, Any]) -> tuple[Resolved, Any, Function | None]:
+    """Configuration, workflow (None where the algorithm needs none to be run) and judge."""
+    from agenttune.config.functions import import_function
+
+    resolved = _resolve(arguments, options)
     config = resolved.config
+    judge = import_function(config.judge) if config.judge else None
+    if config.workflow is None and arguments.command == "run":
+        from agenttune.algorithm.supervised import SUPERVISED
+
+        if config.algorithm.algorithm_type in SUPERVISED:
+            return resolved, None, judge
     if config.workflow is None:
         raise ConfigError(
-            f"{arguments.config}: 'workflow' is missing; name your agent's function, e.g. agent.py:run_agent"
+            f"{arguments.config}: 'workflow' is missing; name your agent's function, e.g. agent.py:run_agent (in a "
+            "Trinity-RFT file: buffer.explorer_input.taskset.default_workflow_type)"
         )
-    return resolved, import_function(config.workflow), import_function(config.judge) if config.judge else None
+    return resolved, _workflow(config, judge), judge
 
 
-def call_run(resolved: Resolved, workflow: Function, judge: Function | None, config_path: Path) -> int:
-    """Train; the run itself prints the overrides."""
+def _workflow(config: RunConfig, judge: Function | None) -> Function:
+    """The configured function; a Trinity `Workflow` class, or its registered name, becomes one."""
+    from agenttune.compat.trinity import configured_workflow
+
+    function: Function = configured_workflow(config.workflow, judge, config)
+    return function
+
+
+def call_run(resolved: Resolved, workflow: Function | None, judge: Function | None, config_path: Path) -> int:
+    """Train; the run itself prints overrides and notices."""
     from agenttune.tuning import run_config
 
     run_config(resolved, workflow, judge, config_path)
@@ -178,11 +243,20 @@ def call_evaluate(
 
 
 def _print_overrides(resolved: Resolved) -> None:
-    for line in resolved.overrides:
+    for line in (*resolved.notices, *resolved.overrides):
         print(line)
 
 
-COMMANDS: Mapping[str, Command] = {"run": _run, "check": _check, "eval": _evaluate}
+COMMANDS: Mapping[str, Command] = {
+    "run": _run,
+    "check": _check,
+    "eval": _evaluate,
+    "explain": _explain,
+    "algorithms": _algorithms,
+    "certify": _certify,
+    "diagnose": run_diagnose,
+    "show": run_show,
+}
 
 
 if __name__ == "__main__":

@@ -1,38 +1,107 @@
 """From a YAML file and keyword arguments to one validated configuration, and where each of its values came from.
 
-In: a YAML file, settings, arguments. Out: `Resolved`. Arguments override settings, settings override the file, and
-every override is a line to print. Every problem is a `ConfigError` that names the setting.
+In: a YAML file in our layout or Trinity-RFT's, settings, arguments. Out: `Resolved`. Arguments override settings,
+settings override the file, and every override is a line to print. Every problem is a `ConfigError` that names the
+setting.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from agenttune.config.explain import InvalidConfigError, Place, explain, settings_of
+from agenttune.config.explain import InvalidConfigError, Place, Problem, explain, settings_of
 from agenttune.config.public import DatasetConfig
 from agenttune.config.run import RunConfig
 from agenttune.errors import ConfigError
 
-Origin = Literal["default", "run.yaml", "argument"]
+Origin = str
+"""`default`, `run.yaml`, `argument`, or the file and key of another layout (`gsm8k.yaml: buffer.batch_size`)."""
 Leaves = dict[Place, Any]
 _ABSENT = object()
+_SHARED = frozenset({"project", "name", "checkpoint_root_dir", "model", "algorithm", "trainer"})
+"""Sections that our layout and Trinity-RFT's both have."""
+_TRINITY = frozenset(
+    {
+        *("mode", "group", "continue_from_checkpoint", "checkpoint_job_dir", "ray_namespace", "data_processor"),
+        *("ignore_validator_suggestions", "cluster", "buffer", "explorer", "synchronizer", "monitor", "service"),
+        *("log", "stages"),
+    }
+)
+"""Sections that only Trinity-RFT's layout has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigFile:
+    """What a configuration file says, as settings of ours; `name` is the file's.
+
+    `defaults` apply where nothing else is given, and not where an argument replaces their section; `origins` says where
+    in the file a setting (or a default) comes from, if not under its own name, and `homes` where one that is missing
+    belongs; `notices` are printable. `evaluate_only` asks for an evaluation instead of training.
+    """
+
+    settings: Mapping[str, Any]
+    name: str = ""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    origins: Mapping[Place, Origin] = field(default_factory=dict)
+    homes: Mapping[str, str] = field(default_factory=dict)
+    notices: tuple[str, ...] = ()
+    evaluate_only: bool = False
+
+    def origin(self, place: Place) -> Origin:
+        """Where in the file the value at `place` stands."""
+        found = (self.origins[place[:n]] for n in range(len(place), 0, -1) if place[:n] in self.origins)
+        return next(found, "run.yaml")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """A run's configuration, the origin of every value (by dotted key), and one printable line for each override."""
+    """A run's configuration, the origin of every value (by dotted key), one printable line for each override, and what
+    a file in another layout needs to have said (`notices`). `file` is the file's name, empty without one.
+    """
 
     config: RunConfig
     origins: Mapping[str, Origin]
     overrides: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
+    evaluate_only: bool = False
+    file: str = ""
+
+
+def load_config(path: str | Path) -> ConfigFile:
+    """Read a configuration file in our layout, or in Trinity-RFT's, told apart by its sections.
+
+    Raises `ConfigError` as `load_yaml`, for a file that mixes both layouts, and for what cannot be honoured.
+    """
+    path = Path(path)
+    content = _read_yaml(path)
+    theirs = sorted(_TRINITY & content.keys())
+    ours = sorted((RunConfig.model_fields.keys() - _SHARED) & content.keys())
+    if not theirs and not ours:
+        from agenttune.compat.trinity.settings import own_keys
+
+        theirs, ours = own_keys(content)
+    if theirs and ours:
+        raise ConfigError(
+            f"{path} mixes two layouts: {', '.join(theirs)} of Trinity-RFT's, {', '.join(ours)} of our own; "
+            "keep to one of them"
+        )
+    if theirs:
+        from agenttune.compat.trinity.settings import convert
+
+        file = convert(content, path.name, environment=os.environ)
+        _point_beside(file.settings, path.parent)
+        return file
+    _point_beside(content, path.parent)
+    return ConfigFile(settings=content, name=path.name)
 
 
 def load_yaml(path: str | Path) -> dict[str, Any]:
@@ -41,6 +110,12 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
     Raises `ConfigError` for a missing file, text that is not YAML (with the line), and a key that comes twice.
     """
     path = Path(path)
+    content = _read_yaml(path)
+    _point_beside(content, path.parent)
+    return content
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -57,7 +132,6 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
         return {}
     if not isinstance(content, dict):
         raise ConfigError(f"{path} must hold settings as 'name: value' lines, but holds a {type(content).__name__}")
-    _point_beside(content, path.parent)
     return content
 
 
@@ -76,7 +150,7 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
 
 
 def resolve(
-    yaml: Mapping[str, Any] | None = None,
+    yaml: ConfigFile | Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
     arguments: Mapping[str, Any] | None = None,
 ) -> Resolved:
@@ -88,8 +162,9 @@ def resolve(
 
     Raises `ConfigError` with every problem at once.
     """
-    tree: dict[str, Any] = _plain(yaml or {})
-    given: dict[Place, Origin] = dict.fromkeys(_leaves(tree), "run.yaml")
+    file = yaml if isinstance(yaml, ConfigFile) else ConfigFile(settings=yaml or {})
+    tree: dict[str, Any] = _plain(file.settings)
+    given: dict[Place, Origin] = {place: file.origin(place) for place in _leaves(tree)}
     overrides: list[str] = []
     given_arguments = {name: value for name, value in (arguments or {}).items() if value is not None}
     for source in (_nested(settings or {}), _nested(given_arguments)):
@@ -98,15 +173,49 @@ def resolve(
         after = _leaves(tree)
         overrides += _override_lines(before, after, given)
         given = {place: given[place] if before.get(place, _ABSENT) == after[place] else "argument" for place in after}
+    given |= _add_defaults(
+        tree, file, {name for name, value in given_arguments.items() if isinstance(value, BaseModel)}
+    )
     try:
         config = RunConfig.model_validate(tree)
     except ValidationError as error:
-        raise InvalidConfigError.of("the configuration is not valid", explain(RunConfig, error)) from None
+        problems = [_at_home(problem, file, given) for problem in explain(RunConfig, error)]
+        raise InvalidConfigError.of("the configuration is not valid", problems) from None
     origins: dict[str, Origin] = {
         ".".join(place): next((given[place[:n]] for n in range(len(place), 0, -1) if place[:n] in given), "default")
         for place in value_leaves(config)
     }
-    return Resolved(config=config, origins=origins, overrides=tuple(overrides))
+    return Resolved(
+        config=config,
+        origins=origins,
+        overrides=tuple(overrides),
+        notices=file.notices,
+        evaluate_only=file.evaluate_only,
+        file=file.name,
+    )
+
+
+def _add_defaults(tree: dict[str, Any], file: ConfigFile, replaced: set[str]) -> dict[Place, Origin]:
+    """Fill in the file's defaults where nothing is given; the origin of each one that was."""
+    added: dict[Place, Origin] = {}
+    there = _leaves(tree)
+    for place, value in _leaves(file.defaults).items():
+        if place not in there and place[0] not in replaced:
+            section = tree
+            for name in place[:-1]:
+                section = section.setdefault(name, {})
+            section[place[-1]] = value
+            added[place] = file.origin(place)
+    return added
+
+
+def _at_home(problem: Problem, file: ConfigFile, given: Mapping[Place, Origin]) -> Problem:
+    """A problem with the place in the file that the owner knows it by."""
+    if not file.origins:
+        return problem
+    home = given.get(problem.place) or file.homes.get(".".join(problem.place))
+    text = problem.text if home in (None, "argument") else f"{problem.text} ({home})"
+    return Problem(place=problem.place, text=text, unknown=problem.unknown)
 
 
 def write_resolved(path: Path, resolved: Resolved, derived: Mapping[str, Any] | None = None) -> None:
@@ -127,7 +236,9 @@ def value_leaves(config: RunConfig) -> Leaves:
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """The safe loader, with an error instead of silence where a key comes twice in one section."""
+    """The safe loader, with an error instead of silence where a key comes twice in one section, and with `1e-6` read as
+    a number, as YAML 1.2 has it.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -139,12 +250,17 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _point_beside(content: dict[str, Any], folder: Path) -> None:
+_UniqueKeyLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def _point_beside(content: Mapping[str, Any], folder: Path) -> None:
     places = [(place, False) for place in settings_of(RunConfig) if place[-1] in ("path", "model_path")]
     for place, code in [*places, (("workflow",), True), (("judge",), True)]:
         for section in _sections(content, place[:-1]):
             value = section.get(place[-1])
-            if not isinstance(value, str):
+            if not isinstance(value, str) or section.get("base_url") is not None:  # there it is a name, not a folder
                 continue
             name, colon, function = value.rpartition(":") if code else (value, "", "")
             if name and (folder / name).exists():

@@ -6,10 +6,19 @@ In: keyword arguments. Out: validated pydantic objects; an unknown field is an e
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable
 from itertools import islice
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from agenttune.config.explain import InvalidConfigError, explain
 
@@ -54,11 +63,31 @@ class DatasetConfig(Strict):
 
     def preview(self, n: int = 5) -> list[dict[str, Any]]:
         """Print the first `n` rows as JSON and return them."""
+        rows = self._first_rows(n)
+        _print_json(rows)
+        return rows
+
+    def _first_rows(self, n: int) -> list[dict[str, Any]]:
         from agenttune.tasks.source import read_rows
 
-        rows = [dict(row) for row in islice(read_rows(self), n)]
-        print(json.dumps(rows, indent=2, ensure_ascii=False, default=str))
-        return rows
+        return [dict(row) for row in islice(read_rows(self), n)]
+
+
+class Dataset(DatasetConfig):
+    """`DatasetConfig` under the name of the first tuner, whose preview went by column."""
+
+    def preview(self, n: int = 5) -> dict[str, list[Any]]:  # type: ignore[override]
+        """Print the first `n` rows as JSON, column by column, and return them so (None where a row has no value)."""
+        rows = self._first_rows(n)
+        columns = {
+            name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)
+        }
+        _print_json(columns)
+        return columns
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
 
 class TunerModelConfig(Strict):
@@ -85,6 +114,23 @@ class TunerModelConfig(Strict):
     reasoning_parser: str | None = "deepseek_r1"
     """How reasoning is read from the sampled text; None leaves it in it."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _no_hosted_training(cls, data: Any) -> Any:
+        """AgentScope's field for a hosted service: None is what it means here, anything else is refused by name."""
+        if not isinstance(data, dict) or "tinker_config" not in data:
+            return data
+        if data["tinker_config"] is not None:
+            raise ValueError(
+                "has a tinker_config, which is not part of AgentTune: it configures a hosted service, and AgentTune "
+                "trains on your own machine; remove it"
+            )
+        return {name: value for name, value in data.items() if name != "tinker_config"}
+
+
+class TunerChatModel(TunerModelConfig):
+    """`TunerModelConfig` under its earlier name, which workflows of that time also use to annotate their `model`."""
+
 
 class AlgorithmConfig(Strict):
     """What is optimized, and by how much data a step."""
@@ -101,6 +147,10 @@ class AlgorithmConfig(Strict):
     """Steps between checkpoints (the last one is always saved)."""
     eval_interval_steps: int = Field(default=100, ge=1)
     """Steps between evaluations."""
+
+
+class Algorithm(AlgorithmConfig):
+    """`AlgorithmConfig` under its earlier name."""
 
 
 class WorkflowOutput(BaseModel):
@@ -125,3 +175,10 @@ class JudgeOutput(BaseModel):
 
 
 MonitorType = Literal["tensorboard", "wandb", "mlflow"]
+"""Where metrics are written."""
+
+WorkflowType = Callable[..., Awaitable[WorkflowOutput | float]]
+"""`async def workflow(task, model)`; also `auxiliary_models` and `logger`, by name, where it takes them."""
+
+JudgeType = Callable[..., Awaitable[JudgeOutput]]
+"""`async def judge(task, response)`; also `auxiliary_models` and `logger`, by name, where it takes them."""

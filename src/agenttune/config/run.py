@@ -7,19 +7,31 @@ from __future__ import annotations
 
 import re
 from pathlib import PurePath
-from typing import Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from agenttune.config.public import AlgorithmConfig, DatasetConfig, MonitorType, Strict, TunerModelConfig
 
-KLEstimator = Literal["none", "k1", "k2", "k3"]
-Aggregation = Literal["token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum", "rollout-mean"]
+KLEstimator = Literal["none", "k1", "k2", "k3", "low_var_kl", "abs", "corrected_k3"]
+KLPlace = Literal["loss", "reward"]
+Behaviour = Literal["none", "plain", "truncated", "masked"]
+Aggregation = Literal[
+    "token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum", "rollout-mean", "constant-length"
+]
 
 
 class LossConfig(Strict):
     """Parts of the algorithm that differ from its preset; None takes the preset's value."""
 
+    advantage: str | None = None
+    """Advantage function (`agenttune algorithms` lists them)."""
+    advantage_args: dict[str, Any] = Field(default_factory=dict)
+    """Its parameters that have no setting of their own here."""
+    policy_loss: str | None = None
+    """Policy loss (`agenttune algorithms` lists them)."""
+    policy_loss_args: dict[str, Any] = Field(default_factory=dict)
+    """Its parameters that have no setting of their own here."""
     clip_low: float | None = Field(default=None, ge=0.0)
     """PPO clip below 1."""
     clip_high: float | None = Field(default=None, ge=0.0)
@@ -30,16 +42,61 @@ class LossConfig(Strict):
     """Estimator of the divergence from the reference (the model before training)."""
     kl_coef: float | None = Field(default=None, ge=0.0)
     """Weight of the KL term."""
+    kl_in: KLPlace | None = None
+    """Where the KL term is: in the loss, or as a penalty of each sampled token in its reward."""
+    kl_target: float | None = Field(default=None, gt=0.0)
+    """Divergence to hold, in nats per token: `kl_coef` then adapts after each step; None leaves it as it is."""
+    kl_horizon: int | None = Field(default=None, ge=1)
+    """Rollouts over which `kl_coef` adapts with `kl_target`."""
+    behaviour: Behaviour | None = None
+    """Weight for tokens whose recorded logprob is not that of the weights that the step starts from: the loss then
+    clips against those weights (decoupled PPO); `none` clips against the record."""
+    behaviour_low: float | None = Field(default=None, ge=0.0, le=1.0)
+    """Weights below this are 0 (`masked`)."""
+    behaviour_high: float | None = Field(default=None, ge=1.0)
+    """Weights above this are 0 (`masked`), or this (`truncated`)."""
     entropy_coef: float | None = Field(default=None, ge=0.0)
     """Weight of the entropy bonus."""
     aggregation: Aggregation | None = None
     """How per-token losses become one number."""
+    constant_length: int | None = Field(default=None, ge=1)
+    """Tokens to divide by with aggregation `constant-length`; None takes `model.max_tokens`."""
     std_normalize: bool | None = None
     """Divide advantages by the group's standard deviation."""
     step_norm: bool | None = None
     """Divide a rollout's advantage by its number of calls (`multi_step_grpo`)."""
     std_threshold: float | None = Field(default=None, ge=0.0)
     """Groups whose reward deviation is at most this are dropped."""
+
+
+class AuxiliaryModelConfig(TunerModelConfig):
+    """A further model that workflow and judge may call: served here by an engine of its own, or by an endpoint."""
+
+    base_url: str | None = None
+    """An OpenAI-compatible endpoint that serves `model_path` (there its name); None serves it here."""
+    api_key_env: str | None = None
+    """Environment variable that holds the endpoint's key."""
+    max_total_tokens: int | None = Field(default=None, ge=1)
+    """Prompt plus sampled tokens of the whole run, at most: the next call stops the run. None is no limit."""
+
+
+class TasksetConfig(Strict):
+    """What a Trinity `Workflow` class gets with each task, beside the row itself."""
+
+    prompt_key: str = "prompt"
+    """Field of the row that holds the question."""
+    response_key: str = "response"
+    """Field of the row that holds the true answer."""
+    system_prompt: str | None = None
+    """System prompt of the simple workflows."""
+    reply_prefix: str | None = None
+    """What the simple workflows begin the answer with."""
+    reward_fn: str | None = None
+    """Registered name of the reward function, or `package.module:Class`."""
+    reward_fn_args: dict[str, Any] = Field(default_factory=dict)
+    """Passed to the reward function when it is made."""
+    rollout_args: dict[str, Any] = Field(default_factory=dict)
+    """Sampling settings that the workflow passes with its calls."""
 
 
 class RolloutConfig(Strict):
@@ -112,6 +169,21 @@ class TrainerConfig(Strict):
     """Checkpoints to keep besides the best and the latest."""
 
 
+class CriticConfig(Strict):
+    """The critic of algorithms that have one (`ppo`): a copy of the model with a value head."""
+
+    learning_rate: float = Field(default=1e-5, ge=0.0)
+    """Peak learning rate; schedule, betas and the rest are the trainer's."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Updates until the learning rate is reached."""
+    weight_decay: float = Field(default=0.01, ge=0.0)
+    """AdamW's decoupled weight decay."""
+    max_grad_norm: float = Field(default=1.0, gt=0.0)
+    """Gradients are clipped to this norm."""
+    value_clip: float | None = Field(default=0.2, gt=0.0)
+    """How far an update may move a value before the loss holds it, in units of reward; None is no bound."""
+
+
 class EvaluationConfig(Strict):
     """Evaluation on held-out tasks."""
 
@@ -136,6 +208,77 @@ class CheckConfig(Strict):
     """Stop, rather than warn, when every reward is the same."""
 
 
+class CertificateConfig(Strict):
+    """The run certificate: what is asserted in every step."""
+
+    on_violation: Literal["stop", "warn"] = "stop"
+    """Stop the run before the update, or only warn and note it in the certificate."""
+
+
+class SamplingConfig(Strict):
+    """Which tasks are rolled out, and which rollouts and groups train."""
+
+    order: Literal["shuffled", "curriculum", "difficulty"] = "shuffled"
+    """Order of the tasks: a permutation for each epoch, from easy to hard by `curriculum_key`, or those preferred whose
+    mean reward is near `difficulty_target`."""
+    curriculum_key: str | None = None
+    """Field of the row that holds a task's difficulty, a number; needed by `curriculum`."""
+    difficulty_target: float = 0.5
+    """Mean reward of the tasks to prefer with `difficulty`."""
+    difficulty_width: float = Field(default=0.25, gt=0.0)
+    """How far from the target a task's mean reward may be before it is rarely drawn."""
+    difficulty_floor: float = Field(default=0.05, gt=0.0, le=1.0)
+    """Weight of the least suitable task; one at the target, or never drawn yet, has 1."""
+    max_refill: float | None = Field(default=None, ge=0.0)
+    """Further tasks of a step, at most, times `algorithm.batch_size`, in place of groups that are dropped; 0 replaces
+    none, None takes the algorithm's value (4 for `dapo`)."""
+    reward_low: float | None = None
+    """Groups with a mean reward below this are dropped."""
+    reward_high: float | None = None
+    """Groups with a mean reward above this are dropped."""
+    overlong_cache: int | None = Field(default=None, ge=1)
+    """The last so many tokens before `overlong_length` cost reward, linearly; None costs nothing."""
+    overlong_length: int | None = Field(default=None, ge=1)
+    """Sampled tokens of one call from which the whole penalty holds; None takes `model.max_tokens`."""
+    overlong_penalty: float = Field(default=1.0, gt=0.0)
+    """The whole penalty."""
+    overlong_filter: bool = False
+    """Leave rollouts that a token limit cut out of statistics and update."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.reward_low is not None and self.reward_high is not None and self.reward_low > self.reward_high:
+            raise ValueError(f"reward_low ({self.reward_low:g}) must be at most reward_high ({self.reward_high:g})")
+        if (self.order == "curriculum") != (self.curriculum_key is not None):
+            raise ValueError("order curriculum and curriculum_key go together: give both, or neither")
+        return self
+
+
+class SupervisedConfig(Strict):
+    """Where the rows of `sft`, `cpt` and `dpo` hold what is taught."""
+
+    messages_key: str = "messages"
+    """Field with a conversation (`sft`) in the format of OpenAI's API: a list, or its JSON text."""
+    tools_key: str = "tools"
+    """Field with the tools of the conversation: a list, or its JSON text."""
+    prompt_key: str = "prompt"
+    """Field with the prompt, text or messages (`sft` where there are no messages, `dpo`)."""
+    response_key: str = "response"
+    """Field with the answer to the prompt (`sft`)."""
+    chosen_key: str = "chosen"
+    """Field with the better answer, text or messages (`dpo`)."""
+    rejected_key: str = "rejected"
+    """Field with the worse answer (`dpo`)."""
+    text_key: str = "text"
+    """Field with plain text (`cpt`)."""
+    system_prompt: str | None = None
+    """System message of the conversations that have none."""
+    turns: Literal["all", "last"] = "all"
+    """Which of the assistant's turns are taught (`sft`); the others are context."""
+    too_long: Literal["drop", "refuse"] = "drop"
+    """Rows longer than `model.max_model_len`: leave them out, and count them, or stop. Texts are cut into pieces."""
+
+
 class RunConfig(Strict):
     """Everything that determines a run."""
 
@@ -146,24 +289,32 @@ class RunConfig(Strict):
     checkpoint_root_dir: str = "checkpoints"
     """Folder of all runs."""
     workflow: str | None = None
-    """`package.module:function` or `path/file.py:function`; in Python pass the function itself."""
+    """`package.module:function` or `path/file.py:function` (or a Trinity `Workflow` class, or its registered name); in
+    Python pass the function itself."""
     judge: str | None = None
     """As `workflow`; None where the workflow gives the reward."""
+    workflow_args: dict[str, Any] = Field(default_factory=dict)
+    """Passed to the workflow and the judge as `workflow_args`, where they take it."""
+    taskset: TasksetConfig = Field(default_factory=TasksetConfig)
     train_dataset: DatasetConfig
     """Tasks to train on."""
     eval_dataset: DatasetConfig | None = None
     """Tasks to evaluate on; None holds out a part of the training tasks (`evaluation.hold_out`)."""
     model: TunerModelConfig
     """The model to tune."""
-    auxiliary_models: dict[str, TunerModelConfig] = Field(default_factory=dict)
+    auxiliary_models: dict[str, AuxiliaryModelConfig] = Field(default_factory=dict)
     """Further models that workflow and judge may call, by name; never trained."""
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     loss: LossConfig = Field(default_factory=LossConfig)
+    sampling: SamplingConfig = Field(default_factory=SamplingConfig)
+    supervised: SupervisedConfig = Field(default_factory=SupervisedConfig)
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     engine: EngineConfig = Field(default_factory=EngineConfig)
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
+    critic: CriticConfig = Field(default_factory=CriticConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     check: CheckConfig = Field(default_factory=CheckConfig)
+    certificate: CertificateConfig = Field(default_factory=CertificateConfig)
     monitor_type: MonitorType = "tensorboard"
     """Where metrics go, besides `metrics.jsonl`."""
     time_limit_s: float | None = Field(default=None, gt=0.0)

@@ -6,6 +6,7 @@ the checkpoint to continue from, if a run of that fixed name left one.
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import yaml
 
+from agenttune.algorithm.supervised import SUPERVISED
 from agenttune.config.load import Resolved, write_resolved
 from agenttune.config.run import RunConfig
 from agenttune.errors import ConfigError
@@ -58,6 +60,7 @@ def open_run_directory(resolved: Resolved, config_path: Path | None) -> RunDirec
     checkpoint = pointed(path, "latest")
     if checkpoint is not None:
         _check_same_model(path, config)
+        _check_same_kind(path, config)
     path.mkdir(parents=True, exist_ok=True)
     if config_path is not None:
         shutil.copyfile(config_path, path / "config.yaml")
@@ -79,10 +82,22 @@ def _fresh_name(config: RunConfig) -> str:
     return name
 
 
+def _check_same_kind(path: Path, config: RunConfig) -> None:
+    """A run that learns from rollouts is not continued by one that does not, nor by one of another kind of rows."""
+    recorded = path / "resolved.json"
+    earlier = json.loads(recorded.read_text(encoding="utf-8")) if recorded.exists() else {}
+    before, now = earlier.get("algorithm.algorithm_type", {}).get("value"), config.algorithm.algorithm_type
+    if before != now and (before in SUPERVISED or now in SUPERVISED):
+        raise ConfigError(
+            f"the run {path.name!r} exists and is one of {before!r}, but algorithm_type is {now!r}: choose another "
+            f"experiment_name (to go on from what it learnt, give its checkpoint as model_path)"
+        )
+
+
 def _check_same_model(path: Path, config: RunConfig) -> None:
-    recorded = path / "config.yaml"
-    earlier = yaml.safe_load(recorded.read_text(encoding="utf-8")) if recorded.exists() else {}
-    model_path = (earlier.get("model") or {}).get("model_path")
+    recorded = path / "resolved.json"
+    earlier = json.loads(recorded.read_text(encoding="utf-8")) if recorded.exists() else {}
+    model_path = earlier.get("model.model_path", {}).get("value")
     if model_path is not None and Path(model_path).name != Path(config.model.model_path).name:
         raise ConfigError(
             f"the run {path.name!r} exists and tunes {model_path!r}, but model_path is {config.model.model_path!r}: "

@@ -1,24 +1,37 @@
 """From scored groups to the batch of one update: advantages, normalization weights, and what was counted on the way.
 
-In: groups and an `Algorithm`. Out: a `Batch`. Minibatches are made by splitting a step's groups first
-(`split_minibatches`) and drawing a batch from each part: advantages never look beyond a group, and weights are
-normalized over the update that they belong to, so that nothing is normalized twice.
+In: groups and an `Algorithm`. Out: a `Batch`. Advantages are computed over all groups of a step (`score`); minibatches
+are made by splitting the groups (`split_minibatches`) and drawing a batch from each part, whose weights are normalized
+over that update alone, so that nothing is normalized twice. `draw_batches` does all of it for a step.
 
-Shape suffixes: G scored rollouts of a group, T tokens of a sequence, E loss tokens of the batch.
+Shape suffixes: G scored rollouts of a group, R scored rollouts of a step, C trained calls of a step, T tokens of a
+sequence, E loss tokens of the batch.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
+from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
+from agenttune.algorithm.advantages import Scores, reward_std
 from agenttune.algorithm.aggregation import token_weights
 from agenttune.algorithm.presets import Algorithm
 from agenttune.errors import CallError
 from agenttune.experience.merge import merge, num_trainable_calls
-from agenttune.types import Experience, Group, Rollout
+from agenttune.types import Call, Experience, Group, Rollout
+
+Advantages = npt.NDArray[np.float64]
+"""Advantages of a rollout's calls, by their index (0 where a call is not trained)."""
+
+Reason = Literal["small", "flat", "filtered"]
+"""Why a group takes no part: too few scored rollouts (or a baseline without a reward, where the algorithm compares with
+one), rewards without spread, or a mean reward out of bounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +41,12 @@ class Batch:
     `num_groups` counts the groups in the update, including the `num_zero_variance_groups` whose rewards are all the
     same: their advantages are exactly 0 and they stay in the normalization, so that a trainer may skip computing them
     when the algorithm has no KL or entropy term (`Algorithm.trains_zero_advantages`). `num_flat_groups` were dropped
-    by `std_threshold`, `num_small_groups` because fewer than two of their rollouts are scored.
-    `num_excluded_rollouts` have no reward. `num_zero_variance_tokens` is what the groups without spread cost in loss
-    tokens. `rollout_weights` is the sum of the weights of each rollout's tokens, by rollout id.
+    by `std_threshold`, `num_small_groups` because fewer than two of their rollouts are scored, `num_filtered_groups`
+    by the bounds of their mean reward; `left_out` has the reason of each by its id, `group_ids` are the others.
+    `num_excluded_rollouts` have no reward, `num_cut_rollouts` were left out because a token limit cut them.
+    `num_zero_variance_tokens` is what the groups without spread cost in loss tokens. `reward_mean` and `reward_std` are
+    of the recorded rewards, `reward_shaped_mean` of those that advantages were computed from. `rollout_weights` is the
+    sum of the weights of each rollout's tokens, by rollout id.
     """
 
     experiences: tuple[Experience, ...]
@@ -38,6 +54,8 @@ class Batch:
     num_zero_variance_groups: int
     num_flat_groups: int
     num_small_groups: int
+    num_filtered_groups: int
+    num_cut_rollouts: int
     num_rollouts: int
     num_excluded_rollouts: int
     num_calls: int
@@ -46,7 +64,10 @@ class Batch:
     num_zero_variance_tokens: int
     reward_mean: float
     reward_std: float
+    reward_shaped_mean: float
     rollout_weights: Mapping[str, float]
+    group_ids: tuple[str, ...]
+    left_out: Mapping[str, Reason]
 
     def metrics(self) -> dict[str, float]:
         """The counts as numbers to log."""
@@ -56,8 +77,10 @@ class Batch:
             "groups_zero_variance": self.num_zero_variance_groups,
             "groups_dropped_flat": self.num_flat_groups,
             "groups_dropped_small": self.num_small_groups,
+            "groups_dropped_filtered": self.num_filtered_groups,
             "rollouts": self.num_rollouts,
             "rollouts_excluded": self.num_excluded_rollouts,
+            "rollouts_cut": self.num_cut_rollouts,
             "calls": self.num_calls,
             "sequences": len(self.experiences),
             "tokens": self.num_tokens,
@@ -65,6 +88,7 @@ class Batch:
             "loss_tokens_zero_variance": self.num_zero_variance_tokens,
             "reward_mean": self.reward_mean,
             "reward_std": self.reward_std,
+            "reward_shaped_mean": self.reward_shaped_mean,
             "rollout_weight_min": min(weights, default=0.0),
             "rollout_weight_max": max(weights, default=0.0),
         }
@@ -72,35 +96,80 @@ class Batch:
 
 @dataclass(slots=True)
 class _Draw:
-    """What is gathered so far. `sequences` holds (experience, advantage, rollout number, number of its first call)."""
+    """What is gathered so far. `sequences` holds (experience, rollout number, number of its first call); `advantages`
+    one array for each rollout, by the call's index."""
 
-    sequences: list[tuple[Experience, float, int, int]] = field(default_factory=list)
+    sequences: list[tuple[Experience, int, int]] = field(default_factory=list)
+    advantages: list[Advantages] = field(default_factory=list)
     rollouts: list[Rollout] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
-    num_groups: int = 0
+    shaped: list[float] = field(default_factory=list)
+    groups: list[str] = field(default_factory=list)
+    left_out: dict[str, Reason] = field(default_factory=dict)
     num_zero_variance: int = 0
     num_zero_variance_tokens: int = 0
-    num_flat: int = 0
-    num_small: int = 0
     num_excluded: int = 0
+    num_cut: int = 0
     num_calls: int = 0
 
 
-def make_batch(groups: Sequence[Group], algorithm: Algorithm) -> Batch:
-    """Merge, score and weigh the groups of one update.
+def score(groups: Sequence[Group], algorithm: Algorithm) -> dict[str, Advantages]:
+    """Advantages over the groups of a step: for each rollout that takes part, by its id, one for each of its calls.
+
+    Groups that are left out (`left_out`) take no part.
+    """
+    rollouts = [
+        algorithm.shaping.shaped(rollout)
+        for group in groups
+        if left_out(group, algorithm) is None
+        for rollout in algorithm.shaping.taking_part(group.scored)
+    ]
+    numbers = {id_: number for number, id_ in enumerate(dict.fromkeys(rollout.group_id for rollout in rollouts))}
+    baselines = {group.id: group.baseline.reward for group in groups if group.baseline is not None}
+    trained = [(number, call) for number, rollout in enumerate(rollouts) for call in rollout.calls if call.trainable]
+    states: dict[str, int] = {}
+    scores = Scores(
+        rewards_R=np.array([rollout.reward for rollout in rollouts], np.float64),
+        baselines_R=np.array([_number(baselines.get(rollout.group_id)) for rollout in rollouts], np.float64),
+        groups_R=np.array([numbers[rollout.group_id] for rollout in rollouts], np.int64),
+        rollouts_C=np.array([number for number, _ in trained], np.int64),
+        call_rewards_C=np.array(
+            [rollouts[number].call_rewards.get(call.index, np.nan) for number, call in trained], np.float64
+        ),
+        states_C=np.array([states.setdefault(_state(call), len(states)) for _, call in trained], np.int64),
+    )
+    advantages_C = algorithm.advantages(scores) if rollouts else np.zeros(0)
+    result = {rollout.id: np.zeros(len(rollout.calls)) for rollout in rollouts}
+    for (number, call), advantage in zip(trained, advantages_C.tolist(), strict=True):
+        result[rollouts[number].id][call.index] = advantage
+    return result
+
+
+def make_batch(
+    groups: Sequence[Group], algorithm: Algorithm, advantages: Mapping[str, Advantages] | None = None
+) -> Batch:
+    """Merge and weigh the groups of one update. `advantages` are those of the whole step (`score`); None: the groups
+    are the whole step.
 
     Raises `CallError` and `SamplingError` as `merge` does, and `CallError` if a group holds a rollout of another task.
     """
+    for group in groups:
+        _check_members(group)
+    if advantages is None:
+        advantages = score(groups, algorithm)
     draw = _Draw()
     for group in groups:
-        _add_group(draw, group, algorithm)
+        _add_group(draw, group, algorithm, advantages)
     experiences, rollout_weights = _weigh(draw, algorithm)
+    reasons = list(draw.left_out.values())
     return Batch(
         experiences=experiences,
-        num_groups=draw.num_groups,
+        num_groups=len(draw.groups),
         num_zero_variance_groups=draw.num_zero_variance,
-        num_flat_groups=draw.num_flat,
-        num_small_groups=draw.num_small,
+        num_flat_groups=reasons.count("flat"),
+        num_small_groups=reasons.count("small"),
+        num_filtered_groups=reasons.count("filtered"),
+        num_cut_rollouts=draw.num_cut,
         num_rollouts=len(draw.rollouts),
         num_excluded_rollouts=draw.num_excluded,
         num_calls=sum(num_trainable_calls(rollout) for rollout in draw.rollouts),
@@ -109,46 +178,87 @@ def make_batch(groups: Sequence[Group], algorithm: Algorithm) -> Batch:
         num_zero_variance_tokens=draw.num_zero_variance_tokens,
         reward_mean=float(np.mean(draw.rewards)) if draw.rewards else 0.0,
         reward_std=float(np.std(draw.rewards)) if draw.rewards else 0.0,
+        reward_shaped_mean=float(np.mean(draw.shaped)) if draw.shaped else 0.0,
         rollout_weights=rollout_weights,
+        group_ids=tuple(draw.groups),
+        left_out=draw.left_out,
     )
 
 
-def split_minibatches(groups: Sequence[Group], num_minibatches: int) -> list[tuple[Group, ...]]:
-    """The groups in `num_minibatches` parts of nearly equal size, in order; fewer parts if there are fewer groups."""
-    num_parts = min(num_minibatches, len(groups))
-    return [
-        tuple(groups[len(groups) * part // num_parts : len(groups) * (part + 1) // num_parts])
-        for part in range(num_parts)
-    ]
+def draw_batches(groups: Sequence[Group], algorithm: Algorithm, num_minibatches: int) -> tuple[Batch, ...]:
+    """The batches of a step, one for each minibatch that trains something; `groups` are those of the whole step."""
+    advantages = score(groups, algorithm)
+    parts = split_minibatches(groups, num_minibatches, algorithm)
+    return tuple(make_batch(part, algorithm, advantages) for part in parts)
 
 
-def _add_group(draw: _Draw, group: Group, algorithm: Algorithm) -> None:
-    scored = group.scored
-    for rollout in scored:
+def split_minibatches(
+    groups: Sequence[Group], num_minibatches: int, algorithm: Algorithm | None = None
+) -> list[tuple[Group, ...]]:
+    """The groups in `num_minibatches` parts, in order; fewer parts if there are fewer groups.
+
+    The groups that train make parts of nearly equal size (those that `algorithm` leaves out go with the one before
+    them; None: all train).
+    """
+    trains = [algorithm is None or left_out(group, algorithm) is None for group in groups]
+    num_parts = min(num_minibatches, max(sum(trains), min(1, len(groups))))
+    counted = list(accumulate(map(int, trains)))
+    bounds = [sum(trains) * part // num_parts for part in range(1, num_parts)] if num_parts else []
+    cuts = [counted.index(bound + 1) for bound in bounds]
+    return [tuple(groups[start:end]) for start, end in pairwise((0, *cuts, len(groups)))] if groups else []
+
+
+def _check_members(group: Group) -> None:
+    for rollout in group.scored:
         if rollout.group_id != group.id or rollout.task_id != group.task.id:
             raise CallError(
                 f"group {group.id} of task {group.task.id} holds rollout {rollout.id} of group {rollout.group_id}, "
                 f"task {rollout.task_id}: advantages compare rollouts of one task only"
             )
-    draw.num_excluded += len(group.rollouts) - len(scored)
-    if len(scored) < (2 if algorithm.group_relative else 1):
-        draw.num_small += 1
-        return
-    rewards_G = np.array([rollout.reward for rollout in scored], dtype=np.float64)
-    num_calls_G = np.array([num_trainable_calls(rollout) for rollout in scored])
-    advantages_G = algorithm.advantages(rewards_G, num_calls_G)
-    if advantages_G is None:
-        draw.num_flat += 1
+
+
+def left_out(group: Group, algorithm: Algorithm) -> Reason | None:
+    """Why a group takes no part in the update, if it does not; by the recorded rewards of its rollouts that do."""
+    rewards = [rollout.reward for rollout in algorithm.shaping.taking_part(group.scored) if rollout.reward is not None]
+    if len(rewards) < (2 if algorithm.group_relative else 1):
+        return "small"
+    if algorithm.needs_baseline and (group.baseline is None or not group.baseline.scored):
+        return "small"
+    threshold = algorithm.std_threshold
+    if threshold is not None and len(rewards) > 1 and reward_std(np.array(rewards, dtype=np.float64)) <= threshold:
+        return "flat"
+    return None if algorithm.shaping.keeps(rewards) else "filtered"
+
+
+def _number(reward: float | None) -> float:
+    return np.nan if reward is None else reward
+
+
+def _state(call: Call) -> str:
+    """What tells the states apart in which calls were made: the last message, which is what the environment said."""
+    return json.dumps(call.messages[-1], sort_keys=True, default=repr)
+
+
+def _add_group(draw: _Draw, group: Group, algorithm: Algorithm, advantages: Mapping[str, Advantages]) -> None:
+    scored = algorithm.shaping.taking_part(group.scored)
+    draw.num_excluded += len(group.rollouts) - len(group.scored)
+    draw.num_cut += len(group.scored) - len(scored)
+    reason = left_out(group, algorithm)
+    if reason is not None:
+        draw.left_out[group.id] = reason
         return
     num_before = len(draw.sequences)
-    for rollout, reward, advantage in zip(scored, rewards_G.tolist(), advantages_G.tolist(), strict=True):
+    shaped = [float(algorithm.shaping.shaped(rollout).reward or 0.0) for rollout in scored]
+    for rollout in scored:
         for experience in merge(rollout, needs_ratio=algorithm.needs_ratio):
-            draw.sequences.append((experience, advantage, len(draw.rollouts), draw.num_calls))
+            draw.sequences.append((experience, len(draw.rollouts), draw.num_calls))
         draw.rollouts.append(rollout)
-        draw.rewards.append(reward)
+        draw.rewards.append(float(rollout.reward or 0.0))
+        draw.advantages.append(advantages[rollout.id])
         draw.num_calls += len(rollout.calls)
-    draw.num_groups += 1
-    if np.all(rewards_G == rewards_G[0]):
+    draw.groups.append(group.id)
+    draw.shaped += shaped
+    if len(set(shaped)) == 1:
         draw.num_zero_variance += 1
         draw.num_zero_variance_tokens += sum(_num_loss_tokens(sequence[0]) for sequence in draw.sequences[num_before:])
 
@@ -158,16 +268,16 @@ def _weigh(draw: _Draw, algorithm: Algorithm) -> tuple[tuple[Experience, ...], d
     weight_of = {rollout.id: 0.0 for rollout in draw.rollouts}
     if not draw.sequences:
         return (), weight_of
-    experiences, advantages, rollouts, first_calls = zip(*draw.sequences, strict=True)
+    experiences, rollouts, first_calls = zip(*draw.sequences, strict=True)
     lengths = [len(experience.ids_T) for experience in experiences]
     # Here T runs over the tokens of all sequences, one after the other.
     mask_T = np.concatenate([experience.loss_mask_T for experience in experiences])
     calls_T = np.concatenate([experience.calls_T for experience in experiences]) + np.repeat(first_calls, lengths)
-    rollouts_E = np.repeat(rollouts, lengths)[mask_T]
-    weights_E = token_weights(algorithm.aggregation, rollouts_E, calls_T[mask_T])
-    weights_T = np.zeros(len(mask_T), dtype=np.float32)
+    rollouts_E, calls_E = np.repeat(rollouts, lengths)[mask_T], calls_T[mask_T]
+    weights_E = token_weights(algorithm.aggregation, rollouts_E, calls_E, length=algorithm.constant_length)
+    weights_T, advantages_T = np.zeros(len(mask_T), np.float32), np.zeros(len(mask_T), np.float32)
     weights_T[mask_T] = weights_E
-    advantages_T = np.where(mask_T, np.repeat(advantages, lengths), 0.0).astype(np.float32)
+    advantages_T[mask_T] = np.concatenate(draw.advantages)[calls_E]
     bounds = np.cumsum(lengths)[:-1]
     filled = tuple(
         replace(experience, advantages_T=of_advantages_T, weights_T=of_weights_T)

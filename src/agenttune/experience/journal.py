@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import NamedTuple
 
 from agenttune.errors import JournalError
-from agenttune.experience.records import SCHEMA, SCHEMA_VERSION, insert_group, insert_step
-from agenttune.types import Experience, Group
+from agenttune.experience.records import SCHEMA, SCHEMA_VERSION, insert_checks, insert_group, insert_step
+from agenttune.types import Check, Experience, Group
 
 
 class _Item(NamedTuple):
@@ -49,6 +49,10 @@ class Journal:
     def add(self, group: Group) -> None:
         """Take a group in, to be written soon. Raises `JournalError` if an earlier write failed."""
         self._put(_Item(write=partial(insert_group, group=group)))
+
+    def add_checks(self, step: int, checks: Iterable[Check]) -> None:
+        """Take in what was found out about a step that is about to be trained."""
+        self._put(_Item(write=partial(insert_checks, step=step, checks=tuple(checks))))
 
     def add_step(
         self, step: int, version: int, metrics: Mapping[str, float], experiences: Iterable[Experience] = ()

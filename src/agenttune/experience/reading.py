@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from agenttune.errors import JournalError
-from agenttune.experience.records import FLOAT_BYTES, INT_BYTES, SCHEMA_VERSION
-from agenttune.types import Call, CallStatus, FloatArray, Group, IntArray, Outcome, Rollout, Sampling, Task
+from agenttune.experience.records import BASELINE, FLOAT_BYTES, INT_BYTES, SCHEMA_VERSION
+from agenttune.types import Call, CallStatus, Check, FloatArray, Group, IntArray, Outcome, Rollout, Sampling, Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +42,41 @@ class TrainedCall:
     call: int
     num_tokens: int
     advantage: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutEntry:
+    """A rollout's line in the journal, without its calls; the last attempt of each."""
+
+    id: str
+    group_id: str
+    outcome: Outcome
+    reward: float | None
+    num_calls: int
+
+
+def find_rollouts(path: Path | str, *, part: str = "", last: int | None = None) -> list[RolloutEntry]:
+    """Rollouts whose id contains `part`, in the order they were added; only those of the `last` so many groups."""
+    with closing(_open(path)) as connection:
+        rows = connection.execute(
+            "SELECT id, group_id, outcome, reward, (SELECT COUNT(*) FROM calls WHERE rollout_key = rollouts.key)"
+            " AS num_calls FROM rollouts WHERE is_final AND instr(id, :part) AND group_key IN"
+            " (SELECT key FROM groups ORDER BY key DESC LIMIT :last) ORDER BY key",
+            {"part": part, "last": -1 if last is None else last},
+        ).fetchall()
+    return [RolloutEntry(**dict(row) | {"outcome": Outcome(row["outcome"])}) for row in rows]
+
+
+def read_group_ids(path: Path | str) -> list[tuple[int, str]]:
+    """(place in the journal, id) of all groups, in the order they were added."""
+    with closing(_open(path)) as connection:
+        return [(key, id_) for key, id_ in connection.execute("SELECT key, id FROM groups ORDER BY key")]
+
+
+def read_groups_at(path: Path | str, keys: Iterable[int]) -> list[Group]:
+    """The groups at these places in the journal."""
+    with closing(_open(path)) as connection:
+        return [_read_group(connection, key) for key in keys]
 
 
 def read_groups(path: Path | str, *, group_id: str | None = None, last: int | None = None) -> Iterator[Group]:
@@ -76,6 +111,32 @@ def read_trained(path: Path | str, *, step: int | None = None) -> list[TrainedCa
     return [TrainedCall(**dict(row)) for row in rows]
 
 
+def read_checks(path: Path | str) -> dict[int, tuple[Check, ...]]:
+    """The checks of each step's certificate; those of the last time that the step was trained."""
+    with closing(_open(path)) as connection:
+        rows = connection.execute("SELECT step, name, checked, broken, first FROM checks ORDER BY rowid").fetchall()
+    found: dict[int, dict[str, Check]] = {}
+    for row in rows:
+        fields = {name: row[name] for name in ("name", "checked", "broken", "first")}
+        found.setdefault(row["step"], {})[row["name"]] = Check(**fields)
+    return {step: tuple(checks.values()) for step, checks in found.items()}
+
+
+def count_outcomes(path: Path | str) -> dict[str, int]:
+    """Rollouts by outcome, attempts that were repeated included."""
+    return _counts(path, "SELECT outcome, COUNT(*) FROM rollouts GROUP BY outcome ORDER BY COUNT(*) DESC")
+
+
+def count_calls(path: Path | str) -> dict[str, int]:
+    """Calls by status."""
+    return _counts(path, "SELECT status, COUNT(*) FROM calls GROUP BY status ORDER BY COUNT(*) DESC")
+
+
+def _counts(path: Path | str, query: str) -> dict[str, int]:
+    with closing(_open(path)) as connection:
+        return dict(connection.execute(query).fetchall())
+
+
 def _open(path: Path | str) -> sqlite3.Connection:
     try:
         connection = sqlite3.connect(f"{Path(path).resolve().as_uri()}?mode=ro", uri=True)
@@ -103,7 +164,8 @@ def _read_group(connection: sqlite3.Connection, key: int) -> Group:
         id=group["id"],
         version=group["version"],
         task=Task(id=group["task_id"], index=group["task_index"], row=json.loads(group["row"])),
-        rollouts=tuple(rollout for is_final, rollout in rollouts if is_final),
+        rollouts=tuple(rollout for is_final, rollout in rollouts if is_final == 1),
+        baseline=next((rollout for is_final, rollout in rollouts if is_final == BASELINE), None),
         attempts=tuple(rollout for is_final, rollout in rollouts if not is_final),
     )
 
@@ -126,6 +188,7 @@ def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row) -> Rollout:
         outcome=Outcome(row["outcome"]),
         reward=row["reward"],
         metrics=json.loads(row["metrics"]),
+        call_rewards={int(index): reward for index, reward in json.loads(row["call_rewards"]).items()},
         error=row["error"],
         seconds=row["seconds"],
     )

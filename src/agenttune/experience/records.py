@@ -14,6 +14,7 @@ Shape suffixes: P prompt tokens of a call, N prompt and sampled tokens of a call
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import sqlite3
@@ -23,9 +24,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from agenttune.types import Call, Experience, Group, IntArray, Rollout
+from agenttune.types import Call, Check, Experience, Group, IntArray, Rollout
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -38,7 +39,8 @@ CREATE INDEX IF NOT EXISTS groups_id ON groups (id);
 CREATE TABLE IF NOT EXISTS rollouts (
     key INTEGER PRIMARY KEY, group_key INTEGER NOT NULL REFERENCES groups (key), is_final INTEGER NOT NULL,
     id TEXT NOT NULL, group_id TEXT NOT NULL, task_id TEXT NOT NULL, idx INTEGER NOT NULL, attempt INTEGER NOT NULL,
-    outcome TEXT NOT NULL, reward REAL, metrics TEXT NOT NULL, error TEXT, seconds REAL NOT NULL
+    outcome TEXT NOT NULL, reward REAL, metrics TEXT NOT NULL, call_rewards TEXT NOT NULL, error TEXT,
+    seconds REAL NOT NULL
 );
 CREATE INDEX IF NOT EXISTS rollouts_group ON rollouts (group_key);
 CREATE TABLE IF NOT EXISTS calls (
@@ -57,7 +59,14 @@ CREATE TABLE IF NOT EXISTS trained (
     num_tokens INTEGER NOT NULL, advantage REAL NOT NULL
 );
 CREATE INDEX IF NOT EXISTS trained_step ON trained (step);
+CREATE TABLE IF NOT EXISTS checks (
+    step INTEGER NOT NULL, name TEXT NOT NULL, checked INTEGER NOT NULL, broken INTEGER NOT NULL, first TEXT
+);
+CREATE INDEX IF NOT EXISTS checks_step ON checks (step);
 """
+
+BASELINE = 2
+"""`is_final` of a group's greedy baseline; 1 is a rollout of the group, 0 an attempt that was repeated."""
 
 INT_BYTES = np.dtype("<i4")
 FLOAT_BYTES = np.dtype("<f4")
@@ -78,7 +87,8 @@ def insert_group(connection: sqlite3.Connection, group: Group) -> None:
         task_index=task.index,
         task_row=_text_id(connection, _to_json(task.row, foreign=repr)),
     )
-    for is_final, rollouts in ((1, group.rollouts), (0, group.attempts)):
+    baseline = () if group.baseline is None else (group.baseline,)
+    for is_final, rollouts in ((1, group.rollouts), (0, group.attempts), (BASELINE, baseline)):
         for rollout in rollouts:
             _insert_rollout(connection, group_key, is_final, rollout)
 
@@ -90,7 +100,9 @@ def insert_step(
     metrics: Mapping[str, float],
     experiences: Iterable[Experience],
 ) -> None:
-    """Write a trained step, and for each call that carried loss in it its tokens and its advantage."""
+    """Write a trained step, and for each call that carried loss in it its tokens and its advantage; they replace those
+    of a step of that number which an interruption undid."""
+    connection.execute("DELETE FROM trained WHERE step = ?", (step,))
     _insert(connection, "steps", step=step, version=version, metrics=_to_json(metrics))
     for experience in experiences:
         mask_T = experience.loss_mask_T
@@ -103,6 +115,12 @@ def insert_step(
                 for values in zip(calls.tolist(), counts.tolist(), advantages.tolist(), strict=True)
             ],
         )
+
+
+def insert_checks(connection: sqlite3.Connection, step: int, checks: Iterable[Check]) -> None:
+    """Write the checks of a step's certificate."""
+    for check in checks:
+        _insert(connection, "checks", step=step, **dataclasses.asdict(check))
 
 
 def _insert_rollout(connection: sqlite3.Connection, group_key: int, is_final: int, rollout: Rollout) -> None:
@@ -119,6 +137,7 @@ def _insert_rollout(connection: sqlite3.Connection, group_key: int, is_final: in
         outcome=rollout.outcome.value,
         reward=rollout.reward,
         metrics=_to_json(rollout.metrics),
+        call_rewards=_to_json({str(index): reward for index, reward in rollout.call_rewards.items()}),
         # An error may quote text that is not valid Unicode, which SQLite does not take.
         error=None if rollout.error is None else rollout.error.encode("utf-8", "backslashreplace").decode(),
         seconds=rollout.seconds,

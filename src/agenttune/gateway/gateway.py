@@ -19,6 +19,7 @@ import numpy as np
 
 from agenttune.errors import CallError, ConfigError, ContextOverflowError, EngineError
 from agenttune.gateway.history import Prompt
+from agenttune.gateway.meter import Tally
 from agenttune.gateway.model import ChatModel
 from agenttune.gateway.parsers import REASONING_PARSERS, THINK, TOOL_PARSERS, Parsed, parse_text
 from agenttune.gateway.render import Renderer
@@ -80,9 +81,11 @@ class Gateway:
         sampling: Sampling | None = None,
         max_calls: int | None = None,
         record: bool = True,
+        tally: Tally | None = None,
     ) -> Session:
         """A session for one rollout. `sampling` replaces the defaults; with temperature 0 in it every call is greedy,
-        whatever the agent asks for (evaluation). `record=False` keeps no calls. From any thread.
+        whatever the agent asks for (evaluation). `record=False` keeps no calls. `tally` counts calls and tokens, and
+        may refuse them. From any thread.
         """
         key = f"at-{secrets.token_urlsafe(24)}"
         session = Session(
@@ -98,9 +101,14 @@ class Gateway:
                 server=self._server,
                 async_transport=self._async_transport,
                 sync_transport=self._sync_transport,
+                calls=lambda: session.snapshot(),
+                prompt_text=lambda index: session.prompt_text(index),
+                version=lambda: self.engine.version,
+                recorded=record,
             ),
             revoke=functools.partial(self._sessions.pop, key, None),
             loop=self.loop,
+            tally=tally,
         )
         self._sessions[key] = session
         return session
@@ -141,6 +149,8 @@ class Gateway:
 
     async def _chat(self, session: Session, raw: RawRequest) -> Answer:
         request = _parse(raw.body, self.model_name, session)
+        if session.tally is not None and (refusal := session.tally.admit()) is not None:
+            raise ApiError(str(refusal), status=403, code="token_cap_reached", kind="permission_error")
         prompt = self._prompt(session, request)
         if not session.admits(request.n):
             message = f"This rollout may make {session.max_calls} calls at most."
@@ -174,7 +184,7 @@ class Gateway:
 
     def _prompt(self, session: Session, request: ChatRequest) -> Prompt:
         kwargs = {**self._template_kwargs, **request.template_kwargs}
-        text = self._renderer.render(request.rendered, request.tools, kwargs)
+        text = self._renderer.render(request.rendered, request.tools, kwargs, continue_final=request.continue_final)
         prompt = session.history.prompt(self._renderer, request.rendered, text)
         if len(prompt.ids_P) == 0:
             raise ApiError("The messages render to an empty prompt.", param="messages")
@@ -231,7 +241,7 @@ class Gateway:
         # Truncation is what the engine says it is, also where a whole tool call came before the cut.
         calls_tools = bool(parsed.tool_calls) and generation.finish_reason == "stop"
         finish_reason = "tool_calls" if calls_tools else str(generation.finish_reason)
-        return Choice(message=message, finish_reason=finish_reason, generation=generation)
+        return Choice(call_index=entry.index, message=message, finish_reason=finish_reason, generation=generation)
 
     def _parsed(self, request: ChatRequest, prompt: Prompt, generation: Generation) -> Parsed:
         """The sampled text without its end token, read. Special tokens stay only beside tools, which may use them."""
@@ -241,6 +251,8 @@ class Gateway:
             if generation.finish_reason == "stop":
                 ids = ids[:-1]
             text = self._renderer.decode(prompt.ids_P, ids if request.tools else self._renderer.without_special(ids))
+        if request.plain_text:
+            return Parsed(content=text)
         return parse_text(
             text,
             tools=bool(request.tools),

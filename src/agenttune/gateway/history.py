@@ -86,12 +86,13 @@ class History:
 
 
 def canonical(message: Mapping[str, Any]) -> Canonical:
-    """What a rendered message says, hashable. Tool-call ids are left out: where they are rendered, the text decides."""
+    """What a rendered message says, hashable. Tool-call ids and names are left out: agents put names to what the model
+    said (AgentScope does), and where either is rendered, the text decides.
+    """
     calls = tuple((call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ()))
     return (
         message["role"],
         message["content"],
         message.get("reasoning_content", ""),
-        message.get("name", ""),
         calls,
     )

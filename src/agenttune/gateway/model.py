@@ -5,10 +5,13 @@ In: a rollout's key. Out: `client`, `sync_client`, or `base_url` and `api_key` f
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 import httpx
+
+from agenttune.types import Call
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
@@ -35,12 +38,21 @@ class ChatModel:
         server: Server,
         async_transport: AsyncTransport,
         sync_transport: SyncTransport,
+        calls: Callable[[], tuple[Call, ...]],
+        prompt_text: Callable[[int], str],
+        version: Callable[[], int],
+        recorded: bool,
     ) -> None:
         self.name = name
         self.api_key = api_key
+        self.recorded = recorded
+        """Whether the rollout is kept: false in evaluations, and for auxiliary models."""
         self._server = server
         self._async_transport = async_transport
         self._sync_transport = sync_transport
+        self._calls = calls
+        self._prompt_text = prompt_text
+        self._version = version
 
     @cached_property
     def client(self) -> AsyncOpenAI:
@@ -66,6 +78,26 @@ class ChatModel:
     def base_url(self) -> str:
         """The loopback URL (ending in `/v1`) for other clients, with `api_key`. First use starts the HTTP server."""
         return self._server.url()
+
+    def calls(self) -> tuple[Call, ...]:
+        """The calls of this rollout so far, token-exact, as they are recorded. From any thread."""
+        return self._calls()
+
+    def prompt_text(self, index: int) -> str:
+        """The prompt of a call of this rollout as text, as the chat template rendered it. From any thread."""
+        return self._prompt_text(index)
+
+    @property
+    def version(self) -> int:
+        """Policy version of the weights that are served now."""
+        return self._version()
+
+    def __call__(self, *_: Any, **__: Any) -> Never:
+        """AgentScope's agents call their model; this one is not AgentScope's."""
+        raise TypeError(
+            "this is AgentTune's own model object, which is not called: agents use model.client. For AgentScope's "
+            "agents, import agentscope at the top of the script, so that workflows receive its OpenAIChatModel"
+        )
 
     def __copy__(self) -> ChatModel:
         return self

@@ -44,13 +44,21 @@ class Renderer:
         self._string_arguments = self._template_keeps_argument_strings()
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        kwargs: Mapping[str, Any],
+        *,
+        continue_final: bool = False,
+        closed: bool = False,
     ) -> str:
-        """The text of the whole prompt, the header of the answer included. A message that the template refuses: 400."""
+        """The text of the whole prompt, the header of the answer included; with `continue_final` the last message is
+        left open instead, with `closed` the text ends behind it. A message that the template refuses: 400.
+        """
         if not self._string_arguments:
             messages = list(map(_with_parsed_arguments, messages))
         try:
-            text = self._apply(messages, tools, kwargs)
+            text = self._apply(messages, tools, kwargs, continue_final=continue_final, closed=closed)
             text.encode()  # a lone surrogate is no text: no tokenizer takes it
         except (
             TemplateError,
@@ -84,6 +92,10 @@ class Renderer:
         # A prompt that ends within a character can be completed by the sampled ids: no text of their own.
         return whole[len(before) :] if whole.startswith(before) else whole + REPLACEMENT
 
+    def spell(self, ids: Sequence[int]) -> str:
+        """The text of whole sequences of ids, special tokens included."""
+        return self._decode(ids)
+
     def without_special(self, ids_S: Sequence[int]) -> Sequence[int]:
         """The ids that are not special tokens."""
         return ids_S if self._special_ids.isdisjoint(ids_S) else [i for i in ids_S if i not in self._special_ids]
@@ -102,10 +114,21 @@ class Renderer:
         return ids
 
     def _apply(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        kwargs: Mapping[str, Any],
+        *,
+        continue_final: bool = False,
+        closed: bool = False,
     ) -> str:
         text = self._tokenizer.apply_chat_template(
-            list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=True, **kwargs
+            list(messages),
+            tools=list(tools) or None,
+            tokenize=False,
+            add_generation_prompt=not (continue_final or closed),
+            continue_final_message=continue_final,
+            **kwargs,
         )
         return str(text)
 

@@ -2,7 +2,7 @@
 
 In: the decoded JSON body of one request and the sampling defaults of its session. Out: `ChatRequest`, or `ApiError` in
 OpenAI's error format. Nothing is silently ignored: a parameter is honoured, harmless (accepted and named in
-`HARMLESS`), or refused by name.
+`HARMLESS`), a wish that nothing forces (`NOT_FORCED`), or refused by name.
 """
 
 from __future__ import annotations
@@ -14,16 +14,19 @@ from typing import Any
 
 from agenttune.types import Sampling
 
-HARMLESS = frozenset(
-    {"metadata", "parallel_tool_calls", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user"}
-)
+HARMLESS = frozenset({"metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user"})
 """Accepted without effect: they change neither the prompt nor the distribution."""
+
+NOT_FORCED = frozenset({"parallel_tool_calls"})
+"""Accepted as wishes, as `tool_choice` "required" (or a function's name) and a tool's `strict` are: nothing forces the
+model, it answers as it answers. To force it would be to sample from another distribution than the one that is trained.
+"""
 
 HONOURED = frozenset(
     {
-        *("chat_template_kwargs", "logprobs", "max_completion_tokens", "max_tokens", "messages", "model", "n"),
-        *("return_token_ids", "seed", "stop", "stream", "stream_options", "temperature", "tool_choice", "tools"),
-        *("top_k", "top_logprobs", "top_p"),
+        *("chat_template_kwargs", "continue_final_message", "logprobs", "max_completion_tokens", "max_tokens"),
+        *("messages", "model", "n", "plain_text", "return_token_ids", "seed", "stop", "stream", "stream_options"),
+        *("temperature", "tool_choice", "tools", "top_k", "top_logprobs", "top_p"),
     }
 )
 
@@ -69,7 +72,11 @@ class ApiError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """One validated request: `messages` as sent, `rendered` as the template gets them, `tools` empty for none."""
+    """One validated request: `messages` as sent, `rendered` as the template gets them, `tools` empty for none.
+
+    `plain_text`: no parser reads the sampled text, and each choice says which call it is (`call_index`).
+    `continue_final`: the last message is the beginning of the answer.
+    """
 
     messages: tuple[Mapping[str, Any], ...]
     rendered: tuple[dict[str, Any], ...]
@@ -82,6 +89,8 @@ class ChatRequest:
     stream: bool
     include_usage: bool
     return_token_ids: bool
+    plain_text: bool
+    continue_final: bool
     template_kwargs: Mapping[str, Any]
 
 
@@ -119,6 +128,8 @@ def parse_request(body: Any, *, model_name: str, defaults: Sampling, greedy: boo
         stream=stream,
         include_usage=_include_usage(given, stream),
         return_token_ids=_boolean(given, "return_token_ids"),
+        plain_text=_boolean(given, "plain_text"),
+        continue_final=_continue_final(given, messages),
         template_kwargs=_template_kwargs(given),
     )
 
@@ -153,12 +164,17 @@ def render_message(message: Any, position: int) -> dict[str, Any]:
 
 def _refuse_unknown(given: Mapping[str, Any]) -> None:
     for key, value in given.items():
-        if key in HONOURED or key in HARMLESS:
+        if key in NOT_FORCED:
+            _boolean(given, key)
+        if key in HONOURED or key in HARMLESS or key in NOT_FORCED:
             continue
         if key not in NEUTRAL:
             raise ApiError(f"Unrecognized or unsupported request argument: {key!r}.", param=key)
         if value not in NEUTRAL[key]:
-            raise ApiError(f"{key!r} is not supported: it would change the distribution sampled from.", param=key)
+            instead = " Offer a tool with this schema instead." if key == "response_format" else ""
+            raise ApiError(
+                f"{key!r} is not supported: it would change the distribution sampled from.{instead}", param=key
+            )
 
 
 def _text(content: Any, where: str) -> str:
@@ -252,6 +268,15 @@ def _include_usage(given: Mapping[str, Any], stream: bool) -> bool:
     if unknown:
         raise ApiError("'stream_options' must be an object with 'include_usage'.", param="stream_options")
     return _boolean(options, "include_usage")
+
+
+def _continue_final(given: Mapping[str, Any], messages: list[Any]) -> bool:
+    wanted = _boolean(given, "continue_final_message")
+    if wanted and not (isinstance(messages[-1], dict) and messages[-1].get("role") == "assistant"):
+        raise ApiError(
+            "'continue_final_message' needs an assistant message at the end.", param="continue_final_message"
+        )
+    return wanted
 
 
 def _template_kwargs(given: Mapping[str, Any]) -> Mapping[str, Any]:

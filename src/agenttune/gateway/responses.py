@@ -54,8 +54,9 @@ def assistant_message(parsed: Parsed, name: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """One choice of a response: its message, why it ended (OpenAI's word), and what was sampled."""
+    """One choice of a response: the call it is, its message, why it ended (OpenAI's word), and what was sampled."""
 
+    call_index: int
     message: Mapping[str, Any]
     finish_reason: str
     generation: Generation
@@ -106,6 +107,8 @@ def _choice_body(request: ChatRequest, index: int, choice: Choice, renderer: Ren
     }
     if request.return_token_ids:
         body["token_ids"] = choice.generation.ids.tolist()
+    if request.plain_text:
+        body["call_index"] = choice.call_index
     return body
 
 

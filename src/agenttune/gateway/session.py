@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agenttune.gateway.history import History, Prompt
+from agenttune.gateway.meter import Tally
 from agenttune.inference.engine import Generation
 from agenttune.types import Call, CallStatus, Outcome, Sampling
 
@@ -86,11 +87,14 @@ class Session:
         model: ChatModel,
         revoke: Callable[[], object],
         loop: asyncio.AbstractEventLoop,
+        tally: Tally | None = None,
     ) -> None:
         self.rollout_id = rollout_id
         self.model = model
         self.sampling, self.greedy = sampling, greedy
         self.max_calls = max_calls
+        self.tally = tally
+        """Where calls and tokens are counted besides, and may be refused (auxiliary models)."""
         self.history = History()
         self.failure: Outcome | None = None
         """Why a call failed: by the model (context overflow, call limit) or by infrastructure; None if none did."""
@@ -119,6 +123,14 @@ class Session:
                     self._loop.call_soon_threadsafe(self._cancel_tasks)
                 self._calls = tuple(entry.call() for entry in list(self._entries)) if self._record else ()
             return self._calls
+
+    def snapshot(self) -> tuple[Call, ...]:
+        """The calls recorded so far, in order, as they would be if the session closed now. From any thread."""
+        return tuple(entry.call() for entry in list(self._entries))
+
+    def prompt_text(self, index: int) -> str:
+        """The rendered prompt of a call. From any thread."""
+        return self._entries[index].prompt.text
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -155,6 +167,8 @@ class Session:
                     earlier.abandoned = True
                     break
         self._exchanges.append(exchange)
+        if self.tally is not None:
+            self.tally.add(calls=1)
         return exchange
 
     def entry(self, **fields: Any) -> Entry:
@@ -166,6 +180,8 @@ class Session:
     def count(self, name: str, number: int = 1) -> None:
         """Add to a metric."""
         self._counts[name] += number
+        if self.tally is not None and name in ("prompt_tokens", "sampled_tokens"):
+            self.tally.add(tokens=number)
 
     def noise(self, index: int, choice: int, seed: int | None) -> int:
         """The noise key of a call: of its index, or of the request's own seed (which repeats within this rollout)."""

@@ -53,6 +53,10 @@ class Engine(Protocol):
     def max_model_len(self) -> int:
         """Prompt plus sampled tokens of one request, at most."""
 
+    @property
+    def version(self) -> int:
+        """Policy version of the weights in place."""
+
     async def generate(self, request: GenerateRequest) -> Generation:
         """Sample one continuation. Cancelling the awaiting task aborts the request and frees its slot.
 

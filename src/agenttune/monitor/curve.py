@@ -89,12 +89,38 @@ def draw_reward_curve(metrics: Path, picture: Path, title: str = "Reward") -> No
     figure.savefig(picture)
 
 
-def _style(axes: Any, title: str) -> None:
+def draw_loss_curve(metrics: Path, picture: Path, title: str = "Loss") -> None:
+    """Draw `trainer/loss` and, on held-out rows, `eval/loss` of `metrics.jsonl` to a PNG of 1600 x 900 pixels."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    figure = Figure(figsize=(8, 4.5), dpi=200, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    _style(axes, title, "loss")
+    drawn = False
+    for name, label, color, marker in (
+        ("trainer/loss", "training loss", REWARD, "o"),
+        ("eval/loss", "held-out loss", GREEDY, "D"),
+    ):
+        points = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
+        if points:
+            axes.plot(*zip(*points, strict=True), marker=marker, color=color, markersize=4, linewidth=1.5, label=label)
+            drawn = True
+    if drawn:
+        figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9, labelcolor=INK)
+    else:
+        axes.text(0.5, 0.5, "no step was trained", transform=axes.transAxes, ha="center", color=MUTED)
+    figure.savefig(picture)
+
+
+def _style(axes: Any, title: str, measure: str = "reward") -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.set_title(title, loc="left", fontsize=12, fontweight="bold", color=INK, pad=12)
     axes.set_xlabel("step", color=MUTED)
-    axes.set_ylabel("reward", color=MUTED)
+    axes.set_ylabel(measure, color=MUTED)
     axes.grid(axis="y", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(colors=MUTED, length=0)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 PLAIN_WIDTH = 100
 BARS = "▁▂▃▄▅▆▇█"
+_COLOUR = {True: "green", False: "bold red"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +34,9 @@ class StepReport:
     """One finished step. `reward` is None where no rollout was scored.
 
     `flat` says how many groups have one reward each, and so teach nothing (`9/16`).
+    `certified` is whether every check of the run certificate held, None where there is none.
     With `seconds_left` None the display estimates it from the last steps. `note` is a remark on this step
-    (`3 of 128 rollouts excluded`).
+    (`3 of 128 rollouts excluded`). A run without rollouts has a `loss` instead of a reward.
     """
 
     step: int
@@ -42,8 +44,10 @@ class StepReport:
     tokens_per_s: float
     seconds: float
     flat: str = ""
+    certified: bool | None = None
     seconds_left: float | None = None
     note: str = ""
+    loss: float | None = None
 
 
 class Display:
@@ -73,8 +77,9 @@ class Display:
         self._last = report
         self._activity = ""
         self._seconds.append(report.seconds)
-        if report.reward is not None:
-            self._rewards.append(report.reward)
+        shown = report.reward if report.loss is None else report.loss
+        if shown is not None:
+            self._rewards.append(shown)
         if self._live is None:
             self._print(self._step_line(report))
         else:
@@ -140,11 +145,12 @@ class Display:
         width = len(str(self._total_steps))
         parts = [
             f"step {report.step:>{width}}/{self._total_steps}",
-            f"reward {_reward(report.reward)}",
+            _measure(report),
             *([f"flat {report.flat:>5}"] if report.flat else []),
             f"{report.tokens_per_s:>9,.0f} tokens/s",
             f"{report.seconds:6.2f} s",
             f"left {duration(self._seconds_left(report))}",
+            *([] if report.certified is None else ["certified" if report.certified else "NOT CERTIFIED"]),
         ]
         return "  ".join(parts)
 
@@ -185,9 +191,11 @@ class Display:
             block.append(f"   {report.tokens_per_s:,.0f} tokens/s   {report.seconds:.2f} s/step   {left}")
         block.append("\n")
         block.append(sparkline(self._rewards, 24).ljust(24), "green")
-        block.append("  reward " + _reward(report.reward if report else None).strip(), "bold")
+        block.append("  " + " ".join(_measure(report).split()), "bold")
         if report and report.flat:
             block.append(f"   flat groups {report.flat}")
+        if report and report.certified is not None:
+            block.append("   ✓ certified" if report.certified else "   ✗ not certified", _COLOUR[report.certified])
         if self._activity:
             block.append(f"   {self._activity}", "cyan")
         return block
@@ -233,6 +241,13 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def _measure(report: StepReport | None) -> str:
+    """What the curve shows: the reward, or the loss of a run without rollouts."""
+    if report is not None and report.loss is not None:
+        return f"loss {report.loss:8.4f}"
+    return f"reward {_reward(report.reward if report else None)}"
 
 
 def _reward(reward: float | None) -> str:

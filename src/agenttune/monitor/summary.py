@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ class Summary:
     the first update was done, evaluation before training excluded (None: no step was trained).
 
     `sampled_tokens` came from the engine for training, `trained_tokens` carried loss, `computed_tokens` went through
-    the trainer's forward pass, prompts included.
+    the trainer's forward pass, prompts included. `held_out` has the numbers of a run without rollouts on held-out rows,
+    before and after (empty: nothing of that kind was measured).
     """
 
     before: Evaluation | None
@@ -41,6 +42,7 @@ class Summary:
     peak_memory_mb: float | None
     model_dir: Path | None
     run_dir: Path
+    held_out: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 def write_summary(path: Path, summary: Summary) -> None:
@@ -55,6 +57,8 @@ def write_summary(path: Path, summary: Summary) -> None:
     }
     if further:
         content["further"] = further
+    if summary.held_out:
+        content["held_out"] = {name: dict(numbers) for name, numbers in summary.held_out.items()}
     content |= {
         "seconds": round(summary.seconds, 3),
         "seconds_to_first_step": _rounded(summary.seconds_to_first_step),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
 import logging
 import math
 import numbers
@@ -17,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from agenttune.errors import ConfigError, DatasetError
+from agenttune.errors import ConfigError, DatasetError, TokenCapError
 from agenttune.rollout.places import causes, describe, place_of_error
 from agenttune.rollout.signature import judge_arguments, name_of, workflow_arguments
 from agenttune.rollout.user_loop import owner
@@ -37,14 +38,37 @@ CONNECTION_ERRORS = {
 
 GATEWAY = "gateway/"
 """Prefix of the metrics that a session counts, beside the user's own."""
+AUXILIARY = "auxiliary/"
+"""Prefix of the counts of auxiliary models."""
+
+
+class Auxiliary(Protocol):
+    """The auxiliary models as one attempt sees them: `models` by name, objects of this attempt alone.
+
+    `counts` is what they were used for so far (`<name>/calls`, `<name>/tokens`). `failure` is one line if a call failed
+    by the model's serving side, and no repetition of it succeeded. `exhausted` is the error that stops the run, once a
+    call was refused because the run has used up its tokens.
+
+    `close` revokes them all; it is quick and may be called from any thread.
+    """
+
+    @property
+    def models(self) -> Mapping[str, Any]: ...
+    @property
+    def counts(self) -> Mapping[str, float]: ...
+    @property
+    def failure(self) -> str | None: ...
+    @property
+    def exhausted(self) -> TokenCapError | None: ...
+    def close(self) -> None: ...
 
 
 class Session(Protocol):
-    """The model as one attempt sees it. `failure` is what the model or the engine did wrong, if anything, in one line
-    in `failure_reason`. `counts` is what was noticed on the way (malformed tool calls, forks), for the statistics.
+    """The models as one attempt sees them. `failure` is what the policy or its engine did wrong, if anything, in one
+    line in `failure_reason`. `counts` is what was noticed on the way (malformed tool calls, forks), for the statistics.
 
-    `close` revokes it (calls still running are abandoned, later ones refused) and gives the recorded calls; it is quick
-    and may be called from any thread.
+    `close` revokes the policy (calls still running are abandoned, later ones refused) and gives the recorded calls; it
+    is quick and may be called from any thread. The auxiliary models are closed on their own: the judge needs them.
     """
 
     @property
@@ -55,11 +79,16 @@ class Session(Protocol):
     def failure_reason(self) -> str | None: ...
     @property
     def counts(self) -> Mapping[str, float]: ...
+    @property
+    def auxiliary(self) -> Auxiliary: ...
     def close(self) -> tuple[Call, ...]: ...
 
 
 class OpenedSession:
-    """A session that is closed once, by whoever comes first: the end of the workflow, or the time limit."""
+    """A session that is closed once, by whoever comes first: the end of the workflow, or the time limit.
+
+    `close` revokes the policy, `end` the auxiliary models too.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -79,8 +108,21 @@ class OpenedSession:
         return self._session.failure_reason or "no reason given"
 
     @property
+    def auxiliary_models(self) -> dict[str, Any]:
+        return dict(self._session.auxiliary.models)
+
+    @property
+    def auxiliary_failure(self) -> str | None:
+        return self._session.auxiliary.failure
+
+    @property
+    def exhausted(self) -> TokenCapError | None:
+        return self._session.auxiliary.exhausted
+
+    @property
     def counts(self) -> dict[str, float]:
-        return {f"{GATEWAY}{name}": value for name, value in self._session.counts.items()}
+        noticed = {f"{GATEWAY}{name}": value for name, value in self._session.counts.items()}
+        return noticed | {f"{AUXILIARY}{name}": value for name, value in self._session.auxiliary.counts.items()}
 
     def close(self) -> tuple[Call, ...]:
         with self._lock:
@@ -88,14 +130,25 @@ class OpenedSession:
                 self._calls = self._session.close()
             return self._calls
 
+    def end(self) -> tuple[Call, ...]:
+        try:
+            return self.close()
+        finally:
+            self._session.auxiliary.close()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How an attempt ended. `reward` is set when the outcome is OK."""
+    """How an attempt ended. `reward` is set when the outcome is OK.
+
+    Where the workflow gave each call a reward of its own, `call_rewards` holds them by the call's index; calls that are
+    not in it are left out of training. None: `reward` is that of all calls.
+    """
 
     outcome: Outcome
     reward: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    call_rewards: Mapping[int, float] | None = None
     error: str | None = None
 
 
@@ -106,26 +159,30 @@ class UserFunctions:
         self,
         workflow: Callable[..., Any],
         judge: Callable[..., Any] | None,
-        auxiliary_models: Mapping[str, Any],
+        workflow_args: Mapping[str, Any],
     ) -> None:
         self.workflow = workflow
         self.judge = judge
-        optional = {"auxiliary_models": dict(auxiliary_models), "logger": user_log}
-        self._for_workflow = {name: optional[name] for name in workflow_arguments(workflow)}
-        self._for_judge = {name: optional[name] for name in judge_arguments(judge)} if judge is not None else {}
+        self._workflow_args = workflow_args
+        self._workflow_takes = workflow_arguments(workflow)
+        self._judge_takes = judge_arguments(judge) if judge is not None else frozenset()
         self._warned: set[str] = set()
 
     async def attempt(self, task: Task, session: OpenedSession) -> Ended:
         """Run both functions on a copy of the task. Raises `ConfigError` or `DatasetError` for bad input only."""
         row = copy.deepcopy(task.row)
         try:
-            output = await self.workflow(task=row, model=session.model, **self._for_workflow)
+            further = self._optional(self._workflow_takes, session)
+            output = await self.workflow(task=row, model=session.model, **further)
         except BaseException as error:  # the failure boundary of user code (see the module's docstring)
-            return self._failed(error, session.failure, Outcome.WORKFLOW_ERROR, task)
+            failed = Outcome.INFRASTRUCTURE if session.auxiliary_failure is not None else session.failure
+            return self._failed(error, failed, Outcome.WORKFLOW_ERROR, task)
         failure = session.failure
         session.close()  # the judge, and what the workflow left running, make no calls in the agent's name
         if failure is not None and failure not in MODEL_CAUSED:
             return Ended(outcome=failure, error=f"a model call failed: {session.failure_reason}")
+        if (reason := session.auxiliary_failure) is not None:  # that the workflow swallowed
+            return Ended(outcome=Outcome.INFRASTRUCTURE, error=reason)
         try:
             reward, response, metrics = self._read_output(output)
         except ConfigError as error:
@@ -133,15 +190,29 @@ class UserFunctions:
                 return Ended(outcome=failure, error=str(error))
             raise
         if self.judge is None:
-            return self._scored(reward, metrics, Outcome.WORKFLOW_ERROR, f"workflow_func `{name_of(self.workflow)}`")
+            ended = self._scored(reward, metrics, Outcome.WORKFLOW_ERROR, f"workflow_func `{name_of(self.workflow)}`")
+            return dataclasses.replace(ended, call_rewards=getattr(output, "call_rewards", None))
         try:
-            judgement = await self.judge(task=row, response=response, **self._for_judge)
+            further = self._optional(self._judge_takes, session)
+            judgement = await self.judge(task=row, response=response, **further)
         except BaseException as error:  # the failure boundary of user code
-            caused = failure if failure in MODEL_CAUSED else None
+            blameless = session.auxiliary_failure is not None
+            caused = failure if failure in MODEL_CAUSED and not blameless else None
             return self._failed(error, caused, Outcome.JUDGE_ERROR, task)
+        if (reason := session.auxiliary_failure) is not None:  # that the judge swallowed: its score means nothing
+            return Ended(outcome=Outcome.JUDGE_ERROR, error=reason)
         judged = getattr(judgement, "reward", judgement)
         metrics = {**metrics, **self._read_metrics(getattr(judgement, "metrics", None))}
         return self._scored(judged, metrics, Outcome.JUDGE_ERROR, f"judge_func `{name_of(self.judge)}`")
+
+    def _optional(self, names: frozenset[str], session: OpenedSession) -> dict[str, Any]:
+        """Those of the optional arguments that a function takes; nothing in them is shared between attempts."""
+        values: dict[str, Any] = {"logger": user_log}
+        if "auxiliary_models" in names:
+            values["auxiliary_models"] = session.auxiliary_models
+        if "workflow_args" in names:
+            values["workflow_args"] = copy.deepcopy(dict(self._workflow_args))
+        return {name: values[name] for name in names}
 
     def _failed(self, error: BaseException, failure: Outcome | None, otherwise: Outcome, task: Task) -> Ended:
         run = owner.get()
@@ -151,6 +222,9 @@ class UserFunctions:
             if isinstance(cause, DatasetError):
                 place = place_of_error(cause)
                 raise type(cause)(f"{cause}" + (f" (read at {place})" if place else "")) from error
+        if isinstance(error, ConfigError) and failure is None:
+            place = place_of_error(error)  # e.g. an output of the wrong kind, found while a Trinity workflow still ran
+            raise ConfigError(f"{error}" + (f" (at {place})" if place else "")) from error
         text = describe(error)
         empty = [str(name) for name, value in task.row.items() if value is None]
         if empty:

@@ -82,7 +82,7 @@ def check_groups(groups: Sequence[Group]) -> CheckReport:
         TaskCheck(task_id=group.task.id, rewards=tuple(rollout.reward for rollout in group.rollouts))
         for group in groups
     )
-    has_signal = any(task.spread > 0 for task in tasks)
+    has_signal = _has_signal(tasks)
     problems = _problems(statistics, tasks, bool(calls), has_signal)
     return CheckReport(
         ready=not problems,
@@ -93,6 +93,13 @@ def check_groups(groups: Sequence[Group]) -> CheckReport:
         seconds=median([rollout.seconds for rollout in rollouts] or [0.0]),
         statistics=statistics,
     )
+
+
+def _has_signal(tasks: Sequence[TaskCheck]) -> bool:
+    """Whether rewards differ within a task; where each has one rollout, between tasks."""
+    if any(len(task.rewards) > 1 for task in tasks):
+        return any(task.spread > 0 for task in tasks)
+    return len({reward for task in tasks for reward in task.rewards if reward is not None}) > 1
 
 
 def _problems(found: RolloutStatistics, tasks: Sequence[TaskCheck], any_calls: bool, has_signal: bool) -> list[str]:

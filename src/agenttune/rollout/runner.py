@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import dataclasses
 import functools
 import hashlib
 import logging
@@ -22,10 +23,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 from agenttune.config.run import RolloutConfig
-from agenttune.errors import RolloutError
+from agenttune.errors import ConfigError, RolloutError
 from agenttune.rollout.attempt import Ended, OpenedSession, Session, UserFunctions
 from agenttune.rollout.places import describe, place_of_task
 from agenttune.rollout.user_loop import (
@@ -36,7 +38,7 @@ from agenttune.rollout.user_loop import (
     Run,
     UserLoop,
 )
-from agenttune.types import MODEL_CAUSED, Call, Group, Outcome, Rollout, Task
+from agenttune.types import MODEL_CAUSED, Call, CallStatus, Group, Outcome, Rollout, Task
 
 log = logging.getLogger("agenttune.rollout")
 
@@ -62,8 +64,9 @@ class _Ticket:
 class RolloutRunner:
     """Runs `workflow` (and `judge`) on tasks, `group_size` times each.
 
-    Raises `ConfigError` at once if a signature is wrong. Close it when done. One runner serves a whole program
-    (evaluation too, with an `open_session` of its own): what user code keeps between rollouts belongs to its loop.
+    `workflow_args` goes to both functions, where they take it. Raises `ConfigError` at once if a signature is wrong.
+    Close it when done. One runner serves a whole program (evaluation too, with an `open_session` of its own): what user
+    code keeps between rollouts belongs to its loop.
     """
 
     def __init__(
@@ -74,17 +77,19 @@ class RolloutRunner:
         config: RolloutConfig,
         group_size: int,
         seed: int,
-        auxiliary_models: Mapping[str, Any] | None = None,
+        workflow_args: Mapping[str, Any] | None = None,
     ) -> None:
-        self._functions = UserFunctions(workflow, judge, auxiliary_models or {})
+        self._functions = UserFunctions(workflow, judge, workflow_args or {})
         self._open_session = open_session
         self._config = config
         self._group_size = group_size
         self._seed = seed
         self._users = UserLoop()
         self._fatal: Exception | None = None
+        self._fatal_place: TracebackType | None = None
         self._closed = False
         self._groups: set[asyncio.Task[Any]] = set()
+        self._members: set[asyncio.Task[Any]] = set()
         self._warned_ignored = False
         self._loop = asyncio.new_event_loop()
         self._slots = asyncio.Semaphore(config.max_concurrent_rollouts)
@@ -99,19 +104,23 @@ class RolloutRunner:
         group_size: int | None = None,
         on_rollout: OnRollout | None = None,
         open_session: OpenSession | None = None,
+        open_baseline: OpenSession | None = None,
     ) -> Future[Group]:
         """Start a group; rollouts start in the order of submission, as slots become free.
 
         `group_id` decides the noise, so it must be the same in a repeated run. `on_rollout` is called on the runner's
-        thread with each finished rollout, and must be quick. `open_session` replaces the runner's own (evaluation). The
-        future raises `ConfigError` or `DatasetError` for bad input, in any group.
+        thread with each finished rollout, and must be quick. `open_session` replaces the runner's own (evaluation);
+        with `open_baseline` the group has one rollout more, its `baseline`, in a session of that kind. The future
+        raises `ConfigError` or `DatasetError` for bad input, in any group.
         """
         if self._closed:
             raise RolloutError("the rollout runner is closed")
         size = self._group_size if group_size is None else group_size
         opener = open_session or self._open_session
         tickets = [_Ticket(task=task, group_id=group_id, index=i, open_session=opener) for i in range(size)]
-        group = self._group(task, group_id, version, tickets, on_rollout)
+        if open_baseline is not None:
+            tickets.append(_Ticket(task=task, group_id=group_id, index=size, open_session=open_baseline))
+        group = self._group(task, group_id, version, tickets, size, on_rollout)
         return asyncio.run_coroutine_threadsafe(group, self._loop)
 
     def run(
@@ -123,16 +132,17 @@ class RolloutRunner:
         group_size: int | None = None,
         on_rollout: OnRollout | None = None,
         open_session: OpenSession | None = None,
+        open_baseline: OpenSession | None = None,
     ) -> list[Group]:
         """Run a group for each task and wait for all of them. Ctrl-C cancels them."""
         futures = [
-            self.submit(task, group_id, version, group_size, on_rollout, open_session)
+            self.submit(task, group_id, version, group_size, on_rollout, open_session, open_baseline)
             for task, group_id in zip(tasks, group_ids, strict=True)
         ]
         try:
             concurrent.futures.wait(futures, return_when=concurrent.futures.FIRST_EXCEPTION)
             if self._fatal is not None:  # the groups that it cancelled know nothing of it, if they had not begun
-                raise self._fatal
+                raise self._fatal_again()
             return [future.result() for future in futures]
         finally:
             for future in futures:
@@ -159,30 +169,48 @@ class RolloutRunner:
         self._loop.run_forever()
         self._loop.close()
 
+    def _fatal_again(self) -> Exception:
+        """The error that stopped everything, to be raised once more: with the traceback of its first time alone."""
+        assert self._fatal is not None
+        return self._fatal.with_traceback(self._fatal_place)
+
     async def _cancel_all(self) -> None:
-        groups = tuple(self._groups)
-        for group in groups:
-            group.cancel()
-        if groups:
-            await asyncio.wait(groups)
+        """Cancel what runs and wait for its end. Rollouts by themselves too: a group that was cancelled twice does not
+        wait for its own."""
+        while running := self._groups | self._members:
+            for task in running:
+                task.cancel()
+            await asyncio.wait(running)
 
     async def _group(
-        self, task: Task, group_id: str, version: int, tickets: Sequence[_Ticket], on_rollout: OnRollout | None
+        self,
+        task: Task,
+        group_id: str,
+        version: int,
+        tickets: Sequence[_Ticket],
+        size: int,
+        on_rollout: OnRollout | None,
     ) -> Group:
-        if self._fatal is not None:
-            raise self._fatal
+        """Run the tickets; the first `size` are the group, one behind them is its baseline."""
         this = asyncio.current_task()
         assert this is not None
+        this.add_done_callback(_retrieve)
+        if self._fatal is not None:
+            raise self._fatal_again()
         self._groups.add(this)
         members = [asyncio.create_task(self._rollout(ticket, on_rollout)) for ticket in tickets]
+        for member in members:
+            self._members.add(member)
+            member.add_done_callback(self._members.discard)
         try:
             ended = await asyncio.gather(*members)
         except asyncio.CancelledError:
             if self._fatal is not None:
-                raise self._fatal from None
+                raise self._fatal_again() from None
             raise
         except Exception as error:  # bad input, or a defect of ours: nothing can go on
-            self._fatal = self._fatal or error
+            if self._fatal is None:
+                self._fatal, self._fatal_place = error, error.__traceback__
             for other in (*members, *(self._groups - {this})):
                 other.cancel()
             await asyncio.wait(members)
@@ -193,7 +221,8 @@ class RolloutRunner:
             id=group_id,
             task=task,
             version=version,
-            rollouts=tuple(attempts[-1] for attempts in ended),
+            rollouts=tuple(attempts[-1] for attempts in ended[:size]),
+            baseline=ended[size][-1] if len(ended) > size else None,
             attempts=tuple(rollout for attempts in ended for rollout in attempts[:-1]),
         )
 
@@ -222,6 +251,8 @@ class RolloutRunner:
         counts = True
         try:
             session = OpenedSession(ticket.open_session(ticket.id, noise_seed(self._seed, ticket.id, attempt)))
+        except ConfigError:  # would fail every rollout alike
+            raise
         except Exception as error:  # the failure boundary of the serving side
             ended = Ended(outcome=Outcome.INFRASTRUCTURE, error=describe(error))
         else:
@@ -232,7 +263,9 @@ class RolloutRunner:
             finally:
                 if not run.future.done():
                     self._users.cancel(run)
-                calls, noticed = session.close(), session.counts
+                calls, noticed = session.end(), session.counts
+            if session.exhausted is not None:
+                raise session.exhausted
         if run is not None and run.started.done():
             began = run.started.result()
         reward = self._config.failure_reward if ended.outcome in MODEL_CAUSED else ended.reward
@@ -242,10 +275,11 @@ class RolloutRunner:
             task_id=ticket.task.id,
             index=ticket.index,
             attempt=attempt,
-            calls=calls,
+            calls=calls if ended.call_rewards is None else _leave_out(calls, ended.call_rewards),
             outcome=ended.outcome,
             reward=reward,
             metrics={**noticed, **ended.metrics},
+            call_rewards=ended.call_rewards or {},
             error=ended.error,
             seconds=time.monotonic() - began,
         )
@@ -261,7 +295,7 @@ class RolloutRunner:
         if not run.future.done() and not await _resolved(run, changed, run.started.result() + run.timeout_s):
             place = place_of_task(run.task)
             timed_out = f"no result within the time limit of {run.timeout_s:g} s" + (f" ({place})" if place else "")
-            session.close()
+            session.end()
             self._users.cancel(run)
             await self._wait_for_end(run, changed)
         error = run.future.exception() if run.future.done() else None
@@ -302,6 +336,22 @@ class RolloutRunner:
         run.started.add_done_callback(notify)
         run.future.add_done_callback(notify)
         return changed
+
+
+def _retrieve(group: asyncio.Task[Any]) -> None:
+    """Look at a group's error, so that asyncio does not log it: whoever waits for the groups has the first one."""
+    if not group.cancelled():
+        group.exception()
+
+
+def _leave_out(calls: Sequence[Call], call_rewards: Mapping[int, float]) -> tuple[Call, ...]:
+    """Mark the used calls that got no reward."""
+    return tuple(
+        dataclasses.replace(call, status=CallStatus.LEFT_OUT)
+        if call.status == CallStatus.USED and call.index not in call_rewards
+        else call
+        for call in calls
+    )
 
 
 def noise_seed(seed: int, rollout_id: str, attempt: int) -> int:

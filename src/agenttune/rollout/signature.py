@@ -13,7 +13,7 @@ from typing import Any
 
 from agenttune.errors import ConfigError
 
-OPTIONAL = ("auxiliary_models", "logger")
+OPTIONAL = ("auxiliary_models", "logger", "workflow_args")
 """Arguments that a workflow or a judge may take or leave out."""
 
 
@@ -25,6 +25,16 @@ def workflow_arguments(workflow: Callable[..., Any]) -> frozenset[str]:
 def judge_arguments(judge: Callable[..., Any]) -> frozenset[str]:
     """The optional arguments that `async def judge(task, response)` takes besides. Raises `ConfigError`."""
     return _check("judge_func", judge, ("task", "response"))
+
+
+def check_workflow_function(function: Callable[..., Any]) -> None:
+    """Raises `ConfigError` (a `ValueError`) unless `tune()` would take the function as its workflow."""
+    workflow_arguments(function)
+
+
+def check_judge_function(function: Callable[..., Any]) -> None:
+    """Raises `ConfigError` (a `ValueError`) unless `tune()` would take the function as its judge."""
+    judge_arguments(function)
 
 
 def name_of(function: Callable[..., Any]) -> str:

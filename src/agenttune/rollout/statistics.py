@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 
 from agenttune.errors import RolloutError
-from agenttune.rollout.attempt import GATEWAY
+from agenttune.rollout.attempt import AUXILIARY, GATEWAY
 from agenttune.types import Group, Outcome, Rollout
 
 
@@ -25,7 +25,8 @@ class RolloutStatistics:
     `failures` counts rollouts by outcome after the last attempt, `retries` failed attempts before it; `first_errors`
     has the first error line of each cause. `num_flat_groups` are those with two or more scored rollouts, all of one
     reward: they teach nothing. `excluded_by_task` is the share of a task's rollouts without reward, where not 0.
-    `truncated_share` is of the calls that stopped at their token limit.
+    `truncated_share` is of the calls that stopped at their token limit. `auxiliary_totals` sums what auxiliary models
+    were used for (`auxiliary/<name>/calls`, `…/tokens`) over all attempts, failed ones included.
     """
 
     num_groups: int
@@ -44,6 +45,7 @@ class RolloutStatistics:
     mean_seconds: float
     truncated_share: float
     user_metrics: Mapping[str, float]
+    auxiliary_totals: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def excluded_share(self) -> float:
@@ -68,6 +70,7 @@ class RolloutStatistics:
             "rollout/truncated_share": self.truncated_share,
             **{f"rollout/failures/{outcome.value}": float(count) for outcome, count in self.failures.items()},
             **{_namespaced(name): value for name, value in self.user_metrics.items()},
+            **{f"{name}_total": value for name, value in self.auxiliary_totals.items()},
         }
         return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
@@ -109,6 +112,7 @@ def summarize(groups: Iterable[Group]) -> RolloutStatistics:
         mean_seconds=_mean([rollout.seconds for rollout in rollouts]),
         truncated_share=_mean([call.finish_reason == "length" for call in calls]),
         user_metrics=_user_metrics(rollouts),
+        auxiliary_totals=_auxiliary_totals([*rollouts, *attempts]),
     )
 
 
@@ -158,8 +162,17 @@ def _user_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     return {name: fmean(found) for name, found in sorted(values.items())}
 
 
+def _auxiliary_totals(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    totals: dict[str, float] = defaultdict(float)
+    for rollout in rollouts:
+        for name, value in rollout.metrics.items():
+            if name.startswith(AUXILIARY):
+                totals[name] += value
+    return dict(sorted(totals.items()))
+
+
 def _namespaced(name: str) -> str:
-    return name if name.startswith(GATEWAY) else f"workflow/{name}"
+    return name if name.startswith((GATEWAY, AUXILIARY)) else f"workflow/{name}"
 
 
 def _mean(values: Sequence[float]) -> float:

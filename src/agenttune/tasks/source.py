@@ -144,8 +144,23 @@ def _load(config: DatasetConfig, path: str, **arguments: Any) -> Any:
     ) as error:  # the library raises errors of many kinds, StopIteration included: all mean unreadable data
         if "corresponds to no data" in str(error):
             raise DatasetError(_empty(config)) from error
+        if (problem := _wrong_configuration(config, str(error))) is not None:
+            raise DatasetError(problem) from error
         kind = "" if Path(config.path).expanduser().exists() else " (neither a local path nor found on the hub)"
         raise DatasetError(f"dataset {config.path!r} cannot be loaded{kind}: {_one_line(error)}") from error
+
+
+def _wrong_configuration(config: DatasetConfig, error: str) -> str | None:
+    """What is wrong with `name`, if the library's error is about that; it lists the configurations there are."""
+    if "Config name is missing" not in error and not re.match(r"BuilderConfig .* not found", error):
+        return None
+    listed = re.search(r"\[('.*?')\]", error)
+    names = re.findall(r"'([^']*)'", listed[1]) if listed else []
+    if config.name is None:
+        return f"dataset {config.path!r} has several configurations ({', '.join(names)}): set name to one of them"
+    if names == ["default"]:
+        return f"dataset {config.path!r} has no configuration {config.name!r}, nor any other: leave out name"
+    return f"dataset {config.path!r} has no configuration {config.name!r}; its configurations are: {', '.join(names)}"
 
 
 def _looks_local(path: str) -> bool:

@@ -24,16 +24,19 @@ from agenttune.errors import CheckpointError
 Pointer = Literal["latest", "best"]
 PREFIX = "global_step_"
 STATE = "trainer_state"
+_OWN_FILES = ("weights", "optimizer", "random")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """What a checkpoint holds for resume. `weights` are the fp32 master weights by name."""
+    """What a checkpoint holds for resume. `weights` are the fp32 master weights by name; `further` are tensors that the
+    run saved beside, by the name it gave them."""
 
     weights: dict[str, torch.Tensor]
     optimizer_tensors: dict[str, torch.Tensor]
     random_state: dict[str, torch.Tensor]
     state: dict[str, Any]
+    further: dict[str, dict[str, torch.Tensor]]
 
 
 def save(
@@ -44,8 +47,10 @@ def save(
     compute_dtype: torch.dtype,
     optimizer_tensors: Mapping[str, torch.Tensor],
     state: Mapping[str, Any],
+    further: Mapping[str, Mapping[str, torch.Tensor]] | None = None,
 ) -> None:
-    """Write a checkpoint at `directory`, replacing one that is there. `state` must be JSON.
+    """Write a checkpoint at `directory`, replacing one that is there. `state` must be JSON; `further` are tensors to
+    save beside (a critic's, say), by any names but those of the files there.
 
     `weights` are the fp32 parameters of `module`; tokenizer, chat template and generation config are the files of the
     local directory that it came from. Raises `CheckpointError` (a full disk, say); then what was at `directory` stays
@@ -61,6 +66,8 @@ def save(
             save_file(_on_cpu(weights), inner / "weights.safetensors")
         save_file(_on_cpu(optimizer_tensors), inner / "optimizer.safetensors")
         save_file(_random_state(), inner / "random.safetensors")
+        for name, tensors in (further or {}).items():
+            save_file(_on_cpu(tensors), inner / f"{name}.safetensors")
         (inner / "state.json").write_text(json.dumps(state, indent=2) + "\n")
 
     write_directory(directory, write)
@@ -79,6 +86,7 @@ def load(directory: Path) -> Saved:
             optimizer_tensors=load_file(inner / "optimizer.safetensors"),
             random_state=load_file(inner / "random.safetensors"),
             state=json.loads((inner / "state.json").read_text()),
+            further={file.stem: load_file(file) for file in inner.glob("*.safetensors") if file.stem not in _OWN_FILES},
         )
     except (OSError, SafetensorError, json.JSONDecodeError) as error:
         raise CheckpointError(f"cannot resume from {directory}: {error}") from error

@@ -101,6 +101,13 @@ class TrainedModel:
             hidden_RC = hidden_NC.index_select(0, _to(predict_R, device))
             return self._score_rows(hidden_RC, _to(temperatures_R, device), row_E, pack.targets_E, entropy_gradient)
 
+    def states(self, pack: Pack) -> torch.Tensor:
+        """The hidden states that the pack's entries are predicted from, shape (E, C)."""
+        device = self.device
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16):
+            hidden_NC = self._hidden(pack.ids_N, pack.positions_N, pack.segments)
+            return hidden_NC.index_select(0, _to(pack.predict_E, device))
+
     def _hidden(self, ids_N: IndexArray, positions_N: IndexArray, segments: Sequence[Segment]) -> torch.Tensor:
         """Hidden states after the last norm, shape (N, C)."""
         positions = _to(positions_N, self.device)

@@ -65,15 +65,20 @@ class Optimizer:
 
         Raises `TrainingError`, with nothing changed, if a gradient is NaN or infinite.
         """
-        norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters.values() if p.grad is not None])
-        if not math.isfinite(float(norm)):
-            raise TrainingError(self._name_non_finite(update))
+        norm = self.norm(update)
         torch.nn.utils.clip_grads_with_norm_(self._parameters.values(), self._config.max_grad_norm, norm)
         rate = learning_rate(update, self._peak, self._config, self._planned_updates)
         for group in self._adam.param_groups:
             group["lr"] = rate
         self._adam.step()
         return float(norm), rate
+
+    def norm(self, update: int) -> torch.Tensor:
+        """The norm of the gradients. Raises `TrainingError`, naming the update, if it is NaN or infinite."""
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters.values() if p.grad is not None])
+        if not math.isfinite(float(norm)):
+            raise TrainingError(self._name_non_finite(update))
+        return norm
 
     def _name_non_finite(self, update: int) -> str:
         for name, parameter in self._parameters.items():

@@ -1,0 +1,369 @@
+"""The run certificate: what was asserted in every step, as one file, and recomputed offline from the records.
+
+In: a run directory. Out: `certificate.json`, written by the run itself from what its steps noted in `run.db`; and
+`certify(run_dir)`, which recomputes everything from the recorded calls: it draws each step's batches again, holds them
+against the calls, and scores the tokens again with every checkpoint whose policy version sampled some.
+
+Shape suffixes: E loss tokens of a pack.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from agenttune.algorithm.presets import Algorithm
+from agenttune.algorithm.presets import resolve as resolve_algorithm
+from agenttune.algorithm.supervised import SUPERVISED
+from agenttune.config.explain import InvalidConfigError, explain
+from agenttune.config.run import RunConfig
+from agenttune.errors import ConfigError
+from agenttune.experience.audit import audit, sentence
+from agenttune.experience.draw import Batch, draw_batches
+from agenttune.experience.reading import (
+    TrainedCall,
+    count_calls,
+    count_outcomes,
+    read_checks,
+    read_group_ids,
+    read_groups_at,
+    read_steps,
+    read_trained,
+)
+from agenttune.types import Check, Group
+
+_ADVANTAGE_TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogprobGaps:
+    """How far the trainer's logprobs were from the engine's, over all compared tokens (natural logarithm). Gaps
+    recomputed for a version have it in `versions`."""
+
+    mean: float
+    max: float
+    kl: float
+    num_tokens: int
+    versions: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """What holds for a run. `checks` adds up the steps'; `problems` says what does not hold, in sentences.
+
+    `outcomes` counts the rollouts of the run, `calls` their calls by status. `not_recomputed` says what cannot be
+    recomputed from the records, and so is not part of what holds.
+    """
+
+    steps: int
+    checks: tuple[Check, ...]
+    logprob_gaps: LogprobGaps | None
+    outcomes: Mapping[str, int]
+    calls: Mapping[str, int]
+    problems: tuple[str, ...] = field(default=())
+    not_recomputed: tuple[str, ...] = field(default=())
+
+    @property
+    def holds(self) -> bool:
+        """Whether every invariant held in every step."""
+        return not self.problems
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON, `holds` first."""
+        return {"holds": self.holds, **asdict(self)}
+
+    def lines(self) -> list[str]:
+        """For people, one line for each invariant."""
+        lines = [
+            f"{'broken' if check.broken else 'ok':>7}  {check.name:<12} {check.checked:>12,} checked"
+            for check in self.checks
+        ]
+        if self.logprob_gaps is not None:
+            gaps = self.logprob_gaps
+            lines.append(
+                f"{'':>7}  logprobs     {gaps.num_tokens:>12,} compared: mean gap {gaps.mean:.2e}, max {gaps.max:.2e}, "
+                f"KL {gaps.kl:.2e}"
+            )
+        lines.append(f"{'':>7}  rollouts     " + ", ".join(f"{count} {name}" for name, count in self.outcomes.items()))
+        lines.append(f"{'':>7}  calls        " + ", ".join(f"{count} {name}" for name, count in self.calls.items()))
+        lines += [f"  - not recomputed: {exception}" for exception in self.not_recomputed]
+        return [*lines, *(f"  ! {problem}" for problem in self.problems)]
+
+
+def write_certificate(run_dir: Path) -> Certificate:
+    """Write `certificate.json` of a run from what its steps noted. Raises `JournalError` if they cannot be read."""
+    certificate = recorded_certificate(run_dir)
+    path = run_dir / "certificate.json"
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(json.dumps(certificate.to_json(), indent=2) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+    return certificate
+
+
+def recorded_certificate(run_dir: Path) -> Certificate:
+    """The certificate as the run's steps noted it."""
+    journal = run_dir / "run.db"
+    by_step = read_checks(journal)
+    steps = {record.step: record.metrics for record in read_steps(journal)}
+    return Certificate(
+        steps=len(steps),
+        checks=_sum(by_step.values()),
+        logprob_gaps=_recorded_gaps(steps.values()),
+        outcomes=count_outcomes(journal),
+        calls=count_calls(journal),
+        problems=_problems(by_step),
+    )
+
+
+def certify(run_dir: Path, *, logprobs: bool = True) -> Certificate:
+    """Recompute the certificate of a run, and compare it with what the run noted.
+
+    Raises `ConfigError` if `run_dir` is not a run's directory. `logprobs=False` leaves the models alone.
+    """
+    for name in ("run.db", "resolved.json"):
+        if not (run_dir / name).exists():
+            raise ConfigError(f"{run_dir} is not the directory of a run: it has no {name}")
+    config = read_resolved(run_dir / "resolved.json")
+    if config.algorithm.algorithm_type in SUPERVISED:
+        raise ConfigError(
+            f"{run_dir} is a run of {config.algorithm.algorithm_type!r}, which has no rollouts to recompute anything "
+            "from: its certificate.json says what was checked in each step"
+        )
+    algorithm = resolve_algorithm(
+        config.algorithm.algorithm_type,
+        config.loss,
+        config.algorithm.group_size,
+        max_tokens=config.model.max_tokens,
+        sampling=config.sampling,
+    )
+    journal = run_dir / "run.db"
+    steps = {record.step: record.metrics for record in read_steps(journal)}
+    by_step: dict[int, tuple[Check, ...]] = {}
+    problems: list[str] = []
+    trained = _last_trained(journal)
+    for step, groups in _steps(journal, steps):
+        batches = draw_batches(groups, algorithm, config.trainer.num_minibatches)
+        version = groups[0].version
+        by_step[step] = audit(
+            groups,
+            batches,
+            algorithm,
+            version=version,
+            group_size=config.algorithm.group_size,
+            batch_size=config.algorithm.batch_size,
+        )
+        problems += _differences(step, batches, trained.get(step, {}))
+    problems += [f"step {step} was trained, but its groups are not in run.db" for step in steps if step not in by_step]
+    gaps = _recomputed_gaps(run_dir, config, problems) if logprobs else None
+    recorded = recorded_certificate(run_dir)
+    if _sum(by_step.values()) != recorded.checks:
+        problems.append("the checks recomputed differ from those that the run noted")
+    return Certificate(
+        steps=len(steps),
+        checks=_sum(by_step.values()),
+        logprob_gaps=gaps,
+        outcomes=recorded.outcomes,
+        calls=recorded.calls,
+        problems=(*_problems(by_step), *problems),
+        not_recomputed=_not_recomputed(algorithm),
+    )
+
+
+def _not_recomputed(algorithm: Algorithm) -> tuple[str, ...]:
+    """What the records do not determine: advantages that the trainer makes with a critic or the reference model."""
+    exceptions = []
+    if algorithm.needs_critic:
+        exceptions.append(
+            "the advantages of single tokens, which need the critic's weights at every step; the rewards of calls that "
+            "they are made from were recomputed"
+        )
+    if algorithm.scores_tokens and algorithm.needs_reference and algorithm.kl_in == "reward":
+        exceptions.append(
+            "the KL penalty of single tokens, which needs the reference model; the advantages before it were recomputed"
+        )
+    return tuple(exceptions)
+
+
+def read_resolved(path: Path) -> RunConfig:
+    """The configuration that a run wrote into `resolved.json`. Raises `ConfigError` if this AgentTune has no such
+    settings any more."""
+    tree: dict[str, Any] = {}
+    for key, entry in json.loads(path.read_text(encoding="utf-8")).items():
+        if entry["origin"] == "derived":
+            continue
+        section = tree
+        *sections, name = key.split(".")
+        for part in sections:
+            section = section.setdefault(part, {})
+        section[name] = entry["value"]
+    try:
+        return RunConfig.model_validate(tree)
+    except ValidationError as error:
+        raise InvalidConfigError.of(f"{path} is of another version of AgentTune", explain(RunConfig, error)) from None
+
+
+def _steps(journal: Path, steps: Mapping[int, Any]) -> Iterator[tuple[int, list[Group]]]:
+    """The groups of each trained step, the last ones where a step was done again after an interruption."""
+    for step, keys in _last_groups(journal).items():
+        if step in steps:
+            yield step, read_groups_at(journal, keys)
+
+
+def _last_groups(journal: Path) -> dict[int, list[int]]:
+    """The groups of each step by their place in the journal. Ids of groups begin with `step-<steps done before>/`.
+
+    A step that begins again after an interruption draws the same tasks first, so that an id which is there already
+    (or another step in between) says that what came before is not what was trained.
+    """
+    found: dict[int, list[int]] = {}
+    seen: set[str] = set()
+    number: int | None = None
+    for key, group_id in read_group_ids(journal):
+        step = _step_of(group_id)
+        if step is None:
+            continue
+        if step != number or group_id in seen:
+            found[step], seen = [], set()
+        found[step].append(key)
+        seen.add(group_id)
+        number = step
+    return dict(sorted(found.items()))
+
+
+def _step_of(group_id: str) -> int | None:
+    head, _, _ = group_id.partition("/")
+    name, _, number = head.rpartition("-")
+    return int(number) + 1 if name == "step" and number.isdigit() else None
+
+
+def _last_trained(journal: Path) -> dict[int, dict[tuple[str, int], TrainedCall]]:
+    found: dict[int, dict[tuple[str, int], TrainedCall]] = {}
+    for call in read_trained(journal):
+        found.setdefault(call.step, {})[call.rollout_id, call.call] = call
+    return found
+
+
+def _differences(step: int, batches: Sequence[Batch], trained: Mapping[tuple[str, int], TrainedCall]) -> Iterator[str]:
+    """What the run noted as trained, against the batches drawn again."""
+    drawn: dict[tuple[str, int], tuple[int, float]] = {}
+    for batch in batches:
+        for experience in batch.experiences:
+            for place in experience.loss_mask_T.nonzero()[0].tolist():
+                key = (experience.rollout_id, int(experience.calls_T[place]))
+                count, _ = drawn.get(key, (0, 0.0))
+                drawn[key] = (count + 1, float(experience.advantages_T[place]))
+    for key in drawn.keys() ^ trained.keys():
+        where = "trained, but not in the batch drawn again" if key in trained else "drawn again, but not trained"
+        yield f"step {step}: rollout {key[0]}, call {key[1]} was {where}"
+    for key in drawn.keys() & trained.keys():
+        count, advantage = drawn[key]
+        if count != trained[key].num_tokens or abs(advantage - trained[key].advantage) > _ADVANTAGE_TOLERANCE:
+            yield (
+                f"step {step}: rollout {key[0]}, call {key[1]} was trained on {trained[key].num_tokens} tokens with "
+                f"advantage {trained[key].advantage:.6g}, but {count} and {advantage:.6g} were expected"
+            )
+
+
+def _recomputed_gaps(run_dir: Path, config: RunConfig, problems: list[str]) -> LogprobGaps | None:
+    """Score the recorded tokens again with each checkpoint whose version sampled some, and the model before training.
+
+    Adds a sentence to `problems` for each version out of tolerance.
+    """
+    import torch
+
+    from agenttune.errors import ParityError
+    from agenttune.execution.model_files import model_folder, quiet_transformers
+    from agenttune.experience.merge import merge
+    from agenttune.trainer import checkpoint
+    from agenttune.trainer.model import TrainedModel
+    from agenttune.trainer.packing import pack
+    from agenttune.trainer.parity import LogprobGap, Tolerance
+
+    quiet_transformers()
+    folders: dict[int, Path | None] = {0: None}
+    for folder in sorted(run_dir.glob(f"{checkpoint.PREFIX}*")):
+        folders[int(checkpoint.load(folder).state["version"])] = folder
+    groups_of: dict[int, list[Group]] = {version: [] for version in folders}
+    steps = {record.step: None for record in read_steps(run_dir / "run.db")}
+    for _, groups in _steps(run_dir / "run.db", steps):
+        for group in groups:
+            if group.version in groups_of:
+                groups_of[group.version].append(group)
+    model = TrainedModel.load(
+        model_folder(config.model.model_path), dtype=config.trainer.dtype, device=torch.device(_device(config))
+    )
+    total: list[LogprobGap] = []
+    for version, source in sorted(folders.items()):
+        rollouts = [rollout for group in groups_of[version] for rollout in group.scored]
+        experiences = [experience for rollout in rollouts for experience in merge(rollout, needs_ratio=False)]
+        if source is not None and experiences:
+            checkpoint.copy_into(dict(model.parameters()), checkpoint.load(source).weights, source)
+        gap = LogprobGap(version)
+        with torch.no_grad():
+            for part in pack(experiences, config.trainer.max_tokens_per_micro_batch):
+                gap.add(part, model.score(part).logprobs_E)
+        try:
+            gap.check(Tolerance.of(model.compute_dtype))
+        except ParityError as error:
+            problems.append(str(error))
+        total.append(gap)
+    compared = [gap for gap in total if gap.num_tokens]
+    num_tokens = sum(gap.num_tokens for gap in compared)
+    if not num_tokens:
+        return None
+    return LogprobGaps(
+        mean=sum(gap.mean * gap.num_tokens for gap in compared) / num_tokens,
+        max=max(gap.max for gap in compared),
+        kl=sum(gap.kl * gap.num_tokens for gap in compared) / num_tokens,
+        num_tokens=num_tokens,
+        versions=tuple(gap.version for gap in compared),
+    )
+
+
+def _device(config: RunConfig) -> str:
+    import torch
+
+    if config.engine.device != "auto":
+        return config.engine.device
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _recorded_gaps(steps: Any) -> LogprobGaps | None:
+    prefix = "trainer/logprob_gap_"
+    rows = [metrics for metrics in steps if metrics.get(f"{prefix}tokens")]
+    num_tokens = int(sum(row[f"{prefix}tokens"] for row in rows))
+    if not num_tokens:
+        return None
+    return LogprobGaps(
+        mean=sum(row[f"{prefix}mean"] * row[f"{prefix}tokens"] for row in rows) / num_tokens,
+        max=max(row[f"{prefix}max"] for row in rows),
+        kl=sum(row[f"{prefix}kl"] * row[f"{prefix}tokens"] for row in rows) / num_tokens,
+        num_tokens=num_tokens,
+    )
+
+
+def _sum(steps: Any) -> tuple[Check, ...]:
+    """One check for each invariant, added up over the steps."""
+    found: dict[str, Check] = {}
+    for checks in steps:
+        for check in checks:
+            before = found.get(check.name, Check(name=check.name, checked=0, broken=0))
+            found[check.name] = Check(
+                name=check.name,
+                checked=before.checked + check.checked,
+                broken=before.broken + check.broken,
+                first=before.first or check.first,
+            )
+    return tuple(found.values())
+
+
+def _problems(by_step: Mapping[int, Sequence[Check]]) -> tuple[str, ...]:
+    return tuple(
+        f"step {step}: {sentence(check)}" for step, checks in by_step.items() for check in checks if check.broken
+    )

@@ -1,0 +1,86 @@
+"""`agenttune diagnose RUN_DIR`: why the reward is flat, with evidence.
+
+In: a run directory. Out: how the reward went, then each cause found: what, the numbers, where to look, what to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from agenttune.diagnose.data import RunData
+    from agenttune.diagnose.finding import Finding
+
+WIDTH = 100
+_INDENT = " " * 4
+
+
+def add_diagnose(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="directory of a run, also of one that goes on")
+
+
+def run_diagnose(arguments: argparse.Namespace, out: IO[str] | None = None) -> int:
+    """Print the causes found. The exit code is 0 whether there are any or not."""
+    from agenttune.diagnose.diagnosis import diagnose, read_run
+
+    out = out or sys.stdout
+    data = read_run(arguments.run_dir)
+    for line in lines(arguments.run_dir, data, diagnose(data)):
+        print(line, file=out)
+    return 0
+
+
+def lines(run_dir: Path, data: RunData, findings: tuple[Finding, ...]) -> Iterator[str]:
+    """The report, at most 100 columns wide (but for ids that are longer)."""
+    yield from _course(run_dir, data)
+    if not findings:
+        yield "no cause of a flat reward found"
+    for number, finding in enumerate(findings, 1):
+        yield ""
+        yield f"{number}. {finding.name}"
+        yield from _wrapped(finding.what)
+        yield from _wrapped("; ".join(f"{name}: {value:.4g}" for name, value in finding.evidence.items()))
+        yield from (line for quote in finding.quotes for line in _wrapped(f'"{quote}"'))
+        if finding.examples:
+            yield from _wrapped(f"see: {', '.join(finding.examples)}")
+        yield from _wrapped(f"-> {finding.advice}")
+    if any("/" in example for finding in findings for example in finding.examples):
+        yield ""
+        yield f"read a rollout:  agenttune show {run_dir} --rollout ID"
+
+
+def _course(run_dir: Path, data: RunData) -> Iterator[str]:
+    """One line on the steps and the reward, and one on the evaluation where there was one."""
+    from agenttune.diagnose.data import early_mean, late_mean
+
+    rewards = data.values("reward/mean")
+    early, late = early_mean(rewards), late_mean(rewards)
+    if early is None or late is None:
+        yield f"{len(data.rows)} steps, no reward in any of them"
+    else:
+        highest = f", highest {data.reward.peak:.3f}" if data.reward else ""
+        yield f"{len(data.rows)} steps, mean reward {early:.3f} -> {late:.3f} (first and last steps){highest}"
+    summary = run_dir / "summary.json"
+    content = json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {}
+    if content.get("before") and content.get("after"):
+        before, after = (content[when]["greedy"]["accuracy"] for when in ("before", "after"))
+        if before is not None and after is not None:
+            yield f"held-out tasks, greedy: {before:.3f} -> {after:.3f}"
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=_INDENT,
+        subsequent_indent=_INDENT,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -1,0 +1,1 @@
+"""The names and objects of the tuners that came before: AgentScope's, Trinity-RFT's."""

@@ -1,0 +1,85 @@
+"""What an attempt gets: the policy's session, and beside it those of the auxiliary models.
+
+In: a session of a gateway, or an endpoint's, and an `AuxiliarySession`. Out: a `rollout.attempt.Session` whose models
+are what user code receives (AgentScope's objects, where AgentScope is in use).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from agenttune.compat.agentscope import present
+from agenttune.execution.auxiliary import AuxiliarySession
+from agenttune.execution.remote import RemoteUse
+from agenttune.types import Call, Outcome
+
+
+class PolicySession(Protocol):
+    """The policy's part: of a gateway, or of an endpoint."""
+
+    @property
+    def model(self) -> Any: ...
+    @property
+    def failure(self) -> Outcome | None: ...
+    @property
+    def failure_reason(self) -> str | None: ...
+    @property
+    def counts(self) -> Mapping[str, float]: ...
+    def close(self) -> tuple[Call, ...]: ...
+
+
+class EndpointSession:
+    """A policy that is not ours: for evaluation. Nothing is recorded token-exactly there."""
+
+    def __init__(self, use: RemoteUse) -> None:
+        self._use = use
+        self.model = use.model
+
+    @property
+    def failure(self) -> Outcome | None:
+        """INFRASTRUCTURE if a call failed by the endpoint's doing, and was not repeated with success."""
+        return None if self._use.failure is None else Outcome.INFRASTRUCTURE
+
+    @property
+    def failure_reason(self) -> str | None:
+        """One line about it."""
+        return self._use.failure
+
+    @property
+    def counts(self) -> dict[str, float]:
+        """Nothing was noticed."""
+        return {}
+
+    def close(self) -> tuple[Call, ...]:
+        """Refuse later calls. Nothing was recorded."""
+        self._use.close()
+        return ()
+
+
+class RolloutSession:
+    """One attempt's models. `close` is the policy's; the auxiliary models stay usable until `auxiliary.close()`."""
+
+    def __init__(self, policy: PolicySession, auxiliary: AuxiliarySession) -> None:
+        self.policy = policy
+        self.auxiliary = auxiliary
+        self.model = present(policy.model)
+
+    @property
+    def failure(self) -> Outcome | None:
+        """What the policy or its engine did wrong."""
+        return self.policy.failure
+
+    @property
+    def failure_reason(self) -> str | None:
+        """One line about it."""
+        return self.policy.failure_reason
+
+    @property
+    def counts(self) -> Mapping[str, float]:
+        """What the policy's session noticed."""
+        return self.policy.counts
+
+    def close(self) -> tuple[Call, ...]:
+        """Revoke the policy; its recorded calls."""
+        return self.policy.close()

@@ -1,0 +1,1 @@
+"""Training without rollouts: fine-tuning on conversations (`sft`), further pre-training (`cpt`), pairs (`dpo`)."""

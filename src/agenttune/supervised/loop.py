@@ -1,0 +1,259 @@
+"""The coordinator of a run without rollouts: one step after the other.
+
+    order.draw ─► teacher.lesson ─► weighted ─► check_step ─► trainer.train_step ─► monitor, display
+    rows          token sequences   batches     certificate   update
+
+In: the parts. Out: trained weights in checkpoints, and `Progress`, everything that a resumed run needs to know. Where a
+workflow is given, the agent is evaluated before and after as in reinforcement learning; the engine gets the weights for
+that alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agenttune.algorithm.supervised import SupervisedAlgorithm
+from agenttune.config.run import RunConfig
+from agenttune.errors import CertificateError, ConfigError, DatasetError, TrainingError
+from agenttune.evaluate import Evaluator, evaluation_from_json, evaluation_to_json
+from agenttune.execution.local import Serving
+from agenttune.experience.audit import broken_sentences
+from agenttune.experience.journal import Journal
+from agenttune.loop import deferred_interrupt
+from agenttune.monitor.display import Display, StepReport
+from agenttune.monitor.metrics import Monitor
+from agenttune.monitor.statistics import Evaluation, accuracy, accuracy_metrics
+from agenttune.supervised.batches import split, weighted
+from agenttune.supervised.checks import check_step
+from agenttune.supervised.held_out import HeldOut
+from agenttune.supervised.lessons import Lesson, Teacher
+from agenttune.supervised.trainer import Learnt, SupervisedTrainer
+from agenttune.tasks.order import Order, distinct
+from agenttune.trainer.checkpoint import point, prune, step_directory
+from agenttune.types import Check, Experience, Task
+
+KIND = "supervised"
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """How far a run is. Saved in every checkpoint; counts are over all its sessions. `best` is the accuracy, or the
+    negative held-out loss, of the best checkpoint."""
+
+    step: int = 0
+    rows: int = 0
+    rows_too_long: int = 0
+    trained_tokens: int = 0
+    computed_tokens: int = 0
+    seconds_to_first_step: float | None = None
+    best: float | None = None
+    before: Evaluation | None = None
+    after: Evaluation | None = None
+    loss_before: Mapping[str, float] | None = None
+    loss_after: Mapping[str, float] | None = None
+    order: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON."""
+        content = {name: getattr(self, name) for name in self.__slots__}
+        for name in ("before", "after"):
+            content[name] = None if content[name] is None else evaluation_to_json(content[name])
+        return {"kind": KIND, **content}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Progress:
+        """The way back. Raises `ConfigError` for the position of a run with rollouts."""
+        fields = dict(content)
+        if fields.pop("kind", None) != KIND:
+            raise ConfigError("the run of this name learns from rollouts: choose another experiment_name")
+        for name in ("before", "after"):
+            fields[name] = None if fields[name] is None else evaluation_from_json(fields[name])
+        return cls(**fields)
+
+
+@dataclass(slots=True, kw_only=True)
+class SupervisedLoop:
+    """Everything such a run consists of. `serving` and `evaluator` are None without a workflow, `held_out` without
+    held-out rows."""
+
+    config: RunConfig
+    algorithm: SupervisedAlgorithm
+    teacher: Teacher
+    trainer: SupervisedTrainer
+    rows: Sequence[Task]
+    order: Order
+    journal: Journal
+    monitor: Monitor
+    display: Display
+    serving: Serving | None
+    evaluator: Evaluator | None
+    held_out: HeldOut | None
+    run_dir: Path
+    total_steps: int
+    progress: Progress
+    process_seconds: Callable[[], float]
+
+    def run(self) -> None:
+        """Train until the steps are done or the time is up, then evaluate.
+
+        Ctrl-C, and a failure that leaves the weights whole, save a checkpoint of the last whole step before they go on
+        up.
+        """
+        started = time.perf_counter()
+        try:
+            evaluation_s = self._evaluate_before()
+            while self.progress.step < self.total_steps and not self._out_of_time(started):
+                self._one_step(evaluation_s)
+                self._save_and_evaluate()
+            self._finish()
+        except (KeyboardInterrupt, CertificateError, DatasetError, TrainingError) as error:
+            what = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            self.display.message(f"{what}: saving a checkpoint")
+            self._save(None)
+            raise
+
+    def _one_step(self, evaluation_s: float) -> None:
+        began = time.perf_counter()
+        rows = [self.rows[place] for place in self.order.draw()]
+        lessons = self._lessons(rows)
+        updates = [weighted(part, self.algorithm) for part in split(lessons, self.config.trainer.num_minibatches)]
+        updates = [update for update in updates if update]
+        if not updates:
+            raise DatasetError(
+                f"none of the {len(rows)} rows of step {self.progress.step + 1} can be trained: "
+                f"{sum(lesson.too_long for lesson in lessons)} are longer than model.max_model_len "
+                f"({self.teacher.max_model_len}), the others have no token to learn"
+            )
+        checks = self._certify(lessons, updates)
+        with deferred_interrupt():  # from here on the step is done whole or not at all
+            learnt = self.trainer.train_step(updates)
+            self._record(lessons, learnt, checks, time.perf_counter() - began, evaluation_s)
+
+    def _lessons(self, rows: Sequence[Task]) -> list[Lesson]:
+        """The rows' lessons; a row that comes again, in a batch larger than the dataset, has an id of its own."""
+        return [self.teacher.lesson(row, id_) for row, id_ in zip(rows, distinct([r.id for r in rows]), strict=True)]
+
+    def _certify(self, lessons: Sequence[Lesson], updates: Sequence[Sequence[Experience]]) -> tuple[Check, ...]:
+        checks = check_step(lessons, updates, self.teacher)
+        self.journal.add_checks(self.progress.step + 1, checks)
+        for line in broken_sentences(checks, stop=self.config.certificate.on_violation == "stop"):
+            self.display.message(f"  ! certificate: {line}")
+        return checks
+
+    def _record(
+        self, lessons: Sequence[Lesson], learnt: Learnt, checks: Sequence[Check], seconds: float, evaluation_s: float
+    ) -> None:
+        progress = self.progress
+        too_long = sum(lesson.too_long for lesson in lessons)
+        kept = sum(bool(lesson.experiences) for lesson in lessons)
+        progress.order = self.order.state()
+        progress.step += 1
+        progress.after = progress.loss_after = None  # a finished run that goes on is evaluated anew
+        progress.rows += kept
+        progress.rows_too_long += too_long
+        progress.trained_tokens += learnt.trained_tokens
+        progress.computed_tokens += learnt.computed_tokens
+        if progress.seconds_to_first_step is None:
+            progress.seconds_to_first_step = self.process_seconds() - evaluation_s
+        metrics = {
+            **learnt.metrics(),
+            "batch/rows": float(kept),
+            "batch/rows_too_long": float(too_long),
+            "batch/rows_empty": float(len(lessons) - kept - too_long),
+            **{f"certificate/{check.name}_broken": float(check.broken) for check in checks},
+            "time/step_s": seconds,
+            "time/train_s": learnt.seconds,
+            "tokens/per_s": learnt.sequence_tokens / seconds,
+        }
+        self.monitor.log(progress.step, metrics)
+        self.journal.add_step(progress.step, self.trainer.version, metrics)
+        self.display.step(
+            StepReport(
+                step=progress.step,
+                reward=None,
+                loss=learnt.loss,
+                tokens_per_s=metrics["tokens/per_s"],
+                seconds=seconds,
+                certified=not any(check.broken for check in checks),
+                note=_note(len(lessons), too_long, len(lessons) - kept - too_long, self.teacher.max_model_len),
+            )
+        )
+
+    def _evaluate_before(self) -> float:
+        """Evaluate the model as it came, unless an earlier session did; seconds it took."""
+        progress = self.progress
+        known = progress.before is not None or progress.loss_before is not None
+        if known or not self.config.evaluation.before_and_after:
+            return 0.0
+        began = time.perf_counter()
+        progress.before, progress.loss_before = self._evaluate("before", with_further=True)
+        return time.perf_counter() - began
+
+    def _evaluate(self, name: str, *, with_further: bool) -> tuple[Evaluation | None, Mapping[str, float] | None]:
+        """Rewards of the agent, and the loss on held-out rows, as far as there is something to evaluate."""
+        found, numbers = None, None
+        if self.held_out is not None:
+            numbers = self.held_out.measure().numbers()
+            self.monitor.log(self.progress.step, {f"eval/{key}": value for key, value in numbers.items()})
+            self.display.message(f"evaluated {name}: held-out loss {numbers['loss']:.4f} on {numbers['rows']:g} rows")
+        if self.evaluator is not None and self.serving is not None:
+            self.serving.publish(self.trainer.version, self.trainer.state_tensors())
+            found = self.evaluator.evaluate(self.trainer.version, name=name, with_further=with_further)
+            self.monitor.log(self.progress.step, accuracy_metrics(found))
+        return found, numbers
+
+    def _save_and_evaluate(self) -> None:
+        step, algorithm = self.progress.step, self.config.algorithm
+        if step >= self.total_steps:
+            return
+        if step % algorithm.eval_interval_steps == 0:
+            self._save(_merit(*self._evaluate(f"step {step}", with_further=False)))
+        elif step % algorithm.save_interval_steps == 0:
+            self._save(None)
+
+    def _finish(self) -> None:
+        """Evaluate the final weights and save them, unless an earlier session did."""
+        progress, merit = self.progress, None
+        known = progress.after is not None or progress.loss_after is not None
+        if not known and self.config.evaluation.before_and_after:
+            progress.after, progress.loss_after = self._evaluate("after", with_further=True)
+            merit = _merit(progress.after, progress.loss_after)
+        self._save(merit)
+
+    def _save(self, merit: float | None) -> None:
+        """Write a checkpoint of the last whole step; it becomes `best` if it is no worse than that."""
+        progress = self.progress
+        best = merit is not None and (progress.best is None or merit >= progress.best)
+        if best:
+            progress.best = merit
+        target = step_directory(self.run_dir, progress.step)
+        with deferred_interrupt():
+            self.trainer.save(target, progress.to_json())
+            point(self.run_dir, "latest", target)
+            if best:
+                point(self.run_dir, "best", target)
+            prune(self.run_dir, self.config.trainer.keep_checkpoints)
+
+    def _out_of_time(self, started: float) -> bool:
+        limit = self.config.time_limit_s
+        if limit is None or time.perf_counter() - started < limit:
+            return False
+        self.display.message(f"the time limit of {limit:g} s is reached after step {self.progress.step}")
+        return True
+
+
+def _note(num_rows: int, too_long: int, empty: int, max_model_len: int) -> str:
+    """What was left out of a step, if anything."""
+    said = [f"{too_long} of {num_rows} rows left out: longer than {max_model_len} tokens"] if too_long else []
+    return "; ".join(said + ([f"{empty} of {num_rows} rows have no token to learn"] if empty else []))
+
+
+def _merit(found: Evaluation | None, numbers: Mapping[str, float] | None) -> float | None:
+    """What checkpoints are compared by: the agent's greedy accuracy, else the held-out loss (less is better)."""
+    if found is not None:
+        return accuracy(found.greedy.values()).accuracy
+    return None if numbers is None else -numbers["loss"]

@@ -1,0 +1,341 @@
+"""Puts a run without rollouts together, runs it, and leaves the evidence.
+
+In: a resolved configuration, and the user's workflow and judge if the agent is to be evaluated. Out: the run directory
+and a `TuneResult`. Everything that can be checked without loading a model is checked first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agenttune.algorithm.supervised import SUPERVISED, SupervisedAlgorithm, resolve_supervised
+from agenttune.certify import write_certificate
+from agenttune.config.functions import import_function
+from agenttune.config.load import Resolved, value_leaves
+from agenttune.config.run import RunConfig, SupervisedConfig
+from agenttune.errors import ConfigError
+from agenttune.execution.auxiliary_settings import check_auxiliary_models
+from agenttune.execution.model_files import model_folder
+from agenttune.execution.threads import let_idle_workers_sleep
+from agenttune.monitor.curve import draw_loss_curve, draw_reward_curve
+from agenttune.monitor.display import Display
+from agenttune.monitor.metrics import Monitor, check_monitor, open_monitor
+from agenttune.monitor.statistics import by_mode
+from agenttune.monitor.summary import Summary, peak_memory_mb, process_seconds, write_summary
+from agenttune.rollout.signature import judge_arguments, workflow_arguments
+from agenttune.supervised.rows import read_row
+from agenttune.tasks.order import hold_out
+from agenttune.tasks.selection import make_order
+from agenttune.tasks.source import load_tasks
+from agenttune.types import Task
+
+if TYPE_CHECKING:
+    from agenttune.evaluate import Evaluator
+    from agenttune.execution.local import Serving
+    from agenttune.execution.run_directory import RunDirectory
+    from agenttune.supervised.loop import SupervisedLoop
+    from agenttune.tasks.order import Order
+    from agenttune.tuning import TuneResult
+
+ROWS_CHECKED_FIRST = 64
+"""Rows whose format is looked at before a model is loaded."""
+WITHOUT_EFFECT = (
+    *("algorithm.group_size", "sampling.max_refill", "sampling.reward_", "sampling.overlong", "sampling.difficulty"),
+    *("check.", "critic.", "taskset."),
+)
+"""Settings, by how they begin, that mean nothing without rollouts."""
+OF_WORKFLOW = ("workflow_args", "rollout.", "auxiliary_models", "judge")
+"""Settings that mean something only where the agent is evaluated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Data:
+    """Rows to train on, rows held out, and the tasks that the agent is evaluated on."""
+
+    training: Sequence[Task]
+    held_out: Sequence[Task]
+    tasks: Sequence[Task]
+    further: Mapping[str, Sequence[Task]]
+    messages: tuple[str, ...]
+
+
+def run_supervised(
+    resolved: Resolved,
+    workflow: Callable[..., Any] | None,
+    judge: Callable[..., Any] | None,
+    config_path: Path | None = None,
+) -> TuneResult:
+    """Run a resolved configuration whose algorithm learns without rollouts. Raises as `tune()`."""
+    config = resolved.config
+    if workflow is not None and judge is None and config.judge is not None:
+        judge = import_function(config.judge)
+    algorithm = _check(config, workflow, judge)
+    data = _read(config, algorithm, workflow is not None)
+    let_idle_workers_sleep()
+    from agenttune.execution.local import Serving
+    from agenttune.execution.run_directory import open_run_directory
+
+    directory = open_run_directory(resolved, config_path)
+    with contextlib.ExitStack() as stack:
+        order = make_order(data.training, config.sampling, seed=config.seed, batch_size=config.algorithm.batch_size)
+        total_steps = config.train_dataset.total_steps or order.num_batches(config.train_dataset.total_epochs)
+        display = Display(total_steps, sys.stdout)
+        stack.callback(display.close)
+        for line in (*resolved.notices, *resolved.overrides, *_idle(resolved, workflow is not None), *data.messages):
+            display.message(line)
+        serving = None
+        if workflow is not None:
+            serving = Serving(config, workflow, judge)
+            stack.callback(serving.close)
+        loop = _assemble(config, algorithm, directory, serving, data, order, total_steps, display)
+        stack.callback(loop.monitor.close)
+        stack.callback(loop.journal.close)
+        try:
+            loop.run()
+        finally:
+            _write_outcome(loop, directory)
+        return _outcome(loop, directory)
+
+
+def refuse_its_settings(config: RunConfig) -> None:
+    """Raise `ConfigError` if a run with rollouts was given settings of the runs without."""
+    if config.supervised != SupervisedConfig():
+        raise ConfigError(
+            f"the settings of supervised have no effect: {config.algorithm.algorithm_type!r} learns from rollouts "
+            f"({', '.join(SUPERVISED)} learn from rows)"
+        )
+
+
+def _check(
+    config: RunConfig, workflow: Callable[..., Any] | None, judge: Callable[..., Any] | None
+) -> SupervisedAlgorithm:
+    """Everything that is known to be wrong before anything is loaded."""
+    name = config.algorithm.algorithm_type
+    algorithm = resolve_supervised(name, config.loss)
+    if workflow is None and judge is not None:
+        raise ConfigError("judge_func judges what a workflow says, and there is none: give both, or neither")
+    if workflow is not None:
+        workflow_arguments(workflow)
+        if config.eval_dataset is None:
+            raise ConfigError(
+                f"with {name!r} the workflow is there to evaluate the agent, on the tasks of eval_dataset: give that "
+                "too, or leave the workflow out"
+            )
+    if judge is not None:
+        judge_arguments(judge)
+    if workflow is None and config.evaluation.further:
+        raise ConfigError("evaluation.further needs a workflow: without one only rows of one dataset are held out")
+    if config.sampling.order == "difficulty":
+        raise ConfigError(f"sampling.order is 'difficulty', which goes by rewards: {name!r} has none")
+    check_auxiliary_models(config)
+    check_monitor(config.monitor_type)
+    model_folder(config.model.model_path)
+    return algorithm
+
+
+def _idle(resolved: Resolved, has_workflow: bool) -> list[str]:
+    """One line for the settings that were given and mean nothing here, if there are any."""
+    starts = WITHOUT_EFFECT if has_workflow else (*WITHOUT_EFFECT, *OF_WORKFLOW)
+    idle = [name for name, origin in resolved.origins.items() if origin != "default" and name.startswith(starts)]
+    name = resolved.config.algorithm.algorithm_type
+    return [f"without effect in {name}: {', '.join(idle)}"] if idle else []
+
+
+def _read(config: RunConfig, algorithm: SupervisedAlgorithm, has_workflow: bool) -> _Data:
+    """The datasets, split. The format of the first rows is checked here."""
+    rows: Sequence[Task] = load_tasks(config.train_dataset)
+    for place in range(min(len(rows), ROWS_CHECKED_FIRST)):
+        read_row(rows[place], algorithm.data, config.supervised)
+    messages: tuple[str, ...] = ()
+    held_out: Sequence[Task] = ()
+    if config.eval_dataset is not None and not has_workflow:
+        held_out = load_tasks(config.eval_dataset)
+    elif config.evaluation.hold_out:
+        training, held = hold_out(len(rows), config.seed)
+        messages = (
+            f"{len(held)} of {len(rows)} rows are held out to measure the loss (evaluation.hold_out: false trains on "
+            "all)",
+        )
+        held_out, rows = [rows[index] for index in held], [rows[index] for index in training]
+    limit = config.evaluation.max_tasks
+    tasks = load_tasks(config.eval_dataset)[:limit] if config.eval_dataset is not None and has_workflow else ()
+    further = {name: load_tasks(dataset) for name, dataset in config.evaluation.further.items()}
+    return _Data(training=rows, held_out=held_out[:limit], tasks=tasks, further=further, messages=messages)
+
+
+def _assemble(
+    config: RunConfig,
+    algorithm: SupervisedAlgorithm,
+    directory: RunDirectory,
+    serving: Serving | None,
+    data: _Data,
+    order: Order,
+    total_steps: int,
+    display: Display,
+) -> SupervisedLoop:
+    from agenttune.execution.model_files import quiet_transformers
+    from agenttune.experience.journal import Journal
+    from agenttune.supervised.held_out import HeldOut
+    from agenttune.supervised.loop import Progress, SupervisedLoop
+    from agenttune.supervised.trainer import SupervisedTrainer
+
+    quiet_transformers()
+    folder = model_folder(config.model.model_path)
+    trainer = SupervisedTrainer.from_pretrained(
+        folder,
+        algorithm=algorithm,
+        config=config.trainer,
+        learning_rate=config.algorithm.learning_rate,
+        planned_updates=total_steps * config.trainer.num_minibatches * config.trainer.epochs,
+        device=config.engine.device,
+        seed=config.seed,
+    )
+    teacher = _teacher(config, algorithm, folder, trainer)
+    progress = Progress(order=order.state())
+    if directory.checkpoint is not None:
+        progress = Progress.from_json(trainer.restore(directory.checkpoint))
+        order.restore(progress.order)
+        display.message(f"continuing {directory.path.name} after step {progress.step}")
+    held_out = None
+    if data.held_out:
+        held_out = HeldOut(
+            rows=data.held_out,
+            teacher=teacher,
+            trainer=trainer,
+            algorithm=algorithm,
+            batch_size=config.algorithm.batch_size,
+        )
+    return SupervisedLoop(
+        config=config,
+        algorithm=algorithm,
+        teacher=teacher,
+        trainer=trainer,
+        rows=data.training,
+        order=order,
+        journal=Journal(directory.journal),
+        monitor=_monitor(config, directory, progress.step),
+        display=display,
+        serving=serving,
+        evaluator=None if serving is None else _evaluator(serving, data, display),
+        held_out=held_out,
+        run_dir=directory.path,
+        total_steps=total_steps,
+        progress=progress,
+        process_seconds=process_seconds,
+    )
+
+
+def _monitor(config: RunConfig, directory: RunDirectory, step: int) -> Monitor:
+    return open_monitor(
+        directory.path,
+        config.monitor_type,
+        project=config.project,
+        name=directory.path.name,
+        config={".".join(place): value for place, value in value_leaves(config).items()},
+        resume_step=step if directory.checkpoint is not None else None,
+    )
+
+
+def _evaluator(serving: Serving, data: _Data, display: Display) -> Evaluator:
+    from agenttune.evaluate import Evaluator
+
+    return Evaluator(
+        runner=serving.runner,
+        modes=serving.modes,
+        tasks=data.tasks,
+        further=data.further,
+        progress=display.evaluation,
+        message=display.message,
+    )
+
+
+def _teacher(config: RunConfig, algorithm: SupervisedAlgorithm, folder: Path, trainer: Any) -> Any:
+    from transformers import AutoTokenizer
+
+    from agenttune.gateway.render import Renderer
+    from agenttune.inference.families import end_token_ids
+    from agenttune.supervised.lessons import Teacher
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    thinking = config.model.enable_thinking
+    return Teacher(
+        tokenizer=tokenizer,
+        renderer=None if algorithm.data == "texts" else Renderer(tokenizer),
+        end_ids=end_token_ids(trainer.policy.module),
+        max_model_len=config.model.max_model_len,
+        data=algorithm.data,
+        fields=config.supervised,
+        template_kwargs={} if thinking is None else {"enable_thinking": thinking},
+    )
+
+
+def _write_outcome(loop: SupervisedLoop, directory: RunDirectory) -> None:
+    from agenttune.trainer.checkpoint import pointed
+
+    progress = loop.progress
+    measured = {"before": progress.loss_before, "after": progress.loss_after}
+    summary = Summary(
+        before=progress.before,
+        after=progress.after,
+        seconds=process_seconds(),
+        seconds_to_first_step=progress.seconds_to_first_step,
+        steps=progress.step,
+        rollouts=0,
+        sampled_tokens=0,
+        trained_tokens=progress.trained_tokens,
+        computed_tokens=progress.computed_tokens,
+        peak_memory_mb=peak_memory_mb(),
+        model_dir=pointed(directory.path, "latest"),
+        run_dir=directory.path,
+        held_out={name: numbers for name, numbers in measured.items() if numbers is not None},
+    )
+    write_summary(directory.summary, summary)
+    if progress.step:
+        loop.journal.flush()
+        write_certificate(directory.path)
+    draw_loss_curve(directory.metrics, directory.path / "loss_curve.png", title=directory.path.name)
+    if loop.evaluator is not None:
+        draw_reward_curve(directory.metrics, directory.picture, title=directory.path.name)
+
+
+def _outcome(loop: SupervisedLoop, directory: RunDirectory) -> TuneResult:
+    from agenttune.trainer.checkpoint import pointed
+    from agenttune.tuning import TuneResult
+
+    progress, display = loop.progress, loop.display
+    if progress.before is not None and progress.after is not None:
+        display.table(progress.before, progress.after)
+    if progress.loss_before is not None and progress.loss_after is not None:
+        lines = [
+            f"held-out {name}: {value:.4f} -> {progress.loss_after[name]:.4f}"
+            for name, value in progress.loss_before.items()
+            if name in ("loss", "accuracy", "margin")
+        ]
+        display.message("\n".join(["", *lines]))
+    if progress.rows_too_long:
+        display.message(
+            f"{progress.rows_too_long} rows were left out: longer than model.max_model_len "
+            f"({loop.config.model.max_model_len} tokens)"
+        )
+    model_dir = pointed(directory.path, "latest")
+    assert model_dir is not None, "the last step is always saved"
+    picture = directory.picture if loop.evaluator is not None else None
+    display.message(f"loss curve:    {directory.path / 'loss_curve.png'}")
+    display.usage(directory.path, model_dir, picture, tensorboard=loop.config.monitor_type == "tensorboard")
+    return TuneResult(
+        run_dir=directory.path,
+        model_dir=model_dir,
+        best_model_dir=pointed(directory.path, "best") or model_dir,
+        before=by_mode(progress.before),
+        after=by_mode(progress.after),
+        rewards_before=progress.before,
+        rewards_after=progress.after,
+        steps=progress.step,
+        loss_before=None if progress.loss_before is None else progress.loss_before["loss"],
+        loss_after=None if progress.loss_after is None else progress.loss_after["loss"],
+    )

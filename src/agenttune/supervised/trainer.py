@@ -1,0 +1,238 @@
+"""From a batch of lessons to updated weights.
+
+In: the experiences of each update. Out: `Learnt` numbers, and new weights. It uses the model, packs, optimizer and
+checkpoints of the trainer for rollouts; since nobody sampled these tokens there is no ratio and nothing to compare with
+an engine. A pair is never split over packs, because its loss needs both of its answers.
+
+Shape suffixes: E loss entries of a pack, N pairs of an update.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from agenttune.algorithm.supervised import SupervisedAlgorithm, cross_entropy, margins
+from agenttune.config.run import TrainerConfig
+from agenttune.trainer import checkpoint
+from agenttune.trainer.model import TrainedModel
+from agenttune.trainer.optimizer import Optimizer
+from agenttune.trainer.packing import Pack, pack
+from agenttune.types import Experience
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learnt:
+    """What a step did. `loss` is the mean over its updates; `accuracy` the share of pairs whose better answer gained on
+    the worse one, and `margin` their mean log ratio, None without pairs. Tokens are those of one pass over the data, as
+    in `trainer.StepMetrics`."""
+
+    num_updates: int
+    trained_tokens: int
+    computed_tokens: int
+    sequence_tokens: int
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    accuracy: float | None
+    margin: float | None
+    seconds: float
+
+    def metrics(self) -> dict[str, float]:
+        """As numbers to log."""
+        found = {f"trainer/{name}": getattr(self, name) for name in self.__slots__}
+        return {name: float(value) for name, value in found.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Losses of some experiences: their sum with their weights, and the margin of each pair by its id."""
+
+    loss: float
+    margins: Mapping[str, float]
+
+
+class SupervisedTrainer:
+    """Owns the trained weights, their optimizer, and the frozen reference. `version` counts the updates they had."""
+
+    def __init__(
+        self,
+        policy: TrainedModel,
+        *,
+        algorithm: SupervisedAlgorithm,
+        config: TrainerConfig,
+        learning_rate: float,
+        planned_updates: int,
+        reference: TrainedModel | None = None,
+    ) -> None:
+        """Train `policy`. `reference` must be given exactly if the algorithm needs one."""
+        assert (reference is not None) == algorithm.needs_reference
+        self.version = 0
+        self.policy = policy
+        self._optimizer = Optimizer(
+            policy.parameters(), config, peak_learning_rate=learning_rate, planned_updates=planned_updates
+        )
+        self._algorithm = algorithm
+        self._config = config
+        self._reference = reference
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model_path: Path,
+        *,
+        algorithm: SupervisedAlgorithm,
+        config: TrainerConfig,
+        learning_rate: float,
+        planned_updates: int,
+        device: str = "auto",
+        seed: int = 0,
+    ) -> SupervisedTrainer:
+        """Load a model directory as policy, and as reference where one is needed (a resumed run's reference is the
+        model it once started from). Raises `ModelError` for architectures not supported."""
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        torch.manual_seed(seed)
+        place = torch.device(device)
+        policy = TrainedModel.load(
+            model_path, dtype=config.dtype, device=place, gradient_checkpointing=config.gradient_checkpointing
+        )
+        reference = None
+        if algorithm.needs_reference:
+            reference = TrainedModel.load(model_path, dtype=config.dtype, device=place)
+            reference.freeze()
+        return cls(
+            policy,
+            algorithm=algorithm,
+            config=config,
+            learning_rate=learning_rate,
+            planned_updates=planned_updates,
+            reference=reference,
+        )
+
+    def train_step(self, updates: Sequence[Sequence[Experience]]) -> Learnt:
+        """One update for each list of experiences, `trainer.epochs` times over.
+
+        Raises `TrainingError` before an update whose gradient is not finite: weights and version stay what they were.
+        """
+        start = time.perf_counter()
+        works = [self._packs(experiences) for experiences in updates]
+        references = [[self._reference_logprobs(part) for part in work] for work in works]
+        losses, norms, rates, found = [], [], [], dict[str, float]()
+        for _ in range(self._config.epochs):
+            for work, reference in zip(works, references, strict=True):
+                self._optimizer.zero_grad()
+                total = 0.0
+                for part, reference_E in zip(work, reference, strict=True):
+                    loss, of_pairs = self._loss(part, reference_E)
+                    loss.backward()  # type: ignore[no-untyped-call]
+                    total += float(loss.detach())
+                    found |= of_pairs
+                norm, rate = self._optimizer.step(self.version)
+                self.version += 1
+                losses.append(total)
+                norms.append(norm)
+                rates.append(rate)
+        packs = [part for work in works for part in work]
+        return Learnt(
+            num_updates=len(losses),
+            trained_tokens=sum(part.num_trained_tokens for part in packs),
+            computed_tokens=sum(part.num_computed_tokens for part in packs),
+            sequence_tokens=sum(part.num_sequence_tokens for part in packs),
+            loss=sum(losses) / len(losses),
+            grad_norm=sum(norms) / len(norms),
+            learning_rate=rates[-1],
+            accuracy=sum(margin > 0 for margin in found.values()) / len(found) if found else None,
+            margin=sum(found.values()) / len(found) if found else None,
+            seconds=time.perf_counter() - start,
+        )
+
+    def measure(self, experiences: Sequence[Experience]) -> Measured:
+        """The loss of these experiences, without training on them."""
+        total, found = 0.0, dict[str, float]()
+        with torch.no_grad():
+            for part in self._packs(experiences):
+                loss, of_pairs = self._loss(part, self._reference_logprobs(part))
+                total += float(loss)
+                found |= of_pairs
+        return Measured(loss=total, margins=found)
+
+    def state_tensors(self) -> dict[str, torch.Tensor]:
+        """The trained weights by their Hugging Face names (tied ones once): the trainer's own memory, not a copy."""
+        return {name: parameter.detach() for name, parameter in self.policy.parameters()}
+
+    def save(self, directory: Path, position: Mapping[str, Any]) -> None:
+        """Write a checkpoint; `position` is the caller's own JSON, given back by `restore`.
+
+        Raises `CheckpointError`.
+        """
+        checkpoint.save(
+            directory,
+            module=self.policy.module,
+            weights=self.state_tensors(),
+            compute_dtype=self.policy.compute_dtype,
+            optimizer_tensors=self._optimizer.state_tensors(),
+            state={"version": self.version, "position": dict(position)},
+        )
+
+    def restore(self, directory: Path) -> dict[str, Any]:
+        """Continue from a checkpoint of the same model; returns its `position`. Raises `CheckpointError`."""
+        saved = checkpoint.load(directory)
+        checkpoint.copy_into(dict(self.policy.parameters()), saved.weights, directory)
+        self._optimizer.load_state_tensors(saved.optimizer_tensors)
+        checkpoint.set_random_state(saved.random_state)
+        self.version = int(saved.state["version"])
+        position: dict[str, Any] = saved.state["position"]
+        return position
+
+    def _packs(self, experiences: Sequence[Experience]) -> list[Pack]:
+        limit = self._config.max_tokens_per_micro_batch
+        if self._algorithm.pair_loss is None:
+            return pack(experiences, limit)
+        return [part for unit in _units(experiences, limit) for part in pack(unit, _num_tokens(unit))]
+
+    def _reference_logprobs(self, part: Pack) -> torch.Tensor | None:
+        if self._reference is None:
+            return None
+        with torch.no_grad():
+            return self._reference.score(part).logprobs_E
+
+    def _loss(self, part: Pack, reference_E: torch.Tensor | None) -> tuple[torch.Tensor, dict[str, float]]:
+        """The pack's part of the update's loss, and its pairs' margins by id."""
+        logprobs_E = self.policy.score(part).logprobs_E
+        weights_E = torch.from_numpy(part.weights_E).to(logprobs_E)
+        if self._algorithm.pair_loss is None:
+            return cross_entropy(logprobs_E, weights_E), {}
+        assert reference_E is not None
+        present, numbers = np.unique(part.rollouts_E, return_inverse=True)
+        pairs_E = torch.from_numpy(numbers).to(logprobs_E.device)
+        sides_E = torch.from_numpy(part.advantages_E).to(logprobs_E)
+        margins_N = margins(logprobs_E, reference_E, sides_E, pairs_E, len(present))
+        weights_N = weights_E.new_zeros(len(present)).index_add(0, pairs_E, weights_E)
+        loss = (weights_N * self._algorithm.pair_loss(margins_N, **self._algorithm.pair_loss_args)).sum()
+        names = [part.rollout_ids[number] for number in present]
+        return loss, dict(zip(names, margins_N.detach().tolist(), strict=True))
+
+
+def _units(experiences: Sequence[Experience], limit: int) -> Iterable[list[Experience]]:
+    """Whole pairs in their order, as many together as have at most `limit` tokens unshared (one may have more)."""
+    unit: list[Experience] = []
+    for _, members in groupby(experiences, key=lambda experience: experience.group_id):
+        pair = list(members)
+        if unit and _num_tokens(unit) + _num_tokens(pair) > limit:
+            yield unit
+            unit = []
+        unit += pair
+    if unit:
+        yield unit
+
+
+def _num_tokens(experiences: Sequence[Experience]) -> int:
+    return sum(len(experience.ids_T) for experience in experiences)

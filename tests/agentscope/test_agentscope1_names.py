@@ -1,0 +1,116 @@
+"""Our names, fields and defaults are those of AgentScope 1.0.21's tuner, compared with the real package."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import agentscope
+import pytest
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+import agenttune
+from agenttune.errors import NotIncludedError
+
+NOT_INCLUDED = {"tune_prompt", "PromptTuneConfig", "select_model", "TinkerConfig"}
+CLASSES = {
+    "DatasetConfig": "_dataset",
+    "TunerModelConfig": "_model",
+    "AlgorithmConfig": "_algorithm",
+    "WorkflowOutput": "_workflow",
+    "JudgeOutput": "_judge",
+}
+
+
+def theirs(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(f"agentscope.tuner.{module}"), name)
+
+
+def fields(model: type[BaseModel]) -> dict[str, Any]:
+    """Defaults by field; a required one is `PydanticUndefined`."""
+    return {name: field.default for name, field in model.model_fields.items()}
+
+
+def test_the_version_compared_with() -> None:
+    assert agentscope.__version__ == "1.0.21"
+
+
+def test_every_public_name(agentscope_tuner: ModuleType) -> None:
+    source = Path(next(iter(agentscope_tuner.__path__)), "__init__.py").read_text(encoding="utf-8")
+    (names,) = [
+        ast.literal_eval(node.value)
+        for node in ast.parse(source).body
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__"
+    ]
+    assert set(names) - set(agenttune.__all__) == NOT_INCLUDED
+    for name in names:
+        if name in NOT_INCLUDED:
+            with pytest.raises(NotIncludedError, match=f"{name} is not part of AgentTune"):
+                getattr(agenttune, name)
+        else:
+            assert getattr(agenttune, name) is not None
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_fields_and_defaults(agentscope_tuner: ModuleType, name: str) -> None:
+    expected = fields(theirs(CLASSES[name], name))
+    if name == "TunerModelConfig":
+        assert expected.pop("tinker_config") is None  # taken as None only, see tests/config
+    assert fields(getattr(agenttune, name)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "annotations"),
+    [
+        ("DatasetConfig", {}),
+        ("TunerModelConfig", {"tool_call_parser": str | None, "reasoning_parser": str | None}),
+        ("AlgorithmConfig", {}),
+        ("WorkflowOutput", {"metrics": dict[str, Any] | None}),
+        ("JudgeOutput", {"metrics": dict[str, Any] | None}),
+    ],
+)
+def test_types_of_the_fields(agentscope_tuner: ModuleType, name: str, annotations: dict[str, Any]) -> None:
+    """The same, or wider where `annotations` says so."""
+    ours, expected = getattr(agenttune, name).model_fields, theirs(CLASSES[name], name).model_fields
+    wider = {field for field in ours if ours[field].annotation != expected[field].annotation}
+    assert wider == set(annotations)
+    assert {field: ours[field].annotation for field in annotations} == annotations
+
+
+def test_required_fields_are_required(agentscope_tuner: ModuleType) -> None:
+    required = [name for name, default in fields(agenttune.TunerModelConfig).items() if default is PydanticUndefined]
+    assert required == ["model_path", "max_model_len"]
+
+
+def test_the_arguments_of_tune(agentscope_tuner: ModuleType) -> None:
+    expected = inspect.signature(theirs("_tune", "tune")).parameters
+    ours = inspect.signature(agenttune.tune).parameters
+    assert set(ours) - set(expected) == {"settings"}
+    assert ours["workflow_func"].default is None  # required there; here supervised algorithms need no workflow
+    shared = set(expected) - {"workflow_func"}
+    assert {name: expected[name].default for name in shared} == {name: ours[name].default for name in shared}
+    assert list(ours)[:2] == ["workflow_func", "config_path"]  # the oldest form gives these by position
+
+
+def test_what_their_check_takes_ours_takes(agentscope_tuner: ModuleType) -> None:
+    """Ours takes more: a parameter that nobody passes may have a default."""
+
+    async def workflow(task: Any, model: Any, auxiliary_models: Any, logger: Any) -> None: ...
+    async def judge(task: Any, response: Any, auxiliary_models: Any = None) -> None: ...
+    async def extra(task: Any, model: Any, response: Any, tools: Any = None) -> None: ...
+    async def unknown(task: Any, model: Any, response: Any, tools: Any) -> None: ...
+
+    config = importlib.import_module("agentscope.tuner._config")
+    for module in (config, agenttune):
+        module.check_workflow_function(workflow)
+        module.check_judge_function(judge)
+        for check in (module.check_workflow_function, module.check_judge_function):
+            with pytest.raises(ValueError, match=r"tools|response|disallowed"):
+                check(unknown)
+    with pytest.raises(ValueError, match="disallowed"):
+        config.check_judge_function(extra)

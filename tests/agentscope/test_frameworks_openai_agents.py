@@ -1,0 +1,68 @@
+"""An agent of the OpenAI Agents SDK on our model, over HTTP and with our client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from agent_scripts import add_numbers_of_the_question, add_then_answer
+from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, Runner, function_tool, set_tracing_disabled
+from openai import AsyncOpenAI
+
+from agenttune import WorkflowOutput
+from agenttune.types import CallStatus, Outcome
+
+TASK = {"question": "2+3", "answer": "The answer is 5."}
+
+
+@pytest.fixture(autouse=True)
+def no_tracing() -> None:
+    """It would send traces to a server."""
+    set_tracing_disabled(True)
+
+
+@function_tool
+def add(a: int, b: int) -> str:
+    """Add two numbers."""
+    return str(a + b)
+
+
+async def answer(task: dict[str, Any], name: str, client: AsyncOpenAI, **settings: Any) -> WorkflowOutput:
+    agent = Agent(
+        name="friday",
+        instructions="You are a helpful math problem solving agent.",
+        tools=[add],
+        model=OpenAIChatCompletionsModel(model=name, openai_client=client),
+        model_settings=ModelSettings(**settings),
+    )
+    result = await Runner.run(agent, task["question"])
+    return WorkflowOutput(reward=float(task["answer"] in result.final_output), response=result.final_output)
+
+
+async def over_http(task: dict[str, Any], model: Any) -> WorkflowOutput:
+    async with AsyncOpenAI(base_url=model.base_url, api_key=model.api_key, max_retries=0) as client:
+        return await answer(task, model.name, client)
+
+
+async def in_process(task: dict[str, Any], model: Any) -> WorkflowOutput:
+    return await answer(task, model.name, model.client, temperature=0.5, max_tokens=90)
+
+
+@pytest.mark.parametrize("workflow", [over_http, in_process])
+def test_a_tool_round_is_two_calls_of_one_sequence(rollouts: Any, workflow: Any) -> None:
+    (group,) = rollouts(add_then_answer).run(workflow, tasks=[TASK])
+    (rollout,) = group.rollouts
+    assert (rollout.outcome, rollout.reward) == (Outcome.OK, 1.0), rollout.error
+    assert [each.parent for each in rollout.calls] == [None, 0]
+    assert [each.status for each in rollout.calls] == [CallStatus.USED] * 2
+    assert [tool["function"]["name"] for tool in rollout.calls[0].tools] == ["add"]
+    if workflow is in_process:
+        assert {(each.sampling.temperature, each.sampling.max_tokens) for each in rollout.calls} == {(0.5, 90)}
+
+
+def test_parallel_rollouts_are_not_mixed_up(rollouts: Any) -> None:
+    tasks = [{"question": f"{i}+{7 * i}", "answer": f"The answer is {8 * i}."} for i in range(1, 7)]
+    groups = rollouts(add_numbers_of_the_question).run(over_http, tasks=tasks, group_size=4)
+    assert [rollout.reward for group in groups for rollout in group.rollouts] == [1.0] * 24
+    for task, group in zip(tasks, groups, strict=True):
+        assert all(task["question"] in str(c.messages) for rollout in group.rollouts for c in rollout.calls)

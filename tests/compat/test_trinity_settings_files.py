@@ -1,0 +1,67 @@
+"""Trinity-RFT's configuration files: what each of our examples becomes, line by line, and what is said about it.
+
+`yaml/<name>.txt` was written beside `yaml/<name>.yaml`: every setting that is not our own default with where it comes
+from, then the lines and the notice that are printed.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from agenttune.algorithm.presets import resolve as resolve_algorithm
+from agenttune.cli.explain import explain
+from agenttune.config.load import Resolved, load_config, resolve
+from agenttune.config.public import DatasetConfig, TunerModelConfig
+
+FILES = sorted((Path(__file__).parent / "yaml").glob("*.yaml"))
+PARTS = {path for path in FILES if path.stem.startswith("fragment") or path.stem == "agentscope_tuner"}
+"""Files that leave dataset and model to the arguments of `tune()`."""
+ENVIRONMENT = {
+    "RUN_NUMBER": "7",
+    "MAX_MODEL_LEN": "4096",
+    "HOME": "/home/me",
+    "JUDGE_URL": "http://judge.invalid/v1",
+}
+UNSET = ("TRINITY_CHECKPOINT_ROOT_DIR", "TRINITY_MODEL_PATH", "TRINITY_TASKSET_PATH", "PROJECT", "REPEAT", "BATCH_SIZE")
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in UNSET:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+
+
+def resolved(path: Path) -> Resolved:
+    arguments = {}
+    if path in PARTS:
+        arguments = {
+            "train_dataset": DatasetConfig(path="tasks.jsonl"),
+            "model": TunerModelConfig(model_path="m", max_model_len=512),
+        }
+    return resolve(load_config(path), None, arguments)
+
+
+def test_there_are_at_least_fifteen_files():
+    assert len(FILES) >= 15
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.usefixtures("environment")
+def test_a_file_means_what_is_written_beside_it(path: Path):
+    out = io.StringIO()
+    explain(resolved(path), out)
+    lines = [line for line in out.getvalue().splitlines() if not line.endswith("[default]")]
+    assert lines == path.with_suffix(".txt").read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.usefixtures("environment")
+def test_the_algorithm_of_a_file_can_be_had(path: Path):
+    """What the file says of the algorithm is a preset of ours with parts that it takes."""
+    config = resolved(path).config
+    resolve_algorithm(config.algorithm.algorithm_type, config.loss, config.algorithm.group_size)

@@ -1,0 +1,185 @@
+"""`agenttune check`, `run`, `eval` and `explain`, and `tune()`, with a Trinity-RFT file, on a toy model."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agenttune import AlgorithmConfig, tune
+from agenttune.cli.main import BAD_INPUT, main
+from agenttune.errors import ConfigError
+
+WORKFLOW = """
+from agenttune.compat.trinity import Workflow
+
+class Flow(Workflow):
+    def __init__(self, *, task, model, auxiliary_models=None):
+        super().__init__(task=task, model=model, auxiliary_models=auxiliary_models)
+        self.client = model.get_openai_async_client()
+        self.letter = task.workflow_args["letter"]
+        self.question = task.raw_task.get(task.format_args.prompt_key)
+        self.arguments = {"temperature": task.rollout_args.temperature, "max_tokens": task.rollout_args.max_tokens}
+
+    async def run_async(self):
+        assert self.letter == "e" and self.task.workflow_args["deep"] == {"rate": 0.001}
+        assert self.arguments == {"temperature": 0.9, "max_tokens": 4}
+        reply = await self.client.chat.completions.create(
+            model=self.model.model_path, messages=[{"role": "user", "content": self.question}], **self.arguments
+        )
+        found = self.model.extract_experience_from_history()
+        for experience in found:
+            experience.reward = float(self.letter in (reply.choices[0].message.content or ""))
+        return found
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path, toy_model_dir: Path, toy_dataset: Path) -> Path:
+    (tmp_path / "flow.py").write_text(WORKFLOW)
+    taskset = {
+        "path": str(toy_dataset),
+        "format": {"prompt_key": "question", "response_key": "answer"},
+        "rollout_args": {"temperature": 0.9, "max_tokens": 4},
+        "workflow_args": {"letter": "e", "deep": {"rate": 0.001}},
+        "default_workflow_type": "flow.py:Flow",
+    }
+    content = {
+        "project": "Toy",
+        "name": "first",
+        "checkpoint_root_dir": str(tmp_path / "runs"),
+        "algorithm": {"algorithm_type": "grpo", "repeat_times": 8, "optimizer": {"lr": 0.001}},
+        "model": {"model_path": str(toy_model_dir), "max_model_len": 64},
+        "buffer": {"batch_size": 2, "total_steps": 2, "explorer_input": {"taskset": taskset}},
+        "synchronizer": {"sync_style": "dynamic_by_explorer", "sync_interval": 2},
+    }
+    path = tmp_path / "toy.yaml"
+    path.write_text(json.dumps(content))  # JSON is YAML
+    return path
+
+
+def bench(path: Path) -> Path:
+    content = json.loads(path.read_text())
+    taskset = content["buffer"]["explorer_input"].pop("taskset")
+    content["buffer"]["explorer_input"]["eval_tasksets"] = [taskset]
+    content["mode"] = "bench"
+    evaluation = path.with_name("bench.yaml")
+    evaluation.write_text(json.dumps(content))
+    return evaluation
+
+
+SYNCHRONOUS = (
+    "synchronizer.sync_style = 'dynamic_by_explorer', synchronizer.sync_interval = 2: weights move after every step"
+)
+
+
+def test_a_trinity_file_is_checked_and_runs_and_goes_on(config, tmp_path, capsys):
+    assert main(["check", "--config", str(config), "--tasks", "6"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert SYNCHRONOUS in printed
+    assert main(["run", "--config", str(config)]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert printed.count("weights move after every step") == 1
+    run = tmp_path / "runs/Toy/first"
+    assert (run / "global_step_2").is_dir()
+    values = json.loads((run / "resolved.json").read_text())
+    assert values["algorithm.batch_size"] == {"value": 2, "origin": "toy.yaml: buffer.batch_size"}
+    assert values["workflow_args.letter"]["value"] == "e"
+    assert (run / "config.yaml").read_text() == config.read_text()
+    assert main(["run", "--config", str(config), "--set", "train_dataset.total_steps=3"]) == 0
+    assert "continuing first after step 2" in " ".join(capsys.readouterr().out.split())
+
+
+def test_mode_bench_evaluates_and_tune_says_so(config, tmp_path, capsys):
+    path = bench(config)
+    assert main(["run", "--config", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert "mode = 'bench': the model is evaluated on the evaluation tasks" in printed
+    assert re.search(r"held-out sampled: 0\.\d+ .*tasks\)", printed)
+    assert not (tmp_path / "runs").exists()
+
+    async def run(task, model):
+        return 0.0
+
+    with pytest.raises(ConfigError, match="mode is 'bench', which evaluates and does not train"):
+        tune(workflow_func=run, config_path=path)
+
+
+def test_a_function_takes_the_place_of_the_file_s_workflow(config, capsys):
+    seen = []
+
+    async def run(task, model, workflow_args):
+        seen.append(workflow_args)
+        reply = await model.client.chat.completions.create(
+            model=model.name, messages=[{"role": "user", "content": task["question"]}], max_tokens=4
+        )
+        return float("e" in (reply.choices[0].message.content or ""))
+
+    result = tune(
+        workflow_func=run,
+        config_path=config,
+        experiment_name="mine",
+        algorithm=AlgorithmConfig(group_size=4),
+        settings={"train_dataset.total_steps": 1, "check.enabled": False, "evaluation.before_and_after": False},
+    )
+    assert result.steps == 1
+    assert seen[0] == {"letter": "e", "deep": {"rate": 0.001}}
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "override: algorithm.group_size = 4 (argument) instead of 8 (toy.yaml: algorithm.repeat_times)" in printed
+    assert re.search(r"override: workflow = \S*run' \(argument\) instead of '\S*flow.py:Flow' \(toy.yaml: buf", printed)
+
+
+def test_bad_files_are_bad_input(config, capsys):
+    content = json.loads(config.read_text())
+    content["explorer"] = {"rollout_modle": {}}
+    config.write_text(json.dumps(content))
+    for command in ("run", "check", "eval", "explain"):
+        assert main([command, "--config", str(config)]) == BAD_INPUT
+        assert "did you mean 'explorer.rollout_model'?" in capsys.readouterr().err
+
+
+def test_explain_prints_every_value_and_its_origin_and_loads_no_torch(config):
+    code = (
+        "import sys; from agenttune.cli.main import main; code = main(sys.argv[1:])\n"
+        "heavy = {'torch', 'transformers', 'datasets', 'openai'} & set(sys.modules)\n"
+        "assert not heavy, heavy\nsys.exit(code)"
+    )
+    command = [sys.executable, "-c", code, "explain", "--config", str(config), "--set", "seed=5"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert "algorithm.batch_size = 2  [toy.yaml: buffer.batch_size]" in lines
+    assert "workflow_args.deep.rate = 0.001  [toy.yaml: buffer.explorer_input.taskset.workflow_args]" in lines
+    assert "seed = 5  [argument]" in lines
+    assert "judge = null  [default]" in lines
+    assert SYNCHRONOUS in lines[-1]
+
+
+def test_explain_fits_a_terminal(config):
+    mine, theirs = pty.openpty()
+    code = "import sys; from agenttune.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "explain", "--config", str(config)]
+    with subprocess.Popen(command, stdout=theirs, env={**os.environ, "COLUMNS": "140", "TERM": "xterm"}) as process:
+        os.close(theirs)
+        written = b""
+        while True:
+            try:
+                piece = os.read(mine, 65536)
+            except OSError:  # how the end of a terminal looks on Linux
+                break
+            if not piece:
+                break
+            written += piece
+    os.close(mine)
+    assert process.returncode == 0
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", written.decode()).replace("\r\n", "\n")
+    table = plain.split("toy.yaml: synchronizer")[0].splitlines()
+    assert max(map(len, table)) <= 100
+    assert re.search(r"^setting +value +from \(toy\.yaml\)", table[0])
+    assert re.search(r"^  batch_size +2 +buffer\.batch_size *$", plain, re.MULTILINE)

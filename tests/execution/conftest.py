@@ -1,0 +1,67 @@
+"""Auxiliary models over a scripted endpoint and over tiny real engines, closed at the end of each test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_endpoint import FakeEndpoint, completion
+
+from agenttune.config.public import DatasetConfig, TunerModelConfig
+from agenttune.config.run import AuxiliaryModelConfig, RunConfig
+
+MakeConfig = Callable[..., RunConfig]
+
+
+@pytest.fixture(scope="module")
+def endpoint_server() -> Iterator[FakeEndpoint]:
+    server = FakeEndpoint()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def endpoint(endpoint_server: FakeEndpoint) -> FakeEndpoint:
+    """The module's server, as new."""
+    endpoint_server.bodies.clear()
+    endpoint_server.keys.clear()
+    endpoint_server.answer = lambda body: completion()
+    return endpoint_server
+
+
+@pytest.fixture
+def make_config(toy_model_dir: Path) -> MakeConfig:
+    """A run's configuration with auxiliary models: keyword arguments are names and settings."""
+
+    def make(**auxiliary: dict[str, Any]) -> RunConfig:
+        return RunConfig(
+            train_dataset=DatasetConfig(path="none"),
+            model=TunerModelConfig(model_path=str(toy_model_dir), max_model_len=64, max_tokens=4),
+            auxiliary_models={
+                name: AuxiliaryModelConfig(**{"model_path": "m", "max_model_len": 64, **settings})
+                for name, settings in auxiliary.items()
+            },
+        )
+
+    return make
+
+
+@pytest.fixture
+def open_models() -> Iterator[Any]:
+    """Start the auxiliary models of a configuration."""
+    from agenttune.execution.auxiliary import AuxiliaryModels
+    from agenttune.execution.serving import ServingThread
+
+    thread = ServingThread()
+    started: list[AuxiliaryModels] = []
+
+    def start(config: RunConfig) -> AuxiliaryModels:
+        started.append(AuxiliaryModels(config, thread))
+        return started[-1]
+
+    yield start
+    for models in started:
+        models.close()
+    thread.close()

@@ -1,0 +1,85 @@
+"""An OpenAI-compatible endpoint on a loopback port whose answers are scripted."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+Answer = Callable[[dict[str, Any]], Response]
+
+
+def completion(text: str = "good", *, prompt: int = 10, sampled: int = 3, usage: bool = True) -> Response:
+    body: dict[str, Any] = {
+        "id": "c",
+        "object": "chat.completion",
+        "created": 0,
+        "model": "m",
+        "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}],
+    }
+    if usage:
+        body["usage"] = {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+    return JSONResponse(body)
+
+
+def failure(status: int) -> Response:
+    return JSONResponse({"error": {"message": f"scripted {status}", "type": "x", "code": None}}, status_code=status)
+
+
+def stream(words: list[str], *, usage: int | None) -> Response:
+    def events() -> Iterator[str]:
+        for word in words:
+            yield _event({"choices": [{"index": 0, "delta": {"content": word}, "finish_reason": None}]})
+        yield _event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+        if usage is not None:
+            counts = {"prompt_tokens": usage - len(words), "completion_tokens": len(words), "total_tokens": usage}
+            yield _event({"choices": [], "usage": counts})
+        yield "data: [DONE]\n\n"
+
+    return StreamingResponse(events(), media_type="text/event-stream")
+
+
+def _event(fields: dict[str, Any]) -> str:
+    return (
+        f"data: {json.dumps({'id': 'c', 'object': 'chat.completion.chunk', 'created': 0, 'model': 'm', **fields})}\n\n"
+    )
+
+
+class FakeEndpoint:
+    """`answer` is called with each request's body, on a thread of its own; `bodies` and `keys` keep what came."""
+
+    def __init__(self) -> None:
+        self.answer: Answer = lambda body: completion()
+        self.bodies: list[dict[str, Any]] = []
+        self.keys: list[str] = []
+        app = Starlette(routes=[Route("/v1/chat/completions", self._chat, methods=["POST"])])
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", ws="none"))
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]}, daemon=True)
+        self._thread.start()
+        while not self._server.started:
+            time.sleep(0.005)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._listener.getsockname()[1]}/v1"
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(10)
+
+    async def _chat(self, request: Request) -> Response:
+        body = await request.json()
+        self.bodies.append(body)
+        self.keys.append(request.headers["authorization"].removeprefix("Bearer "))
+        return await run_in_threadpool(self.answer, body)

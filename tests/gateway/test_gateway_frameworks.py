@@ -1,0 +1,116 @@
+"""What agent frameworks send, taken from their sources: accepted, or refused by the parameter's name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+CALLS = '<tool_call>\n{"name": "answer", "arguments": {"value": 4}}\n</tool_call>'
+SCHEMA = {"type": "object", "properties": {"value": {"type": "integer"}}, "required": ["value"]}
+TOOL = {
+    "type": "function",
+    "function": {"name": "answer", "description": "Give it.", "parameters": SCHEMA, "strict": True},
+}
+NAMED = {"type": "function", "function": {"name": "answer"}}
+PARTS = [
+    {"role": "system", "name": "system", "content": [{"type": "text", "text": "Be brief."}]},
+    {"role": "user", "name": "user", "content": [{"type": "text", "text": "2+2"}]},
+]
+SENT_BACK = [
+    {"role": "user", "content": "2+2"},
+    {
+        "role": "assistant",
+        "name": "Friday",
+        "content": None,
+        "tool_calls": [
+            {"id": "c1", "type": "function", "function": {"name": "answer", "arguments": '{"value": 4}'}},
+            {"id": "c2", "type": "function", "function": {"name": "answer", "arguments": '{"value": 5}'}},
+        ],
+    },
+    {"role": "tool", "tool_call_id": "c1", "name": "answer", "content": [{"type": "text", "text": "noted"}]},
+    {"role": "tool", "tool_call_id": "c2", "name": "answer", "content": "noted"},
+]
+
+ACCEPTED: dict[str, dict[str, Any]] = {
+    "agentscope 1, a turn": {"messages": PARTS, "stream": False, "tools": [TOOL], "tool_choice": "auto"},
+    "agentscope 1, structured output by a tool": {"messages": PARTS, "tools": [TOOL], "tool_choice": "required"},
+    "agentscope 1, its fallback": {"messages": PARTS, "tools": [TOOL], "tool_choice": NAMED},
+    "agentscope, the results of two tools": {"messages": SENT_BACK, "tools": [TOOL]},
+    "agentscope 2, parameters": {"messages": PARTS, "max_completion_tokens": 64, "temperature": 0.7, "top_p": 1.0},
+    "agentscope 2, one tool at a time": {"messages": PARTS, "tools": [TOOL], "parallel_tool_calls": False},
+    "langgraph, with_structured_output": {
+        "messages": [{"role": "user", "content": "2+2"}],
+        "tools": [TOOL],
+        "tool_choice": NAMED,
+        "parallel_tool_calls": False,
+        "max_completion_tokens": 64,
+    },
+    "openai agents": {
+        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2"}],
+        "tools": [TOOL],
+        "parallel_tool_calls": True,
+        "store": False,
+        "stream": False,
+        "metadata": {"a": "b"},
+    },
+}
+
+
+@pytest.mark.parametrize("options", ACCEPTED.values(), ids=ACCEPTED)
+def test_what_frameworks_send_is_accepted(serve: Any, options: dict[str, Any]) -> None:
+    session = serve(CALLS).open()
+    reply = session.model.sync_client.chat.completions.create(model="toy", **options)
+    (call,) = session.close()
+    assert call.finish_reason == "stop"
+    if "tools" in options:
+        assert reply.choices[0].message.tool_calls[0].function.name == "answer"
+        assert reply.choices[0].finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_a_forced_tool_is_a_wish_the_model_answers_as_it_answers(serve: Any, choice: Any) -> None:
+    """`tool_choice` does not change the distribution sampled from: prompt and ids are those of "auto"."""
+    served = serve("just text")
+    session = served.open()
+    create = session.model.sync_client.chat.completions.create
+    for tool_choice in ("auto", choice):
+        message = create(model="toy", messages=PARTS, tools=[TOOL], tool_choice=tool_choice).choices[0].message
+        assert (message.content, message.tool_calls) == ("just text", None)
+    first, second = (request.prompt_ids.tolist() for request in served.engine.requests)
+    assert first == second
+
+
+def test_a_streamed_answer_ends_with_its_usage_where_asked(serve: Any) -> None:
+    session = serve(CALLS).open()
+    options: dict[str, Any] = {"tools": [TOOL], "stream": True, "stream_options": {"include_usage": True}}
+    chunks = list(session.model.sync_client.chat.completions.create(model="toy", messages=PARTS, **options))
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.total_tokens == chunks[-1].usage.prompt_tokens + chunks[-1].usage.completion_tokens
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+
+
+class Answer(BaseModel):
+    value: int
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"response_format": Answer}, "response_format"),
+        ({"extra_body": {"reasoning_effort": "high"}}, "reasoning_effort"),
+        ({"extra_body": {"modalities": ["text", "audio"]}}, "modalities"),
+        ({"extra_body": {"parallel_tool_calls": "no"}, "tools": [TOOL]}, "parallel_tool_calls"),
+        ({"extra_body": {"stream_options": {"include_usage": True}}}, "stream_options"),
+    ],
+)
+def test_what_cannot_be_honoured_is_a_clear_400(serve: Any, options: dict[str, Any], param: str) -> None:
+    """AgentScope 1.0.21 takes the 400 for `response_format` as its sign to ask by a tool instead."""
+    session = serve(CALLS).open()
+    with pytest.raises(openai.BadRequestError) as caught:
+        session.model.sync_client.chat.completions.parse(model="toy", messages=PARTS, **options)
+    assert caught.value.param == param
+    assert f"'{param}'" in caught.value.message
+    assert session.close() == ()

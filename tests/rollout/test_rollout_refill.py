@@ -1,0 +1,83 @@
+"""Exact refill: as many further groups as are missing, until there are enough or the bound is reached."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agenttune.errors import RolloutError
+from agenttune.rollout.refill import RolledOut, roll_out
+from agenttune.types import Group, Task
+
+
+class Supply:
+    """Gives groups whose ids say whether they train; notes what was asked for."""
+
+    def __init__(self, trains: list[bool]) -> None:
+        self.left = list(trains)
+        self.asked: list[tuple[int, int]] = []
+
+    def __call__(self, count: int, refill_round: int) -> list[Group]:
+        self.asked.append((count, refill_round))
+        taken, self.left = self.left[:count], self.left[count:]
+        assert len(taken) == count
+        number = sum(asked for asked, _ in self.asked[:-1])
+        return [
+            Group(id=f"{number + i}/{train}", task=Task(id=str(i), index=i, row={}), version=0, rollouts=())
+            for i, train in enumerate(taken)
+        ]
+
+
+def gather(supply: Supply, batch_size: int, most: int) -> RolledOut:
+    return roll_out(
+        supply, lambda group: group.id.endswith("True"), batch_size=batch_size, most=most, check=lambda groups: None
+    )
+
+
+def test_rounds_ask_for_exactly_what_is_missing() -> None:
+    """4 wanted; 1 of the first 4 trains, then 1 of 3, then 2 of 2."""
+    supply = Supply([True, False, False, False, False, True, False, True, True])
+    found = gather(supply, 4, 100)
+    assert supply.asked == [(4, 0), (3, 1), (2, 2)]
+    assert (found.usable, found.refill_tasks, found.refill_rounds) == (4, 5, 2)
+    assert [group.id.split("/")[0] for group in found.groups] == [str(i) for i in range(9)]
+    assert found.metrics()["refill/tasks"] == 5.0
+    assert found.note().startswith("refilled with 5 further tasks in 2 rounds (")
+    assert found.note().endswith(" s)")
+
+
+def test_the_bound_ends_it_and_is_said() -> None:
+    supply = Supply([False] * 7)
+    found = gather(supply, 4, 3)
+    assert supply.asked == [(4, 0), (3, 1)]
+    assert found.note().endswith("s): 0 of 4 groups train")
+
+
+def test_without_anything_missing_or_without_a_bound_nothing_is_refilled() -> None:
+    for supply, most in ((Supply([True] * 4), 9), (Supply([False] * 4), 0)):
+        found = gather(supply, 4, most)
+        assert supply.asked == [(4, 0)]
+        assert (found.refill_tasks, found.note(), found.refill_s) == (0, "", 0.0)
+
+
+def test_failing_rollouts_stop_it_before_more_are_made() -> None:
+    def check(groups: list[Group]) -> None:
+        raise RolloutError(f"{len(groups)} groups failed")
+
+    supply = Supply([False] * 8)
+    with pytest.raises(RolloutError, match="4 groups failed"):
+        roll_out(supply, lambda group: False, batch_size=4, most=4, check=check)
+    assert supply.asked == [(4, 0)]
+
+
+@given(
+    trains=st.lists(st.booleans(), min_size=200, max_size=200), batch_size=st.integers(1, 20), most=st.integers(0, 90)
+)
+def test_never_more_groups_than_asked_for_and_fewer_only_at_the_bound(
+    trains: list[bool], batch_size: int, most: int
+) -> None:
+    found = gather(Supply(trains), batch_size, most)
+    assert found.usable == sum(trains[: len(found.groups)]) <= batch_size
+    assert found.refill_tasks <= most
+    assert found.usable == batch_size or found.refill_tasks == most

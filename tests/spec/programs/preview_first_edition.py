@@ -1,0 +1,15 @@
+from agenttune import Dataset
+
+Dataset(path="my_dataset", split="train").preview()
+
+# Output:
+# {
+#   "question": [
+#     "What is 2 + 2?",
+#     "What is 4 + 4?"
+#   ],
+#   "answer": [
+#     "4",
+#     "8"
+#   ]
+# }

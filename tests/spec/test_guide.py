@@ -1,0 +1,91 @@
+"""The guide names only settings, metrics and files that exist, and its computed figures are what the code computes."""
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+
+from agenttune.config.explain import settings_of
+from agenttune.config.run import RunConfig
+from agenttune.monitor.display import usage_lines
+from agenttune.monitor.statistics import wilson
+
+ROOT = Path(__file__).parents[2]
+GUIDE = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
+
+
+def named_settings() -> set[str]:
+    sections = {place[0] for place in settings_of(RunConfig) if len(place) > 1}
+    names = re.findall(r"`([a-z_]+\.[a-z_]+)(?:: [^`]*)?`", GUIDE)
+    files = (".json", ".jsonl", ".yaml", ".db")
+    return {name for name in names if name.split(".")[0] in sections and not name.endswith(files)}
+
+
+def test_every_setting_of_the_guide_exists():
+    known = {".".join(place) for place in settings_of(RunConfig)}
+    named = named_settings()
+    assert len(named) >= 12, named
+    assert not {name for name in named if name not in known and not any(k.startswith(f"{name}.") for k in known)}
+
+
+def test_every_metric_of_the_guide_is_logged():
+    source = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
+    for name in re.findall(r"`(?:gateway|rollout)/([a-z_]+)`", GUIDE):
+        assert name in source, name
+
+
+@pytest.mark.parametrize("row", re.findall(r"^\| (\d+) \| (\d+)% to (\d+)% \|$", GUIDE, re.MULTILINE))
+def test_the_intervals_are_those_of_the_table_at_the_end(row: tuple[str, str, str]):
+    tasks, low, high = map(int, row)
+    assert [round(100 * bound) for bound in wilson(tasks // 2, tasks)] == [low, high]
+
+
+def test_the_memory_table_is_the_stated_arithmetic():
+    rows = re.findall(r"^\| ([\d.]+) billion[^|]*\| ([\d.]+) GB \| ([\d.]+) GB \| ([\d.]+) GB \|$", GUIDE, re.MULTILINE)
+    assert len(rows) == 4
+    for billions, without_kl, with_kl, checkpoint in (map(float, row) for row in rows):
+        assert without_kl == pytest.approx(20 * billions, rel=0.05)
+        assert with_kl == pytest.approx(24 * billions, rel=0.05)
+        assert checkpoint == pytest.approx(12 * billions, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("response", "reward"), [("It is 14.", 1.0), ("14 or 4", 0.0), ("4", 0.0), ("", 0.0), (None, 0.0), ("no idea", 0.0)]
+)
+def test_the_guides_judge_does_what_the_guide_says(response: str | None, reward: float):
+    (code,) = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+    names: dict[str, object] = {}
+    exec(code, names)
+    assert asyncio.run(names["judge"]({"answer": "14"}, response)).reward == reward  # type: ignore[operator]
+
+
+def test_the_last_lines_are_those_of_the_product():
+    run_dir = Path("…")
+    printed = usage_lines(run_dir, run_dir / "global_step_40", run_dir / "reward_curve.png", True, "hermes")
+    for line in printed:
+        assert line in GUIDE, line
+
+
+def test_questions_are_few():
+    questions = GUIDE.partition("## Questions")[2]
+    assert 1 <= len(re.findall(r"^\*\*", questions, re.MULTILINE)) <= 10
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
+def test_links_between_the_pages_lead_somewhere(page: str):
+    path = ROOT / page
+    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
+        file, _, anchor = target.partition("#")
+        if "://" in file:
+            continue
+        linked = (path.parent / file) if file else path
+        assert linked.exists(), target
+        if anchor and linked.suffix == ".md" and linked.name != "configuration.md":
+            assert anchor in anchors(linked), target

@@ -1,0 +1,141 @@
+"""The run certificate: what a run writes, what is recomputed offline, and that both see a manipulated record."""
+
+import json
+import shutil
+import sqlite3
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
+from agenttune.certify import certify, read_resolved
+from agenttune.cli.main import main
+from agenttune.errors import ConfigError
+
+
+async def two_calls(task, model):
+    """Two calls, the second after the first one's answer; the reward is the share of the letter 'e'."""
+    messages = [{"role": "user", "content": task["question"]}]
+    text = ""
+    for _ in range(2):
+        reply = await model.client.chat.completions.create(model=model.name, messages=messages, max_tokens=6)
+        said = reply.choices[0].message.content or ""
+        text += said
+        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "more"}]
+    return WorkflowOutput(reward=text.count("e") / 12)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, toy_model_dir, toy_dataset):
+    """A run of three steps with two minibatches each, a checkpoint after every step."""
+    result = tune(
+        workflow_func=two_calls,
+        train_dataset=DatasetConfig(path=str(toy_dataset), split="train", total_steps=3),
+        model=TunerModelConfig(model_path=str(toy_model_dir), max_model_len=256, max_tokens=8),
+        algorithm=AlgorithmConfig(
+            algorithm_type="grpo", group_size=4, batch_size=4, learning_rate=1e-2, save_interval_steps=1
+        ),
+        settings={
+            "checkpoint_root_dir": str(tmp_path_factory.mktemp("certify")),
+            "trainer.num_minibatches": 2,
+            "trainer.keep_checkpoints": 10,
+            "evaluation.before_and_after": False,
+            "rollout.failure_reward": 0.0,
+        },
+    )
+    return result.run_dir
+
+
+@pytest.fixture
+def run_dir(finished, tmp_path):
+    """A copy to spoil."""
+    return shutil.copytree(finished, tmp_path / "run", symlinks=True)
+
+
+def test_a_run_writes_a_certificate_that_holds_and_certify_agrees(finished):
+    written = json.loads((finished / "certificate.json").read_text())
+    assert written["holds"] is True
+    assert written["steps"] == 3
+    found = certify(finished)
+    assert found.holds, found.problems
+    assert json.loads(json.dumps(found.to_json()))["checks"] == written["checks"]
+    checked = {check.name: check.checked for check in found.checks}
+    assert checked["accounted"] == 3 * 4 * 4
+    assert checked["ids"] > checked["loss_mask"] > 0
+    # Only versions with a checkpoint can be scored again; that of each step's first update and the start's are there.
+    assert found.logprob_gaps.versions == (0, 2, 4)
+    assert found.logprob_gaps.max < 1e-4
+    assert written["logprob_gaps"]["max"] < 1e-4
+    assert written["outcomes"] == {"ok": 48}
+
+
+def test_the_configuration_comes_back_from_resolved_json(finished):
+    config = read_resolved(finished / "resolved.json")
+    assert config.trainer.num_minibatches == 2
+    assert config.algorithm.group_size == 4
+
+
+def edit(run_dir, statement, *values):
+    with sqlite3.connect(run_dir / "run.db") as connection:
+        assert connection.execute(statement, values).rowcount > 0
+
+
+def test_an_advantage_that_was_not_what_the_rewards_say_is_found(run_dir):
+    edit(run_dir, "UPDATE rollouts SET reward = reward + 0.5 WHERE idx = 0")
+    problems = certify(run_dir, logprobs=False).problems
+    assert any("was trained on" in problem and "expected" in problem for problem in problems)
+
+
+def test_a_call_that_was_not_trained_is_found(run_dir):
+    edit(run_dir, "DELETE FROM trained WHERE step = 2 AND call = 0")
+    problems = certify(run_dir, logprobs=False).problems
+    assert any(problem.startswith("step 2: ") and "drawn again, but not trained" in problem for problem in problems)
+
+
+def test_a_missing_rollout_is_found(run_dir):
+    edit(run_dir, "UPDATE rollouts SET is_final = 0 WHERE idx = 3")
+    assert any("accounted" in problem for problem in certify(run_dir, logprobs=False).problems)
+
+
+def test_recorded_logprobs_of_another_model_are_found(run_dir):
+    """Red when `certify` scores nothing again."""
+    with sqlite3.connect(run_dir / "run.db") as connection:
+        rows = connection.execute("SELECT rowid, logprobs FROM calls").fetchall()
+        for rowid, blob in rows:
+            shifted = np.frombuffer(blob, "<f4") - np.float32(0.01)
+            connection.execute("UPDATE calls SET logprobs = ? WHERE rowid = ?", (shifted.tobytes(), rowid))
+    problems = certify(run_dir).problems
+    assert any("trainer and engine differ at policy version 0" in problem for problem in problems)
+
+
+def test_weights_that_are_not_those_that_sampled_are_found(run_dir):
+    file = run_dir / "global_step_1" / "model.safetensors"
+    weights = load_file(file)
+    noise = torch.Generator().manual_seed(0)
+    spoilt = {name: w + 0.05 * torch.randn(w.shape, generator=noise).to(w.dtype) for name, w in weights.items()}
+    save_file(spoilt, file, metadata={"format": "pt"})
+    problems = certify(run_dir).problems
+    assert any("differ at policy version 2" in problem for problem in problems)
+
+
+def test_what_is_no_run_directory_is_said(tmp_path):
+    with pytest.raises(ConfigError, match=r"is not the directory of a run: it has no run\.db"):
+        certify(tmp_path)
+
+
+def test_the_command_prints_one_line_for_each_invariant_and_its_code_is_the_verdict(finished, run_dir, capsys):
+    assert main(["certify", str(finished)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["ok", "ids", f"{json_checks(finished)['ids']:,}", "checked"]
+    assert lines[-1] == f"certified: 3 steps of {finished}"
+    edit(run_dir, "DELETE FROM trained WHERE step = 2")
+    assert main(["certify", str(run_dir), "--no-logprobs"]) == 1
+    assert capsys.readouterr().out.splitlines()[-1].startswith("NOT certified")
+
+
+def json_checks(run_dir):
+    return {
+        check["name"]: check["checked"] for check in json.loads((run_dir / "certificate.json").read_text())["checks"]
+    }
