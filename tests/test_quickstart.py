@@ -63,28 +63,37 @@ def test_shipped_model_is_small():
     assert size <= 8 * 2**20
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["ppo", "grpo", "dr_grpo", "rloo", "gspo", "cispo", "reinforceplusplus", "sapo", "opmd"]
-)
-def test_the_algorithms_train_the_real_agent_upwards(agent, tmp_path, name):
-    """Twelve steps raise greedy and sampled accuracy on held-out tasks by more than 0.2 each."""
+def twelve_steps(agent, tmp_path, name, *, learning_rate, settings):
+    """Train, and see greedy and sampled accuracy on held-out tasks rise by more than 0.2 each."""
     data = str(QUICKSTART / "data")
-    settings = {
-        "checkpoint_root_dir": str(tmp_path),
-        "loss.kl": "none",
-        "trainer": {"beta2": 0.95, "weight_decay": 0.0},
-        "evaluation.max_tasks": 256,
-        **({"critic.learning_rate": 3e-4} if name == "ppo" else {}),
-    }
     result = tune(
         workflow_func=agent.run_agent,
         judge_func=agent.judge,
         train_dataset=DatasetConfig(path=data, split="train", total_steps=12),
         eval_dataset=DatasetConfig(path=data, split="test"),
         model=TunerModelConfig(model_path=str(QUICKSTART / "model"), max_model_len=512),
-        algorithm=AlgorithmConfig(algorithm_type=name, group_size=8, batch_size=16, learning_rate=3e-4),
-        settings=settings,
+        algorithm=AlgorithmConfig(algorithm_type=name, group_size=8, batch_size=16, learning_rate=learning_rate),
+        settings={
+            "checkpoint_root_dir": str(tmp_path),
+            "trainer": {"beta2": 0.95, "weight_decay": 0.0},
+            "evaluation.max_tasks": 256,
+            **settings,
+        },
     )
     assert result.after["sampled"].accuracy > result.before["sampled"].accuracy + 0.2
     assert result.after["greedy"].accuracy > result.before["greedy"].accuracy + 0.2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["ppo", "grpo", "dr_grpo", "rloo", "gspo", "cispo", "reinforceplusplus", "sapo", "opmd"]
+)
+def test_the_algorithms_train_the_real_agent_upwards(agent, tmp_path, name):
+    settings = {"loss.kl": "none", **({"critic.learning_rate": 3e-4} if name == "ppo" else {})}
+    twelve_steps(agent, tmp_path, name, learning_rate=3e-4, settings=settings)
+
+
+@pytest.mark.slow
+def test_adapters_train_the_real_agent_upwards(agent, tmp_path):
+    """LoRA of rank 16 with the preset's KL. Seen without it: greedy 0.25 to 0.99, sampled 0.36 to 0.94."""
+    twelve_steps(agent, tmp_path, "grpo", learning_rate=2e-3, settings={"trainer.lora.rank": 16})

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,23 +19,26 @@ from typing import Any
 from pydantic import ValidationError
 
 from agenttune.algorithm.presets import Algorithm
-from agenttune.algorithm.presets import resolve as resolve_algorithm
+from agenttune.algorithm.resolve import resolve as resolve_algorithm
 from agenttune.algorithm.supervised import SUPERVISED
 from agenttune.config.explain import InvalidConfigError, explain
 from agenttune.config.run import RunConfig
 from agenttune.errors import ConfigError
-from agenttune.experience.audit import audit, sentence
+from agenttune.experience.audit import MEANING_OF_ROWS, audit, sentence
 from agenttune.experience.draw import Batch, draw_batches
 from agenttune.experience.reading import (
     TrainedCall,
     count_calls,
     count_outcomes,
+    count_taught,
     read_checks,
-    read_group_ids,
     read_groups_at,
+    read_last_groups,
     read_steps,
     read_trained,
 )
+from agenttune.experience.records import EXPERT
+from agenttune.experience.replay import Replay, mixed
 from agenttune.types import Check, Group
 
 _ADVANTAGE_TOLERANCE = 1e-5
@@ -54,11 +57,21 @@ class LogprobGaps:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LossGaps:
+    """How far the losses that a run without rollouts noted are from those measured again, with the checkpoints of these
+    `steps` (0 is the model before training)."""
+
+    compared: int
+    max: float
+    steps: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
     """What holds for a run. `checks` adds up the steps'; `problems` says what does not hold, in sentences.
 
-    `outcomes` counts the rollouts of the run, `calls` their calls by status. `not_recomputed` says what cannot be
-    recomputed from the records, and so is not part of what holds.
+    `outcomes` counts the rollouts of the run, `calls` their calls by status, `rows` what became of the rows of a run
+    without rollouts. `not_recomputed` says what cannot be recomputed, and so is not part of what holds.
     """
 
     steps: int
@@ -66,6 +79,8 @@ class Certificate:
     logprob_gaps: LogprobGaps | None
     outcomes: Mapping[str, int]
     calls: Mapping[str, int]
+    rows: Mapping[str, int] = field(default_factory=dict)
+    losses: LossGaps | None = None
     problems: tuple[str, ...] = field(default=())
     not_recomputed: tuple[str, ...] = field(default=())
 
@@ -90,8 +105,16 @@ class Certificate:
                 f"{'':>7}  logprobs     {gaps.num_tokens:>12,} compared: mean gap {gaps.mean:.2e}, max {gaps.max:.2e}, "
                 f"KL {gaps.kl:.2e}"
             )
-        lines.append(f"{'':>7}  rollouts     " + ", ".join(f"{count} {name}" for name, count in self.outcomes.items()))
-        lines.append(f"{'':>7}  calls        " + ", ".join(f"{count} {name}" for name, count in self.calls.items()))
+        if self.losses is not None:
+            steps = ", ".join(map(str, self.losses.steps))
+            lines.append(
+                f"{'':>7}  losses       {self.losses.compared:>12,} compared: max gap {self.losses.max:.2e}, with the "
+                f"weights after steps {steps}"
+            )
+        for name, counts in (("rollouts", self.outcomes), ("calls", self.calls), ("rows", self.rows)):
+            if counts:
+                said = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+                lines.append(f"{'':>7}  {name:<12} {said}")
         lines += [f"  - not recomputed: {exception}" for exception in self.not_recomputed]
         return [*lines, *(f"  ! {problem}" for problem in self.problems)]
 
@@ -113,11 +136,12 @@ def recorded_certificate(run_dir: Path) -> Certificate:
     steps = {record.step: record.metrics for record in read_steps(journal)}
     return Certificate(
         steps=len(steps),
-        checks=_sum(by_step.values()),
+        checks=add_up(by_step.values()),
         logprob_gaps=_recorded_gaps(steps.values()),
         outcomes=count_outcomes(journal),
         calls=count_calls(journal),
-        problems=_problems(by_step),
+        rows=count_taught(journal),
+        problems=problems_of(by_step),
     )
 
 
@@ -131,25 +155,29 @@ def certify(run_dir: Path, *, logprobs: bool = True) -> Certificate:
             raise ConfigError(f"{run_dir} is not the directory of a run: it has no {name}")
     config = read_resolved(run_dir / "resolved.json")
     if config.algorithm.algorithm_type in SUPERVISED:
-        raise ConfigError(
-            f"{run_dir} is a run of {config.algorithm.algorithm_type!r}, which has no rollouts to recompute anything "
-            "from: its certificate.json says what was checked in each step"
-        )
+        from agenttune.supervised.recompute import recompute
+
+        return recompute(run_dir, config, losses=logprobs)
     algorithm = resolve_algorithm(
         config.algorithm.algorithm_type,
         config.loss,
         config.algorithm.group_size,
         max_tokens=config.model.max_tokens,
         sampling=config.sampling,
+        expert=config.expert,
+        distill=config.distill,
     )
     journal = run_dir / "run.db"
     steps = {record.step: record.metrics for record in read_steps(journal)}
     by_step: dict[int, tuple[Check, ...]] = {}
     problems: list[str] = []
     trained = _last_trained(journal)
+    replay = Replay.of(config, algorithm)
     for step, groups in _steps(journal, steps):
-        batches = draw_batches(groups, algorithm, config.trainer.num_minibatches)
         version = groups[0].version
+        replayed = [kept.group for kept in replay.draw(step, version)] if replay is not None else []
+        order = mixed(groups, replayed, algorithm)
+        batches = draw_batches(order, algorithm, config.trainer.num_minibatches)
         by_step[step] = audit(
             groups,
             batches,
@@ -157,31 +185,54 @@ def certify(run_dir: Path, *, logprobs: bool = True) -> Certificate:
             version=version,
             group_size=config.algorithm.group_size,
             batch_size=config.algorithm.batch_size,
+            replayed=replayed,
+            replay_staleness=replay.max_staleness if replay is not None else 0,
         )
+        if replay is not None:
+            replay.keep(order, batches)
         problems += _differences(step, batches, trained.get(step, {}))
     problems += [f"step {step} was trained, but its groups are not in run.db" for step in steps if step not in by_step]
     gaps = _recomputed_gaps(run_dir, config, problems) if logprobs else None
     recorded = recorded_certificate(run_dir)
-    if _sum(by_step.values()) != recorded.checks:
+    for step, checks in read_checks(journal).items():
+        if step in by_step:
+            by_step[step] += tuple(check for check in checks if check.name in MEANING_OF_ROWS)
+    if add_up(by_step.values()) != recorded.checks:
         problems.append("the checks recomputed differ from those that the run noted")
     return Certificate(
         steps=len(steps),
-        checks=_sum(by_step.values()),
+        checks=add_up(by_step.values()),
         logprob_gaps=gaps,
         outcomes=recorded.outcomes,
         calls=recorded.calls,
-        problems=(*_problems(by_step), *problems),
+        problems=(*problems_of(by_step), *problems),
         not_recomputed=_not_recomputed(algorithm),
     )
 
 
 def _not_recomputed(algorithm: Algorithm) -> tuple[str, ...]:
-    """What the records do not determine: advantages that the trainer makes with a critic or the reference model."""
+    """What the records do not determine: advantages that the trainer makes with a critic or the reference model, and
+    what was read from an expert's dataset."""
     exceptions = []
+    if algorithm.clips_by_entropy:
+        exceptions.append(
+            "which tokens lost their advantage by what they do to the entropy, which needs the weights of every step; "
+            "the advantages before it were recomputed"
+        )
+    if algorithm.expert is not None:
+        exceptions.append(
+            "rows, mask and rendered, which are of the expert's rows and stand as the run noted them (their dataset is "
+            "not part of the records)"
+        )
     if algorithm.needs_critic:
         exceptions.append(
             "the advantages of single tokens, which need the critic's weights at every step; the rewards of calls that "
             "they are made from were recomputed"
+        )
+    if algorithm.needs_teacher:
+        exceptions.append(
+            "what the teacher says of the tokens, and advantages or losses made from it, which need its weights; the "
+            "advantages before it were recomputed"
         )
     if algorithm.scores_tokens and algorithm.needs_reference and algorithm.kl_in == "reward":
         exceptions.append(
@@ -210,41 +261,16 @@ def read_resolved(path: Path) -> RunConfig:
 
 def _steps(journal: Path, steps: Mapping[int, Any]) -> Iterator[tuple[int, list[Group]]]:
     """The groups of each trained step, the last ones where a step was done again after an interruption."""
-    for step, keys in _last_groups(journal).items():
+    for step, keys in read_last_groups(journal).items():
         if step in steps:
             yield step, read_groups_at(journal, keys)
-
-
-def _last_groups(journal: Path) -> dict[int, list[int]]:
-    """The groups of each step by their place in the journal. Ids of groups begin with `step-<steps done before>/`.
-
-    A step that begins again after an interruption draws the same tasks first, so that an id which is there already
-    (or another step in between) says that what came before is not what was trained.
-    """
-    found: dict[int, list[int]] = {}
-    seen: set[str] = set()
-    number: int | None = None
-    for key, group_id in read_group_ids(journal):
-        step = _step_of(group_id)
-        if step is None:
-            continue
-        if step != number or group_id in seen:
-            found[step], seen = [], set()
-        found[step].append(key)
-        seen.add(group_id)
-        number = step
-    return dict(sorted(found.items()))
-
-
-def _step_of(group_id: str) -> int | None:
-    head, _, _ = group_id.partition("/")
-    name, _, number = head.rpartition("-")
-    return int(number) + 1 if name == "step" and number.isdigit() else None
 
 
 def _last_trained(journal: Path) -> dict[int, dict[tuple[str, int], TrainedCall]]:
     found: dict[int, dict[tuple[str, int], TrainedCall]] = {}
     for call in read_trained(journal):
+        if call.rollout_id.startswith(EXPERT):
+            continue
         found.setdefault(call.step, {})[call.rollout_id, call.call] = call
     return found
 
@@ -279,9 +305,9 @@ def _recomputed_gaps(run_dir: Path, config: RunConfig, problems: list[str]) -> L
 
     from agenttune.errors import ParityError
     from agenttune.execution.model_files import model_folder, quiet_transformers
-    from agenttune.experience.merge import merge
+    from agenttune.experience.merge import merge, whole_support
     from agenttune.trainer import checkpoint
-    from agenttune.trainer.model import TrainedModel
+    from agenttune.trainer.lora import load_trained
     from agenttune.trainer.packing import pack
     from agenttune.trainer.parity import LogprobGap, Tolerance
 
@@ -295,15 +321,13 @@ def _recomputed_gaps(run_dir: Path, config: RunConfig, problems: list[str]) -> L
         for group in groups:
             if group.version in groups_of:
                 groups_of[group.version].append(group)
-    model = TrainedModel.load(
-        model_folder(config.model.model_path), dtype=config.trainer.dtype, device=torch.device(_device(config))
-    )
+    model = load_trained(model_folder(config.model.model_path), config.trainer, torch.device(_device(config)))
     total: list[LogprobGap] = []
     for version, source in sorted(folders.items()):
-        rollouts = [rollout for group in groups_of[version] for rollout in group.scored]
-        experiences = [experience for rollout in rollouts for experience in merge(rollout, needs_ratio=False)]
+        rollouts = [rollout for group in groups_of[version] for rollout in group.scored if whole_support(rollout)]
+        experiences = [experience for rollout in rollouts for experience in merge(rollout)]
         if source is not None and experiences:
-            checkpoint.copy_into(dict(model.parameters()), checkpoint.load(source).weights, source)
+            checkpoint.restore_policy(model, checkpoint.load(source), source)
         gap = LogprobGap(version)
         with torch.no_grad():
             for part in pack(experiences, config.trainer.max_tokens_per_micro_batch):
@@ -348,7 +372,7 @@ def _recorded_gaps(steps: Any) -> LogprobGaps | None:
     )
 
 
-def _sum(steps: Any) -> tuple[Check, ...]:
+def add_up(steps: Iterable[Sequence[Check]]) -> tuple[Check, ...]:
     """One check for each invariant, added up over the steps."""
     found: dict[str, Check] = {}
     for checks in steps:
@@ -363,7 +387,7 @@ def _sum(steps: Any) -> tuple[Check, ...]:
     return tuple(found.values())
 
 
-def _problems(by_step: Mapping[int, Sequence[Check]]) -> tuple[str, ...]:
+def problems_of(by_step: Mapping[int, Sequence[Check]]) -> tuple[str, ...]:
     return tuple(
         f"step {step}: {sentence(check)}" for step, checks in by_step.items() for check in checks if check.broken
     )

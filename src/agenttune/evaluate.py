@@ -16,7 +16,7 @@ from typing import Any
 
 from agenttune.compat.agentscope import silent_agents
 from agenttune.config.load import Resolved
-from agenttune.errors import RolloutError
+from agenttune.errors import ConfigError, RolloutError
 from agenttune.execution.auxiliary import AuxiliaryModels
 from agenttune.execution.auxiliary_settings import check_auxiliary_models
 from agenttune.execution.local import Mode, Serving
@@ -28,7 +28,7 @@ from agenttune.monitor.statistics import Evaluation, accuracy
 from agenttune.rollout.attempt import Session
 from agenttune.rollout.runner import OpenSession, RolloutRunner
 from agenttune.tasks.source import load_tasks
-from agenttune.types import MODEL_CAUSED, Group, Task
+from agenttune.types import MODEL_CAUSED, Group, Outcome, Task
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of what is evaluated, rollouts done, and their total."""
@@ -48,7 +48,8 @@ class Evaluator:
     message: Callable[[str], None]
 
     def evaluate(self, version: int, *, name: str, with_further: bool) -> Evaluation:
-        """Evaluate the weights that are served now. Raises `RolloutError` if no task could be evaluated."""
+        """Evaluate the weights that are served now. Raises `RolloutError` if no task could be evaluated,
+        `ConfigError` if the workflow gives no reward."""
         held_out = self._modes(self.tasks, version, name)
         further = {}
         if with_further:
@@ -76,6 +77,11 @@ class Evaluator:
             tasks, group_ids=ids, version=version, group_size=1, on_rollout=count, open_session=open_session
         )
         self.progress(name, len(tasks), len(tasks))
+        if any(rollout.outcome == Outcome.OK and rollout.reward is None for one in groups for rollout in one.rollouts):
+            raise ConfigError(
+                "evaluation needs rewards, and the workflow gives none: return WorkflowOutput(reward=...), pass a "
+                "judge_func, or set evaluation.hold_out: false (and leave eval_dataset out) to train without evaluating"
+            )
         rewards, excluded = rewards_by_task(groups)
         if not rewards:
             raise RolloutError(f"evaluating {name}: no task could be evaluated; the first failure: {excluded[0]}")

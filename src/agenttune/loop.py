@@ -5,20 +5,18 @@
 
 Who waits for whom: this loop is synchronous. All rollouts of a step run at one policy version; the trainer starts when
 the last one has ended and its group is on disk; the next step starts when the engine serves the new weights. So no
-experience is ever stale.
+experience is stale, but for groups of earlier steps that replay (a setting) trains again beside the fresh ones.
 
 In: the parts. Out: trained weights in checkpoints, and `Progress`: everything that a resumed run needs to know.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -26,22 +24,28 @@ from typing import Any
 from agenttune.algorithm.presets import Algorithm
 from agenttune.config.run import RunConfig
 from agenttune.diagnose.diagnosis import Watch
-from agenttune.errors import CertificateError, ParityError, RolloutError, TrainingError
+from agenttune.errors import CertificateError, DatasetError, ParityError, RolloutError, TrainingError
 from agenttune.evaluate import Evaluator, evaluation_from_json, evaluation_to_json
 from agenttune.execution.local import Serving
 from agenttune.experience.audit import audit, broken_sentences
 from agenttune.experience.buffer import Buffer
 from agenttune.experience.draw import Batch, draw_batches, left_out
 from agenttune.experience.journal import Journal
+from agenttune.experience.replay import Replay, mixed, probe
 from agenttune.monitor.display import Display, StepReport
 from agenttune.monitor.metrics import Monitor
 from agenttune.monitor.statistics import Evaluation, accuracy, accuracy_metrics
 from agenttune.rollout.refill import RolledOut, num_sampled_tokens, roll_out
 from agenttune.rollout.statistics import check_excluded, summarize
+from agenttune.steps import TimeLimit, deferred_interrupt, save_checkpoint, saved_on_failure
+from agenttune.supervised.expert import ExpertRows
 from agenttune.tasks.order import Order, distinct
-from agenttune.trainer.checkpoint import point, prune, step_directory
-from agenttune.trainer.trainer import StepMetrics, Trainer
+from agenttune.trainer.measured import StepMetrics
+from agenttune.trainer.trainer import Trainer
 from agenttune.types import Check, Group, Rollout, Task
+
+SAVED_ON = (RolloutError, CertificateError, DatasetError, ParityError, TrainingError)
+"""Failures that leave the weights whole."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,6 +62,7 @@ class Progress:
     before: Evaluation | None = None
     after: Evaluation | None = None
     order: Mapping[str, Any] = field(default_factory=dict)
+    expert: Mapping[str, Any] = field(default_factory=dict)
     auxiliary_tokens: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -85,6 +90,7 @@ class StepResult:
     batches: tuple[Batch, ...]
     trained: StepMetrics | None
     checks: tuple[Check, ...]
+    replay: Mapping[str, float]
     rollout_s: float
     train_s: float
     sync_s: float
@@ -115,6 +121,8 @@ class Loop:
     total_steps: int
     progress: Progress
     process_seconds: Callable[[], float]
+    expert: ExpertRows | None = None
+    replay: Replay | None = None
 
     def run(self) -> None:
         """Train until the steps are done or the time is up, then evaluate.
@@ -122,18 +130,13 @@ class Loop:
         Ctrl-C, and a failure that leaves the weights whole, save a checkpoint of the last whole step before they go on
         up.
         """
-        started = time.perf_counter()
-        try:
+        limit = TimeLimit(self.config.time_limit_s, self.display.message)
+        with saved_on_failure(self._save, SAVED_ON, self.display.message):
             evaluation_s = self._evaluate_before()
-            while self.progress.step < self.total_steps and not self._out_of_time(started):
+            while self.progress.step < self.total_steps and not limit.is_up(self.progress.step):
                 self._one_step(evaluation_s)
                 self._save_and_evaluate()
             self._finish()
-        except (KeyboardInterrupt, RolloutError, CertificateError, ParityError, TrainingError) as error:
-            what = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-            self.display.message(f"{what}: saving a checkpoint")
-            self._save()
-            raise
 
     def step(self) -> StepResult:
         """Roll out one batch of tasks, train on it, and serve the new weights."""
@@ -145,11 +148,21 @@ class Loop:
             self.buffer.add(group)
         drawn = self.buffer.draw(len(rolled_out.groups))
         check_excluded(drawn, self.config.rollout.max_excluded_share)
-        batches = draw_batches(drawn, self.algorithm, self.config.trainer.num_minibatches)
-        checks = self._certify(drawn, batches)
-        training = [batch for batch in batches if batch.experiences]
-        trained = self.trainer.train_step(training) if training else None
+        step, version = self.progress.step + 1, self.trainer.version
+        kept = self.replay.draw(step, version) if self.replay is not None else ()
+        replayed = [one.group for one in kept]
+        groups = mixed(drawn, replayed, self.algorithm)
+        batches = draw_batches(groups, self.algorithm, self.config.trainer.num_minibatches)
+        of_expert: tuple[Check, ...] = ()
+        if self.expert is not None:
+            batches, of_expert = self.expert.join(batches)
+        checks = self._certify(drawn, batches, of_expert, replayed)
+        training = [batch for batch in batches if batch.experiences or batch.experts]
+        compared = probe(drawn) if replayed else ()
+        trained = self.trainer.train_step(training, step=step, probe=compared) if training else None
         trained_at = time.perf_counter()
+        if self.replay is not None:
+            self.replay.keep(groups, batches)
         if trained is not None:
             self.serving.publish(self.trainer.version, self.trainer.state_tensors())
         return StepResult(
@@ -158,13 +171,21 @@ class Loop:
             batches=batches,
             trained=trained,
             checks=checks,
+            replay=self.replay.metrics(kept, version) if self.replay is not None else {},
             rollout_s=rolled_out.seconds,
             train_s=trained_at - began,
             sync_s=time.perf_counter() - trained_at,
         )
 
-    def _certify(self, groups: Sequence[Group], batches: Sequence[Batch]) -> tuple[Check, ...]:
-        """The checks of the certificate that need no forward pass. Raises `CertificateError`, or warns."""
+    def _certify(
+        self,
+        groups: Sequence[Group],
+        batches: Sequence[Batch],
+        of_expert: tuple[Check, ...],
+        replayed: Sequence[Group],
+    ) -> tuple[Check, ...]:
+        """The checks of the certificate that need no forward pass, those of an expert's rows behind the others. Raises
+        `CertificateError`, or warns."""
         checks = audit(
             groups,
             batches,
@@ -172,7 +193,10 @@ class Loop:
             version=self.trainer.version,
             group_size=self.config.algorithm.group_size,
             batch_size=self.config.algorithm.batch_size,
+            replayed=replayed,
+            replay_staleness=self.replay.max_staleness if self.replay is not None else 0,
         )
+        checks = (*checks, *of_expert)
         self.journal.add_checks(self.progress.step + 1, checks)
         for line in broken_sentences(checks, stop=self.config.certificate.on_violation == "stop"):
             self.display.message(f"  ! certificate: {line}")
@@ -223,6 +247,7 @@ class Loop:
     def _record(self, result: StepResult, seconds: float, evaluation_s: float) -> None:
         progress, statistics = self.progress, summarize(result.groups)
         progress.order = self.order.state()
+        progress.expert = {} if self.expert is None else self.expert.state()
         progress.step += 1
         progress.after = None  # a finished run that goes on is evaluated anew
         progress.rollouts += sum(len(group.rollouts) for group in result.groups)
@@ -237,6 +262,7 @@ class Loop:
             **statistics.metrics(),
             **_trainer_metrics(result.trained),
             **_batch_metrics(result.batches),
+            **result.replay,
             **(result.rolled_out.metrics() if self.algorithm.max_refill else {}),
             **{f"certificate/{check.name}_broken": float(check.broken) for check in result.checks},
             "time/step_s": seconds,
@@ -248,13 +274,14 @@ class Loop:
             **{f"auxiliary/{name}/tokens_run": float(n) for name, n in self.serving.auxiliary.total_tokens.items()},
         }
         notes = [
-            *statistics.notes(),
+            *statistics.notes(needs_reward=self.algorithm.needs_reward),
             result.rolled_out.note(),
             *(result.trained.alarms if result.trained else ()),
+            _expert_note(result.batches),
             self.watch.add(progress.step, metrics, result.groups),
         ]
         self.monitor.log(progress.step, metrics)
-        trained = [experience for batch in result.batches for experience in batch.experiences]
+        trained = [one for batch in result.batches for one in (*batch.experiences, *batch.experts)]
         self.journal.add_step(progress.step, self.trainer.version, metrics, trained)
         report = StepReport(
             step=progress.step,
@@ -305,20 +332,15 @@ class Loop:
             now = accuracy(found.greedy.values()).accuracy
             best = progress.best_accuracy is None or now >= progress.best_accuracy
             progress.best_accuracy = now if best else progress.best_accuracy
-        target = step_directory(self.run_dir, progress.step)
-        with deferred_interrupt():
-            self.trainer.save(target, progress.to_json())
-            point(self.run_dir, "latest", target)
-            if best:
-                point(self.run_dir, "best", target)
-            prune(self.run_dir, self.config.trainer.keep_checkpoints)
+        self.journal.flush()  # a run that goes on from here reads what has trained
+        keep = self.config.trainer.keep_checkpoints
+        save_checkpoint(self.trainer, self.run_dir, progress.step, progress.to_json(), best=best, keep=keep)
 
-    def _out_of_time(self, started: float) -> bool:
-        limit = self.config.time_limit_s
-        if limit is None or time.perf_counter() - started < limit:
-            return False
-        self.display.message(f"the time limit of {limit:g} s is reached after step {self.progress.step}")
-        return True
+
+def _expert_note(batches: Sequence[Batch]) -> str:
+    """What was left out of an expert's rows, if anything."""
+    too_long = sum(batch.num_expert_rows_too_long for batch in batches)
+    return f"{too_long} of the expert's rows left out: longer than model.max_model_len" if too_long else ""
 
 
 def _trainer_metrics(trained: StepMetrics | None) -> dict[str, float]:
@@ -330,32 +352,7 @@ def _batch_metrics(batches: Sequence[Batch]) -> dict[str, float]:
     if not batches:
         return {}
     rows, means = [batch.metrics() for batch in batches], ("mean", "std", "min", "max")
+    found = {name: [row[name] for row in rows if name in row] for name in dict.fromkeys(chain.from_iterable(rows))}
     return {
-        f"batch/{name}": sum(row[name] for row in rows) / (len(rows) if name.endswith(means) else 1) for name in rows[0]
+        f"batch/{name}": sum(values) / (len(values) if name.endswith(means) else 1) for name, values in found.items()
     }
-
-
-@contextlib.contextmanager
-def deferred_interrupt() -> Iterator[None]:
-    """Let Ctrl-C wait until this block is done, so that it never leaves half an update or half a checkpoint.
-
-    A second Ctrl-C ends at once. Outside the main thread signals do not arrive, and nothing is changed.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    caught = False
-
-    def note(_signal: int, _frame: object) -> None:
-        nonlocal caught
-        if caught:
-            raise KeyboardInterrupt
-        caught = True
-
-    previous = signal.signal(signal.SIGINT, note)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
-    if caught:
-        raise KeyboardInterrupt

@@ -7,6 +7,7 @@ Everything that can be checked without loading a model is checked first.
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,29 +15,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agenttune.algorithm.presets import Algorithm
-from agenttune.algorithm.presets import resolve as resolve_algorithm
 from agenttune.algorithm.supervised import SUPERVISED
+from agenttune.arguments import TaskData, check_arguments, read_tasks
 from agenttune.certify import write_certificate
-from agenttune.compat.agentscope import imported_line
 from agenttune.compat.trinity import configured_workflow
 from agenttune.config.load import Resolved, load_config, resolve, value_leaves
 from agenttune.config.public import AlgorithmConfig, DatasetConfig, MonitorType, TunerModelConfig
-from agenttune.config.run import CriticConfig, RunConfig
+from agenttune.config.run import RunConfig
 from agenttune.errors import ConfigError, NoSignalError
-from agenttune.execution.auxiliary_settings import check_auxiliary_models
-from agenttune.execution.model_files import model_folder
+from agenttune.execution.engine_choice import choose_engine
+from agenttune.execution.teacher_files import teacher_folder
 from agenttune.execution.threads import let_idle_workers_sleep
+from agenttune.experience.replay import Replay
 from agenttune.monitor.curve import draw_reward_curve
 from agenttune.monitor.display import Display
-from agenttune.monitor.metrics import check_monitor, open_monitor
+from agenttune.monitor.metrics import open_monitor
 from agenttune.monitor.statistics import Accuracy, Evaluation, by_mode
 from agenttune.monitor.summary import Summary, peak_memory_mb, process_seconds, write_summary
 from agenttune.rollout.check import CheckReport, check_groups
-from agenttune.rollout.signature import judge_arguments, name_of, workflow_arguments
-from agenttune.supervised.run import refuse_its_settings, run_supervised
-from agenttune.tasks.order import Order, hold_out
+from agenttune.rollout.signature import name_of
+from agenttune.supervised.expert import make_expert_rows
+from agenttune.supervised.run import run_supervised
+from agenttune.tasks.order import Order
 from agenttune.tasks.selection import make_order
-from agenttune.tasks.source import load_tasks
 from agenttune.types import Task
 
 if TYPE_CHECKING:
@@ -65,16 +66,6 @@ class TuneResult:
     steps: int
     loss_before: float | None = None
     loss_after: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Data:
-    """The tasks to train on, those held out, further sets by name, and what to tell the user about them."""
-
-    training: Sequence[Task]
-    held_out: Sequence[Task]
-    further: Mapping[str, Sequence[Task]]
-    messages: tuple[str, ...]
 
 
 def tune(
@@ -152,8 +143,8 @@ def open_loop(
             f"{config_path}: mode is 'bench', which evaluates and does not train: use `agenttune eval --config "
             f"{config_path}`, or mode both"
         )
-    algorithm = _check_arguments(config, workflow, judge)
-    data = _read_tasks(config)
+    algorithm = check_arguments(config, workflow, judge)
+    data = read_tasks(config, algorithm)
     let_idle_workers_sleep()
     from agenttune.execution.local import Serving
     from agenttune.execution.run_directory import open_run_directory
@@ -164,9 +155,9 @@ def open_loop(
         total_steps = config.train_dataset.total_steps or order.num_batches(config.train_dataset.total_epochs)
         display = Display(total_steps, sys.stdout)
         stack.callback(display.close)
-        for line in (*resolved.notices, *resolved.overrides, *data.messages):
+        for line in (*resolved.notices, *resolved.overrides, *data.messages, choose_engine(config).line):
             display.message(line)
-        serving = Serving(config, workflow, judge)
+        serving = Serving(config, workflow, judge, needs_reward=algorithm.needs_reward)
         stack.callback(serving.close)
         loop = _assemble(config, algorithm, directory, serving, data, order, total_steps, display)
         stack.callback(loop.monitor.close)
@@ -181,67 +172,16 @@ def check_config(
     config = resolved.config
     if config.algorithm.algorithm_type in SUPERVISED:
         raise ConfigError(f"{config.algorithm.algorithm_type!r} learns without rollouts: there is nothing to check")
-    _check_arguments(config, workflow, judge)
-    data = _read_tasks(config)
+    algorithm = check_arguments(config, workflow, judge)
+    data = read_tasks(config, algorithm)
     let_idle_workers_sleep()
     from agenttune.execution.local import Serving
 
-    serving = Serving(config, workflow, judge)
+    serving = Serving(config, workflow, judge, needs_reward=algorithm.needs_reward)
     try:
-        return _check(config, serving, data.training, num_tasks or config.check.num_tasks, version=0)
+        return _check(algorithm, serving, data.training, num_tasks or config.check.num_tasks, version=0)
     finally:
         serving.close()
-
-
-def _check_arguments(config: RunConfig, workflow: Callable[..., Any], judge: Callable[..., Any] | None) -> Algorithm:
-    """Everything that is known to be wrong before anything is loaded."""
-    imported_line()
-    refuse_its_settings(config)
-    workflow_arguments(workflow)
-    if judge is not None:
-        judge_arguments(judge)
-    algorithm = resolve_algorithm(
-        config.algorithm.algorithm_type,
-        config.loss,
-        config.algorithm.group_size,
-        max_tokens=config.model.max_tokens,
-        sampling=config.sampling,
-    )
-    if config.critic != CriticConfig() and not algorithm.needs_critic:
-        raise ConfigError(
-            f"the settings of critic have no effect: {config.algorithm.algorithm_type!r} has no critic (ppo has)"
-        )
-    if algorithm.needs_ratio and config.model.top_p < 1.0:
-        raise ConfigError(
-            f"model.top_p is {config.model.top_p:g}, but {config.algorithm.algorithm_type} needs tokens sampled from "
-            "the model's whole distribution: set top_p to 1"
-        )
-    if config.model.temperature == 0.0:
-        raise ConfigError("model.temperature is 0: greedy rollouts are all alike and nothing is learnt; set it to 1")
-    check_auxiliary_models(config)
-    for name in ("tensor_parallel_size", "inference_engine_num"):
-        if (value := getattr(config.model, name)) != 1:
-            raise ConfigError(f"model.{name} is {value}, but the embedded engine is one, on one device: set it to 1")
-    check_monitor(config.monitor_type)
-    model_folder(config.model.model_path)
-    return algorithm
-
-
-def _read_tasks(config: RunConfig) -> _Data:
-    tasks: Sequence[Task] = load_tasks(config.train_dataset)
-    messages: tuple[str, ...] = ()
-    held_out: Sequence[Task] = ()
-    if config.eval_dataset is not None:
-        held_out = load_tasks(config.eval_dataset)
-    elif config.evaluation.hold_out:
-        training, held = hold_out(len(tasks), config.seed)
-        messages = (
-            f"no eval_dataset: {len(held)} of {len(tasks)} tasks are held out for the before/after table "
-            "(evaluation.hold_out: false trains on all)",
-        )
-        held_out, tasks = [tasks[index] for index in held], [tasks[index] for index in training]
-    further = {name: load_tasks(dataset) for name, dataset in config.evaluation.further.items()}
-    return _Data(training=tasks, held_out=held_out[: config.evaluation.max_tasks], further=further, messages=messages)
 
 
 def _assemble(
@@ -249,7 +189,7 @@ def _assemble(
     algorithm: Algorithm,
     directory: RunDirectory,
     serving: Serving,
-    data: _Data,
+    data: TaskData,
     order: Order,
     total_steps: int,
     display: Display,
@@ -259,6 +199,7 @@ def _assemble(
     from agenttune.experience.buffer import Buffer
     from agenttune.experience.journal import Journal
     from agenttune.loop import Loop, Progress
+    from agenttune.trainer.lora import adapters_line
     from agenttune.trainer.trainer import Trainer
 
     trainer = Trainer.from_pretrained(
@@ -270,15 +211,24 @@ def _assemble(
         device=config.engine.device,
         seed=config.seed,
         critic=config.critic,
+        teacher_path=teacher_folder(config, algorithm),
     )
-    progress = Progress(order=order.state())
+    expert = make_expert_rows(config, algorithm, data.expert, serving.folder, trainer.policy)
+    progress = Progress(order=order.state(), expert={} if expert is None else expert.state())
     if directory.checkpoint is not None:
         progress = Progress.from_json(trainer.restore(directory.checkpoint))
         order.restore(progress.order)
+        if expert is not None:
+            expert.restore(progress.expert)
         serving.auxiliary.restore(progress.auxiliary_tokens)
         display.message(f"continuing {directory.path.name} after step {progress.step}")
         serving.publish(trainer.version, trainer.state_tensors())
+    if line := adapters_line(trainer.policy):
+        display.message(line)
     journal = Journal(directory.journal)
+    replay = Replay.of(config, algorithm)
+    if replay is not None and directory.checkpoint is not None:
+        replay.restore(directory.journal, algorithm, step=progress.step, version=trainer.version)
     flat = {".".join(place): value for place, value in value_leaves(config).items()}
     monitor = open_monitor(
         directory.path,
@@ -315,6 +265,8 @@ def _assemble(
         total_steps=total_steps,
         progress=progress,
         process_seconds=process_seconds,
+        expert=expert,
+        replay=replay,
     )
 
 
@@ -348,7 +300,7 @@ def _run(loop: Loop, directory: RunDirectory) -> TuneResult:
 
 def _check_first(loop: Loop) -> None:
     """The brief pre-flight check; its findings are printed. Raises `NoSignalError` where the settings ask for it."""
-    report = _check(loop.config, loop.serving, loop.tasks, loop.config.check.num_tasks, loop.trainer.version)
+    report = _check(loop.algorithm, loop.serving, loop.tasks, loop.config.check.num_tasks, loop.trainer.version)
     for line in _brief(report):
         loop.display.message(line)
     if not report.has_signal and loop.config.check.stop_without_signal:
@@ -360,18 +312,22 @@ def _check_first(loop: Loop) -> None:
 
 def _brief(report: CheckReport) -> list[str]:
     found = report.statistics
+    rewards = (
+        f"reward {found.reward_mean:.3f}, {found.num_groups - found.num_flat_groups} tasks with differing rewards"
+        if not math.isnan(found.reward_mean)
+        else "no reward"
+    )
     line = (
-        f"check: {found.num_rollouts} rollouts of {found.num_groups} tasks, reward {found.reward_mean:.3f}, "
-        f"{found.num_groups - found.num_flat_groups} tasks with differing rewards, {report.seconds:.2f} s a rollout: "
-        f"{'ready' if report.ready else 'not ready'}"
+        f"check: {found.num_rollouts} rollouts of {found.num_groups} tasks, {rewards}, {report.seconds:.2f} s a "
+        f"rollout: {'ready' if report.ready else 'not ready'}"
     )
     return [line, *(f"  ! {finding}" for finding in report.findings)]
 
 
-def _check(config: RunConfig, serving: Serving, tasks: Sequence[Task], num_tasks: int, version: int) -> CheckReport:
+def _check(algorithm: Algorithm, serving: Serving, tasks: Sequence[Task], num_tasks: int, version: int) -> CheckReport:
     chosen = tasks[:num_tasks]
     groups = serving.runner.run(chosen, group_ids=[f"check/{task.id}" for task in chosen], version=version)
-    return check_groups(groups)
+    return check_groups(groups, needs_reward=algorithm.needs_reward)
 
 
 def _write_outcome(loop: Loop, directory: RunDirectory) -> None:

@@ -119,7 +119,8 @@ class Rollout:
     """One run of the workflow on one task.
 
     `id` is `<group id>/<index>`; `attempt` counts retries from 0. `reward` is None unless the outcome is OK, or is
-    model-caused and the user set a `failure_reward`. `call_rewards` holds the reward of each call by its index, where
+    model-caused and the user set a `failure_reward`; or where the workflow gave none, which only algorithms allow that
+    learn without rewards (`Algorithm.needs_reward`). `call_rewards` holds the reward of each call by its index, where
     the workflow gave them one by one; `reward` is then that of the last one. `error` is one line: kind, message, where.
     """
 
@@ -138,8 +139,8 @@ class Rollout:
 
     @property
     def scored(self) -> bool:
-        """Whether this rollout enters its group's statistics."""
-        return self.reward is not None
+        """Whether this rollout takes part: it has a reward, or ended well where none is needed."""
+        return self.reward is not None or self.outcome == Outcome.OK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +161,7 @@ class Group:
 
     @property
     def scored(self) -> tuple[Rollout, ...]:
-        """The rollouts that have a reward."""
+        """The rollouts that take part."""
         return tuple(rollout for rollout in self.rollouts if rollout.scored)
 
     @property

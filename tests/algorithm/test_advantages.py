@@ -140,7 +140,7 @@ def plain(name: str, rewards_of_groups: list[list[float]]) -> list[float]:
             others = group[:place] + group[place + 1 :]
             d = r - statistics.fmean(group)
             match name:
-                case "grpo" | "step_wise_grpo":
+                case "grpo" | "step_wise_grpo" | "clipb" | "clipv":  # of calls; tokens are looked at later
                     result.append(d / (statistics.stdev(group) + 1e-6))
                 case "grpo_batch_std":
                     deviations = [x - statistics.fmean(g) for g in rewards_of_groups for x in g]
@@ -153,6 +153,8 @@ def plain(name: str, rewards_of_groups: list[list[float]]) -> list[float]:
                     result.append(d + 0.1)
                 case "reinforce" | "gae":  # the rewards that GAE begins with
                     result.append(r)
+                case "none":
+                    result.append(0.0)
                 case "best_of_group":
                     result.append(float(r == max(group)))
                 case _:

@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agenttune.algorithm.behaviour import CORRECTIONS, behaviour_weights
+from agenttune.algorithm.losses import POLICY_LOSSES
 from agenttune.algorithm.objective import policy_objective
-from agenttune.algorithm.presets import PRESETS, Algorithm, resolve
+from agenttune.algorithm.presets import PRESETS, Algorithm
+from agenttune.algorithm.resolve import resolve
 from agenttune.config.run import LossConfig
 from agenttune.errors import ConfigError
 
@@ -112,7 +114,7 @@ def test_the_objective_equals_a_plain_implementation(rows: list[tuple[float, flo
     assert float(loss) == pytest.approx(total, rel=1e-6, abs=1e-9)
 
 
-RATIO_LOSSES = [name for name, preset in PRESETS.items() if preset.needs_ratio]
+RATIO_LOSSES = [name for name, preset in PRESETS.items() if POLICY_LOSSES[preset.policy_loss].needs_ratio]
 
 
 @pytest.mark.parametrize("name", RATIO_LOSSES)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from agenttune.algorithm.advantages import Scores, call_rewards
 from agenttune.algorithm.gae import explained_variance, gae, sums_to_end, whitened
 from agenttune.algorithm.losses import value_loss
-from agenttune.algorithm.presets import resolve
+from agenttune.algorithm.resolve import resolve
 from agenttune.config.run import LossConfig
 
 numbers = st.integers(-16, 16).map(lambda n: n / 4)

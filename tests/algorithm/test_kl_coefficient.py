@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agenttune.algorithm.kl import adapted
-from agenttune.algorithm.presets import resolve
+from agenttune.algorithm.resolve import resolve
 from agenttune.config.run import LossConfig
 from agenttune.errors import ConfigError
 

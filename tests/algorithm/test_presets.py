@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from agenttune.algorithm.advantages import Scores
-from agenttune.algorithm.presets import PRESETS, resolve
+from agenttune.algorithm.presets import PRESETS
+from agenttune.algorithm.resolve import resolve
 from agenttune.config.run import LossConfig
 from agenttune.errors import ConfigError
 
@@ -71,6 +72,28 @@ def test_parts_can_be_exchanged_by_name() -> None:
     assert algorithm.by_call
     with pytest.raises(ConfigError, match=r"unknown loss.advantage 'rlo'; did you mean 'rloo'"):
         resolve("grpo", LossConfig(advantage="rlo"), 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "aggregation"),
+    [
+        ("dapo", "token-mean"),  # equation 8: one over all tokens
+        ("cispo", "token-mean"),  # equation 4: one over all tokens
+        ("gspo", "sequence-mean-token-mean"),  # equation 10: each answer's tokens by its length
+        ("sapo", "sequence-mean-token-mean"),
+        ("icepop", "sequence-mean-token-mean"),
+        ("remax", "token-mean"),  # its authors' code: the masked sum over the mask's
+        ("dr_grpo", "constant-length"),
+    ],
+)
+def test_a_preset_has_the_aggregation_of_its_paper(name: str, aggregation: str) -> None:
+    assert PRESETS[name].aggregation == aggregation
+
+
+def test_icepop_by_its_training_recipe() -> None:
+    icepop = resolve("icepop", LossConfig(), 8)
+    assert (icepop.behaviour, icepop.behaviour_low, icepop.behaviour_high) == ("masked", 0.5, 5.0)
+    assert not icepop.needs_reference
 
 
 def test_constant_length_is_the_models_max_tokens_unless_set() -> None:

@@ -115,18 +115,16 @@ def test_eval_takes_a_model_directory_or_an_endpoint():
     assert (parsed.model, parsed.dataset, parsed.output) == ("m", "d", Path("o.json"))
 
 
-def test_import_and_help_are_light_and_quick():
+def test_import_and_help_are_light():
     """`import agenttune` loads no torch, transformers or pydantic, and `--help` no more than argparse."""
     code = (
-        "import sys, time, json; start = time.perf_counter(); import agenttune; took = time.perf_counter() - start\n"
+        "import sys, json; import agenttune\n"
         "from agenttune.cli.main import build_parser; build_parser().format_help()\n"
         "heavy = [m for m in ('torch', 'transformers', 'pydantic', 'datasets', 'rich', 'yaml') if m in sys.modules]\n"
-        "print(json.dumps([took, heavy]))"
+        "print(json.dumps(heavy))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    took, heavy = json.loads(done.stdout)
-    assert heavy == []
-    assert took <= 0.2
+    assert json.loads(done.stdout) == []
 
 
 def test_the_installed_command_answers():

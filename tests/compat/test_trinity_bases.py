@@ -101,6 +101,19 @@ def test_the_boxed_math_workflow(make_place: MakePlace, workflow: Any):
     assert (rollout.reward, rollout.metrics) == (0.8, {"accuracy": 1.0, "format_score": -0.2})
 
 
+def test_workflows_of_distillation_ask_and_their_reward_teaches_nothing(make_place: MakePlace):
+    place = make_place("It is \\boxed{42}.")
+    plain = place.one("on_policy_distill_workflow", GSM8K, taskset={**KEYS, "system_prompt": "Be brief."})
+    assert (plain.reward, plain.error) == (0.0, None)
+    assert [message["role"] for message in plain.calls[0].messages] == ["system", "user"]
+    right = place.one("on_policy_distill_math_workflow", GSM8K, taskset=KEYS, workflow_args={"temperature": 1.0})
+    assert (right.reward, right.metrics) == (1.0, {"accuracy": 1.0})
+    assert "How many?" in right.calls[0].messages[1]["content"]
+    assert "\\boxed{}" in right.calls[0].messages[1]["content"]
+    with pytest.raises(ConfigError, match=r"workflow_args.temperature is 0.5: the teacher is compared with at 1 here"):
+        place.run("on_policy_distill_workflow", GSM8K, taskset=KEYS, workflow_args={"temperature": 0.5})
+
+
 def test_a_boxed_answer_that_was_cut_is_scored_but_not_trained(make_place: MakePlace):
     place = make_place("It is \\boxed{42}. And furthermore")
     taskset = {**KEYS, "rollout_args": {"max_tokens": 8}}

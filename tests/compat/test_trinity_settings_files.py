@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from agenttune.algorithm.presets import resolve as resolve_algorithm
+from agenttune.algorithm.resolve import resolve as resolve_algorithm
+from agenttune.algorithm.supervised import SUPERVISED, resolve_supervised
 from agenttune.cli.explain import explain
 from agenttune.config.load import Resolved, load_config, resolve
 from agenttune.config.public import DatasetConfig, TunerModelConfig
+from agenttune.experience.replay import Replay
 
 FILES = sorted((Path(__file__).parent / "yaml").glob("*.yaml"))
 PARTS = {path for path in FILES if path.stem.startswith("fragment") or path.stem == "agentscope_tuner"}
@@ -64,4 +66,15 @@ def test_a_file_means_what_is_written_beside_it(path: Path):
 def test_the_algorithm_of_a_file_can_be_had(path: Path):
     """What the file says of the algorithm is a preset of ours with parts that it takes."""
     config = resolved(path).config
-    resolve_algorithm(config.algorithm.algorithm_type, config.loss, config.algorithm.group_size)
+    if config.algorithm.algorithm_type in SUPERVISED:
+        resolve_supervised(config.algorithm.algorithm_type, config.loss)
+    else:
+        algorithm = resolve_algorithm(
+            config.algorithm.algorithm_type,
+            config.loss,
+            config.algorithm.group_size,
+            sampling=config.sampling,
+            expert=config.expert,
+            distill=config.distill,
+        )
+        assert (Replay.of(config, algorithm) is not None) == (path.stem == "replay")

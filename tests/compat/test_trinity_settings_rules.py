@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import datetime
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from agenttune.compat.trinity.settings import convert
-from agenttune.compat.trinity.settings_algorithm_names import ADVANTAGES, ALGORITHMS, KL, POLICY_LOSSES, REFUSED
+from agenttune.compat.trinity.settings_algorithm_names import ADVANTAGES, ALGORITHMS, KL, POLICY_LOSSES, SUPERVISED
 from agenttune.config.load import load_config, resolve
 from agenttune.config.public import AlgorithmConfig, TunerModelConfig
 from agenttune.errors import ConfigError
@@ -102,8 +103,11 @@ def test_what_cannot_be_honoured_is_refused_by_name(tmp_path, more, message):
     ("algorithm", "message"),
     [
         ({"algorithm_type": "grp"}, "which is no algorithm of Trinity-RFT's; did you mean 'grpo'?"),
-        ({"advantage_fn": "clipb"}, "'algorithm.advantage_fn' is 'clipb', which does not exist here"),
-        ({"policy_loss_fn": "mix"}, "'algorithm.policy_loss_fn' is 'mix', which does not exist here"),
+        ({"advantage_fn": "clip"}, "'algorithm.advantage_fn' is 'clip', which does not exist here (did you mean 'clip"),
+        ({"advantage_fn": "clipb", "advantage_fn_args": {"epsilon": 0.1}}, "it is 1e-06 here: leave it out"),
+        ({"advantage_fn": "jsd"}, "'algorithm.advantage_fn' is 'jsd': it goes with algorithm_type: jsd"),
+        ({"policy_loss_fn": "mixed"}, "'algorithm.policy_loss_fn' is 'mixed', which does not exist here"),
+        ({"policy_loss_fn": "mix"}, "'algorithm.policy_loss_fn' is 'mix': it goes with algorithm_type: mix"),
         ({"policy_loss_fn_args": {"clip_rnge": 0.1}}, "is not an argument of 'ppo'; did you mean 'clip_range'?"),
         ({"policy_loss_fn_args": {"enable_sequence_masking": True}}, "it is False here: leave it out"),
         ({"policy_loss_fn_args": {"loss_agg_mode": "seq-mean-token-sum"}}, "takes algorithm.loss_agg_mode instead"),
@@ -126,7 +130,12 @@ def test_what_cannot_be_honoured_is_refused_by_name(tmp_path, more, message):
         ),
         ({"entropy_loss_fn": "mix"}, "use default or none"),
         ({"loss_agg_mode": "seq-mean-token-sum-norm"}, "use token-mean, seq-mean-token-mean, seq-mean-token-sum"),
-        ({"sample_strategy": "mix"}, "older or mixed experiences are not trained here yet"),
+        ({"sample_strategy": "mix"}, "an expert's rows are mixed in by algorithm_type mix or mix_chord: set that"),
+        ({"sample_strategy": "newest"}, "use default, mix or staleness_control"),
+        (
+            {"sample_strategy": "staleness_control", "sample_strategy_args": {"max_stalenes": 1}},
+            "is not an argument of the sample strategy; did you mean 'max_staleness'?",
+        ),
         ({"rollout_correction": {"rollout_is": "token"}}, "training is on-policy"),
         ({"optimizer": {"betas": 0.9}}, "must be two numbers, but 0.9 came"),
         ({"optimizer": {"lr_warmup_steps_ratio": 0.1}}, "a share needs buffer.total_steps too"),
@@ -141,7 +150,10 @@ def test_parts_of_an_algorithm_that_do_not_exist_are_refused_by_name(algorithm, 
 @pytest.mark.parametrize(
     ("model", "key"),
     [
-        ({"lora_configs": [{"name": "a"}]}, "model.lora_configs"),
+        ({"lora_configs": [{"name": "a", "path": "b"}]}, "model.lora_configs[0].path"),
+        ({"lora_configs": [{"target_modules": ".*_proj"}]}, "model.lora_configs[0].target_modules"),
+        ({"lora_configs": [{"lora_dtype": "bfloat16"}]}, "model.lora_configs[0].lora_dtype"),
+        ({"lora_configs": [{"base_model_name": "other"}]}, "model.lora_configs[0].base_model_name"),
         ({"custom_chat_template": "x"}, "model.custom_chat_template"),
         ({"top_k": 20}, "model.top_k"),
         ({"repetition_penalty": 1.1}, "model.repetition_penalty"),
@@ -162,7 +174,21 @@ def test_features_of_the_model_are_refused_and_their_off_values_accepted(model, 
     ("taskset", "message"),
     [
         ({"storage_type": "sql"}, "tasks are read from files or the Hugging Face hub"),
-        ({"data_selector": {"selector_type": "difficulty_based"}}, "tasks are not chosen by difficulty here yet"),
+        ({"data_selector": {"selector_type": "hardest"}}, "use shuffle, random, sequential, offline_easy2hard or diff"),
+        ({"data_selector": {"selector_type": "difficulty_based", "kwargs": {"tau": 0}}}, "tasks are drawn, not ranked"),
+        (
+            {"data_selector": {"selector_type": "difficulty_based", "kwargs": {"tua": 1}}},
+            "is no argument of difficulty",
+        ),
+        (
+            {"data_selector": {"selector_type": "difficulty_based", "kwargs": 3}},
+            "kwargs' must be a section of settings",
+        ),
+        ({"data_selector": {"selector_type": "offline_easy2hard"}}, "is None: offline_easy2hard needs one field here"),
+        (
+            {"data_selector": {"selector_type": "offline_easy2hard", "feature_keys": ["a", "b"]}},
+            "feature_keys' is ['a', 'b']: offline_easy2hard needs one field here, whose greatest numbers are the",
+        ),
         ({"format": {"workflow_key": "kind"}}, "one workflow and one reward function do all tasks of a run"),
         ({"format": {"system_prompt_key": "system"}}, "the system prompt is one for all tasks"),
         ({"rollout_args": {"top_k": 5}}, "training needs tokens of the model's whole distribution"),
@@ -252,6 +278,24 @@ def test_paths_beside_the_file_are_meant(tmp_path):
     assert config.model.model_path == "Qwen/Qwen3-0.6B"
 
 
+def test_a_teacher_and_an_expert_s_rows_beside_the_file_are_meant(tmp_path):
+    (tmp_path / "big").mkdir()
+    (tmp_path / "worked.jsonl").touch()
+    mine = tmp_path / "f.yaml"
+    model = {"model": {"model_path": "m", "max_model_len": 64}}
+    tasks = {"taskset": {"path": "sums.jsonl", "default_workflow_type": "math_workflow"}}
+    teacher = {"algorithm_type": "jsd", "repeat_times": 8}
+    content = {**distilled(teacher), "buffer": {"batch_size": 8, "explorer_input": tasks}, **model}
+    mine.write_text(json.dumps(content))
+    assert resolve(load_config(mine)).config.distill.teacher_path == str(tmp_path / "big")
+    content = {**mixed_file(), **model}
+    content["buffer"]["explorer_input"] = tasks
+    mine.write_text(json.dumps(content))
+    found = resolve(load_config(mine)).config.expert.dataset
+    assert found is not None
+    assert found.path == str(tmp_path / "worked.jsonl")
+
+
 def test_missing_settings_are_named_as_the_file_s_owner_knows_them(tmp_path):
     message = error_of(write(tmp_path, base="buffer: {batch_size: 4}\nmodel: {model_path: m}\n"))
     assert "'train_dataset' is missing (f.yaml: buffer.explorer_input.taskset)" in message
@@ -309,14 +353,15 @@ def test_every_algorithm_name_of_trinity_is_known_and_its_parts_exist():
     from agenttune.algorithm.kl import ESTIMATORS as OUR_KL
     from agenttune.algorithm.losses import POLICY_LOSSES as OUR_LOSSES
     from agenttune.algorithm.presets import PRESETS
+    from agenttune.algorithm.supervised import SUPERVISED as OUR_SUPERVISED
 
     assert set(ALGORITHMS) <= set(PRESETS)
-    assert not set(ALGORITHMS) & set(REFUSED)
+    assert set(SUPERVISED) == set(OUR_SUPERVISED)
     assert {function.name for function in ADVANTAGES.values()} <= set(OUR_ADVANTAGES)
     assert {function.name for function in POLICY_LOSSES.values()} <= set(OUR_LOSSES)
     assert set(KL) - {"none"} <= set(OUR_KL)
     for name, (advantage, loss) in ALGORITHMS.items():
-        assert PRESETS[name].policy_loss == POLICY_LOSSES[loss].name, name
+        assert not loss or PRESETS[name].policy_loss == POLICY_LOSSES[loss].name, name
         assert not advantage or PRESETS[name].advantage == ADVANTAGES[advantage].name, name
 
 
@@ -345,13 +390,184 @@ def test_what_only_evaluation_does_with_its_samples_is_no_reason_to_refuse():
     assert "top_k" in found.notices[0]
 
 
-def test_priorities_are_said_and_a_second_use_is_refused():
-    def with_(**replay: Any) -> dict[str, Any]:
-        return {"buffer": {"trainer_input": {"experience_buffer": {"replay_buffer": replay}}}}
+def replay_file(train: int = 0, strategy: dict[str, Any] | None = None, **replay: Any) -> dict[str, Any]:
+    return {
+        "algorithm": {"algorithm_type": "grpo", "repeat_times": 8, **(strategy or {})},
+        "buffer": {
+            "batch_size": 16,
+            "train_batch_size": train,
+            "trainer_input": {"experience_buffer": {"replay_buffer": replay}},
+        },
+    }
 
-    (line,) = convert_(with_(enable=True, reuse_cooldown_time=None)).notices
-    assert line.endswith("replay_buffer.enable = True: each step trains on its own rollouts, each of them once")
-    assert "are not trained a second time here yet" in refusal(with_(enable=True, reuse_cooldown_time=10))
+
+def test_a_second_use_is_the_share_by_which_the_trainer_takes_more_than_a_step_makes():
+    once = convert_(replay_file(enable=True, reuse_cooldown_time=None))
+    assert once.notices[0].endswith(
+        "replay_buffer.enable = True: each step trains on its own rollouts, each of them once"
+    )
+    again = convert_(replay_file(160, enable=True, reuse_cooldown_time=10))
+    assert again.settings["sampling"] == {"replay_share": 0.25}
+    assert again.defaults["sampling"] == {"replay_priority": "recency"}
+    assert "trainer" not in again.settings
+    asked = convert_(replay_file(128, enable=True, reuse_cooldown_time=10))
+    assert "sampling" not in asked.settings
+    assert "for earlier ones, ask for more, or set sampling.replay_share" in asked.notices[0]
+    off = convert_(replay_file(160, enable=False, reuse_cooldown_time=10))
+    assert "sampling" not in off.settings
+    assert "reuse_cooldown_time: the replay buffer is off" in off.notices[-1]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (replay_file(160, enable=True, reuse_cooldown_time=1, priority_fn="newest"), "use linear_decay or decay_limit"),
+        (
+            replay_file(160, enable=True, reuse_cooldown_time=1, priority_fn_args={"decai": 1}),
+            "did you mean 'decay'?",
+        ),
+        (
+            replay_file(
+                160,
+                {"sample_strategy": "staleness_control", "sample_strategy_args": {"max_staleness": 0}},
+                enable=True,
+                reuse_cooldown_time=1,
+            ),
+            "must be a whole number of updates, 1 at least",
+        ),
+    ],
+)
+def test_what_replay_cannot_have_is_refused_by_name(content, message):
+    assert message in refusal(content)
+
+
+def test_a_bound_on_staleness_says_nothing_new_where_no_step_trains_an_earlier_one_s_rollouts():
+    strategy = {"sample_strategy": "staleness_control", "sample_strategy_args": {"max_staleness": 2}}
+    found = convert_({"algorithm": {"algorithm_type": "grpo", **strategy}})
+    assert found.notices == (
+        "f.yaml: algorithm.sample_strategy_args.max_staleness = 2: no rollout is older than the step that trains it",
+    )
+
+
+EXPERT = {"sft_dataset": {"storage_type": "file", "path": "worked.jsonl", "format": {"prompt_type": "messages"}}}
+
+
+def mixed_file(train: int = 0, buffers: Any = EXPERT, **algorithm: Any) -> dict[str, Any]:
+    return {
+        "algorithm": {"algorithm_type": "mix", "repeat_times": 8, **algorithm},
+        "buffer": {"batch_size": 8, "train_batch_size": train, "trainer_input": {"auxiliary_buffers": buffers}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("train", "ratio", "rows", "minibatches"),
+    [
+        (80, 0.2, 16, None),  # 64 rollouts and 16 rows
+        (40, 0.2, 16, 2),  # twice 32 rollouts and 8 rows
+        (128, None, 64, None),  # a half unless the file says otherwise
+        (65, 0.01, 1, None),  # rounded up
+        (0, 0.25, 16, None),  # all rollouts of the step, which are 64, and a quarter of that many rows
+    ],
+)
+def test_rows_of_an_expert_are_a_share_of_the_whole_batch(train, ratio, rows, minibatches):
+    arguments = {} if ratio is None else {"sample_strategy_args": {"expert_data_ratio": ratio}}
+    found = convert_(mixed_file(train, **arguments))
+    assert found.settings["expert"] == {"dataset": {"path": "worked.jsonl"}, "batch_size": rows}
+    assert found.settings.get("trainer", {}).get("num_minibatches") == minibatches
+    assert found.defaults["supervised"] == {"messages_key": "message", "turns": "last"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (mixed_file(buffers={}), "must have a section 'sft_dataset' (sft_dataset_name) with the expert's rows"),
+        (mixed_file(buffers={**EXPERT, "more": {}}), "auxiliary_buffers.more' is trained by nothing"),
+        (mixed_file(buffers={"sft_dataset": {"pth": "x"}}), "is not a key of Trinity-RFT; did you mean 'path'?"),
+        (mixed_file(buffers={"sft_dataset": {"format": {"promt_key": "x"}}}), "format.promt_key' is not a key of Trin"),
+        (
+            mixed_file(buffers={"sft_dataset": {"storage_type": "file"}}),
+            "auxiliary_buffers.sft_dataset.path' is missing",
+        ),
+        (mixed_file(sample_strategy="default"), "an algorithm with an expert's rows mixes: leave it out"),
+        (mixed_file(sample_strategy_args={"expert_data_ratio": 1.0}), "must leave rows and rollouts in a batch of 64"),
+        (mixed_file(sample_strategy_args={"expert_ratio": 0.1}), "did you mean 'expert_data_ratio'?"),
+        (mixed_file(policy_loss_fn="ppo"), "this algorithm's own is mix: leave it out"),
+        (mixed_file(policy_loss_fn_args={"mu_peak": 0.1}), "is not an argument of"),
+        (
+            mixed_file(policy_loss_fn_args={"sft_loss_agg_mode": "seq-mean-token-mean"}),
+            "rollouts and an expert's rows have one: set algorithm.loss_agg_mode",
+        ),
+        (
+            {"algorithm": {"algorithm_type": "grpo"}, "buffer": mixed_file()["buffer"]},
+            "other data beside the rollouts is trained by algorithm_type mix and mix_chord only",
+        ),
+        (
+            mixed_file(buffers={"sft_dataset": {"path": "x", "format": {"enable_thinking": True}}}),
+            "rows and rollouts have it the same: set model.enable_thinking",
+        ),
+    ],
+)
+def test_what_an_expert_s_rows_cannot_be_is_refused_by_name(content, message):
+    assert message in refusal(content)
+
+
+def test_trinity_s_defaults_of_chord_hold_where_the_file_says_something_of_mu():
+    """There the weight is at the valley at once, unless steps are given."""
+    found = convert_(mixed_file(algorithm_type="mix_chord", policy_loss_fn_args={"mu_peak": 0.9}))
+    assert found.settings["expert"]["mu"] == 0.9
+    assert found.defaults["expert"] == {"mu_decay_steps": 0, "mu_valley": 0.1}
+    assert "expert" not in convert_(mixed_file(algorithm_type="mix_chord")).defaults
+
+
+def distilled(algorithm: dict[str, Any], *models: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "algorithm": {"algorithm_type": "jsd", **algorithm},
+        "explorer": {"auxiliary_models": list(models or [{"model_path": "big"}])},
+    }
+
+
+@pytest.mark.parametrize(
+    ("weight", "distill"),
+    [
+        (0.5, {"teacher_path": "big", "beta": 0.5}),
+        (0, {"teacher_path": "big", "divergence": "reverse"}),
+        (1, {"teacher_path": "big", "divergence": "forward"}),
+    ],
+)
+def test_the_weight_of_the_mixture_is_the_teacher_s_and_its_ends_are_the_pure_divergences(weight, distill):
+    assert convert_(distilled({"advantage_fn_args": {"lambda_coef": weight}})).settings["distill"] == distill
+
+
+def test_the_advantage_function_chooses_the_divergence():
+    found = convert_(distilled({"advantage_fn": "on_policy_distill"}))
+    assert found.settings["distill"] == {"divergence": "reverse_sampled", "teacher_path": "big"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            {"algorithm": {"algorithm_type": "jsd"}},
+            "'explorer.auxiliary_models' is missing: its first model is the teac",
+        ),
+        (distilled({}, {"engine_type": "external", "model_path": "x"}), "is behind an endpoint, but the trainer needs"),
+        (distilled({}, {"name": "teacher"}), "'explorer.auxiliary_models[0].model_path' is missing"),
+        (distilled({"advantage_fn_args": {"temperature": 2.0}}), "it is 1.0 here: leave it out"),
+        (distilled({"advantage_fn": "rloo"}), "this algorithm's own is jsd: leave it out"),
+    ],
+)
+def test_what_distillation_cannot_have_is_refused_by_name(content, message):
+    assert message in refusal(content)
+
+
+def test_adapters_have_trinity_s_rank_unless_set():
+    found = convert_({"model": {"lora_configs": [{"lora_rank": 4, "target_modules": "all-linear", "name": "x"}]}})
+    assert found.settings["trainer"] == {"lora": {"rank": 4}}
+    assert found.defaults["trainer"] == {"lora": {"alpha": 32}}
+    one = convert_({"model": {"lora_configs": [{"target_modules": "q_proj"}]}})
+    assert one.settings["trainer"] == {"lora": {"target_modules": ["q_proj"]}}
+    two = refusal({"model": {"lora_configs": [{"name": "a"}, {"name": "b"}]}})
+    assert "must be a list of one section of settings" in two
 
 
 def test_environment_variables_of_workflows_must_be_set_already():
@@ -424,3 +640,114 @@ def test_ppo_and_its_kl_penalty_are_ours():
     assert "'trainer.critic_warmup' is 5: policy and critic" in refusal({**content, "trainer": {"critic_warmup": 5}})
     other = {**content, "model": {"model_path": "m", "critic_model_path": "n"}}
     assert "the critic starts from model.model_path" in refusal(other)
+
+
+def rows_file(algorithm: dict[str, Any], buffer: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    """A file that trains on rows."""
+    return {
+        "mode": "train",
+        "algorithm": algorithm,
+        "buffer": {"trainer_input": {"experience_buffer": {"path": "rows.jsonl", **(buffer or {})}}},
+        **more,
+    }
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "buffer", "message"),
+    [
+        ({"algorithm_type": "sft", "policy_loss_fn": "ppo"}, {}, "the loss of sft is sft: leave it out"),
+        ({"algorithm_type": "cpt"}, {}, "is messages, but cpt reads plain texts: use plaintext"),
+        ({"algorithm_type": "dpo", "kl_loss_fn": "k2"}, {}, "'algorithm.kl_loss_fn' is 'k2': dpo has no kl term here"),
+        (
+            {"algorithm_type": "sft", "entropy_loss_fn": "default", "entropy_loss_fn_args": {"entropy_coef": 0.1}},
+            {},
+            "no",
+        ),
+        (
+            {"algorithm_type": "dpo", "policy_loss_fn_args": {"label_smoothing": 0.1}},
+            {},
+            "it is 0.0 here: leave it out",
+        ),
+        ({"algorithm_type": "dpo", "policy_loss_fn_args": {"bta": 0.1}}, {}, "did you mean 'beta'?"),
+        ({"algorithm_type": "sft", "loss_agg_mode": "mean"}, {}, "use token-mean, seq-mean-token-mean, seq-mean-token"),
+        ({"algorithm_type": "sft", "policy_loss_fn_args": {"loss_agg_mode": "x"}}, {}, "takes algorithm.loss_agg_mode"),
+        ({"algorithm_type": "sft"}, {"storage_type": "sql"}, "rows are read from files or the Hugging Face hub"),
+        ({"algorithm_type": "sft"}, {"format": {"prompt_type": "pairs"}}, "use messages or plaintext"),
+        ({"algorithm_type": "sft"}, {"format": {"image_key": "picture"}}, "is 'picture': models of text only"),
+        ({"algorithm_type": "sft"}, {"format": {"system_prompt_key": "s"}}, "write the system message into the rows"),
+        ({"algorithm_type": "sft"}, {"format": {"chat_template": "x"}}, "chat templates are the tokenizer's"),
+        (
+            {"algorithm_type": "sft"},
+            {"data_selector": {"selector_type": "difficulty_based"}},
+            "it goes by rewards, and",
+        ),
+    ],
+)
+def test_what_a_file_of_rows_cannot_have_is_refused_by_name(algorithm, buffer, message):
+    assert message in refusal(rows_file(algorithm, buffer))
+
+
+@pytest.mark.parametrize("mode", ["both", "explore", "colocate", "serve"])
+def test_rows_are_trained_in_mode_train_only_and_rollouts_never(mode):
+    content = rows_file({"algorithm_type": "sft"})
+    assert f"'mode' is '{mode}': sft learns from rows, without rollouts: use train" in refusal(
+        {**content, "mode": mode}
+    )
+    assert convert_({key: value for key, value in content.items() if key != "mode"}).settings["train_dataset"]
+    assert "'mode' is 'train': training on stored" in refusal(
+        {"mode": "train", "algorithm": {"algorithm_type": "grpo"}}
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "loss"),
+    [
+        (None, {}),
+        ("token-mean", {"aggregation": "token-mean"}),
+        ("seq-mean-token-mean", {"aggregation": "rollout-mean"}),
+        ("seq-mean-token-sum", {"aggregation": "constant-length", "constant_length": 1}),
+    ],
+)
+def test_a_sequence_of_trinity_s_is_a_row_of_ours(mode, loss):
+    found = convert_(rows_file({"algorithm_type": "sft", "loss_agg_mode": mode}))
+    assert found.settings.get("loss", {}) == loss
+
+
+def test_only_the_last_turn_is_taught_unless_the_file_says_so():
+    one = convert_(rows_file({"algorithm_type": "sft"}))
+    assert one.defaults["supervised"] == {"messages_key": "message", "turns": "last"}
+    every = convert_(rows_file({"algorithm_type": "sft"}, {"format": {"enable_concatenated_multi_turn": True}}))
+    assert every.defaults["supervised"] == {"messages_key": "message"}
+    pairs = convert_(rows_file({"algorithm_type": "dpo"}))
+    assert pairs.defaults["supervised"] == {"prompt_key": "message"}
+
+
+def test_a_row_s_batch_is_the_trainer_s_and_its_steps_are_updates():
+    content = rows_file({"algorithm_type": "sft", "repeat_times": 4}, trainer={"total_steps": 7})
+    content["buffer"] |= {"train_batch_size": 24, "batch_size": 96}
+    found = convert_(content)
+    assert found.settings["algorithm"] == {"algorithm_type": "sft", "batch_size": 24}
+    assert found.settings["train_dataset"] == {"path": "rows.jsonl", "total_steps": 7}
+    assert "buffer.batch_size: a step has train_batch_size rows" in found.notices[-1]
+
+
+def test_missing_rows_are_named_where_their_file_has_them(tmp_path):
+    base = "mode: train\nalgorithm: {algorithm_type: sft}\nmodel: {model_path: m, max_model_len: 64}\n"
+    message = error_of(write(tmp_path, base=base))
+    assert "'train_dataset' is missing (f.yaml: buffer.trainer_input.experience_buffer)" in message
+
+
+def test_the_older_name_of_a_selector_wins_as_there():
+    selectors = {
+        "task_selector": {"selector_type": "offline_easy2hard", "feature_keys": ["rate"]},
+        "data_selector": {"selector_type": "difficulty_based"},
+    }
+    found = convert_({"buffer": {"explorer_input": {"taskset": {"path": "x", **selectors}}}})
+    assert found.settings["sampling"] == {"order": "curriculum", "curriculum_key": "-rate"}
+
+
+def test_trinity_s_defaults_of_a_choice_by_difficulty_hold():
+    selector = {"data_selector": {"selector_type": "difficulty_based", "feature_keys": ["a", "b"]}}
+    found = convert_({"buffer": {"explorer_input": {"taskset": {"path": "x", **selector}}}})
+    assert found.settings["sampling"] == {"order": "difficulty"}
+    assert found.defaults["sampling"] == {"difficulty_target": 1.0, "difficulty_width": 1.0}

@@ -96,6 +96,68 @@ def test_a_trinity_file_is_checked_and_runs_and_goes_on(config, tmp_path, capsys
     assert "continuing first after step 2" in " ".join(capsys.readouterr().out.split())
 
 
+def test_a_file_of_rows_trains_without_rollouts(tmp_path, toy_model_dir, capsys):
+    """Supervised fine-tuning of Trinity-RFT's: mode train, the rows in the experience buffer."""
+    rows = [
+        {"message": [{"role": "user", "content": f"{i}?"}, {"role": "assistant", "content": "yes"}], "easy": i}
+        for i in range(8)
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    buffer = {
+        "storage_type": "file",
+        "path": "rows.jsonl",
+        "data_selector": {"selector_type": "offline_easy2hard", "feature_keys": ["easy"]},
+    }
+    content = {
+        "mode": "train",
+        "name": "taught",
+        "checkpoint_root_dir": str(tmp_path / "runs"),
+        "algorithm": {"algorithm_type": "sft", "optimizer": {"lr": 0.01}},
+        "model": {"model_path": str(toy_model_dir), "max_model_len": 64},
+        "buffer": {"train_batch_size": 2, "total_steps": 3, "trainer_input": {"experience_buffer": buffer}},
+        "synchronizer": {"sync_method": "checkpoint"},
+    }
+    path = tmp_path / "rows.yaml"
+    path.write_text(json.dumps(content))
+    assert main(["run", "--config", str(path), "--set", "evaluation.hold_out=false"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "synchronizer.sync_method: sft learns from rows, without rollouts" in printed
+    run = tmp_path / "runs/AgentTune/taught"
+    assert (run / "global_step_3").is_dir()
+    values = json.loads((run / "resolved.json").read_text())
+    assert values["supervised.turns"]["value"] == "last"
+    assert values["sampling.curriculum_key"]["value"] == "-easy"
+
+
+def test_an_expert_s_rows_are_learnt_beside_rollouts(config, tmp_path):
+    """`mix` of Trinity-RFT's: an auxiliary buffer of conversations, a fifth of the trainer's batch."""
+    rows = [[{"role": "user", "content": f"{i}?"}, {"role": "assistant", "content": "e"}] for i in range(6)]
+    (tmp_path / "worked.jsonl").write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+    content = json.loads(config.read_text())
+    content["algorithm"] |= {"algorithm_type": "mix", "sample_strategy_args": {"expert_data_ratio": 0.2}}
+    content["buffer"]["train_batch_size"] = 20
+    expert = {"storage_type": "file", "path": "worked.jsonl", "format": {"messages_key": "messages"}}
+    content["buffer"]["trainer_input"] = {"auxiliary_buffers": {"sft_dataset": expert}}
+    config.write_text(json.dumps(content))
+    assert main(["run", "--config", str(config)]) == 0
+    values = json.loads((tmp_path / "runs/Toy/first/resolved.json").read_text())
+    assert values["expert.batch_size"]["value"] == 4
+    assert values["supervised.turns"]["value"] == "last"
+
+
+def test_a_teacher_is_followed_in_trinity_s_own_workflow(config, tmp_path, toy_model_dir):
+    content = json.loads(config.read_text())
+    content["algorithm"] |= {"algorithm_type": "on_policy_distill", "repeat_times": 4}
+    taskset = content["buffer"]["explorer_input"]["taskset"]
+    taskset |= {"default_workflow_type": "on_policy_distill_workflow", "workflow_args": {"temperature": 1.0}}
+    content["explorer"] = {"auxiliary_models": [{"name": "teacher", "model_path": str(toy_model_dir)}]}
+    config.write_text(json.dumps(content))
+    more = ["--set", "evaluation.before_and_after=false", "--set", "check.enabled=false"]
+    assert main(["run", "--config", str(config), *more]) == 0
+    values = json.loads((tmp_path / "runs/Toy/first/resolved.json").read_text())
+    assert values["distill.teacher_path"]["value"] == str(toy_model_dir)
+
+
 def test_mode_bench_evaluates_and_tune_says_so(config, tmp_path, capsys):
     path = bench(config)
     assert main(["run", "--config", str(path)]) == 0

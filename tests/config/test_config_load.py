@@ -93,7 +93,7 @@ def test_every_problem_is_named_at_once_with_the_nearest_setting():
             "  - 'model.temperature' must be at least 0, but -1 came",
             "  - 'algorithm.group_sise' is not a setting; did you mean 'algorithm.group_size'?",
             "  - 'engine.device' must be auto, cpu, cuda or cuda:<number>, but 'gpu' came",
-            "  - 'engine.batch_size' is not a setting; did you mean 'algorithm.batch_size'?",
+            "  - 'engine.batch_size' is not a setting; did you mean 'algorithm.batch_size' or 'expert.batch_size'?",
             "  - 'trainer' must be a section of settings, but 3 came",
             "  - 'monitor_type' must be 'tensorboard', 'wandb' or 'mlflow', but 'tensorbord' came; "
             "did you mean 'tensorboard'?",

@@ -220,12 +220,12 @@ def test_a_time_limit_of_the_client_holds(endpoint: FakeEndpoint, make_config: A
     release = threading.Event()
 
     def slow(body: dict[str, Any]) -> Response:
-        release.wait(10)
+        release.wait(60)
         return completion()
 
     endpoint.answer = slow
     session = open_models(make_config(judge={"base_url": endpoint.url})).open("g/0", 1)
-    client = session.models["judge"].sync_client.with_options(max_retries=0, timeout=0.1)
+    client = session.models["judge"].sync_client.with_options(max_retries=0, timeout=0.4)
     with pytest.raises(openai.APITimeoutError):
         client.chat.completions.create(model="m", messages=USER)
     assert "ReadTimeout" in str(session.failure)

@@ -68,7 +68,8 @@ ids = st.lists(st.integers(0, 9), min_size=1, max_size=5)
 
 @st.composite
 def call_trees(draw: st.DrawFn, max_calls: int = 6) -> list[Call]:
-    """Calls that continue earlier ones, fork from them or start afresh; some greedy, some abandoned."""
+    """Calls that continue earlier ones, fork from them or start afresh. Some are greedy or abandoned, most train, since
+    a fork of a trained call is what trains it twice where it goes wrong."""
     calls: list[Call] = []
     for index in range(draw(st.integers(1, max_calls))):
         parent = draw(st.none() | st.integers(0, index - 1)) if index else None
@@ -85,8 +86,8 @@ def call_trees(draw: st.DrawFn, max_calls: int = 6) -> list[Call]:
                 logprobs_S=np.array(
                     draw(st.lists(st.floats(-9, 0, width=32), min_size=len(sampled), max_size=len(sampled)))
                 ),
-                status=draw(st.sampled_from(CallStatus)),
-                sampling=Sampling(temperature=draw(st.sampled_from([0.0, 0.5, 1.0]))),
+                status=draw(st.sampled_from([CallStatus.USED] * 6 + list(CallStatus))),
+                sampling=Sampling(temperature=draw(st.sampled_from([1.0, 0.5, 1.0, 0.5, 0.0]))),
             )
         )
     return calls

@@ -10,7 +10,8 @@ from experience_builders import make_call, make_group, make_rollout, two_turns
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agenttune.algorithm.presets import PRESETS, Algorithm, resolve
+from agenttune.algorithm.presets import PRESETS, Algorithm
+from agenttune.algorithm.resolve import resolve
 from agenttune.algorithm.shaping import Shaping
 from agenttune.config.run import LossConfig, SamplingConfig
 from agenttune.experience.audit import audit
@@ -51,6 +52,17 @@ def test_each_reason_by_hand() -> None:
     dropped = [metrics[f"groups_dropped_{name}"] for name in ("filtered", "flat", "small")]
     assert dropped == [1, 1, 1]
     assert {e.group_id for e in batch.experiences} == {"a"}
+
+
+def test_std_threshold_of_multi_step_grpo_by_hand() -> None:
+    """Rewards 1 and 0 deviate by sqrt(1/2); 1 and 0.5 by sqrt(1/8), which is at the threshold and so dropped."""
+    algorithm = resolve("multi_step_grpo", LossConfig(std_threshold=0.125**0.5), 2)
+    groups = [group_of("a", 1.0, 0.0), group_of("b", 1.0, 0.5), group_of("c", 0.5, 0.5)]
+    batch = make_batch(groups, algorithm)
+    assert batch.left_out == {"b": "flat", "c": "flat"}
+    score = 0.5 / (0.5**0.5 + 1e-6)
+    assert [float(e.advantages_T[-1]) for e in batch.experiences] == pytest.approx([score, -score])
+    assert sum(float(e.weights_T.sum()) for e in batch.experiences) == pytest.approx(1.0)
 
 
 def test_an_algorithm_that_compares_nothing_is_filtered_too() -> None:

@@ -70,10 +70,14 @@ def test_a_rollout_of_greedy_calls_has_no_sequence() -> None:
 
 
 def test_trap_27_abandoned_calls_are_not_trained() -> None:
-    """Red when `Call.trainable` is not asked."""
+    """Neither by itself nor as what a later call continues. Red when `merge` does not ask `Call.trainable`, where it
+    cuts a path's tail or in `carrying`."""
     calls = [make_call(0, [1], [2], status=CallStatus.ABANDONED), make_call(1, [1], [3])]
     (experience,) = merge(make_rollout(calls))
     assert experience.ids_T.tolist() == [1, 3]
+    calls = [make_call(0, [1], [2], status=CallStatus.ABANDONED), make_call(1, [1, 2, 3], [4], parent=0)]
+    (experience,) = merge(make_rollout(calls))
+    assert experience.loss_mask_T.tolist() == [False, False, False, True]
 
 
 def test_trap_07_an_end_token_that_the_template_added_carries_no_loss() -> None:
@@ -153,7 +157,6 @@ def test_trap_11_a_truncated_distribution_is_refused_with_the_setting() -> None:
     rollout = make_rollout([make_call(0, [1], [2], sampling=Sampling(top_p=0.9, top_k=20))])
     with pytest.raises(SamplingError, match=r"call 0 of rollout g/0 was sampled with top_p=0\.9, top_k=20"):
         merge(rollout)
-    assert len(merge(rollout, needs_ratio=False)) == 1
     greedy = make_call(0, [1], [2], sampling=Sampling(temperature=0.0, top_p=0.9))
     assert merge(make_rollout([greedy])) == []
 

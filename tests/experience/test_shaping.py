@@ -8,7 +8,7 @@ from experience_builders import make_call, make_group, make_rollout, two_turns
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agenttune.algorithm.presets import resolve
+from agenttune.algorithm.resolve import resolve
 from agenttune.algorithm.shaping import Shaping, length_penalty, was_cut
 from agenttune.config.run import LossConfig, SamplingConfig
 from agenttune.errors import ConfigError
@@ -42,6 +42,14 @@ def test_the_penalty_never_rises_with_length_and_stays_within_0_and_1(
     assert -1.0 <= long <= short <= 0.0
     assert (short == 0.0) == (num_tokens <= max_length - cache)
     assert (short == -1.0) == (num_tokens >= max_length)
+    # The paper's three cases.
+    if num_tokens <= max_length - cache:
+        expected = 0.0
+    elif num_tokens <= max_length:
+        expected = (max_length - cache - num_tokens) / cache
+    else:
+        expected = -1.0
+    assert short == pytest.approx(expected)
 
 
 def test_a_rollout_is_punished_for_its_longest_trained_call() -> None:

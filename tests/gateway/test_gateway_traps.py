@@ -70,7 +70,7 @@ def talk(session: Any, turns: int, **options: Any) -> None:
             messages.append({"role": "user", "content": "go on"})
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(said=st.lists(SAID, min_size=3, max_size=3), tools=st.booleans(), limit=st.sampled_from([4, 1000]))
 def test_trap_01_trained_ids_are_the_sampled_ids(
     serve: Any, tokenizer: Any, said: list[Any], tools: bool, limit: int

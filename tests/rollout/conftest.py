@@ -23,9 +23,13 @@ def make_runner(serving: FakeServing) -> Iterator[MakeRunner]:
     runners: list[RolloutRunner] = []
 
     def make(workflow: Any, judge: Any = None, *, group_size: int = 2, seed: int = 0, **settings: Any) -> RolloutRunner:
-        workflow_args = settings.pop("workflow_args", None)
+        workflow_args, needs_reward = settings.pop("workflow_args", None), settings.pop("needs_reward", True)
         config = RolloutConfig(**{"timeout_s": 20.0, **settings})
-        runners.append(RolloutRunner(workflow, judge, serving.open, config, group_size, seed, workflow_args))
+        runners.append(
+            RolloutRunner(
+                workflow, judge, serving.open, config, group_size, seed, workflow_args, needs_reward=needs_reward
+            )
+        )
         return runners[-1]
 
     yield make

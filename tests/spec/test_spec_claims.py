@@ -11,7 +11,7 @@ from openai import AsyncOpenAI, OpenAI
 from pydantic import ValidationError
 
 from agenttune import AlgorithmConfig, DatasetConfig, JudgeOutput, TunerModelConfig, WorkflowOutput, tune
-from agenttune.algorithm.presets import resolve as resolve_algorithm
+from agenttune.algorithm.resolve import resolve as resolve_algorithm
 from agenttune.config.load import load_config, resolve
 from agenttune.config.run import RunConfig
 from agenttune.errors import ConfigError

@@ -30,6 +30,16 @@ def test_a_curriculum_goes_from_easy_to_hard_in_every_epoch() -> None:
     assert [order.draw() for _ in range(3)] == [[1, 3], [2, 0], [1, 3]]
 
 
+def test_a_curriculum_begins_with_the_greatest_numbers_where_the_key_says_so() -> None:
+    """Such as shares of rollouts that solved a task; equal ones stay as they came."""
+    sampling = SamplingConfig(order="curriculum", curriculum_key="-level")
+    order = make_order(tasks(0.5, 1, 0.25, 1), sampling, seed=0, batch_size=4)
+    assert order.draw() == [1, 3, 0, 2]
+    assert order.state()["order"] == "curriculum by -level"
+    with pytest.raises(DatasetError, match=r"curriculum_key is '-level', but task train/0 has 'hard' there"):
+        easy_to_hard(tasks("hard"), "-level")
+
+
 @pytest.mark.parametrize("value", ["hard", None, True, float("nan")])
 def test_a_task_without_a_number_is_named(value: object) -> None:
     with pytest.raises(DatasetError, match=r"curriculum_key is 'level', but task train/1 has"):

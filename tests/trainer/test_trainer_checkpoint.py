@@ -12,7 +12,7 @@ import torch
 from trainer_toys import Batch, make_experiences, plain_copy, record
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agenttune.algorithm.presets import resolve
+from agenttune.algorithm.resolve import resolve
 from agenttune.config.run import LossConfig, TrainerConfig
 from agenttune.errors import CheckpointError
 from agenttune.trainer.checkpoint import point, pointed, prune, step_directory, write_directory

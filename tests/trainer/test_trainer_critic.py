@@ -7,7 +7,7 @@ import pytest
 import torch
 from trainer_toys import Batch, hf_logprobs, make_experiences, make_model, plain_copy, record
 
-from agenttune.algorithm.presets import resolve
+from agenttune.algorithm.resolve import resolve
 from agenttune.config.run import CriticConfig, LossConfig, TrainerConfig
 from agenttune.errors import CheckpointError, TrainingError
 from agenttune.trainer import checkpoint
@@ -26,9 +26,9 @@ class Counting(TrainedModel):
 
     passes = 0
 
-    def score(self, pack, *, entropy_gradient=False):
+    def score(self, pack, **asked):
         self.passes += 1
-        return super().score(pack, entropy_gradient=entropy_gradient)
+        return super().score(pack, **asked)
 
 
 def make_critic(module, config, *, rate=0.01, **settings):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from trainer_toys import Batch, hf_logprobs, make_experience, make_experiences, make_model, plain_copy, record
 
-from agenttune.algorithm.presets import resolve
+from agenttune.algorithm.resolve import resolve
 from agenttune.config.run import LossConfig, TrainerConfig
 from agenttune.errors import ParityError, TrainingError
 from agenttune.trainer.model import TrainedModel

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from agenttune.algorithm.clip_entropy import BoolArray, clip_by_batch, clip_by_vocabulary
 from agenttune.algorithm.gae import gae
 
 FloatArray = npt.NDArray[np.float64]
@@ -90,7 +91,7 @@ def step_wise_grpo(scores: Scores, *, std_normalize: bool = True, step_norm: boo
 def grpo_batch_std(scores: Scores) -> FloatArray:
     """`(r - mean of the group) / (std over all rollouts of the step + 1e-6)`, so that easy groups are not blown up.
 
-    Source: REINFORCE++ with baseline, arXiv 2501.03262, section 3; also "global std" in arXiv 2508.08221.
+    Source: REINFORCE++ with baseline, arXiv 2501.03262; also "global std" in arXiv 2508.08221.
     """
     centred_R = _centred(scores)
     return scores.per_call(centred_R / (_unbiased_std(centred_R) + EPSILON))
@@ -99,7 +100,7 @@ def grpo_batch_std(scores: Scores) -> FloatArray:
 def rloo(scores: Scores) -> FloatArray:
     """Leave-one-out: `r_i - mean of the other rewards of the group`.
 
-    Source: "Back to Basics", arXiv 2402.14740, equation 4.
+    Source: "Back to Basics", arXiv 2402.14740 (REINFORCE leave-one-out).
     """
     sizes_R = np.bincount(scores.groups_R)[scores.groups_R]
     return scores.per_call(_centred(scores) * sizes_R / (sizes_R - 1))
@@ -108,6 +109,11 @@ def rloo(scores: Scores) -> FloatArray:
 def reinforce(scores: Scores) -> FloatArray:
     """The reward itself. Source: R. Williams, "Simple statistical gradient-following algorithms", 1992."""
     return scores.per_call(_finite(scores.rewards_R))
+
+
+def no_advantage(scores: Scores) -> FloatArray:
+    """0 for every call, whatever the rewards, also where there are none: what is learnt comes from a teacher."""
+    return np.zeros(len(scores.rollouts_C))
 
 
 def remax(scores: Scores) -> FloatArray:
@@ -120,7 +126,7 @@ def remax(scores: Scores) -> FloatArray:
 def reinforce_plus_plus(scores: Scores) -> FloatArray:
     """`(r - mean) / (std + 1e-6)` over all rollouts of the step, whatever their task.
 
-    Source: REINFORCE++, arXiv 2501.03262, equation 5 (without the KL penalty in the reward).
+    Source: REINFORCE++, arXiv 2501.03262 (without the KL penalty in the reward).
     """
     rewards_R = _finite(scores.rewards_R)
     centred_R = _zero_mean(rewards_R)
@@ -148,7 +154,7 @@ def opmd(scores: Scores, *, tau: float | None = None) -> FloatArray:
 def asymre(scores: Scores, *, baseline_shift: float = -0.1) -> FloatArray:
     """`r - (mean of the group + baseline_shift)`: a negative shift stresses what went well over what went badly.
 
-    Source: asymmetric REINFORCE, arXiv 2506.20520, equation 4.
+    Source: asymmetric REINFORCE, arXiv 2506.20520 (its δV); -0.1 is the default of Trinity-RFT 0.6.0.
     """
     return scores.per_call(_centred(scores) - baseline_shift)
 
@@ -185,7 +191,8 @@ def pass_at_k(scores: Scores, *, k: int = 4) -> FloatArray:
     subset is `m = 1 - C(w, k) / C(n, k)` and its deviation `s = sqrt(m (1 - m))`. Right rollouts get `(1 - m) / s`,
     wrong ones `(1 - m - C(w - 1, k - 1) / C(n - 1, k - 1)) / s`; a group with s = 0 gets 0.
 
-    Source: "Pass@k training", arXiv 2508.10751, equations 14 to 17. Raises `ValueError` for a group smaller than k.
+    Source: "Pass@k training", arXiv 2508.10751, its analytical derivation. Raises `ValueError` for a group smaller
+    than k.
     """
     rewards_R = _finite(scores.rewards_R)
     result_R = np.zeros_like(rewards_R)
@@ -320,7 +327,8 @@ class Advantage:
     needs two scored ones. `centred`: its advantages add up to zero over every group, which each step asserts.
     `per_call`: it uses the rewards that a workflow gave its calls one by one. `of_tokens`: `function` gives the
     rewards after each call, from which this function makes advantages of single tokens with a critic's values.
-    `baseline`: it compares with a greedy rollout of each task."""
+    `baseline`: it compares with a greedy rollout of each task. `needs_reward`: it looks at rewards at all.
+    `clip`: says which tokens keep what `function` gives, by the entropies that the trainer finds."""
 
     function: Callable[..., FloatArray]
     formula: str
@@ -329,11 +337,13 @@ class Advantage:
     per_call: bool = False
     of_tokens: Callable[..., tuple[FloatArray, FloatArray]] | None = None
     baseline: bool = False
+    needs_reward: bool = True
+    clip: Callable[..., BoolArray] | None = None
 
     @property
     def configured(self) -> Callable[..., Any]:
         """The function whose keyword parameters can be set."""
-        return self.of_tokens or self.function
+        return self.of_tokens or self.clip or self.function
 
 
 ADVANTAGES: dict[str, Advantage] = {
@@ -341,9 +351,24 @@ ADVANTAGES: dict[str, Advantage] = {
     "step_wise_grpo": Advantage(
         function=step_wise_grpo, formula="grpo; / number of calls with step_norm", centred=True
     ),
+    "clipb": Advantage(
+        function=grpo,
+        clip=clip_by_batch,
+        formula="grpo; 0 if < 0 where S = p (H + log p) < mean - mu std of S over the step",
+        centred=True,
+    ),
+    "clipv": Advantage(
+        function=grpo,
+        clip=clip_by_vocabulary,
+        formula="grpo; 0 if < 0 where S = p (H + log p) < E_p S - mu std; at most max_frac of the step's tokens",
+        centred=True,
+    ),
     "grpo_batch_std": Advantage(function=grpo_batch_std, formula="(r - mean_g) / (std_batch + 1e-6)", centred=True),
     "rloo": Advantage(function=rloo, formula="r - mean of the others in g", centred=True),
     "reinforce": Advantage(function=reinforce, formula="r", group_relative=False),
+    "none": Advantage(
+        function=no_advantage, formula="0, whatever the reward", group_relative=False, needs_reward=False
+    ),
     "remax": Advantage(function=remax, formula="r - r of the greedy rollout", group_relative=False, baseline=True),
     "reinforceplusplus": Advantage(
         function=reinforce_plus_plus, formula="(r - mean_batch) / (std_batch + 1e-6)", group_relative=False

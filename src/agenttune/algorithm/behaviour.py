@@ -30,7 +30,8 @@ def truncated(weight_E: torch.Tensor, low: float, high: float) -> torch.Tensor:
 
 
 def masked(weight_E: torch.Tensor, low: float, high: float) -> torch.Tensor:
-    """`w` within `[low, high]`, else 0: the token is not trained. Source: IcePop, Ring-1T, arXiv 2510.18855."""
+    """`w` within `[low, high]`, else 0: the token is not trained. Source: IcePop, Ring-1T, arXiv 2510.18855 (bounds 0.5
+    and 5: its training recipe)."""
     return torch.where((weight_E >= low) & (weight_E <= high), weight_E, torch.zeros_like(weight_E))
 
 

@@ -10,7 +10,7 @@ log space:
 - low_var_kl: k3, at most 10;
 - abs = |x|;
 - corrected_k3: k3 times the ratio of the policy to the one that sampled, which makes both value and gradient unbiased
-  off policy (`corrected_k3` of Trinity-RFT 0.6.0).
+  off policy (DeepSeek-V3.2, arXiv 2512.02556; Trinity-RFT 0.6.0 bounds that ratio by 2, which biases both).
 
 `adapted` changes the coefficient of such a term from step to step.
 

@@ -87,7 +87,8 @@ def cispo(
 ) -> Losses:
     """`-clamp(ρ, 1 - clip_low, 1 + clip_high) A log π`, no gradient through the weight: no token is dropped.
 
-    Source: CISPO, MiniMax-M1, arXiv 2506.13585, equations 4 and 5 (the lower bound is left open there).
+    Source: CISPO, MiniMax-M1, arXiv 2506.13585, equations 4 and 5 (there without a lower bound, and the upper one not
+    given: 0.28 is the default of Trinity-RFT 0.6.0).
     """
     ratio_E = log_ratio(logprobs_E, old_logprobs_E).detach().exp()
     weight_E = ratio_E.clamp(1.0 - clip_low, 1.0 + clip_high)
@@ -104,7 +105,8 @@ def sapo(
 ) -> Losses:
     """`-(4 / τ) sigmoid(τ (ρ - 1)) A`: a soft gate instead of a clip, τ by the sign of the advantage.
 
-    Its slope at ρ = 1 is that of `-ρ A`. Source: SAPO, arXiv 2511.20347, equations 5 and 6.
+    Its slope at ρ = 1 is that of `-ρ A`. Source: SAPO, arXiv 2511.20347 (Trinity-RFT 0.6.0 weighs log π with the gate
+    itself instead, which is twice that slope and does not fade for large ρ).
     """
     ratio_E = log_ratio(logprobs_E, old_logprobs_E).exp()
     tau_E = torch.full_like(ratio_E, tau_neg).masked_fill_(advantages_E > 0, tau_pos)
@@ -116,8 +118,8 @@ def topr(
 ) -> Losses:
     """`-w A log π`: weight 1 where the advantage is above `threshold`, else the ratio, at most 1, without gradient.
 
-    Source: tapered off-policy REINFORCE, arXiv 2503.14286, equation 5 (there over whole answers; here, as in
-    Trinity-RFT 0.6.0, over tokens).
+    Source: tapered off-policy REINFORCE, arXiv 2503.14286 (there over whole answers; here, as in Trinity-RFT 0.6.0,
+    over tokens).
     """
     tapered_E = log_ratio(logprobs_E, old_logprobs_E).detach().exp().clamp(max=1.0)
     weight_E = torch.where(advantages_E > threshold, torch.ones_like(tapered_E), tapered_E)
@@ -127,7 +129,7 @@ def topr(
 def opmd(
     logprobs_E: torch.Tensor, old_logprobs_E: torch.Tensor, advantages_E: torch.Tensor, *, tau: float = 1.0
 ) -> Losses:
-    """`-A log π / (1 + τ)`. Source: `opmd` of Trinity-RFT 0.6.0 after Kimi k1.5, arXiv 2501.12599, equation 3."""
+    """`-A log π / (1 + τ)`. Source: `opmd` of Trinity-RFT 0.6.0 after Kimi k1.5, arXiv 2501.12599, section 2.3.2."""
     return -advantages_E * logprobs_E / (1.0 + tau), _none(logprobs_E)
 
 
@@ -221,12 +223,14 @@ def _none(logprobs_E: torch.Tensor) -> torch.Tensor:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyLoss:
     """A loss by its name. `needs_ratio`: it divides by the probability a token was sampled with, so that tokens from a
-    truncated distribution cannot be used. `by_call`: it takes `calls_E` as well."""
+    truncated distribution cannot be used. `by_call`: it takes `calls_E` as well. `off_policy`: it is made for tokens of
+    an older policy, though it has no ratio."""
 
     function: Callable[..., Losses]
     formula: str
     needs_ratio: bool = True
     by_call: bool = False
+    off_policy: bool = False
 
 
 POLICY_LOSSES: dict[str, PolicyLoss] = {
@@ -235,7 +239,7 @@ POLICY_LOSSES: dict[str, PolicyLoss] = {
     "cispo": PolicyLoss(function=cispo, formula="-sg(clamp(ρ, 1 - clip_low, 1 + clip_high)) A log π"),
     "sapo": PolicyLoss(function=sapo, formula="-(4 / τ) sigmoid(τ (ρ - 1)) A"),
     "topr": PolicyLoss(function=topr, formula="-A log π if A > threshold else -sg(min(ρ, 1)) A log π"),
-    "opmd": PolicyLoss(function=opmd, formula="-A log π / (1 + τ)", needs_ratio=False),
+    "opmd": PolicyLoss(function=opmd, formula="-A log π / (1 + τ)", needs_ratio=False, off_policy=True),
     "reinforce": PolicyLoss(function=policy_gradient, formula="-A log π", needs_ratio=False),
     "sft": PolicyLoss(function=policy_gradient, formula="-A log π", needs_ratio=False),
     "importance_sampling": PolicyLoss(function=importance_sampling, formula="-ρ A"),

@@ -26,17 +26,20 @@ MIN_EFFECTIVE_SAMPLE_SHARE = 0.3
 class ObjectiveSums:
     """Scalars without gradient that add over micro-batches (`ratio_max` takes the larger one).
 
-    `policy_loss`, `kl_loss` and `entropy_loss` are weighted parts of the loss; the others are plain sums over tokens.
+    `policy_loss`, `kl_loss`, `entropy_loss` and `distill_loss` are weighted parts of the loss; the others are plain
+    sums over tokens.
     """
 
     num_tokens: torch.Tensor
     policy_loss: torch.Tensor
     kl_loss: torch.Tensor
     entropy_loss: torch.Tensor
+    distill_loss: torch.Tensor
     clipped: torch.Tensor
     kl_old: torch.Tensor
     kl_reference: torch.Tensor
     entropy: torch.Tensor
+    divergence: torch.Tensor
     ratio: torch.Tensor
     ratio_max: torch.Tensor
     behaviour: torch.Tensor
@@ -47,11 +50,16 @@ class ObjectiveSums:
         sums["ratio_max"] = torch.maximum(self.ratio_max, other.ratio_max)
         return ObjectiveSums(**sums)
 
+    @classmethod
+    def none(cls, device: torch.device) -> ObjectiveSums:
+        """The sums of no tokens."""
+        return cls(**{name: torch.zeros((), device=device) for name in cls.__slots__})
+
     def means(self, algorithm: Algorithm) -> dict[str, float]:
         """Metrics of everything added so far; means are over tokens. Reference KL and entropy only if computed."""
         num_tokens = max(float(self.num_tokens), 1.0)
         metrics = {
-            "loss": float(self.policy_loss + self.kl_loss + self.entropy_loss),
+            "loss": float(self.policy_loss + self.kl_loss + self.entropy_loss + self.distill_loss),
             "policy_loss": float(self.policy_loss),
             "clip_fraction": float(self.clipped) / num_tokens,
             "kl_old": float(self.kl_old) / num_tokens,
@@ -65,6 +73,9 @@ class ObjectiveSums:
         if algorithm.behaviour != "none":
             metrics["behaviour_weight_mean"] = float(self.behaviour) / num_tokens
             metrics["behaviour_bounded_fraction"] = float(self.behaviour_bounded) / num_tokens
+        if algorithm.distill is not None and algorithm.distill.of_vocabulary:
+            metrics["distill_loss"] = float(self.distill_loss)
+            metrics["distill_divergence"] = float(self.divergence) / num_tokens
         if algorithm.needs_entropy:
             metrics |= {"entropy_loss": float(self.entropy_loss), "entropy": float(self.entropy) / num_tokens}
         return metrics
@@ -80,20 +91,24 @@ def policy_objective(
     entropy_E: torch.Tensor | None = None,
     calls_E: torch.Tensor | None = None,
     proximal_E: torch.Tensor | None = None,
+    policy_weight: float = 1.0,
+    divergence_E: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, ObjectiveSums]:
     """Loss of some of an update's tokens, and the sums that its metrics are made of.
 
-    All tensors have shape E; only `logprobs_E` and `entropy_E` carry gradient. `ref_logprobs_E` must be given if the
-    algorithm `needs_reference`, `entropy_E` if it `needs_entropy`, `calls_E` (which call each token belongs to) if its
-    loss is `by_call`; else they are not looked at. `proximal_E` are the logprobs of the weights before the step's first
-    update, looked at with a `behaviour` weight (None: these are the weights now).
+    All tensors have shape E; only `logprobs_E`, `entropy_E` and `divergence_E` (from the teacher) carry gradient.
+    `ref_logprobs_E` must be given if the algorithm `needs_reference`, `entropy_E` if it `needs_entropy`, `divergence_E`
+    if it distills over the vocabulary, `calls_E` (which call each token belongs to) if its loss is `by_call`; else they
+    are not looked at. `proximal_E` are the logprobs of the weights before the step's first update, looked at with a
+    `behaviour` weight (None: these are the weights now). `policy_weight` is that of the policy loss beside an expert's
+    part; KL, entropy and distillation terms keep their own.
     """
     zero = logprobs_E.new_zeros(())
     policy_E, clipped_E, behaviour_E, bounded_E = _policy_tokens(
         algorithm, logprobs_E, old_logprobs_E, advantages_E, calls_E, proximal_E
     )
-    policy_loss, kl_loss, entropy_loss = (weights_E * policy_E).sum(), zero, zero
-    kl_reference, entropy_sum = zero, zero
+    policy_loss, kl_loss, entropy_loss = policy_weight * (weights_E * policy_E).sum(), zero, zero
+    kl_reference, entropy_sum, distill_loss, divergence_sum = zero, zero, zero, zero
     if algorithm.needs_reference:
         assert ref_logprobs_E is not None, f"{algorithm.name} has a KL term: reference logprobs are needed"
         kl_E = ESTIMATORS[algorithm.kl](logprobs_E, ref_logprobs_E, old_logprobs_E)
@@ -104,6 +119,10 @@ def policy_objective(
         assert entropy_E is not None, f"{algorithm.name} has an entropy term: entropies are needed"
         entropy_loss = -algorithm.entropy_coef * (weights_E * entropy_E).sum()
         entropy_sum = entropy_E.detach().sum()
+    if algorithm.distill is not None and algorithm.distill.of_vocabulary:
+        assert divergence_E is not None, f"{algorithm.name} has a teacher: divergences from it are needed"
+        distill_loss = algorithm.distill.coef * (weights_E * divergence_E).sum()
+        divergence_sum = divergence_E.detach().sum()
     with torch.no_grad():
         ratio_E = log_ratio(logprobs_E, old_logprobs_E).exp()
         sums = ObjectiveSums(
@@ -111,17 +130,19 @@ def policy_objective(
             policy_loss=policy_loss.detach(),
             kl_loss=kl_loss.detach(),
             entropy_loss=entropy_loss.detach(),
+            distill_loss=distill_loss.detach(),
             clipped=clipped_E.sum().to(zero.dtype),
             # The tokens were sampled from the old policy: this is KL(old || now).
             kl_old=k3(old_logprobs_E, logprobs_E).sum(),
             kl_reference=kl_reference,
             entropy=entropy_sum,
+            divergence=divergence_sum,
             ratio=ratio_E.sum(),
             ratio_max=ratio_E.max() if ratio_E.numel() else zero,
             behaviour=behaviour_E.sum(),
             behaviour_bounded=bounded_E.sum().to(zero.dtype),
         )
-    return policy_loss + kl_loss + entropy_loss, sums
+    return policy_loss + kl_loss + entropy_loss + distill_loss, sums
 
 
 def _policy_tokens(

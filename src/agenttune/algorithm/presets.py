@@ -1,26 +1,27 @@
-"""The published algorithms by name, each a value made of parts, and how a run's settings override the parts.
+"""The published algorithms by name, each a value made of parts.
 
-In: the configured name, the overrides, the group size. Out: an `Algorithm`. To add one: a pure function for whatever
-part is new (`advantages`, `losses`), a line in `PRESETS`, a test with hand-computed numbers.
+In: nothing. Out: `PRESETS`, of `Algorithm`s; `resolve` applies a run's settings to one. To add one: a pure function
+for whatever part is new (`advantages`, `losses`), a line in `PRESETS`, a test with hand-computed numbers.
 """
 
 from __future__ import annotations
 
-import difflib
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agenttune.algorithm.advantages import ADVANTAGES, FloatArray, IndexArray, Scores
-from agenttune.algorithm.behaviour import CORRECTIONS
+from agenttune.algorithm.clip_entropy import BoolArray
+from agenttune.algorithm.distill import Distill
+from agenttune.algorithm.expert import Expert
 from agenttune.algorithm.losses import POLICY_LOSSES
 from agenttune.algorithm.shaping import Shaping
-from agenttune.config.run import Aggregation, Behaviour, KLEstimator, KLPlace, LossConfig, SamplingConfig
-from agenttune.errors import ConfigError
-
-_OF_POLICY_LOSS = ("clip_low", "clip_high", "dual_clip")
-_OF_ADVANTAGE = ("std_normalize", "step_norm")
+from agenttune.config.run import (
+    Aggregation,
+    Behaviour,
+    KLEstimator,
+    KLPlace,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,8 @@ class Algorithm:
     """What is optimized: an advantage and a policy loss by name with their parameters (absent ones have the
     function's defaults), and further terms, which mean what they mean in `LossConfig`. Groups of a step that
     are left out are replaced by those of up to `max_refill` times as many further tasks as a step has; `shaping` is
-    what happens to rewards before.
+    what happens to rewards before; `expert` how rows of an expert take part, `distill` how a
+    teacher does, if they do.
 
     `source` says where the preset's numbers come from.
     """
@@ -52,6 +54,8 @@ class Algorithm:
     std_threshold: float | None = None
     max_refill: float = 0.0
     shaping: Shaping = field(default_factory=Shaping)
+    expert: Expert | None = None
+    distill: Distill | None = None
     source: str
 
     @property
@@ -70,9 +74,32 @@ class Algorithm:
         return ADVANTAGES[self.advantage].per_call
 
     @property
+    def needs_reward(self) -> bool:
+        """Whether the rewards of rollouts enter the advantages; else rollouts without one train as well."""
+        return ADVANTAGES[self.advantage].needs_reward
+
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether the policy is compared with a teacher."""
+        return self.distill is not None
+
+    @property
+    def teaches_sampled(self) -> bool:
+        """Whether advantages come from a teacher's logprobs of sampled tokens."""
+        return self.distill is not None and not self.distill.of_vocabulary
+
+    @property
     def needs_ratio(self) -> bool:
-        """Whether the loss divides by the probability that a token was sampled with."""
-        return POLICY_LOSSES[self.policy_loss].needs_ratio
+        """Whether tokens must come from the whole distribution: the loss divides by the probability that they were
+        sampled with, or a teacher is compared with it."""
+        return POLICY_LOSSES[self.policy_loss].needs_ratio or self.needs_teacher
+
+    @property
+    def off_policy(self) -> bool:
+        """Whether tokens of an older policy may train again: the loss weighs them by a probability ratio, or is made
+        for them, or imitates the best of the answers given, whoever gave them."""
+        loss = POLICY_LOSSES[self.policy_loss]
+        return loss.needs_ratio or loss.off_policy or self.advantage == "best_of_group"
 
     @property
     def by_call(self) -> bool:
@@ -97,8 +124,14 @@ class Algorithm:
 
     @property
     def scores_tokens(self) -> bool:
-        """Whether the trainer adds to the advantages what it alone knows: a critic's values, KL penalties."""
-        return self.needs_critic or (self.needs_reference and self.kl_in == "reward")
+        """Whether the trainer adds to the advantages what it alone knows: a critic's values, KL penalties, a teacher's
+        logprobs of sampled tokens."""
+        return self.needs_critic or self.teaches_sampled or (self.needs_reference and self.kl_in == "reward")
+
+    @property
+    def clips_by_entropy(self) -> bool:
+        """Whether the trainer takes advantages from single tokens by what they do to the entropy."""
+        return ADVANTAGES[self.advantage].clip is not None
 
     @property
     def needs_entropy(self) -> bool:
@@ -107,8 +140,10 @@ class Algorithm:
 
     @property
     def trains_zero_advantages(self) -> bool:
-        """Whether a token with advantage 0 has a gradient at all (of the KL or entropy term, or by a critic)."""
-        return self.needs_reference or self.needs_entropy or self.needs_critic
+        """Whether a token with advantage 0 has a gradient at all (of KL or entropy term, by critic or teacher), or
+        counts in what is found out about others."""
+        has_gradient = self.needs_reference or self.needs_entropy or self.needs_critic or self.needs_teacher
+        return has_gradient or self.clips_by_entropy
 
     def most_further(self, batch_size: int) -> int:
         """How many further tasks a step of `batch_size` tasks may roll out in place of groups that are left out."""
@@ -116,7 +151,18 @@ class Algorithm:
 
     def advantages(self, scores: Scores) -> FloatArray:
         """One advantage for each trained call of a step (C); with a critic the reward that comes after it."""
-        return ADVANTAGES[self.advantage].function(scores, **({} if self.needs_critic else self.advantage_args))
+        advantage = ADVANTAGES[self.advantage]
+        given = self.advantage_args if advantage.configured is advantage.function else {}
+        return advantage.function(scores, **given)
+
+    def keeps_advantage(
+        self, advantages_S: FloatArray, logprobs_S: FloatArray, entropy_S: FloatArray, means_S: FloatArray
+    ) -> BoolArray:
+        """Which of a step's tokens (S) keep their advantage (`clip_entropy` says by what); only if
+        `clips_by_entropy`."""
+        clip = ADVANTAGES[self.advantage].clip
+        assert clip is not None, f"{self.advantage} leaves no token out"
+        return clip(advantages_S, logprobs_S, entropy_S, means_S, **self.advantage_args)
 
     def token_advantages(
         self, rewards_S: FloatArray, values_S: FloatArray, rollouts_S: IndexArray
@@ -174,14 +220,16 @@ _ALGORITHMS = (
         advantage="gae",
         behaviour="plain",
     ),
-    _like_grpo("rloo", "RLOO: 'Back to Basics', arXiv 2402.14740, equation 4.", advantage="rloo"),
-    _like_grpo(
-        "icepop",
-        "IcePop: Ring-1T, arXiv 2510.18855: tokens that engine and trainer weigh differently (outside 0.5 / 5) are not "
-        "trained.",
+    _like_grpo("rloo", "RLOO: 'Back to Basics', arXiv 2402.14740.", advantage="rloo"),
+    Algorithm(
+        name="icepop",
+        policy_loss_args={"clip_low": 0.2, "clip_high": 0.2},
+        aggregation="sequence-mean-token-mean",
         behaviour="masked",
         behaviour_low=0.5,
         behaviour_high=5.0,
+        source="IcePop: Ring-1T, arXiv 2510.18855: tokens that engine and trainer weigh differently (outside 0.5 / 5) "
+        "are not trained; mean over answers of their token means; no KL, as in its reasoning stage; clip 0.2.",
     ),
     Algorithm(
         name="reinforce",
@@ -194,34 +242,44 @@ _ALGORITHMS = (
         name="remax",
         advantage="remax",
         policy_loss="reinforce",
-        source="ReMax, arXiv 2310.10505, algorithm 1: one greedy rollout more for each task and step; without its KL "
-        "penalty (loss.kl k1 with loss.kl_in reward adds it).",
+        source="ReMax, arXiv 2310.10505, algorithm 1: one greedy rollout more for each task and step; token-mean as in "
+        "its authors' code; without its KL penalty (loss.kl k1 with loss.kl_in reward adds it).",
     ),
     _like_grpo(
         "reinforceplusplus",
-        "REINFORCE++, arXiv 2501.03262, equations 5 and 6; the statistics' unit is the rollout.",
+        "REINFORCE++, arXiv 2501.03262: normalized over the whole step; the statistics' unit is the rollout.",
         advantage="reinforceplusplus",
     ),
     _like_grpo(
         "reinforceplusplus_baseline",
-        "REINFORCE++ with baseline, arXiv 2501.03262, section 3.",
+        "REINFORCE++ with baseline, arXiv 2501.03262.",
         advantage="grpo_batch_std",
     ),
     _like_grpo(
         "gspo",
-        "GSPO, arXiv 2507.18071, equations 5, 7 and 14; clip 3e-4 / 4e-4.",
+        "GSPO, arXiv 2507.18071, equations 5, 7 and 14; clip 3e-4 / 4e-4 (section 5.1).",
         policy_loss="gspo",
         aggregation="sequence-mean-token-mean",
     ),
-    _like_grpo("cispo", "CISPO: MiniMax-M1, arXiv 2506.13585, equations 4 and 5.", policy_loss="cispo"),
-    _like_grpo("sapo", "SAPO, arXiv 2511.20347, equations 5 and 6; τ 1 / 1.05.", policy_loss="sapo"),
-    _like_grpo("topr", "TOPR, arXiv 2503.14286, equation 5.", advantage="reinforce", policy_loss="topr"),
-    _like_grpo("opmd", "OPMD: Kimi k1.5, arXiv 2501.12599, equation 3.", advantage="opmd", policy_loss="opmd"),
+    _like_grpo(
+        "cispo",
+        "CISPO: MiniMax-M1, arXiv 2506.13585, equations 4 and 5, token-mean; no lower bound; its upper bound is not "
+        "given there: 0.28 of Trinity-RFT.",
+        policy_loss="cispo",
+    ),
+    _like_grpo(
+        "sapo",
+        "SAPO, arXiv 2511.20347; τ 1 / 1.05; mean over answers of their token means.",
+        policy_loss="sapo",
+        aggregation="sequence-mean-token-mean",
+    ),
+    _like_grpo("topr", "TOPR, arXiv 2503.14286, token by token.", advantage="reinforce", policy_loss="topr"),
+    _like_grpo("opmd", "OPMD: Kimi k1.5, arXiv 2501.12599, section 2.3.2.", advantage="opmd", policy_loss="opmd"),
     Algorithm(
         name="asymre",
         advantage="asymre",
         policy_loss="opmd",
-        source="AsymRE, arXiv 2506.20520, equation 4; baseline shift -0.1; loss and τ of Trinity-RFT 0.6.0.",
+        source="AsymRE, arXiv 2506.20520; baseline shift -0.1, loss and τ of Trinity-RFT 0.6.0.",
     ),
     Algorithm(name="sppo", advantage="opmd", policy_loss="sppo", source="`sppo` of Trinity-RFT 0.6.0: ε 0.3, no KL."),
     Algorithm(
@@ -233,123 +291,44 @@ _ALGORITHMS = (
         policy_loss="sft",
         source="RAFT, arXiv 2304.06767, algorithm 1: fine-tuning on the best rollouts of each group.",
     ),
+    _like_grpo(
+        "mix",
+        "grpo on rollouts and supervised fine-tuning on an expert's rows in every update: `mix` of Trinity-RFT 0.6.0, "
+        "μ 0.1. Needs expert.dataset.",
+        expert=Expert(),
+    ),
+    _like_grpo(
+        "mix_chord",
+        "CHORD, arXiv 2508.11408: as mix, with weights φ = p (1 - p) of the expert's tokens; μ may warm up and decay "
+        "(settings: expert). μ 0.1, constant unless set. Needs expert.dataset.",
+        expert=Expert(phi=True),
+    ),
+    Algorithm(
+        name="on_policy_distill",
+        advantage="none",
+        policy_loss_args={"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0},
+        distill=Distill(divergence="reverse_sampled"),
+        source="'On-Policy Distillation', Thinking Machines Lab, 2025, with the loss of Trinity-RFT 0.6.0 (ppo, clip "
+        "0.2, dual clip 3, token-mean, no KL); needs a teacher (settings: distill).",
+    ),
+    Algorithm(
+        name="jsd",
+        advantage="none",
+        policy_loss="reinforce",
+        aggregation="sequence-mean-token-mean",
+        distill=Distill(divergence="js"),
+        source="GKD, arXiv 2306.13649, equation 1, on the policy's own samples (λ 1), β 0.5, mean over each call's "
+        "tokens; needs a teacher (settings: distill). Trinity-RFT 0.6.0 estimates it from sampled tokens instead.",
+    ),
     Algorithm(
         name="gigpo",
         advantage="gigpo",
         policy_loss_args={"clip_low": 0.2, "clip_high": 0.2},
         kl="low_var_kl",
         kl_coef=0.01,
-        source="GiGPO, arXiv 2505.10978, equations 3 to 8; ω 1; KL 0.01 as in its appendix.",
+        source="GiGPO, arXiv 2505.10978, equations 3 to 8; ω 1; KL 0.01 as in its appendix; γ 1 of Trinity-RFT 0.6.0 "
+        "(its authors' scripts have 0.95).",
     ),
 )
 
 PRESETS: dict[str, Algorithm] = {algorithm.name: algorithm for algorithm in _ALGORITHMS}
-
-
-def resolve(
-    algorithm_type: str,
-    loss: LossConfig,
-    group_size: int,
-    *,
-    max_tokens: int | None = None,
-    sampling: SamplingConfig | None = None,
-) -> Algorithm:
-    """The named preset with the overrides of `loss` and `sampling` applied; `max_tokens` is the default of
-    `constant_length` and of the length that over-long shaping looks at.
-
-    Raises `ConfigError` for an unknown name, a group size of one with a group-relative algorithm, and an override that
-    would have no effect.
-    """
-    preset = PRESETS[_known(algorithm_type, PRESETS, "algorithm_type")]
-    given = loss.model_dump(exclude_none=True)
-    algorithm = replace(
-        preset,
-        **_part(preset, given, "advantage", _OF_ADVANTAGE, {name: one.configured for name, one in ADVANTAGES.items()}),
-        **_part(
-            preset, given, "policy_loss", _OF_POLICY_LOSS, {name: one.function for name, one in POLICY_LOSSES.items()}
-        ),
-    )
-    if algorithm.group_relative and group_size < 2:
-        raise ConfigError(
-            f"group_size is {group_size}, but {algorithm_type!r} compares the rollouts of a task with each other: "
-            "set algorithm.group_size to at least 2"
-        )
-    if given.get("kl") == "none":
-        if given.get("kl_coef"):
-            raise ConfigError(
-                f"loss.kl_coef is {given['kl_coef']}, but loss.kl is 'none': choose an estimator, or drop kl_coef"
-            )
-        given["kl_coef"] = 0.0
-    if sampling is not None:
-        given["shaping"] = Shaping.of(sampling, max_tokens)
-        given["max_refill"] = algorithm.max_refill if sampling.max_refill is None else sampling.max_refill
-    given |= _behaviour_bounds(algorithm, given)
-    algorithm = replace(algorithm, **given)
-    _check_terms(algorithm, given)
-    if algorithm.aggregation != "constant-length":
-        if algorithm.constant_length is not None:
-            raise ConfigError("loss.constant_length has no effect: loss.aggregation is not 'constant-length'")
-        return algorithm
-    return replace(algorithm, constant_length=algorithm.constant_length or max_tokens)
-
-
-def _behaviour_bounds(algorithm: Algorithm, given: Mapping[str, Any]) -> dict[str, float | None]:
-    """The bounds of the behaviour weight: those given, those of the preset, or the correction's own."""
-    name = given.get("behaviour", algorithm.behaviour)
-    if name != "none" and not algorithm.needs_ratio:
-        raise ConfigError(
-            f"loss.behaviour is {name!r}, but the policy loss {algorithm.policy_loss!r} has no probability ratio to "
-            "correct: leave it out, or choose another policy loss"
-        )
-    bounds: dict[str, float | None] = {}
-    for side in ("low", "high"):
-        setting = f"behaviour_{side}"
-        own = getattr(CORRECTIONS[name], side) if name != "none" else None
-        if own is None and setting in given:
-            raise ConfigError(f"loss.{setting} has no effect: loss.behaviour is {name!r}")
-        kept = getattr(algorithm, setting) if name == algorithm.behaviour else None
-        bounds[setting] = given.get(setting, own if kept is None else kept)
-    return bounds
-
-
-def _check_terms(algorithm: Algorithm, given: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for settings of the KL term that would have no effect."""
-    for setting in ("kl_in", "kl_target", "kl_horizon"):
-        if setting in given and not algorithm.needs_reference:
-            raise ConfigError(
-                f"loss.{setting} has no effect: there is no KL term (loss.kl {algorithm.kl!r}, loss.kl_coef "
-                f"{algorithm.kl_coef:g})"
-            )
-    if "kl_horizon" in given and algorithm.kl_target is None:
-        raise ConfigError("loss.kl_horizon has no effect: set loss.kl_target too")
-
-
-def _part(
-    preset: Algorithm,
-    given: dict[str, Any],
-    part: str,
-    shorthands: tuple[str, ...],
-    functions: Mapping[str, Callable[..., Any]],
-) -> dict[str, Any]:
-    """Name and parameters of one part; takes what concerns it out of `given`."""
-    name, arguments = getattr(preset, part), dict(getattr(preset, f"{part}_args"))
-    if part in given:
-        name, arguments = _known(given.pop(part), functions, f"loss.{part}"), {}
-    parameters = [p.name for p in inspect.signature(functions[name]).parameters.values() if p.kind == p.KEYWORD_ONLY]
-    overrides = {f"loss.{part}_args.{key}": (key, value) for key, value in given.pop(f"{part}_args").items()}
-    overrides |= {f"loss.{key}": (key, given.pop(key)) for key in shorthands if key in given}
-    for setting, (key, value) in overrides.items():
-        if key not in parameters:
-            raise ConfigError(
-                f"{setting} has no effect in {preset.name!r}: its {part} {name!r} takes "
-                f"{', '.join(parameters) or 'no parameters'}"
-            )
-        arguments[key] = value
-    return {part: name, f"{part}_args": arguments}
-
-
-def _known(name: str, known: Mapping[str, Any], setting: str) -> str:
-    if name not in known:
-        nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
-        raise ConfigError(f"unknown {setting} {name!r}; did you mean {nearest!r}? Known: {', '.join(sorted(known))}")
-    return name

@@ -13,6 +13,7 @@ from typing import IO, Any
 
 from agenttune.algorithm.advantages import ADVANTAGES
 from agenttune.algorithm.behaviour import CORRECTIONS
+from agenttune.algorithm.distill import FORMULAS, Distill
 from agenttune.algorithm.losses import POLICY_LOSSES
 from agenttune.algorithm.presets import PRESETS, Algorithm
 from agenttune.algorithm.supervised import SUPERVISED, SupervisedAlgorithm
@@ -64,12 +65,21 @@ def describe(algorithm: Algorithm) -> Iterator[str]:
     fate = f"replaced (up to {algorithm.max_refill:g} x the batch)" if algorithm.max_refill else "dropped"
     threshold = "" if algorithm.std_threshold is None else f", groups with std <= {algorithm.std_threshold:g} {fate}"
     yield _wrapped("  terms", f"{kl}, {entropy}, {algorithm.aggregation}{threshold}")
+    if algorithm.expert is not None:
+        yield _wrapped("  expert", f"{algorithm.expert.formula} (mu {algorithm.expert.mu:g})")
+    if algorithm.distill is not None:
+        yield _wrapped("  distillation", _distillation(algorithm.distill))
     if algorithm.behaviour != "none":
         bounds = {"behaviour_low": algorithm.behaviour_low, "behaviour_high": algorithm.behaviour_high}
         shown = ", ".join(f"{name} {value:g}" for name, value in bounds.items() if value is not None)
         formula = CORRECTIONS[algorithm.behaviour].formula
         yield _wrapped("  behaviour", f"{algorithm.behaviour}: {formula}{shown and f' ({shown})'}")
     yield _wrapped("  source", algorithm.source)
+
+
+def _distillation(distill: Distill) -> str:
+    mixture = f", β {distill.beta:g}" if distill.divergence == "js" else ""
+    return f"{distill.divergence}: {FORMULAS[distill.divergence]} (coef {distill.coef:g}{mixture})"
 
 
 def _arguments(function: Any, given: Mapping[str, Any]) -> str:

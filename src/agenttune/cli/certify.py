@@ -23,5 +23,7 @@ def print_certificate(run_dir: Path, *, logprobs: bool, as_json: bool, out: IO[s
         for line in certificate.lines():
             print(line, file=out)
         verdict = "certified" if certificate.holds else "NOT certified"
+        if certificate.holds and certificate.not_recomputed:
+            verdict = "certified, but for what was not recomputed"
         print(f"{verdict}: {certificate.steps} steps of {run_dir}", file=out)
     return certificate.holds

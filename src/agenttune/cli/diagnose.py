@@ -1,6 +1,6 @@
-"""`agenttune diagnose RUN_DIR`: why the reward is flat, with evidence.
+"""`agenttune diagnose RUN_DIR`: why the reward is flat, or the loss, with evidence.
 
-In: a run directory. Out: how the reward went, then each cause found: what, the numbers, where to look, what to do.
+In: a run directory. Out: how reward or loss went, then each cause found: what, the numbers, where to look, what to do.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING
 if TYPE_CHECKING:
     from agenttune.diagnose.data import RunData
     from agenttune.diagnose.finding import Finding
+    from agenttune.diagnose.supervised import TaughtData
 
 WIDTH = 100
 _INDENT = " " * 4
@@ -37,11 +38,14 @@ def run_diagnose(arguments: argparse.Namespace, out: IO[str] | None = None) -> i
     return 0
 
 
-def lines(run_dir: Path, data: RunData, findings: tuple[Finding, ...]) -> Iterator[str]:
+def lines(run_dir: Path, data: RunData | TaughtData, findings: tuple[Finding, ...]) -> Iterator[str]:
     """The report, at most 100 columns wide (but for ids that are longer)."""
-    yield from _course(run_dir, data)
+    from agenttune.diagnose.supervised import TaughtData
+
+    taught = isinstance(data, TaughtData)
+    yield from _course_of_loss(data) if isinstance(data, TaughtData) else _course(run_dir, data)
     if not findings:
-        yield "no cause of a flat reward found"
+        yield f"no cause of a {'loss that does not fall' if taught else 'flat reward'} found"
     for number, finding in enumerate(findings, 1):
         yield ""
         yield f"{number}. {finding.name}"
@@ -73,6 +77,22 @@ def _course(run_dir: Path, data: RunData) -> Iterator[str]:
         before, after = (content[when]["greedy"]["accuracy"] for when in ("before", "after"))
         if before is not None and after is not None:
             yield f"held-out tasks, greedy: {before:.3f} -> {after:.3f}"
+
+
+def _course_of_loss(data: TaughtData) -> Iterator[str]:
+    """The same of a run without rollouts."""
+    from agenttune.diagnose.data import early_mean, late_mean
+
+    losses = data.values("trainer/loss")
+    early, late = early_mean(losses), late_mean(losses)
+    if early is None or late is None:
+        yield "no step was trained"
+    else:
+        yield f"{len(losses)} steps, training loss {early:.4g} -> {late:.4g} (first and last steps)"
+    if data.held_out:
+        (_, before), (_, after) = data.held_out[0], data.held_out[-1]
+        best_step, best = min(data.held_out, key=lambda pair: pair[1])
+        yield f"held-out loss {before:.4g} -> {after:.4g}, lowest {best:.4g} after step {best_step}"
 
 
 def _wrapped(text: str) -> list[str]:

@@ -86,7 +86,7 @@ def build_parser() -> argparse.ArgumentParser:
     certify.add_argument("--no-logprobs", action="store_true", help="do not score the tokens again (loads no model)")
     certify.add_argument("--json", action="store_true", help="print the certificate as JSON")
 
-    add_diagnose(commands.add_parser("diagnose", help="why is the reward flat? causes, with evidence"))
+    add_diagnose(commands.add_parser("diagnose", help="why is the reward (or the loss) flat? causes, with evidence"))
     add_show(commands.add_parser("show", help="print a rollout of a run, token by token"))
     return parser
 

@@ -311,7 +311,7 @@ def _trained(journal: Path, rollout: Rollout) -> dict[int, TrainedCall]:
 
 
 def _number(run_dir: Path) -> str:
-    """What is noted of a trained call: its advantage, or with a critic the reward that its tokens' are made from."""
+    """What is noted of a trained call: its advantage, or what its tokens' are made from with a critic or a teacher."""
     from agenttune.algorithm.advantages import ADVANTAGES
     from agenttune.algorithm.presets import PRESETS
 
@@ -321,7 +321,9 @@ def _number(run_dir: Path) -> str:
     preset = PRESETS.get(given["algorithm.algorithm_type"])
     name = given["loss.advantage"] or (preset.advantage if preset is not None else None)
     critic = name in ADVANTAGES and ADVANTAGES[name].of_tokens is not None
-    return "reward for the critic" if critic else "advantage"
+    if critic:
+        return "reward for the critic"
+    return "advantage before the teacher's" if preset is not None and preset.needs_teacher else "advantage"
 
 
 def _decoder(console: Console, run_dir: Path) -> Decode | None:

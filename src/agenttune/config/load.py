@@ -256,7 +256,7 @@ _UniqueKeyLoader.add_implicit_resolver(
 
 
 def _point_beside(content: Mapping[str, Any], folder: Path) -> None:
-    places = [(place, False) for place in settings_of(RunConfig) if place[-1] in ("path", "model_path")]
+    places = [(place, False) for place in settings_of(RunConfig) if place[-1] in ("path", "model_path", "teacher_path")]
     for place, code in [*places, (("workflow",), True), (("judge",), True)]:
         for section in _sections(content, place[:-1]):
             value = section.get(place[-1])

@@ -16,6 +16,7 @@ from agenttune.config.public import AlgorithmConfig, DatasetConfig, MonitorType,
 KLEstimator = Literal["none", "k1", "k2", "k3", "low_var_kl", "abs", "corrected_k3"]
 KLPlace = Literal["loss", "reward"]
 Behaviour = Literal["none", "plain", "truncated", "masked"]
+DistillDivergence = Literal["reverse_sampled", "forward", "reverse", "js"]
 Aggregation = Literal[
     "token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum", "rollout-mean", "constant-length"
 ]
@@ -117,8 +118,11 @@ class RolloutConfig(Strict):
 
 
 class EngineConfig(Strict):
-    """The embedded inference engine."""
+    """The inference engine."""
 
+    type: Literal["auto", "embedded", "vllm"] = "auto"
+    """`embedded` is our own, in this process; `vllm` needs vLLM; `auto` takes vLLM where it is installed and a GPU is
+    there."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:<number>`."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -134,6 +138,17 @@ class EngineConfig(Strict):
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
             raise ValueError(f"must be auto, cpu, cuda or cuda:<number>, but {value!r} came")
         return value
+
+
+class LoraConfig(Strict):
+    """Low-rank adapters (LoRA), trained in place of all weights; needs `agenttune[lora]`."""
+
+    rank: int = Field(default=16, ge=1)
+    """Rank of each adapter."""
+    alpha: int = Field(default=32, ge=1)
+    """Adapters are scaled by `alpha / rank`."""
+    target_modules: tuple[str, ...] | None = Field(default=None, min_length=1)
+    """Last names of the linear layers that get one (`q_proj`); None takes all of the model's blocks."""
 
 
 class TrainerConfig(Strict):
@@ -167,6 +182,8 @@ class TrainerConfig(Strict):
     """Recompute activations in the backward pass."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """Checkpoints to keep besides the best and the latest."""
+    lora: LoraConfig | None = None
+    """Train adapters in place of all weights; None trains all."""
 
 
 class CriticConfig(Strict):
@@ -222,7 +239,8 @@ class SamplingConfig(Strict):
     """Order of the tasks: a permutation for each epoch, from easy to hard by `curriculum_key`, or those preferred whose
     mean reward is near `difficulty_target`."""
     curriculum_key: str | None = None
-    """Field of the row that holds a task's difficulty, a number; needed by `curriculum`."""
+    """Field of the row that holds a task's difficulty, a number; needed by `curriculum`. With `-` before it the
+    greatest numbers are the easiest (such as `-pass_rate`)."""
     difficulty_target: float = 0.5
     """Mean reward of the tasks to prefer with `difficulty`."""
     difficulty_width: float = Field(default=0.25, gt=0.0)
@@ -244,6 +262,12 @@ class SamplingConfig(Strict):
     """The whole penalty."""
     overlong_filter: bool = False
     """Leave rollouts that a token limit cut out of statistics and update."""
+    replay_share: float = Field(default=0.0, ge=0.0)
+    """Groups of earlier steps that train once more, for each task of the step; 0 is no replay."""
+    replay_priority: Literal["signal", "recency"] = "signal"
+    """Which ones: rather those trained lately and seldom, with `signal` also rather those with large advantages."""
+    max_staleness: int | None = Field(default=None, ge=1)
+    """Policy versions (updates) that a replayed group's oldest token may be behind; None is four steps' updates."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -279,6 +303,48 @@ class SupervisedConfig(Strict):
     """Rows longer than `model.max_model_len`: leave them out, and count them, or stop. Texts are cut into pieces."""
 
 
+class ExpertConfig(Strict):
+    """The expert's rows that `mix` and `mix_chord` learn from beside rollouts; `supervised` says how they are read."""
+
+    dataset: DatasetConfig | None = None
+    """Conversations, in the format of `sft`; passes over them go on as long as the run does."""
+    batch_size: int | None = Field(default=None, ge=1)
+    """Expert rows of one step; None takes `algorithm.batch_size`."""
+    mu: float | None = Field(default=None, ge=0.0, le=1.0)
+    """Weight of the expert's part, 1 less it that of the rollouts (0.1 unless set); the peak where it changes."""
+    mu_warmup_steps: int | None = Field(default=None, ge=0)
+    """Steps over which the weight rises to `mu`."""
+    mu_decay_steps: int | None = Field(default=None, ge=0)
+    """Steps after the warm-up over which it falls to `mu_valley`, along a cosine; None: it stays."""
+    mu_valley: float | None = Field(default=None, ge=0.0, le=1.0)
+    """Where it falls to."""
+    phi: bool | None = None
+    """Weigh each token of the expert by p (1 - p), p its probability; None takes the algorithm's value (`mix_chord`:
+    true)."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if (self.mu_decay_steps is None) != (self.mu_valley is None):
+            raise ValueError("mu_decay_steps and mu_valley go together: give both, or neither")
+        if self.dataset is not None and (self.dataset.total_epochs != 1 or self.dataset.total_steps is not None):
+            raise ValueError("dataset.total_epochs and total_steps have no effect here: train_dataset says how long")
+        return self
+
+
+class DistillConfig(Strict):
+    """The teacher of `on_policy_distill` and `jsd`, and the distance from it; None takes the algorithm's value."""
+
+    teacher_path: str | None = None
+    """Folder with a Hugging Face model, or a model name on the hub, with the vocabulary of the model that is tuned."""
+    divergence: DistillDivergence | None = None
+    """`forward` KL(teacher || policy), `reverse` KL(policy || teacher) and `js` are over the vocabulary and have a
+    gradient of their own; `reverse_sampled` is `reverse` by policy gradient, from the sampled token alone."""
+    beta: float | None = Field(default=None, gt=0.0, lt=1.0)
+    """The teacher's weight in the mixture of `js` (0.5 unless set): near 0 like `forward`, near 1 like `reverse`."""
+    coef: float | None = Field(default=None, gt=0.0)
+    """Weight of the divergence (1 unless set)."""
+
+
 class RunConfig(Strict):
     """Everything that determines a run."""
 
@@ -308,6 +374,8 @@ class RunConfig(Strict):
     loss: LossConfig = Field(default_factory=LossConfig)
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)
     supervised: SupervisedConfig = Field(default_factory=SupervisedConfig)
+    expert: ExpertConfig = Field(default_factory=ExpertConfig)
+    distill: DistillConfig = Field(default_factory=DistillConfig)
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     engine: EngineConfig = Field(default_factory=EngineConfig)
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)

@@ -92,6 +92,16 @@ class RunData:
         return trend(self.values(name))
 
     @property
+    def by_rewards(self) -> bool:
+        """Whether the run learns from rewards at all."""
+        from agenttune.algorithm.advantages import ADVANTAGES
+        from agenttune.algorithm.presets import PRESETS
+
+        return ADVANTAGES[
+            self.config.loss.advantage or PRESETS[self.config.algorithm.algorithm_type].advantage
+        ].needs_reward
+
+    @property
     def reward(self) -> Trend | None:
         """How the mean reward went."""
         return self.trend("reward/mean")

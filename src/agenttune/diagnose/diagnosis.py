@@ -20,6 +20,7 @@ from agenttune.config.run import RunConfig
 from agenttune.diagnose import policy, rewards, rollouts
 from agenttune.diagnose.data import MAX_EDGE, MAX_GROUPS, Rewards, Row, RunData, Seen, digest_group, is_scale_free
 from agenttune.diagnose.finding import Finding
+from agenttune.diagnose.supervised import TaughtData, diagnose_taught
 from agenttune.errors import ConfigError
 from agenttune.types import Group
 
@@ -42,6 +43,15 @@ RULES: tuple[Callable[[RunData], Finding | None], ...] = (
     rewards.zero_variance,
     policy.learning_rate_too_low,
 )
+WITHOUT_REWARDS: tuple[Callable[[RunData], Finding | None], ...] = (
+    rollouts.excluded,
+    rollouts.empty_masks,
+    rollouts.tool_parse_failures,
+    policy.kl_blow_up,
+    policy.clip_fraction,
+)
+"""Those for a run that learns from a teacher, whatever the rewards: the others go by rewards, or find wrong what a
+teacher may well ask for (less entropy, other lengths)."""
 FOLLOWS: Mapping[str, tuple[str, ...]] = {
     "all_wrong": ("zero_variance",),
     "all_right": ("zero_variance",),
@@ -63,15 +73,18 @@ WATCHED_STEPS = 100
 """Steps that a running run is judged by, besides its first ones; this bounds the cost of a step."""
 
 
-def diagnose(data: RunData) -> tuple[Finding, ...]:
+def diagnose(data: RunData | TaughtData) -> tuple[Finding, ...]:
     """What keeps this run from learning, the likeliest cause first; nothing for a healthy run."""
-    found = [finding for rule in RULES if (finding := rule(data)) is not None]
+    if isinstance(data, TaughtData):
+        return diagnose_taught(data)
+    rules = RULES if data.by_rewards else WITHOUT_REWARDS
+    found = [finding for rule in rules if (finding := rule(data)) is not None]
     explained = {name for finding in found for name in FOLLOWS.get(finding.name, ())}
     return tuple(finding for finding in found if finding.name not in explained)
 
 
-def read_run(run_dir: Path) -> RunData:
-    """The records of a run, also while it goes on.
+def read_run(run_dir: Path) -> RunData | TaughtData:
+    """The records of a run, also while it goes on; those of a run without rollouts are its metrics alone.
 
     Raises `ConfigError` if `run_dir` is not a run's directory, `JournalError` if its journal cannot be read.
     """
@@ -85,10 +98,11 @@ def read_run(run_dir: Path) -> RunData:
     journal = run_dir / "run.db"
     config = read_resolved(run_dir / "resolved.json")
     if config.algorithm.algorithm_type in SUPERVISED:
-        raise ConfigError(
-            f"{run_dir} is a run of {config.algorithm.algorithm_type!r}, which has no rewards to find causes for: see "
-            "loss_curve.png there"
-        )
+        metrics = run_dir / "metrics.jsonl"
+        rows = read_rows(metrics, of="trainer/loss")
+        evaluated = read_rows(metrics, of="eval/loss")
+        held_out = tuple((row.step, row.metrics["eval/loss"]) for row in evaluated)
+        return TaughtData(config=config, rows=rows, held_out=held_out)
     first = [seen for group in islice(read_groups(journal), MAX_GROUPS) for seen in digest_group(group)]
     last = [seen for group in read_groups(journal, last=MAX_GROUPS) for seen in digest_group(group)]
     return RunData(
@@ -101,8 +115,9 @@ def read_run(run_dir: Path) -> RunData:
     )
 
 
-def read_rows(path: Path) -> tuple[Row, ...]:
-    """The trained steps in `metrics.jsonl`; what is not finite, or cut short by a kill, is left out."""
+def read_rows(path: Path, *, of: str = "rollout/count") -> tuple[Row, ...]:
+    """The steps in `metrics.jsonl` that have the metric `of`, by default those that trained on rollouts; what is not
+    finite, or cut short by a kill, is left out."""
     steps: dict[int, dict[str, float]] = {}
     with path.open(encoding="utf-8") as file:
         for line in file:
@@ -111,13 +126,13 @@ def read_rows(path: Path) -> tuple[Row, ...]:
             content: dict[str, Any] = json.loads(line)
             numbers = {name: value for name, value in content.items() if name != "step" and value is not None}
             steps.setdefault(content["step"], {}).update(numbers)
-    return tuple(Row(step=step, metrics=numbers) for step, numbers in steps.items() if "rollout/count" in numbers)
+    return tuple(Row(step=step, metrics=numbers) for step, numbers in steps.items() if of in numbers)
 
 
 def scale_free(config: RunConfig) -> bool:
     """Whether the configured advantages stay the same when all rewards are scaled."""
     from agenttune.algorithm.advantages import Scores
-    from agenttune.algorithm.presets import resolve
+    from agenttune.algorithm.resolve import resolve
 
     algorithm = resolve(
         config.algorithm.algorithm_type,

@@ -147,7 +147,7 @@ def kl_blow_up(data: RunData) -> Finding | None:
     late, step_kl = late_mean(reference) or 0.0, late_mean(within) or 0.0
     usual = median(reference[: max(1, len(reference) // 2)]) if reference else 0.0
     away = late >= KL_REFERENCE and late >= KL_GROWTH * usual and data.stalled
-    if not away and step_kl < KL_STEP:
+    if not away and step_kl < KL_STEP * (1.0 + _replayed_steps(data)):
         return None
     name = "trainer/kl_reference" if away else "trainer/kl_old"
     worst = sorted((row for row in data.rows if name in row.metrics), key=lambda row: -row.metrics[name])
@@ -158,7 +158,7 @@ def kl_blow_up(data: RunData) -> Finding | None:
         name="kl_blow_up",
         what=f"The policy runs away from the model before training: KL {late:.2g} nats per token, {usual:.2g} before."
         if away
-        else f"A single step moves the policy by {step_kl:.2g} nats per token.",
+        else f"A single step moves the policy by {step_kl / (1.0 + _replayed_steps(data)):.2g} nats per token.",
         evidence=evidence,
         examples=steps(worst[:3]),
         advice=(
@@ -214,8 +214,15 @@ def clip_fraction(data: RunData) -> Finding | None:
             "updates per step": late_mean(data.values("trainer/num_updates")) or 1.0,
         },
         examples=steps(worst[:3]),
-        advice="Lower algorithm.learning_rate, trainer.epochs or trainer.num_minibatches, or widen loss.clip_high.",
+        advice="Lower algorithm.learning_rate, trainer.epochs or trainer.num_minibatches, or widen loss.clip_high"
+        + (", or lower sampling.max_staleness." if data.config.sampling.replay_share else "."),
     )
+
+
+def _replayed_steps(data: RunData) -> float:
+    """How many steps before the current one the replayed groups were sampled, on average; 0 without replay."""
+    age = late_mean(data.values("batch/replay_age_mean")) or 0.0
+    return age / (late_mean(data.values("trainer/num_updates")) or 1.0)
 
 
 def _spread(members: Sequence[Seen]) -> bool:

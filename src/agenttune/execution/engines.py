@@ -1,4 +1,4 @@
-"""Loads a model into an embedded engine.
+"""Loads a model into an engine.
 
 In: a model's settings, its folder, the run's engine settings. Out: tokenizer and engine.
 """
@@ -10,14 +10,41 @@ from typing import TYPE_CHECKING, Any
 
 from agenttune.config.public import TunerModelConfig
 from agenttune.config.run import RunConfig
+from agenttune.execution.engine_choice import choose_engine
 from agenttune.types import Sampling
 
 if TYPE_CHECKING:
+    from agenttune.execution.serving import ServingThread
     from agenttune.inference.embedded import EmbeddedEngine
+    from agenttune.inference.engine import Engine
+
+
+def load_policy(config: RunConfig, folder: Path, thread: ServingThread) -> tuple[Any, Engine]:
+    """(tokenizer, engine) of the model that is tuned, in the engine that `choose_engine` gives.
+
+    Raises `ConfigError` if that engine is not there, `ModelError` if it cannot serve the model.
+    """
+    if choose_engine(config).type == "embedded":
+        return load_engine(config.model, config, folder)
+    from transformers import AutoTokenizer
+
+    from agenttune.inference.vllm import VLLMEngine
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    start = VLLMEngine.start(
+        str(folder),
+        max_model_len=config.model.max_model_len,
+        stop_decoder=tokenizer.decode,
+        dtype=config.engine.dtype,
+        max_slots=config.engine.max_slots,
+        kv_cache_mb=config.engine.kv_cache_mb,
+        tensor_parallel_size=config.model.tensor_parallel_size,
+    )
+    return tokenizer, thread.call(start)
 
 
 def load_engine(model: TunerModelConfig, config: RunConfig, folder: Path) -> tuple[Any, EmbeddedEngine]:
-    """(tokenizer, engine) of the model in `folder`. Raises `ModelError` if it cannot be served."""
+    """(tokenizer, embedded engine) of the model in `folder`. Raises `ModelError` if it cannot be served."""
     from transformers import AutoTokenizer
 
     from agenttune.inference.embedded import EmbeddedEngine

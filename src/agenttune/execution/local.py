@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from agenttune.compat.agentscope import silent_agents
 from agenttune.config.run import RunConfig
 from agenttune.execution.auxiliary import AuxiliaryModels
-from agenttune.execution.engines import load_engine, sampling_of
+from agenttune.execution.engines import load_policy, sampling_of
 from agenttune.execution.model_files import model_folder, quiet_transformers
 from agenttune.execution.serving import ServingThread
 from agenttune.execution.sessions import RolloutSession
@@ -40,8 +40,11 @@ class Serving:
         config: RunConfig,
         workflow: Callable[..., Any],
         judge: Callable[..., Any] | None,
+        *,
+        needs_reward: bool = True,
     ) -> None:
-        """Load the configured models into engines and start serving them.
+        """Load the configured models into engines and start serving them. Without `needs_reward` rollouts may end well
+        without a reward.
 
         Raises `ModelError` if one cannot be had or served, `ConfigError` for a wrong signature.
         """
@@ -51,9 +54,10 @@ class Serving:
             self._silence = contextlib.ExitStack()
             self._silence.enter_context(silent_agents())
             undo.callback(self._silence.close)
-            self.tokenizer, self.engine = load_engine(config.model, config, self.folder)
             self.thread = ServingThread()
             undo.callback(self.thread.close)
+            self.tokenizer, self.engine = load_policy(config, self.folder, self.thread)
+            undo.callback(self._close_engine)
             self.auxiliary = AuxiliaryModels(config, self.thread)
             undo.callback(self.auxiliary.close)
             self.gateway = Gateway(
@@ -82,6 +86,7 @@ class Serving:
                 config.algorithm.group_size,
                 config.seed,
                 config.workflow_args,
+                needs_reward=needs_reward,
             )
             undo.pop_all()
 
@@ -93,10 +98,13 @@ class Serving:
         """End rollouts, gateways, engines and thread, in this order."""
         self.runner.close()
         self.thread.call(self.gateway.close(), timeout_s=10)
-        self.thread.call(self.engine.close(), timeout_s=10)
+        self._close_engine()
         self.auxiliary.close()
         self.thread.close()
         self._silence.close()
+
+    def _close_engine(self) -> None:
+        self.thread.call(self.engine.close(), timeout_s=30)
 
     def _open(self, sampling: Sampling | None, record: bool, rollout_id: str, noise_seed: int) -> Session:
         policy = self.gateway.open(rollout_id, noise_seed=noise_seed, sampling=sampling, record=record)

@@ -11,18 +11,19 @@ from pathlib import Path
 from agenttune.errors import ModelError
 
 
-def model_folder(model_path: str) -> Path:
-    """The folder itself, or the hub's files of that name, downloaded once into the hub's own cache.
+def model_folder(model_path: str, setting: str = "model_path") -> Path:
+    """The folder itself, or the hub's files of that name, downloaded once into the hub's own cache. `setting` names it
+    in errors.
 
     Raises `ModelError` if there is no such folder or name, or if it is not a Hugging Face model.
     """
     folder = Path(model_path).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").exists():
-            raise ModelError(f"model_path {model_path!r} has no config.json: it must be a Hugging Face model directory")
+            raise ModelError(f"{setting} {model_path!r} has no config.json: it must be a Hugging Face model directory")
         return folder
     if not _looks_like_hub_name(model_path):
-        raise ModelError(f"model_path {model_path!r} does not exist")
+        raise ModelError(f"{setting} {model_path!r} does not exist")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -31,7 +32,7 @@ def model_folder(model_path: str) -> Path:
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ModelError(
-            f"model_path {model_path!r} is no folder here, and could not be had from the Hugging Face hub: {reason}"
+            f"{setting} {model_path!r} is no folder here, and could not be had from the Hugging Face hub: {reason}"
         ) from error
 
 

@@ -8,6 +8,7 @@ Shape suffixes: T tokens of a sequence.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -24,12 +25,13 @@ ZERO_MEAN_TOLERANCE = 1e-5
 ROUNDING = 1e-9
 """Where a group's mean or deviation is this near to a bound, either side of it is right."""
 
-IDS, MASK, RECORDS, MEANS, STALENESS, FAILURES, ACCOUNTED, GROUPS, WEIGHTS = (
+IDS, MASK, RECORDS, MEANS, STALENESS, REPLAY, FAILURES, ACCOUNTED, GROUPS, WEIGHTS = (
     "ids",
     "loss_mask",
     "records",
     "group_means",
     "staleness",
+    "replay",
     "failures",
     "accounted",
     "groups",
@@ -41,6 +43,7 @@ MEANING: Mapping[str, str] = {
     RECORDS: "logprob, version and temperature of every loss token are the recorded ones, and finite",
     MEANS: "advantages add up to zero over every group",
     STALENESS: "no token is older than allowed",
+    REPLAY: "every group that trains again is whole, of an earlier policy version, and in the step once",
     FAILURES: "no failed rollout is in the statistics or the loss",
     ACCOUNTED: "every rollout that was asked for is there, once",
     GROUPS: "every group that was rolled out is trained, or left out for the reason that its rewards give",
@@ -106,17 +109,25 @@ def audit(
     group_size: int,
     batch_size: int | None = None,
     max_staleness: int = 0,
+    replayed: Sequence[Group] = (),
+    replay_staleness: int = 0,
 ) -> tuple[Check, ...]:
     """All checks of one step. `version` is the policy version that trains, before its first update; with `batch_size`
-    the number of groups is held against it."""
+    the number of groups is held against it. `replayed` are groups of earlier steps that train again: they are not
+    among those asked for, and their tokens may be up to `replay_staleness` versions behind instead of `max_staleness`.
+    """
     tally = _Tally()
-    by_id = {rollout.id: rollout for group in groups for rollout in group.rollouts}
+    by_id = {rollout.id: rollout for group in (*groups, *replayed) for rollout in group.rollouts}
+    bounds = {group.id: version - max_staleness for group in groups}
+    bounds |= {group.id: version - replay_staleness for group in replayed}
     batches = tuple(batches)
     experiences = [experience for batch in batches for experience in batch.experiences]
     if batch_size is not None:
         _check_refill(tally, groups, batches, batch_size, algorithm.most_further(batch_size))
     for group in groups:
         _check_accounted(tally, group, group_size)
+    _check_replay(tally, groups, replayed, version)
+    for group in (*groups, *replayed):
         if algorithm.needs_baseline:
             _check_baseline(tally, group)
         _check_group(tally, group, batches, algorithm)
@@ -125,12 +136,12 @@ def audit(
         if rollout is None:
             tally.look(ACCOUNTED, f"{experience.rollout_id}, which nobody asked for")
             continue
-        _check_failure(tally, rollout)
+        _check_failure(tally, rollout, algorithm)
         for index, places in _runs(experience):
-            _check_call(tally, experience, rollout.calls[index], places, version - max_staleness)
+            _check_call(tally, experience, rollout.calls[index], places, bounds.get(experience.group_id, version))
     _check_coverage(tally, experiences, by_id)
     if algorithm.centred:
-        _check_means(tally, experiences, groups, algorithm)
+        _check_means(tally, experiences, (*groups, *replayed), algorithm)
     return tally.checks()
 
 
@@ -148,6 +159,24 @@ def _check_accounted(tally: _Tally, group: Group, group_size: int) -> None:
     tally.look(ACCOUNTED, wrong, group_size)
 
 
+def _check_replay(tally: _Tally, groups: Sequence[Group], replayed: Sequence[Group], version: int) -> None:
+    """A group that trains again was rolled out before this policy version, and is there once, with all its members."""
+    times = Counter(group.id for group in (*groups, *replayed))
+    for group in replayed:
+        found = sorted(rollout.index for rollout in group.rollouts)
+        newest = max(
+            (int(v) for rollout in group.scored for call in rollout.calls for v in call.versions_S), default=-1
+        )
+        wrong = None
+        if times[group.id] > 1:
+            wrong = f"group {group.id}: {times[group.id]} times"
+        elif newest >= version:
+            wrong = f"group {group.id}: sampled at version {newest}, and {version} trains"
+        elif found != list(range(len(found))):
+            wrong = f"group {group.id}: rollouts {found}"
+        tally.look(REPLAY, wrong)
+
+
 def _check_baseline(tally: _Tally, group: Group) -> None:
     """The group has its baseline, of which every call was greedy."""
     if group.baseline is None:
@@ -159,7 +188,9 @@ def _check_baseline(tally: _Tally, group: Group) -> None:
 
 def _check_refill(tally: _Tally, groups: Sequence[Group], batches: Sequence[Batch], batch_size: int, most: int) -> None:
     """A whole batch of groups trains, and no further task was rolled out than that took; or all that were allowed."""
-    trained, further = sum(len(batch.group_ids) for batch in batches), len(groups) - batch_size
+    fresh = {group.id for group in groups}
+    trained = sum(id_ in fresh for batch in batches for id_ in batch.group_ids)
+    further = len(groups) - batch_size
     full = trained == batch_size if most else True
     right = further == most or (0 <= further < most and full)
     wrong = f"{len(groups)} groups of {batch_size}, of which {trained} train, with at most {most} further ones"
@@ -199,8 +230,9 @@ def _expected(rewards_G: np.ndarray, algorithm: Algorithm) -> tuple[str, ...]:
     return (*may, "trained") if outside < ROUNDING else tuple(may)
 
 
-def _check_failure(tally: _Tally, rollout: Rollout) -> None:
-    scored = rollout.reward is not None and (rollout.outcome == Outcome.OK or rollout.outcome in MODEL_CAUSED)
+def _check_failure(tally: _Tally, rollout: Rollout, algorithm: Algorithm) -> None:
+    rewarded = rollout.reward is not None and (rollout.outcome == Outcome.OK or rollout.outcome in MODEL_CAUSED)
+    scored = rewarded or (rollout.outcome == Outcome.OK and not algorithm.needs_reward)
     tally.look(FAILURES, None if scored else f"rollout {rollout.id} ({rollout.outcome}, reward {rollout.reward})")
 
 

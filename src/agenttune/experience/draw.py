@@ -39,14 +39,18 @@ class Batch:
     """What one update trains on.
 
     `num_groups` counts the groups in the update, including the `num_zero_variance_groups` whose rewards are all the
-    same: their advantages are exactly 0 and they stay in the normalization, so that a trainer may skip computing them
-    when the algorithm has no KL or entropy term (`Algorithm.trains_zero_advantages`). `num_flat_groups` were dropped
-    by `std_threshold`, `num_small_groups` because fewer than two of their rollouts are scored, `num_filtered_groups`
-    by the bounds of their mean reward; `left_out` has the reason of each by its id, `group_ids` are the others.
-    `num_excluded_rollouts` have no reward, `num_cut_rollouts` were left out because a token limit cut them.
+    same: compared with each other, their advantages are exactly 0. They stay in the normalization, so that a trainer
+    may skip what has no advantage when the algorithm has no KL or entropy term (`Algorithm.trains_zero_advantages`).
+    `num_flat_groups` were dropped by `std_threshold`, `num_small_groups` because fewer than two of their rollouts are
+    scored, `num_filtered_groups` by the bounds of their mean reward; `left_out` has the reason of each by its id,
+    `group_ids` are the others. `num_excluded_rollouts` have no reward, `num_cut_rollouts` were left out because
+    a token limit cut them.
     `num_zero_variance_tokens` is what the groups without spread cost in loss tokens. `reward_mean` and `reward_std` are
-    of the recorded rewards, `reward_shaped_mean` of those that advantages were computed from. `rollout_weights` is the
-    sum of the weights of each rollout's tokens, by rollout id.
+    of the recorded rewards, `reward_shaped_mean` of those that advantages were computed from; they are NaN, and not
+    logged, where rollouts train without rewards. `rollout_weights` is the
+    sum of the weights of each rollout's tokens, by rollout id. `experts` are the sequences of an expert's rows that
+    train in the same update, if the algorithm has such a part (`num_expert_rows` is None if not), with weights of their
+    own; nothing else counts them.
     """
 
     experiences: tuple[Experience, ...]
@@ -68,11 +72,14 @@ class Batch:
     rollout_weights: Mapping[str, float]
     group_ids: tuple[str, ...]
     left_out: Mapping[str, Reason]
+    experts: tuple[Experience, ...] = ()
+    num_expert_rows: int | None = None
+    num_expert_rows_too_long: int = 0
 
     def metrics(self) -> dict[str, float]:
         """The counts as numbers to log."""
         weights = self.rollout_weights.values()
-        return {
+        numbers: dict[str, float] = {
             "groups": self.num_groups,
             "groups_zero_variance": self.num_zero_variance_groups,
             "groups_dropped_flat": self.num_flat_groups,
@@ -91,6 +98,17 @@ class Batch:
             "reward_shaped_mean": self.reward_shaped_mean,
             "rollout_weight_min": min(weights, default=0.0),
             "rollout_weight_max": max(weights, default=0.0),
+            **self._expert_metrics(),
+        }
+        return {name: number for name, number in numbers.items() if not np.isnan(number)}
+
+    def _expert_metrics(self) -> dict[str, float]:
+        if self.num_expert_rows is None:
+            return {}
+        return {
+            "expert_rows": self.num_expert_rows,
+            "expert_rows_too_long": self.num_expert_rows_too_long,
+            "expert_tokens": sum(_num_loss_tokens(experience) for experience in self.experts),
         }
 
 
@@ -162,6 +180,7 @@ def make_batch(
         _add_group(draw, group, algorithm, advantages)
     experiences, rollout_weights = _weigh(draw, algorithm)
     reasons = list(draw.left_out.values())
+    without = float("nan") if draw.rollouts else 0.0
     return Batch(
         experiences=experiences,
         num_groups=len(draw.groups),
@@ -176,9 +195,9 @@ def make_batch(
         num_tokens=sum(len(experience.ids_T) for experience in experiences),
         num_loss_tokens=sum(_num_loss_tokens(experience) for experience in experiences),
         num_zero_variance_tokens=draw.num_zero_variance_tokens,
-        reward_mean=float(np.mean(draw.rewards)) if draw.rewards else 0.0,
-        reward_std=float(np.std(draw.rewards)) if draw.rewards else 0.0,
-        reward_shaped_mean=float(np.mean(draw.shaped)) if draw.shaped else 0.0,
+        reward_mean=float(np.mean(draw.rewards)) if draw.rewards else without,
+        reward_std=float(np.std(draw.rewards)) if draw.rewards else without,
+        reward_shaped_mean=float(np.mean(draw.shaped)) if draw.shaped else without,
         rollout_weights=rollout_weights,
         group_ids=tuple(draw.groups),
         left_out=draw.left_out,
@@ -219,8 +238,9 @@ def _check_members(group: Group) -> None:
 
 def left_out(group: Group, algorithm: Algorithm) -> Reason | None:
     """Why a group takes no part in the update, if it does not; by the recorded rewards of its rollouts that do."""
-    rewards = [rollout.reward for rollout in algorithm.shaping.taking_part(group.scored) if rollout.reward is not None]
-    if len(rewards) < (2 if algorithm.group_relative else 1):
+    taking_part = algorithm.shaping.taking_part(group.scored)
+    rewards = [rollout.reward for rollout in taking_part if rollout.reward is not None]
+    if len(rewards if algorithm.needs_reward else taking_part) < (2 if algorithm.group_relative else 1):
         return "small"
     if algorithm.needs_baseline and (group.baseline is None or not group.baseline.scored):
         return "small"
@@ -248,17 +268,18 @@ def _add_group(draw: _Draw, group: Group, algorithm: Algorithm, advantages: Mapp
         draw.left_out[group.id] = reason
         return
     num_before = len(draw.sequences)
-    shaped = [float(algorithm.shaping.shaped(rollout).reward or 0.0) for rollout in scored]
+    shaped = [float(one.reward) for one in map(algorithm.shaping.shaped, scored) if one.reward is not None]
     for rollout in scored:
-        for experience in merge(rollout, needs_ratio=algorithm.needs_ratio):
+        for experience in merge(rollout):
             draw.sequences.append((experience, len(draw.rollouts), draw.num_calls))
         draw.rollouts.append(rollout)
-        draw.rewards.append(float(rollout.reward or 0.0))
+        if rollout.reward is not None:
+            draw.rewards.append(float(rollout.reward))
         draw.advantages.append(advantages[rollout.id])
         draw.num_calls += len(rollout.calls)
     draw.groups.append(group.id)
     draw.shaped += shaped
-    if len(set(shaped)) == 1:
+    if algorithm.needs_reward and len(set(shaped)) == 1:
         draw.num_zero_variance += 1
         draw.num_zero_variance_tokens += sum(_num_loss_tokens(sequence[0]) for sequence in draw.sequences[num_before:])
 

@@ -17,7 +17,15 @@ from types import TracebackType
 from typing import NamedTuple
 
 from agenttune.errors import JournalError
-from agenttune.experience.records import SCHEMA, SCHEMA_VERSION, insert_checks, insert_group, insert_step
+from agenttune.experience.records import (
+    SCHEMA,
+    SCHEMA_VERSION,
+    TaughtRow,
+    insert_checks,
+    insert_group,
+    insert_step,
+    insert_taught,
+)
 from agenttune.types import Check, Experience, Group
 
 
@@ -53,6 +61,10 @@ class Journal:
     def add_checks(self, step: int, checks: Iterable[Check]) -> None:
         """Take in what was found out about a step that is about to be trained."""
         self._put(_Item(write=partial(insert_checks, step=step, checks=tuple(checks))))
+
+    def add_taught(self, step: int, rows: Iterable[TaughtRow]) -> None:
+        """Take in the rows that a step without rollouts is about to train."""
+        self._put(_Item(write=partial(insert_taught, step=step, rows=tuple(rows))))
 
     def add_step(
         self, step: int, version: int, metrics: Mapping[str, float], experiences: Iterable[Experience] = ()

@@ -16,15 +16,15 @@ from agenttune.errors import CallError, SamplingError
 from agenttune.types import Call, Experience, Rollout
 
 
-def merge(rollout: Rollout, *, needs_ratio: bool = True) -> list[Experience]:
+def merge(rollout: Rollout) -> list[Experience]:
     """The trainable sequences of a rollout, in the order of their last calls; none if no call is trainable.
 
     Greedy and abandoned calls are context at most. Raises `CallError` for a trainable call without one finite logprob
     per sampled token, or whose prompt does not start with its parent's ids; `SamplingError` for one sampled from a
-    truncated distribution when the algorithm `needs_ratio`.
+    truncated distribution.
     """
     for call in rollout.calls:
-        _check_call(rollout, call, needs_ratio=needs_ratio)
+        _check_call(rollout, call)
     parents = {call.parent for call in rollout.calls}
     covered: set[int] = set()
     experiences = []
@@ -40,6 +40,11 @@ def merge(rollout: Rollout, *, needs_ratio: bool = True) -> list[Experience]:
         covered.update(call.index for call in carrying)
         experiences.append(_sequence(rollout, path[-1], carrying))
     return experiences
+
+
+def whole_support(rollout: Rollout) -> bool:
+    """Whether all its trainable calls were sampled from the model's whole distribution."""
+    return all(call.sampling.full_support for call in rollout.calls if call.trainable)
 
 
 def num_trainable_calls(rollout: Rollout) -> int:
@@ -88,7 +93,7 @@ def _sequence(rollout: Rollout, last: Call, carrying: list[Call]) -> Experience:
     )
 
 
-def _check_call(rollout: Rollout, call: Call, *, needs_ratio: bool) -> None:
+def _check_call(rollout: Rollout, call: Call) -> None:
     where = f"call {call.index} of rollout {rollout.id}"
     assert rollout.calls[call.index] is call, f"{where}: calls must be stored in the order of their indices"
     if call.parent is not None:
@@ -105,7 +110,7 @@ def _check_call(rollout: Rollout, call: Call, *, needs_ratio: bool) -> None:
     if not finite_S.all():
         first = int(np.argmin(finite_S))
         raise CallError(f"{where}: the logprob of sampled token {first} is {call.logprobs_S[first]}; nothing is padded")
-    if needs_ratio and not call.sampling.full_support:
+    if not call.sampling.full_support:
         settings = {"top_p": (call.sampling.top_p, 1.0), "top_k": (call.sampling.top_k, 0)}
         wrong = ", ".join(f"{name}={value:g}" for name, (value, full) in settings.items() if value != full)
         raise SamplingError(

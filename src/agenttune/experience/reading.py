@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from agenttune.errors import JournalError
-from agenttune.experience.records import BASELINE, FLOAT_BYTES, INT_BYTES, SCHEMA_VERSION
+from agenttune.experience.records import BASELINE, FLOAT_BYTES, INT_BYTES, SCHEMA_VERSION, TaughtRow
 from agenttune.types import Call, CallStatus, Check, FloatArray, Group, IntArray, Outcome, Rollout, Sampling, Task
 
 
@@ -93,6 +93,40 @@ def read_groups(path: Path | str, *, group_id: str | None = None, last: int | No
             yield _read_group(connection, key)
 
 
+def read_last_groups(path: Path | str) -> dict[int, list[int]]:
+    """The groups of each step by their place in the journal; the last ones where a step was done again after an
+    interruption.
+
+    A step that begins again draws the same tasks first, so that an id which is there already (or another step in
+    between) says that what came before is not what was trained.
+    """
+    return _last_groups((key, group_id) for key, group_id, _ in _groups(path))
+
+
+def read_trained_groups(path: Path | str, *, last_step: int, oldest: int) -> list[tuple[Group, list[TrainedCall]]]:
+    """The groups of the steps up to `last_step` that started at policy version `oldest` or later, in the order they
+    were added, each with its calls that carried loss in any of these steps."""
+    groups = _groups(path)
+    ids = {key: group_id for key, group_id, version in groups if version >= oldest}
+    steps = _last_groups((key, group_id) for key, group_id, _ in groups)
+    keys = [key for step, found in steps.items() if step <= last_step for key in found if key in ids]
+    if not keys:
+        return []
+    calls: dict[str, list[TrainedCall]] = {ids[key]: [] for key in keys}
+    first = min(step for step, found in steps.items() if any(key in ids for key in found))
+    for call in _read_trained(path, first, last_step):
+        if call.group_id in calls:
+            calls[call.group_id].append(call)
+    return [(group, calls[group.id]) for group in read_groups_at(path, sorted(keys))]
+
+
+def _step_of(group_id: str) -> int | None:
+    """The step that a group was rolled out for: ids of groups begin with `step-<steps done before>/`."""
+    head, _, _ = group_id.partition("/")
+    name, _, number = head.rpartition("-")
+    return int(number) + 1 if name == "step" and number.isdigit() else None
+
+
 def read_steps(path: Path | str) -> list[StepRecord]:
     """Trained steps, in the order they were added."""
     with closing(_open(path)) as connection:
@@ -102,13 +136,7 @@ def read_steps(path: Path | str) -> list[StepRecord]:
 
 def read_trained(path: Path | str, *, step: int | None = None) -> list[TrainedCall]:
     """Calls that carried loss, of one step or of all, in the order they were added."""
-    with closing(_open(path)) as connection:
-        rows = connection.execute(
-            "SELECT step, group_id, rollout_id, call, num_tokens, advantage FROM trained"
-            " WHERE :step IS NULL OR step = :step ORDER BY rowid",
-            {"step": step},
-        ).fetchall()
-    return [TrainedCall(**dict(row)) for row in rows]
+    return _read_trained(path, step, step)
 
 
 def read_checks(path: Path | str) -> dict[int, tuple[Check, ...]]:
@@ -122,6 +150,30 @@ def read_checks(path: Path | str) -> dict[int, tuple[Check, ...]]:
     return {step: tuple(checks.values()) for step, checks in found.items()}
 
 
+def read_taught(path: Path | str) -> dict[int, list[TaughtRow]]:
+    """The rows that each step of a run without rollouts drew; empty for a run that did not note them."""
+    with closing(_open(path)) as connection:
+        if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'taught'").fetchone():
+            return {}
+        rows = connection.execute("SELECT * FROM taught ORDER BY rowid").fetchall()
+    found: dict[int, list[TaughtRow]] = {}
+    for row in rows:
+        fields = {name: row[name] for name in ("row_id", "num_tokens", "row_digest", "ids_digest")}
+        found.setdefault(row["step"], []).append(TaughtRow(too_long=bool(row["too_long"]), **fields))
+    return found
+
+
+def count_taught(path: Path | str) -> dict[str, int]:
+    """What became of the rows that the steps of a run without rollouts drew (step 0 has those held out)."""
+    rows = [row for step, taught in read_taught(path).items() if step for row in taught]
+    counts = {
+        "trained": sum(row.num_tokens > 0 for row in rows),
+        "too long": sum(row.too_long for row in rows),
+        "empty": sum(row.num_tokens == 0 and not row.too_long for row in rows),
+    }
+    return {name: count for name, count in counts.items() if count}
+
+
 def count_outcomes(path: Path | str) -> dict[str, int]:
     """Rollouts by outcome, attempts that were repeated included."""
     return _counts(path, "SELECT outcome, COUNT(*) FROM rollouts GROUP BY outcome ORDER BY COUNT(*) DESC")
@@ -130,6 +182,38 @@ def count_outcomes(path: Path | str) -> dict[str, int]:
 def count_calls(path: Path | str) -> dict[str, int]:
     """Calls by status."""
     return _counts(path, "SELECT status, COUNT(*) FROM calls GROUP BY status ORDER BY COUNT(*) DESC")
+
+
+def _groups(path: Path | str) -> list[tuple[int, str, int]]:
+    """(place in the journal, id, policy version) of all groups, in the order they were added."""
+    with closing(_open(path)) as connection:
+        return [tuple(row) for row in connection.execute("SELECT key, id, version FROM groups ORDER BY key")]
+
+
+def _last_groups(groups: Iterable[tuple[int, str]]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    seen: set[str] = set()
+    number: int | None = None
+    for key, group_id in groups:
+        step = _step_of(group_id)
+        if step is None:
+            continue
+        if step != number or group_id in seen:
+            found[step], seen = [], set()
+        found[step].append(key)
+        seen.add(group_id)
+        number = step
+    return dict(sorted(found.items()))
+
+
+def _read_trained(path: Path | str, first: int | None, last: int | None) -> list[TrainedCall]:
+    with closing(_open(path)) as connection:
+        rows = connection.execute(
+            "SELECT step, group_id, rollout_id, call, num_tokens, advantage FROM trained"
+            " WHERE (:first IS NULL OR step >= :first) AND (:last IS NULL OR step <= :last) ORDER BY rowid",
+            {"first": first, "last": last},
+        ).fetchall()
+    return [TrainedCall(**dict(row)) for row in rows]
 
 
 def _counts(path: Path | str, query: str) -> dict[str, int]:

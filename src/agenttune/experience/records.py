@@ -63,16 +63,36 @@ CREATE TABLE IF NOT EXISTS checks (
     step INTEGER NOT NULL, name TEXT NOT NULL, checked INTEGER NOT NULL, broken INTEGER NOT NULL, first TEXT
 );
 CREATE INDEX IF NOT EXISTS checks_step ON checks (step);
+CREATE TABLE IF NOT EXISTS taught (
+    step INTEGER NOT NULL, row_id TEXT NOT NULL, num_tokens INTEGER NOT NULL, too_long INTEGER NOT NULL,
+    row_digest BLOB NOT NULL, ids_digest BLOB NOT NULL
+);
+CREATE INDEX IF NOT EXISTS taught_step ON taught (step);
 """
 
 BASELINE = 2
 """`is_final` of a group's greedy baseline; 1 is a rollout of the group, 0 an attempt that was repeated."""
+
+EXPERT = "expert/"
+"""How the ids of an expert's rows begin where they stand among rollouts; a group's begins with its step."""
 
 INT_BYTES = np.dtype("<i4")
 FLOAT_BYTES = np.dtype("<f4")
 
 _MAX_CANDIDATES = 8
 """How many calls back a call that starts a new sequence looks for its base."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TaughtRow:
+    """A row that a step without rollouts drew: its loss tokens (0 if it was left out, as one that is `too_long` is),
+    and digests of what the dataset held and of the sequences made of it."""
+
+    row_id: str
+    num_tokens: int
+    too_long: bool
+    row_digest: bytes
+    ids_digest: bytes
 
 
 def insert_group(connection: sqlite3.Connection, group: Group) -> None:
@@ -115,6 +135,13 @@ def insert_step(
                 for values in zip(calls.tolist(), counts.tolist(), advantages.tolist(), strict=True)
             ],
         )
+
+
+def insert_taught(connection: sqlite3.Connection, step: int, rows: Iterable[TaughtRow]) -> None:
+    """Write which rows a step without rollouts drew; they replace those of a step that an interruption undid."""
+    connection.execute("DELETE FROM taught WHERE step = ?", (step,))
+    for row in rows:
+        _insert(connection, "taught", step=step, **dataclasses.asdict(row))
 
 
 def insert_checks(connection: sqlite3.Connection, step: int, checks: Iterable[Check]) -> None:

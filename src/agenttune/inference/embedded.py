@@ -19,12 +19,13 @@ from typing import Any, Literal, Self
 import numpy as np
 import torch
 
-from agenttune.errors import ContextOverflowError, EngineError, SamplingError
+from agenttune.errors import EngineError, SamplingError
 from agenttune.inference.engine import GenerateRequest, Generation
 from agenttune.inference.families import end_token_ids, inspect_model
 from agenttune.inference.forward import FastForward, GenericForward
 from agenttune.inference.kv import KVPool, default_budget_bytes
 from agenttune.inference.matmul import DEFAULT, MatmulChoice, choose_float32_matmul, float32_matmul
+from agenttune.inference.requests import check_request
 from agenttune.inference.scheduler import Scheduler
 from agenttune.inference.selfcheck import check_forward, reference_logits
 from agenttune.inference.slots import Job
@@ -177,23 +178,15 @@ class EmbeddedEngine:
             raise
 
     def _new_job(self, request: GenerateRequest) -> Job:
-        sampling, num_prompt = request.sampling, len(request.prompt_ids)
-        _check_sampling(request)
-        if num_prompt >= self._max_model_len:
-            raise ContextOverflowError(
-                f"the prompt has {num_prompt} tokens, which leaves no room for one more within max_model_len "
-                f"{self._max_model_len}: shorten the conversation or raise max_model_len"
-            )
-        if num_prompt == 0 or request.prompt_ids.min() < 0 or request.prompt_ids.max() >= self._vocab_size:
-            raise SamplingError(f"prompt ids must be 1 or more ids in 0 .. {self._vocab_size - 1}")
-        if sampling.stop and self._decode_text is None:
+        max_new = check_request(request, max_model_len=self._max_model_len, vocab_size=self._vocab_size)
+        if request.sampling.stop and self._decode_text is None:
             raise SamplingError("stop strings need an engine that was given a stop_decoder")
         self._num_requests += 1
         return Job(
             request=request,
             future=asyncio.get_running_loop().create_future(),
             order=self._num_requests,
-            max_new=min(sampling.max_tokens, self._max_model_len - num_prompt),
+            max_new=max_new,
             ids_T=request.prompt_ids.astype(np.int32),
         )
 
@@ -255,18 +248,3 @@ def _choose_matmul(model: Any, deterministic: bool) -> MatmulChoice:
         return DEFAULT
     weights = [module.weight for module in model.modules() if isinstance(module, torch.nn.Linear)]
     return choose_float32_matmul([(int(weight.shape[0]), int(weight.shape[1])) for weight in weights])
-
-
-def _check_sampling(request: GenerateRequest) -> None:
-    sampling = request.sampling
-    if not (0.0 <= sampling.temperature < float("inf")):
-        raise SamplingError(f"temperature must be 0 or more, not {sampling.temperature}")
-    if not (0.0 < sampling.top_p <= 1.0):
-        raise SamplingError(f"top_p must be above 0 and at most 1, not {sampling.top_p}")
-    if sampling.top_k < 0 or sampling.max_tokens < 1 or request.top_logprobs < 0:
-        raise SamplingError(
-            f"top_k must be 0 or more, max_tokens 1 or more, top_logprobs 0 or more; got {sampling.top_k}, "
-            f"{sampling.max_tokens}, {request.top_logprobs}"
-        )
-    if "" in sampling.stop:
-        raise SamplingError("a stop string must not be empty")

@@ -1,7 +1,7 @@
 """The engine interface: token ids in, sampled token ids out. Knows nothing of chat, tools, or text (but for stop
 strings).
 
-In: `GenerateRequest`. Out: `Generation`. Implementations: `embedded.EmbeddedEngine`; vLLM comes with its extra.
+In: `GenerateRequest`. Out: `Generation`. Implementations: `embedded.EmbeddedEngine`, `vllm.VLLMEngine`.
 """
 
 from __future__ import annotations

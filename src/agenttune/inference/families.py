@@ -48,12 +48,10 @@ def inspect_model(model: Any, max_model_len: int) -> ModelShape:
     if recurrent or not hasattr(config, "num_attention_heads") or getattr(model, "_is_stateful", False):
         found = ", ".join(recurrent) or "recurrent state"
         raise ModelError(f"{name} has layers other than full or sliding-window attention ({found}): not served")
-    for field in _EXPERT_FIELDS:
-        if getattr(config, field, None):
-            raise ModelError(f"{name} routes tokens to experts ({field}={getattr(config, field)}): not served yet")
+    refuse_experts(config, name)
     if not getattr(model, "_supports_attention_backend", False):
         raise ModelError(f"{name} does not use transformers' attention interface: not served")
-    _check_length(config, name, max_model_len)
+    check_length(config, name, max_model_len)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return ModelShape(
         num_layers=config.num_hidden_layers,
@@ -64,7 +62,15 @@ def inspect_model(model: Any, max_model_len: int) -> ModelShape:
     )
 
 
-def _check_length(config: Any, name: str, max_model_len: int) -> None:
+def refuse_experts(config: Any, name: str) -> None:
+    """Raise `ModelError` for a model whose routing the trainer would have to replay."""
+    for field in _EXPERT_FIELDS:
+        if getattr(config, field, None):
+            raise ModelError(f"{name} routes tokens to experts ({field}={getattr(config, field)}): not served yet")
+
+
+def check_length(config: Any, name: str, max_model_len: int) -> None:
+    """Raise `ModelError` if the model has not so many positions."""
     ropes = _rope_parameters(config)
     trained = getattr(config, "max_position_embeddings", None)
     for rope in ropes:

@@ -15,31 +15,38 @@ from agenttune.errors import ModelError
 
 
 def copy_weights(model: Any, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Copy `tensors` into `model`, converting dtype and device.
+    """Copy `tensors` into `model`, converting dtype and device. Raises `ModelError`, with nothing changed, as
+    `match_weights` does."""
+    matched = match_weights(model, tensors)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(matched[name])
 
-    Raises `ModelError`, with nothing changed, if a parameter is missing, a name is unknown, a shape differs, or two
-    names of one tied parameter come with different values.
+
+def match_weights(model: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensor of each parameter of `model`, tied ones once, by the names of `model.named_parameters()`.
+
+    Raises `ModelError` if a parameter is missing, a name is unknown, a shape differs, or two names of one tied
+    parameter come with different values.
     """
     by_name = dict(model.named_parameters(remove_duplicate=False))
     unknown = sorted(set(tensors) - set(by_name))
     if unknown:
         raise ModelError(f"unknown parameter names in the new weights: {_listed(unknown)}")
-    chosen: dict[int, tuple[torch.nn.Parameter, torch.Tensor, str]] = {}
+    chosen: dict[int, tuple[torch.Tensor, str]] = {}
     for name, tensor in tensors.items():
         parameter = by_name[name]
         if tensor.shape != parameter.shape:
             raise ModelError(f"{name} has shape {tuple(tensor.shape)}, the model needs {tuple(parameter.shape)}")
         if (other := chosen.get(id(parameter))) is not None:
-            if not torch.equal(other[1], tensor):
-                raise ModelError(f"{name} and {other[2]} are one tied parameter but come with different values")
+            if not torch.equal(other[0], tensor):
+                raise ModelError(f"{name} and {other[1]} are one tied parameter but come with different values")
             continue
-        chosen[id(parameter)] = (parameter, tensor, name)
+        chosen[id(parameter)] = (tensor, name)
     missing = sorted(name for name, parameter in model.named_parameters() if id(parameter) not in chosen)
     if missing:
         raise ModelError(f"parameters missing in the new weights: {_listed(missing)}")
-    with torch.no_grad():
-        for parameter, tensor, _ in chosen.values():
-            parameter.copy_(tensor)
+    return {name: chosen[id(parameter)][0] for name, parameter in model.named_parameters()}
 
 
 def _listed(names: list[str]) -> str:

@@ -139,7 +139,7 @@ class OpenedSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How an attempt ended. `reward` is set when the outcome is OK.
+    """How an attempt ended. `reward` is set when the outcome is OK (None: the workflow gave none, and none is needed).
 
     Where the workflow gave each call a reward of its own, `call_rewards` holds them by the call's index; calls that are
     not in it are left out of training. None: `reward` is that of all calls.
@@ -153,17 +153,21 @@ class Ended:
 
 
 class UserFunctions:
-    """The workflow and the judge, checked, with the optional arguments that each one takes."""
+    """The workflow and the judge, checked, with the optional arguments that each one takes. Without `needs_reward` a
+    workflow without judge may give none."""
 
     def __init__(
         self,
         workflow: Callable[..., Any],
         judge: Callable[..., Any] | None,
         workflow_args: Mapping[str, Any],
+        *,
+        needs_reward: bool = True,
     ) -> None:
         self.workflow = workflow
         self.judge = judge
         self._workflow_args = workflow_args
+        self._needs_reward = needs_reward
         self._workflow_takes = workflow_arguments(workflow)
         self._judge_takes = judge_arguments(judge) if judge is not None else frozenset()
         self._warned: set[str] = set()
@@ -189,6 +193,8 @@ class UserFunctions:
             if failure is not None:  # e.g. the workflow caught the context overflow and returned None
                 return Ended(outcome=failure, error=str(error))
             raise
+        if self.judge is None and reward is None:
+            return Ended(outcome=Outcome.OK, metrics=metrics)
         if self.judge is None:
             ended = self._scored(reward, metrics, Outcome.WORKFLOW_ERROR, f"workflow_func `{name_of(self.workflow)}`")
             return dataclasses.replace(ended, call_rewards=getattr(output, "call_rewards", None))
@@ -248,7 +254,7 @@ class UserFunctions:
                 f"workflow_func `{name}` returned {_shown(output)}: return WorkflowOutput(response=...) for the judge, "
                 "WorkflowOutput(reward=...), or a number"
             )
-        if self.judge is None and output_reward is None:
+        if self.judge is None and output_reward is None and self._needs_reward:
             raise ConfigError(
                 f"workflow_func `{name}` returned no reward and there is no judge_func: "
                 "return WorkflowOutput(reward=...), or pass a judge_func"

@@ -5,6 +5,7 @@ In: the groups of a handful of tasks. Out: a `CheckReport` that says 'ready' or 
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,10 +22,11 @@ TRUNCATED_TOO_OFTEN = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskCheck:
-    """One task: the reward of each rollout (None: no reward), and their spread (standard deviation)."""
+    """One task: the reward of each rollout (None: no reward), their spread (standard deviation), and which failed."""
 
     task_id: str
     rewards: tuple[float | None, ...]
+    failed: tuple[bool, ...]
 
     @property
     def spread(self) -> float:
@@ -36,8 +38,8 @@ class TaskCheck:
 class CheckReport:
     """What the check found. `ready` is false if a finding is in the way of training.
 
-    `has_signal`: at least one group has rewards that differ. `lengths` are the sampled tokens of a rollout (least,
-    median, most); `seconds` the median of a rollout.
+    `has_signal`: at least one group has rewards that differ, or none are needed. `lengths` are the sampled tokens of a
+    rollout (least, median, most); `seconds` the median of a rollout.
     """
 
     ready: bool
@@ -58,7 +60,9 @@ class CheckReport:
         text = [f"{'task':<{width}}  {'spread':>6}  rewards"]
         text += [f"{task.task_id[-width:]:<{width}}  {task.spread:>6.3f}  {_rewards(task)}" for task in self.tasks]
         text += [
-            f"rewards     mean {found.reward_mean:.3f}, spread {found.reward_std:.3f}; "
+            "rewards     none"
+            if math.isnan(found.reward_mean)
+            else f"rewards     mean {found.reward_mean:.3f}, spread {found.reward_std:.3f}; "
             f"{found.num_groups - found.num_flat_groups} of {found.num_groups} tasks with differing rewards",
             f"lengths     {least} to {most} sampled tokens a rollout (median {middle:g}), {found.mean_calls:.1f} calls",
             f"truncated   {_percent(found.truncated_share)} of calls stopped at their token limit",
@@ -72,17 +76,22 @@ class CheckReport:
         return text
 
 
-def check_groups(groups: Sequence[Group]) -> CheckReport:
-    """Judge the groups of the check."""
+def check_groups(groups: Sequence[Group], *, needs_reward: bool = True) -> CheckReport:
+    """Judge the groups of the check. Without `needs_reward` rewards that do not differ, or are not there, are in
+    nobody's way."""
     statistics = summarize(groups)
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     calls = [call for rollout in rollouts for call in rollout.calls]
     tokens = [sum(len(call.sampled_ids_S) for call in rollout.calls) for rollout in rollouts] or [0]
     tasks = tuple(
-        TaskCheck(task_id=group.task.id, rewards=tuple(rollout.reward for rollout in group.rollouts))
+        TaskCheck(
+            task_id=group.task.id,
+            rewards=tuple(rollout.reward for rollout in group.rollouts),
+            failed=tuple(not rollout.scored for rollout in group.rollouts),
+        )
         for group in groups
     )
-    has_signal = _has_signal(tasks)
+    has_signal = not needs_reward or _has_signal(tasks)
     problems = _problems(statistics, tasks, bool(calls), has_signal)
     return CheckReport(
         ready=not problems,
@@ -171,7 +180,8 @@ def _first_failures(found: RolloutStatistics) -> str:
 
 
 def _rewards(task: TaskCheck) -> str:
-    shown = " ".join("fail" if reward is None else f"{reward:.4g}" for reward in task.rewards[:MAX_REWARDS_SHOWN])
+    pairs = list(zip(task.rewards, task.failed, strict=True))[:MAX_REWARDS_SHOWN]
+    shown = " ".join("fail" if failed else "none" if reward is None else f"{reward:.4g}" for reward, failed in pairs)
     more = len(task.rewards) - MAX_REWARDS_SHOWN
     return shown + (f" and {more} more" if more > 0 else "")
 

@@ -64,7 +64,8 @@ class _Ticket:
 class RolloutRunner:
     """Runs `workflow` (and `judge`) on tasks, `group_size` times each.
 
-    `workflow_args` goes to both functions, where they take it. Raises `ConfigError` at once if a signature is wrong.
+    `workflow_args` goes to both functions, where they take it. Without `needs_reward` rollouts may end well without a
+    reward. Raises `ConfigError` at once if a signature is wrong.
     Close it when done. One runner serves a whole program (evaluation too, with an `open_session` of its own): what user
     code keeps between rollouts belongs to its loop.
     """
@@ -78,8 +79,10 @@ class RolloutRunner:
         group_size: int,
         seed: int,
         workflow_args: Mapping[str, Any] | None = None,
+        *,
+        needs_reward: bool = True,
     ) -> None:
-        self._functions = UserFunctions(workflow, judge, workflow_args or {})
+        self._functions = UserFunctions(workflow, judge, workflow_args or {}, needs_reward=needs_reward)
         self._open_session = open_session
         self._config = config
         self._group_size = group_size

@@ -20,7 +20,7 @@ from agenttune.types import Group, Outcome, Rollout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutStatistics:
-    """Figures over groups. Means are NaN where there is nothing to average.
+    """Figures over groups. Means are NaN where there is nothing to average (rewards, if rollouts need and have none).
 
     `failures` counts rollouts by outcome after the last attempt, `retries` failed attempts before it; `first_errors`
     has the first error line of each cause. `num_flat_groups` are those with two or more scored rollouts, all of one
@@ -49,7 +49,7 @@ class RolloutStatistics:
 
     @property
     def excluded_share(self) -> float:
-        """Share of the rollouts without a reward."""
+        """Share of the rollouts that take no part."""
         return self.num_excluded / self.num_rollouts if self.num_rollouts else 0.0
 
     def metrics(self) -> dict[str, float]:
@@ -74,10 +74,11 @@ class RolloutStatistics:
         }
         return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
-    def notes(self) -> list[str]:
-        """What deserves a word beside the step's line of the display: nothing in a good step."""
+    def notes(self, *, needs_reward: bool = True) -> list[str]:
+        """What deserves a word beside the step's line of the display: nothing in a good step. Without `needs_reward`
+        equal rewards do not matter."""
         found = []
-        if self.num_groups and self.num_flat_groups == self.num_groups:
+        if needs_reward and self.num_groups and self.num_flat_groups == self.num_groups:
             found.append("every group has one reward: nothing to learn from")
         if self.num_excluded:
             causes = ", ".join(f"{count} {outcome.value}" for outcome, count in self.failures.items())
@@ -98,7 +99,7 @@ def summarize(groups: Iterable[Group]) -> RolloutStatistics:
     return RolloutStatistics(
         num_groups=len(groups),
         num_rollouts=len(rollouts),
-        num_excluded=len(rollouts) - len(rewards),
+        num_excluded=sum(not rollout.scored for rollout in rollouts),
         num_flat_groups=sum(is_flat(group) for group in groups),
         num_without_calls=sum(rollout.outcome == Outcome.OK and not rollout.calls for rollout in rollouts),
         reward_mean=_mean(rewards),
@@ -133,8 +134,8 @@ def check_excluded(groups: Iterable[Group], max_excluded_share: float) -> None:
 
 
 def is_flat(group: Group) -> bool:
-    """Whether two or more scored rollouts of a group all have one reward."""
-    rewards = [rollout.reward for rollout in group.scored]
+    """Whether two or more rollouts of a group have rewards, all the same."""
+    rewards = [rollout.reward for rollout in group.scored if rollout.reward is not None]
     return len(rewards) > 1 and len(set(rewards)) == 1
 
 

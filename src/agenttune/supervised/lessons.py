@@ -75,7 +75,7 @@ class Teacher:
         sources: list[tuple[Call, ...]] = []
         for advantage, conversation in sides.items():
             calls = self.calls(conversation, task)
-            for experience in merge(_rollout(name, task, calls), needs_ratio=False):
+            for experience in merge(_rollout(name, task, calls)):
                 found.append(_with_advantage(experience, advantage))
                 sources.append(calls)
         longest = max(len(experience.ids_T) for experience in found)

@@ -23,20 +23,22 @@ from agenttune.evaluate import Evaluator, evaluation_from_json, evaluation_to_js
 from agenttune.execution.local import Serving
 from agenttune.experience.audit import broken_sentences
 from agenttune.experience.journal import Journal
-from agenttune.loop import deferred_interrupt
 from agenttune.monitor.display import Display, StepReport
 from agenttune.monitor.metrics import Monitor
 from agenttune.monitor.statistics import Evaluation, accuracy, accuracy_metrics
+from agenttune.steps import TimeLimit, deferred_interrupt, save_checkpoint, saved_on_failure
 from agenttune.supervised.batches import split, weighted
 from agenttune.supervised.checks import check_step
 from agenttune.supervised.held_out import HeldOut
 from agenttune.supervised.lessons import Lesson, Teacher
+from agenttune.supervised.taught import HELD_OUT, held_out_row, taught_row
 from agenttune.supervised.trainer import Learnt, SupervisedTrainer
 from agenttune.tasks.order import Order, distinct
-from agenttune.trainer.checkpoint import point, prune, step_directory
 from agenttune.types import Check, Experience, Task
 
 KIND = "supervised"
+SAVED_ON = (CertificateError, DatasetError, TrainingError)
+"""Failures that leave the weights whole."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -103,18 +105,15 @@ class SupervisedLoop:
         Ctrl-C, and a failure that leaves the weights whole, save a checkpoint of the last whole step before they go on
         up.
         """
-        started = time.perf_counter()
-        try:
+        limit = TimeLimit(self.config.time_limit_s, self.display.message)
+        if self.held_out is not None:
+            self.journal.add_taught(HELD_OUT, map(held_out_row, self.held_out.rows))
+        with saved_on_failure(self._save, SAVED_ON, self.display.message):
             evaluation_s = self._evaluate_before()
-            while self.progress.step < self.total_steps and not self._out_of_time(started):
+            while self.progress.step < self.total_steps and not limit.is_up(self.progress.step):
                 self._one_step(evaluation_s)
                 self._save_and_evaluate()
             self._finish()
-        except (KeyboardInterrupt, CertificateError, DatasetError, TrainingError) as error:
-            what = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-            self.display.message(f"{what}: saving a checkpoint")
-            self._save(None)
-            raise
 
     def _one_step(self, evaluation_s: float) -> None:
         began = time.perf_counter()
@@ -129,8 +128,10 @@ class SupervisedLoop:
                 f"({self.teacher.max_model_len}), the others have no token to learn"
             )
         checks = self._certify(lessons, updates)
+        taught = [taught_row(row, lesson) for row, lesson in zip(rows, lessons, strict=True)]
         with deferred_interrupt():  # from here on the step is done whole or not at all
             learnt = self.trainer.train_step(updates)
+            self.journal.add_taught(self.progress.step + 1, taught)
             self._record(lessons, learnt, checks, time.perf_counter() - began, evaluation_s)
 
     def _lessons(self, rows: Sequence[Task]) -> list[Lesson]:
@@ -213,7 +214,7 @@ class SupervisedLoop:
         if step % algorithm.eval_interval_steps == 0:
             self._save(_merit(*self._evaluate(f"step {step}", with_further=False)))
         elif step % algorithm.save_interval_steps == 0:
-            self._save(None)
+            self._save()
 
     def _finish(self) -> None:
         """Evaluate the final weights and save them, unless an earlier session did."""
@@ -224,26 +225,14 @@ class SupervisedLoop:
             merit = _merit(progress.after, progress.loss_after)
         self._save(merit)
 
-    def _save(self, merit: float | None) -> None:
+    def _save(self, merit: float | None = None) -> None:
         """Write a checkpoint of the last whole step; it becomes `best` if it is no worse than that."""
         progress = self.progress
         best = merit is not None and (progress.best is None or merit >= progress.best)
         if best:
             progress.best = merit
-        target = step_directory(self.run_dir, progress.step)
-        with deferred_interrupt():
-            self.trainer.save(target, progress.to_json())
-            point(self.run_dir, "latest", target)
-            if best:
-                point(self.run_dir, "best", target)
-            prune(self.run_dir, self.config.trainer.keep_checkpoints)
-
-    def _out_of_time(self, started: float) -> bool:
-        limit = self.config.time_limit_s
-        if limit is None or time.perf_counter() - started < limit:
-            return False
-        self.display.message(f"the time limit of {limit:g} s is reached after step {self.progress.step}")
-        return True
+        keep = self.config.trainer.keep_checkpoints
+        save_checkpoint(self.trainer, self.run_dir, progress.step, progress.to_json(), best=best, keep=keep)
 
 
 def _note(num_rows: int, too_long: int, empty: int, max_model_len: int) -> str:

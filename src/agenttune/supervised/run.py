@@ -17,7 +17,8 @@ from agenttune.algorithm.supervised import SUPERVISED, SupervisedAlgorithm, reso
 from agenttune.certify import write_certificate
 from agenttune.config.functions import import_function
 from agenttune.config.load import Resolved, value_leaves
-from agenttune.config.run import RunConfig, SupervisedConfig
+from agenttune.config.public import DatasetConfig
+from agenttune.config.run import ExpertConfig, RunConfig, SupervisedConfig
 from agenttune.errors import ConfigError
 from agenttune.execution.auxiliary_settings import check_auxiliary_models
 from agenttune.execution.model_files import model_folder
@@ -28,25 +29,29 @@ from agenttune.monitor.metrics import Monitor, check_monitor, open_monitor
 from agenttune.monitor.statistics import by_mode
 from agenttune.monitor.summary import Summary, peak_memory_mb, process_seconds, write_summary
 from agenttune.rollout.signature import judge_arguments, workflow_arguments
-from agenttune.supervised.rows import read_row
+from agenttune.supervised.rows import Data, read_row
 from agenttune.tasks.order import hold_out
 from agenttune.tasks.selection import make_order
 from agenttune.tasks.source import load_tasks
+from agenttune.trainer.lora_settings import check_lora
 from agenttune.types import Task
 
 if TYPE_CHECKING:
     from agenttune.evaluate import Evaluator
     from agenttune.execution.local import Serving
     from agenttune.execution.run_directory import RunDirectory
+    from agenttune.supervised.lessons import Teacher
     from agenttune.supervised.loop import SupervisedLoop
     from agenttune.tasks.order import Order
+    from agenttune.trainer.model import TrainedModel
     from agenttune.tuning import TuneResult
 
 ROWS_CHECKED_FIRST = 64
 """Rows whose format is looked at before a model is loaded."""
 WITHOUT_EFFECT = (
     *("algorithm.group_size", "sampling.max_refill", "sampling.reward_", "sampling.overlong", "sampling.difficulty"),
-    *("check.", "critic.", "taskset."),
+    *("sampling.replay", "sampling.max_staleness"),
+    *("check.", "critic.", "distill.", "taskset."),
 )
 """Settings, by how they begin, that mean nothing without rollouts."""
 OF_WORKFLOW = ("workflow_args", "rollout.", "auxiliary_models", "judge")
@@ -54,7 +59,7 @@ OF_WORKFLOW = ("workflow_args", "rollout.", "auxiliary_models", "judge")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Data:
+class RowData:
     """Rows to train on, rows held out, and the tasks that the agent is evaluated on."""
 
     training: Sequence[Task]
@@ -75,7 +80,7 @@ def run_supervised(
     if workflow is not None and judge is None and config.judge is not None:
         judge = import_function(config.judge)
     algorithm = _check(config, workflow, judge)
-    data = _read(config, algorithm, workflow is not None)
+    data = read_data(config, algorithm, workflow is not None)
     let_idle_workers_sleep()
     from agenttune.execution.local import Serving
     from agenttune.execution.run_directory import open_run_directory
@@ -103,8 +108,9 @@ def run_supervised(
 
 
 def refuse_its_settings(config: RunConfig) -> None:
-    """Raise `ConfigError` if a run with rollouts was given settings of the runs without."""
-    if config.supervised != SupervisedConfig():
+    """Raise `ConfigError` if a run with rollouts, and without an expert's rows, was given settings of the runs
+    without."""
+    if config.supervised != SupervisedConfig() and config.expert.dataset is None:
         raise ConfigError(
             f"the settings of supervised have no effect: {config.algorithm.algorithm_type!r} learns from rollouts "
             f"({', '.join(SUPERVISED)} learn from rows)"
@@ -117,6 +123,10 @@ def _check(
     """Everything that is known to be wrong before anything is loaded."""
     name = config.algorithm.algorithm_type
     algorithm = resolve_supervised(name, config.loss)
+    if config.expert != ExpertConfig():
+        raise ConfigError(
+            f"the settings of expert have no effect: {name!r} learns from the rows of train_dataset alone"
+        )
     if workflow is None and judge is not None:
         raise ConfigError("judge_func judges what a workflow says, and there is none: give both, or neither")
     if workflow is not None:
@@ -134,6 +144,7 @@ def _check(
         raise ConfigError(f"sampling.order is 'difficulty', which goes by rewards: {name!r} has none")
     check_auxiliary_models(config)
     check_monitor(config.monitor_type)
+    check_lora(config.trainer)
     model_folder(config.model.model_path)
     return algorithm
 
@@ -146,11 +157,17 @@ def _idle(resolved: Resolved, has_workflow: bool) -> list[str]:
     return [f"without effect in {name}: {', '.join(idle)}"] if idle else []
 
 
-def _read(config: RunConfig, algorithm: SupervisedAlgorithm, has_workflow: bool) -> _Data:
-    """The datasets, split. The format of the first rows is checked here."""
-    rows: Sequence[Task] = load_tasks(config.train_dataset)
+def load_rows(dataset: DatasetConfig, data: Data, fields: SupervisedConfig) -> Sequence[Task]:
+    """The rows of a dataset. Raises `DatasetError` if one of the first does not have the format."""
+    rows: Sequence[Task] = load_tasks(dataset)
     for place in range(min(len(rows), ROWS_CHECKED_FIRST)):
-        read_row(rows[place], algorithm.data, config.supervised)
+        read_row(rows[place], data, fields)
+    return rows
+
+
+def read_data(config: RunConfig, algorithm: SupervisedAlgorithm, has_workflow: bool) -> RowData:
+    """The datasets, split."""
+    rows = load_rows(config.train_dataset, algorithm.data, config.supervised)
     messages: tuple[str, ...] = ()
     held_out: Sequence[Task] = ()
     if config.eval_dataset is not None and not has_workflow:
@@ -165,7 +182,7 @@ def _read(config: RunConfig, algorithm: SupervisedAlgorithm, has_workflow: bool)
     limit = config.evaluation.max_tasks
     tasks = load_tasks(config.eval_dataset)[:limit] if config.eval_dataset is not None and has_workflow else ()
     further = {name: load_tasks(dataset) for name, dataset in config.evaluation.further.items()}
-    return _Data(training=rows, held_out=held_out[:limit], tasks=tasks, further=further, messages=messages)
+    return RowData(training=rows, held_out=held_out[:limit], tasks=tasks, further=further, messages=messages)
 
 
 def _assemble(
@@ -173,7 +190,7 @@ def _assemble(
     algorithm: SupervisedAlgorithm,
     directory: RunDirectory,
     serving: Serving | None,
-    data: _Data,
+    data: RowData,
     order: Order,
     total_steps: int,
     display: Display,
@@ -183,6 +200,7 @@ def _assemble(
     from agenttune.supervised.held_out import HeldOut
     from agenttune.supervised.loop import Progress, SupervisedLoop
     from agenttune.supervised.trainer import SupervisedTrainer
+    from agenttune.trainer.lora import adapters_line
 
     quiet_transformers()
     folder = model_folder(config.model.model_path)
@@ -195,7 +213,9 @@ def _assemble(
         device=config.engine.device,
         seed=config.seed,
     )
-    teacher = _teacher(config, algorithm, folder, trainer)
+    teacher = make_teacher(config, algorithm, folder, trainer.policy)
+    if line := adapters_line(trainer.policy):
+        display.message(line)
     progress = Progress(order=order.state())
     if directory.checkpoint is not None:
         progress = Progress.from_json(trainer.restore(directory.checkpoint))
@@ -241,7 +261,7 @@ def _monitor(config: RunConfig, directory: RunDirectory, step: int) -> Monitor:
     )
 
 
-def _evaluator(serving: Serving, data: _Data, display: Display) -> Evaluator:
+def _evaluator(serving: Serving, data: RowData, display: Display) -> Evaluator:
     from agenttune.evaluate import Evaluator
 
     return Evaluator(
@@ -254,7 +274,8 @@ def _evaluator(serving: Serving, data: _Data, display: Display) -> Evaluator:
     )
 
 
-def _teacher(config: RunConfig, algorithm: SupervisedAlgorithm, folder: Path, trainer: Any) -> Any:
+def make_teacher(config: RunConfig, algorithm: SupervisedAlgorithm, folder: Path, policy: TrainedModel) -> Teacher:
+    """What makes lessons of rows for the model that is trained."""
     from transformers import AutoTokenizer
 
     from agenttune.gateway.render import Renderer
@@ -266,7 +287,7 @@ def _teacher(config: RunConfig, algorithm: SupervisedAlgorithm, folder: Path, tr
     return Teacher(
         tokenizer=tokenizer,
         renderer=None if algorithm.data == "texts" else Renderer(tokenizer),
-        end_ids=end_token_ids(trainer.policy.module),
+        end_ids=end_token_ids(policy.module),
         max_model_len=config.model.max_model_len,
         data=algorithm.data,
         fields=config.supervised,

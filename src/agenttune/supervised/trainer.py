@@ -22,7 +22,8 @@ import torch
 from agenttune.algorithm.supervised import SupervisedAlgorithm, cross_entropy, margins
 from agenttune.config.run import TrainerConfig
 from agenttune.trainer import checkpoint
-from agenttune.trainer.model import TrainedModel
+from agenttune.trainer.lora import load_reference, load_trained
+from agenttune.trainer.model import Scorer, TrainedModel
 from agenttune.trainer.optimizer import Optimizer
 from agenttune.trainer.packing import Pack, pack
 from agenttune.types import Experience
@@ -70,7 +71,7 @@ class SupervisedTrainer:
         config: TrainerConfig,
         learning_rate: float,
         planned_updates: int,
-        reference: TrainedModel | None = None,
+        reference: Scorer | None = None,
     ) -> None:
         """Train `policy`. `reference` must be given exactly if the algorithm needs one."""
         assert (reference is not None) == algorithm.needs_reference
@@ -96,18 +97,14 @@ class SupervisedTrainer:
         seed: int = 0,
     ) -> SupervisedTrainer:
         """Load a model directory as policy, and as reference where one is needed (a resumed run's reference is the
-        model it once started from). Raises `ModelError` for architectures not supported."""
+        model it once started from; with adapters, the policy without them). Raises `ModelError` for architectures not
+        supported."""
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         torch.manual_seed(seed)
         place = torch.device(device)
-        policy = TrainedModel.load(
-            model_path, dtype=config.dtype, device=place, gradient_checkpointing=config.gradient_checkpointing
-        )
-        reference = None
-        if algorithm.needs_reference:
-            reference = TrainedModel.load(model_path, dtype=config.dtype, device=place)
-            reference.freeze()
+        policy = load_trained(model_path, config, place)
+        reference = load_reference(policy, model_path, config, place) if algorithm.needs_reference else None
         return cls(
             policy,
             algorithm=algorithm,
@@ -165,8 +162,8 @@ class SupervisedTrainer:
         return Measured(loss=total, margins=found)
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
-        """The trained weights by their Hugging Face names (tied ones once): the trainer's own memory, not a copy."""
-        return {name: parameter.detach() for name, parameter in self.policy.parameters()}
+        """The weights to act with, by their Hugging Face names; see `TrainedModel.state_tensors`."""
+        return self.policy.state_tensors()
 
     def save(self, directory: Path, position: Mapping[str, Any]) -> None:
         """Write a checkpoint; `position` is the caller's own JSON, given back by `restore`.
@@ -175,9 +172,7 @@ class SupervisedTrainer:
         """
         checkpoint.save(
             directory,
-            module=self.policy.module,
-            weights=self.state_tensors(),
-            compute_dtype=self.policy.compute_dtype,
+            policy=self.policy,
             optimizer_tensors=self._optimizer.state_tensors(),
             state={"version": self.version, "position": dict(position)},
         )
@@ -185,7 +180,7 @@ class SupervisedTrainer:
     def restore(self, directory: Path) -> dict[str, Any]:
         """Continue from a checkpoint of the same model; returns its `position`. Raises `CheckpointError`."""
         saved = checkpoint.load(directory)
-        checkpoint.copy_into(dict(self.policy.parameters()), saved.weights, directory)
+        checkpoint.restore_policy(self.policy, saved, directory)
         self._optimizer.load_state_tensors(saved.optimizer_tensors)
         checkpoint.set_random_state(saved.random_state)
         self.version = int(saved.state["version"])

@@ -27,14 +27,16 @@ def make_order(tasks: Sequence[Task], sampling: SamplingConfig, *, seed: int, ba
 
 
 def easy_to_hard(tasks: Sequence[Task], key: str) -> list[int]:
-    """The places of the tasks in ascending order of the number in their field `key`, equal ones as they came.
+    """The places of the tasks in ascending order of the number in their field `key`, equal ones as they came; with `-`
+    before the field's name in descending order.
 
     Raises `DatasetError` for a task without such a number.
     """
+    sign, field = (-1, key[1:]) if key.startswith("-") else (1, key)
     for task in tasks:
-        value = task.row.get(key)
+        value = task.row.get(field)
         if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
             raise DatasetError(
                 f"sampling.curriculum_key is {key!r}, but task {task.id} has {value!r} there: every task needs a number"
             )
-    return sorted(range(len(tasks)), key=lambda place: tasks[place].row[key])
+    return sorted(range(len(tasks)), key=lambda place: sign * tasks[place].row[field])

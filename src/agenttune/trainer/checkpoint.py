@@ -2,7 +2,8 @@
 
 In: a model, optimizer tensors and a JSON state. Out: `global_step_N/` in the run directory, either whole or not there,
 with `latest` and `best` pointing to one of them. Weights are stored in the type that the run computes in, since that
-model was evaluated; where that is not fp32, the fp32 master weights lie in `trainer_state/`.
+model was evaluated; where that is not fp32, the fp32 master weights lie in `trainer_state/`. A run with adapters leaves
+the merged model, `adapter/` in peft's format, and the adapters in `trainer_state/`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -21,16 +22,20 @@ from safetensors.torch import load_file, save_file
 
 from agenttune.errors import CheckpointError
 
+if TYPE_CHECKING:
+    from agenttune.trainer.model import TrainedModel
+
 Pointer = Literal["latest", "best"]
 PREFIX = "global_step_"
 STATE = "trainer_state"
+ADAPTERS = "adapters"
 _OWN_FILES = ("weights", "optimizer", "random")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """What a checkpoint holds for resume. `weights` are the fp32 master weights by name; `further` are tensors that the
-    run saved beside, by the name it gave them."""
+    """What a checkpoint holds for resume. `weights` are the fp32 master weights (or adapters) by name; `further` are
+    tensors that the run saved beside, by the name it gave them."""
 
     weights: dict[str, torch.Tensor]
     optimizer_tensors: dict[str, torch.Tensor]
@@ -42,9 +47,7 @@ class Saved:
 def save(
     directory: Path,
     *,
-    module: Any,
-    weights: Mapping[str, torch.Tensor],
-    compute_dtype: torch.dtype,
+    policy: TrainedModel,
     optimizer_tensors: Mapping[str, torch.Tensor],
     state: Mapping[str, Any],
     further: Mapping[str, Mapping[str, torch.Tensor]] | None = None,
@@ -52,23 +55,23 @@ def save(
     """Write a checkpoint at `directory`, replacing one that is there. `state` must be JSON; `further` are tensors to
     save beside (a critic's, say), by any names but those of the files there.
 
-    `weights` are the fp32 parameters of `module`; tokenizer, chat template and generation config are the files of the
-    local directory that it came from. Raises `CheckpointError` (a full disk, say); then what was at `directory` stays
-    and nothing else is left behind.
+    Tokenizer, chat template and generation config are the files of the local directory that `policy` came from. Raises
+    `CheckpointError` (a full disk, say); then what was at `directory` stays and nothing else is left behind.
     """
 
     def write(partial: Path) -> None:
-        _write_model(partial, module, compute_dtype)
-        _copy_unchanged(Path(module.config._name_or_path), partial)
+        policy.write(partial)
+        _copy_unchanged(Path(policy.module.config._name_or_path), partial)
         inner = partial / STATE
         inner.mkdir()
-        if compute_dtype != torch.float32:
-            save_file(_on_cpu(weights), inner / "weights.safetensors")
+        if policy.compute_dtype != torch.float32 or policy.adapters is not None:
+            save_file(_on_cpu(dict(policy.parameters())), inner / "weights.safetensors")
         save_file(_on_cpu(optimizer_tensors), inner / "optimizer.safetensors")
         save_file(_random_state(), inner / "random.safetensors")
         for name, tensors in (further or {}).items():
             save_file(_on_cpu(tensors), inner / f"{name}.safetensors")
-        (inner / "state.json").write_text(json.dumps(state, indent=2) + "\n")
+        whole = dict(state) if policy.adapters is None else {**state, ADAPTERS: policy.adapters}
+        (inner / "state.json").write_text(json.dumps(whole, indent=2) + "\n")
 
     write_directory(directory, write)
 
@@ -90,6 +93,25 @@ def load(directory: Path) -> Saved:
         )
     except (OSError, SafetensorError, json.JSONDecodeError) as error:
         raise CheckpointError(f"cannot resume from {directory}: {error}") from error
+
+
+def restore_policy(policy: TrainedModel, saved: Saved, directory: Path) -> None:
+    """Give a model the weights of the checkpoint in `directory`.
+
+    Raises `CheckpointError`, with nothing changed, if it is not one of this model, or of other adapters.
+    """
+    if (before := saved.state.get(ADAPTERS)) != policy.adapters:
+        raise CheckpointError(
+            f"{directory} was written by a run that trained {_trained(before)}, but trainer.lora now asks for "
+            f"{_trained(policy.adapters)}: set trainer.lora as it was, or start another run"
+        )
+    copy_into(dict(policy.parameters()), saved.weights, directory)
+
+
+def _trained(adapters: Mapping[str, Any] | None) -> str:
+    if adapters is None:
+        return "all weights"
+    return f"adapters ({', '.join(f'{name} {value}' for name, value in adapters.items())})"
 
 
 def copy_into(
@@ -189,19 +211,6 @@ def _steps(root: Path) -> dict[Path, int]:
     """Checkpoints and their steps."""
     found = {path: path.name.removeprefix(PREFIX) for path in root.glob(f"{PREFIX}*") if path.is_dir()}
     return {path: int(number) for path, number in found.items() if number.isdigit()}
-
-
-def _write_model(directory: Path, module: Any, dtype: torch.dtype) -> None:
-    """Weights and config as transformers writes them, in `dtype`."""
-    cast: dict[int, torch.Tensor] = {}  # tied weights must stay one tensor to be written once
-    tensors = {
-        name: cast.setdefault(tensor.data_ptr(), tensor.to(dtype)) for name, tensor in module.state_dict().items()
-    }
-    module.save_pretrained(directory, state_dict=tensors)
-    config_file = directory / "config.json"
-    config = json.loads(config_file.read_text())
-    config["dtype"] = str(dtype).removeprefix("torch.")
-    config_file.write_text(json.dumps(config, indent=2) + "\n")
 
 
 def _copy_unchanged(source: Path, directory: Path) -> None:

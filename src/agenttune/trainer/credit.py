@@ -1,13 +1,15 @@
-"""Advantages of single tokens, where the trainer alone can compute them: with a critic, or a KL penalty in the reward.
+"""Advantages of single tokens, where the trainer alone can compute them: with a critic, a KL penalty in the reward, or
+a teacher's logprobs of the sampled tokens.
 
-In: all packs of a step as they were drawn, with the reference model's logprobs and the critic's values. Out: the same
-packs with advantages token by token, and the returns that the critic learns. All of it is computed once a step, before
-its first update.
+In: all packs of a step as they were drawn, with the reference's and teacher's logprobs and the critic's values. Out:
+the same packs with advantages token by token, and the returns that the critic learns. All of it is computed once a
+step, before its first update.
 
 The tokens of a rollout are its calls' sampled tokens in the order of the calls, whatever sequences hold them. With a
 critic a call's recorded advantage is the reward that comes after its last token; a KL penalty is taken from the reward
 of its own token. Without a critic the recorded advantage stays, and each token is charged the penalties from it to the
-end of its rollout (as in REINFORCE++, arXiv 2501.03262), after the group's own normalization.
+end of its rollout (as in REINFORCE++, arXiv 2501.03262), after the group's own normalization. What a teacher says of a
+token is added to the advantage of that token alone, with a critic to its reward.
 
 Shape suffixes: S loss tokens of a step, rollout after rollout; E loss entries of a pack.
 """
@@ -21,6 +23,7 @@ from math import isnan
 import numpy as np
 import torch
 
+from agenttune.algorithm.distill import Distill, sampled_advantages
 from agenttune.algorithm.gae import explained_variance, sums_to_end
 from agenttune.algorithm.kl import ESTIMATORS
 from agenttune.algorithm.presets import Algorithm
@@ -32,12 +35,14 @@ from agenttune.trainer.packing import IndexArray, Pack
 class Part:
     """A pack, and what is known of its loss entries (shape E) beside what was recorded; None where it is not needed.
 
-    `reference_E` and `proximal_E` are logprobs of the reference and of the weights before the step's first update,
-    `values_E` and `returns_E` the critic's values then and what it is to learn.
+    `reference_E`, `teacher_E` and `proximal_E` are logprobs of the reference, of the teacher (of sampled tokens) and
+    of the weights before the step's first update, `values_E` and `returns_E` the critic's values then and what it is to
+    learn.
     """
 
     pack: Pack
     reference_E: torch.Tensor | None = None
+    teacher_E: torch.Tensor | None = None
     proximal_E: torch.Tensor | None = None
     values_E: torch.Tensor | None = None
     returns_E: torch.Tensor | None = None
@@ -65,8 +70,13 @@ def assign(parts: Sequence[Part], algorithm: Algorithm) -> Credit:
         kl_S = np.concatenate([_divergence(part, algorithm) for part in parts])[order_S]
         penalties_S, kl = algorithm.kl_coef * kl_S, float(kl_S.mean())
         metrics["kl_penalty"] = float(penalties_S.mean())
+    taught_S = np.zeros(len(order_S))
+    if algorithm.distill is not None and not algorithm.distill.of_vocabulary:
+        taught_S = np.concatenate([_taught(part, algorithm.distill) for part in parts])[order_S]
+        metrics["distill_divergence"] = -float(taught_S.mean()) / algorithm.distill.coef
     if not algorithm.needs_critic:
-        _set_advantages(parts, _spread(parts, order_S, recorded_S - sums_to_end(penalties_S, rollouts_S)))
+        advantages_S = recorded_S - sums_to_end(penalties_S, rollouts_S) + taught_S
+        _set_advantages(parts, _spread(parts, order_S, advantages_S))
         return Credit(metrics=metrics, kl=kl)
     values_S = np.concatenate([_numpy(part.values_E) for part in parts])[order_S]
     if not np.isfinite(values_S).all():
@@ -74,7 +84,7 @@ def assign(parts: Sequence[Part], algorithm: Algorithm) -> Credit:
             f"{int((~np.isfinite(values_S)).sum())} of {len(values_S)} values of the critic are NaN or infinite; "
             "nothing was updated. Lower critic.learning_rate, or train in float32"
         )
-    rewards_S = np.where(last_S, recorded_S, 0.0) - penalties_S
+    rewards_S = np.where(last_S, recorded_S, 0.0) - penalties_S + taught_S
     advantages_S, returns_S = algorithm.token_advantages(rewards_S, values_S, rollouts_S)
     _set_advantages(parts, _spread(parts, order_S, advantages_S))
     for part, returns_E in zip(parts, _spread(parts, order_S, returns_S), strict=True):
@@ -108,6 +118,13 @@ def _divergence(part: Part, algorithm: Algorithm) -> np.ndarray:
     assert part.reference_E is not None, f"{algorithm.name} penalizes KL in the reward: reference logprobs are needed"
     sampled_E = torch.from_numpy(part.pack.logprobs_E).to(part.reference_E)
     return _numpy(ESTIMATORS[algorithm.kl](sampled_E, part.reference_E, sampled_E))
+
+
+def _taught(part: Part, distill: Distill) -> np.ndarray:
+    """Each entry's advantage by the teacher."""
+    assert part.teacher_E is not None, "the teacher's logprobs of every pack are needed"
+    sampled_E = torch.from_numpy(part.pack.logprobs_E).to(part.teacher_E)
+    return _numpy(sampled_advantages(distill, part.teacher_E, sampled_E))
 
 
 def _set_advantages(parts: Sequence[Part], advantages: Sequence[np.ndarray]) -> None:

@@ -10,10 +10,11 @@ C hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -32,16 +33,47 @@ MAX_LOGITS = 1 << 25
 """Logits (rows x vocabulary) held at a time; more are computed in chunks, and again in the backward pass."""
 
 
+RowStatistic = Callable[[torch.Tensor], torch.Tensor]
+"""A number (R) for each distribution, from its logprobs (R, V)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """What a model says of a pack's loss entries (shape E, natural logarithms)."""
+    """What a model says of a pack's loss entries (shape E, natural logarithms); `divergence_E` is that from another
+    model, if it was compared with one; `statistic_E` a statistic of each entry's distribution, if one was asked for."""
 
     logprobs_E: torch.Tensor
     entropy_E: torch.Tensor
+    divergence_E: torch.Tensor | None = None
+    statistic_E: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """Another model to compare with at a pack's rows, over the part of the vocabulary that both have: its hidden states
+    there, its output embeddings, and the divergence (R) of two sets of logprobs (R, V), this model's first."""
+
+    hidden_RC: torch.Tensor
+    head: Any
+    divergence: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+    def rows(self, start: int, stop: int) -> Compared:
+        """Some of the rows."""
+        return replace(self, hidden_RC=self.hidden_RC[start:stop])
+
+
+class Scorer(Protocol):
+    """A role that only says what it thinks of a pack (a reference)."""
+
+    def score(self, pack: Pack) -> Scores:
+        """Logprobs and entropies of the pack's entries."""
 
 
 class TrainedModel:
     """A causal model together with how it is computed."""
+
+    adapters: Mapping[str, Any] | None = None
+    """What adapters are trained (JSON); None where the weights themselves are."""
 
     def __init__(
         self,
@@ -72,12 +104,11 @@ class TrainedModel:
         cls, source: str | Path, *, dtype: DType, device: torch.device, gradient_checkpointing: bool = False
     ) -> TrainedModel:
         """Read a Hugging Face model into fp32 weights on `device`."""
-        config = AutoConfig.from_pretrained(source)
-        _refuse_unsupported(config)
-        module = AutoModelForCausalLM.from_pretrained(source, config=config, dtype=torch.float32).to(device)
-        if dtype == "auto":
-            dtype = "bfloat16" if device.type == "cuda" else "float32"
-        return cls(module, compute_dtype=getattr(torch, dtype), gradient_checkpointing=gradient_checkpointing)
+        return cls(
+            read_module(source, device),
+            compute_dtype=resolve_dtype(dtype, device),
+            gradient_checkpointing=gradient_checkpointing,
+        )
 
     @property
     def device(self) -> torch.device:
@@ -88,18 +119,46 @@ class TrainedModel:
         """Trained parameters by their Hugging Face names; tied ones once."""
         return ((name, parameter) for name, parameter in self.module.named_parameters() if parameter.requires_grad)
 
+    def state_tensors(self) -> dict[str, torch.Tensor]:
+        """The weights of the model that acts, by their Hugging Face names (tied ones once): where they are trained
+        themselves, the trainer's own memory, not a copy.
+        """
+        return {name: parameter.detach() for name, parameter in self.parameters()}
+
+    def write(self, directory: Path) -> None:
+        """Write the model that acts as transformers does, weights in the type that it is computed in."""
+        write_model(directory, self.module, self.module.state_dict(), self.compute_dtype)
+
     def freeze(self) -> None:
         """No parameter is trained any more (a reference)."""
         self.module.requires_grad_(False)
 
-    def score(self, pack: Pack, *, entropy_gradient: bool = False) -> Scores:
-        """Logprobs and entropies of the pack's entries; the entropy carries gradient only if asked."""
+    def score(
+        self,
+        pack: Pack,
+        *,
+        entropy_gradient: bool = False,
+        compared: Compared | None = None,
+        statistic: RowStatistic | None = None,
+    ) -> Scores:
+        """Logprobs and entropies of the pack's entries, and their divergence from `compared` or their `statistic` (not
+        both), at each entry's temperature; the entropy carries gradient only if asked."""
         device = self.device
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16):
             hidden_NC = self._hidden(pack.ids_N, pack.positions_N, pack.segments)
             predict_R, temperatures_R, row_E = _rows(pack)
             hidden_RC = hidden_NC.index_select(0, _to(predict_R, device))
-            return self._score_rows(hidden_RC, _to(temperatures_R, device), row_E, pack.targets_E, entropy_gradient)
+            return self._score_rows(
+                hidden_RC, _to(temperatures_R, device), row_E, pack.targets_E, entropy_gradient, compared, statistic
+            )
+
+    def compare(self, pack: Pack, divergence: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Compared:
+        """This model as another one's `compared`, for the same pack."""
+        device = self.device
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16):
+            hidden_NC = self._hidden(pack.ids_N, pack.positions_N, pack.segments)
+            hidden_RC = hidden_NC.index_select(0, _to(_rows(pack)[0], device))
+        return Compared(hidden_RC=hidden_RC, head=self.module.get_output_embeddings(), divergence=divergence)
 
     def states(self, pack: Pack) -> torch.Tensor:
         """The hidden states that the pack's entries are predicted from, shape (E, C)."""
@@ -126,6 +185,8 @@ class TrainedModel:
         row_E: IndexArray,
         targets_E: IndexArray,
         entropy_gradient: bool,
+        compared: Compared | None,
+        statistic: RowStatistic | None,
     ) -> Scores:
         """Entries are sorted by row, so that a chunk of rows serves a range of entries; then put back in order."""
         device = hidden_RC.device
@@ -133,8 +194,9 @@ class TrainedModel:
         sorted_row_E = row_E[order_E]
         head = self.module.get_output_embeddings()
         num_rows = len(hidden_RC)
-        chunk = max(1, self._max_logits // head.weight.shape[0])
-        logprobs, entropies = [], []
+        vocabulary = head.weight.shape[0] + (0 if compared is None else compared.head.weight.shape[0])
+        chunk = max(1, self._max_logits // vocabulary)
+        parts: list[tuple[torch.Tensor, ...]] = []
         for start in range(0, num_rows, chunk):
             stop = min(start + chunk, num_rows)
             first, last = np.searchsorted(sorted_row_E, [start, stop])
@@ -144,14 +206,21 @@ class TrainedModel:
                 _to(sorted_row_E[first:last] - start, device),
                 _to(targets_E[order_E[first:last]], device),
             )
+            other = None if compared is None else compared.rows(start, stop)
             if num_rows > chunk and torch.is_grad_enabled():
-                scored = checkpoint(_score_chunk, head, *inputs, entropy_gradient, use_reentrant=False)
+                parts.append(
+                    checkpoint(_score_chunk, head, *inputs, entropy_gradient, other, statistic, use_reentrant=False)
+                )
             else:
-                scored = _score_chunk(head, *inputs, entropy_gradient)
-            logprobs.append(scored[0])
-            entropies.append(scored[1])
+                parts.append(_score_chunk(head, *inputs, entropy_gradient, other, statistic))
         back_E = _to(np.argsort(order_E), device)
-        return Scores(logprobs_E=torch.cat(logprobs)[back_E], entropy_E=torch.cat(entropies)[back_E])
+        found = [torch.cat(of_chunks)[back_E] for of_chunks in zip(*parts, strict=True)]
+        return Scores(
+            logprobs_E=found[0],
+            entropy_E=found[1],
+            divergence_E=found[2] if compared is not None else None,
+            statistic_E=found[2] if statistic is not None else None,
+        )
 
     def _check_forward(self) -> None:
         """Compare a tiny packed tree with the model's own forward pass, so that no family is computed wrongly in
@@ -180,6 +249,20 @@ class TrainedModel:
             )
 
 
+def read_module(source: str | Path, device: torch.device) -> Any:
+    """A Hugging Face causal model in fp32. Raises `ModelError` for architectures that are not supported."""
+    config = AutoConfig.from_pretrained(source)
+    _refuse_unsupported(config)
+    return AutoModelForCausalLM.from_pretrained(source, config=config, dtype=torch.float32).to(device)
+
+
+def resolve_dtype(dtype: DType, device: torch.device) -> torch.dtype:
+    """The compute type that a setting means on a device."""
+    if dtype == "auto":
+        dtype = "bfloat16" if device.type == "cuda" else "float32"
+    return getattr(torch, dtype)  # type: ignore[no-any-return]
+
+
 def _score_chunk(
     head: torch.nn.Module,
     hidden_RC: torch.Tensor,
@@ -187,13 +270,27 @@ def _score_chunk(
     row_E: torch.Tensor,
     targets_E: torch.Tensor,
     entropy_gradient: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    compared: Compared | None,
+    statistic: RowStatistic | None,
+) -> tuple[torch.Tensor, ...]:
+    """Logprob and entropy of each entry, and its divergence if there is something to compare with."""
     logits_RV = head(hidden_RC)
     exact = torch.promote_types(logits_RV.dtype, torch.float32)
-    logprobs_RV = (logits_RV.to(exact) / temperatures_R.to(exact)[:, None]).log_softmax(dim=-1)
+    scaled_RV = logits_RV.to(exact) / temperatures_R.to(exact)[:, None]
+    logprobs_RV = scaled_RV.log_softmax(dim=-1)
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropy_R = -(logprobs_RV.exp() * logprobs_RV).sum(dim=-1)
-    return logprobs_RV[row_E, targets_E], entropy_R[row_E]
+    if statistic is not None:
+        assert compared is None
+        return logprobs_RV[row_E, targets_E], entropy_R[row_E], statistic(logprobs_RV)[row_E]
+    if compared is None:
+        return logprobs_RV[row_E, targets_E], entropy_R[row_E]
+    with torch.no_grad():
+        other_RV = compared.head(compared.hidden_RC).to(exact) / temperatures_R.to(exact)[:, None]
+    common = min(scaled_RV.shape[1], other_RV.shape[1])  # rows beyond the shorter one are padding
+    mine_RV = logprobs_RV if scaled_RV.shape[1] == common else scaled_RV[:, :common].log_softmax(dim=-1)
+    divergence_R = compared.divergence(mine_RV, other_RV[:, :common].log_softmax(dim=-1))
+    return logprobs_RV[row_E, targets_E], entropy_R[row_E], divergence_R[row_E]
 
 
 def _rows(pack: Pack) -> tuple[IndexArray, FloatArray, IndexArray]:
@@ -205,6 +302,17 @@ def _rows(pack: Pack) -> tuple[IndexArray, FloatArray, IndexArray]:
 
 def _to(array: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+
+def write_model(directory: Path, module: Any, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
+    """Weights and config as transformers writes them, in `dtype`."""
+    cast: dict[int, torch.Tensor] = {}  # tied weights must stay one tensor to be written once
+    of_dtype = {name: cast.setdefault(tensor.data_ptr(), tensor.to(dtype)) for name, tensor in tensors.items()}
+    module.save_pretrained(directory, state_dict=of_dtype)
+    config_file = directory / "config.json"
+    config = json.loads(config_file.read_text())
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    config_file.write_text(json.dumps(config, indent=2) + "\n")
 
 
 def _refuse_unsupported(config: Any) -> None:

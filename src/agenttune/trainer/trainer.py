@@ -24,18 +24,22 @@ from agenttune.algorithm.objective import (
     ObjectiveSums,
     effective_sample_share,
     policy_objective,
-    sample_share_alarm,
     sequence_log_ratios,
 )
 from agenttune.algorithm.presets import Algorithm
 from agenttune.config.run import CriticConfig, TrainerConfig
 from agenttune.trainer import checkpoint
 from agenttune.trainer.credit import Part, assign
-from agenttune.trainer.critic import Critic, CriticUpdate
-from agenttune.trainer.model import TrainedModel
+from agenttune.trainer.critic import Critic
+from agenttune.trainer.entropy_clip import clip_by_entropy
+from agenttune.trainer.expert import backward as backward_expert
+from agenttune.trainer.lora import load_reference, load_trained
+from agenttune.trainer.measured import StepMetrics, Update, summarize
+from agenttune.trainer.model import Scorer, TrainedModel
 from agenttune.trainer.optimizer import Optimizer
 from agenttune.trainer.packing import IndexArray, Pack, pack
 from agenttune.trainer.parity import LogprobGap, Tolerance
+from agenttune.trainer.teacher import Teacher
 from agenttune.types import Experience
 
 
@@ -46,31 +50,9 @@ class Batch(Protocol):
     def experiences(self) -> Sequence[Experience]:
         """All sequences of the update."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepMetrics:
-    """What a training step did.
-
-    `version` is the policy version after it. `values` are numbers to log: means over the step's loss tokens and
-    updates. Token counts are those of one pass over the data: `trained_tokens` carry loss, `computed_tokens` went
-    through the model, `sequence_tokens` would have without sharing, `skipped_tokens` (loss tokens) had no gradient to
-    give. `alarms` are sentences for people.
-    """
-
-    version: int
-    num_updates: int
-    trained_tokens: int
-    computed_tokens: int
-    sequence_tokens: int
-    skipped_tokens: int
-    seconds: float
-    values: Mapping[str, float]
-    alarms: tuple[str, ...] = ()
-
-    def as_dict(self) -> dict[str, float]:
-        """All numbers by name."""
-        names = ("version", "num_updates", "trained_tokens", "computed_tokens", "sequence_tokens", "skipped_tokens")
-        return {name: getattr(self, name) for name in names} | {"seconds": self.seconds} | dict(self.values)
+    @property
+    def experts(self) -> Sequence[Experience]:
+        """Those of an expert, beside them; looked at only if the algorithm has an expert's part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +60,7 @@ class _Work:
     """A batch, packed, with what is known of each pack beside the records."""
 
     parts: list[Part]
+    experts: list[Pack]
     skipped_tokens: int
 
     @property
@@ -86,21 +69,9 @@ class _Work:
         return sum(part.pack.num_trained_tokens for part in self.parts)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Update:
-    """What one update measured."""
-
-    sums: ObjectiveSums
-    entropy: float
-    gap: LogprobGap
-    sample_share: float
-    grad_norm: float
-    learning_rate: float
-    critic: CriticUpdate | None
-
-
 class Trainer:
-    """Owns the trained weights, their optimizer, and the frozen reference. `version` counts the updates they had."""
+    """Owns the trained weights, their optimizer, and the frozen reference and teacher. `version` counts the updates the
+    policy had."""
 
     def __init__(
         self,
@@ -110,13 +81,15 @@ class Trainer:
         config: TrainerConfig,
         learning_rate: float,
         planned_updates: int,
-        reference: TrainedModel | None = None,
+        reference: Scorer | None = None,
         critic: Critic | None = None,
+        teacher: Teacher | None = None,
         tolerance: Tolerance | None = None,
     ) -> None:
-        """Train `policy`. `reference` and `critic` must be given exactly if the algorithm needs one."""
+        """Train `policy`. `reference`, `critic` and `teacher` must be given exactly if the algorithm needs one."""
         assert (reference is not None) == algorithm.needs_reference
         assert (critic is not None) == algorithm.needs_critic
+        assert (teacher is not None) == algorithm.needs_teacher
         self.version = 0
         self.policy = policy
         self._optimizer = Optimizer(
@@ -126,6 +99,7 @@ class Trainer:
         self._config = config
         self._reference = reference
         self._critic = critic
+        self._teacher = teacher
         self._tolerance = tolerance or Tolerance.of(policy.compute_dtype)
 
     @classmethod
@@ -141,9 +115,11 @@ class Trainer:
         seed: int = 0,
         tolerance: Tolerance | None = None,
         critic: CriticConfig | None = None,
+        teacher_path: str | Path | None = None,
     ) -> Trainer:
-        """Load a model directory as policy, and again as the frozen reference if the algorithm has a KL term, and as
-        the critic's start if it has a critic.
+        """Load a model directory as policy, and again as the frozen reference if the algorithm has a KL term (with
+        adapters, the policy without them is the reference), and as the critic's start if it has a critic. The model
+        in `teacher_path` is the teacher, if the algorithm has one; its vocabulary must be the policy's.
 
         `planned_updates` is what the learning-rate schedule spans. Raises `ModelError` for architectures not supported.
         """
@@ -151,13 +127,8 @@ class Trainer:
             device = "cuda" if torch.cuda.is_available() else "cpu"
         torch.manual_seed(seed)
         place = torch.device(device)
-        policy = TrainedModel.load(
-            model_path, dtype=config.dtype, device=place, gradient_checkpointing=config.gradient_checkpointing
-        )
-        reference = None
-        if algorithm.needs_reference:
-            reference = TrainedModel.load(model_path, dtype=config.dtype, device=place)
-            reference.freeze()
+        policy = load_trained(model_path, config, place)
+        reference = load_reference(policy, model_path, config, place) if algorithm.needs_reference else None
         value_model = None
         if algorithm.needs_critic:
             value_model = Critic.load(
@@ -167,6 +138,10 @@ class Trainer:
                 planned_updates=planned_updates,
                 device=place,
             )
+        teacher = None
+        if algorithm.needs_teacher:
+            assert teacher_path is not None, f"{algorithm.name} needs a teacher"
+            teacher = Teacher.load(teacher_path, dtype=config.dtype, device=place)
         return cls(
             policy,
             algorithm=algorithm,
@@ -175,27 +150,37 @@ class Trainer:
             planned_updates=planned_updates,
             reference=reference,
             critic=value_model,
+            teacher=teacher,
             tolerance=tolerance,
         )
 
-    def train_step(self, batches: Sequence[Batch]) -> StepMetrics:
-        """One update for each batch, `epochs` times over.
+    def train_step(
+        self, batches: Sequence[Batch], *, step: int | None = None, probe: Sequence[Experience] = ()
+    ) -> StepMetrics:
+        """One update for each batch, `epochs` times over. `step` is the number of the step, the first being 1; it must
+        be given if the algorithm has an expert's part, whose weight depends on it. `probe` holds sequences of the
+        current version, which are compared with the engine's records where the first update trains on older ones alone.
 
         A batch without a loss token makes no update. Raises `ParityError` or `TrainingError` before the update
         concerned: weights and version stay what they were.
         """
         start = time.perf_counter()
-        works = [self._prepare(batch.experiences) for batch in batches]
-        works = [work for work in works if work.parts]
-        credit = assign([part for work in works for part in work.parts], self._algorithm)
+        assert step is not None or self._algorithm.expert is None
+        works = [self._prepare(batch) for batch in batches]
+        works = [work for work in works if work.parts or work.experts]
+        probed = self._compare(probe, works)
+        parts = [part for work in works for part in work.parts]
+        credit = assign(parts, self._algorithm)
+        clipped = clip_by_entropy(parts, self.policy, self._algorithm)
         self._score_proximal(works)
-        updates = [self._update(work) for _ in range(self._config.epochs) for work in works]
-        packs = [part.pack for work in works for part in work.parts]
-        values, alarms = _summarize(updates, self._algorithm)
-        values |= credit.metrics
-        if self._algorithm.kl_target is not None and updates:
+        updates = [self._update(work, step or 0) for _ in range(self._config.epochs) for work in works]
+        packs = [part.pack for part in parts]
+        values, alarms = summarize(updates, self._algorithm, probed)
+        values |= {**credit.metrics, **clipped}
+        if self._algorithm.kl_target is not None and packs:
             values["kl_coef"] = self._algorithm.kl_coef
             self._adapt_kl(values["kl_reference"] if credit.kl is None else credit.kl, packs)
+        packs += [pack for work in works for pack in work.experts]
         return StepMetrics(
             version=self.version,
             num_updates=len(updates),
@@ -209,8 +194,8 @@ class Trainer:
         )
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
-        """The trained weights by their Hugging Face names (tied ones once): the trainer's own memory, not a copy."""
-        return {name: parameter.detach() for name, parameter in self.policy.parameters()}
+        """The weights to act with, by their Hugging Face names; see `TrainedModel.state_tensors`."""
+        return self.policy.state_tensors()
 
     def save(self, directory: Path, position: Mapping[str, Any]) -> None:
         """Write a checkpoint; `position` is the caller's own JSON, given back by `restore`.
@@ -218,13 +203,12 @@ class Trainer:
         Raises `CheckpointError`; then what was at `directory` stays, and nothing else is left behind.
         """
         adaptive = {} if self._algorithm.kl_target is None else {"kl_coef": self._algorithm.kl_coef}
+        taught = {} if self._teacher is None else {"teacher": self._teacher.fingerprint()}
         checkpoint.save(
             directory,
-            module=self.policy.module,
-            weights=self.state_tensors(),
-            compute_dtype=self.policy.compute_dtype,
+            policy=self.policy,
             optimizer_tensors=self._optimizer.state_tensors(),
-            state={"version": self.version, "position": dict(position), **adaptive},
+            state={"version": self.version, "position": dict(position), **adaptive, **taught},
             further=self._critic.state_tensors() if self._critic is not None else {},
         )
 
@@ -232,12 +216,14 @@ class Trainer:
         """Continue from a checkpoint of the same model: weights, optimizer, critic, random state, version, adapted KL
         coefficient.
 
-        Returns its `position`. Raises `CheckpointError` if it is not whole or not of this model.
+        Returns its `position`. Raises `CheckpointError` if it is not whole, or not of this model and teacher.
         """
         saved = checkpoint.load(directory)
+        if self._teacher is not None:
+            self._teacher.check_same(saved.state.get("teacher"), directory)
         if self._critic is not None:
             self._critic.restore(saved.further, directory)
-        checkpoint.copy_into(dict(self.policy.parameters()), saved.weights, directory)
+        checkpoint.restore_policy(self.policy, saved, directory)
         self._optimizer.load_state_tensors(saved.optimizer_tensors)
         checkpoint.set_random_state(saved.random_state)
         self.version = int(saved.state["version"])
@@ -246,9 +232,10 @@ class Trainer:
         position: dict[str, Any] = saved.state["position"]
         return position
 
-    def _prepare(self, experiences: Sequence[Experience]) -> _Work:
-        """Leave out sequences that cannot change the gradient, pack the rest, score it with reference and critic."""
-        kept = experiences
+    def _prepare(self, batch: Batch) -> _Work:
+        """Leave out sequences that cannot change the gradient, pack the rest, score it with reference, teacher and
+        critic."""
+        kept = experiences = batch.experiences
         if not self._algorithm.trains_zero_advantages:
             kept = [experience for experience in experiences if experience.advantages_T.any()]
             if not kept and experiences:
@@ -259,9 +246,26 @@ class Trainer:
             for part in parts:
                 if self._reference is not None:
                     part.reference_E = self._reference.score(part.pack).logprobs_E
+                if self._teacher is not None and self._algorithm.teaches_sampled:
+                    part.teacher_E = self._teacher.logprobs(part.pack)
                 if self._critic is not None:
                     part.values_E = self._critic.values(part.pack)
-        return _Work(parts=parts, skipped_tokens=_num_loss_tokens(experiences) - _num_loss_tokens(kept))
+        experts: list[Pack] = []
+        if self._algorithm.expert is not None:
+            experts = pack(batch.experts, self._config.max_tokens_per_micro_batch)
+        skipped_tokens = _num_loss_tokens(experiences) - _num_loss_tokens(kept)
+        return _Work(parts=parts, experts=experts, skipped_tokens=skipped_tokens)
+
+    def _compare(self, probe: Sequence[Experience], works: Sequence[_Work]) -> LogprobGap:
+        """Score the probe if nothing in the first update is of the current version. Raises `ParityError`."""
+        gap = LogprobGap(self.version)
+        parts = works[0].parts if works else []
+        if works and not any((part.pack.versions_E == self.version).any() for part in parts):
+            with torch.no_grad():
+                for packed in pack(probe, self._config.max_tokens_per_micro_batch):
+                    gap.add(packed, self.policy.score(packed).logprobs_E)
+            gap.check(self._tolerance)
+        return gap
 
     def _score_proximal(self, works: Sequence[_Work]) -> None:
         """Logprobs of the weights before the step's first update. The first update computes its own, which are kept
@@ -286,33 +290,37 @@ class Trainer:
         )
         self._algorithm = replace(algorithm, kl_coef=coefficient)
 
-    def _update(self, work: _Work) -> _Update:
+    def _update(self, work: _Work, step: int) -> Update:
+        expert = self._algorithm.expert
+        policy_weight = 1.0 if expert is None else 1.0 - expert.weight(step)
+        critic = self._critic if work.parts else None
         self._optimizer.zero_grad()
-        if self._critic is not None:
-            self._critic.zero_grad()
+        if critic is not None:
+            critic.zero_grad()
         gap = LogprobGap(self.version)
-        parts = [self._backward(part, gap) for part in work.parts]
+        parts = [self._backward(part, gap, policy_weight) for part in work.parts]
         gap.check(self._tolerance)
+        taught = None if expert is None else backward_expert(self.policy, work.experts, expert, step)
         critic_update = None
-        if self._critic is not None:
-            self._backward_critic(self._critic, work)
-            self._critic.check(self.version)  # so that policy and critic are updated both or not at all
+        if critic is not None:
+            self._backward_critic(critic, work)
+            critic.check(self.version)  # so that policy and critic are updated both or not at all
         grad_norm, rate = self._optimizer.step(self.version)
-        if self._critic is not None:
-            critic_update = self._critic.step(self.version)
+        if critic is not None:
+            critic_update = critic.step(self.version)
         self.version += 1
-        sums, log_ratios_N, entropy = parts[0]
-        for more_sums, more_N, more_entropy in parts[1:]:
-            sums, log_ratios_N, entropy = sums + more_sums, log_ratios_N + more_N, entropy + more_entropy
-        present = np.unique(np.concatenate([part.pack.rollouts_E for part in work.parts]))
-        return _Update(
+        sums, entropy = ObjectiveSums.none(self.policy.device), 0.0
+        for more_sums, _, more_entropy in parts:
+            sums, entropy = sums + more_sums, entropy + float(more_entropy)
+        return Update(
             sums=sums,
-            entropy=float(entropy),
+            entropy=entropy,
             gap=gap,
-            sample_share=effective_sample_share(log_ratios_N.cpu()[present]),
+            sample_share=_sample_share(work.parts, [log_ratios_N for _, log_ratios_N, _ in parts]),
             grad_norm=grad_norm,
             learning_rate=rate,
             critic=critic_update,
+            expert=taught,
         )
 
     def _backward_critic(self, critic: Critic, work: _Work) -> None:
@@ -321,10 +329,15 @@ class Trainer:
             assert part.returns_E is not None
             critic.backward(part.pack, part.values_E, part.returns_E, work.num_entries)
 
-    def _backward(self, part: Part, gap: LogprobGap) -> tuple[ObjectiveSums, torch.Tensor, torch.Tensor]:
+    def _backward(
+        self, part: Part, gap: LogprobGap, policy_weight: float
+    ) -> tuple[ObjectiveSums, torch.Tensor, torch.Tensor]:
         """Add a pack's gradient; returns its sums, log ratios of the update's rollouts (shape N), and entropy sum."""
         pack, needs_entropy = part.pack, self._algorithm.needs_entropy
-        scores = self.policy.score(pack, entropy_gradient=needs_entropy)
+        compared, distill = None, self._algorithm.distill
+        if self._teacher is not None and distill is not None and distill.of_vocabulary:
+            compared = self._teacher.compared(pack, distill)
+        scores = self.policy.score(pack, entropy_gradient=needs_entropy, compared=compared)
         now_E = scores.logprobs_E
         gap.add(pack, now_E)
         if self._algorithm.behaviour != "none" and part.proximal_E is None:
@@ -342,6 +355,8 @@ class Trainer:
             scores.entropy_E if needs_entropy else None,
             torch.from_numpy(_call_numbers(pack)).to(now_E.device) if self._algorithm.by_call else None,
             part.proximal_E,
+            policy_weight,
+            scores.divergence_E,
         )
         loss.backward()  # type: ignore[no-untyped-call]
         rollouts_E = torch.from_numpy(pack.rollouts_E).to(now_E.device)
@@ -356,37 +371,13 @@ def _call_numbers(pack: Pack) -> IndexArray:
     return numbers_E
 
 
+def _sample_share(parts: Sequence[Part], log_ratios: Sequence[torch.Tensor]) -> float:
+    """The effective sample share of an update's rollouts; each pack has log ratios of all of them (shape N)."""
+    if not parts:
+        return 1.0
+    present = np.unique(np.concatenate([part.pack.rollouts_E for part in parts]))
+    return effective_sample_share(torch.stack(list(log_ratios)).sum(0).cpu()[present])
+
+
 def _num_loss_tokens(experiences: Iterable[Experience]) -> int:
     return sum(int(np.count_nonzero(experience.loss_mask_T)) for experience in experiences)
-
-
-def _summarize(updates: Sequence[_Update], algorithm: Algorithm) -> tuple[dict[str, float], tuple[str, ...]]:
-    """Metrics of a step's updates by name, and alarms."""
-    if not updates:
-        return {}, ()
-    sums = updates[0].sums
-    for update in updates[1:]:
-        sums = sums + update.sums
-    values = sums.means(algorithm)
-    for name in ("loss", "policy_loss", "kl_loss", "entropy_loss"):  # sums over an update, so means over updates
-        if name in values:
-            values[name] /= len(updates)
-    values["entropy"] = sum(update.entropy for update in updates) / max(float(sums.num_tokens), 1.0)
-    values["grad_norm"] = sum(update.grad_norm for update in updates) / len(updates)
-    values["learning_rate"] = updates[-1].learning_rate
-    values["sample_share"] = min(update.sample_share for update in updates)
-    measured = [update.gap for update in updates if update.gap.num_tokens]
-    if measured:
-        num_tokens = sum(gap.num_tokens for gap in measured)
-        values["logprob_gap_mean"] = sum(gap.mean * gap.num_tokens for gap in measured) / num_tokens
-        values["logprob_gap_max"] = max(gap.max for gap in measured)
-        values["logprob_gap_kl"] = sum(gap.kl * gap.num_tokens for gap in measured) / num_tokens
-        values["logprob_gap_tokens"] = num_tokens
-    critics = [update.critic for update in updates if update.critic is not None]
-    if critics:
-        values["value_loss"] = sum(critic.loss for critic in critics) / len(critics)
-        values["value_clip_fraction"] = sum(critic.clip_fraction for critic in critics) / len(critics)
-        values["critic_grad_norm"] = sum(critic.grad_norm for critic in critics) / len(critics)
-        values["critic_learning_rate"] = critics[-1].learning_rate
-    alarm = sample_share_alarm(values["sample_share"])
-    return values, (alarm,) if alarm else ()

@@ -99,6 +99,8 @@ WORKFLOWS = Registry(
         "async_math_boxed_workflow": f"{_HERE}.simple:AsyncMathBoxedWorkflow",
         "agentscope_react_workflow": f"{_HERE}.react:AgentScopeReActWorkflow",
         "as_react_workflow": f"{_HERE}.react:AgentScopeReActWorkflow",
+        "on_policy_distill_workflow": f"{_HERE}.distillation:OnPolicyDistillWorkflow",
+        "on_policy_distill_math_workflow": f"{_HERE}.distillation:OnPolicyDistillMathWorkflow",
     },
 )
 

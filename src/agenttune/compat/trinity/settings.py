@@ -13,7 +13,7 @@ from datetime import datetime
 from difflib import get_close_matches
 from typing import Any
 
-from agenttune.compat.trinity import settings_algorithm, settings_run, settings_tasks
+from agenttune.compat.trinity import settings_algorithm, settings_run, settings_supervised, settings_tasks
 from agenttune.compat.trinity.settings_draft import Draft, shown
 from agenttune.compat.trinity.settings_interpolation import interpolate
 from agenttune.compat.trinity.settings_table import RULES
@@ -33,6 +33,11 @@ HOMES = {
     "workflow": f"{_TASKSET}.default_workflow_type",
 }
 """Where Trinity-RFT's files say what we need."""
+HOMES_OF_ROWS = {
+    "train_dataset": settings_supervised.BUFFER,
+    "train_dataset.path": f"{settings_supervised.BUFFER}.path",
+}
+"""The same of files that train on rows."""
 
 
 def own_keys(content: Mapping[str, Any]) -> tuple[list[str], list[str]]:
@@ -69,17 +74,24 @@ def convert(
     draft = Draft(file, environment)
     resolved = interpolate(content, environment, file)
     _gather(draft, _one_stage(draft, resolved), "")
+    supervised = settings_supervised.applies(draft)
+    if supervised:
+        settings_supervised.leave_rollouts_out(draft)
     for key, value in list(draft.given.items()):
         RULES[_pattern(key)](draft, key, value)
     settings_run.mode(draft)
     settings_run.run_name(draft, now or datetime.now())
     settings_algorithm.algorithm(draft)
     settings_algorithm.optimizer(draft)
-    settings_run.sizes(draft)
-    settings_run.lengths(draft)
-    settings_tasks.tasksets(draft)
-    settings_tasks.auxiliary_models(draft)
-    settings_run.synchronizer(draft)
+    if supervised:
+        settings_supervised.rows(draft)
+        settings_run.total_steps(draft, 1)
+    else:
+        settings_run.sizes(draft)
+        settings_run.lengths(draft)
+        settings_tasks.tasksets(draft)
+        settings_tasks.auxiliary_models(draft)
+        settings_run.synchronizer(draft)
     settings_run.trainer_config(draft)
     if draft.problems:
         raise InvalidConfigError.of(f"{file} (Trinity-RFT's layout)", draft.problems)
@@ -89,7 +101,7 @@ def convert(
         name=file,
         defaults=draft.defaults,
         origins=draft.origins,
-        homes={place: f"{file}: {key}" for place, key in HOMES.items()},
+        homes={place: f"{file}: {key}" for place, key in {**HOMES, **(HOMES_OF_ROWS if supervised else {})}.items()},
         notices=draft.notices(),
         evaluate_only=draft.evaluate_only,
     )

@@ -15,11 +15,15 @@ from agenttune.compat.trinity.settings_algorithm_names import (
     ALGORITHMS,
     DIFFERENT,
     KL,
+    OF_ROWS,
     POLICY_LOSSES,
-    REFUSED,
+    SIZES,
+    SUPERVISED,
     Function,
 )
 from agenttune.compat.trinity.settings_draft import Draft, is_one_of, shown
+from agenttune.compat.trinity.settings_expert import MIXED
+from agenttune.compat.trinity.settings_teacher import DISTILL, divergence
 
 _TYPE = "algorithm.algorithm_type"
 _OF_TARGET = ("target_kl", "horizon")
@@ -33,6 +37,9 @@ def algorithm(draft: Draft) -> None:
     name = _algorithm_type(draft)
     if len(draft.problems) > before:  # what the functions' arguments mean is not known
         draft.same(*(key for key in draft.given if key.startswith("algorithm.") and ".optimizer." not in key))
+        return
+    if name in SUPERVISED:
+        _supervised(draft, str(name))
         return
     advantage, loss = ALGORITHMS[name or "multi_step_grpo"]
     _advantage(draft, advantage)
@@ -57,18 +64,56 @@ def _algorithm_type(draft: Draft) -> str | None:
                 "(Trinity-RFT's own default is ppo)"
             )
         return None
-    if name in REFUSED:
-        draft.refuse(_TYPE, f"{REFUSED[name]}; use one of {', '.join(ALGORITHMS)}")
-        return None
-    if name not in ALGORITHMS:
-        near = get_close_matches(name, [*ALGORITHMS, *REFUSED], n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(ALGORITHMS)}"
+    if name not in ALGORITHMS and name not in SUPERVISED:
+        near = get_close_matches(name, [*ALGORITHMS, *SUPERVISED], n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join((*ALGORITHMS, *SUPERVISED))}"
         draft.wrong(_TYPE, f"is {name!r}, which is no algorithm of Trinity-RFT's{hint}")
         return None
     draft.set(_TYPE, name, _TYPE)
     if name in DIFFERENT:
         draft.say(DIFFERENT[name], _TYPE)
     return name
+
+
+def _supervised(draft: Draft, name: str) -> None:
+    """The loss of an algorithm that learns from rows: its own, and nothing beside it."""
+    key, loss = "algorithm.policy_loss_fn", SUPERVISED[name]
+    if draft.word(key) not in (None, loss.name):
+        draft.refuse(key, f"the loss of {name} is {loss.name}: leave it out")
+    draft.same(key)
+    given = _arguments(draft, f"{key}_args", loss)
+    mode, own = "algorithm.loss_agg_mode", f"{key}_args.loss_agg_mode"
+    if "loss_agg_mode" in given and given["loss_agg_mode"] != draft.given.get(mode, "token-mean"):
+        draft.refuse(own, "Trinity-RFT takes algorithm.loss_agg_mode instead: set that")
+    draft.same(own)
+    aggregation = draft.word(mode)
+    if name == "dpo" and aggregation is not None:
+        draft.idle(mode, "the loss of dpo is the mean over pairs")
+    elif aggregation in OF_ROWS:
+        draft.set("loss.aggregation", OF_ROWS[aggregation], mode)
+        if OF_ROWS[aggregation] == "constant-length":
+            draft.set("loss.constant_length", 1, mode)
+            draft.say("tokens add up within a row, rows are averaged (loss.constant_length: 1)", mode)
+    elif aggregation is not None:
+        draft.refuse(mode, f"use {', '.join(OF_ROWS)}")
+    for part in ("kl", "entropy"):
+        _nothing_beside(draft, name, part)
+
+
+def _nothing_beside(draft: Draft, name: str, part: str) -> None:
+    """A KL or entropy term is refused where it would count."""
+    key = f"algorithm.{part}_loss_fn"
+    function, arguments = draft.word(key), draft.given.get(f"{key}_args") or {}
+    coef = arguments.get(f"{part}_coef") if isinstance(arguments, Mapping) else None
+    counts = coef not in (None, 0, 0.0) or (part == "kl" and coef is None)
+    if function not in (None, "none") and counts:
+        draft.refuse(key, f"{name} has no {part} term here: set none")
+    elif function is None and part == "kl" and name == "dpo":
+        draft.lines.append(f"{draft.file}: {key} is not given: no KL term (Trinity-RFT adds k2 with 0.001 to dpo)")
+    off = f"{key}_args"
+    if off in draft.given:
+        draft.idle(off, f"{name} has no {part} term")
+    draft.same(key)
 
 
 def _advantage(draft: Draft, usual: str) -> None:
@@ -88,13 +133,18 @@ def _advantage(draft: Draft, usual: str) -> None:
         if name not in ADVANTAGES:
             _no_function(draft, key, name, ADVANTAGES)
             return
-        draft.set("loss.advantage", ADVANTAGES[name].name, key)
+        if (name in DISTILL) != (usual in DISTILL):
+            draft.refuse(key, _goes_with(name, usual, name in DISTILL))
+        elif name not in DISTILL:
+            draft.set("loss.advantage", ADVANTAGES[name].name, key)
     function = ADVANTAGES.get(name)
     if function is None:
         return
     if name == "ppo":
         draft.set_default("loss.advantage_args.lam", 1.0, f"{key}_args.lam")
     given = _arguments(draft, f"{key}_args", function)
+    if name in DISTILL and usual in DISTILL:
+        divergence(draft, name, given, key)
     if given.get("std_cal_level") == "batch":
         draft.set("loss.advantage", "grpo_batch_std", f"{key}_args.std_cal_level")
     _one_of(draft, given, f"{key}_args.std_cal_level", ("group", "batch"))
@@ -111,18 +161,34 @@ def _advantage(draft: Draft, usual: str) -> None:
         _one_of(draft, given, f"{key}_args.fnorm", ("std", "none"))
 
 
+def _goes_with(name: str, usual: str, special: bool) -> str:
+    """Why a function that is `special`, or one that is not, cannot take the place of the algorithm's `usual` one."""
+    return f"it goes with algorithm_type: {name}" if special else f"this algorithm's own is {usual}: leave it out"
+
+
 def _policy_loss(draft: Draft, usual: str) -> None:
     key = "algorithm.policy_loss_fn"
     name = draft.word(key) or usual
     draft.same(key)
+    if not usual:
+        for part in (key, f"{key}_args"):
+            if part in draft.given:
+                draft.idle(part, "the loss is the divergence itself")
+        return
     if name not in POLICY_LOSSES:
         _no_function(draft, key, name, POLICY_LOSSES)
+        return
+    if name != usual and (name in MIXED or usual in MIXED):
+        draft.refuse(key, _goes_with(name, usual, name in MIXED))
+        draft.same(f"{key}_args")
         return
     if name != usual:
         draft.set("loss.policy_loss", POLICY_LOSSES[name].name, key)
         if name == "ppo":
             draft.set_default("loss.dual_clip", 3.0, f"{key}_args.clip_ratio_c")
     given = _arguments(draft, f"{key}_args", POLICY_LOSSES[name])
+    if name in MIXED:
+        _mixed(draft, name, given, key)
     for side in ("low", "high"):  # the more particular one wins
         if f"clip_range_{side}" in given:
             draft.set(f"loss.clip_{side}", given[f"clip_range_{side}"], f"{key}_args.clip_range_{side}")
@@ -137,6 +203,30 @@ def _policy_loss(draft: Draft, usual: str) -> None:
         if given["loss_agg_mode"] != draft.given.get("algorithm.loss_agg_mode", "token-mean"):
             draft.refuse(own, "Trinity-RFT takes algorithm.loss_agg_mode instead: set that")
         draft.same(own)
+
+
+def _mixed(draft: Draft, name: str, given: Mapping[str, Any], key: str) -> None:
+    """What the losses of rollouts and of an expert's rows have in common, and how the weight of the latter goes."""
+    for size in SIZES:
+        if size in given:
+            draft.idle(f"{key}_args.{size}", "micro-batches never change a gradient here")
+    modes = [given.get(f"{part}_loss_agg_mode") for part in ("sft", "grpo")]
+    whole = draft.given.get("algorithm.loss_agg_mode")
+    for part, mode in zip(("sft", "grpo"), modes, strict=True):
+        own = f"{key}_args.{part}_loss_agg_mode"
+        if mode is None:
+            continue
+        if mode not in AGGREGATIONS:
+            draft.refuse(own, f"use {', '.join(AGGREGATIONS)}")
+        elif modes[0] != modes[1] and mode != (whole or "token-mean"):
+            draft.refuse(own, "rollouts and an expert's rows have one: set algorithm.loss_agg_mode")
+        elif whole not in (None, mode):
+            draft.refuse(own, f"algorithm.loss_agg_mode is {whole!r}: keep one of them")
+        else:
+            draft.set("loss.aggregation", AGGREGATIONS[mode], own)
+    if name == "mix_chord" and any(argument.startswith("mu_") for argument in given):
+        draft.set_default("expert.mu_decay_steps", 0, f"{key}_args.mu_decay_steps")
+        draft.set_default("expert.mu_valley", 0.1, f"{key}_args.mu_valley")
 
 
 def _kl(draft: Draft) -> None:
@@ -199,8 +289,9 @@ def _entropy(draft: Draft) -> None:
         draft.set("loss.entropy_coef", 0.0, key)
         _arguments(draft, f"{key}_args", Function(name="none", idle=("entropy_coef",)))
         return
-    if name not in (None, "default"):
-        draft.refuse(key, "use default or none")
+    mixed = draft.given.get(_TYPE) in MIXED
+    if name not in (None, "default") and not (mixed and name == "mix"):
+        draft.refuse(key, "use mix or none" if mixed else "use default or none")
     draft.same(key)
     _arguments(draft, f"{key}_args", Function(name="default", moves={"entropy_coef": ("loss.entropy_coef",)}))
 

@@ -31,6 +31,14 @@ _CLIP = {
 }
 
 
+SIZES = (
+    *("use_dynamic_bsz", "ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu", "ngpus_trainer"),
+    *("train_batch_size_usual", "train_batch_size_expert"),
+)
+"""Arguments by which Trinity-RFT's mixed losses undo what micro-batches do to a mean."""
+_MIXED: dict[str, tuple[str, ...]] = dict.fromkeys((*SIZES, "sft_loss_agg_mode", "grpo_loss_agg_mode"), ())
+
+
 def _own(part: str, name: str) -> dict[str, tuple[str, ...]]:
     return {name: (f"loss.{part}_args.{name}",)}
 
@@ -55,6 +63,18 @@ ADVANTAGES = {
         name="gigpo",
         moves={**_own("advantage", "omega"), **_own("advantage", "gamma"), "fnorm": ()},
         off={"epsilon": 1e-6, "step_reward_key": "step_reward", "env_state_hash_key": "env_state_hash"},
+    ),
+    "clipb": Function(name="clipb", moves=_own("advantage", "mu"), off={"epsilon": 1e-6}),
+    "clipv": Function(
+        name="clipv",
+        moves={**_own("advantage", "mu"), **_own("advantage", "max_frac")},
+        off={"epsilon": 1e-6},
+    ),
+    "on_policy_distill": Function(name="none", moves={"kl_coef": ("distill.coef",)}),
+    "jsd": Function(
+        name="none",
+        moves={"kl_coef": ("distill.coef",), "lambda_coef": (), "chunk_size": ()},
+        off={"temperature": 1.0},
     ),
 }
 """Advantage functions. Those with empty `moves` are decided in `settings_algorithm`."""
@@ -85,6 +105,17 @@ POLICY_LOSSES = {
     ),
     "sft": Function(name="sft"),
     "importance_sampling": Function(name="importance_sampling"),
+    "mix": Function(name="ppo", moves={**_CLIP, **_MIXED, "mu": ("expert.mu",)}),
+    "mix_chord": Function(
+        name="ppo",
+        moves={
+            **_CLIP,
+            **_MIXED,
+            "mu_peak": ("expert.mu",),
+            **{name: (f"expert.{name}",) for name in ("mu_valley", "mu_warmup_steps", "mu_decay_steps")},
+            "enable_phi_function": ("expert.phi",),
+        },
+    ),
 }
 """Policy losses."""
 
@@ -97,6 +128,9 @@ AGGREGATIONS = {
     "seq-mean-token-sum": "sequence-mean-token-sum",
 }
 """How token losses become one number."""
+
+OF_ROWS = {"token-mean": "token-mean", "seq-mean-token-mean": "rollout-mean", "seq-mean-token-sum": "constant-length"}
+"""The same of rows, which are Trinity-RFT's sequences; the constant is 1."""
 
 ALGORITHMS = {
     "ppo": ("ppo", "ppo"),
@@ -116,22 +150,25 @@ ALGORITHMS = {
     "rec": ("rec", "rec"),
     "raft": ("", "sft"),
     "gigpo": ("gigpo", "ppo"),
+    "mix": ("grpo", "mix"),
+    "mix_chord": ("grpo", "mix_chord"),
+    "on_policy_distill": ("on_policy_distill", "ppo"),
+    "jsd": ("jsd", ""),
 }
-"""The algorithms that exist here, with their advantage function and policy loss."""
+"""The algorithms that exist here, with their advantage function and policy loss; jsd's loss is the divergence."""
 
-REFUSED = {
-    "mix": "it mixes in expert data, which does not exist here yet",
-    "mix_chord": "it mixes in expert data, which does not exist here yet",
-    **dict.fromkeys(("sft", "cpt", "dpo"), "it exists here, but is read from a file of our own layout only so far"),
-    "on_policy_distill": "distillation from a teacher does not exist here yet",
-    "jsd": "distillation from a teacher does not exist here yet",
+SUPERVISED = {
+    "sft": Function(name="sft"),
+    "cpt": Function(name="sft"),
+    "dpo": Function(name="dpo", moves=_own("policy_loss", "beta"), off={"label_smoothing": 0.0}),
 }
-"""Algorithms of Trinity-RFT's that do not exist here, and why."""
+"""The algorithms that learn from rows, with their loss."""
 
 DIFFERENT = {
     "ppo": "the critic's settings are our own (critic.*), whatever trainer_config.critic says",
     "dapo": "where the file is silent the paper's values hold: clip 0.2 and 0.28, groups without spread dropped",
     "gspo": "where the file is silent the paper's values hold: mean over sequences (Trinity-RFT: over tokens)",
+    "cpt": "each text gets an end token (Trinity-RFT: what the tokenizer adds by itself)",
     "rec": "where the file is silent: bounds on one side, no KL (Trinity-RFT: none, k2 0.001)",
     "gigpo": "where the file is silent the paper's values hold: KL low_var_kl 0.01, no dual clip (Trinity-RFT: k2)",
 }

@@ -76,16 +76,6 @@ def over_rollout(draft: Draft, key: str, value: object) -> None:
         draft.say("every step waits for all of its rollouts", key)
 
 
-def task_order(draft: Draft, key: str, value: object) -> None:
-    """In which order tasks come."""
-    if value in ("shuffle", "random"):
-        draft.same(key)
-    elif value == "sequential":
-        draft.say("tasks come in a random order, the same for the same seed", key)
-    else:
-        draft.refuse(key, "tasks are not chosen by difficulty here yet: use shuffle")
-
-
 def storage_type(draft: Draft, key: str, value: object) -> None:
     """Tasks come from files."""
     if str(value).lower() == "file":
@@ -156,14 +146,6 @@ def old_logprobs(draft: Draft, key: str, value: object) -> None:
         draft.same(key)
 
 
-def priority(draft: Draft, key: str, value: object) -> None:
-    """A choice among the experiences of several steps."""
-    if is_one_of(value, OFF):
-        draft.same(key)
-    else:
-        draft.say("each step trains on its own rollouts, each of them once", key)
-
-
 def environment_variables(draft: Draft, key: str, value: object) -> None:
     """Variables of the workflows, which run in this process: they must be set already."""
     if is_one_of(value, OFF):
@@ -200,3 +182,43 @@ def critic_warmup(draft: Draft, key: str, value: object) -> None:
         draft.same(key)
     else:
         draft.refuse(key, "policy and critic are trained together from the first step: leave it out")
+
+
+_OF_LORA = ("name", "path", "base_model_name", "lora_rank", "lora_alpha", "lora_dtype", "target_modules")
+
+
+def lora(draft: Draft, key: str, value: object) -> None:
+    """Adapters that are trained in place of all weights; Trinity-RFT has rank and alpha 32 unless set."""
+    if is_one_of(value, OFF):
+        draft.same(key)
+        return
+    if not isinstance(value, list) or len(value) != 1 or not isinstance(value[0], dict):
+        draft.wrong(key, f"must be a list of one section of settings (one adapter is trained), but {shown(value)} came")
+        return
+    draft.same(key)
+    given = {str(name): inner for name, inner in value[0].items() if inner is not None}
+    for name in given.keys() - {*_OF_LORA, "exclude_modules", "is_dummy"}:
+        draft.wrong(f"{key}[0].{name}", f"is not a key of Trinity-RFT; there are {', '.join(_OF_LORA)}")
+    for name, place in (("lora_rank", "rank"), ("lora_alpha", "alpha")):
+        own = f"{key}[0].{name}"
+        if name in given:
+            draft.set(f"trainer.lora.{place}", given[name], own)
+        else:
+            draft.set_default(f"trainer.lora.{place}", 32, own)
+    modules = given.get("target_modules", "all-linear")
+    if isinstance(modules, list) or (isinstance(modules, str) and modules.isidentifier()):
+        draft.set("trainer.lora.target_modules", [modules] if isinstance(modules, str) else modules, f"{key}[0]")
+    elif modules != "all-linear":
+        draft.wrong(f"{key}[0].target_modules", f"is {shown(modules)}: use all-linear or names of layers, as a list")
+    for name, usual, text in (
+        ("path", "", "a run begins with new adapters: leave it out"),
+        (
+            "base_model_name",
+            draft.given.get("model.model_path"),
+            "adapters are those of model.model_path: leave it out",
+        ),
+        ("lora_dtype", "auto", "adapters are float32: leave it out"),
+        ("exclude_modules", "", "name those that get an adapter (target_modules)"),
+    ):
+        if given.get(name, usual) not in (usual, "float32" if name == "lora_dtype" else usual):
+            draft.wrong(f"{key}[0].{name}", f"is {shown(given[name])}: {text}")

@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from agenttune.compat.trinity import settings_expert, settings_replay, settings_supervised
 from agenttune.compat.trinity.settings_draft import OFF, Draft, is_one_of, shown
 
 _MODES = {
@@ -32,7 +33,9 @@ _VERL = {
 def mode(draft: Draft) -> None:
     """Which work the file asks for."""
     value = draft.word("mode")
-    if value in (None, "both"):
+    if settings_supervised.applies(draft):
+        _mode_of_rows(draft, value)
+    elif value in (None, "both"):
         draft.same("mode")
     elif value == "colocate":
         draft.say("sampling and training share the device in every run", "mode")
@@ -43,6 +46,13 @@ def mode(draft: Draft) -> None:
         draft.refuse("mode", _MODES[value])
     else:
         draft.wrong("mode", f"must be both, bench, colocate, explore, train or serve, but {value!r} came")
+
+
+def _mode_of_rows(draft: Draft, value: str | None) -> None:
+    if value in (None, "train"):
+        draft.same("mode")
+    else:
+        draft.refuse("mode", f"{draft.given['algorithm.algorithm_type']} learns from rows, without rollouts: use train")
 
 
 def run_name(draft: Draft, now: datetime) -> None:
@@ -70,7 +80,8 @@ def run_name(draft: Draft, now: datetime) -> None:
 
 
 def sizes(draft: Draft) -> None:
-    """Batches, groups, steps and how many rollouts run at once."""
+    """Batches, groups, steps, what trains beside the step's rollouts, and how many of them run at once."""
+    rows = settings_expert.experts(draft)
     batch, repeat, train = (
         draft.whole(key) for key in ("buffer.batch_size", "algorithm.repeat_times", "buffer.train_batch_size")
     )
@@ -81,18 +92,26 @@ def sizes(draft: Draft) -> None:
         if key in draft.given:
             draft.set(place, draft.given[key], key)
     rollouts = batch * repeat if batch and repeat else None
-    if train in (None, 0, rollouts):
+    if train and rows:  # both are counted there
+        train -= rows
+    elif rollouts and rows:
+        draft.say(f"a step trains on all {rollouts} rollouts and {rows} of the expert's rows", "buffer.batch_size")
+    settings_replay.replay(draft, rollouts, train)
+    if train in (None, 0, rollouts) or "replay_share" in draft.tree.get("sampling", {}):
         draft.same("buffer.train_batch_size")
     elif rollouts and train and rollouts % train == 0:
         draft.set("trainer.num_minibatches", rollouts // train, "buffer.train_batch_size")
         draft.say(
             f"each step's {rollouts} rollouts make {rollouts // train} updates of {train}", "buffer.train_batch_size"
         )
+        if rows:
+            key = "algorithm.sample_strategy_args.expert_data_ratio"
+            draft.set("expert.batch_size", rows * (rollouts // train), key)
     else:
         draft.say(
             "each step trains on all rollouts of its tasks (batch_size x repeat_times)", "buffer.train_batch_size"
         )
-    _total_steps(draft, rollouts // train if rollouts and train and rollouts % train == 0 else 1)
+    total_steps(draft, rollouts // train if rollouts and train and rollouts % train == 0 else 1)
     _concurrency(draft, repeat or 1)
     draft.set_default("rollout.timeout_s", 1800.0, "explorer.max_timeout")
 
@@ -114,7 +133,7 @@ def _concurrency(draft: Draft, repeat: int) -> None:
     draft.say(f"at most {total} rollouts run at once, as there (rollout.max_concurrent_rollouts)", key)
 
 
-def _total_steps(draft: Draft, updates: int) -> None:
+def total_steps(draft: Draft, updates: int) -> None:
     """The fewer steps count. The trainer's steps are updates there, of which a step of ours has `updates`."""
     explorer, trainer = "buffer.total_steps", "trainer.total_steps"
     found = {key: steps for key in (explorer, trainer) if (steps := draft.whole(key)) is not None}

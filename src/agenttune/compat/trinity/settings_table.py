@@ -7,6 +7,7 @@ In: nothing. Out: `RULES`, from dotted key to rule; `[]` stands for the index of
 from __future__ import annotations
 
 from agenttune.compat.trinity.settings_draft import Rule, idle, later, refused, to
+from agenttune.compat.trinity.settings_expert import sample_strategy
 from agenttune.compat.trinity.settings_rules import (
     auto_tool_choice,
     betas,
@@ -16,27 +17,26 @@ from agenttune.compat.trinity.settings_rules import (
     environment_variables,
     eval_on_startup,
     keep_checkpoints,
+    lora,
     mapping_to,
     monitor_type,
     old_logprobs,
     operators,
     optimizer_type,
     over_rollout,
-    priority,
     retries,
     save_interval,
     storage_type,
-    task_order,
     tool_parser,
 )
+from agenttune.compat.trinity.settings_selection import of_selector, selector_type
+from agenttune.compat.trinity.settings_supervised import rules as rules_of_rows
 
 ITSELF = idle("Trinity-RFT fills it in itself")
 ONE_MACHINE = idle("one machine, whose devices are found (engine.device)")
 VLLM = idle("a setting of vLLM's or SGLang's; the engine is our own, on one device (engine.*)")
 PARALLEL = idle("one process trains, on one device (trainer.*)")
-PRIORITY = idle("each step trains on its own rollouts, so there is no choice among older ones")
 JOURNAL = idle("every rollout is kept in the run's journal, run.db")
-LORA = "adapters do not exist here yet: leave it out, all weights are trained"
 TEMPLATE = "chat templates are the tokenizer's: put it into the model's folder (chat_template.jinja)"
 ROPE = "positions are the model's own: set it in the config.json of the model's folder"
 SAMPLING = "training needs tokens of the model's whole distribution: leave it out"
@@ -99,11 +99,8 @@ _ALGORITHM: dict[str, Rule] = {
     **dict.fromkeys(("kl_penalty_fn_args", "entropy_loss_fn", "entropy_loss_fn_args", "loss_agg_mode"), later),
     "repeat_times": later,
     "kl_penalty_fn": later,
-    "sample_strategy": refused(
-        "batches are the step's own rollouts: older or mixed experiences are not trained here yet",
-        unless=("default", "warmup"),
-    ),
-    "sample_strategy_args": idle("batches are the step's own rollouts"),
+    "sample_strategy": sample_strategy,
+    "sample_strategy_args": later,
     "enable_router_replay": refused("mixture-of-experts routing is not replayed here: leave it out"),
     "bypass_old_logprobs": old_logprobs,
     "rollout_correction": refused("training is on-policy, so there is nothing to correct: leave it out"),
@@ -135,9 +132,8 @@ _MODEL: dict[str, Rule] = {
     "min_response_tokens": refused(SAMPLING, unless=(0, 1)),
     "enable_prompt_truncation": idle("prompts are never cut: one that leaves no room to answer ends its rollout"),
     "repetition_penalty": refused(SAMPLING, unless=(1, 1.0)),
-    "lora_configs": refused(LORA),
-    "fully_sharded_loras": refused(LORA),
-    "max_cpu_loras": refused(LORA),
+    "lora_configs": lora,
+    **dict.fromkeys(("fully_sharded_loras", "max_cpu_loras"), idle("the engine gets whole weights (trainer.lora)")),
     "rope_scaling": refused(ROPE),
     "rope_theta": refused(ROPE),
     "tinker.enable": refused("there is no hosted trainer: leave it out, training is local"),
@@ -173,13 +169,9 @@ _TASKSET_COMMON: dict[str, Rule] = {
     "enable_progress_bar": idle("reading tasks shows no bar"),
     **dict.fromkeys(("max_retry_times", "max_retry_interval"), idle("a dataset is read once, without retries")),
     **dict.fromkeys(("index", "is_eval", "batch_size", "total_epochs", "total_steps", "ray_namespace"), ITSELF),
-    **{f"{kind}_selector.selector_type": task_order for kind in ("data", "task")},
+    **{f"{kind}_selector.selector_type": selector_type for kind in ("data", "task")},
     **{f"{kind}_selector.seed": idle("the run has one seed: seed") for kind in ("data", "task")},
-    **{
-        f"{kind}_selector.{key}": idle("it belongs to a choice by difficulty")
-        for kind in ("data", "task")
-        for key in ("feature_keys", "kwargs")
-    },
+    **{f"{kind}_selector.{key}": of_selector for kind in ("data", "task") for key in ("feature_keys", "kwargs")},
     "format.prompt_type": idle("tasks are rows; the workflow makes the messages"),
     "format.system_prompt_key": refused("the system prompt is one for all tasks: use system_prompt"),
     **{
@@ -218,22 +210,16 @@ _EVAL_TASKSET: dict[str, Rule] = {
     "rollout_args.top_k": idle("evaluation runs each task once greedy and once as in training"),
 }
 _TRAINER_INPUT: dict[str, Rule] = {
-    "auxiliary_buffers": refused("training on other data beside the rollouts does not exist here yet: leave it out"),
+    "auxiliary_buffers": later,
     "sft_warmup_dataset": refused("supervised warm-up does not exist here yet: start from a model that had it"),
     "sft_warmup_steps": refused("supervised warm-up does not exist here yet: start from a model that had it"),
 }
 _EXPERIENCE_BUFFER: dict[str, Rule] = {
-    **dict.fromkeys(("name", "storage_type", "path", "capacity", "max_read_timeout", "max_retry_times"), JOURNAL),
-    **dict.fromkeys(("max_retry_interval", "split", "subset_name", "format", "enable_progress_bar"), JOURNAL),
-    **dict.fromkeys(("data_selector", "ray_namespace", "wrap_in_ray"), JOURNAL),
+    **rules_of_rows(JOURNAL),
+    **dict.fromkeys(("ray_namespace", "wrap_in_ray"), JOURNAL),
     **dict.fromkeys(("schema_type", "index", "batch_size", "tokenizer_path", "total_epochs", "total_steps"), ITSELF),
-    "use_priority_queue": priority,
-    "replay_buffer.enable": priority,
-    **dict.fromkeys(("replay_buffer.priority_fn", "replay_buffer.priority_fn_args", "replay_buffer_kwargs"), PRIORITY),
-    **dict.fromkeys(
-        ("reuse_cooldown_time", "replay_buffer.reuse_cooldown_time"),
-        refused("experiences are not trained a second time here yet: leave it out"),
-    ),
+    **dict.fromkeys(("use_priority_queue", "reuse_cooldown_time", "replay_buffer_kwargs"), later),
+    **{f"replay_buffer.{key}": later for key in ("enable", "priority_fn", "priority_fn_args", "reuse_cooldown_time")},
 }
 _DATA_PROCESSOR: dict[str, Rule] = {
     "task_pipeline.operators": operators,
@@ -295,7 +281,7 @@ _ENGINE: dict[str, Rule] = {
     "ignore_eos": refused("an answer ends where the model ends it"),
     "enable_multimodal": refused("models of text only"),
     "chat_template": refused(TEMPLATE),
-    "enable_lora": refused(LORA),
+    "enable_lora": idle("whether adapters are trained says model.lora_configs"),
     "rope_scaling": refused(ROPE),
     "rope_theta": refused(ROPE),
 }

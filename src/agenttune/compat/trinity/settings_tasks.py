@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from agenttune.compat.trinity.settings_draft import Draft, shown
 from agenttune.compat.trinity.settings_run import sampling
+from agenttune.compat.trinity.settings_teacher import teacher
 
 _INPUT = "buffer.explorer_input"
 _FORMAT = {"prompt_key": "prompt", "response_key": "response", "system_prompt": None, "reply_prefix": None}
@@ -155,7 +156,10 @@ def _compare(draft: Draft, prefix: str, main: str) -> None:
 def auxiliary_models(draft: Draft) -> None:
     """Each auxiliary model under its name, in the file's order."""
     names: set[str] = set()
+    has_teacher = teacher(draft)
     for index, prefix in enumerate(_items(draft, "explorer.auxiliary_models")):
+        if has_teacher and index == 0:
+            continue
         name = draft.word(f"{prefix}.name") or f"auxiliary_{index + 1}"
         if name in names:
             draft.refuse(f"{prefix}.name", "two auxiliary models have this name: give each its own")

@@ -1,0 +1,101 @@
+"""What is known to be wrong with a run before anything is loaded, and the run's tasks.
+
+In: a `RunConfig` and the user's functions. Out: the `Algorithm` and `TaskData`, or `ConfigError` and its kin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agenttune.algorithm.presets import Algorithm
+from agenttune.algorithm.resolve import resolve as resolve_algorithm
+from agenttune.compat.agentscope import imported_line
+from agenttune.config.run import CriticConfig, RunConfig
+from agenttune.errors import ConfigError
+from agenttune.execution.auxiliary_settings import check_auxiliary_models
+from agenttune.execution.engine_choice import choose_engine
+from agenttune.execution.model_files import model_folder
+from agenttune.execution.teacher_files import check_teacher
+from agenttune.experience.replay import Replay
+from agenttune.monitor.metrics import check_monitor
+from agenttune.rollout.signature import judge_arguments, workflow_arguments
+from agenttune.supervised.expert import read_expert_rows
+from agenttune.supervised.run import refuse_its_settings
+from agenttune.tasks.order import hold_out
+from agenttune.tasks.source import load_tasks
+from agenttune.trainer.lora_settings import check_lora
+from agenttune.types import Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskData:
+    """The tasks to train on, those held out, further sets by name, an expert's rows, and what to tell the user."""
+
+    training: Sequence[Task]
+    held_out: Sequence[Task]
+    further: Mapping[str, Sequence[Task]]
+    expert: Sequence[Task]
+    messages: tuple[str, ...]
+
+
+def check_arguments(config: RunConfig, workflow: Callable[..., Any], judge: Callable[..., Any] | None) -> Algorithm:
+    """Everything that is known to be wrong before anything is loaded."""
+    imported_line()
+    refuse_its_settings(config)
+    workflow_arguments(workflow)
+    if judge is not None:
+        judge_arguments(judge)
+    algorithm = resolve_algorithm(
+        config.algorithm.algorithm_type,
+        config.loss,
+        config.algorithm.group_size,
+        max_tokens=config.model.max_tokens,
+        sampling=config.sampling,
+        expert=config.expert,
+        distill=config.distill,
+    )
+    if config.critic != CriticConfig() and not algorithm.needs_critic:
+        raise ConfigError(
+            f"the settings of critic have no effect: {config.algorithm.algorithm_type!r} has no critic (ppo has)"
+        )
+    Replay.of(config, algorithm)
+    if config.model.top_p < 1.0:
+        raise ConfigError(
+            f"model.top_p is {config.model.top_p:g}, but training needs tokens sampled from the model's whole "
+            "distribution, which is the one that it changes: set top_p to 1"
+        )
+    if config.model.temperature == 0.0:
+        raise ConfigError("model.temperature is 0: greedy rollouts are all alike and nothing is learnt; set it to 1")
+    check_auxiliary_models(config)
+    choose_engine(config)
+    check_monitor(config.monitor_type)
+    check_lora(config.trainer)
+    model_folder(config.model.model_path)
+    check_teacher(config, algorithm)
+    return algorithm
+
+
+def read_tasks(config: RunConfig, algorithm: Algorithm) -> TaskData:
+    """The datasets, split. Raises `DatasetError`."""
+    tasks: Sequence[Task] = load_tasks(config.train_dataset)
+    messages: tuple[str, ...] = ()
+    held_out: Sequence[Task] = ()
+    if config.eval_dataset is not None:
+        held_out = load_tasks(config.eval_dataset)
+    elif config.evaluation.hold_out:
+        training, held = hold_out(len(tasks), config.seed)
+        messages = (
+            f"no eval_dataset: {len(held)} of {len(tasks)} tasks are held out for the before/after table "
+            "(evaluation.hold_out: false trains on all)",
+        )
+        held_out, tasks = [tasks[index] for index in held], [tasks[index] for index in training]
+    further = {name: load_tasks(dataset) for name, dataset in config.evaluation.further.items()}
+    return TaskData(
+        training=tasks,
+        held_out=held_out[: config.evaluation.max_tasks],
+        further=further,
+        expert=read_expert_rows(config, algorithm),
+        messages=messages,
+    )

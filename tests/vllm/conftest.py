@@ -1,0 +1,84 @@
+"""Fixtures of the tests with real vLLM: one engine over the quickstart's model, and the model itself for comparison."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agenttune.errors import EngineError
+from agenttune.execution.engine_choice import installed_builds
+
+HERE = Path(__file__).parent
+collect_ignore = [] if installed_builds() else [path.name for path in HERE.glob("test_*.py")]
+
+if installed_builds():
+    from vllm_served import Served, read_model, request, start, vllm_processes, weights
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Warnings are errors, except for those within vLLM and what it brings."""
+    for package in ("vllm", "torch", "zmq", "multiprocessing"):
+        config.addinivalue_line("filterwarnings", rf"ignore::Warning:{package}(\.|$)")
+    context = "ignore:Exception ignored in. <function Context.__del__:pytest.PytestUnraisableExceptionWarning"
+    config.addinivalue_line("filterwarnings", "ignore:Unclosed context:ResourceWarning")
+    config.addinivalue_line("filterwarnings", context)  # of an engine whose processes died
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every test here has the marker."""
+    for item in items:
+        if item.path.parent == HERE:
+            item.add_marker("vllm")
+
+
+@pytest.fixture(scope="session")
+def shared() -> Iterator[Served]:
+    """The engine of most tests. At the end a call in flight fails, and no process or file is left."""
+    served = start()
+    yield served
+    folder = served.engine._folder
+
+    async def close() -> None:
+        served.engine._end_ids = []
+        call = asyncio.ensure_future(served.engine.generate(request([5, 6, 7], max_tokens=500)))
+        await asyncio.sleep(0.1)
+        await served.engine.close()
+        await served.engine.close()
+        with pytest.raises(EngineError, match="was closed"):
+            await call
+        with pytest.raises(EngineError, match="is closed"):
+            await served.engine.generate(request([5, 6, 7]))
+
+    served.run(close())
+    served.thread.close()
+    assert not vllm_processes()
+    assert not folder.exists()
+
+
+@pytest.fixture
+def served(shared: Served, model: Any) -> Served:
+    """The engine with the model's own weights."""
+    shared.run(shared.engine.load(shared.engine.version + 1, weights(model)))
+    return shared
+
+
+@pytest.fixture(scope="session")
+def model() -> Any:
+    return read_model()
+
+
+@pytest.fixture(scope="session")
+def changed() -> Any:
+    """The same model with other weights, far enough away to see."""
+    other = read_model()
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.02)
+    return other

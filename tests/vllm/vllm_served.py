@@ -1,0 +1,89 @@
+"""What the tests with real vLLM share: an engine on a serving thread, the quickstart's model, requests, and scores."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+from agenttune.execution.serving import ServingThread
+from agenttune.inference.engine import GenerateRequest, Generation
+from agenttune.inference.sampling import truncated_log_softmax
+from agenttune.types import Sampling
+
+MODEL = Path(__file__).parents[2] / "examples" / "quickstart" / "model"
+MAX_MODEL_LEN = 512
+
+
+def vllm_processes() -> list[psutil.Process]:
+    """The processes of vLLM that this one has started and that have not ended."""
+    found = psutil.Process().children(recursive=True)
+    running = [process for process in found if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    return [process for process in running if process.name().startswith("VLLM")]
+
+
+class Served:
+    """An engine on a serving thread, driven from the test's."""
+
+    def __init__(self, engine: Any, thread: ServingThread) -> None:
+        self.engine, self.thread = engine, thread
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return self.thread.call(coroutine, timeout_s=60)
+
+    def generate(self, *requests: GenerateRequest) -> list[Generation]:
+        async def together() -> list[Generation]:
+            return list(await asyncio.gather(*(self.engine.generate(request) for request in requests)))
+
+        return list(self.run(together()))
+
+
+def start(**settings: Any) -> Served:
+    from transformers import AutoTokenizer
+
+    from agenttune.inference.vllm import VLLMEngine
+
+    thread = ServingThread()
+    decode = AutoTokenizer.from_pretrained(MODEL).decode
+    settings = {"stop_decoder": decode, "max_model_len": MAX_MODEL_LEN, "max_slots": 32, "kv_cache_mb": 128, **settings}
+    return Served(thread.call(VLLMEngine.start(str(MODEL), **settings)), thread)
+
+
+def read_model() -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval().requires_grad_(False)
+
+
+def weights(model: Any) -> Mapping[str, torch.Tensor]:
+    return dict(model.named_parameters())
+
+
+def request(
+    prompt: list[int], *, noise: int = 1, top_logprobs: int = 0, max_tokens: int = 24, **sampling: Any
+) -> GenerateRequest:
+    return GenerateRequest(
+        prompt_ids=np.asarray(prompt, dtype=np.int32),
+        sampling=Sampling(max_tokens=max_tokens, **sampling),
+        noise=noise,
+        top_logprobs=top_logprobs,
+    )
+
+
+def scored(model: Any, asked: GenerateRequest, generation: Generation) -> np.ndarray:
+    """Logprobs of the sampled ids under the model's own forward pass, in the distribution that was asked for."""
+    ids = [*asked.prompt_ids.tolist(), *generation.ids.tolist()]
+    with torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0, len(asked.prompt_ids) - 1 : -1].float()
+    sampling = asked.sampling
+    if sampling.temperature > 0:
+        logits = logits / sampling.temperature
+    rows = len(logits)
+    top_p, top_k = torch.full((rows,), sampling.top_p), torch.full((rows,), sampling.top_k)
+    distribution = truncated_log_softmax(logits, top_p, top_k)
+    return distribution.gather(1, torch.tensor(generation.ids.tolist()).unsqueeze(1)).squeeze(1).numpy()
