@@ -14,7 +14,7 @@ from agenttune.certify import certify
 from agenttune.cli.main import main
 from agenttune.config.run import SupervisedConfig
 from agenttune.gateway.render import Renderer
-from agenttune.supervised.lessons import Teacher
+from agenttune.supervised.lessons import Tutor
 from agenttune.supervised.taught import row_digest, taught_row
 from agenttune.types import Task
 
@@ -103,7 +103,7 @@ def test_digests_tell_row_and_mask_apart(toy_model_dir):
     every, last = (
         taught_row(
             row,
-            Teacher(
+            Tutor(
                 tokenizer=tokenizer,
                 renderer=Renderer(tokenizer),
                 end_ids=frozenset([tokenizer.eos_token_id]),

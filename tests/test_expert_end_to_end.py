@@ -17,7 +17,7 @@ from agenttune.experience.draw import make_batch
 from agenttune.experience.reading import read_trained
 from agenttune.gateway.render import Renderer
 from agenttune.supervised.expert import SFT, ExpertRows
-from agenttune.supervised.lessons import Teacher
+from agenttune.supervised.lessons import Tutor
 from agenttune.tasks.order import TaskOrder
 from agenttune.tasks.source import load_tasks
 from agenttune.trainer.checkpoint import load, pointed
@@ -172,7 +172,7 @@ def test_a_steps_rows_are_split_evenly_over_its_updates_each_normalized_by_itsel
     rows = ExpertRows(
         rows=load_tasks(DatasetConfig(path=str(expert_rows))),
         order=TaskOrder(NUM_ROWS, 0, 8),
-        teacher=Teacher(
+        tutor=Tutor(
             tokenizer=tokenizer,
             renderer=Renderer(tokenizer),
             end_ids=frozenset([tokenizer.eos_token_id]),

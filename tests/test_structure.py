@@ -20,7 +20,19 @@ EDGES = {
     ("config", "tasks"),  # DatasetConfig.preview() reads rows, lazily
     ("config", "compat"),  # a file in Trinity-RFT's layout is converted, lazily
 }
-SEE_MANY = {"execution", "cli", "tuning", "loop", "evaluate", "certify", "diagnose", "supervised", "__init__"}
+SEE_MANY = {
+    "execution",
+    "cli",
+    "tuning",
+    "loop",
+    "evaluate",
+    "certify",
+    "diagnose",
+    "supervised",
+    "arguments",
+    "steps",
+    "__init__",
+}
 
 
 def edges() -> set[tuple[str, str, str]]:

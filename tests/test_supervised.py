@@ -25,7 +25,7 @@ from agenttune.experience.audit import broken_sentences
 from agenttune.gateway.render import Renderer
 from agenttune.supervised.batches import split, weighted
 from agenttune.supervised.checks import check_step
-from agenttune.supervised.lessons import Teacher
+from agenttune.supervised.lessons import Tutor
 from agenttune.supervised.trainer import SupervisedTrainer
 from agenttune.trainer.model import TrainedModel
 from agenttune.types import Task
@@ -46,9 +46,9 @@ SEEN = [
 ]
 
 
-def teacher(folder: Path, data: str = "conversations", *, max_model_len: int = 256, **fields) -> Teacher:
+def tutor(folder: Path, data: str = "conversations", *, max_model_len: int = 256, **fields) -> Tutor:
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    return Teacher(
+    return Tutor(
         tokenizer=tokenizer,
         renderer=None if data == "texts" else Renderer(tokenizer),
         end_ids=frozenset([tokenizer.eos_token_id]),
@@ -73,7 +73,7 @@ def taught(one, lesson) -> list[str]:
 
 def test_loss_is_on_the_assistants_tokens_with_their_end_token_and_on_nothing_else(toy_model_dir):
     """Made by hand: the toy template writes `<|im_start|>role\\ncontent<|im_end|>\\n`."""
-    one = teacher(toy_model_dir)
+    one = tutor(toy_model_dir)
     lesson = one.lesson(task(messages=SEEN))
     (experience,) = lesson.experiences
     text = (
@@ -91,7 +91,7 @@ def test_loss_is_on_the_assistants_tokens_with_their_end_token_and_on_nothing_el
 
 
 def test_ids_by_hand(toy_model_dir):
-    one = teacher(toy_model_dir)
+    one = tutor(toy_model_dir)
     (experience,) = one.lesson(task(prompt="a", response="b")).experiences
     ids = [one.tokenizer.convert_tokens_to_ids(token) for token in ("<|im_start|>", "<|im_end|>")]
     assert experience.ids_T[-1] == ids[1]
@@ -104,7 +104,7 @@ def test_ids_by_hand(toy_model_dir):
 
 def test_a_lesson_is_what_the_quickstarts_agent_would_have_seen(tmp_path):
     """The prompts of the taught turns are, id for id, the gateway's prompts for the same conversation with tools."""
-    one = teacher(QUICKSTART / "model", max_model_len=512)
+    one = tutor(QUICKSTART / "model", max_model_len=512)
     row = task(messages=SEEN, tools=json.dumps([TOOL]))
     (experience,) = one.lesson(row).experiences
     first = one.renderer.encode(one.renderer.render(SEEN[:1], [TOOL], {}))
@@ -127,7 +127,7 @@ FORGETFUL = """{%- for message in messages -%}
 def test_a_template_that_rewrites_history_makes_a_sequence_for_each_turn(toy_model_dir):
     tokenizer = AutoTokenizer.from_pretrained(toy_model_dir)
     tokenizer.chat_template = FORGETFUL
-    one = replace(teacher(toy_model_dir), tokenizer=tokenizer, renderer=Renderer(tokenizer))
+    one = replace(tutor(toy_model_dir), tokenizer=tokenizer, renderer=Renderer(tokenizer))
     messages = [
         {"role": "user", "content": "q"},
         {"role": "assistant", "content": "one"},
@@ -158,7 +158,7 @@ def test_reasoning_is_taught_and_a_switched_off_one_is_context(toy_model_dir):
     """As hybrid models have it: the prompt of `enable_thinking: false` already holds the empty reasoning."""
     tokenizer = AutoTokenizer.from_pretrained(toy_model_dir)
     tokenizer.chat_template = THINKING
-    one = replace(teacher(toy_model_dir), tokenizer=tokenizer, renderer=Renderer(tokenizer))
+    one = replace(tutor(toy_model_dir), tokenizer=tokenizer, renderer=Renderer(tokenizer))
     answer = {"role": "assistant", "content": "yes", "reasoning_content": "hm"}
     lesson = one.lesson(task(messages=[SEEN[0], answer]))
     assert taught(one, lesson) == ["<think>\nhm\n</think>\nyes<|im_end|>"]
@@ -169,13 +169,13 @@ def test_reasoning_is_taught_and_a_switched_off_one_is_context(toy_model_dir):
 
 
 def test_a_turn_without_an_end_token_is_refused(toy_model_dir):
-    one = replace(teacher(toy_model_dir), end_ids=frozenset([0]))
+    one = replace(tutor(toy_model_dir), end_ids=frozenset([0]))
     with pytest.raises(DatasetError, match=r"does not end message 1 with an end token of the model \(\[0\]\)"):
         one.lesson(ROWS[1])
 
 
 def test_weight_zero_makes_a_turn_context(toy_model_dir):
-    one = teacher(toy_model_dir)
+    one = tutor(toy_model_dir)
     messages = [SEEN[0], {**SEEN[1], "weight": 0}, *SEEN[2:]]
     lesson = one.lesson(task(messages=messages))
     assert taught(one, lesson) == ["#### 4<|im_end|>"]
@@ -183,15 +183,15 @@ def test_weight_zero_makes_a_turn_context(toy_model_dir):
 
 
 def test_the_last_turn_alone_is_taught_where_the_settings_say_so_and_messages_may_be_json(toy_model_dir):
-    one = teacher(toy_model_dir, turns="last")
+    one = tutor(toy_model_dir, turns="last")
     lesson = one.lesson(task(messages=json.dumps(SEEN)))
     assert taught(one, lesson) == ["#### 4<|im_end|>"]
 
 
 def test_rows_that_are_too_long_are_dropped_or_refused(toy_model_dir):
-    assert teacher(toy_model_dir, max_model_len=8).lesson(task(messages=SEEN)).too_long
+    assert tutor(toy_model_dir, max_model_len=8).lesson(task(messages=SEEN)).too_long
     with pytest.raises(DatasetError, match=r"row train/0 has \d+ tokens, but model.max_model_len is 8"):
-        teacher(toy_model_dir, max_model_len=8, too_long="refuse").lesson(task(messages=SEEN))
+        tutor(toy_model_dir, max_model_len=8, too_long="refuse").lesson(task(messages=SEEN))
 
 
 @pytest.mark.parametrize(
@@ -210,11 +210,11 @@ def test_rows_that_are_too_long_are_dropped_or_refused(toy_model_dir):
 )
 def test_a_row_that_cannot_be_taught_is_named(toy_model_dir, row, words):
     with pytest.raises(DatasetError, match=rf"row train/3: .*{words}"):
-        teacher(toy_model_dir).lesson(task(3, **row))
+        tutor(toy_model_dir).lesson(task(3, **row))
 
 
 def test_every_token_of_a_text_but_the_first_is_predicted_once_over_its_pieces(toy_model_dir):
-    one = teacher(toy_model_dir, "texts", max_model_len=6)
+    one = tutor(toy_model_dir, "texts", max_model_len=6)
     text = "question answer yes no 12345"
     ids = [*one.tokenizer(text)["input_ids"], one.tokenizer.eos_token_id]
     pieces = one.lesson(task(text=text)).experiences
@@ -226,7 +226,7 @@ def test_every_token_of_a_text_but_the_first_is_predicted_once_over_its_pieces(t
 
 
 def test_the_end_of_a_text_that_fits_exactly_makes_no_empty_piece(toy_model_dir):
-    one = teacher(toy_model_dir, "texts", max_model_len=4)
+    one = tutor(toy_model_dir, "texts", max_model_len=4)
     assert [len(piece.ids_T) for piece in one.lesson(task(text="123")).experiences] == [4]
     assert [len(piece.ids_T) for piece in one.lesson(task(text="1234")).experiences] == [4, 2]
     assert one.lesson(task(text="")).experiences == ()
@@ -313,7 +313,7 @@ def assert_same(found, module):
 @pytest.mark.parametrize("limit", [8192, 40])
 def test_gradient_of_sft_equals_the_label_loss_of_transformers(toy_model_dir, limit):
     """Packed, prefix-shared, in any number of micro-batches: that of `F.cross_entropy` over all labels at once."""
-    one, algorithm = teacher(toy_model_dir), SUPERVISED["sft"]
+    one, algorithm = tutor(toy_model_dir), SUPERVISED["sft"]
     experiences = weighted([one.lesson(row) for row in ROWS], algorithm)
     trainer = make_trainer(toy_model_dir, algorithm, max_tokens_per_micro_batch=limit)
     plain = plain_model(toy_model_dir)
@@ -331,7 +331,7 @@ def test_gradient_of_sft_equals_the_label_loss_of_transformers(toy_model_dir, li
 @pytest.mark.parametrize("limit", [8192, 64, 1])
 def test_gradient_of_dpo_equals_a_plain_implementation_however_it_is_split(toy_model_dir, limit):
     one, algorithm = (
-        teacher(toy_model_dir, "pairs"),
+        tutor(toy_model_dir, "pairs"),
         resolve_supervised("dpo", LossConfig(policy_loss_args={"beta": 0.7})),
     )
     experiences = weighted([one.lesson(row) for row in PAIRS], algorithm)
@@ -360,7 +360,7 @@ def test_gradient_of_dpo_equals_a_plain_implementation_however_it_is_split(toy_m
 
 
 def test_both_forms_of_pairs_teach_the_same(toy_model_dir):
-    one = teacher(toy_model_dir, "pairs")
+    one = tutor(toy_model_dir, "pairs")
     user = {"role": "user", "content": "q"}
     by_prompt = one.lesson(task(prompt="q", chosen="yes", rejected="no"))
     sides = {name: [user, {"role": "assistant", "content": name}] for name in ("yes", "no")}
@@ -374,7 +374,7 @@ def test_both_forms_of_pairs_teach_the_same(toy_model_dir):
 
 @pytest.mark.parametrize("aggregation", ["token-mean", "sequence-mean-token-mean", "rollout-mean"])
 def test_weights_of_an_update_add_up_to_one_and_follow_the_unit(toy_model_dir, aggregation):
-    one = teacher(toy_model_dir)
+    one = tutor(toy_model_dir)
     algorithm = resolve_supervised("sft", LossConfig(aggregation=aggregation))
     lessons = [one.lesson(row) for row in ROWS]
     experiences = weighted(lessons, algorithm)
@@ -393,7 +393,7 @@ def test_lessons_are_split_over_minibatches_whole():
 
 def test_the_certificate_names_what_is_broken(toy_model_dir):
     """Each damage is found by the check that is there for it, and an undamaged step breaks none."""
-    one, algorithm = teacher(toy_model_dir), SUPERVISED["sft"]
+    one, algorithm = tutor(toy_model_dir), SUPERVISED["sft"]
     lessons = [one.lesson(row) for row in ROWS]
     good = weighted(lessons, algorithm)
     assert {check.name: check.broken for check in check_step(lessons, [good], one)} == {
@@ -416,11 +416,11 @@ def test_the_certificate_names_what_is_broken(toy_model_dir):
         with pytest.raises(CertificateError, match=f"{name}: .*train/0"):  # as the loop stops
             broken_sentences(check_step(lessons, [damaged], one), stop=True)
         assert "train/0" in broken[name]
-    pairs = [teacher(toy_model_dir, "pairs").lesson(PAIRS[0])]
+    pairs = [tutor(toy_model_dir, "pairs").lesson(PAIRS[0])]
     half = weighted(pairs, SUPERVISED["dpo"])[:1]
-    broken = {check.name for check in check_step(pairs, [half], teacher(toy_model_dir, "pairs")) if check.broken}
+    broken = {check.name for check in check_step(pairs, [half], tutor(toy_model_dir, "pairs")) if check.broken}
     assert broken == {"pairs"}
-    (line,) = broken_sentences(check_step(pairs, [half], teacher(toy_model_dir, "pairs")), stop=False)
+    (line,) = broken_sentences(check_step(pairs, [half], tutor(toy_model_dir, "pairs")), stop=False)
     assert line.startswith("pairs: ")
 
 

@@ -17,13 +17,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from agenttune.gateway.requests import render_message
-from agenttune.supervised.lessons import Lesson, Teacher
+from agenttune.supervised.lessons import Lesson, Tutor
 from agenttune.types import Call, Check, Experience
 
 
-def check_step(
-    lessons: Sequence[Lesson], updates: Sequence[Sequence[Experience]], teacher: Teacher
-) -> tuple[Check, ...]:
+def check_step(lessons: Sequence[Lesson], updates: Sequence[Sequence[Experience]], tutor: Tutor) -> tuple[Check, ...]:
     """All checks of a step."""
     sources = {(lesson.id, number): calls for lesson in lessons for number, calls in enumerate(lesson.sources)}
     trained = [experience for update in updates for experience in update]
@@ -32,10 +30,10 @@ def check_step(
     for experience in trained:
         pairs.append((experience, sources.get((experience.rollout_id, places[experience.rollout_id]))))
         places[experience.rollout_id] += 1
-    checks = [_rows(lessons, updates), _check("mask", [_mask(one, calls, teacher) for one, calls in pairs])]
-    if teacher.data != "texts":
-        checks.append(_check("rendered", [_rendered(one, calls, teacher) for one, calls in pairs]))
-    if teacher.data == "pairs":
+    checks = [_rows(lessons, updates), _check("mask", [_mask(one, calls, tutor) for one, calls in pairs])]
+    if tutor.data != "texts":
+        checks.append(_check("rendered", [_rendered(one, calls, tutor) for one, calls in pairs]))
+    if tutor.data == "pairs":
         checks.append(_check("pairs", [_sides(update, name) for update in updates for name in _names(update)]))
     return tuple(checks)
 
@@ -60,7 +58,7 @@ def _rows(lessons: Sequence[Lesson], updates: Sequence[Sequence[Experience]]) ->
     return _check("rows", found)
 
 
-def _mask(experience: Experience, calls: tuple[Call, ...] | None, teacher: Teacher) -> str | None:
+def _mask(experience: Experience, calls: tuple[Call, ...] | None, tutor: Tutor) -> str | None:
     """What is wrong with the loss mask of a sequence, if anything."""
     row, mask_T, weights_T = experience.rollout_id, experience.loss_mask_T, experience.weights_T
     wrong_T = np.where(mask_T, ~(np.isfinite(weights_T) & (weights_T > 0)), weights_T != 0)
@@ -81,23 +79,23 @@ def _mask(experience: Experience, calls: tuple[Call, ...] | None, teacher: Teach
             return f"row {row}, token {first}: what is taught is not the whole turn {number}"
         if not np.array_equal(experience.ids_T[:first], call.prompt_ids_P):
             return f"row {row}, token {first}: what stands before turn {number} is not its prompt"
-        if int(experience.ids_T[last]) not in teacher.end_ids:
+        if int(experience.ids_T[last]) not in tutor.end_ids:
             return f"row {row}, token {last}: turn {number} ends without an end token"
     return None
 
 
-def _rendered(experience: Experience, calls: tuple[Call, ...] | None, teacher: Teacher) -> str | None:
+def _rendered(experience: Experience, calls: tuple[Call, ...] | None, tutor: Tutor) -> str | None:
     """Whether the ids spell the template's text of the conversation up to the sequence's last turn."""
-    assert teacher.renderer is not None
+    assert tutor.renderer is not None
     if not calls:
         return f"row {experience.rollout_id}: a sequence that no turn made"
     last = calls[int(experience.calls_T.max())]
     messages = [render_message(message, at) for at, message in enumerate((*last.messages, last.response))]
-    whole = teacher.renderer.render(messages, last.tools, teacher.template_kwargs, closed=True)
-    end = teacher.renderer.token_bytes(int(experience.ids_T[-1]))[0]
+    whole = tutor.renderer.render(messages, last.tools, tutor.template_kwargs, closed=True)
+    end = tutor.renderer.token_bytes(int(experience.ids_T[-1]))[0]
     expected = whole[: whole.rfind(end) + len(end)]
-    spelled = teacher.renderer.spell(experience.ids_T.tolist())
-    if spelled in (expected, teacher.renderer.spell(teacher.renderer.encode(expected).tolist())):
+    spelled = tutor.renderer.spell(experience.ids_T.tolist())
+    if spelled in (expected, tutor.renderer.spell(tutor.renderer.encode(expected).tolist())):
         return None
     at = next((at for at, (one, other) in enumerate(zip(spelled, expected, strict=False)) if one != other), -1)
     return f"row {experience.rollout_id}: its ids spell other text than the chat template, from character {at} on"

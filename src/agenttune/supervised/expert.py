@@ -19,8 +19,8 @@ from agenttune.experience.draw import Batch
 from agenttune.experience.records import EXPERT
 from agenttune.supervised.batches import split, weighted
 from agenttune.supervised.checks import check_step
-from agenttune.supervised.lessons import Teacher
-from agenttune.supervised.run import load_rows, make_teacher
+from agenttune.supervised.lessons import Tutor
+from agenttune.supervised.run import load_rows, make_tutor
 from agenttune.tasks.order import TaskOrder, distinct
 from agenttune.types import Check, Task
 
@@ -37,7 +37,7 @@ class ExpertRows:
 
     rows: Sequence[Task]
     order: TaskOrder
-    teacher: Teacher
+    tutor: Tutor
     weighing: SupervisedAlgorithm
 
     def join(self, batches: Sequence[Batch]) -> tuple[tuple[Batch, ...], tuple[Check, ...]]:
@@ -48,7 +48,7 @@ class ExpertRows:
         """
         rows = [self.rows[place] for place in self.order.draw()]
         ids = [f"{EXPERT}{id_}" for id_ in distinct([row.id for row in rows])]
-        lessons = [self.teacher.lesson(row, id_) for row, id_ in zip(rows, ids, strict=True)]
+        lessons = [self.tutor.lesson(row, id_) for row, id_ in zip(rows, ids, strict=True)]
         parts = split([lesson for lesson in lessons if lesson.experiences], len(batches))
         parts += [()] * (len(batches) - len(parts))
         updates = [weighted(part, self.weighing) for part in parts]
@@ -58,7 +58,7 @@ class ExpertRows:
         )
         too_long = sum(lesson.too_long for lesson in lessons)
         joined = (replace(joined[0], num_expert_rows_too_long=too_long), *joined[1:])
-        return joined, check_step(lessons, updates, self.teacher)
+        return joined, check_step(lessons, updates, self.tutor)
 
     def state(self) -> dict[str, Any]:
         """The position in the rows, as JSON."""
@@ -93,10 +93,12 @@ def make_expert_rows(
     """The rows ready to be drawn for the model that is trained (its files are in `folder`); None without an expert."""
     if algorithm.expert is None:
         return None
+    from agenttune.inference.families import end_token_ids
+
     return ExpertRows(
         rows=rows,
         order=TaskOrder(len(rows), config.seed, _batch_size(config)),
-        teacher=make_teacher(config, SFT, folder, policy),
+        tutor=make_tutor(config, SFT, folder, end_token_ids(policy.module)),
         weighing=replace(SFT, aggregation=algorithm.aggregation, constant_length=algorithm.constant_length),
     )
 

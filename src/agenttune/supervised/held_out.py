@@ -1,6 +1,6 @@
 """The loss on rows that are not trained on.
 
-In: held-out rows, the teacher and the trainer. Out: `HeldOutLoss`: the mean over all tokens, or over all pairs.
+In: held-out rows, the tutor and the trainer. Out: `HeldOutLoss`: the mean over all tokens, or over all pairs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from agenttune.algorithm.supervised import SupervisedAlgorithm
 from agenttune.errors import DatasetError
 from agenttune.supervised.batches import weighted
-from agenttune.supervised.lessons import Teacher
+from agenttune.supervised.lessons import Tutor
 from agenttune.supervised.trainer import SupervisedTrainer
 from agenttune.types import Task
 
@@ -41,7 +41,7 @@ class HeldOut:
     """Measures `rows`, so many at a time."""
 
     rows: Sequence[Task]
-    teacher: Teacher
+    tutor: Tutor
     trainer: SupervisedTrainer
     algorithm: SupervisedAlgorithm
     batch_size: int
@@ -54,7 +54,7 @@ class HeldOut:
         margins: list[float] = []
         for start in range(0, len(self.rows), self.batch_size):
             rows = self.rows[start : start + self.batch_size]
-            lessons = [self.teacher.lesson(row) for row in rows]
+            lessons = [self.tutor.lesson(row) for row in rows]
             too_long += sum(lesson.too_long for lesson in lessons)
             experiences = weighted(lessons, algorithm)
             if not experiences:
@@ -70,7 +70,7 @@ class HeldOut:
         if not units:
             raise DatasetError(
                 f"none of the {len(self.rows)} held-out rows fits the model: model.max_model_len is "
-                f"{self.teacher.max_model_len}"
+                f"{self.tutor.max_model_len}"
             )
         return HeldOutLoss(
             loss=total / units,

@@ -45,7 +45,7 @@ class Lesson:
 
 
 @dataclass(slots=True, kw_only=True)
-class Teacher:
+class Tutor:
     """Makes lessons of rows for one model. `end_ids` are the tokens that end its answers; `renderer` may be None where
     only texts are taught."""
 

@@ -1,6 +1,6 @@
 """The coordinator of a run without rollouts: one step after the other.
 
-    order.draw ─► teacher.lesson ─► weighted ─► check_step ─► trainer.train_step ─► monitor, display
+    order.draw ─► tutor.lesson ─► weighted ─► check_step ─► trainer.train_step ─► monitor, display
     rows          token sequences   batches     certificate   update
 
 In: the parts. Out: trained weights in checkpoints, and `Progress`, everything that a resumed run needs to know. Where a
@@ -30,7 +30,7 @@ from agenttune.steps import TimeLimit, deferred_interrupt, save_checkpoint, save
 from agenttune.supervised.batches import split, weighted
 from agenttune.supervised.checks import check_step
 from agenttune.supervised.held_out import HeldOut
-from agenttune.supervised.lessons import Lesson, Teacher
+from agenttune.supervised.lessons import Lesson, Tutor
 from agenttune.supervised.taught import HELD_OUT, held_out_row, taught_row
 from agenttune.supervised.trainer import Learnt, SupervisedTrainer
 from agenttune.tasks.order import Order, distinct
@@ -84,7 +84,7 @@ class SupervisedLoop:
 
     config: RunConfig
     algorithm: SupervisedAlgorithm
-    teacher: Teacher
+    tutor: Tutor
     trainer: SupervisedTrainer
     rows: Sequence[Task]
     order: Order
@@ -125,7 +125,7 @@ class SupervisedLoop:
             raise DatasetError(
                 f"none of the {len(rows)} rows of step {self.progress.step + 1} can be trained: "
                 f"{sum(lesson.too_long for lesson in lessons)} are longer than model.max_model_len "
-                f"({self.teacher.max_model_len}), the others have no token to learn"
+                f"({self.tutor.max_model_len}), the others have no token to learn"
             )
         checks = self._certify(lessons, updates)
         taught = [taught_row(row, lesson) for row, lesson in zip(rows, lessons, strict=True)]
@@ -136,10 +136,10 @@ class SupervisedLoop:
 
     def _lessons(self, rows: Sequence[Task]) -> list[Lesson]:
         """The rows' lessons; a row that comes again, in a batch larger than the dataset, has an id of its own."""
-        return [self.teacher.lesson(row, id_) for row, id_ in zip(rows, distinct([r.id for r in rows]), strict=True)]
+        return [self.tutor.lesson(row, id_) for row, id_ in zip(rows, distinct([r.id for r in rows]), strict=True)]
 
     def _certify(self, lessons: Sequence[Lesson], updates: Sequence[Sequence[Experience]]) -> tuple[Check, ...]:
-        checks = check_step(lessons, updates, self.teacher)
+        checks = check_step(lessons, updates, self.tutor)
         self.journal.add_checks(self.progress.step + 1, checks)
         for line in broken_sentences(checks, stop=self.config.certificate.on_violation == "stop"):
             self.display.message(f"  ! certificate: {line}")
@@ -180,7 +180,7 @@ class SupervisedLoop:
                 tokens_per_s=metrics["tokens/per_s"],
                 seconds=seconds,
                 certified=not any(check.broken for check in checks),
-                note=_note(len(lessons), too_long, len(lessons) - kept - too_long, self.teacher.max_model_len),
+                note=_note(len(lessons), too_long, len(lessons) - kept - too_long, self.tutor.max_model_len),
             )
         )
 

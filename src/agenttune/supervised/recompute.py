@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from agenttune.algorithm.supervised import SupervisedAlgorithm, resolve_supervised
 from agenttune.certify import Certificate, LossGaps, add_up, problems_of, recorded_certificate
@@ -24,15 +24,15 @@ from agenttune.experience.reading import StepRecord, read_checks, read_steps, re
 from agenttune.experience.records import TaughtRow
 from agenttune.supervised.batches import split, weighted
 from agenttune.supervised.checks import check_step
-from agenttune.supervised.lessons import Lesson, Teacher
-from agenttune.supervised.run import RowData, make_teacher, read_data
+from agenttune.supervised.lessons import Lesson, Tutor
+from agenttune.supervised.run import RowData, make_tutor, read_data
 from agenttune.supervised.taught import HELD_OUT, row_digest, taught_row
 from agenttune.tasks.order import distinct
 from agenttune.tasks.selection import make_order
 from agenttune.types import Check
 
 if TYPE_CHECKING:
-    from agenttune.trainer.model import TrainedModel
+    pass
 
 _OF_PAIRS = 10.0
 """A pair's loss adds up the gaps of all tokens of two answers: so many times the tolerance of a mean over tokens."""
@@ -65,10 +65,10 @@ def recompute(run_dir: Path, config: RunConfig, *, losses: bool) -> Certificate:
         found.missing.append(f"the rows, and everything that is made from them: {error}")
     else:
         quiet_transformers()
-        teacher = _teacher(config, algorithm, folder)
-        _rows(run_dir, config, algorithm, data, teacher, steps, found)
+        tutor = _tutor(config, algorithm, folder)
+        _rows(run_dir, config, algorithm, data, tutor, steps, found)
         if losses:
-            gaps = _losses(run_dir, config, algorithm, data, teacher, found)
+            gaps = _losses(run_dir, config, algorithm, data, tutor, found)
     for step in steps:
         found.checks.setdefault(step, recorded.get(step, ()))
     by_step = {step: found.checks[step] for step in steps}
@@ -108,7 +108,7 @@ def _rows(
     config: RunConfig,
     algorithm: SupervisedAlgorithm,
     data: RowData,
-    teacher: Teacher,
+    tutor: Tutor,
     steps: Mapping[int, StepRecord],
     found: _Found,
 ) -> None:
@@ -135,7 +135,7 @@ def _rows(
             found.problems.append(f"step {step}: trained on {wrong}, but its order draws {', '.join(names[:3])}, ...")
             continue
         try:
-            lessons = [teacher.lesson(row, name) for row, name in zip(rows, names, strict=True)]
+            lessons = [tutor.lesson(row, name) for row, name in zip(rows, names, strict=True)]
         except DatasetError as error:
             others.append(f"step {step}, {error}")
             continue
@@ -150,7 +150,7 @@ def _rows(
             if row != now
         ]
         updates = [weighted(part, algorithm) for part in split(lessons, config.trainer.num_minibatches)]
-        found.checks[step] = check_step(lessons, [update for update in updates if update], teacher)
+        found.checks[step] = check_step(lessons, [update for update in updates if update], tutor)
         found.lessons[step] = lessons
     if others:
         found.missing.append(f"steps with rows that are others now: {len(others)} rows, first {others[0]}")
@@ -166,7 +166,7 @@ def _losses(
     config: RunConfig,
     algorithm: SupervisedAlgorithm,
     data: RowData,
-    teacher: Teacher,
+    tutor: Tutor,
     found: _Found,
 ) -> LossGaps | None:
     """Measure the noted losses again: held-out ones at each checkpoint, and that of the step after it (where the step
@@ -195,7 +195,7 @@ def _losses(
     bound = (tolerance.max or tolerance.mean or 0.0) * (1.0 if algorithm.pair_loss is None else _OF_PAIRS)
     held_out = HeldOut(
         rows=data.held_out,
-        teacher=teacher,
+        tutor=tutor,
         trainer=trainer,
         algorithm=algorithm,
         batch_size=config.algorithm.batch_size,
@@ -267,13 +267,15 @@ def _folder(run_dir: Path, config: RunConfig) -> Path:
         return latest
 
 
-def _teacher(config: RunConfig, algorithm: SupervisedAlgorithm, folder: Path) -> Teacher:
+def _tutor(config: RunConfig, algorithm: SupervisedAlgorithm, folder: Path) -> Tutor:
     """The run's own, without its weights."""
     from transformers import AutoConfig, GenerationConfig
+
+    from agenttune.inference.families import end_token_ids
 
     settings = AutoConfig.from_pretrained(folder)
     generation = GenerationConfig.from_model_config(settings)
     if (folder / "generation_config.json").exists():
         generation = GenerationConfig.from_pretrained(folder)
-    module = SimpleNamespace(config=settings, generation_config=generation)
-    return make_teacher(config, algorithm, folder, cast("TrainedModel", SimpleNamespace(module=module)))
+    end_ids = end_token_ids(SimpleNamespace(config=settings, generation_config=generation))
+    return make_tutor(config, algorithm, folder, end_ids)

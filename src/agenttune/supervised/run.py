@@ -40,10 +40,9 @@ if TYPE_CHECKING:
     from agenttune.evaluate import Evaluator
     from agenttune.execution.local import Serving
     from agenttune.execution.run_directory import RunDirectory
-    from agenttune.supervised.lessons import Teacher
+    from agenttune.supervised.lessons import Tutor
     from agenttune.supervised.loop import SupervisedLoop
     from agenttune.tasks.order import Order
-    from agenttune.trainer.model import TrainedModel
     from agenttune.tuning import TuneResult
 
 ROWS_CHECKED_FIRST = 64
@@ -197,6 +196,7 @@ def _assemble(
 ) -> SupervisedLoop:
     from agenttune.execution.model_files import quiet_transformers
     from agenttune.experience.journal import Journal
+    from agenttune.inference.families import end_token_ids
     from agenttune.supervised.held_out import HeldOut
     from agenttune.supervised.loop import Progress, SupervisedLoop
     from agenttune.supervised.trainer import SupervisedTrainer
@@ -213,7 +213,7 @@ def _assemble(
         device=config.engine.device,
         seed=config.seed,
     )
-    teacher = make_teacher(config, algorithm, folder, trainer.policy)
+    tutor = make_tutor(config, algorithm, folder, end_token_ids(trainer.policy.module))
     if line := adapters_line(trainer.policy):
         display.message(line)
     progress = Progress(order=order.state())
@@ -225,7 +225,7 @@ def _assemble(
     if data.held_out:
         held_out = HeldOut(
             rows=data.held_out,
-            teacher=teacher,
+            tutor=tutor,
             trainer=trainer,
             algorithm=algorithm,
             batch_size=config.algorithm.batch_size,
@@ -233,7 +233,7 @@ def _assemble(
     return SupervisedLoop(
         config=config,
         algorithm=algorithm,
-        teacher=teacher,
+        tutor=tutor,
         trainer=trainer,
         rows=data.training,
         order=order,
@@ -274,20 +274,19 @@ def _evaluator(serving: Serving, data: RowData, display: Display) -> Evaluator:
     )
 
 
-def make_teacher(config: RunConfig, algorithm: SupervisedAlgorithm, folder: Path, policy: TrainedModel) -> Teacher:
-    """What makes lessons of rows for the model that is trained."""
+def make_tutor(config: RunConfig, algorithm: SupervisedAlgorithm, folder: Path, end_ids: frozenset[int]) -> Tutor:
+    """What makes lessons of rows for the model in `folder`, whose answers end with one of `end_ids`."""
     from transformers import AutoTokenizer
 
     from agenttune.gateway.render import Renderer
-    from agenttune.inference.families import end_token_ids
-    from agenttune.supervised.lessons import Teacher
+    from agenttune.supervised.lessons import Tutor
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     thinking = config.model.enable_thinking
-    return Teacher(
+    return Tutor(
         tokenizer=tokenizer,
         renderer=None if algorithm.data == "texts" else Renderer(tokenizer),
-        end_ids=end_token_ids(policy.module),
+        end_ids=end_ids,
         max_model_len=config.model.max_model_len,
         data=algorithm.data,
         fields=config.supervised,

@@ -51,6 +51,8 @@ def algorithm(draft: Draft) -> None:
         draft.set("loss.aggregation", AGGREGATIONS[aggregation], "algorithm.loss_agg_mode")
     elif aggregation is not None:
         draft.refuse("algorithm.loss_agg_mode", f"use {', '.join(AGGREGATIONS)}")
+    elif name == "sapo":  # here its paper's is the default
+        draft.set_default("loss.aggregation", "token-mean", "algorithm.loss_agg_mode")
 
 
 def _algorithm_type(draft: Draft) -> str | None:
