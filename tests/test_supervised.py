@@ -670,6 +670,35 @@ def test_sft_then_grpo_trains_the_quickstarts_agent(tmp_path, monkeypatch):
     del sys.modules["agent"]
 
 
+@pytest.mark.slow
+def test_an_expert_beside_the_rollouts_trains_the_quickstarts_agent(tmp_path, monkeypatch):
+    """`mix` with a few right traces as the expert's rows: the agent learns from both at once."""
+    monkeypatch.syspath_prepend(str(QUICKSTART))
+    import agent
+
+    data = str(QUICKSTART / "data")
+    lines = (QUICKSTART / "data" / "train.jsonl").read_text().splitlines()[:48]
+    traces = write(tmp_path, "traces", [right_trace(json.loads(line), agent) for line in lines])
+    tuned = tune(
+        workflow_func=agent.run_agent,
+        judge_func=agent.judge,
+        train_dataset=DatasetConfig(path=data, split="train", total_steps=12),
+        eval_dataset=DatasetConfig(path=data, split="test"),
+        model=TunerModelConfig(model_path=str(QUICKSTART / "model"), max_model_len=512),
+        algorithm=AlgorithmConfig(algorithm_type="mix", group_size=8, batch_size=16, learning_rate=3e-4),
+        settings={
+            "checkpoint_root_dir": str(tmp_path / "runs"),
+            "trainer": {"beta2": 0.95, "weight_decay": 0.0},
+            "loss.kl": "none",
+            "expert": {"dataset": {"path": str(traces)}, "batch_size": 16},
+            "evaluation.max_tasks": 256,
+        },
+    )
+    assert tuned.after["greedy"].accuracy > tuned.before["greedy"].accuracy + 0.2
+    assert tuned.after["sampled"].accuracy > tuned.before["sampled"].accuracy + 0.2
+    del sys.modules["agent"]
+
+
 def right_trace(row: dict[str, str], agent) -> dict[str, object]:
     """The question, the right call of the calculator with its result, and the answer."""
     expression, result = row["answer"].split(" = ")[0], row["answer"].rpartition("#### ")[2]
