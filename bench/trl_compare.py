@@ -6,12 +6,14 @@ seeds; two threads on two cores. The sides take turns, each run in a process of 
 TRL's settings that decide its speed on a CPU are tried first, a few steps each, and its fastest ones are used; what TRL
 allows and we tried is `KNOBS`. A third process judges the models (`trl_evaluate.py`).
 
-At equal time: TRL's model after the step it was in when our run of that seed had ended (a step in TRL's favour).
+At equal time: TRL's model after the step it was in when our run of that seed had made a quarter of its steps, and all
+of them (a step in TRL's favour). At the quarter there is still something to learn; at the end both have learnt it.
 The table's last column is TRL's figure over ours, or ours less TRL's in points of accuracy with a 95% interval over the
 seeds; beside a mean are the lowest and the highest seed.
 
 Targets: `step` >= 3 (TRL's median seconds of a step over ours); at equal steps at least as good within the interval
-(`..._equal_steps_high` >= 0, the upper end of ours - TRL's); at equal time better (`..._equal_time_low` >= 0).
+(`..._equal_steps_high` >= 0, the upper end of ours - TRL's); at equal time better (`sampled_quarter_low` >= 0; greedy
+accuracy is near its end after three steps of either side, and only reported).
 
     .venv-trl/bin/python bench/trl_compare.py                        # all of it, about 35 minutes on two quiet cores
     .venv-trl/bin/python bench/trl_compare.py --resume               # goes on where a run was cut off
@@ -44,6 +46,7 @@ HERE = Path(__file__).parent
 SIDES = {"trl": "trl_peer.py", "agenttune": "trl_ours.py"}
 MODES: tuple[Mode, ...] = ("greedy", "sampled")
 TARGET = 3.0
+JUDGED = ("greedy_equal_steps_high", "sampled_equal_steps_high", "sampled_quarter_low")
 TRIAL_STEPS, TRIAL_LIMIT_S = 4, 300.0
 # Tried in this order, each kept where it is faster: arguments of trl_peer.py, or a variable of its environment.
 KNOBS = (
@@ -58,15 +61,24 @@ KNOBS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """The same time on both sides: when our run had made `our_steps`, and TRL's was in its step `trl_steps`."""
+
+    our_steps: int
+    trl_steps: int
+    ours: Held
+    trl: Held
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """One seed on both sides: the runs, their last models, and TRL's model when our run had ended."""
+    """One seed on both sides: the runs, TRL's last model, and both at a quarter and at the end of our run."""
 
     trl: Run
     ours: Run
     trl_held: Held
-    ours_held: Held
-    trl_held_then: Held
-    trl_steps_then: int
+    quarter: Moment
+    end: Moment
 
 
 def in_process(
@@ -145,34 +157,37 @@ def measure(seed: int, folder: Path, knobs: Sequence[str], arguments: argparse.N
         print(f"\n{side}, seed {seed}", flush=True)
         options = knobs if side == "trl" else ()
         runs[side] = train(side, places[side], seed=seed, steps=arguments.steps, knobs=options)
-    then = runs["trl"].steps_at(runs["agenttune"].train_s)
-    held = {}
-    for side, steps in (("trl", arguments.steps), ("agenttune", arguments.steps), ("then", then)):
-        place = places["trl" if side == "then" else side]
-        held[side] = evaluate(place / "steps" / str(steps), place / f"held_out_{steps}.json", arguments)
+
+    def held(side: str, steps: int) -> Held:
+        return evaluate(places[side] / "steps" / str(steps), places[side] / f"held_out_{steps}.json", arguments)
+
+    def moment(steps: int) -> Moment:
+        then = runs["trl"].steps_at(runs["agenttune"].steps[steps - 1].end_s)
+        return Moment(our_steps=steps, trl_steps=then, ours=held("agenttune", steps), trl=held("trl", then))
+
     return Pair(
         trl=runs["trl"],
         ours=runs["agenttune"],
-        trl_held=held["trl"],
-        ours_held=held["agenttune"],
-        trl_held_then=held["then"],
-        trl_steps_then=then,
+        trl_held=held("trl", arguments.steps),
+        quarter=moment(trl_runs.quarter(arguments.steps)),
+        end=moment(arguments.steps),
     )
 
 
-def compare(pairs: Sequence[Pair], mode: Mode) -> tuple[Interval, Interval]:
-    """Ours less TRL's held-out accuracy: at equal steps, at equal time."""
-    ours = [pair.ours_held.accuracy(mode) for pair in pairs]
-    at_equal_steps = trl_runs.difference(ours, [pair.trl_held.accuracy(mode) for pair in pairs])
-    return at_equal_steps, trl_runs.difference(ours, [pair.trl_held_then.accuracy(mode) for pair in pairs])
+def compare(ours: Sequence[Held], theirs: Sequence[Held], mode: Mode) -> Interval:
+    """Ours less TRL's held-out accuracy, one model for each seed."""
+    return trl_runs.difference([held.accuracy(mode) for held in ours], [held.accuracy(mode) for held in theirs])
 
 
 def summary(pair: Pair) -> dict[str, Any]:
     """One seed for the JSON file: runs as they were, accuracies."""
-    held = {"trl": pair.trl_held, "agenttune": pair.ours_held, "trl_at_equal_time": pair.trl_held_then}
+    held = {"trl": pair.trl_held}
+    for name in ("quarter", "end"):
+        moment: Moment = getattr(pair, name)
+        held |= {f"trl_at_{name}": moment.trl, f"agenttune_at_{name}": moment.ours}
     return {
         "runs": [asdict(pair.trl), asdict(pair.ours)],
-        "trl_steps_at_equal_time": pair.trl_steps_then,
+        "trl_steps": {"quarter": pair.quarter.trl_steps, "end": pair.end.trl_steps},
         "accuracy": {name: {mode: each.accuracy(mode) for mode in MODES} for name, each in held.items()},
     }
 
@@ -203,18 +218,22 @@ def make_rows(pairs: Sequence[Pair], before: Held) -> tuple[list[tuple[str, str,
         left, right = ([getattr(run, name) / unit for run in side] for side in (theirs, ours))
         ratios[name.removesuffix("_s").removesuffix("_mb")] = ratio = statistics.fmean(left) / statistics.fmean(right)
         rows.append((label, spread(left), spread(right), f"{ratio:.2f} x"))
+    quarters, ends = [pair.quarter for pair in pairs], [pair.end for pair in pairs]
     for mode in MODES:
-        mine = percent([pair.ours_held for pair in pairs], mode)
-        last, then = ([getattr(pair, name) for pair in pairs] for name in ("trl_held", "trl_held_then"))
-        at_steps, at_time = compare(pairs, mode)
-        rows += [
-            (f"{mode} %, before", percent([before], mode), percent([before], mode), ""),
-            (f"{mode} %, equal steps", percent(last, mode), mine, str(at_steps)),
-            (f"{mode} %, equal time", percent(then, mode), mine, str(at_time)),
-        ]
-        if len(pairs) > 1:
-            ratios |= {f"{mode}_equal_steps_high": at_steps.high, f"{mode}_equal_time_low": at_time.low}
-    rows.append(("steps at equal time", spread([pair.trl_steps_then for pair in pairs]), str(len(ours[0].steps)), ""))
+        rows.append((f"{mode} %, before", percent([before], mode), percent([before], mode), ""))
+        for label, name, left, right in (
+            (f"at {len(ours[0].steps)} steps each", "equal_steps", [pair.trl_held for pair in pairs], ends),
+            (f"time of our {quarters[0].our_steps} steps", "quarter", [one.trl for one in quarters], quarters),
+            (f"time of our {ends[0].our_steps} steps", "end", [one.trl for one in ends], ends),
+        ):
+            mine = [moment.ours for moment in right]
+            found = compare(mine, left, mode)
+            rows.append((f"{mode} %, {label}", percent(left, mode), percent(mine, mode), str(found)))
+            if len(pairs) > 1:
+                ratios |= {f"{mode}_{name}_low": found.low, f"{mode}_{name}_high": found.high}
+    for moments in (quarters, ends):
+        steps = [moment.trl_steps for moment in moments]
+        rows.append((f"steps in time of our {moments[0].our_steps}", spread(steps), str(moments[0].our_steps), ""))
     return rows, ratios
 
 
@@ -256,7 +275,8 @@ def main() -> int:
         header=header,
         rows=rows,
         ratios=ratios,
-        at_least={"step": TARGET} | {name: 0.0 for name in ratios if name.endswith(("_high", "_low"))},
+        at_least={"step": TARGET}
+        | {name: 0.0 for name in ratios if name.endswith(("_equal_steps_high", "_quarter_low"))},
         extra={
             "knobs": knobs,
             "accuracy_before": {mode: before.accuracy(mode) for mode in MODES},

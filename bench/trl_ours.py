@@ -1,9 +1,10 @@
 """One run of AgentTune on the quickstart, as `bench-trl` compares it: `examples/quickstart/agent.py` as it is.
 
 Role: our side, in a process of its own. In: a seed and the number of steps. Out: `RUN/run.json` (`trl_runs.Run`), the
-model after the last step in `RUN/steps/N`. The settings are those of `examples/quickstart/main.py`, without its
-evaluations and the check before them: both sides' models are evaluated by `trl_evaluate.py`. Everything else that a run
-does is in the time: OpenAI clients, recording, journal, parity check, certificate, metrics, display.
+models after a quarter of the steps and after the last in `RUN/steps/N`. The settings are those of
+`examples/quickstart/main.py`, without its evaluations and the check before them: both sides' models are evaluated by
+`trl_evaluate.py`. Everything else that a run does is in the time: OpenAI clients, recording, journal, parity check,
+certificate, checkpoints, metrics, display.
 
     .venv-trl/bin/python bench/trl_ours.py --out /tmp/ours-0 --seed 0 --steps 3
 """
@@ -25,7 +26,7 @@ import trl_runs
 from agent import judge, run_agent
 
 from agenttune.config.load import Resolved, resolve
-from agenttune.trainer.checkpoint import pointed
+from agenttune.trainer.checkpoint import step_directory
 from agenttune.tuning import open_loop
 
 
@@ -43,9 +44,10 @@ def resolve_settings(arguments: argparse.Namespace) -> Resolved:
                 "batch_size": recipe.num_tasks,
                 "group_size": recipe.group_size,
                 "learning_rate": recipe.lr,
+                "save_interval_steps": trl_runs.quarter(arguments.steps),
             },
             "loss": {"kl": "none"},
-            "trainer": {"beta1": recipe.betas[0], "beta2": recipe.betas[1], "weight_decay": 0.0},
+            "trainer": {"beta1": recipe.betas[0], "beta2": recipe.betas[1], "weight_decay": 0.0, "keep_checkpoints": 4},
             "evaluation.hold_out": False,
             "check.enabled": False,
         }
@@ -69,10 +71,9 @@ def main() -> int:
         for row in map(json.loads, metrics)
         if "reward/mean" in row
     ]
-    target = arguments.out / "steps" / str(arguments.steps)
-    model = pointed(directory.path, "latest")
-    assert model is not None
-    shutil.copytree(model, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("trainer_state"))
+    for step in (trl_runs.quarter(arguments.steps), arguments.steps):
+        model, target = step_directory(directory.path, step), arguments.out / "steps" / str(step)
+        shutil.copytree(model, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("trainer_state"))
     trl_runs.write_run(arguments.out, side="agenttune", seed=arguments.seed, steps=steps)
     return 0
 

@@ -112,6 +112,11 @@ def difference(ours_S: Sequence[float], theirs_S: Sequence[float]) -> Interval:
     return Interval(difference=mean, low=mean - half, high=mean + half)
 
 
+def quarter(num_steps: int) -> int:
+    """A quarter of a run's steps, at least one."""
+    return max(1, num_steps // 4)
+
+
 def smoothed(values_T: Sequence[float], reach: int = 2) -> list[float]:
     """Mean of each value and up to `reach` neighbours on each side."""
     return [statistics.fmean(values_T[max(0, index - reach) : index + reach + 1]) for index in range(len(values_T))]

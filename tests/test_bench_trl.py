@@ -75,17 +75,19 @@ def test_a_run_and_its_rewards_survive_the_disk(bench, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"run.json", "held_out.json"}
 
 
-def make_pair(bench, ours, theirs, then):
+def make_pair(bench, ours, theirs, quarter):
     def held(share):
         return bench.runs.Held(greedy=(share, share), sampled=(share, share))
+
+    def moment(our_steps, trl_steps, trl):
+        return bench.compare.Moment(our_steps=our_steps, trl_steps=trl_steps, ours=held(ours), trl=held(trl))
 
     return bench.compare.Pair(
         trl=make_run(bench, "trl", step_s=6.0),
         ours=make_run(bench, "agenttune", step_s=1.5, process_s=50.0, peak_memory_mb=500.0),
-        ours_held=held(ours),
         trl_held=held(theirs),
-        trl_held_then=held(then),
-        trl_steps_then=1,
+        quarter=moment(1, 1, quarter),
+        end=moment(3, 2, theirs),
     )
 
 
@@ -97,12 +99,14 @@ def test_the_table_and_what_is_judged(bench):
     assert rows[0] == ("median step, s", "6.00", "1.50", "4.00 x")
     assert ("peak memory, MB", "1000 (1000-1000)", "500 (500-500)", "2.00 x") in rows
     assert ("greedy %, before", "25.0", "25.0", "") in rows
+    assert ("steps in time of our 3", "2 (2-2)", "3", "") in rows
     assert (ratios["step"], ratios["process"], ratios["trained_tokens"]) == (4.0, 2.0, 1.0)
     assert ratios["greedy_equal_steps_high"] == pytest.approx(-0.05 + 12.706 * 0.05)
-    assert ratios["sampled_equal_time_low"] == pytest.approx(0.4 - 12.706 * math.sqrt(0.005))
+    assert ratios["sampled_quarter_low"] == pytest.approx(0.4 - 12.706 * math.sqrt(0.005))
+    assert ratios["sampled_end_high"] == ratios["sampled_equal_steps_high"]
     assert bench.compare.markdown(("a", "b"), [("c", "d")]) == "| a | b |\n|---|---|\n| c | d |"
     one, ratios_of_one = bench.compare.make_rows(pairs[:1], before)
-    assert ("sampled %, equal time", "50.0", "90.0", "+40.0") in one
+    assert ("sampled %, time of our 1 steps", "50.0", "90.0", "+40.0") in one
     assert not [name for name in ratios_of_one if name.endswith(("_high", "_low"))]
 
 

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 from agenttune.algorithm.supervised import SupervisedAlgorithm, resolve_supervised
 from agenttune.certify import Certificate, LossGaps, add_up, problems_of, recorded_certificate
@@ -30,9 +29,6 @@ from agenttune.supervised.taught import HELD_OUT, row_digest, taught_row
 from agenttune.tasks.order import distinct
 from agenttune.tasks.selection import make_order
 from agenttune.types import Check
-
-if TYPE_CHECKING:
-    pass
 
 _OF_PAIRS = 10.0
 """A pair's loss adds up the gaps of all tokens of two answers: so many times the tolerance of a mean over tokens."""
