@@ -3,18 +3,21 @@
 import json
 import os
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 # The same examples in every run: what lands is judged by a run that can be repeated. To search for new ones:
 # HYPOTHESIS_PROFILE=search make test
 # Neither looks at the clock: on a loaded machine drawing examples takes long, which says nothing about the code.
-UNHURRIED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("fixed", derandomize=True, **UNHURRIED)
-settings.register_profile("search", max_examples=1000, **UNHURRIED)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
+if find_spec("hypothesis") is not None:  # the environments of agent frameworks and of vLLM do without
+    from hypothesis import HealthCheck, settings
+
+    UNHURRIED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+    settings.register_profile("fixed", derandomize=True, **UNHURRIED)
+    settings.register_profile("search", max_examples=1000, **UNHURRIED)
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is loaded: spinning workers slow a shared machine
 
