@@ -118,7 +118,7 @@ def test_fixed_is_as_far_behind_as_the_schedule_says(
     tmp_path, toy_model_dir, toy_dataset, capsys, sync, settings, ages
 ):
     """The ages are those of the schedule; the evaluation after step 4 only makes the batches behind it younger.
-    Offline, a smaller bound is seen to be broken. Red when `certify` takes the groups' version for the one that trains."""
+    Offline, a smaller bound is seen to be broken. Red when `certify` takes the groups' version for the trainer's."""
     result = run(tmp_path, toy_model_dir, toy_dataset, sync, settings={**settings, "deterministic": True})
     found = ages_by_step(result.run_dir)
     assert found[:4] == [{age} for age in ages[:4]]
