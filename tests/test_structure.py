@@ -20,19 +20,8 @@ EDGES = {
     ("config", "tasks"),  # DatasetConfig.preview() reads rows, lazily
     ("config", "compat"),  # a file in Trinity-RFT's layout is converted, lazily
 }
-SEE_MANY = {
-    "execution",
-    "cli",
-    "tuning",
-    "loop",
-    "evaluate",
-    "certify",
-    "diagnose",
-    "supervised",
-    "arguments",
-    "steps",
-    "__init__",
-}
+COORDINATION = {"tuning", "arguments", "loop", "explorer", "steps", "evaluate", "certify", "__init__"}
+SEE_MANY = COORDINATION | {"execution", "cli", "diagnose", "supervised"}
 
 
 def edges() -> set[tuple[str, str, str]]:

@@ -23,6 +23,7 @@ from agenttune.monitor.metrics import check_monitor
 from agenttune.rollout.signature import judge_arguments, workflow_arguments
 from agenttune.supervised.expert import read_expert_rows
 from agenttune.supervised.run import refuse_its_settings
+from agenttune.sync.schedule import Schedule
 from agenttune.tasks.order import hold_out
 from agenttune.tasks.source import load_tasks
 from agenttune.trainer.lora_settings import check_lora
@@ -61,6 +62,7 @@ def check_arguments(config: RunConfig, workflow: Callable[..., Any], judge: Call
             f"the settings of critic have no effect: {config.algorithm.algorithm_type!r} has no critic (ppo has)"
         )
     Replay.of(config, algorithm)
+    check_sync(config, algorithm)
     if config.model.top_p < 1.0:
         raise ConfigError(
             f"model.top_p is {config.model.top_p:g}, but training needs tokens sampled from the model's whole "
@@ -75,6 +77,26 @@ def check_arguments(config: RunConfig, workflow: Callable[..., Any], judge: Call
     model_folder(config.model.model_path)
     check_teacher(config, algorithm)
     return algorithm
+
+
+def check_sync(config: RunConfig, algorithm: Algorithm) -> None:
+    """Raise `ConfigError` where rollouts that run ahead of the training would be wrong."""
+    if not Schedule.of(config, total=1).overlaps:
+        return
+    said = f"sync.style {config.sync.style!r}, interval {config.sync.interval}, offset {config.sync.offset}"
+    if not (algorithm.off_policy or algorithm.needs_teacher):  # a teacher judges any state
+        raise ConfigError(
+            f"with {said} tokens are of older policies, but {algorithm.policy_loss!r} of "
+            f"{config.algorithm.algorithm_type!r} has no probability ratio to correct for them: leave sync out, or set "
+            "loss.policy_loss to one that does (ppo, importance_sampling, topr, opmd)"
+        )
+    if config.sampling.replay_share:
+        raise ConfigError(f"sampling.replay_share does not go together with {said} yet: set it to 0, or leave sync out")
+    if config.deterministic and config.sync.style != "fixed":
+        raise ConfigError(
+            f"with sync.style {config.sync.style!r} the clock decides which weights a rollout sees, so that no run "
+            "repeats another bit by bit: set deterministic to false, or sync.style to fixed"
+        )
 
 
 def read_tasks(config: RunConfig, algorithm: Algorithm) -> TaskData:

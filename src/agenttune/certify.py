@@ -71,12 +71,14 @@ class Certificate:
     """What holds for a run. `checks` adds up the steps'; `problems` says what does not hold, in sentences.
 
     `outcomes` counts the rollouts of the run, `calls` their calls by status, `rows` what became of the rows of a run
-    without rollouts. `not_recomputed` says what cannot be recomputed, and so is not part of what holds.
+    without rollouts; `staleness` is (the age of the oldest trained token, the age allowed) in policy versions where
+    rollouts ran ahead. `not_recomputed` says what cannot be recomputed, and so is not part of what holds.
     """
 
     steps: int
     checks: tuple[Check, ...]
     logprob_gaps: LogprobGaps | None
+    staleness: tuple[int, int] | None = None
     outcomes: Mapping[str, int]
     calls: Mapping[str, int]
     rows: Mapping[str, int] = field(default_factory=dict)
@@ -105,6 +107,9 @@ class Certificate:
                 f"{'':>7}  logprobs     {gaps.num_tokens:>12,} compared: mean gap {gaps.mean:.2e}, max {gaps.max:.2e}, "
                 f"KL {gaps.kl:.2e}"
             )
+        if self.staleness is not None:
+            oldest, allowed = self.staleness
+            lines.append(f"{'':>7}  staleness    at most {oldest} of {allowed} policy versions behind")
         if self.losses is not None:
             steps = ", ".join(map(str, self.losses.steps))
             lines.append(
@@ -138,6 +143,7 @@ def recorded_certificate(run_dir: Path) -> Certificate:
         steps=len(steps),
         checks=add_up(by_step.values()),
         logprob_gaps=_recorded_gaps(steps.values()),
+        staleness=_recorded_staleness(steps.values()),
         outcomes=count_outcomes(journal),
         calls=count_calls(journal),
         rows=count_taught(journal),
@@ -173,8 +179,9 @@ def certify(run_dir: Path, *, logprobs: bool = True) -> Certificate:
     problems: list[str] = []
     trained = _last_trained(journal)
     replay = Replay.of(config, algorithm)
+    versions = {record.step: record.version for record in read_steps(journal)}
     for step, groups in _steps(journal, steps):
-        version = groups[0].version
+        version = versions.get(step - 1, 0)
         replayed = [kept.group for kept in replay.draw(step, version)] if replay is not None else []
         order = mixed(groups, replayed, algorithm)
         batches = draw_batches(order, algorithm, config.trainer.num_minibatches)
@@ -185,6 +192,7 @@ def certify(run_dir: Path, *, logprobs: bool = True) -> Certificate:
             version=version,
             group_size=config.algorithm.group_size,
             batch_size=config.algorithm.batch_size,
+            max_staleness=int(steps[step].get("sync/staleness_allowed", 0)),
             replayed=replayed,
             replay_staleness=replay.max_staleness if replay is not None else 0,
         )
@@ -203,6 +211,7 @@ def certify(run_dir: Path, *, logprobs: bool = True) -> Certificate:
         steps=len(steps),
         checks=add_up(by_step.values()),
         logprob_gaps=gaps,
+        staleness=recorded.staleness,
         outcomes=recorded.outcomes,
         calls=recorded.calls,
         problems=(*problems_of(by_step), *problems),
@@ -370,6 +379,12 @@ def _recorded_gaps(steps: Any) -> LogprobGaps | None:
         kl=sum(row[f"{prefix}kl"] * row[f"{prefix}tokens"] for row in rows) / num_tokens,
         num_tokens=num_tokens,
     )
+
+
+def _recorded_staleness(steps: Iterable[Mapping[str, float]]) -> tuple[int, int] | None:
+    """(The oldest trained token's age, the age allowed), in policy versions; None where no rollouts ran ahead."""
+    rows = [(row["sync/staleness_max"], row["sync/staleness_allowed"]) for row in steps if "sync/staleness_max" in row]
+    return (int(max(rows)[0]), int(rows[-1][1])) if rows else None
 
 
 def add_up(steps: Iterable[Sequence[Check]]) -> tuple[Check, ...]:

@@ -1,25 +1,28 @@
 """The coordinator: one step after the other, in the caller's thread.
 
-    order.draw ─► runner.run ─► buffer (journal) ─► make_batch ─► trainer.train_step ─► publish ─► monitor, display
-    tasks         groups        run.db, on disk     experiences   parity, then update    engine     what people see
+    explorer.gather ─► buffer (journal) ─► make_batch ─► trainer.train_step ─► explorer.settle ─► monitor, display
+    groups             run.db, on disk     experiences   parity, then update   engine: weights    what people see
 
-Who waits for whom: this loop is synchronous. All rollouts of a step run at one policy version; the trainer starts when
-the last one has ended and its group is on disk; the next step starts when the engine serves the new weights. So no
-experience is stale, but for groups of earlier steps that replay (a setting) trains again beside the fresh ones.
+Who waits for whom: the trainer starts when the last rollout of the step's batch has ended and its group is on disk.
+Unless the settings of `sync` say otherwise, all rollouts of a step run at one policy version, the next step's start
+when the engine serves the new weights, and no experience is stale, but for groups of earlier steps that replay (a
+setting) trains again beside the fresh ones. Else `explorer` begins batches ahead, as far as `sync.schedule` lets it.
 
 In: the parts. Out: trained weights in checkpoints, and `Progress`: everything that a resumed run needs to know.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from statistics import fmean
 from typing import Any
+
+import numpy as np
 
 from agenttune.algorithm.presets import Algorithm
 from agenttune.config.run import RunConfig
@@ -29,20 +32,20 @@ from agenttune.evaluate import Evaluator, evaluation_from_json, evaluation_to_js
 from agenttune.execution.local import Serving
 from agenttune.experience.audit import audit, broken_sentences
 from agenttune.experience.buffer import Buffer
-from agenttune.experience.draw import Batch, draw_batches, left_out
+from agenttune.experience.draw import Batch, draw_batches
 from agenttune.experience.journal import Journal
 from agenttune.experience.replay import Replay, mixed, probe
+from agenttune.explorer import Explorer
 from agenttune.monitor.display import Display, StepReport
 from agenttune.monitor.metrics import Monitor
 from agenttune.monitor.statistics import Evaluation, accuracy, accuracy_metrics
-from agenttune.rollout.refill import RolledOut, num_sampled_tokens, roll_out
+from agenttune.rollout.refill import RolledOut, num_sampled_tokens
 from agenttune.rollout.statistics import check_excluded, summarize
 from agenttune.steps import TimeLimit, deferred_interrupt, save_checkpoint, saved_on_failure
 from agenttune.supervised.expert import ExpertRows
-from agenttune.tasks.order import Order, distinct
 from agenttune.trainer.measured import StepMetrics
 from agenttune.trainer.trainer import Trainer
-from agenttune.types import Check, Group, Rollout, Task
+from agenttune.types import Check, Group
 
 SAVED_ON = (RolloutError, CertificateError, DatasetError, ParityError, TrainingError)
 """Failures that leave the weights whole."""
@@ -50,7 +53,8 @@ SAVED_ON = (RolloutError, CertificateError, DatasetError, ParityError, TrainingE
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """How far a run is. Saved in every checkpoint; counts are over all its sessions."""
+    """How far a run is. Saved in every checkpoint; counts are over all its sessions. `drawn` has the tasks of each
+    batch that was begun and has not trained."""
 
     step: int = 0
     rollouts: int = 0
@@ -62,6 +66,7 @@ class Progress:
     before: Evaluation | None = None
     after: Evaluation | None = None
     order: Mapping[str, Any] = field(default_factory=dict)
+    drawn: Sequence[Sequence[int]] = ()
     expert: Mapping[str, Any] = field(default_factory=dict)
     auxiliary_tokens: Mapping[str, int] = field(default_factory=dict)
 
@@ -83,7 +88,8 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """One step as it went: what was rolled out, what was trained, how long each part took (seconds)."""
+    """One step as it went: what was rolled out, what was trained, how long each part took (seconds). `sync` has the
+    figures of rollouts that run ahead, empty where none do."""
 
     groups: tuple[Group, ...]
     rolled_out: RolledOut
@@ -94,6 +100,7 @@ class StepResult:
     rollout_s: float
     train_s: float
     sync_s: float
+    sync: Mapping[str, float]
 
     @property
     def sampled_tokens(self) -> int:
@@ -109,8 +116,7 @@ class Loop:
     algorithm: Algorithm
     serving: Serving
     trainer: Trainer
-    tasks: Sequence[Task]
-    order: Order
+    explorer: Explorer
     buffer: Buffer
     journal: Journal
     monitor: Monitor
@@ -123,6 +129,7 @@ class Loop:
     process_seconds: Callable[[], float]
     expert: ExpertRows | None = None
     replay: Replay | None = None
+    spent: dict[str, float] = field(default_factory=dict)
 
     def run(self) -> None:
         """Train until the steps are done or the time is up, then evaluate.
@@ -131,16 +138,19 @@ class Loop:
         up.
         """
         limit = TimeLimit(self.config.time_limit_s, self.display.message)
-        with saved_on_failure(self._save, SAVED_ON, self.display.message):
+        with contextlib.closing(self.explorer), saved_on_failure(self._save, SAVED_ON, self.display.message):
             evaluation_s = self._evaluate_before()
             while self.progress.step < self.total_steps and not limit.is_up(self.progress.step):
                 self._one_step(evaluation_s)
                 self._save_and_evaluate()
+            self.explorer.close()
+            if self.explorer.schedule.overlaps and self.spent:
+                self.display.message(_spent_line(self.spent))
             self._finish()
 
     def step(self) -> StepResult:
         """Roll out one batch of tasks, train on it, and serve the new weights."""
-        return self._train(self._gather())
+        return self._train(self.explorer.gather(self.trainer))
 
     def _train(self, rolled_out: RolledOut) -> StepResult:
         began = time.perf_counter()
@@ -158,13 +168,13 @@ class Loop:
             batches, of_expert = self.expert.join(batches)
         checks = self._certify(drawn, batches, of_expert, replayed)
         training = [batch for batch in batches if batch.experiences or batch.experts]
-        compared = probe(drawn) if replayed else ()
+        compared = probe(drawn) if replayed else self.explorer.probe()
         trained = self.trainer.train_step(training, step=step, probe=compared) if training else None
         trained_at = time.perf_counter()
         if self.replay is not None:
             self.replay.keep(groups, batches)
-        if trained is not None:
-            self.serving.publish(self.trainer.version, self.trainer.state_tensors())
+        self.explorer.settle(self.trainer)
+        times = self.explorer.take_times()
         return StepResult(
             groups=drawn,
             rolled_out=rolled_out,
@@ -172,10 +182,23 @@ class Loop:
             trained=trained,
             checks=checks,
             replay=self.replay.metrics(kept, version) if self.replay is not None else {},
-            rollout_s=rolled_out.seconds,
+            rollout_s=times.pop("rollout"),
             train_s=trained_at - began,
-            sync_s=time.perf_counter() - trained_at,
+            sync_s=times.pop("sync"),
+            sync=self._ahead(batches, version, times) if self.explorer.schedule.overlaps else {},
         )
+
+    def _ahead(self, batches: Sequence[Batch], version: int, times: Mapping[str, float]) -> dict[str, float]:
+        """What running ahead meant in a step that began at policy `version`: ages of its loss tokens, and waiting."""
+        ages = [version - one.versions_T[one.loss_mask_T] for batch in batches for one in batch.experiences]
+        ages_E = np.concatenate(ages) if ages else np.zeros(1)
+        return {
+            **{f"time/{name}_s": seconds for name, seconds in times.items()},
+            "sync/staleness_mean": float(ages_E.mean()),
+            "sync/staleness_max": float(ages_E.max()),
+            "sync/staleness_allowed": float(self.explorer.schedule.max_staleness),
+            "sync/batches_ahead": float(self.explorer.num_ahead),
+        }
 
     def _certify(
         self,
@@ -193,6 +216,7 @@ class Loop:
             version=self.trainer.version,
             group_size=self.config.algorithm.group_size,
             batch_size=self.config.algorithm.batch_size,
+            max_staleness=self.explorer.schedule.max_staleness,
             replayed=replayed,
             replay_staleness=self.replay.max_staleness if self.replay is not None else 0,
         )
@@ -202,51 +226,16 @@ class Loop:
             self.display.message(f"  ! certificate: {line}")
         return checks
 
-    def _gather(self) -> RolledOut:
-        """Roll out a batch of tasks and, with `refill`, further ones for the groups that cannot train."""
-        batch_size, share = self.config.algorithm.batch_size, self.config.rollout.max_excluded_share
-        return roll_out(
-            self._roll_out,
-            lambda group: left_out(group, self.algorithm) is None,
-            batch_size=batch_size,
-            most=self.algorithm.most_further(batch_size),
-            check=lambda groups: check_excluded(groups, share),
-        )
-
-    def _roll_out(self, count: int, refill_round: int) -> list[Group]:
-        """Roll out the next tasks of the order, and tell it what they brought."""
-        places = self.order.draw(count)
-        tasks = [self.tasks[place] for place in places]
-        part = f"refill-{refill_round}/" if refill_round else ""
-        step, done = self.progress.step, 0
-        baseline = self.serving.baseline if self.algorithm.needs_baseline else None
-        total = count * (self.config.algorithm.group_size + (baseline is not None))
-
-        def note(_: Rollout) -> None:
-            nonlocal done
-            done += 1
-            self.display.rollouts(done, total)
-
-        ids = distinct([f"step-{step}/{part}{task.id}" for task in tasks])
-        groups = self.serving.runner.run(
-            tasks, group_ids=ids, version=self.trainer.version, on_rollout=note, open_baseline=baseline
-        )
-        for place, group in zip(places, groups, strict=True):
-            rewards = [rollout.reward for rollout in group.scored if rollout.reward is not None]
-            if rewards:
-                self.order.observe(place, fmean(rewards))
-        return groups
-
     def _one_step(self, evaluation_s: float) -> None:
         began = time.perf_counter()
-        rolled_out = self._gather()
+        rolled_out = self.explorer.gather(self.trainer)
         with deferred_interrupt():  # from here on the step is done whole or not at all
             result = self._train(rolled_out)
             self._record(result, time.perf_counter() - began, evaluation_s)
 
     def _record(self, result: StepResult, seconds: float, evaluation_s: float) -> None:
         progress, statistics = self.progress, summarize(result.groups)
-        progress.order = self.order.state()
+        progress.order, progress.drawn = self.explorer.position()
         progress.expert = {} if self.expert is None else self.expert.state()
         progress.step += 1
         progress.after = None  # a finished run that goes on is evaluated anew
@@ -269,6 +258,7 @@ class Loop:
             "time/rollout_s": result.rollout_s,
             "time/train_s": result.train_s,
             "time/sync_s": result.sync_s,
+            **result.sync,
             "tokens/sampled": float(result.sampled_tokens),
             "tokens/per_s": tokens_per_s,
             **{f"auxiliary/{name}/tokens_run": float(n) for name, n in self.serving.auxiliary.total_tokens.items()},
@@ -280,6 +270,8 @@ class Loop:
             _expert_note(result.batches),
             self.watch.add(progress.step, metrics, result.groups),
         ]
+        for name in ("train", "wait", "drain", "sync"):
+            self.spent[name] = self.spent.get(name, 0.0) + metrics.get(f"time/{name}_s", 0.0)
         self.monitor.log(progress.step, metrics)
         trained = [one for batch in result.batches for one in (*batch.experiences, *batch.experts)]
         self.journal.add_step(progress.step, self.trainer.version, metrics, trained)
@@ -308,6 +300,7 @@ class Loop:
         step, algorithm = self.progress.step, self.config.algorithm
         last = step >= self.total_steps
         if step % algorithm.eval_interval_steps == 0 and not last and self.evaluator is not None:
+            self.explorer.serve_latest(self.trainer)
             found = self.evaluator.evaluate(self.trainer.version, name=f"step {step}", with_further=False)
             self.monitor.log(step, accuracy_metrics(found))
             self._save(found)
@@ -317,6 +310,7 @@ class Loop:
     def _finish(self) -> None:
         """Evaluate the final weights and save them, unless an earlier session did."""
         if self.progress.after is None and self.evaluator is not None and self.config.evaluation.before_and_after:
+            self.explorer.serve_latest(self.trainer)
             self.progress.after = self.evaluator.evaluate(self.trainer.version, name="after", with_further=True)
             self.monitor.log(self.progress.step, accuracy_metrics(self.progress.after))
             self._save(self.progress.after)
@@ -335,6 +329,13 @@ class Loop:
         self.journal.flush()  # a run that goes on from here reads what has trained
         keep = self.config.trainer.keep_checkpoints
         save_checkpoint(self.trainer, self.run_dir, progress.step, progress.to_json(), best=best, keep=keep)
+
+
+def _spent_line(spent: Mapping[str, float]) -> str:
+    """Where the coordinator's time went (seconds by name). Rollouts go on meanwhile."""
+    names = {"train": "training", "wait": "waiting for rollouts", "drain": "ending those in flight", "sync": "syncing"}
+    total = sum(spent.values()) or 1.0
+    return "time of the trainer: " + ", ".join(f"{names[name]} {spent[name] / total:.0%}" for name in names)
 
 
 def _expert_note(batches: Sequence[Batch]) -> str:

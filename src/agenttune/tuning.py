@@ -36,6 +36,7 @@ from agenttune.rollout.check import CheckReport, check_groups
 from agenttune.rollout.signature import name_of
 from agenttune.supervised.expert import make_expert_rows
 from agenttune.supervised.run import run_supervised
+from agenttune.sync.schedule import Schedule
 from agenttune.tasks.order import Order
 from agenttune.tasks.selection import make_order
 from agenttune.types import Task
@@ -198,6 +199,7 @@ def _assemble(
     from agenttune.evaluate import Evaluator
     from agenttune.experience.buffer import Buffer
     from agenttune.experience.journal import Journal
+    from agenttune.explorer import Explorer
     from agenttune.loop import Loop, Progress
     from agenttune.trainer.lora import adapters_line
     from agenttune.trainer.trainer import Trainer
@@ -248,13 +250,27 @@ def _assemble(
             progress=display.evaluation,
             message=display.message,
         )
+    schedule = Schedule.of(config, total_steps)
+    if schedule.overlaps:
+        display.message(schedule.line)
+    explorer = Explorer(
+        config,
+        algorithm,
+        serving=serving,
+        tasks=data.training,
+        order=order,
+        schedule=schedule,
+        display=display,
+        trained=progress.step,
+        version=trainer.version,
+        drawn=progress.drawn,
+    )
     return Loop(
         config=config,
         algorithm=algorithm,
         serving=serving,
         trainer=trainer,
-        tasks=data.training,
-        order=order,
+        explorer=explorer,
         buffer=Buffer(journal),
         journal=journal,
         monitor=monitor,
@@ -300,7 +316,8 @@ def _run(loop: Loop, directory: RunDirectory) -> TuneResult:
 
 def _check_first(loop: Loop) -> None:
     """The brief pre-flight check; its findings are printed. Raises `NoSignalError` where the settings ask for it."""
-    report = _check(loop.algorithm, loop.serving, loop.tasks, loop.config.check.num_tasks, loop.trainer.version)
+    num_tasks, version = loop.config.check.num_tasks, loop.trainer.version
+    report = _check(loop.algorithm, loop.serving, loop.explorer.tasks, num_tasks, version)
     for line in _brief(report):
         loop.display.message(line)
     if not report.has_signal and loop.config.check.stop_without_signal:

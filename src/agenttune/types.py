@@ -145,7 +145,8 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The rollouts of one task that started at the same policy version: the unit over which advantages are computed.
+    """The rollouts of one task that were begun together: the unit over which advantages are computed. `version` is the
+    policy version that served then; each token has its own.
 
     `rollouts` holds one rollout for each index asked for (the last attempt of each), scored or not; `attempts` holds
     the earlier, failed attempts, for the record only. `baseline` is a further, greedy rollout, where the algorithm

@@ -369,13 +369,8 @@ def test_the_notice_is_one_message_that_lists_each_key_once():
     content = {
         "cluster": {"node_num": 2, "gpu_per_node": 8},
         "log": {"level": "INFO"},
-        "synchronizer": {"sync_interval": 2},
     }
-    line, notice = convert_(content).notices
-    assert line == (
-        "f.yaml: synchronizer.sync_interval = 2: weights move after every step (runs are synchronous until the "
-        "asynchronous mode exists)"
-    )
+    (notice,) = convert_(content).notices
     assert notice.splitlines() == [
         "f.yaml: without effect here:",
         "  cluster.{node_num, gpu_per_node}: one machine, whose devices are found (engine.device)",
@@ -445,7 +440,8 @@ def test_a_bound_on_staleness_says_nothing_new_where_no_step_trains_an_earlier_o
     strategy = {"sample_strategy": "staleness_control", "sample_strategy_args": {"max_staleness": 2}}
     found = convert_({"algorithm": {"algorithm_type": "grpo", **strategy}})
     assert found.notices == (
-        "f.yaml: algorithm.sample_strategy_args.max_staleness = 2: no rollout is older than the step that trains it",
+        "f.yaml: algorithm.sample_strategy_args.max_staleness = 2: no rollout is older than sync.interval and "
+        "sync.offset make it",
     )
 
 
@@ -751,3 +747,42 @@ def test_trinity_s_defaults_of_a_choice_by_difficulty_hold():
     found = convert_({"buffer": {"explorer_input": {"taskset": {"path": "x", **selector}}}})
     assert found.settings["sampling"] == {"order": "difficulty"}
     assert found.defaults["sampling"] == {"difficulty_target": 1.0, "difficulty_width": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("synchronizer", "sync"),
+    [
+        ({"sync_style": "fixed"}, {"style": "fixed"}),
+        ({"sync_interval": 2, "sync_offset": 1}, {"interval": 2, "offset": 1}),
+        ({"sync_style": "EXPLORER_DRIVEN", "sync_interval": 3}, {"style": "dynamic_by_explorer", "interval": 3}),
+        ({"sync_style": "trainer_driven", "sync_offset": 2}, {"style": "dynamic_by_trainer", "offset": 2}),
+        ({"sync_style": "fixed", "sync_interval": 4, "explorer_sync_interval": 2}, {"style": "fixed", "interval": 2}),
+        ({"sync_style": "fully_async", "sync_offset": 0}, {"style": "fully_async"}),
+    ],
+)
+def test_the_synchronizer_becomes_sync(synchronizer, sync):
+    assert convert_({"synchronizer": synchronizer}).settings["sync"] == sync
+
+
+def test_the_trainers_interval_is_in_updates():
+    """Two updates make a step here: three of them are two steps, since weights move between steps."""
+    content = {
+        "algorithm": {"algorithm_type": "grpo", "repeat_times": 8},
+        "buffer": {"batch_size": 16, "train_batch_size": 64},
+        "synchronizer": {"sync_style": "fully_async", "trainer_sync_interval": 3, "sync_interval": 5, "sync_offset": 1},
+    }
+    found = convert_(content)
+    assert found.settings["sync"] == {"style": "fully_async", "interval": 2}
+    said = "\n".join(found.notices)
+    assert "trainer_sync_interval = 3: that many updates are 2 steps of 2 (sync.interval)" in said
+    assert "synchronizer.sync_interval: weights move after the steps that synchronizer.trainer_sync_interval" in said
+    assert "synchronizer.sync_offset: with fully_async nobody waits" in said
+
+
+def test_a_bound_on_staleness_holds_rollouts_back_where_they_run_ahead():
+    strategy = {"sample_strategy": "staleness_control", "sample_strategy_args": {"max_staleness": 2}}
+    content = {"algorithm": {"algorithm_type": "grpo", **strategy}, "synchronizer": {"sync_style": "fully_async"}}
+    assert convert_(content).settings["sync"] == {"style": "fully_async", "max_staleness": 2}
+    strategy["sample_strategy_args"] = {"max_staleness": 0.5}
+    content["algorithm"] = {"algorithm_type": "grpo", **strategy}
+    assert "must be a whole number of updates, 1 at least" in refusal(content)

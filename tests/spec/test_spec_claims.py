@@ -222,7 +222,8 @@ def test_the_yaml_fragments_are_read(file: str):
     assert resolved.config.model.enable_thinking is True
     assert resolved.origins["model.enable_thinking"] == f"{file}: explorer.rollout_model.enable_thinking"
     said = "\n".join(config.notices)
-    for key in ("enable_openai_client", "enable_history", "synchronizer.sync_style", "synchronizer.sync_interval"):
+    assert (resolved.config.sync.style, resolved.config.sync.interval) == ("dynamic_by_explorer", 2)
+    for key in ("enable_openai_client", "enable_history"):
         assert key in said, key
     assert "unknown" not in said
 

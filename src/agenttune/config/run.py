@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from agenttune.config.public import AlgorithmConfig, DatasetConfig, MonitorType, Strict, TunerModelConfig
+from agenttune.config.sync import SyncConfig
 
 KLEstimator = Literal["none", "k1", "k2", "k3", "low_var_kl", "abs", "corrected_k3"]
 KLPlace = Literal["loss", "reward"]
@@ -378,6 +379,7 @@ class RunConfig(Strict):
     distill: DistillConfig = Field(default_factory=DistillConfig)
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     engine: EngineConfig = Field(default_factory=EngineConfig)
+    sync: SyncConfig = Field(default_factory=SyncConfig)
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
     critic: CriticConfig = Field(default_factory=CriticConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)

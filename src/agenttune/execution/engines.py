@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from agenttune.config.public import TunerModelConfig
 from agenttune.config.run import RunConfig
 from agenttune.execution.engine_choice import choose_engine
+from agenttune.sync.schedule import Schedule
 from agenttune.types import Sampling
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def load_engine(model: TunerModelConfig, config: RunConfig, folder: Path) -> tup
         max_slots=config.engine.max_slots,
         kv_cache_mb=config.engine.kv_cache_mb,
         deterministic=config.deterministic,
+        alone=not Schedule.of(config, total=1).overlaps,
         stop_decoder=tokenizer.decode,
     )
     return tokenizer, engine

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Literal
 
 from agenttune.compat.agentscope import silent_agents
@@ -16,13 +17,14 @@ from agenttune.config.run import RunConfig
 from agenttune.execution.auxiliary import AuxiliaryModels
 from agenttune.execution.engines import load_policy, sampling_of
 from agenttune.execution.model_files import model_folder, quiet_transformers
+from agenttune.execution.probe import sample_probe
 from agenttune.execution.serving import ServingThread
 from agenttune.execution.sessions import RolloutSession
 from agenttune.gateway.gateway import Gateway
 from agenttune.rollout.attempt import Session
 from agenttune.rollout.runner import OpenSession, RolloutRunner
 from agenttune.sync.weights import publish
-from agenttune.types import Sampling
+from agenttune.types import Experience, IntArray, Sampling
 
 if TYPE_CHECKING:
     import torch
@@ -56,6 +58,7 @@ class Serving:
             undo.callback(self._silence.close)
             self.thread = ServingThread()
             undo.callback(self.thread.close)
+            self._temperature = config.model.temperature
             self.tokenizer, self.engine = load_policy(config, self.folder, self.thread)
             undo.callback(self._close_engine)
             self.auxiliary = AuxiliaryModels(config, self.thread)
@@ -93,6 +96,10 @@ class Serving:
     def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """Load new weights into the engine; returns when it serves them. Those of auxiliary models never change."""
         self.thread.call(publish(version, tensors, [self.engine]))
+
+    def probe(self, prompt_ids_P: IntArray, *, noise: int) -> Future[Experience]:
+        """Begin to sample a probe with the weights that serve; see `execution.probe`."""
+        return self.thread.start(sample_probe(self.engine, prompt_ids_P, temperature=self._temperature, noise=noise))
 
     def close(self) -> None:
         """End rollouts, gateways, engines and thread, in this order."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -28,7 +29,11 @@ class ServingThread:
 
     def call(self, coroutine: Coroutine[Any, Any, Result], timeout_s: float | None = None) -> Result:
         """Run a coroutine on the serving loop and wait for its result. Must not be called from the loop itself."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout_s)
+        return self.start(coroutine).result(timeout_s)
+
+    def start(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
+        """Run a coroutine on the serving loop and return at once."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def close(self) -> None:
         """Cancel what still runs, stop the loop, join the thread."""

@@ -60,20 +60,22 @@ class EmbeddedEngine:
         max_slots: int = 256,
         kv_cache_mb: int | None = None,
         deterministic: bool = False,
+        alone: bool = True,
         version: int = 0,
         stop_decoder: Callable[[list[int]], str] | None = None,
     ) -> None:
         """Take over a loaded causal language model (its parameters become views of fused storage).
 
         `max_model_len` bounds prompt plus sampled tokens; `kv_cache_mb` bounds the KV cache (None: what `max_slots`
-        needs, within a quarter of the free memory). `stop_decoder` turns sampled ids into text, for stop strings
-        only. Raises `ModelError` for a model that cannot be served.
+        needs, within a quarter of the free memory). `alone`: nothing else in this process computes while the engine
+        does. `stop_decoder` turns sampled ids into text, for stop strings only. Raises `ModelError` for a model that
+        cannot be served.
         """
         model.eval().requires_grad_(False)
         shape = inspect_model(model, max_model_len)
         device, dtype = model.device, model.dtype
         budget = kv_cache_mb * 2**20 if kv_cache_mb is not None else default_budget_bytes(device)
-        self.matmul = _choose_matmul(model, deterministic)
+        self.matmul = _choose_matmul(model, fixed=deterministic or not alone)
         self._model = model
         self._max_model_len = max_model_len
         self._vocab_size = shape.vocab_size
@@ -117,6 +119,7 @@ class EmbeddedEngine:
         max_slots: int = 256,
         kv_cache_mb: int | None = None,
         deterministic: bool = False,
+        alone: bool = True,
         version: int = 0,
         stop_decoder: Callable[[list[int]], str] | None = None,
     ) -> Self:
@@ -134,6 +137,7 @@ class EmbeddedEngine:
             max_slots=max_slots,
             kv_cache_mb=kv_cache_mb,
             deterministic=deterministic,
+            alone=alone,
             version=version,
             stop_decoder=stop_decoder,
         )
@@ -242,9 +246,10 @@ class EmbeddedEngine:
         self._stepper.release()
 
 
-def _choose_matmul(model: Any, deterministic: bool) -> MatmulChoice:
-    """Only fp32 on the CPU has a choice; the deterministic mode may not let a stopwatch make it."""
-    if model.device.type != "cpu" or model.dtype != torch.float32 or deterministic:
+def _choose_matmul(model: Any, *, fixed: bool) -> MatmulChoice:
+    """Only fp32 on the CPU has a choice. The deterministic mode may not let a stopwatch make it; and it would hold for
+    a trainer that computes at the same time too."""
+    if model.device.type != "cpu" or model.dtype != torch.float32 or fixed:
         return DEFAULT
     weights = [module.weight for module in model.modules() if isinstance(module, torch.nn.Linear)]
     return choose_float32_matmul([(int(weight.shape[0]), int(weight.shape[1])) for weight in weights])

@@ -138,10 +138,15 @@ class RolloutRunner:
         open_baseline: OpenSession | None = None,
     ) -> list[Group]:
         """Run a group for each task and wait for all of them. Ctrl-C cancels them."""
-        futures = [
-            self.submit(task, group_id, version, group_size, on_rollout, open_session, open_baseline)
-            for task, group_id in zip(tasks, group_ids, strict=True)
-        ]
+        return self.collect(
+            [
+                self.submit(task, group_id, version, group_size, on_rollout, open_session, open_baseline)
+                for task, group_id in zip(tasks, group_ids, strict=True)
+            ]
+        )
+
+    def collect(self, futures: Sequence[Future[Group]]) -> list[Group]:
+        """Wait for groups that were submitted; they are cancelled if one of them fails, or by Ctrl-C."""
         try:
             concurrent.futures.wait(futures, return_when=concurrent.futures.FIRST_EXCEPTION)
             if self._fatal is not None:  # the groups that it cancelled know nothing of it, if they had not begun

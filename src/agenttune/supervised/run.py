@@ -50,7 +50,7 @@ ROWS_CHECKED_FIRST = 64
 WITHOUT_EFFECT = (
     *("algorithm.group_size", "sampling.max_refill", "sampling.reward_", "sampling.overlong", "sampling.difficulty"),
     *("sampling.replay", "sampling.max_staleness"),
-    *("check.", "critic.", "distill.", "taskset."),
+    *("check.", "critic.", "distill.", "sync.", "taskset."),
 )
 """Settings, by how they begin, that mean nothing without rollouts."""
 OF_WORKFLOW = ("workflow_args", "rollout.", "auxiliary_models", "judge")

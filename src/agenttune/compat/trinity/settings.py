@@ -13,7 +13,13 @@ from datetime import datetime
 from difflib import get_close_matches
 from typing import Any
 
-from agenttune.compat.trinity import settings_algorithm, settings_run, settings_supervised, settings_tasks
+from agenttune.compat.trinity import (
+    settings_algorithm,
+    settings_run,
+    settings_supervised,
+    settings_sync,
+    settings_tasks,
+)
 from agenttune.compat.trinity.settings_draft import Draft, shown
 from agenttune.compat.trinity.settings_interpolation import interpolate
 from agenttune.compat.trinity.settings_table import RULES
@@ -91,7 +97,7 @@ def convert(
         settings_run.lengths(draft)
         settings_tasks.tasksets(draft)
         settings_tasks.auxiliary_models(draft)
-        settings_run.synchronizer(draft)
+        settings_sync.synchronizer(draft)
     settings_run.trainer_config(draft)
     if draft.problems:
         raise InvalidConfigError.of(f"{file} (Trinity-RFT's layout)", draft.problems)

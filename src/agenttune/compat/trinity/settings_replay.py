@@ -12,6 +12,7 @@ from difflib import get_close_matches
 
 from agenttune.compat.trinity.settings_draft import OFF, Draft, is_one_of, shown
 from agenttune.compat.trinity.settings_expert import applies, strategy_arguments
+from agenttune.compat.trinity.settings_sync import style
 
 _BUFFER = "buffer.trainer_input.experience_buffer"
 _REPLAY = f"{_BUFFER}.replay_buffer"
@@ -103,8 +104,18 @@ def _staleness(draft: Draft, on: bool) -> None:
     if number is None or number == float("inf"):
         return
     if not on:
-        draft.say("no rollout is older than the step that trains it", _STALENESS)
+        _of_batches_ahead(draft, number)
     elif number != int(number) or number < 1:
         draft.refuse(_STALENESS, "must be a whole number of updates, 1 at least, where earlier groups train again")
     else:
         draft.set("sampling.max_staleness", int(number), _STALENESS)
+
+
+def _of_batches_ahead(draft: Draft, number: float) -> None:
+    """The bound where no group trains again: it holds rollouts back that would run too far ahead of the trainer."""
+    if style(draft) in ("fixed", None):
+        draft.say("no rollout is older than sync.interval and sync.offset make it", _STALENESS)
+    elif number != int(number) or number < 1:
+        draft.refuse(_STALENESS, "must be a whole number of updates, 1 at least")
+    else:
+        draft.set("sync.max_staleness", int(number), _STALENESS)

@@ -200,20 +200,6 @@ def _first(draft: Draft, name: str, *sections: str) -> str | None:
     return keys[0] if keys else None
 
 
-def synchronizer(draft: Draft) -> None:
-    """Every run is synchronous today."""
-    names = ("sync_style", "sync_interval", "sync_offset", "explorer_sync_interval", "trainer_sync_interval")
-    keys = [f"synchronizer.{name}" for name in names if f"synchronizer.{name}" in draft.given]
-    styles = ("fixed", "explorer_driven", "trainer_driven", "dynamic_by_explorer", "dynamic_by_trainer", "fully_async")
-    style = draft.word("synchronizer.sync_style")
-    if style is not None and style.lower() not in styles:
-        draft.wrong("synchronizer.sync_style", f"must be one of {', '.join(styles)}, but {style!r} came")
-    usual = {"sync_style": "fixed", "sync_offset": 0}
-    different = [key for key in keys if draft.given[key] != usual.get(key.partition(".")[2], 1)]
-    draft.same(*keys)
-    draft.say("weights move after every step (runs are synchronous until the asynchronous mode exists)", *different)
-
-
 def trainer_config(draft: Draft) -> None:
     """The part of verl's own settings that has a counterpart; the rest is named."""
     key = "trainer.trainer_config"

@@ -258,7 +258,7 @@ _EXPLORER: dict[str, Rule] = {
         f"dynamic_timeout.{key}": idle("the time limit is rollout.timeout_s, from max_timeout")
         for key in ("warmup_min_steps", "ratio")
     },
-    "max_inflight_batches": idle("one batch is sampled, then trained (synchronous)"),
+    "max_inflight_batches": idle("batches begin as far ahead as sync.max_staleness lets them"),
 }
 _RECORDED = idle("always so here: every call is recorded, and OpenAI clients work")
 _ENGINE: dict[str, Rule] = {
