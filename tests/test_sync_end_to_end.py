@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
+from agenttune.algorithm.resolve import resolve as resolve_algorithm
+from agenttune.arguments import check_sync
 from agenttune.certify import certify
+from agenttune.config.load import resolve
 from agenttune.errors import ConfigError
 from agenttune.experience.reading import read_groups, read_groups_at, read_last_groups, read_steps, read_trained
 from agenttune.trainer.checkpoint import load, pointed
@@ -333,3 +336,15 @@ def test_refill_takes_part(tmp_path, toy_model_dir, toy_dataset):
 def test_what_cannot_be_is_refused_before_anything_is_loaded(tmp_path, toy_dataset, sync, settings, part):
     with pytest.raises(ConfigError, match=part):
         run(tmp_path, tmp_path / "no model", toy_dataset, sync, settings=settings)
+
+
+def test_a_teacher_may_judge_states_that_an_older_policy_came_to():
+    config = resolve(
+        settings={
+            "train_dataset.path": "tasks.jsonl",
+            "model": {"model_path": "a model", "max_model_len": 64},
+            "algorithm.algorithm_type": "jsd",
+            "sync.offset": 1,
+        }
+    ).config
+    check_sync(config, resolve_algorithm("jsd", config.loss, 1, distill=config.distill))
