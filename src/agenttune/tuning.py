@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 from agenttune.algorithm.presets import Algorithm
 from agenttune.algorithm.supervised import SUPERVISED
 from agenttune.arguments import TaskData, check_arguments, read_tasks
+from agenttune.assembly import make_evaluator, make_monitor
 from agenttune.certify import write_certificate
 from agenttune.compat.trinity import configured_workflow
-from agenttune.config.load import Resolved, load_config, resolve, value_leaves
+from agenttune.config.load import Resolved, load_config, resolve
 from agenttune.config.public import AlgorithmConfig, DatasetConfig, MonitorType, TunerModelConfig
 from agenttune.config.run import RunConfig
 from agenttune.errors import ConfigError, NoSignalError
@@ -29,7 +30,6 @@ from agenttune.execution.threads import let_idle_workers_sleep
 from agenttune.experience.replay import Replay
 from agenttune.monitor.curve import draw_reward_curve
 from agenttune.monitor.display import Display
-from agenttune.monitor.metrics import open_monitor
 from agenttune.monitor.statistics import Accuracy, Evaluation, by_mode
 from agenttune.monitor.summary import Summary, peak_memory_mb, process_seconds, write_summary
 from agenttune.rollout.check import CheckReport, check_groups
@@ -196,7 +196,6 @@ def _assemble(
     display: Display,
 ) -> Loop:
     from agenttune.diagnose.diagnosis import Watch
-    from agenttune.evaluate import Evaluator
     from agenttune.experience.buffer import Buffer
     from agenttune.experience.journal import Journal
     from agenttune.explorer import Explorer
@@ -231,25 +230,7 @@ def _assemble(
     replay = Replay.of(config, algorithm)
     if replay is not None and directory.checkpoint is not None:
         replay.restore(directory.journal, algorithm, step=progress.step, version=trainer.version)
-    flat = {".".join(place): value for place, value in value_leaves(config).items()}
-    monitor = open_monitor(
-        directory.path,
-        config.monitor_type,
-        project=config.project,
-        name=directory.path.name,
-        config=flat,
-        resume_step=progress.step if directory.checkpoint is not None else None,
-    )
-    evaluator = None
-    if data.held_out:
-        evaluator = Evaluator(
-            runner=serving.runner,
-            modes=serving.modes,
-            tasks=data.held_out,
-            further=data.further,
-            progress=display.evaluation,
-            message=display.message,
-        )
+    evaluator = make_evaluator(serving, data.held_out, data.further, display) if data.held_out else None
     schedule = Schedule.of(config, total_steps)
     if schedule.overlaps:
         display.message(schedule.line)
@@ -273,7 +254,7 @@ def _assemble(
         explorer=explorer,
         buffer=Buffer(journal),
         journal=journal,
-        monitor=monitor,
+        monitor=make_monitor(config, directory, progress.step),
         display=display,
         watch=Watch(config),
         evaluator=evaluator,

@@ -74,6 +74,7 @@ def test_priorities_by_hand() -> None:
     assert priority("recency", signal=0.1, age=3, uses=3, max_staleness=3) == 0.0625
     assert priority("signal", signal=0.25, age=1, uses=2, max_staleness=3) == pytest.approx(0.435275 * 0.75 * 0.5)
     assert priority("signal", signal=1.0, age=4, uses=1, max_staleness=3) == 0.0
+    assert priority("signal", signal=1.0, age=9, uses=1, max_staleness=3) == 0.0  # not below: the formula alone is -1.5
     assert priority("recency", signal=0.0, age=0, uses=1, max_staleness=3) == 0.0
 
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agenttune.algorithm.supervised import SUPERVISED, SupervisedAlgorithm, resolve_supervised
+from agenttune.assembly import make_evaluator, make_monitor
 from agenttune.certify import write_certificate
 from agenttune.config.functions import import_function
-from agenttune.config.load import Resolved, value_leaves
+from agenttune.config.load import Resolved
 from agenttune.config.public import DatasetConfig
 from agenttune.config.run import ExpertConfig, RunConfig, SupervisedConfig
 from agenttune.errors import ConfigError
@@ -25,7 +26,7 @@ from agenttune.execution.model_files import model_folder
 from agenttune.execution.threads import let_idle_workers_sleep
 from agenttune.monitor.curve import draw_loss_curve, draw_reward_curve
 from agenttune.monitor.display import Display
-from agenttune.monitor.metrics import Monitor, check_monitor, open_monitor
+from agenttune.monitor.metrics import check_monitor
 from agenttune.monitor.statistics import by_mode
 from agenttune.monitor.summary import Summary, peak_memory_mb, process_seconds, write_summary
 from agenttune.rollout.signature import judge_arguments, workflow_arguments
@@ -37,7 +38,6 @@ from agenttune.trainer.lora_settings import check_lora
 from agenttune.types import Task
 
 if TYPE_CHECKING:
-    from agenttune.evaluate import Evaluator
     from agenttune.execution.local import Serving
     from agenttune.execution.run_directory import RunDirectory
     from agenttune.supervised.lessons import Tutor
@@ -238,39 +238,15 @@ def _assemble(
         rows=data.training,
         order=order,
         journal=Journal(directory.journal),
-        monitor=_monitor(config, directory, progress.step),
+        monitor=make_monitor(config, directory, progress.step),
         display=display,
         serving=serving,
-        evaluator=None if serving is None else _evaluator(serving, data, display),
+        evaluator=None if serving is None else make_evaluator(serving, data.tasks, data.further, display),
         held_out=held_out,
         run_dir=directory.path,
         total_steps=total_steps,
         progress=progress,
         process_seconds=process_seconds,
-    )
-
-
-def _monitor(config: RunConfig, directory: RunDirectory, step: int) -> Monitor:
-    return open_monitor(
-        directory.path,
-        config.monitor_type,
-        project=config.project,
-        name=directory.path.name,
-        config={".".join(place): value for place, value in value_leaves(config).items()},
-        resume_step=step if directory.checkpoint is not None else None,
-    )
-
-
-def _evaluator(serving: Serving, data: RowData, display: Display) -> Evaluator:
-    from agenttune.evaluate import Evaluator
-
-    return Evaluator(
-        runner=serving.runner,
-        modes=serving.modes,
-        tasks=data.tasks,
-        further=data.further,
-        progress=display.evaluation,
-        message=display.message,
     )
 
 
