@@ -32,7 +32,8 @@ from report import finish
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agenttune.algorithm.resolve import resolve
-from agenttune.config.run import LossConfig, TrainerConfig
+from agenttune.config.run import LossConfig
+from agenttune.config.trainer import TrainerConfig
 from agenttune.trainer.model import TrainedModel
 from agenttune.trainer.optimizer import Optimizer
 from agenttune.trainer.packing import Pack, pack

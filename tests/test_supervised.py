@@ -19,7 +19,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
 from agenttune.algorithm.supervised import SUPERVISED, cross_entropy, dpo, margins, resolve_supervised
 from agenttune.cli.main import main
-from agenttune.config.run import LossConfig, SupervisedConfig, TrainerConfig
+from agenttune.config.run import LossConfig, SupervisedConfig
+from agenttune.config.trainer import TrainerConfig
 from agenttune.errors import CertificateError, ConfigError, DatasetError
 from agenttune.experience.audit import broken_sentences
 from agenttune.gateway.render import Renderer

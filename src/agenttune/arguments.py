@@ -12,7 +12,8 @@ from typing import Any
 from agenttune.algorithm.presets import Algorithm
 from agenttune.algorithm.resolve import resolve as resolve_algorithm
 from agenttune.compat.agentscope import imported_line
-from agenttune.config.run import CriticConfig, RunConfig
+from agenttune.config.run import RunConfig
+from agenttune.config.trainer import CriticConfig
 from agenttune.errors import ConfigError
 from agenttune.execution.auxiliary_settings import check_auxiliary_models
 from agenttune.execution.engine_choice import choose_engine

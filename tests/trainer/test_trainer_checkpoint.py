@@ -13,7 +13,8 @@ from trainer_toys import Batch, make_experiences, plain_copy, record
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agenttune.algorithm.resolve import resolve
-from agenttune.config.run import LossConfig, TrainerConfig
+from agenttune.config.run import LossConfig
+from agenttune.config.trainer import TrainerConfig
 from agenttune.errors import CheckpointError
 from agenttune.trainer.checkpoint import point, pointed, prune, step_directory, write_directory
 from agenttune.trainer.trainer import Trainer

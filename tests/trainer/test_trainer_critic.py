@@ -8,7 +8,8 @@ import torch
 from trainer_toys import Batch, hf_logprobs, make_experiences, make_model, plain_copy, record
 
 from agenttune.algorithm.resolve import resolve
-from agenttune.config.run import CriticConfig, LossConfig, TrainerConfig
+from agenttune.config.run import LossConfig
+from agenttune.config.trainer import CriticConfig, TrainerConfig
 from agenttune.errors import CheckpointError, TrainingError
 from agenttune.trainer import checkpoint
 from agenttune.trainer.critic import Critic

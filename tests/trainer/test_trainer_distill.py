@@ -21,7 +21,8 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from agenttune.algorithm.distill import Distill
 from agenttune.algorithm.resolve import resolve
-from agenttune.config.run import DistillConfig, LossConfig, TrainerConfig
+from agenttune.config.run import DistillConfig, LossConfig
+from agenttune.config.trainer import TrainerConfig
 from agenttune.errors import CheckpointError, TrainingError
 from agenttune.trainer.model import TrainedModel
 from agenttune.trainer.packing import pack

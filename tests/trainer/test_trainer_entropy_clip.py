@@ -6,7 +6,8 @@ import torch
 from trainer_toys import Batch, hf_logprobs, make_experiences, make_model, plain_copy, record
 
 from agenttune.algorithm.resolve import resolve
-from agenttune.config.run import LossConfig, TrainerConfig
+from agenttune.config.run import LossConfig
+from agenttune.config.trainer import TrainerConfig
 from agenttune.trainer.model import TrainedModel
 from agenttune.trainer.parity import Tolerance
 from agenttune.trainer.trainer import Trainer

@@ -9,7 +9,8 @@ from trainer_toys import hf_logprobs, make_experience, make_experiences, make_mo
 
 from agenttune.algorithm.expert import Expert
 from agenttune.algorithm.resolve import resolve
-from agenttune.config.run import LossConfig, TrainerConfig
+from agenttune.config.run import LossConfig
+from agenttune.config.trainer import TrainerConfig
 from agenttune.trainer.model import TrainedModel
 from agenttune.trainer.parity import Tolerance
 from agenttune.trainer.trainer import Trainer

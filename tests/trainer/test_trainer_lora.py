@@ -14,7 +14,8 @@ from trainer_toys import FAMILIES, Batch, hf_logprobs, make_experiences, make_mo
 from transformers import AutoModelForCausalLM
 
 from agenttune.algorithm.resolve import resolve
-from agenttune.config.run import LoraConfig, LossConfig, TrainerConfig
+from agenttune.config.run import LossConfig
+from agenttune.config.trainer import LoraConfig, TrainerConfig
 from agenttune.errors import CheckpointError, ConfigError
 from agenttune.inference.weights import copy_weights
 from agenttune.trainer import checkpoint

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from agenttune.config.run import TrainerConfig
+from agenttune.config.trainer import TrainerConfig
 from agenttune.errors import CheckpointError, TrainingError
 from agenttune.trainer.optimizer import Optimizer, learning_rate
 

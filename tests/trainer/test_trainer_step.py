@@ -8,7 +8,8 @@ import torch
 from trainer_toys import Batch, hf_logprobs, make_experience, make_experiences, make_model, plain_copy, record
 
 from agenttune.algorithm.resolve import resolve
-from agenttune.config.run import LossConfig, TrainerConfig
+from agenttune.config.run import LossConfig
+from agenttune.config.trainer import TrainerConfig
 from agenttune.errors import ParityError, TrainingError
 from agenttune.trainer.model import TrainedModel
 from agenttune.trainer.parity import Tolerance

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from agenttune.algorithm.supervised import SupervisedAlgorithm, cross_entropy, margins
-from agenttune.config.run import TrainerConfig
+from agenttune.config.trainer import TrainerConfig
 from agenttune.trainer import checkpoint
 from agenttune.trainer.lora import load_reference, load_trained
 from agenttune.trainer.model import Scorer, TrainedModel

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from agenttune.algorithm.losses import value_loss
-from agenttune.config.run import CriticConfig, TrainerConfig
+from agenttune.config.trainer import CriticConfig, TrainerConfig
 from agenttune.errors import CheckpointError, TrainingError
 from agenttune.trainer import checkpoint
 from agenttune.trainer.model import TrainedModel

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from agenttune.config.run import LoraConfig, TrainerConfig
+from agenttune.config.trainer import LoraConfig, TrainerConfig
 from agenttune.errors import ConfigError
 from agenttune.trainer.model import (
     MAX_LOGITS,

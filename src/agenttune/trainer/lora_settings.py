@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
-from agenttune.config.run import TrainerConfig
+from agenttune.config.trainer import TrainerConfig
 from agenttune.errors import ConfigError
 
 OLDEST = (0, 18)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from agenttune.config.run import TrainerConfig
+from agenttune.config.trainer import TrainerConfig
 from agenttune.errors import CheckpointError, TrainingError
 
 

@@ -27,7 +27,7 @@ from agenttune.algorithm.objective import (
     sequence_log_ratios,
 )
 from agenttune.algorithm.presets import Algorithm
-from agenttune.config.run import CriticConfig, TrainerConfig
+from agenttune.config.trainer import CriticConfig, TrainerConfig
 from agenttune.trainer import checkpoint
 from agenttune.trainer.credit import Part, assign
 from agenttune.trainer.critic import Critic
