@@ -20,7 +20,18 @@ EDGES = {
     ("config", "tasks"),  # DatasetConfig.preview() reads rows, lazily
     ("config", "compat"),  # a file in Trinity-RFT's layout is converted, lazily
 }
-COORDINATION = {"tuning", "arguments", "assembly", "loop", "explorer", "steps", "evaluate", "certify", "__init__"}
+COORDINATION = {
+    "tuning",
+    "arguments",
+    "assembly",
+    "loop",
+    "explorer",
+    "steps",
+    "evaluate",
+    "certificate",
+    "certify",
+    "__init__",
+}
 SEE_MANY = COORDINATION | {"execution", "cli", "diagnose", "supervised"}
 
 

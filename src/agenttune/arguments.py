@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agenttune.algorithm.presets import Algorithm
-from agenttune.algorithm.resolve import resolve as resolve_algorithm
+from agenttune.algorithm.resolve import algorithm_of
 from agenttune.compat.agentscope import imported_line
 from agenttune.config.run import RunConfig
 from agenttune.config.trainer import CriticConfig
@@ -49,15 +49,7 @@ def check_arguments(config: RunConfig, workflow: Callable[..., Any], judge: Call
     workflow_arguments(workflow)
     if judge is not None:
         judge_arguments(judge)
-    algorithm = resolve_algorithm(
-        config.algorithm.algorithm_type,
-        config.loss,
-        config.algorithm.group_size,
-        max_tokens=config.model.max_tokens,
-        sampling=config.sampling,
-        expert=config.expert,
-        distill=config.distill,
-    )
+    algorithm = algorithm_of(config)
     if config.critic != CriticConfig() and not algorithm.needs_critic:
         raise ConfigError(
             f"the settings of critic have no effect: {config.algorithm.algorithm_type!r} has no critic (ppo has)"

@@ -1,8 +1,8 @@
-"""The run certificate: what was asserted in every step, as one file, and recomputed offline from the records.
+"""The run certificate, recomputed offline from the records.
 
-In: a run directory. Out: `certificate.json`, written by the run itself from what its steps noted in `run.db`; and
-`certify(run_dir)`, which recomputes everything from the recorded calls: it draws each step's batches again, holds them
-against the calls, and scores the tokens again with every checkpoint whose policy version sampled some.
+In: a run directory. Out: a `Certificate`, compared with what the run noted: each step's batches are drawn again and
+held against the recorded calls, and the tokens are scored again with every checkpoint whose policy version sampled
+some.
 
 Shape suffixes: E loss tokens of a pack.
 """
@@ -10,27 +10,23 @@ Shape suffixes: E loss tokens of a pack.
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from agenttune.algorithm.presets import Algorithm
-from agenttune.algorithm.resolve import resolve as resolve_algorithm
+from agenttune.algorithm.resolve import algorithm_of
 from agenttune.algorithm.supervised import SUPERVISED
+from agenttune.certificate import Certificate, LogprobGaps, add_up, problems_of, recorded_certificate
 from agenttune.config.explain import InvalidConfigError, explain
 from agenttune.config.run import RunConfig
 from agenttune.errors import ConfigError
-from agenttune.experience.audit import MEANING_OF_ROWS, audit, sentence
+from agenttune.experience.audit import MEANING_OF_ROWS, audit
 from agenttune.experience.draw import Batch, draw_batches
 from agenttune.experience.reading import (
     TrainedCall,
-    count_calls,
-    count_outcomes,
-    count_taught,
     read_checks,
     read_groups_at,
     read_last_groups,
@@ -42,113 +38,6 @@ from agenttune.experience.replay import Replay, mixed
 from agenttune.types import Check, Group
 
 _ADVANTAGE_TOLERANCE = 1e-5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogprobGaps:
-    """How far the trainer's logprobs were from the engine's, over all compared tokens (natural logarithm). Gaps
-    recomputed for a version have it in `versions`."""
-
-    mean: float
-    max: float
-    kl: float
-    num_tokens: int
-    versions: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossGaps:
-    """How far the losses that a run without rollouts noted are from those measured again, with the checkpoints of these
-    `steps` (0 is the model before training)."""
-
-    compared: int
-    max: float
-    steps: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Certificate:
-    """What holds for a run. `checks` adds up the steps'; `problems` says what does not hold, in sentences.
-
-    `outcomes` counts the rollouts of the run, `calls` their calls by status, `rows` what became of the rows of a run
-    without rollouts; `staleness` is (the age of the oldest trained token, the age allowed) in policy versions where
-    rollouts ran ahead. `not_recomputed` says what cannot be recomputed, and so is not part of what holds.
-    """
-
-    steps: int
-    checks: tuple[Check, ...]
-    logprob_gaps: LogprobGaps | None
-    staleness: tuple[int, int] | None = None
-    outcomes: Mapping[str, int]
-    calls: Mapping[str, int]
-    rows: Mapping[str, int] = field(default_factory=dict)
-    losses: LossGaps | None = None
-    problems: tuple[str, ...] = field(default=())
-    not_recomputed: tuple[str, ...] = field(default=())
-
-    @property
-    def holds(self) -> bool:
-        """Whether every invariant held in every step."""
-        return not self.problems
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain JSON, `holds` first."""
-        return {"holds": self.holds, **asdict(self)}
-
-    def lines(self) -> list[str]:
-        """For people, one line for each invariant."""
-        lines = [
-            f"{'broken' if check.broken else 'ok':>7}  {check.name:<12} {check.checked:>12,} checked"
-            for check in self.checks
-        ]
-        if self.logprob_gaps is not None:
-            gaps = self.logprob_gaps
-            lines.append(
-                f"{'':>7}  logprobs     {gaps.num_tokens:>12,} compared: mean gap {gaps.mean:.2e}, max {gaps.max:.2e}, "
-                f"KL {gaps.kl:.2e}"
-            )
-        if self.staleness is not None:
-            oldest, allowed = self.staleness
-            lines.append(f"{'':>7}  staleness    at most {oldest} of {allowed} policy versions behind")
-        if self.losses is not None:
-            steps = ", ".join(map(str, self.losses.steps))
-            lines.append(
-                f"{'':>7}  losses       {self.losses.compared:>12,} compared: max gap {self.losses.max:.2e}, with the "
-                f"weights after steps {steps}"
-            )
-        for name, counts in (("rollouts", self.outcomes), ("calls", self.calls), ("rows", self.rows)):
-            if counts:
-                said = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-                lines.append(f"{'':>7}  {name:<12} {said}")
-        lines += [f"  - not recomputed: {exception}" for exception in self.not_recomputed]
-        return [*lines, *(f"  ! {problem}" for problem in self.problems)]
-
-
-def write_certificate(run_dir: Path) -> Certificate:
-    """Write `certificate.json` of a run from what its steps noted. Raises `JournalError` if they cannot be read."""
-    certificate = recorded_certificate(run_dir)
-    path = run_dir / "certificate.json"
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(certificate.to_json(), indent=2) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
-    return certificate
-
-
-def recorded_certificate(run_dir: Path) -> Certificate:
-    """The certificate as the run's steps noted it."""
-    journal = run_dir / "run.db"
-    by_step = read_checks(journal)
-    steps = {record.step: record.metrics for record in read_steps(journal)}
-    return Certificate(
-        steps=len(steps),
-        checks=add_up(by_step.values()),
-        logprob_gaps=_recorded_gaps(steps.values()),
-        staleness=_recorded_staleness(steps.values()),
-        outcomes=count_outcomes(journal),
-        calls=count_calls(journal),
-        rows=count_taught(journal),
-        problems=problems_of(by_step),
-    )
 
 
 def certify(run_dir: Path, *, logprobs: bool = True) -> Certificate:
@@ -164,15 +53,7 @@ def certify(run_dir: Path, *, logprobs: bool = True) -> Certificate:
         from agenttune.supervised.recompute import recompute
 
         return recompute(run_dir, config, losses=logprobs)
-    algorithm = resolve_algorithm(
-        config.algorithm.algorithm_type,
-        config.loss,
-        config.algorithm.group_size,
-        max_tokens=config.model.max_tokens,
-        sampling=config.sampling,
-        expert=config.expert,
-        distill=config.distill,
-    )
+    algorithm = algorithm_of(config)
     journal = run_dir / "run.db"
     steps = {record.step: record.metrics for record in read_steps(journal)}
     by_step: dict[int, tuple[Check, ...]] = {}
@@ -365,44 +246,3 @@ def _device(config: RunConfig) -> str:
     if config.engine.device != "auto":
         return config.engine.device
     return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _recorded_gaps(steps: Any) -> LogprobGaps | None:
-    prefix = "trainer/logprob_gap_"
-    rows = [metrics for metrics in steps if metrics.get(f"{prefix}tokens")]
-    num_tokens = int(sum(row[f"{prefix}tokens"] for row in rows))
-    if not num_tokens:
-        return None
-    return LogprobGaps(
-        mean=sum(row[f"{prefix}mean"] * row[f"{prefix}tokens"] for row in rows) / num_tokens,
-        max=max(row[f"{prefix}max"] for row in rows),
-        kl=sum(row[f"{prefix}kl"] * row[f"{prefix}tokens"] for row in rows) / num_tokens,
-        num_tokens=num_tokens,
-    )
-
-
-def _recorded_staleness(steps: Iterable[Mapping[str, float]]) -> tuple[int, int] | None:
-    """(The oldest trained token's age, the age allowed), in policy versions; None where no rollouts ran ahead."""
-    rows = [(row["sync/staleness_max"], row["sync/staleness_allowed"]) for row in steps if "sync/staleness_max" in row]
-    return (int(max(rows)[0]), int(rows[-1][1])) if rows else None
-
-
-def add_up(steps: Iterable[Sequence[Check]]) -> tuple[Check, ...]:
-    """One check for each invariant, added up over the steps."""
-    found: dict[str, Check] = {}
-    for checks in steps:
-        for check in checks:
-            before = found.get(check.name, Check(name=check.name, checked=0, broken=0))
-            found[check.name] = Check(
-                name=check.name,
-                checked=before.checked + check.checked,
-                broken=before.broken + check.broken,
-                first=before.first or check.first,
-            )
-    return tuple(found.values())
-
-
-def problems_of(by_step: Mapping[int, Sequence[Check]]) -> tuple[str, ...]:
-    return tuple(
-        f"step {step}: {sentence(check)}" for step, checks in by_step.items() for check in checks if check.broken
-    )

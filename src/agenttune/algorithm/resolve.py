@@ -20,11 +20,24 @@ from agenttune.algorithm.expert import configured as configured_expert
 from agenttune.algorithm.losses import POLICY_LOSSES
 from agenttune.algorithm.presets import PRESETS, Algorithm
 from agenttune.algorithm.shaping import Shaping
-from agenttune.config.run import DistillConfig, ExpertConfig, LossConfig, SamplingConfig
+from agenttune.config.run import DistillConfig, ExpertConfig, LossConfig, RunConfig, SamplingConfig
 from agenttune.errors import ConfigError
 
 _OF_POLICY_LOSS = ("clip_low", "clip_high", "dual_clip")
 _OF_ADVANTAGE = ("std_normalize", "step_norm")
+
+
+def algorithm_of(config: RunConfig) -> Algorithm:
+    """The algorithm of a run; see `resolve`."""
+    return resolve(
+        config.algorithm.algorithm_type,
+        config.loss,
+        config.algorithm.group_size,
+        max_tokens=config.model.max_tokens,
+        sampling=config.sampling,
+        expert=config.expert,
+        distill=config.distill,
+    )
 
 
 def resolve(

@@ -132,14 +132,9 @@ def read_rows(path: Path, *, of: str = "rollout/count") -> tuple[Row, ...]:
 def scale_free(config: RunConfig) -> bool:
     """Whether the configured advantages stay the same when all rewards are scaled."""
     from agenttune.algorithm.advantages import Scores
-    from agenttune.algorithm.resolve import resolve
+    from agenttune.algorithm.resolve import algorithm_of
 
-    algorithm = resolve(
-        config.algorithm.algorithm_type,
-        config.loss,
-        config.algorithm.group_size,
-        max_tokens=config.model.max_tokens,
-    )
+    algorithm = algorithm_of(config)
 
     def advantages(rewards_G: Rewards) -> Rewards:
         scores = Scores.of_rollouts(rewards_G)

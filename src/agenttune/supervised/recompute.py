@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from agenttune.algorithm.supervised import SupervisedAlgorithm, resolve_supervised
-from agenttune.certify import Certificate, LossGaps, add_up, problems_of, recorded_certificate
+from agenttune.certificate import Certificate, LossGaps, add_up, problems_of, recorded_certificate
 from agenttune.config.run import RunConfig
 from agenttune.errors import DatasetError, ModelError
 from agenttune.execution.model_files import model_folder, quiet_transformers

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from agenttune.algorithm.supervised import SUPERVISED, SupervisedAlgorithm, resolve_supervised
 from agenttune.assembly import make_evaluator, make_monitor
-from agenttune.certify import write_certificate
+from agenttune.certificate import write_certificate
 from agenttune.config.functions import import_function
 from agenttune.config.load import Resolved
 from agenttune.config.public import DatasetConfig
