@@ -52,7 +52,7 @@ class Serving:
     def probe(self, prompt_ids_P: Any, *, noise: int) -> Future[Any]:
         future: Future[Any] = Future()
         if self.failure is None:
-            future.set_result(("probe", prompt_ids_P.tolist(), noise))
+            future.set_result((("probe", prompt_ids_P.tolist(), noise),))
         else:
             future.set_exception(self.failure)
         return future

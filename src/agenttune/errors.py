@@ -37,6 +37,10 @@ class EngineError(AgentTuneError, RuntimeError):
     """The inference engine failed or was closed."""
 
 
+class EngineLostError(EngineError):
+    """An inference engine that will serve nothing any more: its processes died, or it was closed."""
+
+
 class ParityError(AgentTuneError, AssertionError):
     """The trainer's logprobs differ from the engine's by more than the tolerance."""
 

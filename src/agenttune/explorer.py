@@ -81,7 +81,7 @@ class Explorer:
         self._drawn = deque(drawn)
         self._flights: deque[_Flight] = deque()
         self._prompt_P: IntArray | None = None
-        self._probe: Future[Experience] | None = None
+        self._probe: Future[tuple[Experience, ...]] | None = None
         self._times: dict[str, float] = defaultdict(float)
 
     def gather(self, trainer: Trainer) -> RolledOut:
@@ -128,7 +128,7 @@ class Explorer:
         if self._probe is None or self._synced != self._trained:
             return ()
         try:
-            return (self._probe.result(),)
+            return self._probe.result()
         except EngineError as error:
             raise ParityError(
                 f"the engine does not answer with the weights of version {self._version}: {error}"

@@ -35,7 +35,9 @@ def config(engine: dict[str, Any], **settings: Any) -> RunConfig:
         (GPUS, {"deterministic": True}, "embedded"),
         (GPUS, {"engine": {"device": "cpu"}}, "embedded"),
         (GPUS, {"engine": {"type": "embedded"}}, "embedded"),
+        (GPUS, {"model": {"inference_engine_num": 2}}, "vllm"),
         (CPU, {"engine": {"type": "vllm"}}, "vllm"),
+        (CPU, {"engine": {"type": "vllm"}, "model": {"inference_engine_num": 2}}, "vllm"),
         (CPU, {"engine": {"type": "vllm", "device": "cpu"}}, "vllm"),
         (GPUS, {"engine": {"type": "vllm", "device": "cuda"}}, "vllm"),
     ],
@@ -63,7 +65,13 @@ VLLM = {"type": "vllm"}
         (CPU, {"engine": VLLM, "model": {"tensor_parallel_size": 2}}, ["tensor_parallel_size is 2", "0 GPU(s)"]),
         (GPUS, {"engine": VLLM, "model": {"tensor_parallel_size": 4}}, ["tensor_parallel_size is 4", "2 GPU(s)"]),
         (CPU, {"model": {"tensor_parallel_size": 2}}, ["tensor_parallel_size is 2", "embedded"]),
-        (GPUS, {"engine": VLLM, "model": {"inference_engine_num": 2}}, ["inference_engine_num is 2"]),
+        (
+            GPUS,
+            {"model": {"inference_engine_num": 2, "tensor_parallel_size": 2}},
+            ["inference_engine_num is 2", "tensor_parallel_size", "4 in all", "vLLM has 2 here"],
+        ),
+        (GPUS, {"engine": VLLM, "model": {"inference_engine_num": 3}}, ["inference_engine_num is 3", "vLLM has 2"]),
+        (CPU, {"model": {"inference_engine_num": 2}}, ["inference_engine_num is 2", "embedded"]),
     ],
 )
 def test_what_is_not_there_is_refused_by_name(machine: Machine, settings: dict[str, Any], words: list[str]) -> None:

@@ -43,12 +43,12 @@ class Served:
         return list(self.run(together()))
 
 
-def start(**settings: Any) -> Served:
+def start(thread: ServingThread | None = None, **settings: Any) -> Served:
     from transformers import AutoTokenizer
 
     from agenttune.inference.vllm import VLLMEngine
 
-    thread = ServingThread()
+    thread = thread or ServingThread()
     decode = AutoTokenizer.from_pretrained(MODEL).decode
     settings = {"stop_decoder": decode, "max_model_len": MAX_MODEL_LEN, "max_slots": 32, "kv_cache_mb": 128, **settings}
     return Served(thread.call(VLLMEngine.start(str(MODEL), **settings)), thread)

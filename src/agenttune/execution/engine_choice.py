@@ -59,28 +59,36 @@ def choose_engine(config: RunConfig) -> EngineChoice:
 def vllm_choice(config: RunConfig, machine: Machine) -> EngineChoice:
     """vLLM, or the embedded engine, and why. Raises `ConfigError` for an engine that is not there, or for a setting
     that it does not have."""
-    if config.model.inference_engine_num != 1:
-        raise ConfigError(
-            f"model.inference_engine_num is {config.model.inference_engine_num}, but one engine serves the model: "
-            "set it to 1"
-        )
     if (reason := _why_embedded(config, machine)) is not None:
-        if (value := config.model.tensor_parallel_size) != 1:
-            raise ConfigError(
-                f"model.tensor_parallel_size is {value}, but the embedded engine is one, on one device: set it to 1, "
-                "or engine.type to vllm on a machine with GPUs"
-            )
+        for setting in ("inference_engine_num", "tensor_parallel_size"):
+            if (value := getattr(config.model, setting)) != 1:
+                raise ConfigError(
+                    f"model.{setting} is {value}, but the embedded engine is one, on one device: set it to 1, or "
+                    "engine.type to vllm"
+                )
         return EngineChoice(type="embedded", reason=reason)
     _check_version(machine)
     if config.deterministic:
         raise ConfigError("deterministic is true, which vLLM cannot be: set engine.type to embedded, or it to false")
     _check_device(config, machine)
-    wanted, here = config.model.tensor_parallel_size, 0 if machine.vllm_for_cpu else machine.num_gpus
-    if wanted > 1 and wanted > here:
-        raise ConfigError(f"model.tensor_parallel_size is {wanted}, but vLLM has {here} GPU(s) here")
+    here = _check_gpus(config, machine)
     _check_main()
     asked = config.engine.type == "vllm"
     return EngineChoice(type="vllm", reason="engine.type" if asked else f"installed, and {here} GPU(s) are here")
+
+
+def _check_gpus(config: RunConfig, machine: Machine) -> int:
+    """GPUs that vLLM has here: enough, or it computes on the CPU, in one worker for each replica."""
+    here = 0 if machine.vllm_for_cpu else machine.num_gpus
+    width, count = config.model.tensor_parallel_size, config.model.inference_engine_num
+    if width > 1 and width > here:
+        raise ConfigError(f"model.tensor_parallel_size is {width}, but vLLM has {here} GPU(s) here")
+    if not machine.vllm_for_cpu and width * count > here:
+        raise ConfigError(
+            f"model.inference_engine_num is {count} with {width} GPU(s) each (model.tensor_parallel_size), "
+            f"{width * count} in all, but vLLM has {here} here"
+        )
+    return here
 
 
 def _why_embedded(config: RunConfig, machine: Machine) -> str | None:

@@ -5,12 +5,14 @@ In: a model's settings, its folder, the run's engine settings. Out: tokenizer an
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agenttune.config.public import TunerModelConfig
 from agenttune.config.run import RunConfig
 from agenttune.execution.engine_choice import choose_engine
+from agenttune.inference.routing import Replicas
 from agenttune.sync.schedule import Schedule
 from agenttune.types import Sampling
 
@@ -29,19 +31,34 @@ def load_policy(config: RunConfig, folder: Path, thread: ServingThread) -> tuple
         return load_engine(config.model, config, folder)
     from transformers import AutoTokenizer
 
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return tokenizer, thread.call(_start_replicas(config, folder, tokenizer.decode))
+
+
+async def _start_replicas(config: RunConfig, folder: Path, stop_decoder: Callable[[list[int]], str]) -> Engine:
+    """One vLLM engine, or several behind one, each on GPUs (or a share of the cores) of its own."""
     from agenttune.inference.vllm import VLLMEngine
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    start = VLLMEngine.start(
-        str(folder),
-        max_model_len=config.model.max_model_len,
-        stop_decoder=tokenizer.decode,
-        dtype=config.engine.dtype,
-        max_slots=config.engine.max_slots,
-        kv_cache_mb=config.engine.kv_cache_mb,
-        tensor_parallel_size=config.model.tensor_parallel_size,
-    )
-    return tokenizer, thread.call(start)
+    engines: list[Engine] = []
+    try:
+        for number in range(count := config.model.inference_engine_num):
+            engines.append(
+                await VLLMEngine.start(
+                    str(folder),
+                    max_model_len=config.model.max_model_len,
+                    stop_decoder=stop_decoder,
+                    dtype=config.engine.dtype,
+                    max_slots=config.engine.max_slots,
+                    kv_cache_mb=config.engine.kv_cache_mb,
+                    tensor_parallel_size=config.model.tensor_parallel_size,
+                    replica=(number, count),
+                )
+            )
+    except BaseException:
+        for engine in engines:
+            await engine.close()
+        raise
+    return engines[0] if count == 1 else Replicas(engines)
 
 
 def load_engine(model: TunerModelConfig, config: RunConfig, folder: Path) -> tuple[Any, EmbeddedEngine]:

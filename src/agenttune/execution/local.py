@@ -17,7 +17,7 @@ from agenttune.config.run import RunConfig
 from agenttune.execution.auxiliary import AuxiliaryModels
 from agenttune.execution.engines import load_policy, sampling_of
 from agenttune.execution.model_files import model_folder, quiet_transformers
-from agenttune.execution.probe import sample_probe
+from agenttune.execution.probe import sample_probes
 from agenttune.execution.serving import ServingThread
 from agenttune.execution.sessions import RolloutSession
 from agenttune.gateway.gateway import Gateway
@@ -97,9 +97,9 @@ class Serving:
         """Load new weights into the engine; returns when it serves them. Those of auxiliary models never change."""
         self.thread.call(publish(version, tensors, [self.engine]))
 
-    def probe(self, prompt_ids_P: IntArray, *, noise: int) -> Future[Experience]:
-        """Begin to sample a probe with the weights that serve; see `execution.probe`."""
-        return self.thread.start(sample_probe(self.engine, prompt_ids_P, temperature=self._temperature, noise=noise))
+    def probe(self, prompt_ids_P: IntArray, *, noise: int) -> Future[tuple[Experience, ...]]:
+        """Begin to sample probes with the weights that serve; see `execution.probe`."""
+        return self.thread.start(sample_probes(self.engine, prompt_ids_P, temperature=self._temperature, noise=noise))
 
     def close(self) -> None:
         """End rollouts, gateways, engines and thread, in this order."""

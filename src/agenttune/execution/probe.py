@@ -1,23 +1,32 @@
 """A few tokens of one fixed prompt, sampled right after a weight update: proof that the engine serves the new weights.
 
-In: an engine, prompt ids. Out: an `Experience` that carries no loss. The trainer scores it and compares, where a step
-holds no token of its own policy version; so rollouts that run ahead never go without the comparison.
+In: an engine, prompt ids. Out: an `Experience` that carries no loss, of each replica where there are several. The
+trainer scores them and compares, where a step holds no token of its own policy version; so rollouts that run ahead
+never go without the comparison.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from agenttune.inference.engine import Engine, GenerateRequest
+from agenttune.inference.engine import Engine, GenerateRequest, Generation
+from agenttune.inference.routing import Replicas
 from agenttune.types import Experience, IntArray, Sampling
 
 NUM_TOKENS = 16
 
 
-async def sample_probe(engine: Engine, prompt_ids_P: IntArray, *, temperature: float, noise: int) -> Experience:
-    """Sample a probe. Raises `EngineError` as the engine does."""
+async def sample_probes(
+    engine: Engine, prompt_ids_P: IntArray, *, temperature: float, noise: int
+) -> tuple[Experience, ...]:
+    """Sample a probe on each replica. Raises `EngineError` as the engine does."""
     sampling = Sampling(temperature=temperature, max_tokens=NUM_TOKENS)
-    found = await engine.generate(GenerateRequest(prompt_ids=prompt_ids_P, sampling=sampling, noise=noise))
+    request = GenerateRequest(prompt_ids=prompt_ids_P, sampling=sampling, noise=noise)
+    found = await engine.generate_each(request) if isinstance(engine, Replicas) else [await engine.generate(request)]
+    return tuple(_experience(prompt_ids_P, one, temperature) for one in found)
+
+
+def _experience(prompt_ids_P: IntArray, found: Generation, temperature: float) -> Experience:
     num_prompt = len(prompt_ids_P)
     ids_T = np.concatenate([prompt_ids_P, found.ids]).astype(np.int32, copy=False)
     count = len(ids_T)

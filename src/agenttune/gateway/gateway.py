@@ -221,6 +221,7 @@ class Gateway:
                     sampling=entry.sampling,
                     noise=session.noise(entry.index, number, request.seed),
                     top_logprobs=request.top_logprobs,
+                    session=session.rollout_id,
                 )
             )
         except ContextOverflowError:

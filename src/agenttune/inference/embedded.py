@@ -19,7 +19,7 @@ from typing import Any, Literal, Self
 import numpy as np
 import torch
 
-from agenttune.errors import EngineError, SamplingError
+from agenttune.errors import EngineError, EngineLostError, SamplingError
 from agenttune.inference.engine import GenerateRequest, Generation
 from agenttune.inference.families import end_token_ids, inspect_model
 from agenttune.inference.forward import FastForward, GenericForward
@@ -170,7 +170,7 @@ class EmbeddedEngine:
         that make no sense, `EngineError` if the engine is closed or a step fails.
         """
         if self._closed:
-            raise EngineError("the engine is closed")
+            raise EngineLostError("the engine is closed")
         job = self._new_job(request)
         self._scheduler.waiting.append(job)
         if self._driver is None or self._driver.done():
@@ -227,7 +227,7 @@ class EmbeddedEngine:
         layer may be left out, or given equal to the embedding).
         """
         if self._closed:
-            raise EngineError("the engine is closed")
+            raise EngineLostError("the engine is closed")
         copy_weights(self._model, tensors)
         self._scheduler.suspend_all()
         self._stepper.version = version
@@ -237,7 +237,7 @@ class EmbeddedEngine:
         if self._closed:
             return
         self._closed = True
-        self._fail_all(EngineError("the engine was closed"))
+        self._fail_all(EngineLostError("the engine was closed"))
         driver, self._driver = self._driver, None
         if driver is not None and not driver.done():
             await asyncio.wait([driver])

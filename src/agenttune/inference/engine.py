@@ -1,7 +1,8 @@
 """The engine interface: token ids in, sampled token ids out. Knows nothing of chat, tools, or text (but for stop
 strings).
 
-In: `GenerateRequest`. Out: `Generation`. Implementations: `embedded.EmbeddedEngine`, `vllm.VLLMEngine`.
+In: `GenerateRequest`. Out: `Generation`. Implementations: `embedded.EmbeddedEngine`, `vllm.VLLMEngine`,
+and `routing.Replicas` over several of them.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ class GenerateRequest:
     """One continuation to sample.
 
     `noise` is a 64-bit key: the randomness of the token at position t is a function of (noise, t) alone, never of what
-    else the engine is doing. `top_logprobs` asks for that many alternatives at each position.
+    else the engine is doing. `top_logprobs` asks for that many alternatives at each position. `session` says who asks
+    (a rollout's id): where several engines serve, its requests go to the one that has its prefix. Empty: to any.
     """
 
     prompt_ids: IntArray
     sampling: Sampling
     noise: int
     top_logprobs: int = 0
+    session: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +64,7 @@ class Engine(Protocol):
         """Sample one continuation. Cancelling the awaiting task aborts the request and frees its slot.
 
         Raises `ContextOverflowError` if the prompt leaves no room for one token. `max_tokens` beyond the context is
-        cut to what fits (finish reason "length").
+        cut to what fits (finish reason "length"). `EngineLostError` says that the engine is of no use any more.
         """
 
     async def load(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:

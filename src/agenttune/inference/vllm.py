@@ -5,7 +5,7 @@ in as ids; logprobs are of the distribution sampled from (`processed_logprobs`).
 shared memory and vLLM's weight-transfer protocol while generation is paused: running requests lose their KV, are
 computed again from their ids and go on under the new weights; vLLM tells which tokens came from which version.
 
-Tested with the CPU build. Not here: transfer by `nccl` or `ipc` (on GPUs the file does), adapters, several replicas.
+Tested with the CPU build. Not here: transfer by `nccl` or `ipc` (on GPUs the file does), adapters.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, Literal, Self
 import numpy as np
 import torch
 
-from agenttune.errors import EngineError, SamplingError
+from agenttune.errors import EngineError, EngineLostError, SamplingError
 from agenttune.inference.engine import GenerateRequest, Generation
 from agenttune.inference.families import end_token_ids
 from agenttune.inference.requests import check_request
@@ -62,7 +62,7 @@ class VLLMEngine:
         self._num_requests = 0
         self._calls: set[asyncio.Task[Generation]] = set()
         self._loading = asyncio.Lock()
-        self._failure: EngineError | None = None
+        self._failure: EngineLostError | None = None
 
     @classmethod
     async def start(
@@ -75,14 +75,16 @@ class VLLMEngine:
         max_slots: int = 256,
         kv_cache_mb: int | None = None,
         tensor_parallel_size: int = 1,
+        replica: tuple[int, int] = (0, 1),
         version: int = 0,
     ) -> Self:
         """Start vLLM's processes with the model in a folder; blocks the loop for the seconds that it takes.
 
         `stop_decoder` turns sampled ids into text, for stop strings only.
         `auto`: bfloat16 on a GPU, float32 on the CPU. `max_slots` sequences run at the same time; `kv_cache_mb` bounds
-        the KV cache (None: what they need, within a quarter of the free memory). Raises `ModelError` for a model that
-        cannot be served, `EngineError` if the processes do not start.
+        the KV cache (None: what they need, within a quarter of the free memory). `replica`: (number of this engine, how
+        many there are); each takes `tensor_parallel_size` GPUs in order, or its share of the CPU's cores. Raises
+        `ModelError` for a model that cannot be served, `EngineError` if the processes do not start.
         """
         skeleton = read_skeleton(model_path, max_model_len)
         folder = Path(tempfile.mkdtemp(prefix="agenttune-vllm-"))
@@ -96,6 +98,7 @@ class VLLMEngine:
                 max_slots=max_slots,
                 kv_cache_mb=kv_cache_mb,
                 tensor_parallel_size=tensor_parallel_size,
+                replica=replica,
             )
             await llm.update_weight_version(str(version))
         except BaseException:
@@ -125,7 +128,7 @@ class VLLMEngine:
 
         The same `noise` gives the same tokens as far as the logits are the same: they depend a little on what else is
         computed. Raises `ContextOverflowError` if the prompt leaves no room for a token, `SamplingError` for parameters
-        or ids that make no sense here, `EngineError` if the engine is closed or dies.
+        or ids that make no sense here, `EngineError` if it fails, `EngineLostError` if the engine is closed or dies.
         """
         self._check_open()
         vocab_size = self._skeleton.config.vocab_size
@@ -180,7 +183,7 @@ class VLLMEngine:
                 if output.finished:
                     return self._generation(request, output.outputs[0])
         except EngineDeadError as error:
-            raise self._fail(EngineError("vLLM's processes died while they were generating")) from error
+            raise self._fail(EngineLostError("vLLM's processes died while they were generating")) from error
         except EngineGenerateError as error:
             raise EngineError(f"vLLM failed to generate: {error.__cause__ or error}") from error
         except ValueError as error:
@@ -199,8 +202,8 @@ class VLLMEngine:
         """Copy new weights in (Hugging Face parameter names); see `Engine.load`.
 
         Running requests go on under the new weights, computed again from their ids. Raises `ModelError`, with nothing
-        changed, unless names and shapes are exactly the model's, `EngineError` if the transfer fails: the engine is
-        then of no use any more.
+        changed, unless names and shapes are exactly the model's, `EngineLostError` if the transfer fails: the engine
+        is then of no use any more.
         """
         self._check_open()
         matched = match_weights(self._skeleton, tensors)
@@ -210,8 +213,8 @@ class VLLMEngine:
                 try:
                     await self._exchange(version, path)
                 except Exception as error:
-                    failure = EngineError(f"new weights could not be loaded into vLLM: {type(error).__name__}: {error}")
-                    raise self._fail(failure) from error
+                    said = f"new weights could not be loaded into vLLM: {type(error).__name__}: {error}"
+                    raise self._fail(EngineLostError(said)) from error
             self._version = version
 
     async def _exchange(self, version: int, path: Path) -> None:
@@ -227,7 +230,7 @@ class VLLMEngine:
         """Fail what is running with `EngineError` and end vLLM's processes. Closing twice is fine."""
         if self._llm is None:
             return
-        self._fail(EngineError("the engine was closed"))
+        self._fail(EngineLostError("the engine was closed"))
         await asyncio.gather(*self._calls, return_exceptions=True)
         llm, self._llm = self._llm, None
         llm.shutdown(timeout=_STOP_SECONDS)
@@ -235,11 +238,11 @@ class VLLMEngine:
 
     def _check_open(self) -> None:
         if self._llm is None:
-            raise EngineError("the engine is closed")
+            raise EngineLostError("the engine is closed")
         if self._failure is not None:
-            raise EngineError(str(self._failure))
+            raise EngineLostError(str(self._failure))
 
-    def _fail(self, failure: EngineError) -> EngineError:
+    def _fail(self, failure: EngineLostError) -> EngineLostError:
         """Every call in flight ends with this, and later ones are refused with it; the first failure stays."""
         if self._failure is None:
             self._failure = failure

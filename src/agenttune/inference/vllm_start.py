@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -66,9 +66,10 @@ def start_llm(
     max_slots: int,
     kv_cache_mb: int | None,
     tensor_parallel_size: int,
+    replica: tuple[int, int],
 ) -> Any:
     """A started `AsyncLLM`, whose sockets are in `folder`; see `inference.vllm.VLLMEngine.start`."""
-    with _surroundings(folder):
+    with _surroundings(folder, _bound_cores(*replica)):
         from vllm.platforms import current_platform
 
         on_cpu = current_platform.is_cpu()
@@ -80,6 +81,7 @@ def start_llm(
             dtype=chosen,
             max_num_seqs=max_slots,
             tensor_parallel_size=tensor_parallel_size,
+            device_ids=None if on_cpu or replica[1] == 1 else _devices(replica[0], tensor_parallel_size),
             kv_cache_memory_bytes=_kv_bytes(
                 config,
                 itemsize=getattr(torch, chosen).itemsize,
@@ -132,11 +134,11 @@ def _start(model_path: str, **arguments: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _surroundings(folder: Path) -> Iterator[None]:
+def _surroundings(folder: Path, further: Mapping[str, str]) -> Iterator[None]:
     """Environment variables for vLLM's start, taken back afterwards: vLLM sets some of its own, which are not for the
     programs that a workflow starts. Warnings of its import are not ours."""
     before = dict(os.environ)
-    os.environ.update({name: value for name, value in _ENVIRONMENT.items() if name not in before})
+    os.environ.update({name: value for name, value in {**_ENVIRONMENT, **further}.items() if name not in before})
     os.environ["VLLM_RPC_BASE_PATH"] = str(folder)
     os.environ[OWNER_VARIABLE] = str(os.getpid())
     try:
@@ -146,6 +148,20 @@ def _surroundings(folder: Path) -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+def _devices(number: int, tensor_parallel_size: int) -> list[int]:
+    """The GPUs of a replica, as indices into those that are visible."""
+    return list(range(number * tensor_parallel_size, (number + 1) * tensor_parallel_size))
+
+
+def _bound_cores(number: int, count: int) -> dict[str, str]:
+    """Replicas on a CPU share its cores out; one alone is bound as vLLM does it."""
+    cores = sorted(os.sched_getaffinity(0))
+    if count == 1 or len(cores) < count:
+        return {}
+    share = cores[number * len(cores) // count : (number + 1) * len(cores) // count]
+    return {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, share))}
 
 
 def _limit_bytes(kv_cache_mb: int | None, on_cpu: bool) -> int:

@@ -83,19 +83,21 @@ class WorkerExtension:
     """Adds no method: naming it makes vLLM import this module."""
 
 
-def _end_with(owner: int) -> None:
-    """Kill vLLM's core process (this worker's parent) and this one when the owner is gone: vLLM itself waits for ever
-    if its owner was killed."""
+def _end_with(owner: int, parent: int) -> None:
+    """Kill vLLM's core process (this worker's parent, unless the worker is in it) and this one when the owner is gone:
+    vLLM itself waits for ever if its owner was killed."""
     try:
         handle = os.pidfd_open(owner)
     except ProcessLookupError:
         handle = None
     if handle is not None:
         select.select([handle], [], [])
-    os.kill(os.getppid(), signal.SIGKILL)
+    if os.getppid() == parent != owner:
+        os.kill(parent, signal.SIGKILL)
     os._exit(1)
 
 
 WeightTransferEngineFactory.register_engine(BACKEND, FileTransfer)
 if OWNER_VARIABLE in os.environ:
-    threading.Thread(target=_end_with, args=(int(os.environ[OWNER_VARIABLE]),), daemon=True).start()
+    _WATCHED = (int(os.environ[OWNER_VARIABLE]), os.getppid())
+    threading.Thread(target=_end_with, args=_WATCHED, daemon=True).start()
