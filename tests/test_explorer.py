@@ -46,6 +46,9 @@ class Serving:
         self.published: list[int] = []
         self.failure: Exception | None = None
 
+    def generating_s(self) -> float:
+        return 0.0
+
     def publish(self, version: int, tensors: Any) -> None:
         self.published.append(version)
 
@@ -115,7 +118,7 @@ def explorer(serving: Serving, *, total: int = 6, trained: int = 0, version: int
         tasks=[Task(id=f"t{index}", index=index, row={}) for index in range(9)],
         order=TaskOrder(9, 0, 1, shuffle=False),
         schedule=Schedule.of(config, total),
-        display=SimpleNamespace(rollouts=lambda done, total: None),  # type: ignore[arg-type]
+        display=SimpleNamespace(rollouts=lambda done, total: None, doing=lambda what: None),  # type: ignore[arg-type]
         trained=trained,
         version=version,
         drawn=drawn,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agenttune.config.run import RunConfig
 from agenttune.errors import ConfigError
-from agenttune.sync.schedule import Action, Counters, Schedule
+from agenttune.sync.schedule import Action, Counters, Schedule, what_ages
 
 
 def schedule(style: str = "fixed", interval: int = 1, offset: int = 0, *, total: int = 4, updates: int = 1, **given):
@@ -177,3 +177,27 @@ def test_the_bound_is_in_whole_steps():
     assert (found.max_behind, found.max_staleness) == (1, 4)
     assert not schedule().overlaps
     assert schedule(offset=1).overlaps
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, "algorithm.learning_rate (0.01)"),
+        ({"trainer": {"epochs": 2}}, "trainer.epochs (2) or algorithm.learning_rate (0.01)"),
+        ({"sync": {"offset": 1}}, "sync.offset (1) or algorithm.learning_rate (0.01)"),
+        (
+            {"sync": {"style": "fully_async", "max_staleness": 4, "interval": 2}, "trainer": {"num_minibatches": 2}},
+            "sync.max_staleness (4) or sync.interval (2) or trainer.num_minibatches (2) or "
+            "algorithm.learning_rate (0.01)",
+        ),
+        ({"sampling": {"replay_share": 0.5}}, "sampling.replay_share (0.5) or algorithm.learning_rate (0.01)"),
+    ],
+)
+def test_trap_12_the_alarm_names_the_settings_that_are_in_force(settings, said):
+    content = {
+        "train_dataset": {"path": "d"},
+        "model": {"model_path": "m", "max_model_len": 64},
+        "algorithm": {"algorithm_type": "grpo", "batch_size": 1, "group_size": 2, "learning_rate": 0.01},
+        **settings,
+    }
+    assert what_ages(RunConfig.model_validate(content)) == said

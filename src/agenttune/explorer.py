@@ -12,9 +12,10 @@ A synchronous run is the case in which nothing is ever begun ahead.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -83,10 +84,12 @@ class Explorer:
         self._prompt_P: IntArray | None = None
         self._probe: Future[tuple[Experience, ...]] | None = None
         self._times: dict[str, float] = defaultdict(float)
+        self._generated_s = serving.generating_s()
 
     def gather(self, trainer: Trainer) -> RolledOut:
         """Begin what may begin, then wait for the batch of the next step and, with `refill`, roll out further tasks for
         the groups that cannot train. Ctrl-C cancels that batch."""
+        self._generated_s = self._serving.generating_s()
         while (action := self.schedule.next(self._counters())) is not Action.TRAIN:
             if action is Action.BEGIN:
                 self._begin()
@@ -96,16 +99,16 @@ class Explorer:
                 self._wait()
         batch_size, share = self._config.algorithm.batch_size, self._config.rollout.max_excluded_share
         flight = self._flights[0]
-        rolled_out = roll_out(
-            self._draw,
-            lambda group: left_out(group, self._algorithm) is None,
-            batch_size=batch_size,
-            most=self._algorithm.most_further(batch_size),
-            check=lambda groups: check_excluded(groups, share),
-        )
+        with self._waiting("wait"):
+            rolled_out = roll_out(
+                self._draw,
+                lambda group: left_out(group, self._algorithm) is None,
+                batch_size=batch_size,
+                most=self._algorithm.most_further(batch_size),
+                check=lambda groups: check_excluded(groups, share),
+            )
         self._flights.popleft()
         self._times["rollout"] += flight.ended - flight.began + rolled_out.refill_s
-        self._times["wait"] += rolled_out.seconds
         return rolled_out
 
     def settle(self, trainer: Trainer) -> None:
@@ -140,10 +143,12 @@ class Explorer:
 
     def take_times(self) -> dict[str, float]:
         """Seconds since the last call: `rollout`, from the begin of the step's batch to its end; `wait` and `drain`, in
-        which the coordinator waited for that batch, and for the others in flight before a sync; `sync`, in which
-        weights moved."""
+        which the coordinator waited for that batch, and for the others in flight before a sync, and `idle`, the part of
+        both in which the engine had no request; `sync`, in which weights moved. `generate`: since the last `gather`
+        began, in which the engine had one."""
         times, self._times = self._times, defaultdict(float)
-        return {name: times[name] for name in ("rollout", "wait", "drain", "sync")}
+        times["generate"] = self._serving.generating_s() - self._generated_s
+        return {name: times[name] for name in ("rollout", "generate", "wait", "drain", "idle", "sync")}
 
     @property
     def num_ahead(self) -> int:
@@ -208,19 +213,29 @@ class Explorer:
 
     def _wait(self) -> None:
         """Wait until the next step's batch has landed; if it has, until nothing is in flight."""
-        began, landed = time.perf_counter(), self._flights[0].landed
+        landed = self._flights[0].landed
         flights = list(self._flights) if landed else [self._flights[0]]
-        concurrent.futures.wait([future for flight in flights for future in flight.futures])
-        self._times["drain" if landed else "wait"] += time.perf_counter() - began
+        with self._waiting("drain" if landed else "wait"):
+            concurrent.futures.wait([future for flight in flights for future in flight.futures])
+
+    @contextlib.contextmanager
+    def _waiting(self, name: str) -> Iterator[None]:
+        began, generated_s = time.perf_counter(), self._serving.generating_s()
+        yield
+        seconds = time.perf_counter() - began
+        self._times[name] += seconds
+        self._times["idle"] += max(0.0, seconds - (self._serving.generating_s() - generated_s))
 
     def _sync(self, trainer: Trainer) -> None:
         began = time.perf_counter()
+        self._display.doing("syncing")
         if trainer.version != self._version:
             self._serving.publish(trainer.version, trainer.state_tensors())
             self._version = trainer.version
             if self.schedule.overlaps and self._prompt_P is not None:
                 self._probe = self._serving.probe(self._prompt_P, noise=self._version)
         self._synced = self._trained
+        self._display.doing("")
         self._times["sync"] += time.perf_counter() - began
 
     def _choose_prompt(self, groups: Sequence[Group]) -> None:

@@ -36,6 +36,7 @@ from agenttune.experience.draw import Batch, draw_batches
 from agenttune.experience.journal import Journal
 from agenttune.experience.replay import Replay, mixed, probe
 from agenttune.explorer import Explorer
+from agenttune.monitor import spent
 from agenttune.monitor.display import Display, StepReport
 from agenttune.monitor.metrics import Monitor
 from agenttune.monitor.statistics import Evaluation, accuracy, accuracy_metrics
@@ -43,6 +44,7 @@ from agenttune.rollout.refill import RolledOut, num_sampled_tokens
 from agenttune.rollout.statistics import check_excluded, summarize
 from agenttune.steps import TimeLimit, deferred_interrupt, save_checkpoint, saved_on_failure
 from agenttune.supervised.expert import ExpertRows
+from agenttune.sync.schedule import what_ages
 from agenttune.trainer.measured import StepMetrics
 from agenttune.trainer.trainer import Trainer
 from agenttune.types import Check, Group
@@ -88,8 +90,8 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """One step as it went: what was rolled out, what was trained, how long each part took (seconds). `sync` has the
-    figures of rollouts that run ahead, empty where none do."""
+    """One step as it went: what was rolled out, what was trained, how long each part took (seconds; see
+    `Explorer.take_times`). `sync` has the figures of rollouts that run ahead, empty where none do."""
 
     groups: tuple[Group, ...]
     rolled_out: RolledOut
@@ -98,6 +100,8 @@ class StepResult:
     checks: tuple[Check, ...]
     replay: Mapping[str, float]
     rollout_s: float
+    generate_s: float
+    idle_s: float
     train_s: float
     sync_s: float
     sync: Mapping[str, float]
@@ -129,7 +133,7 @@ class Loop:
     process_seconds: Callable[[], float]
     expert: ExpertRows | None = None
     replay: Replay | None = None
-    spent: dict[str, float] = field(default_factory=dict)
+    times: list[dict[str, float]] = field(default_factory=list)
 
     def run(self) -> None:
         """Train until the steps are done or the time is up, then evaluate.
@@ -144,8 +148,8 @@ class Loop:
                 self._one_step(evaluation_s)
                 self._save_and_evaluate()
             self.explorer.close()
-            if self.explorer.schedule.overlaps and self.spent:
-                self.display.message(_spent_line(self.spent))
+            if self.times:
+                self.display.message(f"time of all steps: {spent.line(spent.shares(self.times))}")
             self._finish()
 
     def step(self) -> StepResult:
@@ -154,6 +158,7 @@ class Loop:
 
     def _train(self, rolled_out: RolledOut) -> StepResult:
         began = time.perf_counter()
+        self.display.doing("training")
         for group in rolled_out.groups:
             self.buffer.add(group)
         drawn = self.buffer.draw(len(rolled_out.groups))
@@ -174,6 +179,7 @@ class Loop:
         if self.replay is not None:
             self.replay.keep(groups, batches)
         self.explorer.settle(self.trainer)
+        self.display.doing("")
         times = self.explorer.take_times()
         return StepResult(
             groups=drawn,
@@ -183,6 +189,8 @@ class Loop:
             checks=checks,
             replay=self.replay.metrics(kept, version) if self.replay is not None else {},
             rollout_s=times.pop("rollout"),
+            generate_s=times.pop("generate"),
+            idle_s=times.pop("idle"),
             train_s=trained_at - began,
             sync_s=times.pop("sync"),
             sync=self._ahead(batches, version, times) if self.explorer.schedule.overlaps else {},
@@ -247,6 +255,7 @@ class Loop:
         if progress.seconds_to_first_step is None:
             progress.seconds_to_first_step = self.process_seconds() - evaluation_s
         tokens_per_s = result.sampled_tokens / seconds
+        alarms = result.trained.alarms if result.trained is not None else ()
         metrics = {
             **statistics.metrics(),
             **_trainer_metrics(result.trained),
@@ -256,6 +265,8 @@ class Loop:
             **{f"certificate/{check.name}_broken": float(check.broken) for check in result.checks},
             "time/step_s": seconds,
             "time/rollout_s": result.rollout_s,
+            "time/generate_s": result.generate_s,
+            "time/idle_s": result.idle_s,
             "time/train_s": result.train_s,
             "time/sync_s": result.sync_s,
             **result.sync,
@@ -266,12 +277,11 @@ class Loop:
         notes = [
             *statistics.notes(needs_reward=self.algorithm.needs_reward),
             result.rolled_out.note(),
-            *(result.trained.alarms if result.trained else ()),
+            *(f"{alarm}: lower {what_ages(self.config)}" for alarm in alarms),
             _expert_note(result.batches),
             self.watch.add(progress.step, metrics, result.groups),
         ]
-        for name in ("train", "wait", "drain", "sync"):
-            self.spent[name] = self.spent.get(name, 0.0) + metrics.get(f"time/{name}_s", 0.0)
+        self.times.append({name: value for name, value in metrics.items() if name.startswith("time/")})
         self.monitor.log(progress.step, metrics)
         trained = [one for batch in result.batches for one in (*batch.experiences, *batch.experts)]
         self.journal.add_step(progress.step, self.trainer.version, metrics, trained)
@@ -282,6 +292,7 @@ class Loop:
             seconds=seconds,
             flat=f"{statistics.num_flat_groups}/{statistics.num_groups}",
             certified=not any(check.broken for check in result.checks),
+            spent=spent.shares([metrics]),
             note="; ".join(filter(None, notes)),
         )
         self.display.step(report)
@@ -329,13 +340,6 @@ class Loop:
         self.journal.flush()  # a run that goes on from here reads what has trained
         keep = self.config.trainer.keep_checkpoints
         save_checkpoint(self.trainer, self.run_dir, progress.step, progress.to_json(), best=best, keep=keep)
-
-
-def _spent_line(spent: Mapping[str, float]) -> str:
-    """Where the coordinator's time went (seconds by name). Rollouts go on meanwhile."""
-    names = {"train": "training", "wait": "waiting for rollouts", "drain": "ending those in flight", "sync": "syncing"}
-    total = sum(spent.values()) or 1.0
-    return "time of the trainer: " + ", ".join(f"{names[name]} {spent[name] / total:.0%}" for name in names)
 
 
 def _expert_note(batches: Sequence[Batch]) -> str:

@@ -202,6 +202,5 @@ def sample_share_alarm(share: float) -> str | None:
         return None
     return (
         f"importance weights have collapsed: the effective sample size is {share:.1%} of the sequences (alarm below "
-        f"{MIN_EFFECTIVE_SAMPLE_SHARE:.0%}). The weights moved too far from those that sampled: "
-        "lower the learning rate, the epochs or the minibatches of a step"
+        f"{MIN_EFFECTIVE_SAMPLE_SHARE:.0%}). The weights moved too far from those that sampled"
     )

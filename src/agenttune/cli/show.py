@@ -3,7 +3,7 @@
 In: a run directory, the id of a rollout (or a unique end or beginning of it). Out: its messages by role, its tool
 calls, and for each model call the sampled tokens, coloured by how likely they were, dimmed where they carry no loss.
 At most 100 columns; plain text where the output is no terminal. Without `--rollout`: the last groups with their
-rewards.
+rewards, and where the time went.
 
 Shape suffixes: S sampled tokens of a call.
 """
@@ -95,7 +95,8 @@ def read_rollout(journal: Path, name: str) -> Rollout:
 
 
 def _list(console: Console, journal: Path, run_dir: Path) -> None:
-    from agenttune.experience.reading import find_rollouts
+    from agenttune.experience.reading import find_rollouts, read_steps
+    from agenttune.monitor import spent
 
     groups: dict[str, list[RolloutEntry]] = {}
     for entry in find_rollouts(journal, last=LISTED_GROUPS):
@@ -104,6 +105,8 @@ def _list(console: Console, journal: Path, run_dir: Path) -> None:
     for group_id, entries in groups.items():
         rewards = " ".join(entry.outcome if entry.reward is None else f"{entry.reward:g}" for entry in entries)
         _print_wrapped(console, f"{group_id:<{width}}  {rewards}", hanging=width + 2)
+    if shares := spent.shares(record.metrics for record in read_steps(journal)):
+        console.print(f"\ntime of all steps: {spent.line(shares)}", markup=False)
     if not groups:
         console.print("no rollouts yet", markup=False)
     else:

@@ -101,6 +101,10 @@ class Serving:
         """Begin to sample probes with the weights that serve; see `execution.probe`."""
         return self.thread.start(sample_probes(self.engine, prompt_ids_P, temperature=self._temperature, noise=noise))
 
+    def generating_s(self) -> float:
+        """Seconds so far in which the engine had a request to work on."""
+        return self.gateway.busy.seconds()
+
     def close(self) -> None:
         """End rollouts, gateways, engines and thread, in this order."""
         self.runner.close()

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from agenttune.errors import CallError, ConfigError, ContextOverflowError, EngineError
+from agenttune.gateway.busy import BusyClock
 from agenttune.gateway.history import Prompt
 from agenttune.gateway.meter import Tally
 from agenttune.gateway.model import ChatModel
@@ -60,6 +61,8 @@ class Gateway:
     ) -> None:
         self.model_name = model_name
         self.engine = engine
+        self.busy = BusyClock()
+        """How long the engine has had a request of ours."""
         self.loop = loop
         self._renderer = Renderer(tokenizer)
         self._sampling = sampling or Sampling()
@@ -213,17 +216,17 @@ class Gateway:
 
     async def _choice(self, session: Session, request: ChatRequest, entry: Entry, number: int) -> Choice:
         prompt = entry.prompt
+        wanted = GenerateRequest(
+            prompt_ids=prompt.ids_P,
+            sampling=entry.sampling,
+            noise=session.noise(entry.index, number, request.seed),
+            top_logprobs=request.top_logprobs,
+            session=session.rollout_id,
+        )
         started = time.perf_counter()
         try:
-            generation = await self.engine.generate(
-                GenerateRequest(
-                    prompt_ids=prompt.ids_P,
-                    sampling=entry.sampling,
-                    noise=session.noise(entry.index, number, request.seed),
-                    top_logprobs=request.top_logprobs,
-                    session=session.rollout_id,
-                )
-            )
+            with self.busy:
+                generation = await self.engine.generate(wanted)
         except ContextOverflowError:
             raise self._overflow(session, prompt) from None
         entry.seconds = time.perf_counter() - started

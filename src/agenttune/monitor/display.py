@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, TextIO
 
+from agenttune.monitor import spent
 from agenttune.monitor.table import comparison_lines
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 PLAIN_WIDTH = 100
 BARS = "▁▂▃▄▅▆▇█"
 _COLOUR = {True: "green", False: "bold red"}
+_PART_COLOURS = {"generating": "green", "waiting": "bright_black", "training": "blue", "syncing": "yellow"}
+_BAR = 24
+_MOVED = 0.1  # a share that moved by so much is told again, where each line stays
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +40,8 @@ class StepReport:
     `flat` says how many groups have one reward each, and so teach nothing (`9/16`).
     `certified` is whether every check of the run certificate held, None where there is none.
     With `seconds_left` None the display estimates it from the last steps. `note` is a remark on this step
-    (`3 of 128 rollouts excluded`). A run without rollouts has a `loss` instead of a reward.
+    (`3 of 128 rollouts excluded`). A run without rollouts has a `loss` instead of a reward. `spent` says where the
+    step's time went (`monitor.spent`), empty where that was not measured.
     """
 
     step: int
@@ -48,6 +53,7 @@ class StepReport:
     seconds_left: float | None = None
     note: str = ""
     loss: float | None = None
+    spent: spent.Shares = field(default_factory=dict)
 
 
 class Display:
@@ -60,6 +66,8 @@ class Display:
         self._seconds: deque[float] = deque(maxlen=20)
         self._last: StepReport | None = None
         self._activity = ""
+        self._doing, self._doing_since = "", 0.0
+        self._told: Mapping[str, float] = {}
         self._evaluation_started: dict[str, float] = {}
         self._live: Any = None
         if _can_redraw(stream):
@@ -82,6 +90,7 @@ class Display:
             self._rewards.append(shown)
         if self._live is None:
             self._print(self._step_line(report))
+            self._tell_spent(report.spent)
         else:
             self._live.refresh()
         if report.note:
@@ -90,6 +99,10 @@ class Display:
     def rollouts(self, done: int, total: int) -> None:
         """Show how far the running step's rollouts are (on a terminal only)."""
         self._show_activity(f"rollouts {done}/{total}")
+
+    def doing(self, what: str) -> None:
+        """Show what the coordinator does (`training`) and for how long; empty ends it (on a terminal only)."""
+        self._doing, self._doing_since = what, time.monotonic()
 
     def evaluation(self, name: str, done: int, total: int) -> None:
         """Show how far an evaluation is; elsewhere than on a terminal, its end only."""
@@ -133,13 +146,19 @@ class Display:
     def close(self) -> None:
         """End the live block, leaving its last state above what comes. May be called twice."""
         if self._live is not None:
-            self._activity = ""
+            self._activity = self._doing = ""
             self._live.refresh()
             self._live.stop()
             self._live = None
 
     def _print(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
+
+    def _tell_spent(self, shares: spent.Shares) -> None:
+        """Say where the time went with the first step, and when that has changed."""
+        if shares and any(abs(share - self._told.get(part, -1.0)) >= _MOVED for part, share in shares.items()):
+            self._told = shares
+            self._print(f"  time: {spent.line(shares)}")
 
     def _step_line(self, report: StepReport) -> str:
         width = len(str(self._total_steps))
@@ -177,28 +196,45 @@ class Display:
         self._activity = text  # the live block reads it when it is next redrawn
 
     def _block(self) -> Text:
-        """The live block: a bar with the step, time left and speed, then the reward with its history."""
+        """The live block: a bar with the step, time left and speed; the reward with its history; where the last step's
+        time went, and what is done now."""
         from rich.text import Text
 
         report = self._last
         done = report.step if report else 0
-        filled = round(24 * done / max(1, self._total_steps))
+        filled = round(_BAR * done / max(1, self._total_steps))
         block = Text(no_wrap=True, overflow="ellipsis")
-        block.append("━" * filled, "bold blue").append("━" * (24 - filled), "bright_black")
+        block.append("━" * filled, "bold blue").append("━" * (_BAR - filled), "bright_black")
         block.append(f"  step {done}/{self._total_steps}", "bold")
         if report:
             left = f"{duration(self._seconds_left(report))} left" if done < self._total_steps else "done"
             block.append(f"   {report.tokens_per_s:,.0f} tokens/s   {report.seconds:.2f} s/step   {left}")
         block.append("\n")
-        block.append(sparkline(self._rewards, 24).ljust(24), "green")
+        block.append(sparkline(self._rewards, _BAR).ljust(_BAR), "green")
         block.append("  " + " ".join(_measure(report).split()), "bold")
         if report and report.flat:
             block.append(f"   flat groups {report.flat}")
         if report and report.certified is not None:
             block.append("   ✓ certified" if report.certified else "   ✗ not certified", _COLOUR[report.certified])
-        if self._activity:
-            block.append(f"   {self._activity}", "cyan")
+        if report and report.spent:
+            _append_shares(block, report.spent)
+        doing = f"{self._doing} {duration(time.monotonic() - self._doing_since)}" if self._doing else ""
+        if now := ", ".join(filter(None, (doing, self._activity))):
+            block.append(f"\n{'now:':>{_BAR}}  {now}", "cyan")
         return block
+
+
+def _append_shares(block: Text, shares: spent.Shares) -> None:
+    """A bar of the parts and their names, on a line of at most 80 columns."""
+    block.append("\n")
+    whole, begin = max(1.0, sum(shares.values())), 0.0
+    for part, share in shares.items():
+        end = begin + _BAR * share / whole
+        block.append("━" * (round(end) - round(begin)), _PART_COLOURS[part])
+        begin = end
+    block.append(" " * (_BAR - round(begin)))
+    for part, share in shares.items():
+        block.append(f"  {part} {share:.0%}", _PART_COLOURS[part])
 
 
 def _can_redraw(stream: TextIO) -> bool:

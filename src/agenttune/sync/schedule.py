@@ -160,6 +160,21 @@ class Schedule:
         return not (self.style == "dynamic_by_trainer" and self._trainer_asks(now))
 
 
+def what_ages(config: RunConfig) -> str:
+    """The settings in force, with their values, by which the weights move away from those that sampled."""
+    sync, trainer, schedule = config.sync, config.trainer, Schedule.of(config, total=1)
+    ways = [
+        ("sync.max_staleness", schedule.max_staleness, schedule.overlaps and sync.style != "fixed"),
+        ("sync.interval", sync.interval, sync.interval > 1),
+        ("sync.offset", sync.offset, sync.offset > 0),
+        ("sampling.replay_share", config.sampling.replay_share, config.sampling.replay_share > 0.0),
+        ("trainer.epochs", trainer.epochs, trainer.epochs > 1),
+        ("trainer.num_minibatches", trainer.num_minibatches, trainer.num_minibatches > 1),
+        ("algorithm.learning_rate", config.algorithm.learning_rate, True),
+    ]
+    return " or ".join(f"{name} ({value:g})" for name, value, in_force in ways if in_force)
+
+
 def _check_bound(config: RunConfig, least: int) -> None:
     """Raise `ConfigError` for a bound that the schedule breaks, or never reaches."""
     sync = config.sync

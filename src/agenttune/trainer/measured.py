@@ -23,7 +23,7 @@ class StepMetrics:
     `version` is the policy version after it. `values` are numbers to log: means over the step's loss tokens and
     updates. Token counts are those of one pass over the data: `trained_tokens` carry loss, `computed_tokens` went
     through the model, `sequence_tokens` would have without sharing, `skipped_tokens` (loss tokens) had no gradient to
-    give. `alarms` are sentences for people.
+    give. `alarms` say for people that the weights moved too far; whoever knows all settings adds what to lower.
     """
 
     version: int

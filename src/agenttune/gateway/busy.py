@@ -1,0 +1,39 @@
+"""How long the model has had work: the time in which at least one request was at the engine.
+
+In: the begin and end of every request, on the serving loop. Out: seconds, to be read from any thread.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import TracebackType
+
+
+class BusyClock:
+    """Runs while it has been entered more often than left."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open = 0
+        self._since = 0.0
+        self._seconds = 0.0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._open == 0:
+                self._since = time.perf_counter()
+            self._open += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self._open -= 1
+            if self._open == 0:
+                self._seconds += time.perf_counter() - self._since
+
+    def seconds(self) -> float:
+        """Seconds so far, those of requests that are still open included."""
+        with self._lock:
+            return self._seconds + (time.perf_counter() - self._since if self._open else 0.0)

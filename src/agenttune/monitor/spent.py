@@ -1,0 +1,40 @@
+"""Where the time of a step goes.
+
+In: a step's metrics. Out: shares of its wall-clock time, for people:
+
+    generating   the engine had at least one request to work on
+    waiting      neither engine nor trainer computed: tools, judges, environments kept both waiting
+    training     the trainer computed
+    syncing      new weights moved into the engine
+
+A synchronous step is the sum of the four, but for moments. Where rollouts run ahead of the training, generating and
+training overlap, and their shares add up to more than the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+PARTS = {
+    "generating": "time/generate_s",
+    "waiting": "time/idle_s",
+    "training": "time/train_s",
+    "syncing": "time/sync_s",
+}
+"""The metric (seconds) behind each part."""
+
+Shares = Mapping[str, float]
+
+
+def shares(steps: Iterable[Mapping[str, float]]) -> Shares:
+    """The share of each part in the time of these steps together; empty where it was not measured."""
+    rows = [row for row in steps if all(name in row for name in (*PARTS.values(), "time/step_s"))]
+    total = sum(row["time/step_s"] for row in rows)
+    if total <= 0.0:
+        return {}
+    return {part: sum(row[name] for row in rows) / total for part, name in PARTS.items()}
+
+
+def line(found: Shares) -> str:
+    """The shares as text, e.g. `generating 46%, waiting 2%, training 50%, syncing 1%`."""
+    return ", ".join(f"{part} {share:.0%}" for part, share in found.items())
