@@ -224,7 +224,7 @@ def _assemble(
         serving.auxiliary.restore(progress.auxiliary_tokens)
         display.message(f"continuing {directory.path.name} after step {progress.step}")
         serving.publish(trainer.version, trainer.state_tensors())
-    if line := adapters_line(trainer.policy):
+    for line in filter(None, (adapters_line(trainer.policy), *trainer.policy.kernels)):
         display.message(line)
     journal = Journal(directory.journal)
     replay = Replay.of(config, algorithm)

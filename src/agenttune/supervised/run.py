@@ -214,7 +214,7 @@ def _assemble(
         seed=config.seed,
     )
     tutor = make_tutor(config, algorithm, folder, end_token_ids(trainer.policy.module))
-    if line := adapters_line(trainer.policy):
+    for line in filter(None, (adapters_line(trainer.policy), *trainer.policy.kernels)):
         display.message(line)
     progress = Progress(order=order.state())
     if directory.checkpoint is not None:

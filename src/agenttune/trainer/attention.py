@@ -3,10 +3,10 @@
 In: queries, keys and values of the computed tokens of a pack, and its `TreeLayout`. Out: each token attends to its
 segment's ancestors and to its own segment up to itself. No token attends to another branch, nothing is padded.
 
-Two ways to the same numbers. `_cascade` (CPU): each segment's keys meet, in one call each, its own queries (causal) and
-all queries below it, which lie in one range; the partial results are merged by their log-sum-exp. `_per_segment` (other
-devices, or where a sliding window is shorter than the pack's sequences): each segment's queries meet the keys of its
-whole path.
+Three ways to the same numbers. `_Cascade` (CPU): each segment's keys meet, in one call each, its own queries (causal)
+and all queries below it, which lie in one range; the partial results are merged by their log-sum-exp. `varlen` (GPU, in
+half precision): one call of a kernel for all segments. `_per_segment` (else, or where a sliding window is shorter than
+the pack's sequences): each segment's queries meet the keys of its whole path.
 
 Shape suffixes: H heads, K key/value heads, N computed tokens of a pack, L tokens of a segment, S keys of a path, D head
 size.
@@ -14,29 +14,43 @@ size.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from agenttune.errors import ModelError
 from agenttune.trainer.packing import Segment
+from agenttune.trainer.varlen import Paths, TorchVarlen, Varlen, check_kernel, torch_varlen, varlen_attention
 
 NAME = "agenttune_tree"
 """What `config._attn_implementation` is set to. No mask function goes by this name, so transformers makes no mask."""
 
 
 class TreeLayout:
-    """Who attends to whom in a pack. `positions_N` are positions within the sequences."""
+    """Who attends to whom in a pack. `positions_N` are positions within the sequences; `varlen` is the kernel to use
+    where it can be."""
 
-    def __init__(self, segments: Sequence[Segment], positions_N: torch.Tensor) -> None:
+    def __init__(self, segments: Sequence[Segment], positions_N: torch.Tensor, *, varlen: Varlen | None = None) -> None:
         self.segments = tuple(segments)
         self.positions_N = positions_N
-        self.max_position = int(positions_N.max())
         self.paths = tuple(self._path(number) for number in range(len(self.segments)))
+        # Not the maximum of the positions: on a GPU that would wait for all work before it.
+        self.max_position = max(sum(self._length(part) for part in path) for path in self.paths) - 1
+        self.varlen = varlen
+
+    def _length(self, number: int) -> int:
+        return self.segments[number].stop - self.segments[number].start
+
+    @functools.cached_property
+    def kernel_paths(self) -> Paths:
+        """The paths as the kernel takes them; made once for all layers."""
+        return Paths.of(self.segments, self.paths, self.positions_N.device)
 
     def _path(self, number: int) -> tuple[int, ...]:
         """Segment numbers from the first ancestor to the segment itself."""
@@ -80,17 +94,65 @@ def tree_attention(
         )
     dtype = value.dtype
     windowed = sliding_window is not None and tree.max_position >= sliding_window
-    if query.device.type == "cpu" and not windowed:
+    if query.device.type == "cpu" and not windowed and tree.varlen is None:
         # In bfloat16 the CPU's fused backward pass takes several times as long.
         exact = torch.promote_types(dtype, torch.float32)
         out = _Cascade.apply(query.to(exact), key.to(exact), value.to(exact), tree, scaling)  # type: ignore[no-untyped-call]
         out = out.to(dtype)
+    elif tree.varlen is not None and dtype in tree.varlen.dtypes:
+        window = sliding_window if windowed else None
+        query, key = query.to(dtype), key.to(dtype)
+        out = varlen_attention(tree.varlen, query, key, value, tree.kernel_paths, scaling, window)
     else:
         out = _per_segment(query.to(dtype), key.to(dtype), value, tree, scaling, sliding_window if windowed else None)
     return out.transpose(1, 2), None
 
 
 ALL_ATTENTION_FUNCTIONS.register(NAME, tree_attention)
+
+
+def choose_varlen(config: Any, compute_dtype: torch.dtype, device: torch.device) -> tuple[Varlen | None, str]:
+    """The kernel for a model on a device, and what to tell the user: which way is taken, and why not the kernel's.
+
+    The kernel is compared with `_per_segment` on a small tree with the model's numbers of heads first.
+    """
+    if device.type != "cuda":
+        return None, ""
+    plainly = "training attention: segment by segment"
+    if compute_dtype not in TorchVarlen.dtypes:
+        return None, f"{plainly} (flash kernels compute in half precision, and trainer.dtype is float32)"
+    kernel = torch_varlen()
+    if isinstance(kernel, str):
+        return None, f"{plainly} ({kernel})"
+    wrong = check_varlen(kernel, config, device)
+    if wrong:
+        return None, f"{plainly} (not by PyTorch's variable-length kernel: {wrong})"
+    return kernel, "training attention: PyTorch's variable-length flash kernel"
+
+
+def check_varlen(kernel: Varlen, config: Any, device: torch.device) -> str:
+    """What is wrong with a kernel at a model's numbers of heads, on a tree of four segments; empty if nothing is."""
+    ends = [(0, 70, 300, None), (70, 135, 200, 0), (135, 200, 200, 1), (200, 300, 300, 0)]
+    segments = [Segment(start=a, stop=b, subtree_stop=end, parent=parent) for a, b, end, parent in ends]
+    positions_N = torch.from_numpy(np.concatenate([np.arange(200), np.arange(70, 170)]))
+    tree = TreeLayout(segments, positions_N.to(device))
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    for window in (None, 50):
+        wrong = check_kernel(
+            kernel,
+            lambda query, key, value, scale, window: _per_segment(query, key, value, tree, scale, window),
+            tree.kernel_paths,
+            num_tokens=300,
+            heads=(heads, kv_heads),
+            head_dim=head_dim,
+            window=window,
+            device=device,
+        )
+        if wrong:
+            return wrong
+    return ""
 
 
 def _per_segment(

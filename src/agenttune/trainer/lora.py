@@ -20,7 +20,6 @@ from torch import nn
 from agenttune.config.trainer import LoraConfig, TrainerConfig
 from agenttune.errors import ConfigError
 from agenttune.trainer.model import (
-    MAX_LOGITS,
     Scorer,
     Scores,
     TrainedModel,
@@ -71,7 +70,7 @@ class AdaptedModel(TrainedModel):
         lora: LoraConfig,
         compute_dtype: torch.dtype,
         gradient_checkpointing: bool = False,
-        max_logits: int = MAX_LOGITS,
+        max_logits: int | None = None,
     ) -> None:
         """Take over `module` and put adapters into it that change nothing yet (B is 0, A random)."""
         super().__init__(

@@ -23,14 +23,17 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agenttune.errors import ModelError
-from agenttune.trainer.attention import NAME, TreeLayout
+from agenttune.trainer.attention import NAME, TreeLayout, choose_varlen
+from agenttune.trainer.liger import take_out, use_liger
 from agenttune.trainer.packing import IndexArray, Pack, Segment
+from agenttune.trainer.varlen import Varlen
 from agenttune.types import FloatArray
 
 DType = Literal["auto", "float32", "bfloat16"]
 
 MAX_LOGITS = 1 << 25
-"""Logits (rows x vocabulary) held at a time; more are computed in chunks, and again in the backward pass."""
+"""Logits (rows x vocabulary) held at a time; more are computed in chunks, and again in the backward pass. On a GPU more
+are: see `max_logits_on`."""
 
 
 RowStatistic = Callable[[torch.Tensor], torch.Tensor]
@@ -81,11 +84,14 @@ class TrainedModel:
         *,
         compute_dtype: torch.dtype,
         gradient_checkpointing: bool = False,
-        max_logits: int = MAX_LOGITS,
+        max_logits: int | None = None,
+        varlen: Varlen | None = None,
     ) -> None:
-        """Take over `module`, a Hugging Face causal model. Raises `ModelError` if it cannot be trained faithfully."""
+        """Take over `module`, a Hugging Face causal model. Raises `ModelError` if it cannot be trained faithfully.
+
+        `max_logits` defaults to what suits the device, `varlen` (a kernel for attention) to the one that it has.
+        """
         _refuse_unsupported(module.config)
-        module.set_attn_implementation(NAME)
         module.eval()
         if gradient_checkpointing:
             # The older name goes away with transformers 6; the newer one is not in all of 5.
@@ -96,8 +102,24 @@ class TrainedModel:
                     layer.training = True  # the layer alone, not what is in it: that stays in evaluation mode
         self.module = module
         self.compute_dtype = compute_dtype
-        self._max_logits = max_logits
-        self._check_forward()
+        self._max_logits = max_logits_on(self.device) if max_logits is None else max_logits
+        self._varlen, attention = varlen, ""
+        if varlen is None:
+            self._varlen, attention = choose_varlen(module.config, compute_dtype, self.device)
+        own_NV = self._own_logits()  # before any kernel is put in
+        module.set_attn_implementation(NAME)
+        liger = use_liger(module, self.device)
+        if liger and (wrong := self._wrong_forward(own_NV)):
+            take_out(module)
+            liger = f"Liger kernels: not used, since with them logprobs are others ({wrong})"
+        if self._varlen is not None and (wrong := self._wrong_kernel(own_NV)):
+            self._varlen, attention = None, f"training attention: segment by segment (with a kernel {wrong})"
+        if wrong := self._wrong_forward(own_NV):
+            raise ModelError(
+                f"model type {module.config.model_type!r}: packed training computes other logprobs than "
+                f"the model's own forward pass ({wrong}); this architecture is not supported"
+            )
+        self.kernels = tuple(line for line in (attention, liger) if line)
 
     @classmethod
     def load(
@@ -174,7 +196,7 @@ class TrainedModel:
             input_ids=_to(ids_N, self.device)[None],
             position_ids=positions[None],
             use_cache=False,
-            tree=TreeLayout(segments, positions),
+            tree=TreeLayout(segments, positions, varlen=self._varlen),
         )
         return output.last_hidden_state[0]  # type: ignore[no-any-return]
 
@@ -222,31 +244,62 @@ class TrainedModel:
             statistic_E=found[2] if statistic is not None else None,
         )
 
-    def _check_forward(self) -> None:
-        """Compare a tiny packed tree with the model's own forward pass, so that no family is computed wrongly in
-        silence.
-        """
-        vocabulary = self.module.get_output_embeddings().weight.shape[0]
-        ids_N = np.arange(1, 13) % vocabulary
+    def _own_logits(self) -> torch.Tensor:
+        """The probe's logits by the model's own forward pass over each branch, shape (N, V)."""
+        self.module.set_attn_implementation("eager")
+        with torch.no_grad():
+            branches_BT = self._probe_ids()[[[0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 3, 8, 9, 10, 11]]]
+            own_BTV = self.module(input_ids=_to(branches_BT, self.device), use_cache=False).logits
+        return torch.cat([own_BTV[0], own_BTV[1, 4:]])
+
+    def _probe_ids(self) -> IndexArray:
+        return np.arange(1, 13) % int(self.module.get_output_embeddings().weight.shape[0])
+
+    def _packed_logits(self) -> torch.Tensor:
+        """The probe's logits as a packed tree of two branches, shape (N, V)."""
         positions_N = np.array([0, 1, 2, 3, 4, 5, 6, 7, 4, 5, 6, 7])
         segments = [
             Segment(start=0, stop=4, subtree_stop=12, parent=None),
             Segment(start=4, stop=8, subtree_stop=8, parent=0),
             Segment(start=8, stop=12, subtree_stop=12, parent=0),
         ]
-        branches_BT = ids_N[[[0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 3, 8, 9, 10, 11]]]
         with torch.no_grad():
-            logits_NV = self.module.get_output_embeddings()(self._hidden(ids_N, positions_N, segments))
-            self.module.set_attn_implementation("eager")
-            own_BTV = self.module(input_ids=_to(branches_BT, self.device), use_cache=False).logits
-            self.module.set_attn_implementation(NAME)
-        expected_NV = torch.cat([own_BTV[0], own_BTV[1, 4:]])
-        gap = float((logits_NV.log_softmax(-1) - expected_NV.log_softmax(-1)).abs().max())
-        if not gap < 1e-3:
-            raise ModelError(
-                f"model type {self.module.config.model_type!r}: packed training computes other logprobs than "
-                f"the model's own forward pass (by up to {gap:.3g}); this architecture is not supported"
+            logits_NV: torch.Tensor = self.module.get_output_embeddings()(
+                self._hidden(self._probe_ids(), positions_N, segments)
             )
+        return logits_NV
+
+    def _wrong_forward(self, own_NV: torch.Tensor) -> str:
+        """Compare a tiny packed tree with the model's own forward pass, so that no family is computed wrongly in
+        silence; empty if they agree.
+        """
+        gap = float(_gaps(self._packed_logits(), own_NV).max())
+        return f"by up to {gap:.3g}" if not gap < 1e-3 else ""
+
+    def _wrong_kernel(self, own_NV: torch.Tensor) -> str:
+        """The same with the kernel for attention, in the type that it is used in: it may be no further away than
+        rounding alone is."""
+        kernel, gaps = self._varlen, []
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16):
+            for self._varlen in (None, kernel):
+                gaps.append(float(_gaps(self._packed_logits(), own_NV).mean()))
+        rounded, with_kernel = gaps
+        allowed = 2 * rounded + 1e-3
+        return (
+            "" if with_kernel <= allowed else f"logprobs are {with_kernel:.3g} away on average, {rounded:.3g} without"
+        )
+
+
+def _gaps(logits_NV: torch.Tensor, own_NV: torch.Tensor) -> torch.Tensor:
+    return (logits_NV.to(own_NV.dtype).log_softmax(-1) - own_NV.log_softmax(-1)).abs()
+
+
+def max_logits_on(device: torch.device) -> int:
+    """Logits held at a time: about 20 bytes each, so that a GPU gives a twelfth of its memory for them. Fewer, larger
+    chunks save it most of the traffic of the output embeddings' gradient, which every chunk adds to."""
+    if device.type != "cuda":
+        return MAX_LOGITS
+    return max(MAX_LOGITS, int(torch.cuda.get_device_properties(device).total_memory) // 256)
 
 
 def read_module(source: str | Path, device: torch.device) -> Any:

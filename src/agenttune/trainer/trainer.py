@@ -339,7 +339,6 @@ class Trainer:
             compared = self._teacher.compared(pack, distill)
         scores = self.policy.score(pack, entropy_gradient=needs_entropy, compared=compared)
         now_E = scores.logprobs_E
-        gap.add(pack, now_E)
         if self._algorithm.behaviour != "none" and part.proximal_E is None:
             part.proximal_E = now_E.detach()
         old_E, advantages_E, weights_E = (
@@ -359,6 +358,7 @@ class Trainer:
             scores.divergence_E,
         )
         loss.backward()  # type: ignore[no-untyped-call]
+        gap.add(pack, now_E)  # it waits for the GPU, which has the backward pass to do meanwhile
         rollouts_E = torch.from_numpy(pack.rollouts_E).to(now_E.device)
         log_ratios_N = sequence_log_ratios(now_E, old_E, rollouts_E, len(pack.rollout_ids))
         return sums, log_ratios_N, scores.entropy_E.detach().sum()
