@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from agenttune.inference.attention import Segment
 from agenttune.inference.kv import LENGTH_BUCKET, bucketed
@@ -64,6 +65,12 @@ def collect_work(table: SlotTable, token_budget: int) -> Work:
         spans.append((slot, start, end))
         token_budget -= end - start
     return Work(decoding=np.flatnonzero(todo_S == 1), spans=tuple(spans))
+
+
+def on_device(array: Indices, device: torch.device) -> torch.Tensor:
+    """The array as a tensor there. On a GPU from pinned memory, so that nothing waits for the copy."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def padded_rows(count: int) -> int:

@@ -23,6 +23,7 @@ from agenttune.errors import EngineError, EngineLostError, SamplingError
 from agenttune.inference.engine import GenerateRequest, Generation
 from agenttune.inference.families import end_token_ids, inspect_model
 from agenttune.inference.forward import FastForward, GenericForward
+from agenttune.inference.graphs import CudaRecorder, DecodeGraphs
 from agenttune.inference.kv import KVPool, default_budget_bytes
 from agenttune.inference.matmul import DEFAULT, MatmulChoice, choose_float32_matmul, float32_matmul
 from agenttune.inference.requests import check_request
@@ -40,13 +41,14 @@ request."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
     """Counters since the start. `computed_tokens` went through the model as prompts, `reused_tokens` came from the
-    cache."""
+    cache; `replayed_steps` are those whose forward pass was a CUDA graph."""
 
     steps: int
     computed_tokens: int
     reused_tokens: int
     sampled_tokens: int
     kv_cache_mb: float
+    replayed_steps: int = 0
 
 
 class EmbeddedEngine:
@@ -94,6 +96,11 @@ class EmbeddedEngine:
         forward = FastForward(model, shape, max_model_len) if shape.fast else GenericForward(model)
         check_forward(model, forward, pool, reference_PV)
         self._scheduler = Scheduler(pool)
+        graphs = None
+        if device.type == "cuda" and shape.fast and not deterministic:
+            graphs = DecodeGraphs(
+                forward=forward, pool=pool, parameters=model.parameters, device=device, record=CudaRecorder(device)
+            )
         self._stepper = Stepper(
             forward=forward,
             scheduler=self._scheduler,
@@ -103,6 +110,7 @@ class EmbeddedEngine:
             vocab_size=shape.vocab_size,
             version=version,
             decode_text=stop_decoder,
+            graphs=graphs,
         )
         self._driver: asyncio.Task[None] | None = None
         self._num_requests = 0
@@ -161,6 +169,7 @@ class EmbeddedEngine:
             reused_tokens=self._scheduler.reused_tokens,
             sampled_tokens=self._stepper.sampled_tokens,
             kv_cache_mb=self._scheduler.pool.num_bytes / 2**20,
+            replayed_steps=0 if self._stepper.graphs is None else self._stepper.graphs.replays,
         )
 
     async def generate(self, request: GenerateRequest) -> Generation:
@@ -229,6 +238,8 @@ class EmbeddedEngine:
         if self._closed:
             raise EngineLostError("the engine is closed")
         copy_weights(self._model, tensors)
+        if self._stepper.graphs is not None:
+            self._stepper.graphs.loaded()
         self._scheduler.suspend_all()
         self._stepper.version = version
 

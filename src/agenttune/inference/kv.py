@@ -71,6 +71,8 @@ class KVPool:
         self.max_length = bucketed(max_length)
         self.num_slots = 0
         self.length = 0
+        self.allocation = 0
+        """How often the memory was allocated anew."""
         self.layers: list[LayerKV] = []
         length = min(self.max_length, 4 * LENGTH_BUCKET)
         self.resize(min(_FIRST_SLOTS, self.slots_at(length)), length)
@@ -108,6 +110,7 @@ class KVPool:
             else:
                 self.layers.append(grown)
         self.num_slots, self.length = num_slots, length
+        self.allocation += 1
 
     @torch.inference_mode()
     def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-_CHUNK_ELEMENTS = 4_000_000  # bounds the float64 scratch memory of large vocabularies
+_CHUNK_ELEMENTS = {"cpu": 4_000_000, "cuda": 64_000_000}  # bounds the float64 scratch memory of large vocabularies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,8 @@ def truncated_log_softmax(logits_RV: torch.Tensor, top_p_R: torch.Tensor, top_k_
 def _inverse_cdf(log_distribution_RV: torch.Tensor, uniform_R: torch.Tensor) -> torch.Tensor:
     """First id whose cumulative probability exceeds `uniform * total`: never one of probability zero."""
     num_rows, vocab_size = log_distribution_RV.shape
-    chunk = max(1, _CHUNK_ELEMENTS // vocab_size)
+    elements = _CHUNK_ELEMENTS.get(log_distribution_RV.device.type, _CHUNK_ELEMENTS["cpu"])
+    chunk = max(1, elements // vocab_size)
     ids = []
     for start in range(0, num_rows, chunk):
         cdf = log_distribution_RV[start : start + chunk].double().exp_().cumsum_(dim=-1)

@@ -20,10 +20,12 @@ from agenttune.inference.batch import (
     collect_work,
     lay_out,
     lay_out_fixed,
+    on_device,
     padded_rows,
 )
 from agenttune.inference.engine import Generation
 from agenttune.inference.forward import Forward
+from agenttune.inference.graphs import DecodeGraphs
 from agenttune.inference.noise import uniforms
 from agenttune.inference.sampling import SampledRows, SamplingRows, sample
 from agenttune.inference.scheduler import Scheduler
@@ -31,7 +33,8 @@ from agenttune.inference.slots import Indices, Job
 from agenttune.inference.stopping import find_stop
 from agenttune.types import FinishReason
 
-_PROMPT_TOKENS_PER_STEP = 2048
+_PROMPT_TOKENS_PER_STEP = {"cpu": 2048, "cuda": 8192}
+"""So many that a step's products are large, and so few that those who decode do not wait for long."""
 
 
 class Stepper:
@@ -48,12 +51,15 @@ class Stepper:
         vocab_size: int,
         version: int,
         decode_text: Callable[[list[int]], str] | None,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
+        """`graphs` compute the steps that they can; None computes all eagerly."""
         self.version = version
+        self.graphs = graphs
         self.steps = 0
         self.computed_tokens = 0
         self.sampled_tokens = 0
-        self.prompt_tokens_per_step = _PROMPT_TOKENS_PER_STEP
+        self.prompt_tokens_per_step = _PROMPT_TOKENS_PER_STEP.get(device.type, _PROMPT_TOKENS_PER_STEP["cpu"])
         self._forward = forward
         self._scheduler = scheduler
         self._device = device
@@ -65,6 +71,8 @@ class Stepper:
     def release(self) -> None:
         """Let go of the weights; no step may follow."""
         del self._forward
+        if self.graphs is not None:
+            self.graphs.release()
 
     @torch.inference_mode()
     def step(self) -> None:
@@ -90,8 +98,10 @@ class Stepper:
 
     def _run(self, batch: StepBatch) -> SampledRows | None:
         """Forward pass and sampling of one batch; None where no row is sampled from."""
+        if self.graphs is not None and (logits_NV := self.graphs.logits(batch)) is not None:
+            return sample(self._chosen(logits_NV, batch.rows_R), self._sampling_rows(batch.slots_R))
         token_N, position_N, slot_N = (
-            torch.from_numpy(array).to(self._device) for array in (batch.token_N, batch.position_N, batch.slot_N)
+            on_device(array, self._device) for array in (batch.token_N, batch.position_N, batch.slot_N)
         )
         pool = self._scheduler.pool
         attention: StepAttention
@@ -109,14 +119,20 @@ class Stepper:
             )
             rows = np.zeros(padded_rows(max(1, len(batch.rows_R))), np.int64)
             rows[: len(batch.rows_R)] = batch.rows_R
-        logits = self._forward.logits(token_N, position_N, attention, torch.from_numpy(rows).to(self._device))
+        logits = self._forward.logits(token_N, position_N, attention, on_device(rows, self._device))
         if not len(batch.rows_R):
             return None
         if self._deterministic:
-            logits_RV = logits[torch.from_numpy(batch.rows_R).to(self._device)]
+            logits_RV = logits[on_device(batch.rows_R, self._device)]
         else:
             logits_RV = logits[: len(batch.rows_R)]
         return sample(logits_RV, self._sampling_rows(batch.slots_R))
+
+    def _chosen(self, logits_NV: torch.Tensor, rows_R: Indices) -> torch.Tensor:
+        """The rows that are sampled from; most often all decode, which needs no copy."""
+        if rows_R[-1] == len(rows_R) - 1:
+            return logits_NV[: len(rows_R)]
+        return logits_NV.index_select(0, on_device(rows_R, self._device))
 
     def _sampling_rows(self, slots_R: Indices) -> SamplingRows:
         table = self._scheduler.table
