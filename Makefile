@@ -6,7 +6,7 @@ TORCH_INDEX ?=
 BIN = .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm check format bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-agentscope bench-trl clean
+.PHONY: quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed check format bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-agentscope bench-trl clean
 
 quickstart: .venv/installed
 	@$(BIN)/python examples/quickstart/main.py --seed $(SEED)
@@ -45,6 +45,10 @@ test-agentscope-slow: .venv-agentscope1/installed .venv-agentscope2/installed
 # torchcodec, whose builds do not fit this torch: they are left out, and must be all that is.
 test-vllm: .venv-vllm/installed
 	PYTHONPATH=tests/agentscope .venv-vllm/bin/python -m pytest -p all_or_nothing --all-of tests/vllm -m vllm tests/vllm
+
+# Training in several processes, with real torch.distributed (gloo) on this machine.
+test-distributed: .venv/installed
+	PYTHONPATH=tests/agentscope $(BIN)/python -m pytest -p all_or_nothing --all-of tests/distributed -m distributed tests/distributed
 
 .venv-vllm/installed: pyproject.toml requirements-vllm.txt
 	$(PYTHON) -m venv .venv-vllm

@@ -293,7 +293,7 @@ def make_trainer(folder: Path, algorithm, **config) -> SupervisedTrainer:
 def gradient(trainer: SupervisedTrainer, experiences) -> dict[str, torch.Tensor]:
     trainer.policy.module.zero_grad()
     for part in trainer._packs(experiences):
-        trainer._loss(part, trainer._reference_logprobs(part))[0].backward()
+        trainer._loss(part, trainer._reference_logprobs([part])[0])[0].backward()
     return {name: parameter.grad.clone() for name, parameter in trainer.policy.parameters()}
 
 

@@ -19,6 +19,7 @@ from agenttune.execution.auxiliary_settings import check_auxiliary_models
 from agenttune.execution.engine_choice import choose_engine
 from agenttune.execution.model_files import model_folder
 from agenttune.execution.teacher_files import check_teacher
+from agenttune.execution.trainers import check_trainer
 from agenttune.experience.replay import Replay
 from agenttune.monitor.metrics import check_monitor
 from agenttune.rollout.signature import judge_arguments, workflow_arguments
@@ -67,6 +68,7 @@ def check_arguments(config: RunConfig, workflow: Callable[..., Any], judge: Call
     choose_engine(config)
     check_monitor(config.monitor_type)
     check_lora(config.trainer)
+    check_trainer(config, needs_critic=algorithm.needs_critic)
     model_folder(config.model.model_path)
     check_teacher(config, algorithm)
     return algorithm

@@ -53,6 +53,11 @@ class TrainingError(AgentTuneError, ArithmeticError):
     """An update cannot be made: a gradient is NaN or infinite. No weight was changed."""
 
 
+class RankError(AgentTuneError, RuntimeError):
+    """A process of a trainer of several was lost, or failed by itself: the run ends, and resumes from its last
+    checkpoint."""
+
+
 class CallError(AgentTuneError, ValueError):
     """A recorded call cannot be used for training (missing or non-finite logprobs, lengths that differ)."""
 

@@ -34,7 +34,7 @@ from agenttune.types import Experience, Group, IntArray, Rollout, Task
 
 if TYPE_CHECKING:
     from agenttune.execution.local import Serving
-    from agenttune.trainer.trainer import Trainer
+    from agenttune.execution.trainers import AnyTrainer
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -86,7 +86,7 @@ class Explorer:
         self._times: dict[str, float] = defaultdict(float)
         self._generated_s = serving.generating_s()
 
-    def gather(self, trainer: Trainer) -> RolledOut:
+    def gather(self, trainer: AnyTrainer) -> RolledOut:
         """Begin what may begin, then wait for the batch of the next step and, with `refill`, roll out further tasks for
         the groups that cannot train. Ctrl-C cancels that batch."""
         self._generated_s = self._serving.generating_s()
@@ -111,13 +111,13 @@ class Explorer:
         self._times["rollout"] += flight.ended - flight.began + rolled_out.refill_s
         return rolled_out
 
-    def settle(self, trainer: Trainer) -> None:
+    def settle(self, trainer: AnyTrainer) -> None:
         """The step has trained: move the weights, if they are due now."""
         self._trained += 1
         if self.schedule.next(self._counters()) is Action.SYNC:
             self._sync(trainer)
 
-    def serve_latest(self, trainer: Trainer) -> None:
+    def serve_latest(self, trainer: AnyTrainer) -> None:
         """Make the engine serve the trainer's weights, for an evaluation. Rollouts in flight end first, where the style
         says so."""
         if trainer.version != self._version:
@@ -226,7 +226,7 @@ class Explorer:
         self._times[name] += seconds
         self._times["idle"] += max(0.0, seconds - (self._serving.generating_s() - generated_s))
 
-    def _sync(self, trainer: Trainer) -> None:
+    def _sync(self, trainer: AnyTrainer) -> None:
         began = time.perf_counter()
         self._display.doing("syncing")
         if trainer.version != self._version:

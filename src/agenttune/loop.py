@@ -30,6 +30,7 @@ from agenttune.diagnose.diagnosis import Watch
 from agenttune.errors import CertificateError, DatasetError, ParityError, RolloutError, TrainingError
 from agenttune.evaluate import Evaluator, evaluation_from_json, evaluation_to_json
 from agenttune.execution.local import Serving
+from agenttune.execution.trainers import AnyTrainer
 from agenttune.experience.audit import audit, broken_sentences
 from agenttune.experience.buffer import Buffer
 from agenttune.experience.draw import Batch, draw_batches
@@ -46,7 +47,6 @@ from agenttune.steps import TimeLimit, deferred_interrupt, save_checkpoint, save
 from agenttune.supervised.expert import ExpertRows
 from agenttune.sync.schedule import what_ages
 from agenttune.trainer.measured import StepMetrics
-from agenttune.trainer.trainer import Trainer
 from agenttune.types import Check, Group
 
 SAVED_ON = (RolloutError, CertificateError, DatasetError, ParityError, TrainingError)
@@ -119,7 +119,7 @@ class Loop:
     config: RunConfig
     algorithm: Algorithm
     serving: Serving
-    trainer: Trainer
+    trainer: AnyTrainer
     explorer: Explorer
     buffer: Buffer
     journal: Journal

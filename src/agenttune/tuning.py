@@ -25,8 +25,8 @@ from agenttune.config.public import AlgorithmConfig, DatasetConfig, MonitorType,
 from agenttune.config.run import RunConfig
 from agenttune.errors import ConfigError, NoSignalError
 from agenttune.execution.engine_choice import choose_engine
-from agenttune.execution.teacher_files import teacher_folder
 from agenttune.execution.threads import let_idle_workers_sleep
+from agenttune.execution.trainers import AnyTrainer, make_trainer
 from agenttune.experience.replay import Replay
 from agenttune.monitor.curve import draw_reward_curve
 from agenttune.monitor.display import Display
@@ -160,7 +160,9 @@ def open_loop(
             display.message(line)
         serving = Serving(config, workflow, judge, needs_reward=algorithm.needs_reward)
         stack.callback(serving.close)
-        loop = _assemble(config, algorithm, directory, serving, data, order, total_steps, display)
+        trainer = make_trainer(config, algorithm, serving.folder, total_steps=total_steps)
+        stack.callback(trainer.close)
+        loop = _assemble(config, algorithm, directory, serving, trainer, data, order, total_steps, display)
         stack.callback(loop.monitor.close)
         stack.callback(loop.journal.close)
         yield loop, directory
@@ -190,6 +192,7 @@ def _assemble(
     algorithm: Algorithm,
     directory: RunDirectory,
     serving: Serving,
+    trainer: AnyTrainer,
     data: TaskData,
     order: Order,
     total_steps: int,
@@ -200,21 +203,8 @@ def _assemble(
     from agenttune.experience.journal import Journal
     from agenttune.explorer import Explorer
     from agenttune.loop import Loop, Progress
-    from agenttune.trainer.lora import adapters_line
-    from agenttune.trainer.trainer import Trainer
 
-    trainer = Trainer.from_pretrained(
-        serving.folder,
-        algorithm=algorithm,
-        config=config.trainer,
-        learning_rate=config.algorithm.learning_rate,
-        planned_updates=total_steps * config.trainer.num_minibatches * config.trainer.epochs,
-        device=config.engine.device,
-        seed=config.seed,
-        critic=config.critic,
-        teacher_path=teacher_folder(config, algorithm),
-    )
-    expert = make_expert_rows(config, algorithm, data.expert, serving.folder, trainer.policy)
+    expert = make_expert_rows(config, algorithm, data.expert, serving.folder)
     progress = Progress(order=order.state(), expert={} if expert is None else expert.state())
     if directory.checkpoint is not None:
         progress = Progress.from_json(trainer.restore(directory.checkpoint))
@@ -224,7 +214,7 @@ def _assemble(
         serving.auxiliary.restore(progress.auxiliary_tokens)
         display.message(f"continuing {directory.path.name} after step {progress.step}")
         serving.publish(trainer.version, trainer.state_tensors())
-    for line in filter(None, (adapters_line(trainer.policy), *trainer.policy.kernels)):
+    for line in trainer.lines:
         display.message(line)
     journal = Journal(directory.journal)
     replay = Replay.of(config, algorithm)

@@ -50,6 +50,10 @@ class ObjectiveSums:
         sums["ratio_max"] = torch.maximum(self.ratio_max, other.ratio_max)
         return ObjectiveSums(**sums)
 
+    def cpu(self) -> ObjectiveSums:
+        """The same sums on the CPU."""
+        return ObjectiveSums(**{name: getattr(self, name).cpu() for name in self.__slots__})
+
     @classmethod
     def none(cls, device: torch.device) -> ObjectiveSums:
         """The sums of no tokens."""

@@ -54,6 +54,11 @@ class TrainerConfig(Strict):
     """Recompute activations in the backward pass."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """Checkpoints to keep besides the best and the latest."""
+    num_processes: int = Field(default=1, ge=1)
+    """Processes that train the model together, each with a part of its weights (FSDP2), on a GPU of its own where there
+    are GPUs."""
+    cpu_offload: bool = False
+    """Keep weights and optimizer in the CPU's memory, and on the GPU only the layer that computes."""
     lora: LoraConfig | None = None
     """Train adapters in place of all weights; None trains all."""
 

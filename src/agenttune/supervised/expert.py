@@ -25,7 +25,7 @@ from agenttune.tasks.order import TaskOrder, distinct
 from agenttune.types import Check, Task
 
 if TYPE_CHECKING:
-    from agenttune.trainer.model import TrainedModel
+    pass
 
 SFT = SUPERVISED["sft"]
 
@@ -87,18 +87,14 @@ def read_expert_rows(config: RunConfig, algorithm: Algorithm) -> Sequence[Task]:
     return load_rows(config.expert.dataset, SFT.data, config.supervised)
 
 
-def make_expert_rows(
-    config: RunConfig, algorithm: Algorithm, rows: Sequence[Task], folder: Path, policy: TrainedModel
-) -> ExpertRows | None:
+def make_expert_rows(config: RunConfig, algorithm: Algorithm, rows: Sequence[Task], folder: Path) -> ExpertRows | None:
     """The rows ready to be drawn for the model that is trained (its files are in `folder`); None without an expert."""
     if algorithm.expert is None:
         return None
-    from agenttune.inference.families import end_token_ids
-
     return ExpertRows(
         rows=rows,
         order=TaskOrder(len(rows), config.seed, _batch_size(config)),
-        tutor=make_tutor(config, SFT, folder, end_token_ids(policy.module)),
+        tutor=make_tutor(config, SFT, folder),
         weighing=replace(SFT, aggregation=algorithm.aggregation, constant_length=algorithm.constant_length),
     )
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from agenttune.algorithm.supervised import SupervisedAlgorithm
 from agenttune.errors import DatasetError
+from agenttune.execution.trainers import AnySupervisedTrainer
 from agenttune.supervised.batches import weighted
 from agenttune.supervised.lessons import Tutor
-from agenttune.supervised.trainer import SupervisedTrainer
 from agenttune.types import Task
 
 
@@ -42,7 +42,7 @@ class HeldOut:
 
     rows: Sequence[Task]
     tutor: Tutor
-    trainer: SupervisedTrainer
+    trainer: AnySupervisedTrainer
     algorithm: SupervisedAlgorithm
     batch_size: int
 

@@ -21,6 +21,7 @@ from agenttune.config.run import RunConfig
 from agenttune.errors import CertificateError, ConfigError, DatasetError, TrainingError
 from agenttune.evaluate import Evaluator, evaluation_from_json, evaluation_to_json
 from agenttune.execution.local import Serving
+from agenttune.execution.trainers import AnySupervisedTrainer
 from agenttune.experience.audit import broken_sentences
 from agenttune.experience.journal import Journal
 from agenttune.monitor.display import Display, StepReport
@@ -32,7 +33,7 @@ from agenttune.supervised.checks import check_step
 from agenttune.supervised.held_out import HeldOut
 from agenttune.supervised.lessons import Lesson, Tutor
 from agenttune.supervised.taught import HELD_OUT, held_out_row, taught_row
-from agenttune.supervised.trainer import Learnt, SupervisedTrainer
+from agenttune.supervised.trainer import Learnt
 from agenttune.tasks.order import Order, distinct
 from agenttune.types import Check, Experience, Task
 
@@ -85,7 +86,7 @@ class SupervisedLoop:
     config: RunConfig
     algorithm: SupervisedAlgorithm
     tutor: Tutor
-    trainer: SupervisedTrainer
+    trainer: AnySupervisedTrainer
     rows: Sequence[Task]
     order: Order
     journal: Journal

@@ -12,7 +12,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 
 from agenttune.algorithm.supervised import SupervisedAlgorithm, resolve_supervised
 from agenttune.certificate import Certificate, LossGaps, add_up, problems_of, recorded_certificate
@@ -61,7 +60,7 @@ def recompute(run_dir: Path, config: RunConfig, *, losses: bool) -> Certificate:
         found.missing.append(f"the rows, and everything that is made from them: {error}")
     else:
         quiet_transformers()
-        tutor = _tutor(config, algorithm, folder)
+        tutor = make_tutor(config, algorithm, folder)
         _rows(run_dir, config, algorithm, data, tutor, steps, found)
         if losses:
             gaps = _losses(run_dir, config, algorithm, data, tutor, found)
@@ -261,17 +260,3 @@ def _folder(run_dir: Path, config: RunConfig) -> Path:
         if latest is None:
             raise
         return latest
-
-
-def _tutor(config: RunConfig, algorithm: SupervisedAlgorithm, folder: Path) -> Tutor:
-    """The run's own, without its weights."""
-    from transformers import AutoConfig, GenerationConfig
-
-    from agenttune.inference.families import end_token_ids
-
-    settings = AutoConfig.from_pretrained(folder)
-    generation = GenerationConfig.from_model_config(settings)
-    if (folder / "generation_config.json").exists():
-        generation = GenerationConfig.from_pretrained(folder)
-    end_ids = end_token_ids(SimpleNamespace(config=settings, generation_config=generation))
-    return make_tutor(config, algorithm, folder, end_ids)

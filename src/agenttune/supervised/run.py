@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from agenttune.algorithm.supervised import SUPERVISED, SupervisedAlgorithm, resolve_supervised
@@ -24,6 +25,7 @@ from agenttune.errors import ConfigError
 from agenttune.execution.auxiliary_settings import check_auxiliary_models
 from agenttune.execution.model_files import model_folder
 from agenttune.execution.threads import let_idle_workers_sleep
+from agenttune.execution.trainers import AnySupervisedTrainer, check_trainer, make_supervised_trainer
 from agenttune.monitor.curve import draw_loss_curve, draw_reward_curve
 from agenttune.monitor.display import Display
 from agenttune.monitor.metrics import check_monitor
@@ -96,7 +98,10 @@ def run_supervised(
         if workflow is not None:
             serving = Serving(config, workflow, judge)
             stack.callback(serving.close)
-        loop = _assemble(config, algorithm, directory, serving, data, order, total_steps, display)
+        folder = model_folder(config.model.model_path)
+        trainer = make_supervised_trainer(config, algorithm, folder, total_steps=total_steps)
+        stack.callback(trainer.close)
+        loop = _assemble(config, algorithm, directory, serving, trainer, data, order, total_steps, display)
         stack.callback(loop.monitor.close)
         stack.callback(loop.journal.close)
         try:
@@ -144,6 +149,7 @@ def _check(
     check_auxiliary_models(config)
     check_monitor(config.monitor_type)
     check_lora(config.trainer)
+    check_trainer(config, needs_critic=False)
     model_folder(config.model.model_path)
     return algorithm
 
@@ -189,6 +195,7 @@ def _assemble(
     algorithm: SupervisedAlgorithm,
     directory: RunDirectory,
     serving: Serving | None,
+    trainer: AnySupervisedTrainer,
     data: RowData,
     order: Order,
     total_steps: int,
@@ -196,25 +203,12 @@ def _assemble(
 ) -> SupervisedLoop:
     from agenttune.execution.model_files import quiet_transformers
     from agenttune.experience.journal import Journal
-    from agenttune.inference.families import end_token_ids
     from agenttune.supervised.held_out import HeldOut
     from agenttune.supervised.loop import Progress, SupervisedLoop
-    from agenttune.supervised.trainer import SupervisedTrainer
-    from agenttune.trainer.lora import adapters_line
 
     quiet_transformers()
-    folder = model_folder(config.model.model_path)
-    trainer = SupervisedTrainer.from_pretrained(
-        folder,
-        algorithm=algorithm,
-        config=config.trainer,
-        learning_rate=config.algorithm.learning_rate,
-        planned_updates=total_steps * config.trainer.num_minibatches * config.trainer.epochs,
-        device=config.engine.device,
-        seed=config.seed,
-    )
-    tutor = make_tutor(config, algorithm, folder, end_token_ids(trainer.policy.module))
-    for line in filter(None, (adapters_line(trainer.policy), *trainer.policy.kernels)):
+    tutor = make_tutor(config, algorithm, model_folder(config.model.model_path))
+    for line in trainer.lines:
         display.message(line)
     progress = Progress(order=order.state())
     if directory.checkpoint is not None:
@@ -250,19 +244,24 @@ def _assemble(
     )
 
 
-def make_tutor(config: RunConfig, algorithm: SupervisedAlgorithm, folder: Path, end_ids: frozenset[int]) -> Tutor:
-    """What makes lessons of rows for the model in `folder`, whose answers end with one of `end_ids`."""
-    from transformers import AutoTokenizer
+def make_tutor(config: RunConfig, algorithm: SupervisedAlgorithm, folder: Path) -> Tutor:
+    """What makes lessons of rows for the model in `folder`; its weights are not read."""
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
     from agenttune.gateway.render import Renderer
+    from agenttune.inference.families import end_token_ids
     from agenttune.supervised.lessons import Tutor
 
+    settings = AutoConfig.from_pretrained(folder)
+    generation = GenerationConfig.from_model_config(settings)
+    if (folder / "generation_config.json").exists():
+        generation = GenerationConfig.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     thinking = config.model.enable_thinking
     return Tutor(
         tokenizer=tokenizer,
         renderer=None if algorithm.data == "texts" else Renderer(tokenizer),
-        end_ids=end_ids,
+        end_ids=end_token_ids(SimpleNamespace(config=settings, generation_config=generation)),
         max_model_len=config.model.max_model_len,
         data=algorithm.data,
         fields=config.supervised,

@@ -22,10 +22,12 @@ import torch
 from agenttune.algorithm.supervised import SupervisedAlgorithm, cross_entropy, margins
 from agenttune.config.trainer import TrainerConfig
 from agenttune.trainer import checkpoint
-from agenttune.trainer.lora import load_reference, load_trained
+from agenttune.trainer.lora import adapters_line
 from agenttune.trainer.model import Scorer, TrainedModel
 from agenttune.trainer.optimizer import Optimizer
 from agenttune.trainer.packing import Pack, pack
+from agenttune.trainer.roles import load_roles, resolve_device
+from agenttune.trainer.team import IDLE, Team, backward_nothing
 from agenttune.types import Experience
 
 
@@ -72,6 +74,7 @@ class SupervisedTrainer:
         learning_rate: float,
         planned_updates: int,
         reference: Scorer | None = None,
+        team: Team | None = None,
     ) -> None:
         """Train `policy`. `reference` must be given exactly if the algorithm needs one."""
         assert (reference is not None) == algorithm.needs_reference
@@ -83,6 +86,7 @@ class SupervisedTrainer:
         self._algorithm = algorithm
         self._config = config
         self._reference = reference
+        self._team = team or Team()
 
     @classmethod
     def from_pretrained(
@@ -93,18 +97,16 @@ class SupervisedTrainer:
         config: TrainerConfig,
         learning_rate: float,
         planned_updates: int,
-        device: str = "auto",
+        device: str | torch.device = "auto",
         seed: int = 0,
+        team: Team | None = None,
     ) -> SupervisedTrainer:
         """Load a model directory as policy, and as reference where one is needed (a resumed run's reference is the
         model it once started from; with adapters, the policy without them). Raises `ModelError` for architectures not
         supported."""
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
         torch.manual_seed(seed)
-        place = torch.device(device)
-        policy = load_trained(model_path, config, place)
-        reference = load_reference(policy, model_path, config, place) if algorithm.needs_reference else None
+        place, team = resolve_device(device), team or Team()
+        policy, reference = load_roles(model_path, config, place, team, needs_reference=algorithm.needs_reference)
         return cls(
             policy,
             algorithm=algorithm,
@@ -112,7 +114,16 @@ class SupervisedTrainer:
             learning_rate=learning_rate,
             planned_updates=planned_updates,
             reference=reference,
+            team=team,
         )
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """What to tell the user of the model: how much of it is trained, with which kernels."""
+        return tuple(line for line in (adapters_line(self.policy), *self.policy.kernels) if line)
+
+    def close(self) -> None:
+        """Nothing is held that the process does not free."""
 
     def train_step(self, updates: Sequence[Sequence[Experience]]) -> Learnt:
         """One update for each list of experiences, `trainer.epochs` times over.
@@ -121,19 +132,15 @@ class SupervisedTrainer:
         """
         start = time.perf_counter()
         works = [self._packs(experiences) for experiences in updates]
-        references = [[self._reference_logprobs(part) for part in work] for work in works]
+        references = [self._reference_logprobs(work) for work in works]
         losses, norms, rates, found = [], [], [], dict[str, float]()
         for _ in range(self._config.epochs):
             for work, reference in zip(works, references, strict=True):
                 self._optimizer.zero_grad()
-                total = 0.0
-                for part, reference_E in zip(work, reference, strict=True):
-                    loss, of_pairs = self._loss(part, reference_E)
-                    loss.backward()  # type: ignore[no-untyped-call]
-                    total += float(loss.detach())
-                    found |= of_pairs
+                total, of_pairs = self._losses(work, reference, backward=True)
                 norm, rate = self._optimizer.step(self.version)
                 self.version += 1
+                found |= of_pairs
                 losses.append(total)
                 norms.append(norm)
                 rates.append(rate)
@@ -153,12 +160,8 @@ class SupervisedTrainer:
 
     def measure(self, experiences: Sequence[Experience]) -> Measured:
         """The loss of these experiences, without training on them."""
-        total, found = 0.0, dict[str, float]()
-        with torch.no_grad():
-            for part in self._packs(experiences):
-                loss, of_pairs = self._loss(part, self._reference_logprobs(part))
-                total += float(loss)
-                found |= of_pairs
+        packs = self._packs(experiences)
+        total, found = self._losses(packs, self._reference_logprobs(packs), backward=False)
         return Measured(loss=total, margins=found)
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
@@ -175,6 +178,7 @@ class SupervisedTrainer:
             policy=self.policy,
             optimizer_tensors=self._optimizer.state_tensors(),
             state={"version": self.version, "position": dict(position)},
+            team=self._team,
         )
 
     def restore(self, directory: Path) -> dict[str, Any]:
@@ -190,14 +194,40 @@ class SupervisedTrainer:
     def _packs(self, experiences: Sequence[Experience]) -> list[Pack]:
         limit = self._config.max_tokens_per_micro_batch
         if self._algorithm.pair_loss is None:
-            return pack(experiences, limit)
+            return self._team.packs(experiences, limit)
         return [part for unit in _units(experiences, limit) for part in pack(unit, _num_tokens(unit))]
 
-    def _reference_logprobs(self, part: Pack) -> torch.Tensor | None:
-        if self._reference is None:
-            return None
+    def _reference_logprobs(self, packs: Sequence[Pack]) -> Sequence[torch.Tensor | None]:
+        if (reference := self._reference) is None:
+            return [None] * len(packs)
         with torch.no_grad():
-            return self._reference.score(part).logprobs_E
+            return self._team.map(
+                packs, lambda part: reference.score(part).logprobs_E.cpu(), lambda: reference.score(IDLE)
+            )
+
+    def _losses(
+        self, packs: Sequence[Pack], references: Sequence[torch.Tensor | None], *, backward: bool
+    ) -> tuple[float, dict[str, float]]:
+        """The loss of an update and its pairs' margins by id; its gradient is added if asked for."""
+        reference_of = dict(zip(map(id, packs), references, strict=True))
+
+        def compute(part: Pack) -> tuple[float, dict[str, float]]:
+            with torch.set_grad_enabled(backward):
+                loss, of_pairs = self._loss(part, reference_of[id(part)])
+            if backward:
+                loss.backward()  # type: ignore[no-untyped-call]
+            return float(loss.detach()), of_pairs
+
+        def idle() -> None:
+            if backward:
+                backward_nothing(self.policy)
+                return
+            with torch.no_grad():
+                self.policy.score(IDLE)
+
+        found = self._team.map(packs, compute, idle)
+        margins_by_id = {name: margin for _, of_pairs in found for name, margin in of_pairs.items()}
+        return sum(loss for loss, _ in found), margins_by_id
 
     def _loss(self, part: Pack, reference_E: torch.Tensor | None) -> tuple[torch.Tensor, dict[str, float]]:
         """The pack's part of the update's loss, and its pairs' margins by id."""
@@ -209,7 +239,7 @@ class SupervisedTrainer:
         present, numbers = np.unique(part.rollouts_E, return_inverse=True)
         pairs_E = torch.from_numpy(numbers).to(logprobs_E.device)
         sides_E = torch.from_numpy(part.advantages_E).to(logprobs_E)
-        margins_N = margins(logprobs_E, reference_E, sides_E, pairs_E, len(present))
+        margins_N = margins(logprobs_E, reference_E.to(logprobs_E.device), sides_E, pairs_E, len(present))
         weights_N = weights_E.new_zeros(len(present)).index_add(0, pairs_E, weights_E)
         loss = (weights_N * self._algorithm.pair_loss(margins_N, **self._algorithm.pair_loss_args)).sum()
         names = [part.rollout_ids[number] for number in present]

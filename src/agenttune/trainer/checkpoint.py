@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,14 +21,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from agenttune.errors import CheckpointError
+from agenttune.trainer.sharding import divided_like
 
 if TYPE_CHECKING:
     from agenttune.trainer.model import TrainedModel
+    from agenttune.trainer.team import Team
 
 Pointer = Literal["latest", "best"]
 PREFIX = "global_step_"
 STATE = "trainer_state"
 ADAPTERS = "adapters"
+_MODEL = "model"
 _OWN_FILES = ("weights", "optimizer", "random")
 
 
@@ -51,29 +54,53 @@ def save(
     optimizer_tensors: Mapping[str, torch.Tensor],
     state: Mapping[str, Any],
     further: Mapping[str, Mapping[str, torch.Tensor]] | None = None,
+    team: Team,
 ) -> None:
     """Write a checkpoint at `directory`, replacing one that is there. `state` must be JSON; `further` are tensors to
-    save beside (a critic's, say), by any names but those of the files there.
+    save beside (a critic's, say), by any names but those of the files there. Every rank of the team calls this; the
+    first writes, and what stops it is raised by all.
 
     Tokenizer, chat template and generation config are the files of the local directory that `policy` came from. Raises
     `CheckpointError` (a full disk, say); then what was at `directory` stays and nothing else is left behind.
     """
 
+    pieces = _pieces(policy, {"optimizer": optimizer_tensors, **(further or {})}, team)
+
     def write(partial: Path) -> None:
-        policy.write(partial)
-        _copy_unchanged(Path(policy.module.config._name_or_path), partial)
         inner = partial / STATE
         inner.mkdir()
-        if policy.compute_dtype != torch.float32 or policy.adapters is not None:
-            save_file(_on_cpu(dict(policy.parameters())), inner / "weights.safetensors")
-        save_file(_on_cpu(optimizer_tensors), inner / "optimizer.safetensors")
-        save_file(_random_state(), inner / "random.safetensors")
-        for name, tensors in (further or {}).items():
+        for name, tensors in pieces:
+            if name == _MODEL:
+                policy.write(partial, tensors)
+                _copy_unchanged(Path(policy.module.config._name_or_path), partial)
+                continue
+            if name == "weights":
+                policy.write_trained(partial, tensors)
             save_file(_on_cpu(tensors), inner / f"{name}.safetensors")
+        save_file(_random_state(), inner / "random.safetensors")
         whole = dict(state) if policy.adapters is None else {**state, ADAPTERS: policy.adapters}
         (inner / "state.json").write_text(json.dumps(whole, indent=2) + "\n")
 
-    write_directory(directory, write)
+    failure = None
+    if team.rank == 0:
+        try:
+            write_directory(directory, write)
+        except CheckpointError as error:
+            failure = error
+    for _ in pieces:  # what this rank did not write it gathers for the others all the same
+        pass
+    team.agree(failure)
+
+
+def _pieces(
+    policy: TrainedModel, further: Mapping[str, Mapping[str, torch.Tensor]], team: Team
+) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
+    """The tensors of a checkpoint file by file, each gathered when it is asked for, so that no more is held at once."""
+    yield _MODEL, policy.written(team)
+    if policy.compute_dtype != torch.float32 or policy.adapters is not None:
+        yield "weights", team.gather(policy.parameters())
+    for name, tensors in further.items():
+        yield name, team.gather(tensors.items())
 
 
 def load(directory: Path) -> Saved:
@@ -130,7 +157,7 @@ def copy_into(
             )
     with torch.no_grad():
         for name, parameter in parameters.items():
-            parameter.copy_(weights[name])
+            parameter.copy_(divided_like(weights[name], parameter))
 
 
 def set_random_state(random_state: Mapping[str, torch.Tensor]) -> None:

@@ -47,6 +47,11 @@ class Part:
     values_E: torch.Tensor | None = None
     returns_E: torch.Tensor | None = None
 
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens that go through the model."""
+        return self.pack.num_computed_tokens
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credit:

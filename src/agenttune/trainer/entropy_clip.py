@@ -19,16 +19,22 @@ from agenttune.algorithm.clip_entropy import mean_discriminator
 from agenttune.algorithm.presets import Algorithm
 from agenttune.trainer.credit import Part
 from agenttune.trainer.model import Scores, TrainedModel
+from agenttune.trainer.packing import Pack
+from agenttune.trainer.team import IDLE, Team
 
 
-def clip_by_entropy(parts: Sequence[Part], policy: TrainedModel, algorithm: Algorithm) -> dict[str, float]:
+def clip_by_entropy(parts: Sequence[Part], policy: TrainedModel, algorithm: Algorithm, team: Team) -> dict[str, float]:
     """Set advantages to 0 where the algorithm says so. Returns metrics: the share of tokens that lost theirs, of all
     tokens and of those with a negative one."""
     if not algorithm.clips_by_entropy or not parts:
         return {}
+
+    def score(pack: Pack) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return _columns(policy.score(pack, statistic=mean_discriminator))
+
     with torch.no_grad():
-        scores = [policy.score(part.pack, statistic=mean_discriminator) for part in parts]
-    logprobs_S, entropy_S, means_S = (np.concatenate(column) for column in zip(*map(_columns, scores), strict=True))
+        found = team.map(parts, lambda part: score(part.pack), lambda: score(IDLE))
+    logprobs_S, entropy_S, means_S = (np.concatenate(column) for column in zip(*found, strict=True))
     advantages_S = np.concatenate([part.pack.advantages_E for part in parts])
     kept_S = algorithm.keeps_advantage(advantages_S.astype(np.float64), logprobs_S, entropy_S, means_S)
     lengths = np.cumsum([part.pack.num_trained_tokens for part in parts])[:-1]

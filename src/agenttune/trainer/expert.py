@@ -17,6 +17,7 @@ import torch
 from agenttune.algorithm.expert import Expert
 from agenttune.trainer.model import TrainedModel
 from agenttune.trainer.packing import Pack
+from agenttune.trainer.team import Team, backward_nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,17 +30,24 @@ class ExpertPart:
     num_tokens: int
 
 
-def backward(policy: TrainedModel, packs: Sequence[Pack], expert: Expert, step: int) -> ExpertPart:
+def backward(policy: TrainedModel, packs: Sequence[Pack], expert: Expert, step: int, team: Team) -> ExpertPart:
     """Add the gradient of the expert's tokens of one update, made in the given step (the first is 1)."""
-    mu, total, nll_sum = expert.weight(step), 0.0, 0.0
-    for pack in packs:
+    mu = expert.weight(step)
+
+    def backward_one(pack: Pack) -> tuple[float, float]:
         logprobs_E = policy.score(pack).logprobs_E
         weights_E = torch.from_numpy(pack.weights_E).to(logprobs_E)
         loss = mu * (weights_E * expert.token_losses(logprobs_E)).sum()
         loss.backward()  # type: ignore[no-untyped-call]
-        total += float(loss.detach())
-        nll_sum -= float(logprobs_E.detach().sum())
-    return ExpertPart(mu=mu, loss=total, nll_sum=nll_sum, num_tokens=sum(pack.num_trained_tokens for pack in packs))
+        return float(loss.detach()), -float(logprobs_E.detach().sum())
+
+    found = team.map(packs, backward_one, lambda: backward_nothing(policy))
+    return ExpertPart(
+        mu=mu,
+        loss=sum(loss for loss, _ in found),
+        nll_sum=sum(nll for _, nll in found),
+        num_tokens=sum(pack.num_trained_tokens for pack in packs),
+    )
 
 
 def summarize(parts: Sequence[ExpertPart]) -> dict[str, float]:

@@ -8,7 +8,7 @@ acts. Frozen linear layers are kept in the compute type, where autocast would ro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,9 @@ from agenttune.trainer.model import (
     TrainedModel,
     read_module,
     resolve_dtype,
-    write_model,
 )
 from agenttune.trainer.packing import Pack
+from agenttune.trainer.sharding import whole
 
 FOLDER = "adapter"
 """Where a checkpoint holds the adapters in peft's own format."""
@@ -93,18 +93,19 @@ class AdaptedModel(TrainedModel):
         """The merged weights by their Hugging Face names (tied ones once). Weights with an adapter are new tensors, in
         the compute type; the others are the trainer's own memory.
         """
-        return self._merged(self.module.named_parameters())
+        return super().state_tensors()
 
-    def write(self, directory: Path) -> None:
-        """Write the merged model as transformers does, and the adapters beneath it as peft does."""
-        write_model(directory, self.module, self._merged(self.module.state_dict().items()), self.compute_dtype)
+    def write_trained(self, directory: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Write the adapters as peft does."""
         import peft
 
         folder = directory / FOLDER
         folder.mkdir()
-        tensors = peft.get_peft_model_state_dict(self.module, adapter_name=_NAME, save_embedding_layers=False)
+        named = peft.get_peft_model_state_dict(
+            self.module, dict(tensors), adapter_name=_NAME, save_embedding_layers=False
+        )
         # The names that they have in a `PeftModel`.
-        by_name = {f"base_model.model.{name}": tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        by_name = {f"base_model.model.{name}": tensor.cpu().contiguous() for name, tensor in named.items()}
         save_file(by_name, folder / "adapter_model.safetensors", metadata={"format": "pt"})
         self._peft_config(inference_mode=True).save_pretrained(str(folder))
 
@@ -132,19 +133,22 @@ class AdaptedModel(TrainedModel):
             inference_mode=inference_mode,
         )
 
-    def _merged(self, named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    def acting(self, named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        """The merged weights, and those without an adapter as they are."""
         adapters = {name for name, _ in self.parameters()}
         adapted = {f"{name}.base_layer.weight": layer for name, layer in self._layers.items()}
-        merged = {}
-        with torch.no_grad():
-            for name, tensor in named:
-                if name in adapters:
-                    continue
-                weight = tensor.detach()
-                if name in adapted:
-                    weight = (weight + adapted[name].get_delta_weight(_NAME)).to(self.compute_dtype)
-                merged[name.replace(".base_layer.", ".")] = weight
-        return merged
+        for name, tensor in named:
+            if name in adapters:
+                continue
+            if name in adapted:
+                tensor = self._merged(tensor, adapted[name])
+            yield name.replace(".base_layer.", "."), tensor
+
+    @torch.no_grad()
+    def _merged(self, weight: torch.Tensor, layer: Any) -> torch.Tensor:
+        down, up = whole(layer.lora_A[_NAME].weight), whole(layer.lora_B[_NAME].weight)
+        merged: torch.Tensor = whole(weight) + layer.scaling[_NAME] * (up @ down)
+        return merged.to(self.compute_dtype)
 
 
 class WithoutAdapters:

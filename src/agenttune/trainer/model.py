@@ -11,10 +11,10 @@ C hidden size.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -26,8 +26,14 @@ from agenttune.errors import ModelError
 from agenttune.trainer.attention import NAME, TreeLayout, choose_varlen
 from agenttune.trainer.liger import take_out, use_liger
 from agenttune.trainer.packing import IndexArray, Pack, Segment
+from agenttune.trainer.sharding import one_pass, shard
 from agenttune.trainer.varlen import Varlen
 from agenttune.types import FloatArray
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from agenttune.trainer.team import Team
 
 DType = Literal["auto", "float32", "bfloat16"]
 
@@ -102,6 +108,7 @@ class TrainedModel:
                     layer.training = True  # the layer alone, not what is in it: that stays in evaluation mode
         self.module = module
         self.compute_dtype = compute_dtype
+        self.device: torch.device = next(module.parameters()).device
         self._max_logits = max_logits_on(self.device) if max_logits is None else max_logits
         self._varlen, attention = varlen, ""
         if varlen is None:
@@ -132,10 +139,13 @@ class TrainedModel:
             gradient_checkpointing=gradient_checkpointing,
         )
 
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return next(self.module.parameters()).device  # type: ignore[no-any-return]
+    def shard(self, mesh: DeviceMesh, device: torch.device, *, cpu_offload: bool, keep_head: bool) -> None:
+        """Divide the weights among ranks; see `sharding.shard`. All of them make each pass, on `device`."""
+        shard(self.module, mesh, dtype=self.compute_dtype, cpu_offload=cpu_offload, keep_head=keep_head)
+        if device != self.device:
+            self.device, self._max_logits = device, max_logits_on(device)
+            self._varlen, attention = choose_varlen(self.module.config, self.compute_dtype, device)
+            self.kernels = (attention,) if attention else ()
 
     def parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """Trained parameters by their Hugging Face names; tied ones once."""
@@ -145,11 +155,22 @@ class TrainedModel:
         """The weights of the model that acts, by their Hugging Face names (tied ones once): where they are trained
         themselves, the trainer's own memory, not a copy.
         """
-        return {name: parameter.detach() for name, parameter in self.parameters()}
+        return {name: tensor.detach() for name, tensor in self.acting(self.module.named_parameters())}
 
-    def write(self, directory: Path) -> None:
-        """Write the model that acts as transformers does, weights in the type that it is computed in."""
-        write_model(directory, self.module, self.module.state_dict(), self.compute_dtype)
+    def acting(self, named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Of the module's own tensors by name those of the model that acts, one after the other."""
+        return iter(named)
+
+    def written(self, team: Team) -> dict[str, torch.Tensor]:
+        """The tensors of the model that acts as `write` wants them: whole, on the first rank."""
+        return team.gather(self.acting(self.module.state_dict(keep_vars=True).items()))
+
+    def write(self, directory: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Write what `written` gave as transformers does, weights in the type that they are computed in."""
+        write_model(directory, self.module, tensors, self.compute_dtype)
+
+    def write_trained(self, directory: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Write beside it what the trained parameters, whole, are beneath it: nothing where they are its weights."""
 
     def freeze(self) -> None:
         """No parameter is trained any more (a reference)."""
@@ -167,18 +188,28 @@ class TrainedModel:
         both), at each entry's temperature; the entropy carries gradient only if asked."""
         device = self.device
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16):
-            hidden_NC = self._hidden(pack.ids_N, pack.positions_N, pack.segments)
             predict_R, temperatures_R, row_E = _rows(pack)
-            hidden_RC = hidden_NC.index_select(0, _to(predict_R, device))
-            return self._score_rows(
-                hidden_RC, _to(temperatures_R, device), row_E, pack.targets_E, entropy_gradient, compared, statistic
-            )
+
+            def compute() -> tuple[torch.Tensor, ...]:
+                hidden_NC = self._hidden(pack.ids_N, pack.positions_N, pack.segments)
+                hidden_RC = hidden_NC.index_select(0, _to(predict_R, device))
+                return self._score_rows(
+                    hidden_RC, _to(temperatures_R, device), row_E, pack.targets_E, entropy_gradient, compared, statistic
+                )
+
+            found = one_pass(self.module, compute)
+        return Scores(
+            logprobs_E=found[0],
+            entropy_E=found[1],
+            divergence_E=found[2] if compared is not None else None,
+            statistic_E=found[2] if statistic is not None else None,
+        )
 
     def compare(self, pack: Pack, divergence: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Compared:
         """This model as another one's `compared`, for the same pack."""
         device = self.device
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16):
-            hidden_NC = self._hidden(pack.ids_N, pack.positions_N, pack.segments)
+            (hidden_NC,) = one_pass(self.module, lambda: (self._hidden(pack.ids_N, pack.positions_N, pack.segments),))
             hidden_RC = hidden_NC.index_select(0, _to(_rows(pack)[0], device))
         return Compared(hidden_RC=hidden_RC, head=self.module.get_output_embeddings(), divergence=divergence)
 
@@ -186,7 +217,7 @@ class TrainedModel:
         """The hidden states that the pack's entries are predicted from, shape (E, C)."""
         device = self.device
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16):
-            hidden_NC = self._hidden(pack.ids_N, pack.positions_N, pack.segments)
+            (hidden_NC,) = one_pass(self.module, lambda: (self._hidden(pack.ids_N, pack.positions_N, pack.segments),))
             return hidden_NC.index_select(0, _to(pack.predict_E, device))
 
     def _hidden(self, ids_N: IndexArray, positions_N: IndexArray, segments: Sequence[Segment]) -> torch.Tensor:
@@ -209,8 +240,9 @@ class TrainedModel:
         entropy_gradient: bool,
         compared: Compared | None,
         statistic: RowStatistic | None,
-    ) -> Scores:
-        """Entries are sorted by row, so that a chunk of rows serves a range of entries; then put back in order."""
+    ) -> tuple[torch.Tensor, ...]:
+        """Logprob, entropy, and divergence or statistic of each entry. Entries are sorted by row, so that a chunk of
+        rows serves a range of entries; then put back in order."""
         device = hidden_RC.device
         order_E = np.argsort(row_E, kind="stable")
         sorted_row_E = row_E[order_E]
@@ -236,13 +268,7 @@ class TrainedModel:
             else:
                 parts.append(_score_chunk(head, *inputs, entropy_gradient, other, statistic))
         back_E = _to(np.argsort(order_E), device)
-        found = [torch.cat(of_chunks)[back_E] for of_chunks in zip(*parts, strict=True)]
-        return Scores(
-            logprobs_E=found[0],
-            entropy_E=found[1],
-            divergence_E=found[2] if compared is not None else None,
-            statistic_E=found[2] if statistic is not None else None,
-        )
+        return tuple(torch.cat(of_chunks)[back_E] for of_chunks in zip(*parts, strict=True))
 
     def _own_logits(self) -> torch.Tensor:
         """The probe's logits by the model's own forward pass over each branch, shape (N, V)."""

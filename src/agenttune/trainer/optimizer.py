@@ -12,6 +12,7 @@ import torch
 
 from agenttune.config.trainer import TrainerConfig
 from agenttune.errors import CheckpointError, TrainingError
+from agenttune.trainer.sharding import divided_like, whole
 
 
 def learning_rate(update: int, peak: float, config: TrainerConfig, planned_updates: int) -> float:
@@ -76,14 +77,16 @@ class Optimizer:
     def norm(self, update: int) -> torch.Tensor:
         """The norm of the gradients. Raises `TrainingError`, naming the update, if it is NaN or infinite."""
         norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters.values() if p.grad is not None])
+        norm = whole(norm)
         if not math.isfinite(float(norm)):
             raise TrainingError(self._name_non_finite(update))
         return norm
 
     def _name_non_finite(self, update: int) -> str:
         for name, parameter in self._parameters.items():
-            if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all()):
-                count = int((~torch.isfinite(parameter.grad)).sum())
+            if parameter.grad is None:
+                continue
+            if count := int((~torch.isfinite(whole(parameter.grad))).sum()):
                 return (
                     f"update {update}: {count} of {parameter.numel()} gradient values of {name} are NaN or infinite; "
                     "the update was not made. Lower the learning rate, or train in float32"
@@ -113,5 +116,5 @@ class Optimizer:
         for name, kinds in state.items():
             parameter = self._parameters[name]
             self._adam.state[parameter] = {
-                kind: tensor.to(parameter.device, copy=True) for kind, tensor in kinds.items()
+                kind: divided_like(tensor, parameter).clone() for kind, tensor in kinds.items()
             }

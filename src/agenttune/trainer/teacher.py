@@ -18,6 +18,7 @@ from agenttune.algorithm.distill import Distill
 from agenttune.errors import CheckpointError, TrainingError
 from agenttune.trainer.model import Compared, DType, TrainedModel
 from agenttune.trainer.packing import Pack
+from agenttune.trainer.sharding import whole
 
 _SAMPLED_VALUES = 64
 
@@ -28,7 +29,7 @@ class Teacher:
     def __init__(self, model: TrainedModel) -> None:
         """Take over `model`."""
         model.freeze()
-        self._model = model
+        self.model = model
         self._num_ids = int(model.module.get_input_embeddings().weight.shape[0])
 
     @classmethod
@@ -37,22 +38,22 @@ class Teacher:
         return cls(TrainedModel.load(source, dtype=dtype, device=device))
 
     def logprobs(self, pack: Pack) -> torch.Tensor:
-        """Logprobs of the entries' tokens, shape E. Raises `TrainingError` for an id that the teacher does not have."""
-        self._check_ids(pack)
+        """Logprobs of the entries' tokens, shape E. Raises `TrainingError` as `check_ids`."""
+        self.check_ids(pack)
         with torch.no_grad():
-            return self._model.score(pack).logprobs_E
+            return self.model.score(pack).logprobs_E
 
     def compared(self, pack: Pack, distill: Distill) -> Compared:
-        """What the policy is to be compared with. Raises `TrainingError` for an id that the teacher does not have."""
-        self._check_ids(pack)
+        """What the policy is to be compared with. Raises `TrainingError` as `check_ids`."""
+        self.check_ids(pack)
         with torch.no_grad():
-            return self._model.compare(pack, distill.divergences)
+            return self.model.compare(pack, distill.divergences)
 
     def fingerprint(self) -> str:
         """A short text that is the same for the same weights, wherever they lie: of a few values of each."""
         found = hashlib.blake2b(digest_size=16)
-        for name, parameter in sorted(self._model.module.named_parameters()):
-            values = parameter.detach().flatten()
+        for name, parameter in sorted(self.model.module.named_parameters()):
+            values = whole(parameter.detach()).flatten()
             some = values[:: max(1, len(values) // _SAMPLED_VALUES)]
             found.update(f"{name} {tuple(parameter.shape)}".encode() + some.float().cpu().numpy().tobytes())
         return found.hexdigest()
@@ -65,8 +66,9 @@ class Teacher:
                 "distill.teacher_path, or start another run"
             )
 
-    def _check_ids(self, pack: Pack) -> None:
-        """Vocabularies are the same, but embeddings may have more rows, and a model may sample one of those."""
+    def check_ids(self, pack: Pack) -> None:
+        """Raise `TrainingError` for an id that the teacher does not have. Vocabularies are the same, but embeddings may
+        have more rows, and a model may sample one of those."""
         for ids in (pack.ids_N, pack.targets_E):
             unknown = np.flatnonzero(ids >= self._num_ids)
             if len(unknown):

@@ -11,7 +11,7 @@ Shape suffixes: E loss entries of a pack, N rollouts of an update.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,13 +33,15 @@ from agenttune.trainer.credit import Part, assign
 from agenttune.trainer.critic import Critic
 from agenttune.trainer.entropy_clip import clip_by_entropy
 from agenttune.trainer.expert import backward as backward_expert
-from agenttune.trainer.lora import load_reference, load_trained
+from agenttune.trainer.lora import adapters_line
 from agenttune.trainer.measured import StepMetrics, Update, summarize
 from agenttune.trainer.model import Scorer, TrainedModel
 from agenttune.trainer.optimizer import Optimizer
-from agenttune.trainer.packing import IndexArray, Pack, pack
+from agenttune.trainer.packing import IndexArray, Pack
 from agenttune.trainer.parity import LogprobGap, Tolerance
+from agenttune.trainer.roles import load_roles, load_teacher, resolve_device
 from agenttune.trainer.teacher import Teacher
+from agenttune.trainer.team import IDLE, Team, backward_nothing
 from agenttune.types import Experience
 
 
@@ -53,6 +55,15 @@ class Batch(Protocol):
     @property
     def experts(self) -> Sequence[Experience]:
         """Those of an expert, beside them; looked at only if the algorithm has an expert's part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scored:
+    """What the backward pass of a pack found, on the CPU."""
+
+    logprobs_E: torch.Tensor
+    sums: ObjectiveSums
+    entropy: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +96,10 @@ class Trainer:
         critic: Critic | None = None,
         teacher: Teacher | None = None,
         tolerance: Tolerance | None = None,
+        team: Team | None = None,
     ) -> None:
-        """Train `policy`. `reference`, `critic` and `teacher` must be given exactly if the algorithm needs one."""
+        """Train `policy`. `reference`, `critic` and `teacher` must be given exactly if the algorithm needs one; all are
+        divided already where `team` has several ranks."""
         assert (reference is not None) == algorithm.needs_reference
         assert (critic is not None) == algorithm.needs_critic
         assert (teacher is not None) == algorithm.needs_teacher
@@ -101,6 +114,7 @@ class Trainer:
         self._critic = critic
         self._teacher = teacher
         self._tolerance = tolerance or Tolerance.of(policy.compute_dtype)
+        self._team = team or Team()
 
     @classmethod
     def from_pretrained(
@@ -116,21 +130,21 @@ class Trainer:
         tolerance: Tolerance | None = None,
         critic: CriticConfig | None = None,
         teacher_path: str | Path | None = None,
+        team: Team | None = None,
     ) -> Trainer:
         """Load a model directory as policy, and again as the frozen reference if the algorithm has a KL term (with
         adapters, the policy without them is the reference), and as the critic's start if it has a critic. The model
         in `teacher_path` is the teacher, if the algorithm has one; its vocabulary must be the policy's.
 
-        `planned_updates` is what the learning-rate schedule spans. Raises `ModelError` for architectures not supported.
+        `planned_updates` is what the learning-rate schedule spans. Each rank of a `team` calls this, with its own
+        `device`. Raises `ModelError` for architectures not supported.
         """
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
         torch.manual_seed(seed)
-        place = torch.device(device)
-        policy = load_trained(model_path, config, place)
-        reference = load_reference(policy, model_path, config, place) if algorithm.needs_reference else None
+        place, team = resolve_device(device), team or Team()
+        policy, reference = load_roles(model_path, config, place, team, needs_reference=algorithm.needs_reference)
         value_model = None
         if algorithm.needs_critic:
+            assert team.size == 1, "a critic is refused where there are several ranks"
             value_model = Critic.load(
                 model_path,
                 config=critic or CriticConfig(),
@@ -141,7 +155,7 @@ class Trainer:
         teacher = None
         if algorithm.needs_teacher:
             assert teacher_path is not None, f"{algorithm.name} needs a teacher"
-            teacher = Teacher.load(teacher_path, dtype=config.dtype, device=place)
+            teacher = load_teacher(teacher_path, config, place, team)
         return cls(
             policy,
             algorithm=algorithm,
@@ -152,7 +166,13 @@ class Trainer:
             critic=value_model,
             teacher=teacher,
             tolerance=tolerance,
+            team=team,
         )
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """What to tell the user of the model: how much of it is trained, with which kernels."""
+        return tuple(line for line in (adapters_line(self.policy), *self.policy.kernels) if line)
 
     def train_step(
         self, batches: Sequence[Batch], *, step: int | None = None, probe: Sequence[Experience] = ()
@@ -171,7 +191,7 @@ class Trainer:
         probed = self._compare(probe, works)
         parts = [part for work in works for part in work.parts]
         credit = assign(parts, self._algorithm)
-        clipped = clip_by_entropy(parts, self.policy, self._algorithm)
+        clipped = clip_by_entropy(parts, self.policy, self._algorithm, self._team)
         self._score_proximal(works)
         updates = [self._update(work, step or 0) for _ in range(self._config.epochs) for work in works]
         packs = [part.pack for part in parts]
@@ -197,6 +217,9 @@ class Trainer:
         """The weights to act with, by their Hugging Face names; see `TrainedModel.state_tensors`."""
         return self.policy.state_tensors()
 
+    def close(self) -> None:
+        """Nothing is held that the process does not free."""
+
     def save(self, directory: Path, position: Mapping[str, Any]) -> None:
         """Write a checkpoint; `position` is the caller's own JSON, given back by `restore`.
 
@@ -210,6 +233,7 @@ class Trainer:
             optimizer_tensors=self._optimizer.state_tensors(),
             state={"version": self.version, "position": dict(position), **adaptive, **taught},
             further=self._critic.state_tensors() if self._critic is not None else {},
+            team=self._team,
         )
 
     def restore(self, directory: Path) -> dict[str, Any]:
@@ -241,18 +265,20 @@ class Trainer:
             if not kept and experiences:
                 # All rewards are the same. One group is computed nevertheless, for the comparison with the engine.
                 kept = [experience for experience in experiences if experience.group_id == experiences[0].group_id]
-        parts = [Part(pack=packed) for packed in pack(kept, self._config.max_tokens_per_micro_batch)]
-        with torch.no_grad():
+        parts = [Part(pack=packed) for packed in self._packs(kept)]
+        if (reference := self._reference) is not None:
+            for part, logprobs_E in self._each(parts, lambda pack: reference.score(pack).logprobs_E):
+                part.reference_E = logprobs_E
+        if (teacher := self._teacher) is not None:
             for part in parts:
-                if self._reference is not None:
-                    part.reference_E = self._reference.score(part.pack).logprobs_E
-                if self._teacher is not None and self._algorithm.teaches_sampled:
-                    part.teacher_E = self._teacher.logprobs(part.pack)
-                if self._critic is not None:
-                    part.values_E = self._critic.values(part.pack)
-        experts: list[Pack] = []
-        if self._algorithm.expert is not None:
-            experts = pack(batch.experts, self._config.max_tokens_per_micro_batch)
+                teacher.check_ids(part.pack)
+            if self._algorithm.teaches_sampled:
+                for part, logprobs_E in self._each(parts, teacher.logprobs):
+                    part.teacher_E = logprobs_E
+        if (critic := self._critic) is not None:
+            for part, values_E in self._each(parts, critic.values):
+                part.values_E = values_E
+        experts = self._packs(batch.experts) if self._algorithm.expert is not None else []
         skipped_tokens = _num_loss_tokens(experiences) - _num_loss_tokens(kept)
         return _Work(parts=parts, experts=experts, skipped_tokens=skipped_tokens)
 
@@ -261,20 +287,31 @@ class Trainer:
         gap = LogprobGap(self.version)
         parts = works[0].parts if works else []
         if works and not any((part.pack.versions_E == self.version).any() for part in parts):
-            with torch.no_grad():
-                for packed in pack(probe, self._config.max_tokens_per_micro_batch):
-                    gap.add(packed, self.policy.score(packed).logprobs_E)
+            compared = [Part(pack=packed) for packed in self._packs(probe)]
+            for part, now_E in self._each(compared, lambda pack: self.policy.score(pack).logprobs_E):
+                gap.add(part.pack, now_E)
             gap.check(self._tolerance)
         return gap
+
+    def _packs(self, experiences: Sequence[Experience]) -> list[Pack]:
+        return self._team.packs(experiences, self._config.max_tokens_per_micro_batch)
+
+    def _each(
+        self, parts: Sequence[Part], score: Callable[[Pack], torch.Tensor]
+    ) -> Iterator[tuple[Part, torch.Tensor]]:
+        """Each part with its score (shape E) on the CPU, computed without gradient by the rank that has it."""
+        with torch.no_grad():
+            found = self._team.map(parts, lambda part: score(part.pack).cpu(), lambda: score(IDLE))
+        return zip(parts, found, strict=True)
 
     def _score_proximal(self, works: Sequence[_Work]) -> None:
         """Logprobs of the weights before the step's first update. The first update computes its own, which are kept
         for later epochs; with one update a step there is nothing to do."""
         if self._algorithm.behaviour == "none":
             return
-        with torch.no_grad():
-            for part in (part for work in works[1:] for part in work.parts):
-                part.proximal_E = self.policy.score(part.pack).logprobs_E
+        later = [part for work in works[1:] for part in work.parts]
+        for part, now_E in self._each(later, lambda pack: self.policy.score(pack).logprobs_E):
+            part.proximal_E = now_E
 
     def _adapt_kl(self, found: float, packs: Sequence[Pack]) -> None:
         """Set the coefficient of the KL term for the next step."""
@@ -298,9 +335,13 @@ class Trainer:
         if critic is not None:
             critic.zero_grad()
         gap = LogprobGap(self.version)
-        parts = [self._backward(part, gap, policy_weight) for part in work.parts]
+        found = self._team.map(work.parts, lambda part: self._backward(part, policy_weight), self._backward_nothing)
+        for part, one in zip(work.parts, found, strict=True):
+            gap.add(part.pack, one.logprobs_E)
+            if self._algorithm.behaviour != "none" and part.proximal_E is None:
+                part.proximal_E = one.logprobs_E
         gap.check(self._tolerance)
-        taught = None if expert is None else backward_expert(self.policy, work.experts, expert, step)
+        taught = None if expert is None else backward_expert(self.policy, work.experts, expert, step, self._team)
         critic_update = None
         if critic is not None:
             self._backward_critic(critic, work)
@@ -309,14 +350,14 @@ class Trainer:
         if critic is not None:
             critic_update = critic.step(self.version)
         self.version += 1
-        sums, entropy = ObjectiveSums.none(self.policy.device), 0.0
-        for more_sums, _, more_entropy in parts:
-            sums, entropy = sums + more_sums, entropy + float(more_entropy)
+        sums = ObjectiveSums.none(torch.device("cpu"))
+        for one in found:
+            sums = sums + one.sums
         return Update(
             sums=sums,
-            entropy=entropy,
+            entropy=sum(one.entropy for one in found),
             gap=gap,
-            sample_share=_sample_share(work.parts, [log_ratios_N for _, log_ratios_N, _ in parts]),
+            sample_share=_sample_share(work.parts, [one.logprobs_E for one in found]),
             grad_norm=grad_norm,
             learning_rate=rate,
             critic=critic_update,
@@ -327,20 +368,23 @@ class Trainer:
         for part in work.parts:
             assert part.values_E is not None
             assert part.returns_E is not None
-            critic.backward(part.pack, part.values_E, part.returns_E, work.num_entries)
+            device = self.policy.device
+            critic.backward(part.pack, part.values_E.to(device), part.returns_E.to(device), work.num_entries)
 
-    def _backward(
-        self, part: Part, gap: LogprobGap, policy_weight: float
-    ) -> tuple[ObjectiveSums, torch.Tensor, torch.Tensor]:
-        """Add a pack's gradient; returns its sums, log ratios of the update's rollouts (shape N), and entropy sum."""
+    def _backward_nothing(self) -> None:
+        """The pass of a rank that has no pack left."""
+        if self._teacher is not None and (distill := self._algorithm.distill) is not None and distill.of_vocabulary:
+            self._teacher.compared(IDLE, distill)
+        backward_nothing(self.policy)
+
+    def _backward(self, part: Part, policy_weight: float) -> _Scored:
+        """Add a pack's gradient."""
         pack, needs_entropy = part.pack, self._algorithm.needs_entropy
         compared, distill = None, self._algorithm.distill
         if self._teacher is not None and distill is not None and distill.of_vocabulary:
             compared = self._teacher.compared(pack, distill)
         scores = self.policy.score(pack, entropy_gradient=needs_entropy, compared=compared)
         now_E = scores.logprobs_E
-        if self._algorithm.behaviour != "none" and part.proximal_E is None:
-            part.proximal_E = now_E.detach()
         old_E, advantages_E, weights_E = (
             torch.from_numpy(array).to(now_E) for array in (pack.logprobs_E, pack.advantages_E, pack.weights_E)
         )
@@ -350,18 +394,15 @@ class Trainer:
             old_E,
             advantages_E,
             weights_E,
-            part.reference_E,
+            None if part.reference_E is None else part.reference_E.to(now_E.device),
             scores.entropy_E if needs_entropy else None,
             torch.from_numpy(_call_numbers(pack)).to(now_E.device) if self._algorithm.by_call else None,
-            part.proximal_E,
+            None if part.proximal_E is None else part.proximal_E.to(now_E.device),
             policy_weight,
             scores.divergence_E,
         )
         loss.backward()  # type: ignore[no-untyped-call]
-        gap.add(pack, now_E)  # it waits for the GPU, which has the backward pass to do meanwhile
-        rollouts_E = torch.from_numpy(pack.rollouts_E).to(now_E.device)
-        log_ratios_N = sequence_log_ratios(now_E, old_E, rollouts_E, len(pack.rollout_ids))
-        return sums, log_ratios_N, scores.entropy_E.detach().sum()
+        return _Scored(logprobs_E=now_E.detach().cpu(), sums=sums.cpu(), entropy=float(scores.entropy_E.detach().sum()))
 
 
 def _call_numbers(pack: Pack) -> IndexArray:
@@ -371,12 +412,15 @@ def _call_numbers(pack: Pack) -> IndexArray:
     return numbers_E
 
 
-def _sample_share(parts: Sequence[Part], log_ratios: Sequence[torch.Tensor]) -> float:
-    """The effective sample share of an update's rollouts; each pack has log ratios of all of them (shape N)."""
+def _sample_share(parts: Sequence[Part], logprobs: Sequence[torch.Tensor]) -> float:
+    """The effective sample share of an update's rollouts, from each pack's logprobs now (shape E)."""
     if not parts:
         return 1.0
-    present = np.unique(np.concatenate([part.pack.rollouts_E for part in parts]))
-    return effective_sample_share(torch.stack(list(log_ratios)).sum(0).cpu()[present])
+    rollouts_E = np.concatenate([part.pack.rollouts_E for part in parts])
+    old_E = torch.from_numpy(np.concatenate([part.pack.logprobs_E for part in parts]))
+    num_rollouts = len(parts[0].pack.rollout_ids)
+    log_ratios_N = sequence_log_ratios(torch.cat(list(logprobs)), old_E, torch.from_numpy(rollouts_E), num_rollouts)
+    return effective_sample_share(log_ratios_N[np.unique(rollouts_E)])
 
 
 def _num_loss_tokens(experiences: Iterable[Experience]) -> int:

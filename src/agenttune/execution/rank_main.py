@@ -1,0 +1,106 @@
+"""What a rank's process of `execution.rank_processes` runs.
+
+In: inherited descriptors: a socket to the coordinator, the shared file of its calls, that of the weights. Out: an
+answer for each call. It ends when the socket does, whatever it is doing then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import signal
+import sys
+import threading
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from agenttune.errors import AgentTuneError
+from agenttune.execution.model_files import quiet_transformers
+from agenttune.execution.rank_processes import Answer, Letter, Start, view
+from agenttune.execution.rank_trainer import RankTrainer, WeightSpec
+from agenttune.execution.shared_file import SharedFile
+
+
+def main() -> None:
+    """Serve the coordinator until it closes the socket."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the coordinator's, which ends its step first
+    socket, letters, weights = map(int, sys.argv[1:])
+    threading.Thread(target=_end_with_coordinator, args=(socket, os.getppid()), daemon=True).start()
+    connection = Connection(socket)
+    with contextlib.suppress(EOFError, ConnectionError):  # the coordinator has closed it
+        rank = _Rank(connection.recv(), SharedFile(letters), SharedFile(weights))
+        connection.send(rank.answer(rank.load))
+        while True:
+            letter: Letter = connection.recv()
+            connection.send(rank.answer(rank.serve, letter))
+
+
+class _Rank:
+    """One `RankTrainer` and the memory that it shares with the coordinator."""
+
+    def __init__(self, start: Start, letters: SharedFile, weights: SharedFile) -> None:
+        self._start = start
+        self._letters = letters
+        self._weights = weights
+        self._trainer: RankTrainer | None = None
+
+    def load(self) -> None:
+        """Load the models, together with the other ranks."""
+        start = self._start
+        torch.set_num_threads(start.num_threads)
+        quiet_transformers()
+        self._trainer = RankTrainer(
+            start.plan,
+            rank=start.rank,
+            size=start.size,
+            rendezvous=start.rendezvous,
+            device=start.device,
+            timeout_s=start.timeout_s,
+        )
+
+    def serve(self, letter: Letter) -> Any:
+        """Make the call that a letter holds."""
+        memory = memoryview(self._letters.map(private=True))
+        content, *buffers = [memory[start:stop] for start, stop in letter.parts]
+        method, arguments, named = pickle.loads(content, buffers=buffers)
+        assert self._trainer is not None
+        if method == "give_weights":
+            return self._give_weights(self._trainer, *arguments)
+        return getattr(self._trainer, method)(*arguments, **named)
+
+    def _give_weights(self, trainer: RankTrainer, layout: list[tuple[WeightSpec, int]]) -> None:
+        memory = self._weights.map()
+        places = {spec.name: view(memory, spec, offset) for spec, offset in layout}
+
+        def take(name: str, tensor: torch.Tensor) -> None:
+            places[name].copy_(tensor)
+
+        trainer.give_weights(take)
+
+    def answer(self, serve: Any, *arguments: Any) -> Answer:
+        """What to say of a call. An error that is not ours is a failure of this rank: its cause goes to stderr."""
+        try:
+            return Answer(result=serve(*arguments))
+        except AgentTuneError as error:
+            return Answer(error=error)
+        except Exception as error:
+            traceback.print_exc()
+            return Answer(failure=f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}")
+
+
+def _end_with_coordinator(socket: int, parent: int) -> None:
+    """End this process at once when the coordinator has closed the socket or is gone, in the midst of a call too."""
+    hung_up = select.poll()
+    hung_up.register(socket, 0)
+    while not hung_up.poll(1000) and os.getppid() == parent:
+        pass
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

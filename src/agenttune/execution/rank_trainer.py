@@ -1,0 +1,125 @@
+"""One rank of a trainer of several processes: what runs in each of them, wherever it was placed.
+
+In: a `TrainerPlan`, the same for all, and which rank this is. Out: a trainer whose weights are this rank's part, and
+whose methods the coordinator calls on all ranks alike (`execution.trainer_group`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agenttune.algorithm.presets import Algorithm
+from agenttune.algorithm.supervised import SupervisedAlgorithm
+from agenttune.config.trainer import TrainerConfig
+from agenttune.supervised.trainer import SupervisedTrainer
+from agenttune.trainer.sharding import whole
+from agenttune.trainer.team import TIMEOUT_S, Ranks
+from agenttune.trainer.trainer import Trainer
+from agenttune.types import Experience
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerPlan:
+    """What trains: the arguments of `Trainer.from_pretrained`, or of `SupervisedTrainer.from_pretrained` for an
+    algorithm that learns from rows. It pickles."""
+
+    model_path: str
+    algorithm: Algorithm | SupervisedAlgorithm
+    config: TrainerConfig
+    learning_rate: float
+    planned_updates: int
+    seed: int
+    teacher_path: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankBatch:
+    """A batch as it travels to the ranks: `trainer.trainer.Batch` and nothing else."""
+
+    experiences: Sequence[Experience]
+    experts: Sequence[Experience] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightSpec:
+    """One tensor of the weights to act with."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Its size in memory."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class RankTrainer:
+    """A rank's trainer. Every method is called on all ranks with the same arguments, and returns when this one is
+    done."""
+
+    def __init__(
+        self,
+        plan: TrainerPlan,
+        *,
+        rank: int,
+        size: int,
+        rendezvous: str,
+        device: str,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        """Meet the other ranks at `rendezvous` (`file://PATH` on a file system that all see, or `tcp://HOST:PORT` of
+        the first rank) and load the models. `device` is `cpu` or this rank's own GPU, `cuda:<number>` as this process
+        counts. Raises `ModelError` and its kin, as a trainer in one process does."""
+        place = torch.device(device)
+        self._ranks = Ranks(rank=rank, size=size, rendezvous=rendezvous, device=place, timeout_s=timeout_s)
+        arguments: dict[str, Any] = {
+            "config": plan.config,
+            "learning_rate": plan.learning_rate,
+            "planned_updates": plan.planned_updates,
+            "device": place,
+            "seed": plan.seed,
+            "team": self._ranks,
+        }
+        self._trainer: Trainer | SupervisedTrainer
+        if isinstance(plan.algorithm, SupervisedAlgorithm):
+            self._trainer = SupervisedTrainer.from_pretrained(
+                Path(plan.model_path), algorithm=plan.algorithm, **arguments
+            )
+        else:
+            self._trainer = Trainer.from_pretrained(
+                plan.model_path, algorithm=plan.algorithm, teacher_path=plan.teacher_path, **arguments
+            )
+
+    def run(self, method: str, *arguments: Any, **named: Any) -> Any:
+        """A method of the trainer: `train_step`, `measure`, `save`, `restore`. Errors are the trainer's own."""
+        return getattr(self._trainer, method)(*arguments, **named)
+
+    def look(self, name: str) -> Any:
+        """An attribute of the trainer: `version`, `lines`."""
+        return getattr(self._trainer, name)
+
+    def weight_specs(self) -> list[WeightSpec]:
+        """The weights to act with, in the order in which `give_weights` gives them."""
+        policy = self._trainer.policy
+        named = policy.acting(policy.module.named_parameters())
+        return [WeightSpec(name=name, shape=tuple(tensor.shape), dtype=tensor.dtype) for name, tensor in named]
+
+    def give_weights(self, take: Callable[[str, torch.Tensor], None]) -> None:
+        """Gather the weights to act with one after the other; `take` gets each on the first rank, by its Hugging Face
+        name (tied ones once), whole, on the device. It must copy what it wants to keep."""
+        policy = self._trainer.policy
+        for name, tensor in policy.acting(policy.module.named_parameters()):
+            full = whole(tensor.detach())
+            if self._ranks.rank == 0:
+                take(name, full)
+
+    def close(self) -> None:
+        """Leave the other ranks."""
+        self._ranks.close()

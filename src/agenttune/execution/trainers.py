@@ -1,0 +1,131 @@
+"""The trainer of a run: in the coordinator's process, or several processes that train together.
+
+In: a run's configuration and algorithm. Out: a trainer; or `ConfigError` before anything is loaded.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from agenttune.config.run import RunConfig
+from agenttune.errors import ConfigError
+from agenttune.execution.teacher_files import teacher_folder
+
+if TYPE_CHECKING:
+    from agenttune.algorithm.presets import Algorithm
+    from agenttune.algorithm.supervised import SupervisedAlgorithm
+    from agenttune.execution.rank_processes import RankProcesses
+    from agenttune.execution.trainer_group import SupervisedGroup, TrainerGroup
+    from agenttune.supervised.trainer import SupervisedTrainer
+    from agenttune.trainer.trainer import Trainer
+
+
+AnyTrainer: TypeAlias = "Trainer | TrainerGroup"
+AnySupervisedTrainer: TypeAlias = "SupervisedTrainer | SupervisedGroup"
+
+
+def check_trainer(config: RunConfig, *, needs_critic: bool) -> None:
+    """Refuse processes that cannot be had, and settings without effect."""
+    trainer = config.trainer
+    if trainer.num_processes > 1 and needs_critic:
+        raise ConfigError(
+            f"trainer.num_processes is {trainer.num_processes}, but {config.algorithm.algorithm_type!r} has a critic, "
+            "which trains in one process only so far: set it to 1, or choose an algorithm without a critic"
+        )
+    if not _has_ranks(config):
+        return
+    on_gpus, here = _gpus(config)
+    if trainer.cpu_offload and not on_gpus:
+        raise ConfigError(
+            "trainer.cpu_offload is true, but the trainer computes on the CPU (engine.device "
+            f"{config.engine.device!r}, {here} GPUs here): it has no effect, leave it out"
+        )
+    if on_gpus and trainer.num_processes > here:
+        raise ConfigError(
+            f"trainer.num_processes is {trainer.num_processes}, but {here} GPU(s) are here and each process needs one: "
+            f"set it to at most {here}"
+        )
+
+
+def make_trainer(config: RunConfig, algorithm: Algorithm, folder: Path, *, total_steps: int) -> AnyTrainer:
+    """A trainer for rollouts of the model in `folder`. Raises `ModelError` for architectures not supported,
+    `RankError` if a process does not start."""
+    teacher_path = teacher_folder(config, algorithm)
+    if _has_ranks(config):
+        from agenttune.execution.trainer_group import TrainerGroup
+
+        return TrainerGroup(_start(config, algorithm, folder, total_steps, teacher_path))
+    from agenttune.trainer.trainer import Trainer
+
+    return Trainer.from_pretrained(
+        folder,
+        algorithm=algorithm,
+        config=config.trainer,
+        learning_rate=config.algorithm.learning_rate,
+        planned_updates=_planned_updates(config, total_steps),
+        device=config.engine.device,
+        seed=config.seed,
+        critic=config.critic,
+        teacher_path=teacher_path,
+    )
+
+
+def make_supervised_trainer(
+    config: RunConfig, algorithm: SupervisedAlgorithm, folder: Path, *, total_steps: int
+) -> AnySupervisedTrainer:
+    """A trainer for rows; raises as `make_trainer`."""
+    if _has_ranks(config):
+        from agenttune.execution.trainer_group import SupervisedGroup
+
+        return SupervisedGroup(_start(config, algorithm, folder, total_steps, None))
+    from agenttune.supervised.trainer import SupervisedTrainer
+
+    return SupervisedTrainer.from_pretrained(
+        folder,
+        algorithm=algorithm,
+        config=config.trainer,
+        learning_rate=config.algorithm.learning_rate,
+        planned_updates=_planned_updates(config, total_steps),
+        device=config.engine.device,
+        seed=config.seed,
+    )
+
+
+def _start(
+    config: RunConfig,
+    algorithm: Algorithm | SupervisedAlgorithm,
+    folder: Path,
+    total_steps: int,
+    teacher_path: Path | None,
+) -> RankProcesses:
+    from agenttune.execution.rank_processes import RankProcesses
+    from agenttune.execution.rank_trainer import TrainerPlan
+
+    plan = TrainerPlan(
+        model_path=str(folder),
+        algorithm=algorithm,
+        config=config.trainer,
+        learning_rate=config.algorithm.learning_rate,
+        planned_updates=_planned_updates(config, total_steps),
+        seed=config.seed,
+        teacher_path=None if teacher_path is None else str(teacher_path),
+    )
+    return RankProcesses(plan, config.trainer.num_processes, on_gpus=_gpus(config)[0])
+
+
+def _has_ranks(config: RunConfig) -> bool:
+    """Whether processes of their own train; for weights kept on the CPU there may be a single one."""
+    return config.trainer.num_processes > 1 or config.trainer.cpu_offload
+
+
+def _gpus(config: RunConfig) -> tuple[bool, int]:
+    """Whether the trainer computes on GPUs, and how many are here."""
+    import torch
+
+    here = torch.cuda.device_count()
+    return config.engine.device.startswith("cuda") or (config.engine.device == "auto" and here > 0), here
+
+
+def _planned_updates(config: RunConfig, total_steps: int) -> int:
+    return total_steps * config.trainer.num_minibatches * config.trainer.epochs
