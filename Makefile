@@ -6,7 +6,7 @@ TORCH_INDEX ?=
 BIN = .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed check format bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-agentscope bench-trl clean
+.PHONY: quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed check format bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-agentscope bench-trl bench-gpu clean
 
 quickstart: .venv/installed
 	@$(BIN)/python examples/quickstart/main.py --seed $(SEED)
@@ -17,8 +17,16 @@ test: .venv/installed
 test-slow: .venv/installed
 	$(BIN)/python -m pytest -m slow
 
-test-gpu: .venv/installed
-	$(BIN)/python -m pytest -m gpu
+# With a Python that already has torch for the GPU here, and the other dependencies: make test-gpu GPU_PYTHON=python3
+GPU_PYTHON ?= $(BIN)/python
+GPU_READY = $(if $(filter $(BIN)/python,$(GPU_PYTHON)),.venv/installed)
+
+test-gpu: $(GPU_READY)
+	PYTHONPATH=src:tests $(GPU_PYTHON) -m pytest -p gpu_session -m "gpu and not slow"
+
+# The table of docs/gpu.md; GPU_BENCH="--smoke" runs the same code on a CPU, in small.
+bench-gpu: $(GPU_READY)
+	PYTHONPATH=src $(GPU_PYTHON) bench/gpu.py $(GPU_BENCH)
 
 # Real agent frameworks, in two environments of their own: AgentScope 1; AgentScope 2, LangGraph, OpenAI Agents SDK.
 # A test that is skipped or not collected there is a failure (tests/agentscope/all_or_nothing.py).
