@@ -6,7 +6,7 @@ TORCH_INDEX ?=
 BIN = .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed check format bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-agentscope bench-trl bench-gpu clean
+.PHONY: quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed check format bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-async bench-agentscope bench-trl bench-gpu clean
 
 quickstart: .venv/installed
 	@$(BIN)/python examples/quickstart/main.py --seed $(SEED)
@@ -76,10 +76,14 @@ format: .venv/installed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: bench-engine bench-trainer bench-gateway bench-step bench-tree
+bench: bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync
 
-bench-engine bench-trainer bench-gateway bench-step bench-tree: bench-%: .venv/installed
+bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync: bench-%: .venv/installed
 	$(BIN)/python bench/$*.py
+
+# Rollouts ahead of the training against synchronous ones, with tools that wait; about ten minutes.
+bench-async: .venv/installed
+	$(BIN)/python bench/async_tools.py
 
 bench-agentscope: .venv-agentscope1/installed .venv-agentscope2/installed
 	.venv-agentscope1/bin/python bench/agentscope_overhead.py

@@ -199,6 +199,7 @@ def _assemble(
     display: Display,
 ) -> Loop:
     from agenttune.diagnose.diagnosis import Watch
+    from agenttune.execution.shared_weights import share_weights
     from agenttune.experience.buffer import Buffer
     from agenttune.experience.journal import Journal
     from agenttune.explorer import Explorer
@@ -212,6 +213,10 @@ def _assemble(
         if expert is not None:
             expert.restore(progress.expert)
         serving.auxiliary.restore(progress.auxiliary_tokens)
+    schedule = Schedule.of(config, total_steps)
+    if not schedule.overlaps:
+        share_weights(serving.engine, trainer)
+    if directory.checkpoint is not None:
         display.message(f"continuing {directory.path.name} after step {progress.step}")
         serving.publish(trainer.version, trainer.state_tensors())
     for line in trainer.lines:
@@ -221,7 +226,6 @@ def _assemble(
     if replay is not None and directory.checkpoint is not None:
         replay.restore(directory.journal, algorithm, step=progress.step, version=trainer.version)
     evaluator = make_evaluator(serving, data.held_out, data.further, display) if data.held_out else None
-    schedule = Schedule.of(config, total_steps)
     if schedule.overlaps:
         display.message(schedule.line)
     explorer = Explorer(

@@ -233,15 +233,22 @@ class EmbeddedEngine:
         """Copy new weights in (Hugging Face parameter names) between two steps; see `Engine.load`.
 
         Raises `ModelError`, with nothing changed, unless the names and shapes are exactly the model's (a tied output
-        layer may be left out, or given equal to the embedding).
+        layer may be left out, or given equal to the embedding). Tensors that are `weights()` themselves are not copied;
+        then calls that still run fail, since their weights changed under them.
         """
         if self._closed:
             raise EngineLostError("the engine is closed")
-        copy_weights(self._model, tensors)
+        if not copy_weights(self._model, tensors) and version != self.version:
+            self._fail_all(EngineError("the weights changed while the call ran"))
         if self._stepper.graphs is not None:
             self._stepper.graphs.loaded()
         self._scheduler.suspend_all()
         self._stepper.version = version
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The memory that the weights are in, by Hugging Face parameter names, for a trainer in this process that keeps
+        its own there. It may write only while no call is at the engine, and must `load` before the next one."""
+        return {name: parameter.detach() for name, parameter in self._model.named_parameters()}
 
     async def close(self) -> None:
         """Fail what is running with `EngineError` and free memory. Closing twice is fine."""

@@ -11,11 +11,9 @@ Tested with the CPU build. Not here: transfer by `nccl` or `ipc` (on GPUs the fi
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -29,6 +27,7 @@ from agenttune.inference.requests import check_request
 from agenttune.inference.stopping import find_stop
 from agenttune.inference.vllm_start import MAX_TOP_LOGPROBS, read_skeleton, start_llm
 from agenttune.inference.weights import match_weights
+from agenttune.inference.weights_file import WeightsFile
 from agenttune.types import FinishReason, FloatArray, IntArray
 
 LEAST_TEMPERATURE = 0.01
@@ -57,6 +56,7 @@ class VLLMEngine:
         self._version = version
         self._decode_text = stop_decoder
         self._folder = folder
+        self._weights = WeightsFile(folder)
         self._dtype: torch.dtype = llm.model_config.dtype
         self._end_ids = sorted(end_token_ids(skeleton))
         self._num_requests = 0
@@ -209,12 +209,11 @@ class VLLMEngine:
         matched = match_weights(self._skeleton, tensors)
         async with self._loading:
             self._check_open()
-            with _weights_file(self._folder, matched, self._dtype) as path:
-                try:
-                    await self._exchange(version, path)
-                except Exception as error:
-                    said = f"new weights could not be loaded into vLLM: {type(error).__name__}: {error}"
-                    raise self._fail(EngineLostError(said)) from error
+            try:
+                await self._exchange(version, self._weights.write(matched, self._dtype))
+            except Exception as error:
+                said = f"new weights could not be loaded into vLLM: {type(error).__name__}: {error}"
+                raise self._fail(EngineLostError(said)) from error
             self._version = version
 
     async def _exchange(self, version: int, path: Path) -> None:
@@ -234,6 +233,7 @@ class VLLMEngine:
         await asyncio.gather(*self._calls, return_exceptions=True)
         llm, self._llm = self._llm, None
         llm.shutdown(timeout=_STOP_SECONDS)
+        self._weights.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _check_open(self) -> None:
@@ -250,22 +250,6 @@ class VLLMEngine:
                 if call is not asyncio.current_task():
                     call.cancel()
         return self._failure
-
-
-@contextlib.contextmanager
-def _weights_file(folder: Path, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Iterator[Path]:
-    """The tensors as a file, in shared memory where they fit (twice) into it, removed afterwards."""
-    from safetensors.torch import save_file
-
-    shared = Path("/dev/shm")
-    num_bytes = sum(tensor.numel() for tensor in tensors.values()) * dtype.itemsize
-    fits = shared.is_dir() and os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > 2 * num_bytes
-    path = (shared if fits else folder) / f"{folder.name}.safetensors"
-    try:
-        save_file({name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in tensors.items()}, path)
-        yield path
-    finally:
-        path.unlink(missing_ok=True)
 
 
 def _generation(output: Any, text: str | None, top_logprobs: int) -> Generation:

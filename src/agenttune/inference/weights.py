@@ -1,7 +1,8 @@
 """Weights in: copies named tensors into the model that the engine owns, all or nothing.
 
 In: tensors under Hugging Face parameter names. Out: the model's parameters changed in place. Fused projections need
-no second copy, since the parameters are views of them (`forward`); tied parameters are one tensor.
+no second copy, since the parameters are views of them (`forward`); tied parameters are one tensor. Tensors that are
+the model's own memory (a trainer may keep its weights there) are not copied at all.
 """
 
 from __future__ import annotations
@@ -14,13 +15,21 @@ import torch
 from agenttune.errors import ModelError
 
 
-def copy_weights(model: Any, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Copy `tensors` into `model`, converting dtype and device. Raises `ModelError`, with nothing changed, as
-    `match_weights` does."""
+def copy_weights(model: Any, tensors: Mapping[str, torch.Tensor]) -> int:
+    """Copy `tensors` into `model`, converting dtype and device; returns how many were copied, and not the model's own
+    memory. Raises `ModelError`, with nothing changed, as `match_weights` does."""
     matched = match_weights(model, tensors)
+    copied = 0
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(matched[name])
+            if not _same_memory(parameter, matched[name]):
+                parameter.copy_(matched[name])
+                copied += 1
+    return copied
+
+
+def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return (one.data_ptr(), one.dtype, one.stride()) == (other.data_ptr(), other.dtype, other.stride())
 
 
 def match_weights(model: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -157,6 +157,22 @@ class TrainedModel:
         """
         return {name: tensor.detach() for name, tensor in self.acting(self.module.named_parameters())}
 
+    def keep_in(self, memory: Mapping[str, torch.Tensor]) -> bool:
+        """Keep the weights in these tensors from now on, by the names of `state_tensors`; their values come along.
+
+        False, with nothing changed, where that cannot be: other names, shapes, types or devices, adapters, or weights
+        that are spread over several processes.
+        """
+        mine = dict(self.parameters())
+        if self.adapters is not None or memory.keys() != mine.keys():
+            return False
+        if any(_kind(parameter.data) != _kind(memory[name]) for name, parameter in mine.items()):
+            return False
+        for name, parameter in mine.items():
+            memory[name].copy_(parameter.data)
+            parameter.data = memory[name]
+        return True
+
     def acting(self, named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         """Of the module's own tensors by name those of the model that acts, one after the other."""
         return iter(named)
@@ -340,6 +356,10 @@ def resolve_dtype(dtype: DType, device: torch.device) -> torch.dtype:
     if dtype == "auto":
         dtype = "bfloat16" if device.type == "cuda" else "float32"
     return getattr(torch, dtype)  # type: ignore[no-any-return]
+
+
+def _kind(tensor: torch.Tensor) -> tuple[type, torch.Size, torch.dtype, torch.device]:
+    return type(tensor), tensor.shape, tensor.dtype, tensor.device
 
 
 def _score_chunk(
