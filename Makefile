@@ -18,15 +18,16 @@ test-slow: .venv/installed
 	$(BIN)/python -m pytest -m slow
 
 # With a Python that already has torch for the GPU here, and the other dependencies: make test-gpu GPU_PYTHON=python3
+# Its libraries may be of other versions than ours, so that their warnings are only shown.
 GPU_PYTHON ?= $(BIN)/python
 GPU_READY = $(if $(filter $(BIN)/python,$(GPU_PYTHON)),.venv/installed)
 
 test-gpu: $(GPU_READY)
-	PYTHONPATH=src:tests $(GPU_PYTHON) -m pytest -p gpu_session -m "gpu and not slow"
+	PYTHONPATH=src:tests:$$PYTHONPATH $(GPU_PYTHON) -m pytest -p gpu_session -W default -m "gpu and not slow" $(GPU_TESTS)
 
 # The table of docs/gpu.md; GPU_BENCH="--smoke" runs the same code on a CPU, in small.
 bench-gpu: $(GPU_READY)
-	PYTHONPATH=src $(GPU_PYTHON) bench/gpu.py $(GPU_BENCH)
+	PYTHONPATH=src:$$PYTHONPATH $(GPU_PYTHON) bench/gpu.py $(GPU_BENCH)
 
 # Real agent frameworks, in two environments of their own: AgentScope 1; AgentScope 2, LangGraph, OpenAI Agents SDK.
 # A test that is skipped or not collected there is a failure (tests/agentscope/all_or_nothing.py).

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 import torch
-from toy_engines import FAMILIES, make_engine, make_model, prompt_of, request, run_all, scored
+from toy_engines import FAMILIES, full_logits, make_engine, make_model, prompt_of, request, run_all, scored
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 pytestmark = pytest.mark.gpu
 
@@ -40,3 +41,39 @@ def test_gpu_is_deterministic() -> None:
     for one, other in zip(once, again, strict=True):
         assert one.ids.tolist() == other.ids.tolist()
         assert one.logprobs.tobytes() == other.logprobs.tobytes()
+
+
+@pytest.mark.parametrize(("dtype", "mean", "most"), [(torch.float32, 1e-4, 1e-3), (torch.bfloat16, 0.02, None)])
+def test_gpu_serves_heads_of_real_sizes_as_transformers_computes(dtype, mean, most) -> None:
+    """16 query and 8 key heads of 128; prompts longer than a step's share, answers that outgrow several KV lengths and
+    are decoded by graphs. The reference is the same (rounded) weights in fp32."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=97,
+        hidden_size=512,
+        intermediate_size=1024,
+        num_hidden_layers=4,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=2048,
+        initializer_range=0.05,
+        tie_word_embeddings=True,
+        eos_token_id=None,
+    )
+    model = Qwen3ForCausalLM(config).to(dtype).cuda().eval()
+    reference = Qwen3ForCausalLM(config).cuda().eval()
+    reference.load_state_dict({name: tensor.float() for name, tensor in model.state_dict().items()})
+    engine = make_engine(model, max_model_len=1024, max_slots=16)
+    engine._stepper.prompt_tokens_per_step = 300
+    prompts = [prompt_of(length, length) for length in (1, 60, 200, 500, 700, 200, 201)]
+    requests = [request(prompt, noise=number, max_tokens=300) for number, prompt in enumerate(prompts)]
+    gaps = []
+    for prompt, generation in zip(prompts, run_all(engine, requests), strict=True):
+        ids = [*prompt, *generation.ids.tolist()]
+        logprobs_TV = full_logits(reference, ids).log_softmax(-1)[len(prompt) - 1 : -1].cpu()
+        expected = logprobs_TV.gather(1, torch.tensor(generation.ids, dtype=torch.long).unsqueeze(1)).squeeze(1)
+        gaps.append((torch.tensor(generation.logprobs) - expected).abs())
+    assert torch.cat(gaps).mean() < mean
+    assert most is None or torch.cat(gaps).max() < most
+    assert engine.stats.replayed_steps > 100

@@ -119,7 +119,7 @@ def prompt_of(length: int, seed: int) -> list[int]:
 @torch.no_grad()
 def full_logits(model: Any, ids: Sequence[int]) -> torch.Tensor:
     """Plain Hugging Face forward over a whole sequence, [T, V]."""
-    return model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0].float()
+    return model(input_ids=torch.tensor([list(ids)], device=model.device), use_cache=False).logits[0].float()
 
 
 def scored(model: Any, prompt: Sequence[int], generation: Generation, temperature: float = 1.0) -> torch.Tensor:
