@@ -22,7 +22,7 @@ from gpu_formulas import Shape, decode_bound, known_peak
 from transformers import ContinuousBatchingConfig, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
 from agenttune.inference.embedded import EmbeddedEngine
-from agenttune.inference.engine import GenerateRequest
+from agenttune.inference.engine import GenerateRequest, Generation
 from agenttune.types import Sampling
 
 QUICKSTART = Path(__file__).parent.parent / "examples" / "quickstart"
@@ -172,19 +172,23 @@ def _prompts(count: int, length: int, vocabulary: int, seed: int) -> list[np.nda
     return [rng.integers(5, vocabulary, length).astype(np.int32) for _ in range(count)]
 
 
-def run_engine(engine: EmbeddedEngine, vocabulary: int, work: tuple[int, int, int], seed: int) -> None:
-    """All sequences of `work` at once, at temperature 1."""
+def generate(
+    engine: EmbeddedEngine, vocabulary: int, work: tuple[int, int, int], seed: int
+) -> list[tuple[np.ndarray[Any, Any], Generation]]:
+    """All sequences of `work` at once, at temperature 1: prompts, and what was sampled."""
     count, prompt, new = work
+    prompts = _prompts(count, prompt, vocabulary, seed)
 
-    async def everyone() -> None:
+    async def everyone() -> list[Generation]:
         requests = [
             GenerateRequest(prompt_ids=ids, sampling=Sampling(max_tokens=new), noise=(seed << 32) + number)
-            for number, ids in enumerate(_prompts(count, prompt, vocabulary, seed))
+            for number, ids in enumerate(prompts)
         ]
-        done = await asyncio.gather(*(engine.generate(request) for request in requests))
-        assert all(len(generation.ids) == new for generation in done)
+        return list(await asyncio.gather(*(engine.generate(request) for request in requests)))
 
-    asyncio.run(everyone())
+    done = asyncio.run(everyone())
+    assert all(len(generation.ids) == new for generation in done)
+    return list(zip(prompts, done, strict=True))
 
 
 def engine_part(setting: Setting) -> list[Row]:
@@ -201,7 +205,7 @@ def engine_part(setting: Setting) -> list[Row]:
             shape, sequences=count, prompt=prompt, new=new, itemsize=setting.dtype.itemsize, bytes_per_s=bandwidth
         )
         seeds = iter(range(1000))
-        speed = count * new / seconds_of(setting, lambda: run_engine(engine, vocabulary, work, next(seeds)), warm=2)  # noqa: B023
+        speed = count * new / seconds_of(setting, lambda: generate(engine, vocabulary, work, next(seeds)), warm=2)  # noqa: B023
         rows += [
             Row(measure=f"embedded engine, {_work(work)}", value=speed, unit="tokens/s"),
             Row(measure=f"bound by memory, {_work(work)}", value=bound, unit="tokens/s"),
@@ -210,7 +214,7 @@ def engine_part(setting: Setting) -> list[Row]:
         if (graphs := engine._stepper.graphs) is not None:
             engine._stepper.graphs = None
             began = _now(setting)
-            run_engine(engine, vocabulary, work, 5000)
+            generate(engine, vocabulary, work, 5000)
             eager = count * new / (_now(setting) - began)
             engine._stepper.graphs = graphs
             note = graphs.off or f"{graphs.replays} steps replayed of {engine.stats.steps}"

@@ -6,6 +6,7 @@ In: a `Setting`. Out: `Row`s.
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import json
 import os
@@ -14,13 +15,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from gpu_formulas import causal_pairs, training_flops, tree_pairs
-from gpu_parts import Row, Setting, flops_per_s, make_model, seconds_of, shape_of
+from gpu_parts import Row, Setting, flops_per_s, generate, make_model, seconds_of, shape_of
 from torch.nn.attention import (
     SDPBackend,
     activate_flash_attention_impl,
@@ -38,7 +40,7 @@ from agenttune.inference.embedded import EmbeddedEngine
 from agenttune.trainer.attention import TreeLayout, _per_segment
 from agenttune.trainer.model import TrainedModel
 from agenttune.trainer.packing import Pack, pack
-from agenttune.trainer.parity import Tolerance
+from agenttune.trainer.parity import LogprobGap, Tolerance
 from agenttune.trainer.trainer import Trainer
 from agenttune.trainer.varlen import TorchVarlen, varlen_attention
 from agenttune.types import Experience
@@ -248,6 +250,36 @@ def sync_part(setting: Setting) -> list[Row]:
         ),
         Row(measure="weights into the engine, from the host", value=seconds_of(setting, load(host)) * 1e3, unit="ms"),
         Row(measure="weights moved", value=num_bytes / 1e9, unit="GB", note="fp32"),
+    ]
+
+
+def parity_part(setting: Setting) -> list[Row]:
+    """How far the trainer's logprobs are from the engine's recorded ones, at the types that a run has here. The last
+    norm is scaled up, so that logits spread as those of a trained model."""
+    count, prompt, new = (2, 8, 16) if setting.smoke else (16, 256, 512)
+    model = make_model(setting, torch.float32)
+    with torch.no_grad():
+        model.model.norm.weight.mul_(4)
+    trained = TrainedModel(
+        copy.deepcopy(model),
+        compute_dtype=torch.bfloat16 if setting.device.type == "cuda" else torch.float32,
+    )
+    engine = EmbeddedEngine(model.to(setting.dtype), max_model_len=prompt + new, max_slots=count)
+    done = generate(engine, trained.module.config.vocab_size, (count, prompt, new), 1)
+    experiences = []
+    for number, (ids, generation) in enumerate(done):
+        whole = make_experience(0, number, [*ids.tolist(), *generation.ids.tolist()], prompt, 1.0, 1.0)
+        logprobs_T = whole.logprobs_T.copy()
+        logprobs_T[prompt:] = generation.logprobs
+        versions_T = np.where(whole.loss_mask_T, 0, -1).astype(np.int32)
+        experiences.append(replace(whole, logprobs_T=logprobs_T, versions_T=versions_T))
+    gap = LogprobGap(0)
+    with torch.no_grad():
+        for packed in pack(experiences, 8192):
+            gap.add(packed, trained.score(packed).logprobs_E)
+    return [
+        Row(measure="engine against trainer, mean |logprob gap|", value=gap.mean, note=f"{gap.num_tokens} tokens"),
+        Row(measure="engine against trainer, largest gap", value=gap.max),
     ]
 
 

@@ -65,9 +65,10 @@ def bench_row(measure, value):
 
 
 def test_aims_are_judged_only_where_there_is_a_figure(bench):
-    sync, training = list(bench.gpu.AIMS)[::-1]
+    training, parity, sync = bench.gpu.AIMS
     parts = [{"rows": [bench_row(sync, 12.0)]}]
-    assert bench.gpu.verdicts(parts) == [(f"{training} >= 0.4", None), (f"{sync} <= 10", False)]
+    judged = [(f"{training} >= 0.4", None), (f"{parity} <= 0.01", None), (f"{sync} <= 10", False)]
+    assert bench.gpu.verdicts(parts) == judged
     assert bench.gpu.verdicts([{"rows": [bench_row(training, 0.41)]}])[0][1] is True
 
 

@@ -132,6 +132,8 @@ class SlotAttention:
         values = kv.values_SKTD[segment.slot, :, : segment.end]
         group = heads // kv_heads
         fused = rule.softcap is None and num_rows * segment.end > _SMALL_SCORES
+        if fused and q_NHD.is_cuda:
+            return self._segment_on_gpu(q_NHD, keys, values, index, segment, rule)
         mask = self._segment_mask(index, segment, rule.window, 1 if fused else group, q_NHD.dtype)
         if fused:
             out_HND = F.scaled_dot_product_attention(
@@ -146,6 +148,30 @@ class SlotAttention:
         q = q_NHD.reshape(num_rows, kv_heads, group, head_dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, head_dim)
         out = _products(q, keys, values, mask, rule)
         return out.view(kv_heads, group, num_rows, head_dim).permute(2, 0, 1, 3).reshape(num_rows, heads * head_dim)
+
+    def _segment_on_gpu(
+        self,
+        q_NHD: torch.Tensor,
+        keys_KDT: torch.Tensor,
+        values_KTD: torch.Tensor,
+        index: int,
+        segment: Segment,
+        rule: AttentionRule,
+    ) -> torch.Tensor:
+        """Key heads are repeated: with fewer of them than queries, no fused kernel takes a mask, and the other way
+        would hold all scores. A prompt from its start needs no mask."""
+        num_rows, heads, head_dim = q_NHD.shape
+        group = heads // keys_KDT.shape[0]
+        unmasked = segment.start == 0 and (rule.window is None or segment.end <= rule.window)
+        out_HND = F.scaled_dot_product_attention(
+            q_NHD.transpose(0, 1).unsqueeze(0),
+            keys_KDT.transpose(1, 2).repeat_interleave(group, dim=0).contiguous().unsqueeze(0),
+            values_KTD.repeat_interleave(group, dim=0).unsqueeze(0),
+            attn_mask=None if unmasked else self._segment_mask(index, segment, rule.window, 1, q_NHD.dtype),
+            is_causal=unmasked,
+            scale=rule.scale,
+        )[0]
+        return out_HND.transpose(0, 1).reshape(num_rows, heads * head_dim)
 
     def _segment_mask(
         self, index: int, segment: Segment, window: int | None, repeats: int, dtype: torch.dtype
@@ -192,7 +218,13 @@ class FixedShapeAttention:
 def _products(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, rule: AttentionRule
 ) -> torch.Tensor:
-    """Batched attention: queries [X, G, D], keys [X, D, L], values [X, L, D], additive mask broadcast to [X, G, L]."""
+    """Batched attention: queries [X, G, D], keys [X, D, L], values [X, L, D], additive mask broadcast to [X, G, L].
+
+    On a GPU scores stay in fp32 also in half precision, as in the kernels that the trainer uses.
+    """
+    if q.is_cuda and q.dtype != torch.float32 and rule.softcap is None:
+        exact = torch.add(mask, torch.bmm(q, keys, out_dtype=torch.float32), alpha=rule.scale)
+        return torch.bmm(torch.softmax(exact, dim=-1).to(q.dtype), values)
     if rule.softcap is None:
         scores = torch.baddbmm(mask, q, keys, alpha=rule.scale)
     else:
