@@ -68,7 +68,7 @@ def check_arguments(config: RunConfig, workflow: Callable[..., Any], judge: Call
     choose_engine(config)
     check_monitor(config.monitor_type)
     check_lora(config.trainer)
-    check_trainer(config, needs_critic=algorithm.needs_critic)
+    check_trainer(config)
     model_folder(config.model.model_path)
     check_teacher(config, algorithm)
     return algorithm

@@ -61,7 +61,7 @@ def make_plan(
     return TrainerPlan(
         model_path=str(toy.folder),
         algorithm=resolve(algorithm, LossConfig(**(loss or {})), 8),
-        config=TrainerConfig(**{"max_tokens_per_micro_batch": 80, **config}),
+        config=TrainerConfig(**{"max_tokens_per_micro_batch": 80, "eps": 1e-3, **config}),
         learning_rate=rate,
         planned_updates=10,
         seed=0,

@@ -12,6 +12,7 @@ from agenttune.config.run import LossConfig
 from agenttune.config.trainer import CriticConfig, TrainerConfig
 from agenttune.errors import CheckpointError, TrainingError
 from agenttune.trainer import checkpoint
+from agenttune.trainer.credit import Part
 from agenttune.trainer.critic import Critic
 from agenttune.trainer.model import TrainedModel
 from agenttune.trainer.packing import pack
@@ -123,8 +124,8 @@ def test_the_first_update_is_the_policy_gradient_with_gae_of_a_critic_that_knows
 def test_values_and_their_gradients_are_those_of_plain_transformers():
     experiences = record(plain_copy(make_model("qwen3")), make_experiences())
     module = make_model("qwen3")
-    critic = make_critic(module, TrainerConfig(), value_clip=None)
     twin = plain_copy(module)
+    critic = make_critic(module, TrainerConfig(), value_clip=None)
     generator = torch.Generator().manual_seed(0)
     head = torch.randn(1, 32, generator=generator, dtype=torch.float64)
     parameters = dict(critic.parameters())
@@ -139,13 +140,11 @@ def test_values_and_their_gradients_are_those_of_plain_transformers():
         (0.5 * (values - 2.0).square().sum() / total).backward()
         expected.append(values.detach())
     critic.zero_grad()
-    found = []
     packs = pack(experiences, 80)
     assert len(packs) > 1
-    for part in packs:
-        values = critic.values(part)
-        found.append(values.detach())
-        critic.backward(part, torch.zeros_like(values), torch.full_like(values, 2.0), total)
+    found = [critic.values(part).detach() for part in packs]
+    seen = zip(packs, found, strict=True)
+    critic.backward([Part(pack=part, values_E=0 * values, returns_E=0 * values + 2.0) for part, values in seen])
     by_token = {
         (p.rollout_ids[r], int(t)): v
         for p, values in zip(packs, found, strict=True)

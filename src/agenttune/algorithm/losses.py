@@ -196,9 +196,10 @@ def value_loss(
     squared_E = (values_E - returns_E).square()
     if clip is None:
         return 0.5 * squared_E, torch.zeros_like(squared_E, dtype=torch.bool)
-    bounded_E = old_values_E + (values_E - old_values_E).clamp(-clip, clip)
-    bounded_squared_E = (bounded_E - returns_E).square()
-    return 0.5 * torch.maximum(squared_E, bounded_squared_E), bounded_squared_E > squared_E
+    moved_E = values_E - old_values_E
+    bounded_squared_E = (old_values_E + moved_E.clamp(-clip, clip) - returns_E).square()
+    held_E = (moved_E.abs() > clip) & (bounded_squared_E > squared_E)  # within the clip they differ by rounding alone
+    return 0.5 * torch.maximum(squared_E, bounded_squared_E), held_E
 
 
 def _clipped(

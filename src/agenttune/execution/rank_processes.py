@@ -220,24 +220,28 @@ class RankProcesses:
         return answers
 
     def _describe(self, answers: list[Answer | None], what: str) -> str:
-        lost, other = [], []
+        lost: list[str] = []
+        failed: list[str] = []
+        silent: list[str] = []
         for rank, answer in enumerate(answers):
             if answer is None:
-                lost.append(f"rank {rank} {self._ending(rank)}")
+                ending = self._ending(rank)
+                (lost if ending else silent).append(f"rank {rank} {ending or 'did not answer'}")
             elif (failure := answer.failure or answer.error) is not None:
-                other.append(f"rank {rank} failed: {failure}")
+                failed.append(f"rank {rank} failed: {failure}")
+        who = "; ".join(lost + failed + silent)
         return (
-            f"the trainer's {'; '.join(lost + other)} ({what}, {len(answers)} processes). No checkpoint was touched: "
-            "the same experiment_name continues from the last one"
+            f"a process of the trainer was lost ({what}, {len(answers)} processes): {who}. "
+            "The last checkpoint is whole: the same experiment_name goes on from there"
         )
 
     def _ending(self, rank: int) -> str:
-        """How a rank ended that gave no answer."""
+        """How a rank ended that gave no answer; empty if it has not."""
         try:
             code = self._processes[rank].wait(1.0)
         except subprocess.TimeoutExpired:
-            return "did not answer and was ended"
-        return f"was lost: killed by {signal.Signals(-code).name}" if code < 0 else f"was lost: exit code {code}"
+            return ""
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
 def lay_out(specs: list[WeightSpec]) -> tuple[list[tuple[WeightSpec, int]], int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 
 from agenttune.algorithm.presets import Algorithm
 from agenttune.algorithm.supervised import SupervisedAlgorithm
-from agenttune.config.trainer import TrainerConfig
+from agenttune.config.trainer import CriticConfig, TrainerConfig
 from agenttune.supervised.trainer import SupervisedTrainer
 from agenttune.trainer.sharding import whole
 from agenttune.trainer.team import TIMEOUT_S, Ranks
@@ -36,6 +36,7 @@ class TrainerPlan:
     planned_updates: int
     seed: int
     teacher_path: str | None = None
+    critic: CriticConfig = field(default_factory=CriticConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +95,11 @@ class RankTrainer:
             )
         else:
             self._trainer = Trainer.from_pretrained(
-                plan.model_path, algorithm=plan.algorithm, teacher_path=plan.teacher_path, **arguments
+                plan.model_path,
+                algorithm=plan.algorithm,
+                teacher_path=plan.teacher_path,
+                critic=plan.critic,
+                **arguments,
             )
 
     def run(self, method: str, *arguments: Any, **named: Any) -> Any:

@@ -25,14 +25,9 @@ AnyTrainer: TypeAlias = "Trainer | TrainerGroup"
 AnySupervisedTrainer: TypeAlias = "SupervisedTrainer | SupervisedGroup"
 
 
-def check_trainer(config: RunConfig, *, needs_critic: bool) -> None:
+def check_trainer(config: RunConfig) -> None:
     """Refuse processes that cannot be had, and settings without effect."""
     trainer = config.trainer
-    if trainer.num_processes > 1 and needs_critic:
-        raise ConfigError(
-            f"trainer.num_processes is {trainer.num_processes}, but {config.algorithm.algorithm_type!r} has a critic, "
-            "which trains in one process only so far: set it to 1, or choose an algorithm without a critic"
-        )
     if not _has_ranks(config):
         return
     on_gpus, here = _gpus(config)
@@ -110,6 +105,7 @@ def _start(
         planned_updates=_planned_updates(config, total_steps),
         seed=config.seed,
         teacher_path=None if teacher_path is None else str(teacher_path),
+        critic=config.critic,
     )
     return RankProcesses(plan, config.trainer.num_processes, on_gpus=_gpus(config)[0])
 

@@ -149,7 +149,7 @@ def _check(
     check_auxiliary_models(config)
     check_monitor(config.monitor_type)
     check_lora(config.trainer)
-    check_trainer(config, needs_critic=False)
+    check_trainer(config)
     model_folder(config.model.model_path)
     return algorithm
 

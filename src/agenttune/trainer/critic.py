@@ -9,7 +9,7 @@ Shape suffixes: E loss entries of a pack, C hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,10 +19,13 @@ from agenttune.algorithm.losses import value_loss
 from agenttune.config.trainer import CriticConfig, TrainerConfig
 from agenttune.errors import CheckpointError, TrainingError
 from agenttune.trainer import checkpoint
+from agenttune.trainer.credit import Part
 from agenttune.trainer.model import TrainedModel
 from agenttune.trainer.optimizer import Optimizer
 from agenttune.trainer.packing import Pack
+from agenttune.trainer.team import IDLE, Team
 
+_HEAD = "value_head"
 _WEIGHTS, _OPTIMIZER = "critic", "critic_optimizer"
 
 
@@ -40,15 +43,25 @@ class Critic:
     """Owns the critic's weights and their optimizer."""
 
     def __init__(
-        self, model: TrainedModel, *, config: CriticConfig, trainer_config: TrainerConfig, planned_updates: int
+        self,
+        model: TrainedModel,
+        *,
+        config: CriticConfig,
+        trainer_config: TrainerConfig,
+        planned_updates: int,
+        team: Team | None = None,
     ) -> None:
-        """Take over `model`, whose output embeddings are not used."""
+        """Take over `model`, whose output embeddings are not used; here it is divided where `team` has several
+        ranks."""
         self._model = model
         self._config = config
+        self._team = team or Team()
         body = model.module.get_input_embeddings().weight
         self._head = torch.nn.Linear(body.shape[1], 1, device=body.device, dtype=body.dtype)
         torch.nn.init.zeros_(self._head.weight)
         torch.nn.init.zeros_(self._head.bias)
+        model.module.add_module(_HEAD, self._head)
+        self._team.divide(model, cpu_offload=trainer_config.cpu_offload)
         own = ("warmup_steps", "weight_decay", "max_grad_norm")
         self._optimizer = Optimizer(
             self.parameters(),
@@ -67,6 +80,7 @@ class Critic:
         trainer_config: TrainerConfig,
         planned_updates: int,
         device: torch.device,
+        team: Team | None = None,
     ) -> Critic:
         """Start from a Hugging Face model. Raises `ModelError` as the policy does."""
         model = TrainedModel.load(
@@ -75,7 +89,7 @@ class Critic:
             device=device,
             gradient_checkpointing=trainer_config.gradient_checkpointing,
         )
-        return cls(model, config=config, trainer_config=trainer_config, planned_updates=planned_updates)
+        return cls(model, config=config, trainer_config=trainer_config, planned_updates=planned_updates, team=team)
 
     def parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """Trained parameters by name: the model's without output embeddings of its own, and the head's."""
@@ -83,26 +97,37 @@ class Critic:
         unused = module.get_output_embeddings().weight
         tied = unused is module.get_input_embeddings().weight
         yield from ((name, p) for name, p in self._model.parameters() if tied or p is not unused)
-        yield from ((f"value_head.{name}", parameter) for name, parameter in self._head.named_parameters())
 
     def values(self, pack: Pack) -> torch.Tensor:
         """The value of the state before each loss entry's token, shape E."""
-        states_EC = self._model.states(pack)
-        return self._head(states_EC.to(self._head.weight.dtype)).squeeze(-1)  # type: ignore[no-any-return]
+        return self._model.read(pack, self._head)
 
     def zero_grad(self) -> None:
         """Begin an update."""
         self._optimizer.zero_grad()
         self._loss, self._clipped, self._num_entries = 0.0, 0.0, 0
 
-    def backward(self, pack: Pack, old_values_E: torch.Tensor, returns_E: torch.Tensor, num_entries: int) -> None:
-        """Add a pack's gradient; the update's loss is the mean over its `num_entries` loss entries."""
-        losses_E, clipped_E = value_loss(self.values(pack), old_values_E, returns_E, clip=self._config.value_clip)
-        loss = losses_E.sum() / num_entries
+    def backward(self, parts: Sequence[Part]) -> None:
+        """Add the gradient of an update, whose loss is the mean over its loss entries."""
+        self._num_entries = sum(part.pack.num_trained_tokens for part in parts)
+        for loss, clipped in self._team.map(parts, self._backward, self._backward_nothing):
+            self._loss += loss
+            self._clipped += clipped
+
+    def _backward(self, part: Part) -> tuple[float, float]:
+        """Add a pack's gradient; its part of the loss, and how many of its entries the clip held."""
+        assert part.values_E is not None
+        assert part.returns_E is not None
+        values_E = self.values(part.pack)
+        old_E, returns_E = part.values_E.to(values_E.device), part.returns_E.to(values_E.device)
+        losses_E, clipped_E = value_loss(values_E, old_E, returns_E, clip=self._config.value_clip)
+        loss = losses_E.sum() / self._num_entries
         loss.backward()  # type: ignore[no-untyped-call]
-        self._loss += float(loss.detach())
-        self._clipped += float(clipped_E.sum())
-        self._num_entries += len(losses_E)
+        return float(loss.detach()), float(clipped_E.sum())
+
+    def _backward_nothing(self) -> None:
+        values_E = self.values(IDLE)
+        values_E.backward(torch.zeros_like(values_E))  # type: ignore[no-untyped-call]
 
     def check(self, update: int) -> None:
         """Raise `TrainingError`, with nothing changed, if a gradient is NaN or infinite."""

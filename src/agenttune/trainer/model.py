@@ -229,12 +229,18 @@ class TrainedModel:
             hidden_RC = hidden_NC.index_select(0, _to(_rows(pack)[0], device))
         return Compared(hidden_RC=hidden_RC, head=self.module.get_output_embeddings(), divergence=divergence)
 
-    def states(self, pack: Pack) -> torch.Tensor:
-        """The hidden states that the pack's entries are predicted from, shape (E, C)."""
+    def read(self, pack: Pack, head: torch.nn.Linear) -> torch.Tensor:
+        """What a head (C to 1) of the module says of the hidden states that the pack's entries are predicted from,
+        shape E, in the type of its weights."""
         device = self.device
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16):
-            (hidden_NC,) = one_pass(self.module, lambda: (self._hidden(pack.ids_N, pack.positions_N, pack.segments),))
-            return hidden_NC.index_select(0, _to(pack.predict_E, device))
+
+        def compute() -> tuple[torch.Tensor]:
+            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16):
+                hidden_NC = self._hidden(pack.ids_N, pack.positions_N, pack.segments)
+                hidden_EC = hidden_NC.index_select(0, _to(pack.predict_E, device))
+            return (head(hidden_EC.to(head.weight.dtype)),)
+
+        return one_pass(self.module, compute)[0].squeeze(-1)
 
     def _hidden(self, ids_N: IndexArray, positions_N: IndexArray, segments: Sequence[Segment]) -> torch.Tensor:
         """Hidden states after the last norm, shape (N, C)."""

@@ -127,6 +127,8 @@ class Ranks(Team):
     def divide(self, model: TrainedModel, *, cpu_offload: bool, keep_head: bool = False) -> None:
         """See `Team.divide`."""
         model.shard(self.mesh, self.device, cpu_offload=cpu_offload, keep_head=keep_head)
+        with torch.no_grad():
+            model.score(IDLE)  # FSDP looks in the first pass which weights are trained: no adapter may be off then
 
     def packs(self, experiences: Sequence[Experience], max_tokens: int) -> list[Pack]:
         """Smaller ones than `max_tokens` allows, where the ranks would otherwise wait for the one with a pack more."""

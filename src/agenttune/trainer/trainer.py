@@ -74,11 +74,6 @@ class _Work:
     experts: list[Pack]
     skipped_tokens: int
 
-    @property
-    def num_entries(self) -> int:
-        """Loss entries of the update."""
-        return sum(part.pack.num_trained_tokens for part in self.parts)
-
 
 class Trainer:
     """Owns the trained weights, their optimizer, and the frozen reference and teacher. `version` counts the updates the
@@ -144,13 +139,13 @@ class Trainer:
         policy, reference = load_roles(model_path, config, place, team, needs_reference=algorithm.needs_reference)
         value_model = None
         if algorithm.needs_critic:
-            assert team.size == 1, "a critic is refused where there are several ranks"
             value_model = Critic.load(
                 model_path,
                 config=critic or CriticConfig(),
                 trainer_config=config,
                 planned_updates=planned_updates,
-                device=place,
+                device=torch.device("cpu") if config.cpu_offload else place,
+                team=team,
             )
         teacher = None
         if algorithm.needs_teacher:
@@ -344,7 +339,7 @@ class Trainer:
         taught = None if expert is None else backward_expert(self.policy, work.experts, expert, step, self._team)
         critic_update = None
         if critic is not None:
-            self._backward_critic(critic, work)
+            critic.backward(work.parts)
             critic.check(self.version)  # so that policy and critic are updated both or not at all
         grad_norm, rate = self._optimizer.step(self.version)
         if critic is not None:
@@ -363,13 +358,6 @@ class Trainer:
             critic=critic_update,
             expert=taught,
         )
-
-    def _backward_critic(self, critic: Critic, work: _Work) -> None:
-        for part in work.parts:
-            assert part.values_E is not None
-            assert part.returns_E is not None
-            device = self.policy.device
-            critic.backward(part.pack, part.values_E.to(device), part.returns_E.to(device), work.num_entries)
 
     def _backward_nothing(self) -> None:
         """The pass of a rank that has no pack left."""

@@ -1,0 +1,93 @@
+"""What algorithms compute beside the policy: reference, critic, teacher, an expert's rows, entropies, adapters. Two
+processes come to the numbers of one.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from group_toys import assert_same_numbers, assert_same_weights, group_of, make_plan, make_toy, one_process
+from trainer_toys import make_experience, make_model
+
+from agenttune.algorithm.resolve import resolve
+from agenttune.config.run import DistillConfig, ExpertConfig, LossConfig
+from agenttune.config.trainer import CriticConfig
+from agenttune.execution.rank_trainer import RankBatch
+
+pytestmark = pytest.mark.distributed
+
+
+def both(plan, batches, *, steps=2, relative=1e-6, absolute=2e-6, **arguments):
+    """Train in one process and in two; the metrics of the last step."""
+    one = one_process(plan, critic=plan.critic, teacher_path=plan.teacher_path)
+    with group_of(plan) as group:
+        for step in range(steps):
+            named = {name: value + step for name, value in arguments.items()}
+            found, expected = group.train_step(batches, **named), one.train_step(batches, **named)
+            assert_same_numbers(expected, found, relative=relative)
+            assert_same_weights(one, group, absolute=absolute)
+    return expected.values
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_adapters_with_a_reference(tmp_path, dtype):
+    """Adapters of rank 1, whose A only the first process has a part of. The reference is the policy with them switched
+    off, and is computed first: they must be trained all the same."""
+    toy = make_toy(tmp_path / "model")
+    lora = {"rank": 1, "alpha": 2}
+    plan = make_plan(toy, loss={"kl": "k3", "kl_coef": 0.1}, lora=lora, dtype=dtype, rate=1e-2)
+    values = both(
+        plan,
+        toy.batches(),
+        relative=1e-6 if dtype == "float32" else 0.02,
+        absolute=2e-6 if dtype == "float32" else 0.01,
+    )
+    assert values["kl_loss"] > 1e-6
+
+
+def test_bfloat16_over_fp32_weights(tmp_path):
+    """Weights stay fp32 and move by less than bfloat16 could say; a layer's own are rounded when they are gathered, so
+    that the numbers are near, not equal."""
+    toy = make_toy(tmp_path / "model", "llama")
+    plan = make_plan(toy, dtype="bfloat16", rate=1e-5)
+    both(plan, toy.batches(2), relative=0.02, absolute=4e-5)
+
+
+def test_a_critic(tmp_path):
+    """An untied model, whose output layer the critic does not use, in two minibatches and two epochs."""
+    toy = make_toy(tmp_path / "model", "llama")
+    plan = make_plan(toy, algorithm="ppo", epochs=2)
+    plan = replace(plan, critic=CriticConfig(learning_rate=1e-2))
+    values = both(plan, toy.batches(2), steps=2)
+    assert values["value_loss"] > 0.0
+
+
+@pytest.mark.parametrize("name", ["jsd", "on_policy_distill"])
+def test_a_teacher(tmp_path, name):
+    """Over the vocabulary, where the policy is compared with the teacher's output layer, and by the sampled tokens."""
+    toy = make_toy(tmp_path / "model")
+    make_model("qwen3", torch.float32, seed=5).save_pretrained(tmp_path / "teacher")
+    plan = make_plan(toy)
+    algorithm = resolve(name, LossConfig(), 2, distill=DistillConfig(teacher_path=str(tmp_path / "teacher")))
+    plan = replace(plan, algorithm=algorithm, teacher_path=str(tmp_path / "teacher"))
+    values = both(plan, toy.batches())
+    assert values["distill_divergence"] != 0.0
+
+
+def test_an_expert_and_clipping_by_entropy(tmp_path):
+    """Two rows of an expert, in one pack, beside rollouts whose advantages are clipped over the whole step."""
+    toy = make_toy(tmp_path / "model")
+    rng = np.random.default_rng(3)
+    rows = []
+    for number in range(2):
+        ids = rng.integers(3, 60, 12 + number).tolist()
+        row = make_experience(f"expert/{number}", ids, [(7, len(ids))], advantage=1.0, weight=0.1)
+        rows.append(replace(row, logprobs_T=0 * row.logprobs_T, versions_T=np.full(len(ids), -1, np.int32)))
+    expert = resolve("mix", LossConfig(), 8, expert=ExpertConfig(dataset={"path": "rows"}, mu=0.3))
+    clips = resolve("grpo", LossConfig(kl="none", advantage="clipv", advantage_args={"mu": 0.5}), 8)
+    algorithm = replace(clips, expert=expert.expert)
+    plan = replace(make_plan(toy), algorithm=algorithm)
+    values = both(plan, [RankBatch(experiences=toy.experiences, experts=rows)], step=1)
+    assert values["expert_loss"] > 0.0
+    assert values["entropy_clip_fraction"] > 0.0
