@@ -48,6 +48,7 @@ class _Rank:
         self._letters = letters
         self._weights = weights
         self._trainer: RankTrainer | None = None
+        self._places: dict[str, torch.Tensor] = {}
 
     def load(self) -> None:
         """Load the models, together with the other ranks."""
@@ -74,11 +75,12 @@ class _Rank:
         return getattr(self._trainer, method)(*arguments, **named)
 
     def _give_weights(self, trainer: RankTrainer, layout: list[tuple[WeightSpec, int]]) -> None:
-        memory = self._weights.map()
-        places = {spec.name: view(memory, spec, offset) for spec, offset in layout}
+        if not self._places:  # mapped once: a new mapping would cost as much as the copies
+            memory = self._weights.map()
+            self._places = {spec.name: view(memory, spec, offset) for spec, offset in layout}
 
         def take(name: str, tensor: torch.Tensor) -> None:
-            places[name].copy_(tensor)
+            self._places[name].copy_(tensor)
 
         trainer.give_weights(take)
 

@@ -56,7 +56,7 @@ class VLLMEngine:
         self._version = version
         self._decode_text = stop_decoder
         self._folder = folder
-        self._weights = WeightsFile(folder)
+        self._weights = WeightsFile()
         self._dtype: torch.dtype = llm.model_config.dtype
         self._end_ids = sorted(end_token_ids(skeleton))
         self._num_requests = 0

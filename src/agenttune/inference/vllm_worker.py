@@ -1,6 +1,6 @@
 """What runs inside vLLM's worker processes: new weights come in here, and the processes end with their owner.
 
-In: the path of a safetensors file, through vLLM's own weight-transfer protocol (start, update, finish), and the owner's
+In: the path of a weights file, through vLLM's own weight-transfer protocol (start, update, finish), and the owner's
 process id in the environment. Out: the worker's model changed in place. vLLM imports this module in each worker because
 `inference.vllm` names `WorkerExtension` as its extension; the transfer backend is registered by that import, since
 there is no later moment before the worker makes it.
@@ -8,14 +8,16 @@ there is no later moment before the worker makes it.
 
 from __future__ import annotations
 
+import functools
 import os
 import select
 import signal
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+import torch
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -26,6 +28,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from agenttune.inference.vllm_start import BACKEND, OWNER_VARIABLE
+from agenttune.inference.weights_file import mapped
 
 
 @dataclass
@@ -35,9 +38,14 @@ class NoInit(WeightTransferInitInfo):  # type: ignore[misc]
 
 @dataclass
 class FileUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """A safetensors file with every parameter under its Hugging Face name; removed by the sender."""
+    """A file of `inference.weights_file` with every parameter under its Hugging Face name."""
 
     path: str
+
+
+@functools.lru_cache(maxsize=1)
+def _mapped(path: str) -> dict[str, torch.Tensor]:
+    return mapped(Path(path))
 
 
 class FileTransfer(WeightTransferEngine[NoInit, FileUpdate]):  # type: ignore[misc]
@@ -58,9 +66,8 @@ class FileTransfer(WeightTransferEngine[NoInit, FileUpdate]):  # type: ignore[mi
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: FileUpdate) -> None:
-        """Load the whole file."""
-        with safe_open(update_info.path, "pt") as file:
-            self.model.load_weights((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118 not a dict
+        """Load the whole file, which is the same one each time."""
+        self.model.load_weights(_mapped(update_info.path).items())
 
     def finish_weight_update(self) -> None:
         """Pack the layers anew, in place."""

@@ -1,7 +1,9 @@
 """Weights for other processes of this machine: a safetensors file in memory, mapped once, written over by each update.
 
 In: tensors under their parameter names, always the same ones. Out: a path at which other processes read them. The file
-has no name of its own (`/proc/<pid>/fd/<number>`), so that nothing is left behind if this process is killed.
+has no name of its own (`/proc/<pid>/fd/<number>`): it does not depend on the size that a container gives to `/dev/shm`,
+and nothing is left behind if this process is killed. Linux only, as vLLM is. A mapping is kept on both sides: making
+one costs more than the copy.
 """
 
 from __future__ import annotations
@@ -9,57 +11,69 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
 
 import torch
 
-_SHARED = Path("/dev/shm")
+_TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 class WeightsFile:
     """Written by one process, read by others, who are done reading when the next write begins."""
 
-    def __init__(self, folder: Path) -> None:
-        """Without room in shared memory the file is in `folder`."""
-        self._folder = folder
-        self._file: IO[bytes] | None = None
+    def __init__(self) -> None:
+        self._descriptor: int | None = None
         self._views: dict[str, torch.Tensor] = {}
 
     def write(self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Path:
-        """Write the tensors, in `dtype`; returns where they are until the next write."""
-        if self._file is None:
-            self._file = self._create(tensors, dtype)
-        else:
-            for name, view in self._views.items():
-                view.copy_(tensors[name])
-        return Path(f"/proc/{os.getpid()}/fd/{self._file.fileno()}")
+        """Write the tensors, in `dtype`; returns where they are until the next write. Raises `OSError` without room."""
+        if self._descriptor is None:
+            self._descriptor = _create(tensors, dtype)
+            self._views = mapped(_path(self._descriptor))
+        for name, view in self._views.items():
+            view.copy_(tensors[name])
+        return _path(self._descriptor)
 
     def close(self) -> None:
         """Free the memory. May be called twice."""
         self._views.clear()
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
-    def _create(self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> IO[bytes]:
-        from safetensors.torch import save_file
 
-        num_bytes = sum(tensor.numel() for tensor in tensors.values()) * dtype.itemsize
-        fits = os.access(_SHARED, os.W_OK) and shutil.disk_usage(_SHARED).free > 2 * num_bytes
-        path = (_SHARED if fits else self._folder) / f"{self._folder.name}.safetensors"
-        try:
-            save_file({name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in tensors.items()}, path)
-            file = path.open("r+b")
-        finally:
-            path.unlink(missing_ok=True)
+def mapped(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of such a file by name, in its own memory: later writes are seen in them."""
+    with path.open("r+b") as file:
         memory = mmap.mmap(file.fileno(), 0)
-        start = 8 + int.from_bytes(memory[:8], "little")
-        header = json.loads(memory[8:start])
-        for name, tensor in tensors.items():
-            offset = start + header[name]["data_offsets"][0]
-            flat = torch.frombuffer(memory, dtype=dtype, count=tensor.numel(), offset=offset)
-            self._views[name] = flat.view(tensor.shape)
-        return file
+    start = 8 + int.from_bytes(memory[:8], "little")
+    found = {}
+    for name, entry in json.loads(memory[8:start]).items():
+        dtype, (begin, end) = _TYPES[entry["dtype"]], entry["data_offsets"]
+        count = (end - begin) // dtype.itemsize
+        found[name] = torch.frombuffer(memory, dtype=dtype, count=count, offset=start + begin).view(entry["shape"])
+    return found
+
+
+def _path(descriptor: int) -> Path:
+    return Path(f"/proc/{os.getpid()}/fd/{descriptor}")
+
+
+def _create(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> int:
+    """Make room and write the header; see https://github.com/huggingface/safetensors, "Format"."""
+    name_of = {value: name for name, value in _TYPES.items()}
+    entries, end = {}, 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.numel() * dtype.itemsize
+        entries[name] = {"dtype": name_of[dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    header = json.dumps(entries).encode()
+    header += b" " * (-len(header) % 8)
+    descriptor = os.memfd_create("agenttune-weights")
+    try:
+        os.posix_fallocate(descriptor, 0, 8 + len(header) + end)
+        os.pwrite(descriptor, len(header).to_bytes(8, "little") + header, 0)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor

@@ -1,0 +1,214 @@
+"""`make bench-sync`: how long new weights take from the trainer into the engine.
+
+In one process: the quickstart's model (2M parameters, fp32), `publish` as the coordinator calls it: all that a sync
+does before the next rollout may begin. Synchronous runs share the weights, so that no tensor is copied; runs whose
+rollouts go on while the trainer computes copy them.
+
+Between processes, 1 GB in 64 matrices: into the file that vLLM's workers read (`inference.weights_file`), and from
+there into the weights of another process, as a worker does; and from a trainer's rank through the memory that it
+shares with the coordinator (`execution.shared_file`) into the engine's weights here. Both against one copy of the same
+matrices from memory to memory, in turns; medians are compared. What an engine does with weights that have arrived
+(packing, KV) is not in it.
+
+Targets: `in_process_ms` and `in_process_copied_ms` <= 10, `copied_tensors` = 0 where shared; `through_file` and
+`through_memory` <= 3 (over the plain copy).
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as `tune()` does, before torch is loaded
+
+import plain
+import report
+import torch
+from agent import judge, run_agent
+
+from agenttune.config.load import resolve
+from agenttune.execution.rank_processes import lay_out, view
+from agenttune.execution.rank_trainer import WeightSpec
+from agenttune.execution.shared_file import SharedFile
+from agenttune.inference.weights_file import WeightsFile, mapped
+from agenttune.loop import Loop
+from agenttune.tuning import open_loop
+
+TARGETS = {"in_process_ms": 10, "in_process_copied_ms": 10, "copied_tensors": 0, "through_file": 3, "through_memory": 3}
+COUNT, SIDE = 64, 2048
+NAMES = [f"matrix_{number}" for number in range(COUNT)]
+
+Weights = Mapping[str, torch.Tensor]
+
+
+def median_s(what: Callable[[], object], repeats: int) -> float:
+    """Seconds of a call, the first one left out."""
+    what()
+    seconds = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        what()
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds)
+
+
+def in_process(sync: Mapping[str, Any], repeats: int) -> tuple[float, int]:
+    """Milliseconds of a load into the engine of a run with these settings, and tensors that it copies."""
+    with tempfile.TemporaryDirectory() as folder:
+        resolved = resolve(
+            settings={
+                "checkpoint_root_dir": folder,
+                "train_dataset": {"path": str(plain.QUICKSTART / "data"), "total_steps": 2},
+                "model": {"model_path": str(plain.QUICKSTART / "model"), "max_model_len": 512},
+                "algorithm": {"algorithm_type": "grpo", "batch_size": 4, "group_size": 4},
+                "engine.type": "embedded",
+                "loss.kl": "none",
+                "evaluation.hold_out": False,
+                "check.enabled": False,
+                **sync,
+            }
+        )
+        with open_loop(resolved, run_agent, judge) as (loop, _):
+            loop.step()  # so that there is KV to drop
+            seconds = median_s(lambda: _publish(loop), repeats)
+            served = loop.serving.engine.weights()  # type: ignore[attr-defined]
+            mine = loop.trainer.state_tensors()
+            return 1e3 * seconds, sum(served[name].data_ptr() != tensor.data_ptr() for name, tensor in mine.items())
+
+
+def _publish(loop: Loop) -> None:
+    loop.trainer.version += 1
+    loop.serving.publish(loop.trainer.version, loop.trainer.state_tensors())
+
+
+def weights(fill: float) -> Weights:
+    """1 GB, each page of it touched."""
+    return {name: torch.full((SIDE, SIDE), fill) for name in NAMES}
+
+
+def copy(source: Weights, target: Weights) -> None:
+    """The plain copy."""
+    for name, tensor in source.items():
+        target[name].copy_(tensor)
+
+
+def read_files(connection: Connection) -> None:
+    """A process that takes weights from each file it is told of, as vLLM's worker does."""
+    torch.set_num_threads(2)
+    mine, theirs = weights(0.0), functools.lru_cache(maxsize=1)(mapped)
+    while path := connection.recv():
+        copy(theirs(path), mine)
+        connection.send(float(mine[NAMES[-1]][-1, -1]))
+
+
+def write_memory(connection: Connection, path: str) -> None:
+    """A process that writes its weights into shared memory when it is told to, as a trainer's rank does."""
+    torch.set_num_threads(2)
+    places = _mapped(SharedFile(os.open(path, os.O_RDWR)))
+    mine = weights(0.0)
+    while fill := connection.recv():
+        mine[NAMES[-1]][-1, -1] = fill
+        copy(mine, places)
+        connection.send(None)
+
+
+def _layout() -> tuple[list[tuple[WeightSpec, int]], int]:
+    return lay_out([WeightSpec(name=name, shape=(SIDE, SIDE), dtype=torch.float32) for name in NAMES])
+
+
+def _mapped(shared: SharedFile) -> Weights:
+    memory = shared.map()
+    return {spec.name: view(memory, spec, offset) for spec, offset in _layout()[0]}
+
+
+def between_processes(repeats: int) -> dict[str, float]:
+    """Seconds of the plain copy, and of each way."""
+    context = multiprocessing.get_context("spawn")
+    source, target = weights(1.0), weights(0.0)
+    file, shared = WeightsFile(), SharedFile.create()
+    shared.resize(_layout()[1])
+    arrived = _mapped(shared)
+    reader, reader_end = context.Pipe()
+    writer, writer_end = context.Pipe()
+    path = f"/proc/{os.getpid()}/fd/{shared.descriptor}"
+    processes = [
+        context.Process(target=read_files, args=(reader_end,), daemon=True),
+        context.Process(target=write_memory, args=(writer_end, path), daemon=True),
+    ]
+    for process in processes:
+        process.start()
+    number = 0.0
+
+    def through_file() -> None:
+        nonlocal number
+        number += 1.0
+        source[NAMES[-1]][-1, -1] = number
+        reader.send(file.write(source, torch.float32))
+        assert reader.recv() == number, "the other process has other weights"
+
+    def through_memory() -> None:
+        nonlocal number
+        number += 1.0
+        writer.send(number)
+        writer.recv()
+        copy(arrived, target)
+        assert target[NAMES[-1]][-1, -1] == number, "other weights arrived"
+
+    ways = {"plain": lambda: copy(source, target), "through_file": through_file, "through_memory": through_memory}
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    try:
+        for _ in range(repeats):
+            for way, do in ways.items():
+                seconds[way].append(median_s(do, 1))
+    finally:
+        for connection, process in zip((reader, writer), processes, strict=True):
+            connection.send(None)
+            process.join(timeout=10)
+    return {way: statistics.median(found) for way, found in seconds.items()}
+
+
+def main() -> int:
+    """Measure, print, write `bench/out/sync.json`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=7)
+    arguments = parser.parse_args()
+    torch.set_num_threads(2)
+    shared_ms, shared_copies = in_process({}, 5 * arguments.repeats)
+    copied_ms, copies = in_process({"sync.offset": 1}, 5 * arguments.repeats)
+    seconds = between_processes(arguments.repeats)
+    ratios = {
+        "in_process_ms": shared_ms,
+        "in_process_copied_ms": copied_ms,
+        "copied_tensors": float(shared_copies),
+        "through_file": seconds["through_file"] / seconds["plain"],
+        "through_memory": seconds["through_memory"] / seconds["plain"],
+    }
+    gigabytes = 4 * COUNT * SIDE**2 / 1e9
+    rows = [
+        ("in process, 2M parameters, shared", shared_ms, shared_copies, None),
+        ("in process, 2M parameters, copied", copied_ms, copies, None),
+        (f"plain copy, {gigabytes:.2f} GB", 1e3 * seconds["plain"], COUNT, 1.0),
+        ("to another process by file", 1e3 * seconds["through_file"], None, ratios["through_file"]),
+        ("from another process by memory", 1e3 * seconds["through_memory"], None, ratios["through_memory"]),
+    ]
+    return report.finish(
+        "sync",
+        header=("weights", "ms", "tensors copied", "over plain"),
+        rows=rows,
+        ratios=ratios,
+        at_most=TARGETS,
+        extra={"repeats": arguments.repeats, "seconds": seconds},
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
