@@ -26,7 +26,8 @@ from agenttune.execution.sessions import EndpointSession, RolloutSession
 from agenttune.monitor.display import Display
 from agenttune.monitor.statistics import Evaluation, accuracy
 from agenttune.rollout.attempt import Session
-from agenttune.rollout.runner import OpenSession, RolloutRunner
+from agenttune.rollout.in_process import Opens, OpenSession
+from agenttune.rollout.runner import RolloutRunner
 from agenttune.tasks.source import load_tasks
 from agenttune.types import MODEL_CAUSED, Group, Outcome, Task
 
@@ -41,7 +42,7 @@ class Evaluator:
     """
 
     runner: RolloutRunner
-    modes: Mapping[Mode, OpenSession]
+    modes: Mapping[Mode, Opens]
     tasks: Sequence[Task]
     further: Mapping[str, Sequence[Task]]
     progress: Progress
@@ -62,7 +63,7 @@ class Evaluator:
             rewards[mode] = self._rewards(open_session, tasks, version, f"{name} ({mode})")
         return Evaluation(greedy=rewards["greedy"], sampled=rewards["sampled"])
 
-    def _rewards(self, open_session: OpenSession, tasks: Sequence[Task], version: int, name: str) -> dict[str, float]:
+    def _rewards(self, open_session: Opens, tasks: Sequence[Task], version: int, name: str) -> dict[str, float]:
         done = 0
 
         def count(_: object) -> None:
@@ -111,7 +112,7 @@ def evaluate(
     with contextlib.ExitStack() as stack:
         stack.callback(display.close)
         runner: RolloutRunner
-        modes: Mapping[Mode, OpenSession]
+        modes: Mapping[Mode, Opens]
         if endpoint is None:
             serving = Serving(config, workflow, judge)
             stack.callback(serving.close)

@@ -7,7 +7,6 @@ In: a `RunConfig`, the user's functions. Out: `Serving` (what rollouts need: eng
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,16 +14,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from agenttune.compat.agentscope import silent_agents
 from agenttune.config.run import RunConfig
 from agenttune.execution.auxiliary import AuxiliaryModels
-from agenttune.execution.engines import load_policy, sampling_of
+from agenttune.execution.engines import load_policy
 from agenttune.execution.model_files import model_folder, quiet_transformers
 from agenttune.execution.probe import sample_probes
 from agenttune.execution.serving import ServingThread
-from agenttune.execution.sessions import RolloutSession
-from agenttune.gateway.gateway import Gateway
-from agenttune.rollout.attempt import Session
-from agenttune.rollout.runner import OpenSession, RolloutRunner
+from agenttune.execution.sessions import make_gateway, session_kinds
+from agenttune.rollout.in_process import Opens
+from agenttune.rollout.runner import RolloutRunner
 from agenttune.sync.weights import publish
-from agenttune.types import Experience, IntArray, Sampling
+from agenttune.types import Experience, IntArray
 
 if TYPE_CHECKING:
     import torch
@@ -63,24 +61,10 @@ class Serving:
             undo.callback(self._close_engine)
             self.auxiliary = AuxiliaryModels(config, self.thread)
             undo.callback(self.auxiliary.close)
-            self.gateway = Gateway(
-                self.engine,
-                self.tokenizer,
-                model_name=config.model.model_path,
-                loop=self.thread.loop,
-                sampling=sampling_of(config.model),
-                enable_thinking=config.model.enable_thinking,
-                tool_call_parser=config.model.tool_call_parser,
-                reasoning_parser=config.model.reasoning_parser,
-                max_calls=config.rollout.max_calls,
-            )
-            greedy = Sampling(temperature=0.0, max_tokens=config.model.max_tokens)
-            self.recorded: OpenSession = functools.partial(self._open, None, True)
-            self.baseline: OpenSession = functools.partial(self._open, greedy, True)
-            self.modes: Mapping[Mode, OpenSession] = {
-                "greedy": functools.partial(self._open, greedy, False),
-                "sampled": functools.partial(self._open, None, False),
-            }
+            self.gateway = make_gateway(config, self.engine, self.tokenizer, self.thread.loop)
+            kinds = session_kinds(config, self.gateway, self.auxiliary)
+            self.recorded, self.baseline = kinds["recorded"], kinds["baseline"]
+            self.modes: Mapping[Mode, Opens] = {"greedy": kinds["greedy"], "sampled": kinds["sampled"]}
             self.runner = RolloutRunner(
                 workflow,
                 judge,
@@ -116,7 +100,3 @@ class Serving:
 
     def _close_engine(self) -> None:
         self.thread.call(self.engine.close(), timeout_s=30)
-
-    def _open(self, sampling: Sampling | None, record: bool, rollout_id: str, noise_seed: int) -> Session:
-        policy = self.gateway.open(rollout_id, noise_seed=noise_seed, sampling=sampling, record=record)
-        return RolloutSession(policy, self.auxiliary.open(rollout_id, noise_seed))

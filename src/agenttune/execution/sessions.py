@@ -6,13 +6,20 @@ are what user code receives (AgentScope's objects, where AgentScope is in use).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 from agenttune.compat.agentscope import present
-from agenttune.execution.auxiliary import AuxiliarySession
+from agenttune.config.run import RunConfig
+from agenttune.execution.auxiliary import AuxiliaryModels, AuxiliarySession
+from agenttune.execution.engines import sampling_of
 from agenttune.execution.remote import RemoteUse
-from agenttune.types import Call, Outcome
+from agenttune.gateway.gateway import Gateway
+from agenttune.inference.engine import Engine
+from agenttune.rollout.attempt import Session
+from agenttune.rollout.in_process import OpenSession, SessionKind
+from agenttune.types import Call, Outcome, Sampling
 
 
 class PolicySession(Protocol):
@@ -83,3 +90,37 @@ class RolloutSession:
     def close(self) -> tuple[Call, ...]:
         """Revoke the policy; its recorded calls."""
         return self.policy.close()
+
+
+def make_gateway(config: RunConfig, engine: Engine, tokenizer: Any, loop: asyncio.AbstractEventLoop) -> Gateway:
+    """The gateway of the model that is tuned. Raises `ConfigError` for an unknown parser."""
+    return Gateway(
+        engine,
+        tokenizer,
+        model_name=config.model.model_path,
+        loop=loop,
+        sampling=sampling_of(config.model),
+        enable_thinking=config.model.enable_thinking,
+        tool_call_parser=config.model.tool_call_parser,
+        reasoning_parser=config.model.reasoning_parser,
+        max_calls=config.rollout.max_calls,
+    )
+
+
+def session_kinds(config: RunConfig, gateway: Gateway, auxiliary: AuxiliaryModels) -> Mapping[SessionKind, OpenSession]:
+    """How each kind of session is opened: recorded for training, greedy beside it, and for evaluation."""
+    greedy = Sampling(temperature=0.0, max_tokens=config.model.max_tokens)
+
+    def opener(sampling: Sampling | None, record: bool) -> OpenSession:
+        def open_session(rollout_id: str, noise_seed: int) -> Session:
+            policy = gateway.open(rollout_id, noise_seed=noise_seed, sampling=sampling, record=record)
+            return RolloutSession(policy, auxiliary.open(rollout_id, noise_seed))
+
+        return open_session
+
+    return {
+        "recorded": opener(None, True),
+        "baseline": opener(greedy, True),
+        "greedy": opener(greedy, False),
+        "sampled": opener(None, False),
+    }

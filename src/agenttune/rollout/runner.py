@@ -1,7 +1,8 @@
 """Runs workflows, many at a time, and gives groups of scored rollouts.
 
 In: `Task`s and an `open_session` function. Out: `Group`s as futures. Threads: the caller's (which may run an event loop
-of its own, as in a notebook), the runner's (only our code: slots, time limits, retries), and the user loop.
+of its own, as in a notebook), the runner's (only our code: slots, retries), and those of `in_process.InProcess`, or of
+another place where attempts run.
 
     submit ─► group ─► rollout 0..G-1 ─► slot ─► attempt 0, 1, .. ─► [user loop: workflow ─► judge]
                                                      └─ time limit: revoke the session, cancel, go on
@@ -15,11 +16,9 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import dataclasses
-import functools
 import hashlib
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -27,23 +26,13 @@ from types import TracebackType
 from typing import Any
 
 from agenttune.config.run import RolloutConfig
-from agenttune.errors import ConfigError, RolloutError
-from agenttune.rollout.attempt import Ended, OpenedSession, Session, UserFunctions
-from agenttune.rollout.places import describe, place_of_task
-from agenttune.rollout.user_loop import (
-    GRACE_S,
-    WATCH_EVERY_S,
-    LoopAbandonedError,
-    LoopBlockedError,
-    Run,
-    UserLoop,
-)
+from agenttune.errors import RolloutError
+from agenttune.rollout.attempt import UserFunctions
+from agenttune.rollout.in_process import Asked, Attempts, InProcess, Opens
 from agenttune.types import MODEL_CAUSED, Call, CallStatus, Group, Outcome, Rollout, Task
 
 log = logging.getLogger("agenttune.rollout")
 
-OpenSession = Callable[[str, int], Session]
-"""(rollout id, 64-bit noise seed) -> session."""
 OnRollout = Callable[[Rollout], None]
 
 
@@ -54,7 +43,7 @@ class _Ticket:
     task: Task
     group_id: str
     index: int
-    open_session: OpenSession
+    opens: Opens
 
     @property
     def id(self) -> str:
@@ -65,35 +54,35 @@ class RolloutRunner:
     """Runs `workflow` (and `judge`) on tasks, `group_size` times each.
 
     `workflow_args` goes to both functions, where they take it. Without `needs_reward` rollouts may end well without a
-    reward. Raises `ConfigError` at once if a signature is wrong.
-    Close it when done. One runner serves a whole program (evaluation too, with an `open_session` of its own): what user
-    code keeps between rollouts belongs to its loop.
+    reward. `attempts` makes the place where attempts run; None is this process. Raises `ConfigError` at once if a
+    signature is wrong. Close it when done. One runner serves a whole program (evaluation too, with an `open_session` of
+    its own): what user code keeps between rollouts belongs to its loop.
     """
 
     def __init__(
         self,
         workflow: Callable[..., Any],
         judge: Callable[..., Any] | None,
-        open_session: OpenSession,
+        open_session: Opens,
         config: RolloutConfig,
         group_size: int,
         seed: int,
         workflow_args: Mapping[str, Any] | None = None,
         *,
         needs_reward: bool = True,
+        attempts: Callable[[UserFunctions], Attempts] | None = None,
     ) -> None:
-        self._functions = UserFunctions(workflow, judge, workflow_args or {}, needs_reward=needs_reward)
         self._open_session = open_session
         self._config = config
         self._group_size = group_size
         self._seed = seed
-        self._users = UserLoop()
+        functions = UserFunctions(workflow, judge, workflow_args or {}, needs_reward=needs_reward)
+        self._attempts = attempts(functions) if attempts is not None else InProcess(functions, config.timeout_s)
         self._fatal: Exception | None = None
         self._fatal_place: TracebackType | None = None
         self._closed = False
         self._groups: set[asyncio.Task[Any]] = set()
         self._members: set[asyncio.Task[Any]] = set()
-        self._warned_ignored = False
         self._loop = asyncio.new_event_loop()
         self._slots = asyncio.Semaphore(config.max_concurrent_rollouts)
         self._thread = threading.Thread(target=self._serve, name="agenttune-rollouts", daemon=True)
@@ -106,8 +95,8 @@ class RolloutRunner:
         version: int,
         group_size: int | None = None,
         on_rollout: OnRollout | None = None,
-        open_session: OpenSession | None = None,
-        open_baseline: OpenSession | None = None,
+        open_session: Opens | None = None,
+        open_baseline: Opens | None = None,
     ) -> Future[Group]:
         """Start a group; rollouts start in the order of submission, as slots become free.
 
@@ -120,9 +109,9 @@ class RolloutRunner:
             raise RolloutError("the rollout runner is closed")
         size = self._group_size if group_size is None else group_size
         opener = open_session or self._open_session
-        tickets = [_Ticket(task=task, group_id=group_id, index=i, open_session=opener) for i in range(size)]
+        tickets = [_Ticket(task=task, group_id=group_id, index=i, opens=opener) for i in range(size)]
         if open_baseline is not None:
-            tickets.append(_Ticket(task=task, group_id=group_id, index=size, open_session=open_baseline))
+            tickets.append(_Ticket(task=task, group_id=group_id, index=size, opens=open_baseline))
         group = self._group(task, group_id, version, tickets, size, on_rollout)
         return asyncio.run_coroutine_threadsafe(group, self._loop)
 
@@ -134,8 +123,8 @@ class RolloutRunner:
         version: int = 0,
         group_size: int | None = None,
         on_rollout: OnRollout | None = None,
-        open_session: OpenSession | None = None,
-        open_baseline: OpenSession | None = None,
+        open_session: Opens | None = None,
+        open_baseline: Opens | None = None,
     ) -> list[Group]:
         """Run a group for each task and wait for all of them. Ctrl-C cancels them."""
         return self.collect(
@@ -164,7 +153,7 @@ class RolloutRunner:
         asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._users.close()
+        self._attempts.close()
 
     def __enter__(self) -> RolloutRunner:
         return self
@@ -251,31 +240,11 @@ class RolloutRunner:
         return attempts
 
     async def _attempt(self, ticket: _Ticket, attempt: int) -> tuple[Rollout, bool]:
-        """One attempt, and whether it counts towards `max_attempts` (not if another rollout hung the loop)."""
-        began = time.monotonic()
-        run: Run | None = None
-        calls: tuple[Call, ...] = ()
-        noticed: dict[str, float] = {}
-        counts = True
-        try:
-            session = OpenedSession(ticket.open_session(ticket.id, noise_seed(self._seed, ticket.id, attempt)))
-        except ConfigError:  # would fail every rollout alike
-            raise
-        except Exception as error:  # the failure boundary of the serving side
-            ended = Ended(outcome=Outcome.INFRASTRUCTURE, error=describe(error))
-        else:
-            code = functools.partial(self._functions.attempt, ticket.task, session)
-            run = self._users.start(code, label=ticket.id, timeout_s=self._config.timeout_s)
-            try:
-                ended, counts = await self._supervise(run, session)
-            finally:
-                if not run.future.done():
-                    self._users.cancel(run)
-                calls, noticed = session.end(), session.counts
-            if session.exhausted is not None:
-                raise session.exhausted
-        if run is not None and run.started.done():
-            began = run.started.result()
+        """One attempt, and whether it counts towards `max_attempts` (not if another rollout made it fail)."""
+        noise = noise_seed(self._seed, ticket.id, attempt)
+        asked = Asked(task=ticket.task, rollout_id=ticket.id, noise_seed=noise, opens=ticket.opens)
+        came = await self._attempts.run(asked)
+        ended, calls = came.ended, came.calls
         reward = self._config.failure_reward if ended.outcome in MODEL_CAUSED else ended.reward
         rollout = Rollout(
             id=ticket.id,
@@ -286,64 +255,12 @@ class RolloutRunner:
             calls=calls if ended.call_rewards is None else _leave_out(calls, ended.call_rewards),
             outcome=ended.outcome,
             reward=reward,
-            metrics={**noticed, **ended.metrics},
+            metrics={**came.noticed, **ended.metrics},
             call_rewards=ended.call_rewards or {},
             error=ended.error,
-            seconds=time.monotonic() - began,
+            seconds=came.seconds,
         )
-        return rollout, counts
-
-    async def _supervise(self, run: Run, session: OpenedSession) -> tuple[Ended, bool]:
-        """Wait for the run, at most for the time limit from its start; then revoke, cancel, and go on."""
-        changed = self._signal(run)
-        while not (run.started.done() or run.future.done()):
-            await changed.wait()
-            changed.clear()
-        timed_out: str | None = None
-        if not run.future.done() and not await _resolved(run, changed, run.started.result() + run.timeout_s):
-            place = place_of_task(run.task)
-            timed_out = f"no result within the time limit of {run.timeout_s:g} s" + (f" ({place})" if place else "")
-            session.end()
-            self._users.cancel(run)
-            await self._wait_for_end(run, changed)
-        error = run.future.exception() if run.future.done() else None
-        if isinstance(error, LoopBlockedError):
-            return Ended(outcome=Outcome.BLOCKED_LOOP, error=str(error)), True
-        if isinstance(error, LoopAbandonedError):
-            return Ended(outcome=Outcome.INFRASTRUCTURE, error=f"interrupted: {error}"), not error.culprit_known
-        if timed_out is not None:
-            return Ended(outcome=Outcome.TIMEOUT, error=timed_out), True
-        if isinstance(error, asyncio.CancelledError):
-            return Ended(outcome=Outcome.CANCELLED, error="the user loop was closed"), True
-        if error is not None:
-            assert isinstance(error, Exception)
-            raise error
-        ended: Ended = run.future.result()
-        return ended, True
-
-    async def _wait_for_end(self, run: Run, changed: asyncio.Event) -> None:
-        """Give a cancelled run its grace. While the loop hangs, wait: the watchdog finds out who did it."""
-        while not await _resolved(run, changed, time.monotonic() + GRACE_S):
-            if not self._users.is_blocked():
-                if not self._warned_ignored:
-                    self._warned_ignored = True
-                    log.warning(
-                        "rollout %s ignores its cancellation (time limit): left behind, others go on", run.label
-                    )
-                return
-            await asyncio.sleep(WATCH_EVERY_S)
-
-    def _signal(self, run: Run) -> asyncio.Event:
-        """An event on our loop that is set when the run starts and when it ends."""
-        changed = asyncio.Event()
-
-        def notify(_: Future[Any]) -> None:
-            if not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(changed.set)
-
-        run.started.add_done_callback(notify)
-        run.future.add_done_callback(notify)
-        return changed
+        return rollout, came.counts
 
 
 def _retrieve(group: asyncio.Task[Any]) -> None:
@@ -366,16 +283,3 @@ def noise_seed(seed: int, rollout_id: str, attempt: int) -> int:
     """The 64-bit key of an attempt's noise: a function of these three alone, whatever runs beside it."""
     key = f"{seed}|{rollout_id}|{attempt}".encode()
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest())
-
-
-async def _resolved(run: Run, changed: asyncio.Event, deadline: float) -> bool:
-    """Wait until the run has ended or the deadline (monotonic seconds) has passed; whether it has ended."""
-    try:
-        async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-            while not run.future.done():
-                changed.clear()
-                if not run.future.done():
-                    await changed.wait()
-    except TimeoutError:
-        pass
-    return run.future.done()

@@ -1,0 +1,20 @@
+"""Where the parts of a run live once they outgrow one process: the section `cluster` of a run's configuration."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from agenttune.config.public import Strict
+
+
+class ClusterConfig(Strict):
+    """What Ray places where, with `execution: ray`. GPUs by role: each engine has `model.tensor_parallel_size`."""
+
+    ray_address: str | None = None
+    """Address of a running Ray: `auto` on one of its machines, or `host:port`; None starts one on this machine."""
+    num_workers: int = Field(default=2, ge=1)
+    """Processes in which workflow and judge run."""
+    rollouts_per_worker: int = Field(default=128, ge=1)
+    """Rollouts that one of them runs at the same time."""
+    worker_output: bool = False
+    """Show what workflow and judge print, each line with its process; else it is in Ray's logs."""

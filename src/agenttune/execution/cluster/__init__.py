@@ -1,0 +1,1 @@
+"""The parts of a run as actors of Ray."""
