@@ -6,7 +6,7 @@ TORCH_INDEX ?=
 BIN = .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed check format bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-async bench-agentscope bench-trl bench-gpu clean
+.PHONY: quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed test-ray check format bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-async bench-agentscope bench-trl bench-gpu clean
 
 quickstart: .venv/installed
 	@$(BIN)/python examples/quickstart/main.py --seed $(SEED)
@@ -67,6 +67,17 @@ test-distributed: .venv/installed
 		'requires torch(vision|audio|codec), which is not installed|No broken requirements'
 	@touch $@
 
+# Real Ray on this machine, also as several nodes, in an environment of its own.
+test-ray: .venv-ray/installed
+	PYTHONPATH=tests/agentscope .venv-ray/bin/python -m pytest -p all_or_nothing --all-of tests/on_ray -m ray tests/on_ray
+
+.venv-ray/installed: pyproject.toml requirements-ray.txt
+	$(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/python -m pip install --quiet --no-compile $(TORCH_INDEX) --no-deps "$$(grep '^torch==' requirements-ray.txt)"
+	.venv-ray/bin/python -m pip install --quiet --no-compile --no-deps --requirement requirements-ray.txt --editable .
+	.venv-ray/bin/python -m pip check
+	@touch $@
+
 check: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -110,4 +121,4 @@ bench-trl: .venv-trl/installed
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-agentscope1 .venv-agentscope2 .venv-vllm .venv-trl build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-agentscope1 .venv-agentscope2 .venv-vllm .venv-ray .venv-trl build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -40,6 +40,7 @@ from agent import MAX_CALLS, MAX_TOKENS, SYSTEM, TOOLS, calculator, judge
 
 from agenttune import WorkflowOutput
 from agenttune.config.load import resolve
+from agenttune.execution.local import Serving
 from agenttune.inference.engine import Engine, GenerateRequest, Generation
 from agenttune.loop import Loop
 from agenttune.monitor import spent
@@ -199,6 +200,7 @@ def run(sync: Mapping[str, Any], steps: int, *, evaluate: bool) -> Outcome:
             }
         )
         with open_loop(resolved, make_workflow(trace), judge) as (loop, directory):
+            assert isinstance(loop.serving, Serving)
             loop.serving.gateway.engine = TracedEngine(loop.serving.engine, trace)
             loop.run()
             lines = (directory.path / "metrics.jsonl").read_text().splitlines()

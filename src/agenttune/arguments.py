@@ -16,8 +16,8 @@ from agenttune.config.run import RunConfig
 from agenttune.config.trainer import CriticConfig
 from agenttune.errors import ConfigError
 from agenttune.execution.auxiliary_settings import check_auxiliary_models
-from agenttune.execution.engine_choice import choose_engine
 from agenttune.execution.model_files import model_folder
+from agenttune.execution.start import check_execution
 from agenttune.execution.teacher_files import check_teacher
 from agenttune.execution.trainers import check_trainer
 from agenttune.experience.replay import Replay
@@ -65,7 +65,7 @@ def check_arguments(config: RunConfig, workflow: Callable[..., Any], judge: Call
     if config.model.temperature == 0.0:
         raise ConfigError("model.temperature is 0: greedy rollouts are all alike and nothing is learnt; set it to 1")
     check_auxiliary_models(config)
-    choose_engine(config)
+    check_execution(config)
     check_monitor(config.monitor_type)
     check_lora(config.trainer)
     check_trainer(config)

@@ -16,8 +16,8 @@ from agenttune.types import Task
 
 if TYPE_CHECKING:
     from agenttune.evaluate import Evaluator
-    from agenttune.execution.local import Serving
     from agenttune.execution.run_directory import RunDirectory
+    from agenttune.execution.start import Served
 
 
 def make_monitor(config: RunConfig, directory: RunDirectory, step: int) -> Monitor:
@@ -33,7 +33,7 @@ def make_monitor(config: RunConfig, directory: RunDirectory, step: int) -> Monit
 
 
 def make_evaluator(
-    serving: Serving, tasks: Sequence[Task], further: Mapping[str, Sequence[Task]], display: Display
+    serving: Served, tasks: Sequence[Task], further: Mapping[str, Sequence[Task]], display: Display
 ) -> Evaluator:
     """Evaluates the model that serves on `tasks`, and on the `further` sets by name."""
     from agenttune.evaluate import Evaluator

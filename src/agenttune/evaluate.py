@@ -19,10 +19,11 @@ from agenttune.config.load import Resolved
 from agenttune.errors import ConfigError, RolloutError
 from agenttune.execution.auxiliary import AuxiliaryModels
 from agenttune.execution.auxiliary_settings import check_auxiliary_models
-from agenttune.execution.local import Mode, Serving
+from agenttune.execution.local import Mode
 from agenttune.execution.remote import RemoteModel
 from agenttune.execution.serving import ServingThread
 from agenttune.execution.sessions import EndpointSession, RolloutSession
+from agenttune.execution.start import start_serving
 from agenttune.monitor.display import Display
 from agenttune.monitor.statistics import Evaluation, accuracy
 from agenttune.rollout.attempt import Session
@@ -114,7 +115,7 @@ def evaluate(
         runner: RolloutRunner
         modes: Mapping[Mode, Opens]
         if endpoint is None:
-            serving = Serving(config, workflow, judge)
+            serving = start_serving(config, workflow, judge)
             stack.callback(serving.close)
             runner, modes = serving.runner, serving.modes
         else:

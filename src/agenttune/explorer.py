@@ -33,7 +33,7 @@ from agenttune.tasks.order import Order, distinct
 from agenttune.types import Experience, Group, IntArray, Rollout, Task
 
 if TYPE_CHECKING:
-    from agenttune.execution.local import Serving
+    from agenttune.execution.start import Served
     from agenttune.execution.trainers import AnyTrainer
 
 
@@ -61,7 +61,7 @@ class Explorer:
         config: RunConfig,
         algorithm: Algorithm,
         *,
-        serving: Serving,
+        serving: Served,
         tasks: Sequence[Task],
         order: Order,
         schedule: Schedule,

@@ -29,7 +29,7 @@ from agenttune.config.run import RunConfig
 from agenttune.diagnose.diagnosis import Watch
 from agenttune.errors import CertificateError, DatasetError, ParityError, RolloutError, TrainingError
 from agenttune.evaluate import Evaluator, evaluation_from_json, evaluation_to_json
-from agenttune.execution.local import Serving
+from agenttune.execution.start import Served
 from agenttune.execution.trainers import AnyTrainer
 from agenttune.experience.audit import audit, broken_sentences
 from agenttune.experience.buffer import Buffer
@@ -118,7 +118,7 @@ class Loop:
 
     config: RunConfig
     algorithm: Algorithm
-    serving: Serving
+    serving: Served
     trainer: AnyTrainer
     explorer: Explorer
     buffer: Buffer

@@ -24,7 +24,6 @@ from agenttune.config.load import Resolved, load_config, resolve
 from agenttune.config.public import AlgorithmConfig, DatasetConfig, MonitorType, TunerModelConfig
 from agenttune.config.run import RunConfig
 from agenttune.errors import ConfigError, NoSignalError
-from agenttune.execution.engine_choice import choose_engine
 from agenttune.execution.threads import let_idle_workers_sleep
 from agenttune.execution.trainers import AnyTrainer, make_trainer
 from agenttune.experience.replay import Replay
@@ -42,8 +41,8 @@ from agenttune.tasks.selection import make_order
 from agenttune.types import Task
 
 if TYPE_CHECKING:
-    from agenttune.execution.local import Serving
     from agenttune.execution.run_directory import RunDirectory
+    from agenttune.execution.start import Served
     from agenttune.loop import Loop
 
 
@@ -147,8 +146,8 @@ def open_loop(
     algorithm = check_arguments(config, workflow, judge)
     data = read_tasks(config, algorithm)
     let_idle_workers_sleep()
-    from agenttune.execution.local import Serving
     from agenttune.execution.run_directory import open_run_directory
+    from agenttune.execution.start import start_serving
 
     directory = open_run_directory(resolved, config_path)
     with contextlib.ExitStack() as stack:
@@ -156,10 +155,11 @@ def open_loop(
         total_steps = config.train_dataset.total_steps or order.num_batches(config.train_dataset.total_epochs)
         display = Display(total_steps, sys.stdout)
         stack.callback(display.close)
-        for line in (*resolved.notices, *resolved.overrides, *data.messages, choose_engine(config).line):
+        for line in (*resolved.notices, *resolved.overrides, *data.messages):
             display.message(line)
-        serving = Serving(config, workflow, judge, needs_reward=algorithm.needs_reward)
+        serving = start_serving(config, workflow, judge, needs_reward=algorithm.needs_reward)
         stack.callback(serving.close)
+        display.message(serving.line)
         trainer = make_trainer(config, algorithm, serving.folder, total_steps=total_steps)
         stack.callback(trainer.close)
         loop = _assemble(config, algorithm, directory, serving, trainer, data, order, total_steps, display)
@@ -178,9 +178,9 @@ def check_config(
     algorithm = check_arguments(config, workflow, judge)
     data = read_tasks(config, algorithm)
     let_idle_workers_sleep()
-    from agenttune.execution.local import Serving
+    from agenttune.execution.start import start_serving
 
-    serving = Serving(config, workflow, judge, needs_reward=algorithm.needs_reward)
+    serving = start_serving(config, workflow, judge, needs_reward=algorithm.needs_reward)
     try:
         return _check(algorithm, serving, data.training, num_tasks or config.check.num_tasks, version=0)
     finally:
@@ -191,7 +191,7 @@ def _assemble(
     config: RunConfig,
     algorithm: Algorithm,
     directory: RunDirectory,
-    serving: Serving,
+    serving: Served,
     trainer: AnyTrainer,
     data: TaskData,
     order: Order,
@@ -316,7 +316,7 @@ def _brief(report: CheckReport) -> list[str]:
     return [line, *(f"  ! {finding}" for finding in report.findings)]
 
 
-def _check(algorithm: Algorithm, serving: Serving, tasks: Sequence[Task], num_tasks: int, version: int) -> CheckReport:
+def _check(algorithm: Algorithm, serving: Served, tasks: Sequence[Task], num_tasks: int, version: int) -> CheckReport:
     chosen = tasks[:num_tasks]
     groups = serving.runner.run(chosen, group_ids=[f"check/{task.id}" for task in chosen], version=version)
     return check_groups(groups, needs_reward=algorithm.needs_reward)

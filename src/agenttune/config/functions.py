@@ -17,6 +17,9 @@ from typing import Any
 
 from agenttune.errors import ConfigError
 
+FILE_MODULE = "agenttune_user_"
+"""Modules that were loaded from a file are named so."""
+
 
 def import_function(name: str) -> Callable[..., Any]:
     """Import what `name` says. The current folder, or the file's own, is importable by the code, as for a script.
@@ -43,7 +46,7 @@ def _load_file(path: Path, name: str) -> ModuleType:
     if not path.is_file():
         raise ConfigError(f"{name}: there is no file {path}")
     path = path.resolve()
-    module_name = f"agenttune_user_{path.stem}_{zlib.crc32(str(path).encode()):08x}"
+    module_name = f"{FILE_MODULE}{path.stem}_{zlib.crc32(str(path).encode()):08x}"
     if module_name in sys.modules:
         return sys.modules[module_name]
     spec = importlib.util.spec_from_file_location(module_name, path)

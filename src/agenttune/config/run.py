@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from agenttune.config.cluster import ClusterConfig
 from agenttune.config.public import AlgorithmConfig, DatasetConfig, MonitorType, Strict, TunerModelConfig
 from agenttune.config.sync import SyncConfig
 from agenttune.config.trainer import CriticConfig, TrainerConfig
@@ -320,6 +321,10 @@ class RunConfig(Strict):
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     engine: EngineConfig = Field(default_factory=EngineConfig)
     sync: SyncConfig = Field(default_factory=SyncConfig)
+    execution: Literal["local", "ray"] | None = None
+    """Where the parts of the run live: in one process, or in actors of Ray (docs/ray.md); None is `ray` where anything
+    is set in `cluster`, else `local`."""
+    cluster: ClusterConfig = Field(default_factory=ClusterConfig)
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
     critic: CriticConfig = Field(default_factory=CriticConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)

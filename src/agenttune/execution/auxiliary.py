@@ -8,7 +8,7 @@ is recorded in the rollout, and their weights are never updated.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,7 +22,11 @@ from agenttune.execution.serving import ServingThread
 from agenttune.gateway.gateway import Gateway
 from agenttune.gateway.meter import Meter, Tally
 from agenttune.gateway.session import Session
+from agenttune.inference.engine import Engine
 from agenttune.types import Outcome
+
+Load = Callable[[str, AuxiliaryModelConfig], tuple[Any, Engine]]
+"""(name, settings) -> (tokenizer, engine)."""
 
 
 class Use(Protocol):
@@ -49,14 +53,18 @@ class AuxiliaryModels:
     parser or a key that is not there. Close it after the rollouts have ended.
     """
 
-    def __init__(self, config: RunConfig, thread: ServingThread) -> None:
+    def __init__(self, config: RunConfig, thread: ServingThread, load: Load | None = None) -> None:
+        """`load` gives tokenizer and engine of a model that is served here; None loads it into this process."""
         self._meters: dict[str, Meter] = {}
         self._sources: dict[str, _Source] = {}
         try:
             for name, model in config.auxiliary_models.items():
                 self._meters[name] = Meter(name, model.model_path, model.max_total_tokens)
-                remote = model.base_url is not None
-                self._sources[name] = RemoteModel.of(name, model) if remote else _LocalModel(model, config, thread)
+                if model.base_url is not None:
+                    self._sources[name] = RemoteModel.of(name, model)
+                    continue
+                loaded = load(name, model) if load is not None else _load(model, config)
+                self._sources[name] = _LocalModel(model, *loaded, thread)
         except BaseException:  # passed on; what was loaded before is let go
             self.close()
             raise
@@ -126,8 +134,8 @@ class AuxiliarySession:
 class _LocalModel:
     """A model served here, with weights, tokenizer, context and sampling defaults of its own."""
 
-    def __init__(self, model: AuxiliaryModelConfig, config: RunConfig, thread: ServingThread) -> None:
-        tokenizer, self._engine = load_engine(model, config, model_folder(model.model_path))
+    def __init__(self, model: AuxiliaryModelConfig, tokenizer: Any, engine: Engine, thread: ServingThread) -> None:
+        self._engine = engine
         self._thread = thread
         self._gateway = Gateway(
             self._engine,
@@ -165,6 +173,10 @@ class _LocalUse:
 
     def close(self) -> object:
         return self.session.close()
+
+
+def _load(model: AuxiliaryModelConfig, config: RunConfig) -> tuple[Any, Engine]:
+    return load_engine(model, config, model_folder(model.model_path))
 
 
 def _seed_for(name: str, noise_seed: int) -> int:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from agenttune.compat.agentscope import silent_agents
 from agenttune.config.run import RunConfig
 from agenttune.execution.auxiliary import AuxiliaryModels
+from agenttune.execution.engine_choice import choose_engine
 from agenttune.execution.engines import load_policy
 from agenttune.execution.model_files import model_folder, quiet_transformers
 from agenttune.execution.probe import sample_probes
@@ -56,14 +57,15 @@ class Serving:
             undo.callback(self._silence.close)
             self.thread = ServingThread()
             undo.callback(self.thread.close)
-            self._temperature = config.model.temperature
+            self._config = config
             self.tokenizer, self.engine = load_policy(config, self.folder, self.thread)
             undo.callback(self._close_engine)
             self.auxiliary = AuxiliaryModels(config, self.thread)
             undo.callback(self.auxiliary.close)
             self.gateway = make_gateway(config, self.engine, self.tokenizer, self.thread.loop)
             kinds = session_kinds(config, self.gateway, self.auxiliary)
-            self.recorded, self.baseline = kinds["recorded"], kinds["baseline"]
+            self.recorded: Opens = kinds["recorded"]
+            self.baseline: Opens = kinds["baseline"]
             self.modes: Mapping[Mode, Opens] = {"greedy": kinds["greedy"], "sampled": kinds["sampled"]}
             self.runner = RolloutRunner(
                 workflow,
@@ -77,13 +79,20 @@ class Serving:
             )
             undo.pop_all()
 
+    @property
+    def line(self) -> str:
+        """Which engine serves, for the user."""
+        return choose_engine(self._config).line
+
     def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """Load new weights into the engine; returns when it serves them. Those of auxiliary models never change."""
         self.thread.call(publish(version, tensors, [self.engine]))
 
     def probe(self, prompt_ids_P: IntArray, *, noise: int) -> Future[tuple[Experience, ...]]:
         """Begin to sample probes with the weights that serve; see `execution.probe`."""
-        return self.thread.start(sample_probes(self.engine, prompt_ids_P, temperature=self._temperature, noise=noise))
+        return self.thread.start(
+            sample_probes(self.engine, prompt_ids_P, temperature=self._config.model.temperature, noise=noise)
+        )
 
     def generating_s(self) -> float:
         """Seconds so far in which the engine had a request to work on."""

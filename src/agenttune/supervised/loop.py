@@ -20,7 +20,7 @@ from agenttune.algorithm.supervised import SupervisedAlgorithm
 from agenttune.config.run import RunConfig
 from agenttune.errors import CertificateError, ConfigError, DatasetError, TrainingError
 from agenttune.evaluate import Evaluator, evaluation_from_json, evaluation_to_json
-from agenttune.execution.local import Serving
+from agenttune.execution.start import Served
 from agenttune.execution.trainers import AnySupervisedTrainer
 from agenttune.experience.audit import broken_sentences
 from agenttune.experience.journal import Journal
@@ -92,7 +92,7 @@ class SupervisedLoop:
     journal: Journal
     monitor: Monitor
     display: Display
-    serving: Serving | None
+    serving: Served | None
     evaluator: Evaluator | None
     held_out: HeldOut | None
     run_dir: Path

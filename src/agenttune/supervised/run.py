@@ -40,8 +40,8 @@ from agenttune.trainer.lora_settings import check_lora
 from agenttune.types import Task
 
 if TYPE_CHECKING:
-    from agenttune.execution.local import Serving
     from agenttune.execution.run_directory import RunDirectory
+    from agenttune.execution.start import Served
     from agenttune.supervised.lessons import Tutor
     from agenttune.supervised.loop import SupervisedLoop
     from agenttune.tasks.order import Order
@@ -83,8 +83,8 @@ def run_supervised(
     algorithm = _check(config, workflow, judge)
     data = read_data(config, algorithm, workflow is not None)
     let_idle_workers_sleep()
-    from agenttune.execution.local import Serving
     from agenttune.execution.run_directory import open_run_directory
+    from agenttune.execution.start import start_serving
 
     directory = open_run_directory(resolved, config_path)
     with contextlib.ExitStack() as stack:
@@ -96,7 +96,7 @@ def run_supervised(
             display.message(line)
         serving = None
         if workflow is not None:
-            serving = Serving(config, workflow, judge)
+            serving = start_serving(config, workflow, judge)
             stack.callback(serving.close)
         folder = model_folder(config.model.model_path)
         trainer = make_supervised_trainer(config, algorithm, folder, total_steps=total_steps)
@@ -194,7 +194,7 @@ def _assemble(
     config: RunConfig,
     algorithm: SupervisedAlgorithm,
     directory: RunDirectory,
-    serving: Serving | None,
+    serving: Served | None,
     trainer: AnySupervisedTrainer,
     data: RowData,
     order: Order,

@@ -41,34 +41,36 @@ def check_ray(installed: str | None = None) -> None:
 class Connection:
     """A Ray to place actors in. `owned`: we started it, and end it; one that was joined goes on."""
 
-    def __init__(self, config: ClusterConfig, needs: Mapping[Role, Sequence[Bundle]]) -> None:
-        """Raises `ConfigError` if Ray cannot be had, or has not got what `needs` asks for."""
+    def __init__(self, config: ClusterConfig, num_actors: int) -> None:
+        """A Ray that is started here has a CPU for each actor. Raises `ConfigError` if Ray cannot be had."""
         check_ray()
         import ray
 
         self.owned = config.ray_address is None and not ray.is_initialized()
         with contextlib.ExitStack() as undo:
             if self.owned:
-                _start(config, needs)
+                _start(config, num_actors)
                 undo.callback(ray.shutdown)
             elif not ray.is_initialized():
-                self.joined = True
                 _join(config)
                 undo.callback(ray.shutdown)
             self._leave = undo.pop_all()
         self._groups: dict[Role, Any] = {}
-        try:
-            _check(needs, ray.nodes())
-            for role, bundles in needs.items():
-                self._groups[role] = _reserve(role, bundles)
-        except BaseException:
-            self.close()
-            raise
 
     @property
     def num_gpus(self) -> int:
         """GPUs of the whole cluster."""
-        return num_gpus()
+        import ray
+
+        return int(ray.cluster_resources().get("GPU", 0))
+
+    def reserve(self, needs: Mapping[Role, Sequence[Bundle]]) -> None:
+        """A placement group for each role. Raises `ConfigError` if the cluster has not got what they ask for."""
+        import ray
+
+        _check(needs, ray.nodes())
+        for role, bundles in needs.items():
+            self._groups[role] = _reserve(role, bundles)
 
     def options(self, role: Role, index: int) -> dict[str, Any]:
         """Options that place an actor into the role's bundle of this index and give it what is reserved there."""
@@ -92,22 +94,14 @@ class Connection:
         self._leave.close()
 
 
-def num_gpus() -> int:
-    """GPUs of the Ray that is connected."""
-    import ray
-
-    return int(ray.cluster_resources().get("GPU", 0))
-
-
-def _start(config: ClusterConfig, needs: Mapping[Role, Sequence[Bundle]]) -> None:
+def _start(config: ClusterConfig, num_actors: int) -> None:
     """A Ray on this machine. Its CPUs are a count that is kept, not cores that are given: it has as many as needed."""
     import ray
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    wanted = sum(bundle.get("CPU", 0) for bundles in needs.values() for bundle in bundles)
     ray.init(
         address="local",
-        num_cpus=max(os.cpu_count() or 1, int(wanted)),
+        num_cpus=max(os.cpu_count() or 1, num_actors),
         include_dashboard=False,
         logging_level=logging.ERROR,
         log_to_driver=config.worker_output,

@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from agenttune.config.run import RunConfig
-from agenttune.errors import AgentTuneError, EngineError
+from agenttune.errors import AgentTuneError, EngineError, EngineLostError
 from agenttune.execution.cluster.weights import Arrays, to_arrays, to_tensors
 from agenttune.execution.engines import load_engine, load_policy
 from agenttune.execution.model_files import model_folder, quiet_transformers
 from agenttune.execution.serving import ServingThread
 from agenttune.execution.threads import let_idle_workers_sleep
+from agenttune.gateway.busy import BusyClock
 from agenttune.inference.engine import Engine, GenerateRequest, Generation
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ class EngineActor:
         self._thread = ServingThread()
         self._engine: Engine | None = None
         self._serves = asyncio.Event()
+        self._busy = BusyClock()
         self._loading = asyncio.Lock()
 
     async def serve(self, version: int, arrays: Arrays | None) -> int:
@@ -52,6 +55,10 @@ class EngineActor:
             self._serves.set()
             return self._engine.max_model_len
 
+    async def pid(self) -> int:
+        """Its process."""
+        return os.getpid()
+
     async def serves(self) -> bool:
         """Whether it has weights; false after Ray started it again."""
         return self._serves.is_set()
@@ -60,7 +67,12 @@ class EngineActor:
         """See `Engine.generate`. Waits for weights."""
         await self._serves.wait()
         assert self._engine is not None
-        return await asyncio.wrap_future(self._thread.start(self._engine.generate(request)))
+        with self._busy:
+            return await asyncio.wrap_future(self._thread.start(self._engine.generate(request)))
+
+    async def busy_s(self) -> float:
+        """Seconds since it was started in which it had a request."""
+        return self._busy.seconds()
 
     async def close(self) -> None:
         """End the engine's own processes, if it has some."""
@@ -93,7 +105,7 @@ class EngineClient:
         return self._max_model_len
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """See `Engine.generate`. Raises `EngineError` if the actor is gone for good."""
+        """See `Engine.generate`. Raises `EngineLostError` if the actor is gone for good."""
         found: Generation = await answer(self._actor.generate.remote(request))
         return found
 
@@ -109,7 +121,8 @@ class EngineClient:
 async def answer(reference: Any) -> Any:
     """The result of a call of an engine's actor, on any loop; cancelling the awaiting task cancels the call.
 
-    Raises our own errors as themselves, `EngineError` for all others.
+    Raises our own errors as themselves, `EngineLostError` if the
+    actor is gone.
     """
     import ray
     from ray.exceptions import RayError, RayTaskError
@@ -125,7 +138,7 @@ async def answer(reference: Any) -> Any:
             raise error.cause from None
         raise EngineError(f"the engine failed: {error.cause!r}") from error
     except RayError as error:
-        raise EngineError(f"the engine's process is gone: {first_line(error)}") from error
+        raise EngineLostError(f"the engine's process is gone: {first_line(error)}") from error
 
 
 def first_line(error: BaseException) -> str:

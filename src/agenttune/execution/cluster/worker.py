@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from agenttune.compat.agentscope import silent_agents
@@ -21,30 +23,43 @@ from agenttune.execution.serving import ServingThread
 from agenttune.execution.sessions import make_gateway, session_kinds
 from agenttune.execution.threads import let_idle_workers_sleep
 from agenttune.inference.engine import Engine
+from agenttune.inference.routing import Replicas
 from agenttune.rollout.in_process import Asked, Attempted, InProcess
 
 
-class RolloutWorker:
-    """An actor. `functions` is a pickled `UserFunctions`; `policy` serves the model that is tuned, `auxiliary` the
-    auxiliary models that are not at an endpoint, by name."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What a worker needs. `functions` is a pickled `UserFunctions`; `policy` are the engines of the model that is
+    tuned, `auxiliary` those of the auxiliary models that are not at an endpoint, by name; `paths` is where the
+    coordinator finds the user's modules."""
 
-    def __init__(
-        self, config: RunConfig, functions: bytes, policy: EngineClient, auxiliary: Mapping[str, EngineClient]
-    ) -> None:
-        self._config, self._functions = config, functions
-        self._policy, self._engines = policy, auxiliary
+    config: RunConfig
+    paths: Sequence[str]
+    functions: bytes
+    policy: Sequence[EngineClient]
+    auxiliary: Mapping[str, EngineClient]
+
+
+class RolloutWorker:
+    """An actor."""
+
+    def __init__(self) -> None:
+        import openai  # noqa: F401  what takes a while is loaded while the engines start
+        import transformers  # noqa: F401
+
         self._attempts: InProcess | None = None
+        self._policy: Sequence[EngineClient] = ()
         self._starting = asyncio.Lock()
 
-    async def start(self, version: int) -> str:
+    async def start(self, setup: Setup, version: int) -> str:
         """Get ready to run attempts, unless it is; the id of its machine in the cluster. Raises `ConfigError` if the
         user's functions cannot be had here."""
         import ray
 
         async with self._starting:
-            self._policy.version = version
             if self._attempts is None:
-                await asyncio.to_thread(self._start)
+                await asyncio.to_thread(self._start, setup)
+            await self.serve(version)
         return str(ray.get_runtime_context().get_node_id())
 
     async def run(self, asked: Asked) -> Attempted:
@@ -55,15 +70,20 @@ class RolloutWorker:
 
     async def serve(self, version: int) -> None:
         """The engine serves this version from now on (`model.version` in the workflow). Also a sign of life."""
-        self._policy.version = version
+        for engine in self._policy:
+            engine.version = version
 
-    def _start(self) -> None:
+    def _start(self, setup: Setup) -> None:
         import ray.cloudpickle
+
+        def load_auxiliary(name: str, model: AuxiliaryModelConfig) -> tuple[Any, Engine]:
+            return _tokenizer(model.model_path), setup.auxiliary[name]
 
         let_idle_workers_sleep()
         quiet_transformers()
+        sys.path.extend(path for path in setup.paths if path not in sys.path)
         try:
-            functions = ray.cloudpickle.loads(self._functions)
+            functions = ray.cloudpickle.loads(setup.functions)
         except Exception as error:  # the user's modules are imported by it
             raise ConfigError(
                 f"the workflow or the judge cannot be loaded in a rollout worker: {type(error).__name__}: {error}; the "
@@ -72,14 +92,13 @@ class RolloutWorker:
         self._silence = silent_agents()
         self._silence.__enter__()
         thread = ServingThread()
-        models = AuxiliaryModels(self._config, thread, load=self._load_auxiliary)
-        tokenizer = _tokenizer(self._config.model.model_path)
-        gateway = make_gateway(self._config, self._policy, tokenizer, thread.loop)
-        self._kinds = session_kinds(self._config, gateway, models)
-        self._attempts = InProcess(functions, self._config.rollout.timeout_s)
-
-    def _load_auxiliary(self, name: str, model: AuxiliaryModelConfig) -> tuple[Any, Engine]:
-        return _tokenizer(model.model_path), self._engines[name]
+        models = AuxiliaryModels(setup.config, thread, load=load_auxiliary)
+        self._policy = setup.policy
+        policy = self._policy[0] if len(self._policy) == 1 else Replicas(self._policy)
+        tokenizer = _tokenizer(setup.config.model.model_path)
+        gateway = make_gateway(setup.config, policy, tokenizer, thread.loop)
+        self._kinds = session_kinds(setup.config, gateway, models)
+        self._attempts = InProcess(functions, setup.config.rollout.timeout_s)
 
 
 def _tokenizer(model_path: str) -> Any:

@@ -1,0 +1,317 @@
+"""A run's serving side in actors of Ray: engines, and the workers in which the user's code runs.
+
+In: a `RunConfig`, the user's functions. Out: `RayServing`, which the coordinator uses as it uses `local.Serving`.
+
+    coordinator (this process): loop, journal, runner ──Asked──► rollout workers ──requests──► engine actors
+                                     ▲                 ◄─Attempted─┘                               ▲
+                                  trainer ───────────── weights, through the object store ─────────┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from agenttune.config.functions import FILE_MODULE
+from agenttune.config.run import RunConfig
+from agenttune.errors import AgentTuneError, ConfigError, EngineError
+from agenttune.execution.cluster.attempts import HARD_GRACE_S, RESTART_S, AuxiliaryTotals, OnWorkers, Worker
+from agenttune.execution.cluster.connect import Bundle, Connection, Role
+from agenttune.execution.cluster.engine import MAX_RESTARTS, EngineActor, EngineClient, answer, first_line
+from agenttune.execution.cluster.weights import to_arrays
+from agenttune.execution.cluster.worker import RolloutWorker, Setup
+from agenttune.execution.engine_choice import EngineChoice, Machine, installed_builds, vllm_choice
+from agenttune.execution.local import Mode
+from agenttune.execution.model_files import model_folder, quiet_transformers
+from agenttune.execution.probe import sample_probes
+from agenttune.execution.serving import ServingThread
+from agenttune.inference.engine import Engine
+from agenttune.inference.routing import Replicas
+from agenttune.rollout.attempt import UserFunctions
+from agenttune.rollout.in_process import Attempts, Opens
+from agenttune.rollout.runner import RolloutRunner
+from agenttune.types import Experience, IntArray
+
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger("agenttune.engine")
+
+WATCH_EVERY_S = 1.0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Placed:
+    """An engine's actor; `auxiliary` is the name of the model that it serves, None for the one that is tuned."""
+
+    name: str
+    actor: Any
+    auxiliary: str | None
+    max_model_len: int = 0
+    alive: bool = True
+    busy_s: float = 0.0
+
+    def client(self, version: int = 0) -> EngineClient:
+        return EngineClient(self.actor, max_model_len=self.max_model_len, version=version)
+
+
+class RayServing:
+    """Satisfies `execution.start.Served`."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        workflow: Callable[..., Any],
+        judge: Callable[..., Any] | None,
+        *,
+        needs_reward: bool = True,
+        grace_s: float = HARD_GRACE_S,
+    ) -> None:
+        """Start or join Ray, place the actors, load the models.
+
+        `grace_s` as in `OnWorkers`. Raises `ConfigError` if Ray is not there or has not got what is asked for, else as
+        `local.Serving` does.
+        """
+        quiet_transformers()
+        self.folder = model_folder(config.model.model_path)
+        self._config = config
+        functions = UserFunctions(workflow, judge, config.workflow_args, needs_reward=needs_reward)
+        self._functions = _pickled(functions)
+        self._published: tuple[int, Any] = (0, None)
+        self._generating_s = 0.0
+        self._grace_s = grace_s
+        self._failed: Future[Exception] = Future()
+        self.auxiliary = AuxiliaryTotals(config)
+        with contextlib.ExitStack() as undo:
+            self.thread = ServingThread()
+            undo.callback(self.thread.close)
+            names = _engine_names(config)
+            self._ray = Connection(config.cluster, len(names) + config.cluster.num_workers)
+            undo.callback(self._ray.close)
+            self._choice = _choose(config, self._ray.num_gpus)
+            self._ray.reserve(needs(config, self._ray.num_gpus))
+            self._engines = [self._place_engine(name, index) for index, name in enumerate(names)]
+            self._actors: list[Any] = []
+            undo.callback(self._end_actors)
+            self._actors += [self._place_worker(index) for index in range(config.cluster.num_workers)]
+            self.thread.call(self._serve_all())
+            policy = [placed.client() for placed in self._policy]
+            self.engine: Engine = policy[0] if len(policy) == 1 else Replicas(policy)
+            self._clients = policy
+            self.recorded: Opens = "recorded"
+            self.baseline: Opens = "baseline"
+            self.modes: Mapping[Mode, Opens] = {"greedy": "greedy", "sampled": "sampled"}
+            self.runner = RolloutRunner(
+                workflow,
+                judge,
+                self.recorded,
+                config.rollout,
+                config.algorithm.group_size,
+                config.seed,
+                config.workflow_args,
+                needs_reward=needs_reward,
+                attempts=self._on_workers,
+            )
+            undo.callback(self.runner.close)
+            self._watches = [self.thread.start(self._watch(placed)) for placed in self._engines]
+            self._end = undo.pop_all()
+
+    @property
+    def line(self) -> str:
+        """What runs where, for the user."""
+        where = "started here" if self._ray.owned else "joined"
+        return (
+            f"execution: ray ({where}), {len(self._policy)} engine(s) ({self._choice.type}) and "
+            f"{self._config.cluster.num_workers} rollout worker(s) in actors, the trainer in this process"
+        )
+
+    def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Load new weights into the engines; returns when they serve them. Those of auxiliary models never change."""
+        import ray
+
+        self._published = (version, ray.put(to_arrays(tensors)))
+        self.thread.call(self._publish(version))
+        for client in self._clients:
+            client.version = version
+        self._workers.version = version
+        for worker in self._placed_workers:
+            worker.actor.serve.remote(version)
+
+    def probe(self, prompt_ids_P: IntArray, *, noise: int) -> Future[tuple[Experience, ...]]:
+        """Begin to sample probes with the weights that serve; see `execution.probe`."""
+        temperature = self._config.model.temperature
+        return self.thread.start(sample_probes(self.engine, prompt_ids_P, temperature=temperature, noise=noise))
+
+    def generating_s(self) -> float:
+        """Seconds so far in which an engine had a request to work on, of the busiest one in each span."""
+        self.thread.call(self._read_busy())
+        return self._generating_s
+
+    def engine_pids(self) -> list[int]:
+        """The processes of the engines' actors, on their machines."""
+        import ray
+
+        return list(ray.get([placed.actor.pid.remote() for placed in self._engines]))
+
+    def close(self) -> None:
+        """End rollouts, engines, and a Ray that we started, in this order."""
+        for watch in self._watches:
+            watch.cancel()
+        self._end.close()
+
+    @property
+    def _policy(self) -> list[_Placed]:
+        return [placed for placed in self._engines if placed.auxiliary is None]
+
+    def _place_engine(self, auxiliary: str | None, index: int) -> _Placed:
+        import ray
+        import torch
+
+        options = {"max_restarts": MAX_RESTARTS, "max_task_retries": -1, "max_concurrency": 100_000}
+        actor = ray.remote(EngineActor).options(**options, **self._ray.options("engine", index))
+        name = f"engine {index}" if auxiliary is None else f"the engine of auxiliary model {auxiliary!r}"
+        config = _of_one_engine(self._config, self._choice.type)
+        placed = actor.remote(config, auxiliary, torch.get_num_threads())
+        return _Placed(name=name, actor=placed, auxiliary=auxiliary)
+
+    def _place_worker(self, index: int) -> Any:
+        import ray
+
+        options = {"max_restarts": -1, "max_task_retries": 0, "max_concurrency": 100_000}
+        return ray.remote(RolloutWorker).options(**options, **self._ray.options("rollout worker", index)).remote()
+
+    async def _serve_all(self) -> None:
+        found = await asyncio.gather(*(answer(placed.actor.serve.remote(0, None)) for placed in self._engines))
+        for placed, max_model_len in zip(self._engines, found, strict=True):
+            placed.max_model_len = max_model_len
+
+    def _on_workers(self, _: UserFunctions) -> Attempts:
+        """Start the rollout workers with the user's functions; they end with what is undone."""
+        import ray
+
+        auxiliary = {placed.auxiliary: placed.client() for placed in self._engines if placed.auxiliary is not None}
+        setup = ray.put(
+            Setup(
+                config=self._config,
+                paths=[os.path.abspath(path) for path in sys.path],
+                functions=self._functions,
+                policy=tuple(self._clients),
+                auxiliary=auxiliary,
+            )
+        )
+        nodes = self.thread.call(_start_workers(self._actors, setup))
+        self._placed_workers = [
+            Worker(name=f"rollout worker {index}", actor=actor, node=node)
+            for index, (actor, node) in enumerate(zip(self._actors, nodes, strict=True))
+        ]
+        self._workers = OnWorkers(
+            self._placed_workers, setup, self._config, self.auxiliary, self._failed, self._grace_s
+        )
+        return self._workers
+
+    async def _publish(self, version: int) -> None:
+        _, reference = self._published
+        calls = (answer(placed.actor.serve.remote(version, reference)) for placed in self._policy if placed.alive)
+        ended = await asyncio.gather(*calls, return_exceptions=True)
+        failures = [one for one in ended if isinstance(one, BaseException)]
+        if failures and (len(failures) == len(ended) or not isinstance(failures[0], EngineError)):
+            raise failures[0]
+
+    async def _watch(self, placed: _Placed) -> None:
+        """Give an engine that Ray has started again its weights; say so when it cannot be had any more."""
+        while True:
+            await asyncio.sleep(WATCH_EVERY_S)
+            try:
+                async with asyncio.timeout(RESTART_S):
+                    if await answer(placed.actor.serves.remote()):
+                        continue
+                    version, reference = self._published if placed.auxiliary is None else (0, None)
+                    log.warning("%s died: started again with the weights of version %d", placed.name, version)
+                    await answer(placed.actor.serve.remote(version, reference))
+            except (AgentTuneError, TimeoutError) as error:
+                placed.alive = False
+                reason = f"{placed.name} died and cannot be started again: {first_line(error) or 'no answer'}"
+                log.warning("%s", reason)
+                if placed.auxiliary is not None or not any(one.alive for one in self._policy):
+                    with contextlib.suppress(InvalidStateError):
+                        self._failed.set_result(EngineError(reason))
+                return
+
+    async def _read_busy(self) -> None:
+        spans = []
+        for placed in self._policy:
+            with contextlib.suppress(EngineError):
+                now = await answer(placed.actor.busy_s.remote())
+                spans.append(now - placed.busy_s if now >= placed.busy_s else now)
+                placed.busy_s = now
+        self._generating_s += max(spans, default=0.0)
+
+    def _end_actors(self) -> None:
+        import ray
+
+        async def close() -> None:
+            with contextlib.suppress(TimeoutError, EngineError):
+                async with asyncio.timeout(10):
+                    await asyncio.gather(*(answer(one.actor.close.remote()) for one in self._engines if one.alive))
+
+        self.thread.call(close())
+        for actor in (*self._actors, *(placed.actor for placed in self._engines)):
+            ray.kill(actor)
+
+
+def _choose(config: RunConfig, num_gpus: int) -> EngineChoice:
+    """The engine of each actor, by the GPUs that the cluster has."""
+    return vllm_choice(
+        _of_one_engine(config, config.engine.type), Machine(builds=installed_builds(), num_gpus=num_gpus)
+    )
+
+
+def _of_one_engine(config: RunConfig, type_: str) -> RunConfig:
+    """What the actor of one engine, of this type, needs to know."""
+    model = config.model.model_copy(update={"inference_engine_num": 1})
+    engine = config.engine.model_copy(update={"type": type_})
+    return config.model_copy(update={"model": model, "engine": engine})
+
+
+def needs(config: RunConfig, num_gpus: int) -> Mapping[Role, Sequence[Bundle]]:
+    """What the run's actors need of a cluster with so many GPUs."""
+    on_gpu = config.engine.device == "cuda" or (config.engine.device == "auto" and num_gpus > 0)
+    gpus = config.model.tensor_parallel_size if on_gpu else 0
+    names = _engine_names(config)
+    return {
+        "engine": [{"CPU": 1, "GPU": gpus} if gpus and name is None else {"CPU": 1} for name in names],
+        "rollout worker": [{"CPU": 1}] * config.cluster.num_workers,
+    }
+
+
+def _engine_names(config: RunConfig) -> list[str | None]:
+    """For each engine the auxiliary model that it serves, None for the one that is tuned."""
+    auxiliary = [name for name, model in config.auxiliary_models.items() if model.base_url is None]
+    return [*[None] * config.model.inference_engine_num, *auxiliary]
+
+
+def _pickled(functions: UserFunctions) -> bytes:
+    import ray.cloudpickle
+
+    for function in (functions.workflow, functions.judge):
+        module = sys.modules.get(getattr(function, "__module__", ""))
+        if module is not None and module.__name__.startswith(FILE_MODULE):  # named by a file: not importable elsewhere
+            ray.cloudpickle.register_pickle_by_value(module)
+    try:
+        return bytes(ray.cloudpickle.dumps(functions))
+    except Exception as error:  # whatever the user's objects raise
+        raise ConfigError(
+            f"the workflow or the judge cannot be sent to a rollout worker: {type(error).__name__}: {error}; make what "
+            "cannot be pickled (connections, locks, clients) inside the function"
+        ) from error
+
+
+async def _start_workers(actors: Sequence[Any], setup: Any) -> list[str]:
+    return list(await asyncio.gather(*(answer(actor.start.remote(setup, 0)) for actor in actors)))

@@ -1,0 +1,92 @@
+"""Where the serving side of a run lives: in this process, or in actors of Ray.
+
+In: a `RunConfig`, the user's functions. Out: `Served`, which is all that the coordinator knows of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from agenttune.config.cluster import ClusterConfig
+from agenttune.config.run import RunConfig
+from agenttune.errors import ConfigError
+from agenttune.execution.engine_choice import choose_engine
+from agenttune.execution.local import Mode, Serving
+from agenttune.inference.engine import Engine
+from agenttune.rollout.in_process import Opens
+from agenttune.rollout.runner import RolloutRunner
+from agenttune.types import Experience, IntArray
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Used(Protocol):
+    """What the auxiliary models of a run were used for."""
+
+    @property
+    def total_tokens(self) -> Mapping[str, int]: ...
+    def restore(self, total_tokens: Mapping[str, int]) -> None: ...
+
+
+class Served(Protocol):
+    """A model that serves rollouts, wherever it is. `runner` runs them; `recorded` and `baseline` say how sessions are
+    opened for training, `modes` how for evaluation; `folder` holds the model's files; `line` tells what runs where."""
+
+    folder: Path
+    runner: RolloutRunner
+    recorded: Opens
+    baseline: Opens
+    modes: Mapping[Mode, Opens]
+
+    @property
+    def auxiliary(self) -> Used: ...
+    @property
+    def engine(self) -> Engine: ...
+    @property
+    def line(self) -> str: ...
+    def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None: ...
+    def probe(self, prompt_ids_P: IntArray, *, noise: int) -> Future[tuple[Experience, ...]]: ...
+    def generating_s(self) -> float: ...
+    def close(self) -> None: ...
+
+
+def uses_ray(config: RunConfig) -> bool:
+    """Whether the run's parts are actors of Ray: by `execution`, or because anything is set in `cluster`."""
+    return config.execution == "ray" or (config.execution is None and config.cluster != ClusterConfig())
+
+
+def check_execution(config: RunConfig) -> None:
+    """Raise `ConfigError` for an engine or a Ray that cannot be had, as far as that is known before anything starts."""
+    if not uses_ray(config):
+        if config.cluster != ClusterConfig():
+            raise ConfigError(
+                "the settings of cluster have no effect with execution: local: set it to ray, or remove them"
+            )
+        choose_engine(config)
+        return
+    from agenttune.execution.cluster.connect import check_ray
+
+    check_ray()
+    if config.engine.device.startswith("cuda:"):
+        raise ConfigError(
+            f"engine.device is {config.engine.device}, but Ray gives each engine its GPUs: set it to cuda"
+        )
+
+
+def start_serving(
+    config: RunConfig,
+    workflow: Callable[..., Any],
+    judge: Callable[..., Any] | None,
+    *,
+    needs_reward: bool = True,
+) -> Served:
+    """Load the configured models and start serving them; see `local.Serving` and `cluster.serving.RayServing`."""
+    if not uses_ray(config):
+        return Serving(config, workflow, judge, needs_reward=needs_reward)
+    from agenttune.execution.cluster.serving import RayServing
+
+    return RayServing(config, workflow, judge, needs_reward=needs_reward)

@@ -1,0 +1,70 @@
+"""Workflows and tasks of the tests with Ray; rollout workers import them from here."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from typing import Any
+
+from agenttune import WorkflowOutput
+from agenttune.errors import DatasetError
+from agenttune.types import Task
+
+
+def make_tasks(count: int, do: str = "twice") -> list[Task]:
+    rows = [{"question": f"question {i}", "number": i, "do": do} for i in range(count)]
+    return [Task(id=f"train/{i}", index=i, row=row) for i, row in enumerate(rows)]
+
+
+async def ask(model: Any, text: str) -> str:
+    reply = await model.client.chat.completions.create(
+        model=model.name, messages=[{"role": "user", "content": text}], max_tokens=8
+    )
+    return reply.choices[0].message.content or ""
+
+
+async def prefers_letter(task: dict[str, Any], model: Any) -> WorkflowOutput:
+    """One call; the reward is the share of the letter 'e' in the answer."""
+    text = await ask(model, task["question"])
+    return WorkflowOutput(reward=text.count("e") / 8, metrics={"pid": float(os.getpid())})
+
+
+async def does_what_the_task_says(task: dict[str, Any], model: Any) -> WorkflowOutput:
+    """`task["do"]`, one of the functions below."""
+    await ACTS[task["do"]](task, model)
+    return WorkflowOutput(reward=float(task["number"]), metrics={"pid": float(os.getpid())})
+
+
+async def ask_twice(task: dict[str, Any], model: Any) -> None:
+    """Two calls that hold the task's question, with a pause between them."""
+    await ask(model, f"first {task['question']}")
+    await asyncio.sleep(0.001 * (task["number"] % 7))
+    await ask(model, f"second {task['question']}")
+
+
+async def ask_slowly(task: dict[str, Any], model: Any) -> None:
+    """Ten calls, one after the other."""
+    for turn in range(10):
+        await ask(model, f"{turn} {task['question']}")
+        await asyncio.sleep(0.05)
+
+
+async def crash(task: dict[str, Any], model: Any) -> None:
+    """Task 3 ends its process; the others take a while, so that they are there when it does."""
+    await ask(model, task["question"])
+    await asyncio.sleep(0.3)
+    if task["number"] == 3:
+        os._exit(7)
+
+
+async def hang(task: dict[str, Any], model: Any) -> None:
+    """Hold the interpreter for ever: no signal and no other thread gets through."""
+    re.match(r"(a+)+$", "a" * 60 + "b")
+
+
+async def find_bad_input(task: dict[str, Any], model: Any) -> None:
+    raise DatasetError(f"task {task['number']} has nothing")
+
+
+ACTS = {"twice": ask_twice, "slowly": ask_slowly, "crash": crash, "hang": hang, "bad input": find_bad_input}

@@ -1,0 +1,114 @@
+"""What user code does to its process, it does to one rollout worker: the others go on, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import Counter
+
+import pytest
+import torch
+from ray_workflows import does_what_the_task_says, make_tasks
+from transformers import AutoModelForCausalLM
+
+from agenttune.errors import ConfigError, DatasetError
+from agenttune.types import Outcome
+
+
+@pytest.fixture(scope="module")
+def serving(make_serving):
+    """Two workers for most tests."""
+    return make_serving(does_what_the_task_says, rollout__max_attempts=2)
+
+
+@pytest.fixture(scope="module")
+def strict(make_serving):
+    """One worker, one rollout at a time, with little patience."""
+    settings = {"rollout__timeout_s": 1.0, "rollout__max_attempts": 1, "cluster__num_workers": 1}
+    return make_serving(does_what_the_task_says, grace_s=3.0, cluster__rollouts_per_worker=1, **settings)
+
+
+def run(serving, tasks, part="", **options):
+    return serving.runner.run(tasks, group_ids=[f"{part}group-{task.index}" for task in tasks], **options)
+
+
+def test_trap_26_calls_of_many_rollouts_are_recorded_where_they_belong(serving):
+    """300 rollouts of 2 calls at a time over 2 workers. Red when `OnWorkers.run` gives the record of an attempt that
+    ended before."""
+    groups = run(serving, make_tasks(150))
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    assert len(rollouts) == 300
+    assert len({rollout.metrics["pid"] for rollout in rollouts}) == 2
+    for group in groups:
+        for rollout in group.rollouts:
+            number = group.task.index
+            assert rollout.reward == number
+            asked = [call.messages[0]["content"] for call in rollout.calls]
+            assert asked == [f"{part} question {number}" for part in ("first", "second")]
+    sampled = Counter(tuple(call.sampled_ids_S.tolist()) for rollout in rollouts for call in rollout.calls)
+    assert max(sampled.values()) < 30  # noise of its own for each
+
+
+def test_evaluation_and_baseline_are_greedy_and_unrecorded_where_they_should_be(serving):
+    """Red when the worker opens every session as "recorded"."""
+    (group,) = run(serving, make_tasks(1), "baseline-", open_baseline=serving.baseline)
+    assert [call.sampling.temperature for call in group.rollouts[0].calls] == [1.0, 1.0]
+    assert [call.sampling.temperature for call in group.baseline.calls] == [0.0, 0.0]
+    (evaluated,) = run(serving, make_tasks(1), "evaluated-", open_session=serving.modes["greedy"])
+    assert {len(rollout.calls) for rollout in evaluated.rollouts} == {0}
+
+
+def test_a_task_that_crashes_its_process_fails_alone(serving):
+    """Its neighbours run again and end well, in their first attempt. Red when `OnWorkers.run` counts an attempt as
+    failed that was not alone on its worker."""
+    groups = run(serving, make_tasks(8, "crash"), "crash-", group_size=1)
+    for group in groups:
+        (rollout,) = group.rollouts
+        if group.task.index == 3:
+            assert rollout.outcome == Outcome.WORKFLOW_ERROR
+            assert "its process died while nothing else ran there" in rollout.error
+            assert (rollout.attempt, len(group.attempts)) == (1, 1)
+        else:
+            assert (rollout.outcome, rollout.attempt, len(rollout.calls)) == (Outcome.OK, 0, 1)
+            assert not group.attempts
+
+
+def test_an_engine_that_dies_is_started_again_with_the_current_weights(serving, toy_model_dir, caplog):
+    """Its calls are made again; rollouts notice nothing. Red when `_watch` serves None: tokens would be of version 0,
+    while the run is at version 3."""
+    model = AutoModelForCausalLM.from_pretrained(toy_model_dir, dtype=torch.float32)
+    serving.publish(3, {name: value * 1.01 for name, value in model.state_dict().items()})
+    futures = [serving.runner.submit(task, f"dies-{task.index}", 3) for task in make_tasks(4, "slowly")]
+    time.sleep(0.3)
+    os.kill(serving.engine_pids()[0], signal.SIGKILL)
+    groups = serving.runner.collect(futures)
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    assert {(rollout.outcome, rollout.attempt) for rollout in rollouts} == {(Outcome.OK, 0)}
+    assert {len(rollout.calls) for rollout in rollouts} == {10}
+    assert {int(version) for rollout in rollouts for call in rollout.calls for version in call.versions_S} == {3}
+    assert "engine 0 died: started again with the weights of version 3" in caplog.text
+
+
+def test_a_hang_that_no_signal_ends_costs_its_worker(strict):
+    """Red when `OnWorkers._on` waits for ever: the run would."""
+    (group,) = run(strict, make_tasks(1, "hang"), group_size=1)
+    (rollout,) = group.rollouts
+    assert rollout.outcome == Outcome.BLOCKED_LOOP
+    assert "held its process past the time limit of 1 s" in rollout.error
+
+
+def test_bad_input_stops_the_run_with_its_own_message(strict):
+    with pytest.raises(DatasetError, match=r"task 0 has nothing \(read at .*ray_workflows.py"):
+        run(strict, make_tasks(1, "bad input"))
+
+
+def test_what_cannot_be_sent_is_refused_before_anything_starts(make_serving):
+    lock = threading.Lock()
+
+    async def holds_a_lock(task, model):
+        return 1.0 if lock else 0.0
+
+    with pytest.raises(ConfigError, match=r"cannot be sent to a rollout worker.*lock"):
+        make_serving(holds_a_lock)
