@@ -1,4 +1,4 @@
-"""The `agenttune` command: `run`, `check`, `eval`, `explain`, `algorithms`, `certify`, `diagnose`, `show`.
+"""The `agenttune` command: `run`, `check`, `plan`, `eval`, `explain`, `algorithms`, `certify`, `diagnose`, `show`.
 
 In: the command line. Out: an exit code that tells the truth: 0 the work asked for was done, 1 it failed, 2 bad input,
 130 interrupted. Each command loads what it needs when it runs, so that `agenttune --help` is quick.
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from agenttune import __version__
 from agenttune.cli.diagnose import add_diagnose, run_diagnose
+from agenttune.cli.plan import add_plan, run_plan
 from agenttune.cli.show import add_show, run_show
 from agenttune.errors import AgentTuneError, ConfigError, DatasetError, ModelError, SamplingError
 
@@ -87,6 +88,7 @@ def build_parser() -> argparse.ArgumentParser:
     certify.add_argument("--json", action="store_true", help="print the certificate as JSON")
 
     add_diagnose(commands.add_parser("diagnose", help="why is the reward (or the loss) flat? causes, with evidence"))
+    add_plan(commands.add_parser("plan", help="what memory and time a run will take, before anything starts"))
     add_show(commands.add_parser("show", help="print a rollout of a run, token by token"))
     return parser
 
@@ -255,6 +257,7 @@ COMMANDS: Mapping[str, Command] = {
     "algorithms": _algorithms,
     "certify": _certify,
     "diagnose": run_diagnose,
+    "plan": run_plan,
     "show": run_show,
 }
 

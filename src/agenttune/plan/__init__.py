@@ -1,0 +1,1 @@
+"""Before it starts: what memory and time a run will take, and what to change where it does not fit."""

@@ -1,0 +1,74 @@
+"""Small configurations that the tests of plans share: models of three families, and runs of them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import LlamaConfig, Qwen2Config, Qwen3Config
+
+from agenttune.config.load import resolve
+from agenttune.config.run import RunConfig
+from agenttune.plan.hardware import Hardware
+
+FAMILIES = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig}
+
+
+def model_config(family: str = "qwen3", *, tied: bool = True, **changes: Any) -> Any:
+    """A model of 3 layers, 64 wide, 4 heads of 16 (2 for keys and values), 500 words."""
+    return FAMILIES[family](
+        **{
+            "hidden_size": 64,
+            "intermediate_size": 160,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "vocab_size": 500,
+            "tie_word_embeddings": tied,
+            **changes,
+        }
+    )
+
+
+def write_config(folder: Path, config: Any) -> Path:
+    """A model folder with nothing but its configuration."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config.save_pretrained(folder)
+    return folder
+
+
+def run_config(folder: Path, settings: Mapping[str, Any] | None = None) -> RunConfig:
+    """A run of the model in `folder`: two tasks of four rollouts."""
+    base = {
+        "model": {"model_path": str(folder), "max_model_len": 256, "max_tokens": 64},
+        "train_dataset": {"path": "tasks.jsonl"},
+        "algorithm": {"algorithm_type": "grpo", "group_size": 4, "batch_size": 2},
+        "evaluation": {"before_and_after": False},
+    }
+    return resolve(None, _merged(base, settings or {})).config
+
+
+def _merged(base: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    merged = {section: dict(values) for section, values in base.items()}
+    for key, value in settings.items():
+        section, name = key.split(".")
+        merged.setdefault(section, {})[name] = value
+    return merged
+
+
+def gpu(gib: float, count: int = 1) -> Hardware:
+    """A GPU with so much memory, and round rates."""
+    return Hardware(
+        name="GPU",
+        kind="cuda",
+        count=count,
+        memory_bytes=int(gib * 2**30),
+        bfloat16_flops=1e14,
+        float32_flops=1e13,
+        bandwidth=1e12,
+    )
+
+
+CPU = Hardware(
+    name="CPU", kind="cpu", count=1, memory_bytes=8 * 2**30, bfloat16_flops=1e12, float32_flops=1e11, bandwidth=1e10
+)

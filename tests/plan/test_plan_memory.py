@@ -1,0 +1,144 @@
+"""Memory by role: by hand, and how it moves with the settings."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plan_toys import CPU, gpu, model_config, run_config, write_config
+
+from agenttune.plan.engine import in_flight, slot_length
+from agenttune.plan.memory import SLACK, Item, Place, places
+from agenttune.plan.predict import Plan, plan, read_models
+from agenttune.plan.workload import expected
+
+P = 500 * 64 + 3 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 160 + 2 * 64 + 2 * 16) + 64
+"""Parameters of the toy: Qwen3 has two norms of a head besides."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_config(tmp_path_factory.mktemp("model"), model_config())
+
+
+def planned(folder: Path, settings: dict[str, Any] | None = None, hardware: Any = None, **options: Any) -> Plan:
+    config = run_config(folder, settings)
+    return plan(config, read_models(config), hardware or gpu(16), expected(config), suggests=False, **options)
+
+
+def items(found: Plan) -> dict[str, int]:
+    return {item.role: item.num_bytes for place in found.places for item in place.items}
+
+
+def test_weights_gradients_and_moments_by_hand(folder: Path) -> None:
+    """4 bytes a weight, 4 its gradient, 8 its moments, whatever it is computed in; 2 in an engine on a GPU."""
+    found = items(planned(folder))
+    assert found["policy: weights"] == 4 * P
+    assert found["policy: gradients"] == 4 * P
+    assert found["policy: AdamW moments"] == 8 * P
+    assert found["reference: weights"] == 4 * P  # grpo has a KL term
+    assert found["engine: weights"] == 2 * P
+    assert items(planned(folder, {"engine.dtype": "float32"}))["engine: weights"] == 4 * P
+    assert "critic: weights" not in found
+
+
+def test_a_critic_has_moments_and_gradients_too(folder: Path) -> None:
+    found = items(planned(folder, {"algorithm.algorithm_type": "ppo"}))
+    assert [found[f"critic: {what}"] for what in ("weights", "gradients", "AdamW moments")] == [4 * P, 4 * P, 8 * P]
+
+
+def test_adapters_train_alone_and_are_their_own_reference(folder: Path) -> None:
+    """Rank 4 on each of the seven layers of a block; frozen linear layers lie in bfloat16 on a GPU."""
+    adapters = 3 * 4 * ((64 + 64) * 2 + (64 + 32) * 2 + (64 + 160) * 3)
+    linear = 3 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 160)
+    found = items(planned(folder, {"trainer.lora": {"rank": 4}}))
+    assert found["policy: weights"] == 4 * (P + adapters) - 2 * linear
+    assert found["policy: AdamW moments"] == 8 * adapters
+    assert "reference: weights" not in found
+
+
+def test_a_teacher_and_auxiliary_models_lie_beside(folder: Path, tmp_path: Path) -> None:
+    larger = write_config(tmp_path / "larger", model_config(num_hidden_layers=6))
+    settings = {
+        "algorithm.algorithm_type": "jsd",
+        "distill.teacher_path": str(larger),
+        "auxiliary_models.judge": {"model_path": str(folder), "max_model_len": 128},
+    }
+    found = items(planned(folder, settings))
+    assert found["teacher: weights"] == 4 * (2 * P - 500 * 64 - 64)
+    assert found["auxiliary judge: weights"] == 2 * P
+    assert "reference: weights" not in found
+
+
+@pytest.mark.parametrize("name", ["sft", "cpt", "dpo"])
+def test_learning_from_rows_needs_no_engine(folder: Path, name: str) -> None:
+    found = items(planned(folder, {"algorithm.algorithm_type": name}))
+    assert not any(role.startswith("engine") for role in found)
+    assert ("reference: weights" in found) == (name == "dpo")
+
+
+def test_the_cache_by_hand(folder: Path) -> None:
+    """8 rollouts: 32 slots and one of scratch, of 256 positions of 384 bytes; with less, as many as have room."""
+    assert items(planned(folder))["engine: KV cache"] == 33 * 256 * 384
+    assert items(planned(folder, {"engine.kv_cache_mb": 1}))["engine: KV cache"] == 11 * 256 * 384
+    assert items(planned(folder, {"engine.max_slots": 4}))["engine: KV cache"] == 5 * 256 * 384
+    # vLLM reserves what all its slots need, within the budget.
+    assert items(planned(folder, vllm=True))["engine: KV cache"] == 256 * 256 * 384
+    # On a CPU what no sequence has touched costs nothing; 4 bytes a number.
+    assert items(planned(folder, hardware=CPU))["engine: KV cache"] == 9 * 256 * 768
+
+
+def test_slots_grow_by_half_in_buckets() -> None:
+    assert [slot_length(longest, 4096) for longest in (10, 256, 257, 400, 4000)] == [256, 256, 384, 576, 4096]
+    assert slot_length(10, 100) == 128
+
+
+def test_in_flight_is_the_step_or_the_evaluation(folder: Path) -> None:
+    config = run_config(folder)
+    assert in_flight(config, expected(config)) == 8
+    evaluated = run_config(folder, {"evaluation.before_and_after": True, "evaluation.max_tasks": 100})
+    assert in_flight(evaluated, expected(evaluated)) == 100
+
+
+def test_a_peak_is_that_of_the_fuller_phase() -> None:
+    place = Place(
+        name="GPU",
+        count=1,
+        capacity=125,
+        items=(
+            Item(role="a", num_bytes=100),
+            Item(role="b", num_bytes=10, when="training"),
+            Item(role="c", num_bytes=20, when="generating"),
+        ),
+    )
+    assert place.phase_peak == 120
+    assert place.peak == int(120 * (1 + SLACK)) == 126
+    assert not place.fits
+
+
+def test_certain_is_what_nobody_can_do_without(folder: Path) -> None:
+    config = run_config(folder)
+    (sure,) = places(config, read_models(config), gpu(16), expected(config), certain=True)
+    assert {item.role for item in sure.items} == {
+        "policy: weights",
+        "policy: gradients",
+        "policy: AdamW moments",
+        "reference: weights",
+        "engine: weights",
+    }
+
+
+def test_larger_settings_never_take_less(folder: Path, tmp_path: Path) -> None:
+    def peak(settings: dict[str, Any], where: Path = folder) -> int:
+        return planned(where, settings).places[0].peak
+
+    for key, values in {
+        "trainer.max_tokens_per_micro_batch": (256, 512, 1024),
+        "model.max_model_len": (256, 512, 1024),
+        "algorithm.group_size": (2, 8, 64),
+        "engine.max_slots": (1, 4, 64),
+        "trainer.lora": ({"rank": 2}, None),
+    }.items():
+        peaks = [peak({key: value}) for value in values]
+        assert peaks == sorted(peaks), key
+    deeper = write_config(tmp_path / "deeper", model_config(num_hidden_layers=8))
+    assert peak({}, deeper) > peak({})
