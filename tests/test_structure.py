@@ -19,6 +19,7 @@ EDGES = {
     ("compat", "rollout"),  # which rollout a Trinity workflow belongs to
     ("plan", "algorithm"),  # which roles an algorithm needs
     ("plan", "trainer"),  # its own code is run without contents, to see what memory it takes
+    ("plan", "sync"),  # whether trainer and engine ever work at the same time
     ("plan", "inference"),  # how slots of KV grow; which models are not served
     ("config", "tasks"),  # DatasetConfig.preview() reads rows, lazily
     ("config", "compat"),  # a file in Trinity-RFT's layout is converted, lazily

@@ -7,7 +7,7 @@ import pytest
 from plan_toys import CPU, gpu, model_config, run_config, write_config
 
 from agenttune.plan.engine import in_flight, slot_length
-from agenttune.plan.memory import SLACK, Item, Place, places
+from agenttune.plan.memory import SLACK, Item, Place, offloaded_bytes, places
 from agenttune.plan.predict import Plan, plan, read_models
 from agenttune.plan.workload import expected
 
@@ -37,8 +37,39 @@ def test_weights_gradients_and_moments_by_hand(folder: Path) -> None:
     assert found["policy: AdamW moments"] == 8 * P
     assert found["reference: weights"] == 4 * P  # grpo has a KL term
     assert found["engine: weights"] == 2 * P
-    assert items(planned(folder, {"engine.dtype": "float32"}))["engine: weights"] == 4 * P
     assert "critic: weights" not in found
+
+
+def test_of_one_type_and_in_one_process_trainer_and_engine_have_one_copy(folder: Path) -> None:
+    one = {"engine.dtype": "float32"}
+    assert "engine: weights" not in items(planned(folder, one))
+    assert items(planned(folder, one, vllm=True))["engine: weights"] == 4 * P
+    for apart in ({"sync.style": "fully_async"}, {"trainer.num_processes": 2}, {"trainer.lora": {"rank": 2}}):
+        assert items(planned(folder, one | apart, gpu(16, 2)))["engine: weights"] == 4 * P
+
+
+def test_processes_share_out_what_is_trained(folder: Path) -> None:
+    """A half each on two GPUs, rounded up; beside it the vocabulary and two layers, and once each model whole."""
+    found = planned(folder, {"trainer.num_processes": 2}, gpu(16, 2))
+    (place,), held = found.places, items(found)
+    assert (place.count, found.missing_devices) == (2, 0)
+    assert held["policy: weights"] == held["policy: gradients"] == held["reference: weights"] == 2 * P
+    assert held["policy: AdamW moments"] == 4 * P
+    assert held["engine: weights"] == 2 * P
+    layer = (P - 500 * 64) // 3
+    assert held["gathered weights"] == 4 * 500 * 64 + 2 * 2 * layer
+    assert held["a model, read whole"] == 4 * P
+    assert planned(folder, {"trainer.num_processes": 2}, gpu(16, 1)).missing_devices == 1
+
+
+def test_what_is_offloaded_lies_on_the_host(folder: Path) -> None:
+    config = run_config(folder, {"trainer.cpu_offload": True})
+    models = read_models(config)
+    assert offloaded_bytes(config, models, gpu(16)) == (4 + 4 + 8 + 4) * P
+    assert not any(
+        role.startswith(("policy", "reference")) for role in items(planned(folder, {"trainer.cpu_offload": True}))
+    )
+    assert offloaded_bytes(run_config(folder), models, gpu(16)) == 0
 
 
 def test_a_critic_has_moments_and_gradients_too(folder: Path) -> None:

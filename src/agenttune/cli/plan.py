@@ -132,7 +132,12 @@ def plan_lines(found: Plan, config: RunConfig) -> Iterator[str]:
 
 def _place_lines(place: Place) -> Iterator[str]:
     yield _row(f"{place.name}{f', each of {place.count}' if place.count > 1 else ''}", "GiB")
-    for when, heading in (("always", ""), ("training", "while training"), ("generating", "while generating")):
+    for when, heading in (
+        ("always", ""),
+        ("loading", "while loading"),
+        ("training", "while training"),
+        ("generating", "while generating"),
+    ):
         items = [item for item in place.items if item.when == when]
         if items and heading:
             yield f"  {heading}"

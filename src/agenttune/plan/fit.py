@@ -13,7 +13,7 @@ from itertools import combinations
 from typing import Any
 
 from agenttune.config.run import RunConfig
-from agenttune.config.trainer import LoraConfig, TrainerConfig
+from agenttune.config.trainer import LoraConfig
 from agenttune.plan.engine import in_flight
 from agenttune.plan.memory import Models, Roles, num_processes
 from agenttune.plan.workload import Workload
@@ -34,7 +34,7 @@ class Suggestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How far the changes may go: GPUs that there are, the longest sequence, and what is in flight."""
+    """How far the changes may go: GPUs that there are (0: a CPU), the longest sequence, and what is in flight."""
 
     num_gpus: int
     workload: Workload
@@ -125,7 +125,7 @@ def _lora(config: RunConfig, limits: Limits) -> Sequence[Settings]:
 
 def _processes(config: RunConfig, limits: Limits) -> Sequence[Settings]:
     """More GPUs that train, by doubling; where an engine can, it is spread too."""
-    if "num_processes" not in TrainerConfig.model_fields:
+    if Roles.of(config).critic:  # trains in one process only
         return []
     count, levels = num_processes(config), []
     while count * 2 <= limits.num_gpus:
@@ -135,8 +135,9 @@ def _processes(config: RunConfig, limits: Limits) -> Sequence[Settings]:
 
 
 def _offload(config: RunConfig, limits: Limits) -> Sequence[Settings]:
-    there = "cpu_offload" in TrainerConfig.model_fields and not getattr(config.trainer, "cpu_offload", False)
-    return [{"trainer.cpu_offload": True}] if there else []
+    if config.trainer.cpu_offload or limits.num_gpus == 0 or Roles.of(config).critic:
+        return []
+    return [{"trainer.cpu_offload": True}]
 
 
 CHANGES: tuple[Callable[[RunConfig, Limits], Sequence[Settings]], ...] = (

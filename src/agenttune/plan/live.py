@@ -98,6 +98,7 @@ def _peaks(config: Any, traced: Pass, num_layers: int) -> list[int]:
         model = _model(AutoModelForCausalLM.from_config(shallow, dtype=torch.float32), traced)
     with FakeTensorMode(allow_non_fake_inputs=True):
         _make_fake(model.module)
+        model.device = torch.device("cpu")
         there = list(model.module.parameters())
         for parameter in there:
             if parameter.requires_grad and traced.accumulates:

@@ -6,17 +6,18 @@ device the items it always holds, and those of the phase that needs the most. Th
     weights of a trained model      4 bytes a parameter (fp32), whatever it is computed in; a reference or teacher too
     gradients, AdamW's two moments  4 and 8 bytes a trained parameter
     activations                     of the largest micro-batch: `live.pass_bytes`
-    engine                          its weights in its own type; keys and values of the slots in use, within the budget
+    engine                          its weights in its own type, or the trainer's own where both can be one; keys and
+                                    values of the slots in use, within the budget
 
-Several trainer processes share out weights, gradients and moments (FSDP2), not activations. An engine over several GPUs
-shares out weights and KV.
+Several trainer processes share out weights, gradients and moments (FSDP2), not activations; with `cpu_offload` these
+lie in the host's memory. An engine over several GPUs shares out weights and KV.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from agenttune.algorithm.resolve import algorithm_of
 from agenttune.algorithm.supervised import SUPERVISED, resolve_supervised
@@ -26,9 +27,10 @@ from agenttune.plan.hardware import GIB, Hardware
 from agenttune.plan.live import Pass, pass_bytes
 from agenttune.plan.sizes import Sizes
 from agenttune.plan.workload import Workload
+from agenttune.sync.schedule import Schedule
 from agenttune.trainer.model import MAX_LOGITS
 
-When = Literal["always", "training", "generating"]
+When = Literal["always", "loading", "training", "generating"]
 
 PROCESS_BYTES = GIB // 2
 """Python with its libraries, measured on Linux. On a GPU: CUDA's context and libraries, assumed."""
@@ -107,7 +109,7 @@ class Place:
     def phase_peak(self) -> int:
         """The same without gaps."""
         held = {when: sum(i.num_bytes for i in self.items if i.when == when) for when in _WHEN}
-        return held["always"] + max(held["training"], held["generating"])
+        return held.pop("always") + max(held.values())
 
     @property
     def fits(self) -> bool:
@@ -115,7 +117,7 @@ class Place:
         return self.peak <= self.capacity
 
 
-_WHEN: tuple[When, ...] = ("always", "training", "generating")
+_WHEN: tuple[When, ...] = get_args(When)
 
 
 def computes_bfloat16(dtype: str, hardware: Hardware) -> bool:
@@ -136,8 +138,11 @@ def places(
     only what is quickly known and sure: weights, gradients and moments."""
     roles = Roles.of(config)
     num_trainers, num_engines = num_processes(config), num_engine_devices(config) if roles.engine else 0
-    training = _trainer_items(config, models, roles, hardware, num_trainers)
+    training = _trainer_items(config, models, roles, hardware)
+    if is_offloaded(config, hardware):
+        training = []
     if not certain:
+        training += _gathered(config, models, hardware)
         training += _activations(config, models, roles, hardware, workload)
     process = [] if certain else [Item(role="process and libraries", num_bytes=PROCESS_BYTES)]
     serving: list[Item] = []
@@ -155,12 +160,33 @@ def places(
 
 def num_processes(config: RunConfig) -> int:
     """Processes that train together."""
-    return int(getattr(config.trainer, "num_processes", 1) or 1)
+    return config.trainer.num_processes
 
 
 def num_engine_devices(config: RunConfig) -> int:
     """Devices of all replicas of the engine."""
     return config.model.tensor_parallel_size * config.model.inference_engine_num
+
+
+def shares_weights(config: RunConfig, hardware: Hardware, *, vllm: bool) -> bool:
+    """Whether the policy lives in the engine's memory: one type, one process, and never both at work."""
+    alone = config.trainer.num_processes == 1 and not config.trainer.cpu_offload and num_engine_devices(config) == 1
+    same = config.trainer.lora is None and not computes_bfloat16(config.engine.dtype, hardware)
+    learns_from_rows = config.algorithm.algorithm_type in SUPERVISED
+    return alone and same and not vllm and not learns_from_rows and not Schedule.of(config, total=1).overlaps
+
+
+def is_offloaded(config: RunConfig, hardware: Hardware) -> bool:
+    """Whether what is trained lies in the host's memory instead of the device's."""
+    return config.trainer.cpu_offload and hardware.kind == "cuda"
+
+
+def offloaded_bytes(config: RunConfig, models: Models, hardware: Hardware) -> int:
+    """What the host then holds, of all processes together."""
+    if not is_offloaded(config, hardware):
+        return 0
+    items = _trainer_items(config, models, Roles.of(config), hardware)
+    return num_processes(config) * sum(item.num_bytes for item in items)
 
 
 def is_colocated(config: RunConfig) -> bool:
@@ -178,8 +204,9 @@ def _place(name: str, count: int, hardware: Hardware, items: Sequence[Item]) -> 
     )
 
 
-def _trainer_items(config: RunConfig, models: Models, roles: Roles, hardware: Hardware, num_shares: int) -> list[Item]:
-    """Weights, gradients and moments on one of `num_shares` devices."""
+def _trainer_items(config: RunConfig, models: Models, roles: Roles, hardware: Hardware) -> list[Item]:
+    """Weights, gradients and moments of one of the processes that train."""
+    num_shares = num_processes(config)
     sizes, lora = models.policy, config.trainer.lora
     trained = sizes.parameters if lora is None else sizes.lora_parameters(lora)
     frozen = 0 if lora is None else sizes.parameters
@@ -205,6 +232,21 @@ def _trainer_items(config: RunConfig, models: Models, roles: Roles, hardware: Ha
         ]
     if roles.teacher and models.teacher is not None:
         items.append(Item(role="teacher: weights", num_bytes=share(4 * models.teacher.parameters)))
+    return items
+
+
+def _gathered(config: RunConfig, models: Models, hardware: Hardware) -> list[Item]:
+    """What a process of several holds beside its part: the vocabulary's tables in fp32 and two layers in the type that
+    they compute in, while it computes; and each model whole while it is read."""
+    if num_processes(config) == 1 and not is_offloaded(config, hardware):
+        return []
+    sizes = models.policy
+    itemsize = 2 if computes_bfloat16(config.trainer.dtype, hardware) else 4
+    tables = sizes.vocabulary * (1 if sizes.tied else 2)
+    layer = (sizes.parameters - tables) // sizes.num_layers
+    items = [Item(role="gathered weights", num_bytes=4 * tables + 2 * layer * itemsize, when="training")]
+    if hardware.kind == "cuda" and not is_offloaded(config, hardware):
+        items.append(Item(role="a model, read whole", num_bytes=4 * sizes.parameters, when="loading"))
     return items
 
 
@@ -244,7 +286,8 @@ def _engine_items(
     for name, (model, sizes) in served.items():
         copies = model.inference_engine_num if hardware.kind == "cpu" else 1
         need = engine_need(config, model, sizes, hardware, workload, vllm=vllm and name == "engine")
-        items.append(Item(role=f"{name}: weights", num_bytes=copies * need.weights))
+        if name != "engine" or not shares_weights(config, hardware, vllm=vllm):
+            items.append(Item(role=f"{name}: weights", num_bytes=copies * need.weights))
         if not certain:
             items += [
                 Item(role=f"{name}: fused projections", num_bytes=copies * need.fused),

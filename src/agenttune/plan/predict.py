@@ -12,7 +12,7 @@ from agenttune.config.run import RunConfig
 from agenttune.errors import ConfigError
 from agenttune.plan.fit import Limits, Suggestion, suggest
 from agenttune.plan.hardware import Hardware
-from agenttune.plan.memory import SLACK, Models, Place, Roles, num_processes, places
+from agenttune.plan.memory import SLACK, Models, Place, Roles, num_processes, offloaded_bytes, places
 from agenttune.plan.sizes import read_model_config, sizes_of
 from agenttune.plan.timing import EFFICIENCIES, StepTime, step_time
 from agenttune.plan.workload import Workload
@@ -100,7 +100,7 @@ def plan(
 
     suggestion = None
     if suggests and (missing or not all(place.fits for place in found)):
-        gpus = hardware.count if hardware.kind == "cuda" else 1
+        gpus = hardware.count if hardware.kind == "cuda" else 0
         suggestion = suggest(config, Limits(num_gpus=gpus, workload=workload, models=models), fits)
     return Plan(
         hardware=hardware,
@@ -110,7 +110,7 @@ def plan(
         time=step_time(config, models, hardware, workload),
         missing_devices=missing,
         suggestion=suggestion,
-        assumptions=tuple(_assumptions(config, hardware, workload, vllm)),
+        assumptions=tuple(_assumptions(config, models, hardware, workload, vllm)),
     )
 
 
@@ -119,7 +119,7 @@ def devices_needed(found: tuple[Place, ...]) -> int:
     return sum(place.count for place in found)
 
 
-def _assumptions(config: RunConfig, hardware: Hardware, workload: Workload, vllm: bool) -> list[str]:
+def _assumptions(config: RunConfig, models: Models, hardware: Hardware, workload: Workload, vllm: bool) -> list[str]:
     lines = [
         f"lengths: {workload.source}: {workload.prompt_tokens:,.0f} prompt + {workload.answer_tokens:,.0f} "
         f"{'sampled' if workload.generates else 'taught'} tokens, {workload.sequences:,} sequences a step"
@@ -136,6 +136,8 @@ def _assumptions(config: RunConfig, hardware: Hardware, workload: Workload, vllm
         )
     if hardware.kind == "cuda":
         lines.append("CUDA's own memory is assumed, not measured")
+        if on_host := offloaded_bytes(config, models, hardware):
+            lines.append(f"the host's memory has room for {on_host / 2**30:,.1f} GiB of weights and moments")
         if num_processes(config) > 1:
             lines.append("weights, gradients and moments are shared out evenly over the trainer's processes (FSDP2)")
     return lines
