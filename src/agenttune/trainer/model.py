@@ -205,12 +205,19 @@ class TrainedModel:
         device = self.device
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16):
             predict_R, temperatures_R, row_E = _rows(pack)
+            tempered = bool((temperatures_R != 1.0).any())  # dividing by 1 would be a pass over all logits for nothing
 
             def compute() -> tuple[torch.Tensor, ...]:
                 hidden_NC = self._hidden(pack.ids_N, pack.positions_N, pack.segments)
                 hidden_RC = hidden_NC.index_select(0, _to(predict_R, device))
                 return self._score_rows(
-                    hidden_RC, _to(temperatures_R, device), row_E, pack.targets_E, entropy_gradient, compared, statistic
+                    hidden_RC,
+                    _to(temperatures_R, device) if tempered else None,
+                    row_E,
+                    pack.targets_E,
+                    entropy_gradient,
+                    compared,
+                    statistic,
                 )
 
             found = one_pass(self.module, compute)
@@ -256,7 +263,7 @@ class TrainedModel:
     def _score_rows(
         self,
         hidden_RC: torch.Tensor,
-        temperatures_R: torch.Tensor,
+        temperatures_R: torch.Tensor | None,
         row_E: IndexArray,
         targets_E: IndexArray,
         entropy_gradient: bool,
@@ -278,7 +285,7 @@ class TrainedModel:
             first, last = np.searchsorted(sorted_row_E, [start, stop])
             inputs = (
                 hidden_RC[start:stop],
-                temperatures_R[start:stop],
+                None if temperatures_R is None else temperatures_R[start:stop],
                 _to(sorted_row_E[first:last] - start, device),
                 _to(targets_E[order_E[first:last]], device),
             )
@@ -371,7 +378,7 @@ def _kind(tensor: torch.Tensor) -> tuple[type, torch.Size, torch.dtype, torch.de
 def _score_chunk(
     head: torch.nn.Module,
     hidden_RC: torch.Tensor,
-    temperatures_R: torch.Tensor,
+    temperatures_R: torch.Tensor | None,
     row_E: torch.Tensor,
     targets_E: torch.Tensor,
     entropy_gradient: bool,
@@ -381,7 +388,11 @@ def _score_chunk(
     """Logprob and entropy of each entry, and its divergence if there is something to compare with."""
     logits_RV = head(hidden_RC)
     exact = torch.promote_types(logits_RV.dtype, torch.float32)
-    scaled_RV = logits_RV.to(exact) / temperatures_R.to(exact)[:, None]
+
+    def tempered(logits_RV: torch.Tensor) -> torch.Tensor:
+        return logits_RV if temperatures_R is None else logits_RV / temperatures_R.to(exact)[:, None]
+
+    scaled_RV = tempered(logits_RV.to(exact))
     logprobs_RV = scaled_RV.log_softmax(dim=-1)
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropy_R = -(logprobs_RV.exp() * logprobs_RV).sum(dim=-1)
@@ -391,7 +402,7 @@ def _score_chunk(
     if compared is None:
         return logprobs_RV[row_E, targets_E], entropy_R[row_E]
     with torch.no_grad():
-        other_RV = compared.head(compared.hidden_RC).to(exact) / temperatures_R.to(exact)[:, None]
+        other_RV = tempered(compared.head(compared.hidden_RC).to(exact))
     common = min(scaled_RV.shape[1], other_RV.shape[1])  # rows beyond the shorter one are padding
     mine_RV = logprobs_RV if scaled_RV.shape[1] == common else scaled_RV[:, :common].log_softmax(dim=-1)
     divergence_R = compared.divergence(mine_RV, other_RV[:, :common].log_softmax(dim=-1))
