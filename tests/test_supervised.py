@@ -498,6 +498,7 @@ def test_sft_teaches_the_agent_and_leaves_everything_in_the_run_directory(tmp_pa
     assert sum(row.get("batch/rows_too_long", 0) for row in metrics) >= 1
     shown = capsys.readouterr().out
     assert "of 4 rows left out: longer than 64 tokens" in shown
+    assert shown.count("engine: embedded (") == 1
     assert shown.splitlines()[-1] == f"run directory: {result.run_dir}"
     model = AutoModelForCausalLM.from_pretrained(result.model_dir)
     assert model.config.vocab_size
@@ -610,6 +611,15 @@ def test_the_time_limit_ends_a_run_with_a_checkpoint(tmp_path, toy_model_dir):
     [
         ({"workflow_func": says_yes}, ConfigError, "on the tasks of eval_dataset"),
         ({"judge_func": says_yes}, ConfigError, "give both, or neither"),
+        (
+            {
+                "workflow_func": says_yes,
+                "eval_dataset": DatasetConfig(path="d"),
+                "settings": {"model.inference_engine_num": 2},
+            },
+            ConfigError,
+            "inference_engine_num is 2",
+        ),
         ({"settings": {"sampling.order": "difficulty"}}, ConfigError, "goes by rewards"),
         (
             {"settings": {"supervised.messages_key": "chat", "supervised.prompt_key": "p"}},

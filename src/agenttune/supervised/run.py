@@ -23,6 +23,7 @@ from agenttune.config.public import DatasetConfig
 from agenttune.config.run import ExpertConfig, RunConfig, SupervisedConfig
 from agenttune.errors import ConfigError
 from agenttune.execution.auxiliary_settings import check_auxiliary_models
+from agenttune.execution.engine_choice import choose_engine
 from agenttune.execution.model_files import model_folder
 from agenttune.execution.threads import let_idle_workers_sleep
 from agenttune.execution.trainers import AnySupervisedTrainer, check_trainer, make_supervised_trainer
@@ -55,7 +56,11 @@ WITHOUT_EFFECT = (
     *("check.", "critic.", "distill.", "sync.", "taskset."),
 )
 """Settings, by how they begin, that mean nothing without rollouts."""
-OF_WORKFLOW = ("workflow_args", "rollout.", "auxiliary_models", "judge")
+OF_WORKFLOW = (
+    *("workflow_args", "rollout.", "auxiliary_models", "judge"),
+    *("engine.type", "engine.dtype", "engine.max_slots", "engine.kv_cache_mb"),
+    *("model.tensor_parallel_size", "model.inference_engine_num"),
+)
 """Settings that mean something only where the agent is evaluated."""
 
 
@@ -96,6 +101,7 @@ def run_supervised(
             display.message(line)
         serving = None
         if workflow is not None:
+            display.message(choose_engine(config).line)
             serving = start_serving(config, workflow, judge)
             stack.callback(serving.close)
         folder = model_folder(config.model.model_path)
@@ -135,6 +141,7 @@ def _check(
         raise ConfigError("judge_func judges what a workflow says, and there is none: give both, or neither")
     if workflow is not None:
         workflow_arguments(workflow)
+        choose_engine(config)
         if config.eval_dataset is None:
             raise ConfigError(
                 f"with {name!r} the workflow is there to evaluate the agent, on the tasks of eval_dataset: give that "
