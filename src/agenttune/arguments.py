@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from agenttune.algorithm.presets import Algorithm
@@ -16,6 +17,7 @@ from agenttune.config.run import RunConfig
 from agenttune.config.trainer import CriticConfig
 from agenttune.errors import ConfigError
 from agenttune.execution.auxiliary_settings import check_auxiliary_models
+from agenttune.execution.engine_choice import check_heads
 from agenttune.execution.model_files import model_folder
 from agenttune.execution.start import check_execution
 from agenttune.execution.teacher_files import check_teacher
@@ -65,11 +67,12 @@ def check_arguments(config: RunConfig, workflow: Callable[..., Any], judge: Call
     if config.model.temperature == 0.0:
         raise ConfigError("model.temperature is 0: greedy rollouts are all alike and nothing is learnt; set it to 1")
     check_auxiliary_models(config)
+    check_heads(config.model, Path(config.model.model_path).expanduser())
     check_execution(config)
     check_monitor(config.monitor_type)
     check_lora(config.trainer)
     check_trainer(config)
-    model_folder(config.model.model_path)
+    check_heads(config.model, model_folder(config.model.model_path))
     check_teacher(config, algorithm)
     return algorithm
 

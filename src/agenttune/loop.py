@@ -27,7 +27,7 @@ import numpy as np
 from agenttune.algorithm.presets import Algorithm
 from agenttune.config.run import RunConfig
 from agenttune.diagnose.diagnosis import Watch
-from agenttune.errors import CertificateError, DatasetError, ParityError, RolloutError, TrainingError
+from agenttune.errors import CertificateError, DatasetError, EngineError, ParityError, RolloutError, TrainingError
 from agenttune.evaluate import Evaluator, evaluation_from_json, evaluation_to_json
 from agenttune.execution.start import Served
 from agenttune.execution.trainers import AnyTrainer
@@ -49,7 +49,7 @@ from agenttune.sync.schedule import what_ages
 from agenttune.trainer.measured import StepMetrics
 from agenttune.types import Check, Group
 
-SAVED_ON = (RolloutError, CertificateError, DatasetError, ParityError, TrainingError)
+SAVED_ON = (RolloutError, CertificateError, DatasetError, EngineError, ParityError, TrainingError)
 """Failures that leave the weights whole."""
 
 
@@ -91,7 +91,8 @@ class Progress:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     """One step as it went: what was rolled out, what was trained, how long each part took (seconds; see
-    `Explorer.take_times`). `sync` has the figures of rollouts that run ahead, empty where none do."""
+    `Explorer.take_times`). `sync` has the figures of rollouts that run ahead, empty where none do. `failure`: the
+    engine failed as weights moved behind the step, which is whole."""
 
     groups: tuple[Group, ...]
     rolled_out: RolledOut
@@ -105,6 +106,7 @@ class StepResult:
     train_s: float
     sync_s: float
     sync: Mapping[str, float]
+    failure: EngineError | None
 
     @property
     def sampled_tokens(self) -> int:
@@ -154,7 +156,10 @@ class Loop:
 
     def step(self) -> StepResult:
         """Roll out one batch of tasks, train on it, and serve the new weights."""
-        return self._train(self.explorer.gather(self.trainer))
+        result = self._train(self.explorer.gather(self.trainer))
+        if result.failure is not None:
+            raise result.failure
+        return result
 
     def _train(self, rolled_out: RolledOut) -> StepResult:
         began = time.perf_counter()
@@ -178,7 +183,11 @@ class Loop:
         trained_at = time.perf_counter()
         if self.replay is not None:
             self.replay.keep(groups, batches)
-        self.explorer.settle(self.trainer)
+        failure = None
+        try:
+            self.explorer.settle(self.trainer)
+        except EngineError as error:
+            failure = error
         self.display.doing("")
         times = self.explorer.take_times()
         return StepResult(
@@ -194,6 +203,7 @@ class Loop:
             train_s=trained_at - began,
             sync_s=times.pop("sync"),
             sync=self._ahead(batches, version, times) if self.explorer.schedule.overlaps else {},
+            failure=failure,
         )
 
     def _ahead(self, batches: Sequence[Batch], version: int, times: Mapping[str, float]) -> dict[str, float]:
@@ -240,6 +250,8 @@ class Loop:
         with deferred_interrupt():  # from here on the step is done whole or not at all
             result = self._train(rolled_out)
             self._record(result, time.perf_counter() - began, evaluation_s)
+        if result.failure is not None:
+            raise result.failure
 
     def _record(self, result: StepResult, seconds: float, evaluation_s: float) -> None:
         progress, statistics = self.progress, summarize(result.groups)

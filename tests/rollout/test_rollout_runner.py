@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 from scripted_serving import FakeServing, MakeRunner, make_task
 
-from agenttune.errors import ConfigError, RolloutError
-from agenttune.rollout.runner import noise_seed
+from agenttune.config.run import RolloutConfig
+from agenttune.errors import ConfigError, EngineLostError, RolloutError
+from agenttune.rollout.runner import RolloutRunner, noise_seed
 from agenttune.types import Outcome, Rollout
 
 
@@ -342,3 +343,30 @@ def test_bad_input_is_raised_without_the_frames_of_every_group(make_runner: Make
     with pytest.raises(ConfigError) as caught:
         make_runner(workflow).run([make_task(n) for n in range(50)], group_ids=[f"g{n}" for n in range(50)])
     assert len(traceback.extract_tb(caught.value.__traceback__)) < 20
+
+
+def test_a_lost_engine_ends_everything_with_its_error_and_no_attempt_more() -> None:
+    """Red when `_attempt` (runner.py) takes it for a failure of one rollout, to be tried again."""
+    serving, opened = FakeServing(), 0
+
+    def open_session(rollout_id: str, noise_seed: int) -> Any:
+        nonlocal opened
+        opened += 1
+        if opened > 3:
+            raise EngineLostError("its processes died")
+        return serving.open(rollout_id, noise_seed)
+
+    async def workflow(task: Any, model: Any) -> float:
+        if model.rollout_id.endswith("/0"):
+            raise ConnectionError("500")
+        await asyncio.sleep(60)
+        return 1.0
+
+    runner = RolloutRunner(workflow, None, open_session, RolloutConfig(), 3, 0)
+    try:
+        with pytest.raises(EngineLostError, match="its processes died"):
+            runner.run([make_task()], group_ids=["g"])
+    finally:
+        runner.close()
+    assert opened == 4
+    assert serving.all_closed

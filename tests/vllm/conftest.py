@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 collect_ignore = [] if installed_builds() else [path.name for path in HERE.glob("test_*.py")]
 
 if installed_builds():
-    from vllm_served import Served, read_model, request, start, vllm_processes, weights
+    from vllm_served import Served, read_model, request, start, vllm_left, weights
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -57,7 +57,7 @@ def shared() -> Iterator[Served]:
 
     served.run(close())
     served.thread.close()
-    assert not vllm_processes()
+    assert not vllm_left()
     assert not folder.exists()
 
 

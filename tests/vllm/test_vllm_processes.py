@@ -8,12 +8,15 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
+from pathlib import Path
 
 import psutil
 import pytest
-from vllm_served import MODEL, request, start, vllm_processes, weights
+from vllm_served import MODEL, request, start, vllm_left, vllm_processes, weights
 
 from agenttune.errors import EngineError
+from agenttune.inference.vllm_start import make_folder
 
 KILLED = f"""
 import asyncio, os, signal, psutil
@@ -51,6 +54,16 @@ def test_nothing_stays_when_the_owner_is_killed(tmp_path):
     assert not left
 
 
+def test_the_paths_of_sockets_are_short_whatever_the_temporary_folder_is(tmp_path):
+    """Red when `make_folder` (inference/vllm_start.py) takes any: vLLM would not start in such a folder."""
+    for length in (40, 47, 48, 200):
+        parent = (tmp_path / ("x" * 200)).as_posix()[:length]
+        Path(parent).mkdir(exist_ok=True)
+        folder = make_folder(parent)
+        assert len(f"{folder}/{uuid.uuid4()}") <= 107
+        folder.rmdir()
+
+
 def running(pids: list[int]) -> list[int]:
     return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
 
@@ -75,4 +88,4 @@ def test_a_worker_that_dies_ends_the_calls_with_one_error(model):
 
     served.run(scenario())
     served.thread.close()
-    assert not {process.pid for process in vllm_processes()} - known
+    assert not vllm_left(known)

@@ -8,7 +8,7 @@ import signal
 from dataclasses import replace
 
 import numpy as np
-from vllm_served import Served, request, scored, start, vllm_processes, weights
+from vllm_served import Served, request, scored, start, vllm_left, vllm_processes, weights
 
 from agenttune.inference.routing import Replicas
 
@@ -47,4 +47,4 @@ def test_two_replicas_serve_and_one_goes_on_alone(model, changed):
     assert set(generation.versions.tolist()) == {2}
     both.run(both.engine.close())
     first.thread.close()
-    assert not {process.pid for process in vllm_processes()} - known
+    assert not vllm_left(known)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from vllm_served import MODEL, vllm_processes
+from vllm_served import MODEL, vllm_left, vllm_processes
 
 from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
 from agenttune.experience.reading import read_groups
@@ -43,7 +43,7 @@ def test_two_steps_of_the_real_agent_with_vllm(agent, tmp_path, capsys):
         },
     )
     assert "engine: vllm (engine.type)" in capsys.readouterr().out
-    assert not {process.pid for process in vllm_processes()} - known
+    assert not vllm_left(known)
     rollouts = [rollout for group in read_groups(result.run_dir / "run.db") for rollout in group.rollouts]
     assert len(rollouts) == 2 * 4 * 4
     assert all(rollout.outcome == "ok" for rollout in rollouts)

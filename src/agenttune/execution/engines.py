@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from agenttune.config.public import TunerModelConfig
 from agenttune.config.run import RunConfig
-from agenttune.execution.engine_choice import choose_engine
+from agenttune.execution.engine_choice import check_heads, choose_engine
 from agenttune.inference.routing import Replicas
 from agenttune.sync.schedule import Schedule
 from agenttune.types import Sampling
@@ -31,6 +31,7 @@ def load_policy(config: RunConfig, folder: Path, thread: ServingThread) -> tuple
         return load_engine(config.model, config, folder)
     from transformers import AutoTokenizer
 
+    check_heads(config.model, folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     return tokenizer, thread.call(_start_replicas(config, folder, tokenizer.decode))
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from agenttune.errors import CallError, ConfigError, ContextOverflowError, EngineError
+from agenttune.errors import CallError, ConfigError, ContextOverflowError, EngineError, EngineLostError
 from agenttune.gateway.busy import BusyClock
 from agenttune.gateway.history import Prompt
 from agenttune.gateway.meter import Tally
@@ -71,6 +71,7 @@ class Gateway:
         self._reasoning_parser = _named(REASONING_PARSERS, reasoning_parser, "reasoning_parser")
         self._max_calls = max_calls
         self._sessions: dict[str, Session] = {}
+        self._lost: EngineLostError | None = None
         self._server = Server(self.start, loop)
         inbox = Mailbox()
         self._async_transport = AsyncTransport(self.start, loop, inbox)
@@ -88,8 +89,10 @@ class Gateway:
     ) -> Session:
         """A session for one rollout. `sampling` replaces the defaults; with temperature 0 in it every call is greedy,
         whatever the agent asks for (evaluation). `record=False` keeps no calls. `tally` counts calls and tokens, and
-        may refuse them. From any thread.
+        may refuse them. From any thread. Raises `EngineLostError` once a call has found the engine lost.
         """
+        if self._lost is not None:
+            raise EngineLostError(str(self._lost))
         key = f"at-{secrets.token_urlsafe(24)}"
         session = Session(
             rollout_id=rollout_id,
@@ -145,7 +148,10 @@ class Gateway:
         except Exception as error:
             # The failure boundary between agents and the engine: what broke is no doing of the model or its agent.
             assert session is not None
-            logger.exception("call of rollout %s failed", session.rollout_id)
+            if isinstance(error, EngineLostError):
+                self._lost = error  # said once, by whoever wants to open the next session
+            else:
+                logger.exception("call of rollout %s failed", session.rollout_id)
             reason = f"{type(error).__name__}: {error}"
             session.fail(Outcome.INFRASTRUCTURE, reason)
             return Answer(reply=error_reply(ApiError(reason, status=500, kind="server_error")))

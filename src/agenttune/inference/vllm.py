@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -25,7 +25,7 @@ from agenttune.inference.engine import GenerateRequest, Generation
 from agenttune.inference.families import end_token_ids
 from agenttune.inference.requests import check_request
 from agenttune.inference.stopping import find_stop
-from agenttune.inference.vllm_start import MAX_TOP_LOGPROBS, read_skeleton, start_llm
+from agenttune.inference.vllm_start import MAX_TOP_LOGPROBS, make_folder, read_skeleton, start_llm
 from agenttune.inference.weights import match_weights
 from agenttune.inference.weights_file import WeightsFile
 from agenttune.types import FinishReason, FloatArray, IntArray
@@ -33,6 +33,7 @@ from agenttune.types import FinishReason, FloatArray, IntArray
 LEAST_TEMPERATURE = 0.01
 """vLLM raises smaller ones to this, silently."""
 _STOP_SECONDS = 15.0
+_LOOK_SECONDS = 0.2  # between two looks whether vLLM's processes are there
 _FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 
 
@@ -87,7 +88,7 @@ class VLLMEngine:
         `ModelError` for a model that cannot be served, `EngineError` if the processes do not start.
         """
         skeleton = read_skeleton(model_path, max_model_len)
-        folder = Path(tempfile.mkdtemp(prefix="agenttune-vllm-"))
+        folder = make_folder(tempfile.gettempdir())
         try:
             llm = start_llm(
                 model_path,
@@ -210,7 +211,7 @@ class VLLMEngine:
         async with self._loading:
             self._check_open()
             try:
-                await self._exchange(version, self._weights.write(matched, self._dtype))
+                await self._unless_dead(self._exchange(version, self._weights.write(matched, self._dtype)))
             except Exception as error:
                 said = f"new weights could not be loaded into vLLM: {type(error).__name__}: {error}"
                 raise self._fail(EngineLostError(said)) from error
@@ -225,6 +226,17 @@ class VLLMEngine:
         await self._llm.finish_weight_update(str(version))
         await self._llm.resume_generation()
 
+    async def _unless_dead(self, exchange: Coroutine[Any, Any, None]) -> None:
+        """Await it, but not for ever when vLLM's processes die: vLLM 0.32 never answers then."""
+        task = asyncio.get_running_loop().create_task(exchange)
+        try:
+            while not (await asyncio.wait([task], timeout=_LOOK_SECONDS))[0]:
+                if self._llm.errored:
+                    raise EngineLostError("its processes died")
+        finally:
+            task.cancel()
+        task.result()
+
     async def close(self) -> None:
         """Fail what is running with `EngineError` and end vLLM's processes. Closing twice is fine."""
         if self._llm is None:
@@ -232,7 +244,7 @@ class VLLMEngine:
         self._fail(EngineLostError("the engine was closed"))
         await asyncio.gather(*self._calls, return_exceptions=True)
         llm, self._llm = self._llm, None
-        llm.shutdown(timeout=_STOP_SECONDS)
+        await asyncio.to_thread(llm.shutdown, timeout=_STOP_SECONDS)
         self._weights.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -27,6 +28,7 @@ OWNER_VARIABLE = "AGENTTUNE_VLLM_OWNER"
 
 _BLOCK_TOKENS = 128  # of the KV cache, on a CPU
 _STEP_TOKENS = 4096  # of one forward pass, on a CPU
+_SOCKET_NAME, _MAX_SOCKET_PATH = 36, 107  # bytes: vLLM takes a UUID, Linux 108 with the end
 _ENVIRONMENT = {
     "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -54,6 +56,13 @@ def read_skeleton(model_path: str, max_model_len: int) -> Any:
         model.generation_config = GenerationConfig.from_pretrained(model_path)
     model.tie_weights()
     return model
+
+
+def make_folder(parent: str) -> Path:
+    """A folder for vLLM's sockets, in `parent`, or in /tmp where their paths would be longer than a socket's may be."""
+    name_length = len("/agenttune-vllm-12345678/") + _SOCKET_NAME
+    short_enough = len(os.fsencode(parent)) + name_length <= _MAX_SOCKET_PATH
+    return Path(tempfile.mkdtemp(prefix="agenttune-vllm-", dir=parent if short_enough else "/tmp"))
 
 
 def start_llm(

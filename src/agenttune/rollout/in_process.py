@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from agenttune.errors import ConfigError
+from agenttune.errors import ConfigError, EngineLostError
 from agenttune.rollout.attempt import Ended, OpenedSession, Session, UserFunctions
 from agenttune.rollout.places import describe, place_of_task
 from agenttune.rollout.user_loop import GRACE_S, WATCH_EVERY_S, LoopAbandonedError, LoopBlockedError, Run, UserLoop
@@ -79,7 +79,7 @@ class InProcess:
         assert callable(asked.opens)
         try:
             session = OpenedSession(asked.opens(asked.rollout_id, asked.noise_seed))
-        except ConfigError:  # would fail every rollout alike
+        except (ConfigError, EngineLostError):  # would fail every rollout alike
             raise
         except Exception as error:  # the failure boundary of the serving side
             ended = Ended(outcome=Outcome.INFRASTRUCTURE, error=describe(error))

@@ -18,7 +18,7 @@ from typing import Any
 
 from agenttune.algorithm.supervised import SupervisedAlgorithm
 from agenttune.config.run import RunConfig
-from agenttune.errors import CertificateError, ConfigError, DatasetError, TrainingError
+from agenttune.errors import CertificateError, ConfigError, DatasetError, EngineError, TrainingError
 from agenttune.evaluate import Evaluator, evaluation_from_json, evaluation_to_json
 from agenttune.execution.start import Served
 from agenttune.execution.trainers import AnySupervisedTrainer
@@ -38,7 +38,7 @@ from agenttune.tasks.order import Order, distinct
 from agenttune.types import Check, Experience, Task
 
 KIND = "supervised"
-SAVED_ON = (CertificateError, DatasetError, TrainingError)
+SAVED_ON = (CertificateError, DatasetError, EngineError, TrainingError)
 """Failures that leave the weights whole."""
 
 

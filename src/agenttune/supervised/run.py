@@ -23,8 +23,9 @@ from agenttune.config.public import DatasetConfig
 from agenttune.config.run import ExpertConfig, RunConfig, SupervisedConfig
 from agenttune.errors import ConfigError
 from agenttune.execution.auxiliary_settings import check_auxiliary_models
-from agenttune.execution.engine_choice import choose_engine
+from agenttune.execution.engine_choice import check_heads
 from agenttune.execution.model_files import model_folder
+from agenttune.execution.start import check_execution
 from agenttune.execution.threads import let_idle_workers_sleep
 from agenttune.execution.trainers import AnySupervisedTrainer, check_trainer, make_supervised_trainer
 from agenttune.monitor.curve import draw_loss_curve, draw_reward_curve
@@ -101,9 +102,9 @@ def run_supervised(
             display.message(line)
         serving = None
         if workflow is not None:
-            display.message(choose_engine(config).line)
             serving = start_serving(config, workflow, judge)
             stack.callback(serving.close)
+            display.message(serving.line)
         folder = model_folder(config.model.model_path)
         trainer = make_supervised_trainer(config, algorithm, folder, total_steps=total_steps)
         stack.callback(trainer.close)
@@ -141,7 +142,8 @@ def _check(
         raise ConfigError("judge_func judges what a workflow says, and there is none: give both, or neither")
     if workflow is not None:
         workflow_arguments(workflow)
-        choose_engine(config)
+        check_heads(config.model, Path(config.model.model_path).expanduser())
+        check_execution(config)
         if config.eval_dataset is None:
             raise ConfigError(
                 f"with {name!r} the workflow is there to evaluate the agent, on the tasks of eval_dataset: give that "

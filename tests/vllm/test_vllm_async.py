@@ -1,0 +1,72 @@
+"""Rollouts in flight across weight updates in whole runs with vLLM: they go on under the new weights, or end first."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from test_sync_end_to_end import GROUP_SIZE, ages_by_step, check_accounted, rows, run
+from vllm_served import MODEL, vllm_left, vllm_processes
+
+from agenttune import WorkflowOutput
+from agenttune.certify import certify
+from agenttune.experience.reading import read_groups
+
+SETTINGS = {"engine": {"type": "vllm", "kv_cache_mb": 64, "max_slots": 24}}
+STEPS = 3
+
+
+@pytest.mark.parametrize(
+    ("sync", "replicas", "mixed"),
+    [({"style": "fully_async", "max_staleness": 2}, 2, True), ({"style": "dynamic_by_explorer"}, 1, False)],
+)
+def test_rollouts_in_flight_across_an_update(tmp_path, toy_dataset, sync, replicas, mixed):
+    """Rollouts go on calling until a further step has trained. `fully_async`: there are calls with tokens of two
+    versions; the other styles: none, not even in a rollout. Either way what trains is within the bound, and the
+    trainer's logprobs are vLLM's. Red when `_exchange` (inference/vllm.py) aborts what is in flight."""
+    known = {process.pid for process in vllm_processes()}
+    metrics = tmp_path / "P" / "fixed" / "metrics.jsonl"
+
+    async def calls_until_a_step(task, model):
+        messages = [{"role": "user", "content": task["question"]}]
+        before, text = metrics.stat().st_size if metrics.exists() else 0, ""
+        for _ in range(5):
+            reply = await model.client.chat.completions.create(model=model.name, messages=messages, max_tokens=48)
+            text += reply.choices[0].message.content or ""
+            await asyncio.sleep(0.01)
+            if metrics.exists() and metrics.stat().st_size > before:
+                break
+        return WorkflowOutput(reward=len(text) % 7 / 7)
+
+    result = run(
+        tmp_path,
+        MODEL,
+        toy_dataset,
+        sync,
+        steps=STEPS,
+        workflow=calls_until_a_step,
+        settings={**SETTINGS, "model.inference_engine_num": replicas},
+        learning_rate=1e-4,
+        eval_interval_steps=99,
+    )
+    assert not vllm_left(known)
+    check_accounted(result.run_dir, STEPS)
+    assert 0 < max(max(ages) for ages in ages_by_step(result.run_dir)) <= sync.get("max_staleness", 1)
+    found = versions(result.run_dir)
+    assert len(found) == STEPS * 3 * GROUP_SIZE
+    assert any(len(set(call)) > 1 for rollout in found for call in rollout) == mixed
+    assert all(call == sorted(call) for rollout in found for call in rollout)
+    if not mixed:
+        assert all(len({version for call in rollout for version in call}) == 1 for rollout in found)
+    compared = [row["trainer/logprob_gap_max"] for row in rows(result.run_dir) if "trainer/logprob_gap_max" in row]
+    assert len(compared) >= 2
+    assert max(compared) < 1e-4
+    certificate = certify(result.run_dir)
+    assert certificate.holds, certificate.problems
+
+
+def versions(run_dir: Path) -> list[list[list[int]]]:
+    """The versions of each call's tokens, by rollout."""
+    scored = [rollout for group in read_groups(run_dir / "run.db") for rollout in group.scored]
+    return [[call.versions_S.tolist() for call in rollout.calls] for rollout in scored]
