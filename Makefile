@@ -20,6 +20,7 @@ test-slow: .venv/installed
 # With a Python that already has torch for the GPU here, and the other dependencies: make test-gpu GPU_PYTHON=python3
 # Its libraries may be of other versions than ours, so that their warnings are only shown.
 GPU_PYTHON ?= $(BIN)/python
+GPU_TESTS ?= tests/gpu tests/inference tests/trainer
 GPU_READY = $(if $(filter $(BIN)/python,$(GPU_PYTHON)),.venv/installed)
 
 test-gpu: $(GPU_READY)

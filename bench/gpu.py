@@ -38,6 +38,7 @@ PARTS = (
     "training-tree",
     "training-2",
     "attention",
+    "training-flash",
     "transformers",
     "quickstart",
     "vllm",
@@ -72,6 +73,7 @@ def run_part(name: str, *, smoke: bool) -> list[dict[str, Any]]:
         "sync": gpu_training.sync_part,
         "quickstart": gpu_training.quickstart_part,
         "training-tree": gpu_training.tree_part,
+        "training-flash": gpu_training.flash_part,
     }
     for index in range(3):
         kinds[f"training-{index}"] = gpu_training.sequence_part(index)

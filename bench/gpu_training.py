@@ -106,6 +106,19 @@ def tree_part(setting: Setting) -> list[Row]:
     return _training(setting, lambda vocabulary: tree_sequences(setting, vocabulary), name, 1 << 30)
 
 
+def flash_part(setting: Setting) -> list[Row]:
+    """The second length again by each flash implementation that PyTorch can be given, where its package is."""
+    tokens, rows = setting.training[1], []
+    for impl in list_flash_attention_impls():
+        name = f"one sequence of {tokens}, {impl}"
+        try:
+            with _flash(impl):
+                rows += _training(setting, lambda vocabulary: one_sequence(tokens, vocabulary), name, tokens)
+        except Exception as error:  # a package that is not there, or not for this device
+            rows.append(Row(measure=f"training, {name}", value=None, note=_first_line(error)))
+    return rows
+
+
 def _training(setting: Setting, make: Callable[[int], list[Experience]], name: str, tokens: int) -> list[Row]:
     """One update in one micro-batch; with gradient checkpointing if it does not fit without."""
     try:

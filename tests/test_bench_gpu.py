@@ -79,6 +79,15 @@ def test_parts_that_do_not_exist_are_refused(tmp_path):
     assert "unknown parts: engines; there are device," in done.stderr
 
 
+def test_make_test_gpu_runs_every_test_that_needs_a_gpu():
+    root = BENCH.parent
+    (line,) = [line for line in (root / "Makefile").read_text().splitlines() if line.startswith("GPU_TESTS ?=")]
+    folders = [root / name for name in line.split("=")[1].split()]
+    marked = [path for path in (root / "tests").rglob("test_*.py") if "mark.gpu\n" in path.read_text()]
+    assert len(marked) >= 5
+    assert not [path for path in marked if not any(path.is_relative_to(folder) for folder in folders)]
+
+
 @pytest.mark.slow
 def test_the_whole_script_in_small(tmp_path):
     """Under two minutes on a machine that does nothing else."""
