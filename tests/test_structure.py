@@ -26,6 +26,7 @@ EDGES = {
 }
 COORDINATION = {
     "tuning",
+    "forecast",
     "arguments",
     "assembly",
     "loop",

@@ -27,6 +27,7 @@ from agenttune.errors import ConfigError, NoSignalError
 from agenttune.execution.threads import let_idle_workers_sleep
 from agenttune.execution.trainers import AnyTrainer, make_trainer
 from agenttune.experience.replay import Replay
+from agenttune.forecast import after_run, before_run
 from agenttune.monitor.curve import draw_reward_curve
 from agenttune.monitor.display import Display
 from agenttune.monitor.statistics import Accuracy, Evaluation, by_mode
@@ -156,6 +157,8 @@ def open_loop(
         display = Display(total_steps, sys.stdout)
         stack.callback(display.close)
         for line in (*resolved.notices, *resolved.overrides, *data.messages):
+            display.message(line)
+        for line in before_run(config, directory.path):
             display.message(line)
         serving = start_serving(config, workflow, judge, needs_reward=algorithm.needs_reward)
         stack.callback(serving.close)
@@ -342,6 +345,8 @@ def _write_outcome(loop: Loop, directory: RunDirectory) -> None:
     )
     write_summary(directory.summary, summary)
     if progress.step:
+        for line in after_run(loop.config, directory.path):
+            loop.display.message(line)
         loop.journal.flush()
         write_certificate(directory.path)
     draw_reward_curve(directory.metrics, directory.picture, title=directory.path.name)

@@ -125,8 +125,6 @@ def _lora(config: RunConfig, limits: Limits) -> Sequence[Settings]:
 
 def _processes(config: RunConfig, limits: Limits) -> Sequence[Settings]:
     """More GPUs that train, by doubling; where an engine can, it is spread too."""
-    if Roles.of(config).critic:  # trains in one process only
-        return []
     count, levels = num_processes(config), []
     while count * 2 <= limits.num_gpus:
         count *= 2
@@ -135,7 +133,7 @@ def _processes(config: RunConfig, limits: Limits) -> Sequence[Settings]:
 
 
 def _offload(config: RunConfig, limits: Limits) -> Sequence[Settings]:
-    if config.trainer.cpu_offload or limits.num_gpus == 0 or Roles.of(config).critic:
+    if config.trainer.cpu_offload or limits.num_gpus == 0:
         return []
     return [{"trainer.cpu_offload": True}]
 

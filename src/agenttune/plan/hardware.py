@@ -6,6 +6,7 @@ sheets (dense, without sparsity); of this machine's processor they are measured,
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -124,6 +125,16 @@ def available_bytes() -> int:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit, used = _number("/sys/fs/cgroup/memory.max"), _number("/sys/fs/cgroup/memory.current")
     return found if limit is None else min(found, max(0, limit - (used or 0)))
+
+
+def total_bytes() -> int:
+    """All memory that this process could ever have: the machine's and what it may swap to, within a container's
+    limit."""
+    found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError, StopIteration), open("/proc/meminfo", encoding="ascii") as lines:
+        found += next(int(line.split()[1]) * 1024 for line in lines if line.startswith("SwapTotal"))
+    limit = _number("/sys/fs/cgroup/memory.max")
+    return found if limit is None else min(found, limit)
 
 
 def _number(path: str) -> int | None:

@@ -21,6 +21,7 @@ from typing import Any, Literal, get_args
 
 from agenttune.algorithm.resolve import algorithm_of
 from agenttune.algorithm.supervised import SUPERVISED, resolve_supervised
+from agenttune.config.cluster import ClusterConfig
 from agenttune.config.run import RunConfig
 from agenttune.plan.engine import engine_need
 from agenttune.plan.hardware import GIB, Hardware
@@ -173,7 +174,8 @@ def shares_weights(config: RunConfig, hardware: Hardware, *, vllm: bool) -> bool
     alone = config.trainer.num_processes == 1 and not config.trainer.cpu_offload and num_engine_devices(config) == 1
     same = config.trainer.lora is None and not computes_bfloat16(config.engine.dtype, hardware)
     learns_from_rows = config.algorithm.algorithm_type in SUPERVISED
-    return alone and same and not vllm and not learns_from_rows and not Schedule.of(config, total=1).overlaps
+    alone = alone and not vllm and not uses_ray(config)
+    return alone and same and not learns_from_rows and not Schedule.of(config, total=1).overlaps
 
 
 def is_offloaded(config: RunConfig, hardware: Hardware) -> bool:
@@ -190,9 +192,13 @@ def offloaded_bytes(config: RunConfig, models: Models, hardware: Hardware) -> in
 
 
 def is_colocated(config: RunConfig) -> bool:
-    """Whether trainer and engine share devices."""
-    cluster = getattr(config, "cluster", None)
-    return bool(getattr(cluster, "colocate", True))
+    """Whether trainer and engine share devices: always in one process; Ray gives engines GPUs of their own."""
+    return not uses_ray(config) or bool(getattr(config.cluster, "colocate", False))
+
+
+def uses_ray(config: RunConfig) -> bool:
+    """Whether the engines are actors of Ray."""
+    return config.execution == "ray" or (config.execution is None and config.cluster != ClusterConfig())
 
 
 def _place(name: str, count: int, hardware: Hardware, items: Sequence[Item]) -> Place:

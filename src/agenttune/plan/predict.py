@@ -12,7 +12,7 @@ from agenttune.config.run import RunConfig
 from agenttune.errors import ConfigError
 from agenttune.plan.fit import Limits, Suggestion, suggest
 from agenttune.plan.hardware import Hardware
-from agenttune.plan.memory import SLACK, Models, Place, Roles, num_processes, offloaded_bytes, places
+from agenttune.plan.memory import SLACK, Models, Place, Roles, num_processes, offloaded_bytes, places, uses_ray
 from agenttune.plan.sizes import read_model_config, sizes_of
 from agenttune.plan.timing import EFFICIENCIES, StepTime, step_time
 from agenttune.plan.workload import Workload
@@ -22,7 +22,8 @@ MB = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is predicted. `suggestion` is the smallest change with which it fits: None where it fits, or none helps."""
+    """What is predicted. `suggestion` is the smallest change with which it fits: None where it fits, or none helps.
+    `engine_apart` and `several_trainers` say whether engine and trainer are in processes of their own."""
 
     hardware: Hardware
     models: Models
@@ -32,6 +33,8 @@ class Plan:
     missing_devices: int
     suggestion: Suggestion | None
     assumptions: tuple[str, ...]
+    engine_apart: bool
+    several_trainers: bool
 
     @property
     def fits(self) -> bool:
@@ -43,6 +46,7 @@ class Plan:
         return {
             "hardware": self.hardware.name,
             "fits": self.fits,
+            "rates": {name: getattr(self.hardware, name) for name in ("bfloat16_flops", "float32_flops", "bandwidth")},
             "places": [
                 {
                     "name": place.name,
@@ -110,6 +114,8 @@ def plan(
         time=step_time(config, models, hardware, workload),
         missing_devices=missing,
         suggestion=suggestion,
+        engine_apart=vllm or uses_ray(config),
+        several_trainers=num_processes(config) > 1 or config.trainer.cpu_offload,
         assumptions=tuple(_assumptions(config, models, hardware, workload, vllm)),
     )
 

@@ -41,12 +41,12 @@ class Compared:
         return (predicted - self.measured) / self.measured
 
 
-def write_plan(run_dir: Path, before: Plan, *, vllm: bool) -> None:
+def write_plan(run_dir: Path, before: Plan) -> None:
     """Write the prediction that is made before a run."""
-    _write(run_dir / FILE, {"before": {**before.to_json(), "comparable_mb": comparable_mb(before, vllm=vllm)}})
+    _write(run_dir / FILE, {"before": {**before.to_json(), "comparable_mb": comparable_mb(before)}})
 
 
-def add_outcome(run_dir: Path, known: Plan | None, measured_mb: float | None, *, vllm: bool) -> list[Compared]:
+def add_outcome(run_dir: Path, known: Plan | None, measured_mb: float | None) -> list[Compared]:
     """Add what was measured, and the prediction with the lengths that came, to the plan of a run that has ended."""
     content = read_plan(run_dir)
     steps = [float(row["time/step_s"]) for row in metrics_of(run_dir) if "time/step_s" in row]
@@ -56,7 +56,7 @@ def add_outcome(run_dir: Path, known: Plan | None, measured_mb: float | None, *,
         "num_steps": len(steps),
     }
     if known is not None:
-        content["known"] = {**known.to_json(), "comparable_mb": comparable_mb(known, vllm=vllm)}
+        content["known"] = {**known.to_json(), "comparable_mb": comparable_mb(known)}
     found = compared(content)
     content["error"] = {one.name: {"before": one.error(one.before), "known": one.error(one.known)} for one in found}
     _write(run_dir / FILE, content)
@@ -98,22 +98,22 @@ def compared(content: dict[str, Any]) -> list[Compared]:
     ]
 
 
-def comparable_mb(found: Plan, *, vllm: bool) -> float:
-    """The part of the prediction that this process can measure of itself: on a CPU what it holds, on a GPU what its
-    allocator gave out; vLLM is in other processes."""
+def comparable_mb(found: Plan) -> float | None:
+    """The part of the prediction that the coordinator's process can measure of itself: on a CPU what it holds, on a GPU
+    what its allocator gave out; without an engine in another process. None where the trainer is in others."""
+    if found.several_trainers:
+        return None
     place: Place = found.places[0]
-    left_out = set()
-    if vllm:
+    left_out = {"process and libraries"} if found.hardware.kind == "cuda" else set()
+    if found.engine_apart:
         left_out |= {item.role for item in place.items if item.role.startswith("engine: ")}
-    if found.hardware.kind == "cuda":
-        left_out.add("process and libraries")
     items = tuple(item for item in place.items if item.role not in left_out)
     own = Place(name=place.name, count=1, capacity=place.capacity, items=items)
     return round(own.phase_peak * (1 + (SLACK if found.hardware.kind == "cpu" else 0)) / MB, 1)
 
 
 def sentence(found: list[Compared]) -> str:
-    """One line for the end of a run; empty where nothing was measured."""
+    """One line for the end of a run."""
     parts = []
     for one in found:
         predicted = one.known if one.known is not None else one.before
@@ -127,7 +127,7 @@ def sentence(found: list[Compared]) -> str:
         parts.append(
             f"{one.name} {predicted:{form}} {one.unit} predicted{earlier}, {one.measured:{form}} measured: {error:+.0%}"
         )
-    return f"plan: {'; '.join(parts)}" if parts else ""
+    return f"plan: {'; '.join(parts) or 'nothing was measured that it could be compared with'}"
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

@@ -28,6 +28,7 @@ from agenttune.execution.model_files import model_folder
 from agenttune.execution.start import check_execution
 from agenttune.execution.threads import let_idle_workers_sleep
 from agenttune.execution.trainers import AnySupervisedTrainer, check_trainer, make_supervised_trainer
+from agenttune.forecast import after_run, before_run
 from agenttune.monitor.curve import draw_loss_curve, draw_reward_curve
 from agenttune.monitor.display import Display
 from agenttune.monitor.metrics import check_monitor
@@ -99,6 +100,8 @@ def run_supervised(
         display = Display(total_steps, sys.stdout)
         stack.callback(display.close)
         for line in (*resolved.notices, *resolved.overrides, *_idle(resolved, workflow is not None), *data.messages):
+            display.message(line)
+        for line in before_run(config, directory.path):
             display.message(line)
         serving = None
         if workflow is not None:
@@ -300,6 +303,8 @@ def _write_outcome(loop: SupervisedLoop, directory: RunDirectory) -> None:
     )
     write_summary(directory.summary, summary)
     if progress.step:
+        for line in after_run(loop.config, directory.path):
+            loop.display.message(line)
         loop.journal.flush()
         write_certificate(directory.path)
     draw_loss_curve(directory.metrics, directory.path / "loss_curve.png", title=directory.path.name)
