@@ -80,7 +80,7 @@ def rows(run_dir: Path) -> list[dict]:
     return list({row["step"]: row for row in lines if "rollout/count" in row}.values())
 
 
-def check_accounted(run_dir: Path, steps: int = STEPS) -> None:
+def check_accounted(run_dir: Path, steps: int = STEPS, *, replays: bool = False) -> None:
     """Every (task, rollout) of every batch trained in its step, once, whole; the records say so."""
     journal = run_dir / "run.db"
     last = read_last_groups(journal)
@@ -92,7 +92,7 @@ def check_accounted(run_dir: Path, steps: int = STEPS) -> None:
         assert all(len(group.rollouts) == GROUP_SIZE for group in groups)
         tasks.update(group.task.id for group in groups)
         trained = {call.group_id for call in read_trained(journal, step=step)}
-        assert trained <= {group.id for group in groups}
+        assert replays or trained <= {group.id for group in groups}
     assert set(tasks.values()) == {1}  # fewer than an epoch: no task comes twice
     assert len(tasks) == steps * BATCH_SIZE
 
@@ -227,7 +227,7 @@ def tasks_by_step(run_dir: Path) -> dict[int, list[str]]:
 
 
 KILLED = """
-import os, signal, sys
+import json, os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[4])
 from test_sync_end_to_end import letters, run
@@ -243,25 +243,25 @@ async def killing(task, model):
         os.kill(os.getpid(), signal.SIGKILL)
     return await letters(task, model)
 
-run(*map(Path, sys.argv[1:4]), {"interval": 2, "offset": 1}, steps=8, workflow=killing)
+run(*map(Path, sys.argv[1:4]), json.loads(sys.argv[5]), steps=8, workflow=killing)
 """
 
 
-def test_trap_13_and_24_a_killed_run_rolls_out_again_what_was_in_flight(tmp_path, toy_model_dir, toy_dataset):
+@pytest.mark.parametrize("sync", [{"interval": 2, "offset": 1}, {"style": "fully_async", "max_staleness": 2}])
+def test_trap_13_and_24_a_killed_run_rolls_out_again_what_was_in_flight(tmp_path, toy_model_dir, toy_dataset, sync):
     """The checkpoint is of step 3 (or 4), with batches behind it begun. Nothing trains twice, nothing is skipped, and
     no token is too old. Red when `_assemble` (tuning.py) passes no `drawn`: their tasks would be skipped; or when the
     explorer forgets to serve the restored weights' version.
     """
     script = tmp_path / "killed.py"
     script.write_text(KILLED)
-    arguments = [str(tmp_path), str(toy_model_dir), str(toy_dataset), str(Path(__file__).parent)]
+    arguments = [str(tmp_path), str(toy_model_dir), str(toy_dataset), str(Path(__file__).parent), json.dumps(sync)]
     killed = subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True, timeout=200)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     run_dir = tmp_path / "P" / "fixed"
     position = load(pointed(run_dir, "latest")).state["position"]
     assert position["step"] in (3, 4)
     assert position["drawn"], "batches were in flight"
-    sync = {"interval": 2, "offset": 1}
     run(tmp_path, toy_model_dir, toy_dataset, sync, steps=8)
     check_accounted(run_dir, 8)
     assert max(max(ages) for ages in ages_by_step(run_dir)) <= 2
@@ -297,6 +297,24 @@ def test_a_run_that_its_time_limit_ends_gives_up_what_is_in_flight_and_goes_on_f
     check_accounted(third.run_dir)
 
 
+@pytest.mark.parametrize(("sync", "bound"), [({"offset": 1}, 5), ({"style": "fully_async", "max_staleness": 2}, 6)])
+def test_replay_takes_part_within_its_own_bound(tmp_path, toy_model_dir, toy_dataset, sync, bound):
+    """Groups train again beside fresh ones, also behind a resume; the fresh ones keep to their bound, the others to
+    theirs, and `certify` draws the same ones again. Red when `_ahead` (loop.py) takes replayed tokens for fresh ones.
+    """
+    settings = {"sampling.replay_share": 0.7}
+    run(tmp_path, toy_model_dir, toy_dataset, sync, steps=4, workflow=pauses, settings=settings)
+    result = run(tmp_path, toy_model_dir, toy_dataset, sync, steps=8, workflow=pauses, settings=settings)
+    shown = rows(result.run_dir)
+    assert sum(row["batch/groups_replayed"] for row in shown) >= 10
+    assert 1 < max(row["batch/replay_age_max"] for row in shown) <= bound
+    assert max(row["sync/staleness_max"] for row in shown) <= shown[0]["sync/staleness_allowed"] <= 2
+    assert shown[1]["trainer/logprob_gap_tokens"] == 16, "the probe of the sync behind step 1"
+    check_accounted(result.run_dir, 8, replays=True)
+    certificate = certify(result.run_dir)
+    assert certificate.holds, certificate.problems
+
+
 def test_refill_takes_part(tmp_path, toy_model_dir, toy_dataset):
     """Further tasks for groups without spread, rolled out when their step is next; all of it within the bound."""
 
@@ -328,7 +346,6 @@ def test_refill_takes_part(tmp_path, toy_model_dir, toy_dataset):
     ("sync", "settings", "part"),
     [
         ({"offset": 1}, {"loss.policy_loss": "reinforce"}, "'reinforce' of 'grpo' has no probability ratio"),
-        ({"interval": 2}, {"sampling.replay_share": 0.5}, "does not go together with sync.style 'fixed', interval 2"),
         ({"style": "fully_async"}, {"deterministic": True}, "the clock decides which weights"),
         ({"max_staleness": 1}, {}, "so that it has no effect"),
     ],

@@ -57,8 +57,8 @@ def check_arguments(config: RunConfig, workflow: Callable[..., Any], judge: Call
         raise ConfigError(
             f"the settings of critic have no effect: {config.algorithm.algorithm_type!r} has no critic (ppo has)"
         )
-    Replay.of(config, algorithm)
     check_sync(config, algorithm)
+    Replay.of(config, algorithm, ahead=Schedule.of(config, total=1).max_staleness)
     if config.model.top_p < 1.0:
         raise ConfigError(
             f"model.top_p is {config.model.top_p:g}, but training needs tokens sampled from the model's whole "
@@ -88,8 +88,6 @@ def check_sync(config: RunConfig, algorithm: Algorithm) -> None:
             f"{config.algorithm.algorithm_type!r} has no probability ratio to correct for them: leave sync out, or set "
             "loss.policy_loss to one that does (ppo, importance_sampling, topr, opmd)"
         )
-    if config.sampling.replay_share:
-        raise ConfigError(f"sampling.replay_share does not go together with {said} yet: set it to 0, or leave sync out")
     if config.deterministic and config.sync.style != "fixed":
         raise ConfigError(
             f"with sync.style {config.sync.style!r} the clock decides which weights a rollout sees, so that no run "

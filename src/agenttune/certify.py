@@ -35,6 +35,7 @@ from agenttune.experience.reading import (
 )
 from agenttune.experience.records import EXPERT
 from agenttune.experience.replay import Replay, mixed
+from agenttune.sync.schedule import Schedule
 from agenttune.types import Check, Group
 
 _ADVANTAGE_TOLERANCE = 1e-5
@@ -59,7 +60,7 @@ def certify(run_dir: Path, *, logprobs: bool = True) -> Certificate:
     by_step: dict[int, tuple[Check, ...]] = {}
     problems: list[str] = []
     trained = _last_trained(journal)
-    replay = Replay.of(config, algorithm)
+    replay = Replay.of(config, algorithm, ahead=Schedule.of(config, total=1).max_staleness)
     versions = {record.step: record.version for record in read_steps(journal)}
     for step, groups in _steps(journal, steps):
         version = versions.get(step - 1, 0)

@@ -178,7 +178,7 @@ class Loop:
             batches, of_expert = self.expert.join(batches)
         checks = self._certify(drawn, batches, of_expert, replayed)
         training = [batch for batch in batches if batch.experiences or batch.experts]
-        compared = probe(drawn) if replayed else self.explorer.probe()
+        compared = self.explorer.probe() or (probe(drawn) if replayed else ())
         trained = self.trainer.train_step(training, step=step, probe=compared) if training else None
         trained_at = time.perf_counter()
         if self.replay is not None:
@@ -202,13 +202,18 @@ class Loop:
             idle_s=times.pop("idle"),
             train_s=trained_at - began,
             sync_s=times.pop("sync"),
-            sync=self._ahead(batches, version, times) if self.explorer.schedule.overlaps else {},
+            sync=self._ahead(drawn, batches, version, times) if self.explorer.schedule.overlaps else {},
             failure=failure,
         )
 
-    def _ahead(self, batches: Sequence[Batch], version: int, times: Mapping[str, float]) -> dict[str, float]:
-        """What running ahead meant in a step that began at policy `version`: ages of its loss tokens, and waiting."""
-        ages = [version - one.versions_T[one.loss_mask_T] for batch in batches for one in batch.experiences]
+    def _ahead(
+        self, groups: Sequence[Group], batches: Sequence[Batch], version: int, times: Mapping[str, float]
+    ) -> dict[str, float]:
+        """What running ahead meant in a step that began at policy `version`: ages of its loss tokens (of the groups
+        that train for the first time), and waiting."""
+        fresh = {group.id for group in groups}
+        trained = [one for batch in batches for one in batch.experiences if one.group_id in fresh]
+        ages = [version - one.versions_T[one.loss_mask_T] for one in trained]
         ages_E = np.concatenate(ages) if ages else np.zeros(1)
         return {
             **{f"time/{name}_s": seconds for name, seconds in times.items()},

@@ -225,7 +225,7 @@ def _assemble(
     for line in trainer.lines:
         display.message(line)
     journal = Journal(directory.journal)
-    replay = Replay.of(config, algorithm)
+    replay = Replay.of(config, algorithm, ahead=schedule.max_staleness)
     if replay is not None and directory.checkpoint is not None:
         replay.restore(directory.journal, algorithm, step=progress.step, version=trainer.version)
     evaluator = make_evaluator(serving, data.held_out, data.further, display) if data.held_out else None

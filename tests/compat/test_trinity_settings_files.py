@@ -77,4 +77,4 @@ def test_the_algorithm_of_a_file_can_be_had(path: Path):
             expert=config.expert,
             distill=config.distill,
         )
-        assert (Replay.of(config, algorithm) is not None) == (path.stem == "replay")
+        assert (Replay.of(config, algorithm, ahead=0) is not None) == (path.stem == "replay")

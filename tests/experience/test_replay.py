@@ -61,10 +61,10 @@ def config(**settings: Any) -> RunConfig:
     return RunConfig.model_validate(tree)
 
 
-def configured(**settings: Any) -> Replay | None:
+def configured(ahead: int = 0, **settings: Any) -> Replay | None:
     resolved = config(**settings)
     algorithm = resolve(resolved.algorithm.algorithm_type, resolved.loss, 8, max_tokens=8, sampling=resolved.sampling)
-    return Replay.of(resolved, algorithm)
+    return Replay.of(resolved, algorithm, ahead=ahead)
 
 
 def test_priorities_by_hand() -> None:
@@ -217,9 +217,17 @@ def test_what_would_be_wrong_or_idle_is_refused_by_name(settings: dict[str, Any]
         configured(**settings)
 
 
+def test_rollouts_that_run_ahead_make_groups_older_before_they_can_train_again() -> None:
+    found = configured(ahead=2, trainer__num_minibatches=2)
+    assert found is not None
+    assert found.max_staleness == 2 * 4 + 2
+    with pytest.raises(ConfigError, match=r"rollouts run up to 2 versions ahead of it .* set at least 4"):
+        configured(ahead=2, trainer__num_minibatches=2, sampling__max_staleness=3)
+
+
 def test_distillation_is_refused_since_it_learns_from_what_the_policy_says_now() -> None:
     with pytest.raises(ConfigError, match="'jsd', where a teacher"):
-        Replay.of(config(algorithm__algorithm_type="jsd"), PRESETS["jsd"])
+        Replay.of(config(algorithm__algorithm_type="jsd"), PRESETS["jsd"], ahead=0)
 
 
 @pytest.mark.parametrize("name", ["opmd", "asymre", "topr", "rec", "raft", "sppo", "gspo", "dapo", "icepop", "rloo"])
@@ -283,6 +291,26 @@ def test_trap_13_a_resumed_memory_is_that_of_an_uninterrupted_run(tmp_path: Path
     assert [(one.group.id, one.uses, one.signal) for one in kept_by(again)] == [
         (one.group.id, one.uses, one.signal) for one in kept_by(whole)
     ]
+
+
+def test_trap_13_a_group_is_as_old_as_its_tokens_whenever_it_began(tmp_path: Path) -> None:
+    """Where rollouts run ahead, weights may have moved between a group's begin (version 1) and its first token (3).
+
+    Red when `restore` asks for groups that began within the bound (leave out `self._ahead`).
+    """
+    fresh = [replace(group(4, task, 3), version=1) for task in range(2)]
+    whole, resumed = (memory(max_staleness=3, ahead=2) for _ in range(2))
+    with Journal(tmp_path / "run.db") as journal:
+        for one in fresh:
+            journal.add(one)
+        batches = draw_batches(fresh, GRPO, 1)
+        whole.keep(fresh, batches)
+        journal.add_step(4, 4, {}, [one for batch in batches for one in batch.experiences])
+        journal.flush()
+    resumed.restore(tmp_path / "run.db", GRPO, step=4, version=5)
+    assert ids(resumed.draw(5, 5)) == ids(whole.draw(5, 5)) != []
+    assert [kept.age(5) for kept in kept_by(resumed)] == [2, 2]
+    assert resumed.draw(6, 7) == ()
 
 
 def kept_by(replay: Replay) -> list[Kept]:

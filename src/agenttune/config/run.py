@@ -209,7 +209,8 @@ class SamplingConfig(Strict):
     replay_priority: Literal["signal", "recency"] = "signal"
     """Which ones: rather those trained lately and seldom, with `signal` also rather those with large advantages."""
     max_staleness: int | None = Field(default=None, ge=1)
-    """Policy versions (updates) that a replayed group's oldest token may be behind; None is four steps' updates."""
+    """Policy versions (updates) that a replayed group's oldest token may be behind; None is four steps' updates,
+    and what rollouts run ahead."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -73,18 +73,20 @@ def oldest_version(group: Group) -> int:
 class Replay:
     """The memory. `draw` before a step trains, `keep` when it has trained; `restore` on resume."""
 
-    def __init__(self, settings: SamplingConfig, *, count: int, max_staleness: int, seed: int) -> None:
-        """Draw at most `count` groups a step, none with a token more than `max_staleness` versions behind."""
+    def __init__(self, settings: SamplingConfig, *, count: int, max_staleness: int, seed: int, ahead: int = 0) -> None:
+        """Draw at most `count` groups a step, none with a token more than `max_staleness` versions behind. A group
+        trains first when its tokens are at most `ahead` versions behind."""
         self.max_staleness = max_staleness
+        self._ahead = ahead
         self._kind = settings.replay_priority
         self._count = count
         self._seed = seed
         self._kept: dict[str, Kept] = {}
 
     @classmethod
-    def of(cls, config: RunConfig, algorithm: Algorithm) -> Replay | None:
-        """As configured; None without replay. Raises `ConfigError` where replay would be wrong, or settings of it have
-        no effect."""
+    def of(cls, config: RunConfig, algorithm: Algorithm, *, ahead: int) -> Replay | None:
+        """As configured; None without replay. `ahead` is how many policy versions rollouts may run ahead of the
+        training. Raises `ConfigError` where replay would be wrong, or settings of it have no effect."""
         settings = config.sampling
         if settings.replay_share == 0:
             _refuse_idle(settings)
@@ -97,13 +99,15 @@ class Replay:
                 f"{config.algorithm.batch_size} tasks: set at least {1 / config.algorithm.batch_size:.3g}, or 0"
             )
         updates = config.trainer.num_minibatches * config.trainer.epochs
-        bound = DEFAULT_STEPS * updates if settings.max_staleness is None else settings.max_staleness
-        if bound < updates:
+        bound = DEFAULT_STEPS * updates + ahead if settings.max_staleness is None else settings.max_staleness
+        if bound < updates + ahead:
+            running = f" and rollouts run up to {ahead} versions ahead of it (sync)" if ahead else ""
             raise ConfigError(
                 f"sampling.max_staleness is {bound}, but one step makes {updates} updates (trainer.num_minibatches × "
-                f"trainer.epochs), so that every group is older when the next one trains: set at least {updates}"
+                f"trainer.epochs){running}, so that groups are older when the next one trains: set at least "
+                f"{updates + ahead}"
             )
-        return cls(settings, count=count, max_staleness=bound, seed=config.seed)
+        return cls(settings, count=count, max_staleness=bound, seed=config.seed, ahead=ahead)
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -143,7 +147,8 @@ class Replay:
     def restore(self, journal: Path, algorithm: Algorithm, *, step: int, version: int) -> None:
         """Fill the memory with what it held after `step`, at policy `version`. Raises `JournalError`."""
         self._kept = {}
-        for group, calls in read_trained_groups(journal, last_step=step, oldest=version - self.max_staleness):
+        oldest = version - self.max_staleness - self._ahead  # that it began at: its tokens may be younger
+        for group, calls in read_trained_groups(journal, last_step=step, oldest=oldest):
             last = max((call.step for call in calls), default=0)
             if last and left_out(group, algorithm) is None:
                 advantages = [abs(call.advantage) for call in calls if call.step == last]
