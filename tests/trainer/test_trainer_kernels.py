@@ -13,6 +13,7 @@ from trainer_toys import FAMILIES, make_experiences, make_model
 from agenttune.trainer import liger
 from agenttune.trainer.attention import TreeLayout, _per_segment, check_varlen, choose_varlen
 from agenttune.trainer.model import MAX_LOGITS, TrainedModel, max_logits_on
+from agenttune.trainer.output import exact_logits, output_logits
 from agenttune.trainer.packing import pack
 from agenttune.trainer.varlen import Paths, TorchVarlen, varlen_attention
 
@@ -142,6 +143,41 @@ def test_liger_changes_one_model_and_no_class():
     liger.take_out(module)
     torch.testing.assert_close(module.model.layers[0].mlp(hidden), before)
     assert liger.use_liger(module, torch.device("cpu")) == ""
+
+
+def test_logits_in_fp32_and_their_gradients():
+    """Those of inputs rounded to bfloat16, where autocast's are rounded again; the gradient's rounding is bfloat16's.
+
+    Break: in `_ExactLogits.backward` do not transpose the gradient for the weight.
+    """
+    torch.manual_seed(0)
+    hidden_RC, weight_VC = torch.randn(5, 8, requires_grad=True), torch.randn(7, 8, requires_grad=True)
+    logits_RV = exact_logits(hidden_RC, weight_VC, lambda first, second: first.float() @ second.float())
+    rounded = [tensor.detach().bfloat16().float().requires_grad_() for tensor in (hidden_RC, weight_VC)]
+    expected_RV = rounded[0] @ rounded[1].t()
+    torch.testing.assert_close(logits_RV, expected_RV, atol=1e-6, rtol=0)
+    grad_RV = torch.randn(5, 7)
+    mine = torch.autograd.grad(logits_RV, [hidden_RC, weight_VC], grad_RV)
+    other = torch.autograd.grad(expected_RV, rounded, grad_RV)
+    for first, second in zip(mine, other, strict=True):
+        assert first.dtype == torch.float32
+        assert (first - second).norm() < 5e-3 * second.norm()
+    head = torch.nn.Linear(8, 7, bias=False)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert output_logits(head, hidden_RC).dtype == torch.bfloat16  # on a CPU nothing changes
+
+
+@pytest.mark.gpu
+def test_gpu_logits_in_fp32_are_the_rounded_ones_before_rounding():
+    torch.manual_seed(0)
+    head = torch.nn.Linear(64, 1000, bias=False).cuda()
+    hidden_RC = torch.randn(33, 64, device="cuda", requires_grad=True)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        mine_RV, rounded_RV = output_logits(head, hidden_RC), head(hidden_RC)
+    assert mine_RV.dtype == torch.float32
+    assert (mine_RV - rounded_RV.float()).abs().max() <= 2**-8 * rounded_RV.float().abs().max()
+    grads = [torch.autograd.grad(logits.float().logsumexp(-1).sum(), hidden_RC)[0] for logits in (mine_RV, rounded_RV)]
+    assert (grads[0] - grads[1]).norm() < 2e-2 * grads[1].norm()
 
 
 @pytest.mark.gpu

@@ -10,7 +10,6 @@ D head size, M rows of a fixed-shape chunk.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,6 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from agenttune.inference.kv import KVPool, LayerKV
+from agenttune.inference.matmul import has_exact_products
 
 _SMALL_SCORES = 100 * 160  # rows x keys up to which plain products are faster than the fused kernel
 
@@ -216,19 +216,6 @@ class FixedShapeAttention:
         return _products(q, keys, values, mask, rule).view(num_rows, heads * head_dim)
 
 
-@functools.cache
-def _has_exact_scores(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether products in this half precision can be left in fp32 there."""
-    if dtype == torch.float32:
-        return False
-    probe = torch.zeros(1, 8, 8, device=device, dtype=dtype)
-    try:
-        torch.bmm(probe, probe, out_dtype=torch.float32)
-    except RuntimeError:
-        return False
-    return True
-
-
 def _products(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, rule: AttentionRule
 ) -> torch.Tensor:
@@ -236,7 +223,7 @@ def _products(
 
     On a GPU that can, scores stay in fp32 also in half precision, as in the kernels that the trainer uses.
     """
-    if q.is_cuda and rule.softcap is None and _has_exact_scores(q.device, q.dtype):
+    if q.is_cuda and rule.softcap is None and has_exact_products(q.device, q.dtype):
         exact = torch.add(mask, torch.bmm(q, keys, out_dtype=torch.float32), alpha=rule.scale)
         return torch.bmm(torch.softmax(exact, dim=-1).to(q.dtype), values)
     if rule.softcap is None:

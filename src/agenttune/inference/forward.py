@@ -23,6 +23,7 @@ from torch import nn
 from agenttune.errors import ModelError
 from agenttune.inference.attention import AttentionRule, StepAttention
 from agenttune.inference.families import ModelShape
+from agenttune.inference.matmul import has_exact_products
 
 ATTENTION_NAME = "agenttune_slots"
 """Under this name the slot attention is registered with transformers."""
@@ -112,7 +113,14 @@ class FastForward:
             gate, up = F.linear(normed, layer.gate_up_weight, layer.gate_up_bias).chunk(2, dim=-1)
             x += F.linear(F.silu(gate).mul_(up), layer.down.weight, layer.down.bias)
         chosen = F.rms_norm(x.index_select(0, rows_R), (x.shape[1],), self._norm.weight, self._eps)
-        logits_RV: torch.Tensor = self._head(chosen).float()
+        return self._output(chosen)
+
+    def _output(self, chosen_RC: torch.Tensor) -> torch.Tensor:
+        """Logits in fp32; on a GPU without rounding them first, which would put a logit of 20 off by up to 0.06."""
+        weight = self._head.weight
+        if self._head.bias is None and has_exact_products(weight.device, weight.dtype):
+            return torch.mm(chosen_RC, weight.t(), out_dtype=torch.float32)
+        logits_RV: torch.Tensor = self._head(chosen_RC).float()
         return logits_RV
 
     def _attend(

@@ -10,6 +10,7 @@ every shape that it has met, which would cost a training process hundreds of MB.
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -63,6 +64,20 @@ def choose_float32_matmul(weight_shapes: Sequence[tuple[int, int]], num_rows: in
     speedup = seconds["highest"] / seconds["medium"]
     better = error < _MAX_FP32_ERROR and speedup > _MIN_GAIN
     return MatmulChoice(precision="medium" if better else "highest", speedup=speedup, max_relative_error=error)
+
+
+@functools.cache
+def has_exact_products(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether products of this half precision can be left in fp32 (`out_dtype`), as GPUs compute them anyway."""
+    if device.type != "cuda" or dtype == torch.float32:
+        return False
+    probe = torch.zeros(1, 8, 8, device=device, dtype=dtype)
+    try:
+        torch.bmm(probe, probe, out_dtype=torch.float32)
+        torch.mm(probe[0], probe[0], out_dtype=torch.float32)
+    except RuntimeError:
+        return False
+    return True
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from agenttune.errors import ModelError
 from agenttune.trainer.attention import NAME, TreeLayout, choose_varlen
 from agenttune.trainer.liger import take_out, use_liger
+from agenttune.trainer.output import output_logits
 from agenttune.trainer.packing import IndexArray, Pack, Segment
 from agenttune.trainer.sharding import one_pass, shard
 from agenttune.trainer.varlen import Varlen
@@ -386,7 +387,7 @@ def _score_chunk(
     statistic: RowStatistic | None,
 ) -> tuple[torch.Tensor, ...]:
     """Logprob and entropy of each entry, and its divergence if there is something to compare with."""
-    logits_RV = head(hidden_RC)
+    logits_RV = output_logits(head, hidden_RC)
     exact = torch.promote_types(logits_RV.dtype, torch.float32)
 
     def tempered(logits_RV: torch.Tensor) -> torch.Tensor:
@@ -402,7 +403,7 @@ def _score_chunk(
     if compared is None:
         return logprobs_RV[row_E, targets_E], entropy_R[row_E]
     with torch.no_grad():
-        other_RV = tempered(compared.head(compared.hidden_RC).to(exact))
+        other_RV = tempered(output_logits(compared.head, compared.hidden_RC).to(exact))
     common = min(scaled_RV.shape[1], other_RV.shape[1])  # rows beyond the shorter one are padding
     mine_RV = logprobs_RV if scaled_RV.shape[1] == common else scaled_RV[:, :common].log_softmax(dim=-1)
     divergence_R = compared.divergence(mine_RV, other_RV[:, :common].log_softmax(dim=-1))

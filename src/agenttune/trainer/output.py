@@ -1,0 +1,78 @@
+"""The output layer's product with logits left in fp32, on a GPU that computes in bfloat16.
+
+In: hidden states and output embeddings. Out: logits. Rounded to bfloat16, a logit of 20 is off by up to 0.06, in the
+trainer and, differently, in the engine; the product has it in fp32 anyway before it is rounded. Autocast and
+autograd know no such product, so both passes are written out here: inputs in bfloat16, as autocast would have them, the
+gradient of the logits rounded to it for its own two products.
+
+Shape suffixes: R rows, V vocabulary, C hidden size.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Two bfloat16 matrices to one in fp32."""
+
+
+def output_logits(head: Any, hidden_RC: torch.Tensor) -> torch.Tensor:
+    """`head(hidden_RC)`, in fp32 where that costs nothing."""
+    if (
+        type(head) is torch.nn.Linear
+        and head.bias is None
+        and hidden_RC.is_cuda
+        and torch.is_autocast_enabled("cuda")
+        and has_exact_product(hidden_RC.device)
+    ):
+        return exact_logits(hidden_RC, head.weight, exact_product)
+    logits_RV: torch.Tensor = head(hidden_RC)
+    return logits_RV
+
+
+def exact_logits(hidden_RC: torch.Tensor, weight_VC: torch.Tensor, product: Product) -> torch.Tensor:
+    """Logits in fp32, shape RV, of inputs rounded to bfloat16."""
+    logits_RV: torch.Tensor = _ExactLogits.apply(hidden_RC, weight_VC, product)  # type: ignore[no-untyped-call]
+    return logits_RV
+
+
+def exact_product(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """On a GPU."""
+    return torch.mm(first, second, out_dtype=torch.float32)
+
+
+@functools.cache
+def has_exact_product(device: torch.device) -> bool:
+    """Whether this PyTorch has that product on the device."""
+    probe = torch.zeros(8, 8, device=device, dtype=torch.bfloat16)
+    try:
+        exact_product(probe, probe)
+    except RuntimeError:
+        return False
+    return True
+
+
+class _ExactLogits(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden_RC: torch.Tensor, weight_VC: torch.Tensor, product: Product) -> torch.Tensor:
+        rounded_RC, rounded_VC = hidden_RC.to(torch.bfloat16), weight_VC.to(torch.bfloat16)
+        ctx.save_for_backward(rounded_RC, rounded_VC)
+        ctx.dtypes = hidden_RC.dtype, weight_VC.dtype
+        ctx.product = product
+        return product(rounded_RC, rounded_VC.t())
+
+    @staticmethod
+    def backward(ctx: Any, grad_RV: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
+        rounded_RC, rounded_VC = ctx.saved_tensors
+        hidden_dtype, weight_dtype = ctx.dtypes
+        rounded_RV = grad_RV.to(torch.bfloat16)
+        hidden = weight = None
+        if ctx.needs_input_grad[0]:
+            hidden = ctx.product(rounded_RV, rounded_VC).to(hidden_dtype)
+        if ctx.needs_input_grad[1]:
+            weight = ctx.product(rounded_RV.t(), rounded_RC).to(weight_dtype)
+        return hidden, weight, None
