@@ -27,12 +27,12 @@ Origin = str
 """`default`, `run.yaml`, `argument`, or the file and key of another layout (`gsm8k.yaml: buffer.batch_size`)."""
 Leaves = dict[Place, Any]
 _ABSENT = object()
-_SHARED = frozenset({"project", "name", "checkpoint_root_dir", "model", "algorithm", "trainer"})
+_SHARED = frozenset({"project", "name", "checkpoint_root_dir", "model", "algorithm", "trainer", "cluster"})
 """Sections that our layout and Trinity-RFT's both have."""
 _TRINITY = frozenset(
     {
         *("mode", "group", "continue_from_checkpoint", "checkpoint_job_dir", "ray_namespace", "data_processor"),
-        *("ignore_validator_suggestions", "cluster", "buffer", "explorer", "synchronizer", "monitor", "service"),
+        *("ignore_validator_suggestions", "buffer", "explorer", "synchronizer", "monitor", "service"),
         *("log", "stages"),
     }
 )

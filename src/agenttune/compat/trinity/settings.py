@@ -47,8 +47,8 @@ HOMES_OF_ROWS = {
 
 
 def own_keys(content: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Keys within sections that both layouts have (`algorithm`, `model`, `trainer`), which only Trinity-RFT's layout
-    has, and which only ours has.
+    """Keys within sections that both layouts have (`algorithm`, `cluster`, `model`, `trainer`), which only
+    Trinity-RFT's layout has, and which only ours has.
     """
     theirs, ours = [], []
     for section, inner in content.items():
