@@ -22,18 +22,24 @@ from agenttune.types import Experience
 TIMEOUT_S = 120.0
 
 
-def leftover_ranks() -> list[str]:
-    """Command lines of rank processes that this process started and that still are there."""
-    found = []
+def leftover_ranks() -> dict[int, int]:
+    """Rank processes that this process started and that still are there: their ids, and when they were started."""
+    found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            command = (folder / "cmdline").read_bytes()
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        if "agenttune.execution.rank_main" in command and int(parent) == os.getpid():
-            found.append(command)
+        if b"agenttune.execution.rank_main" in command and int(fields[1]) == os.getpid():
+            found[int(folder.name)] = int(fields[19])
     return found
+
+
+def rank_process_ids() -> list[int]:
+    """Of the ranks that this process has, in their order."""
+    started = leftover_ranks()
+    return sorted(started, key=lambda process: (started[process], process))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,20 +26,23 @@ AnySupervisedTrainer: TypeAlias = "SupervisedTrainer | SupervisedGroup"
 
 
 def check_trainer(config: RunConfig) -> None:
-    """Refuse processes that cannot be had, and settings without effect."""
-    trainer = config.trainer
-    if not _has_ranks(config):
-        return
-    on_gpus, here = _gpus(config)
+    """Refuse processes that cannot be had on this machine, and settings without effect. Raises `ConfigError`."""
+    if _has_ranks(config):
+        check_processes(config, num_gpus=_num_gpus())
+
+
+def check_processes(config: RunConfig, *, num_gpus: int) -> None:
+    """The same on a machine with so many GPUs."""
+    trainer, on_gpus = config.trainer, _on_gpus(config, num_gpus)
     if trainer.cpu_offload and not on_gpus:
         raise ConfigError(
             "trainer.cpu_offload is true, but the trainer computes on the CPU (engine.device "
-            f"{config.engine.device!r}, {here} GPUs here): it has no effect, leave it out"
+            f"{config.engine.device!r}, {num_gpus} GPUs here): it has no effect, leave it out"
         )
-    if on_gpus and trainer.num_processes > here:
+    if on_gpus and trainer.num_processes > num_gpus:
         raise ConfigError(
-            f"trainer.num_processes is {trainer.num_processes}, but {here} GPU(s) are here and each process needs one: "
-            f"set it to at most {here}"
+            f"trainer.num_processes is {trainer.num_processes}, but {num_gpus} GPU(s) are here and each process needs "
+            "one: set it lower, or engine.device to cpu"
         )
 
 
@@ -107,7 +110,7 @@ def _start(
         teacher_path=None if teacher_path is None else str(teacher_path),
         critic=config.critic,
     )
-    return RankProcesses(plan, config.trainer.num_processes, on_gpus=_gpus(config)[0])
+    return RankProcesses(plan, config.trainer.num_processes, on_gpus=_on_gpus(config, _num_gpus()))
 
 
 def _has_ranks(config: RunConfig) -> bool:
@@ -115,12 +118,15 @@ def _has_ranks(config: RunConfig) -> bool:
     return config.trainer.num_processes > 1 or config.trainer.cpu_offload
 
 
-def _gpus(config: RunConfig) -> tuple[bool, int]:
-    """Whether the trainer computes on GPUs, and how many are here."""
+def _num_gpus() -> int:
     import torch
 
-    here = torch.cuda.device_count()
-    return config.engine.device.startswith("cuda") or (config.engine.device == "auto" and here > 0), here
+    return torch.cuda.device_count()
+
+
+def _on_gpus(config: RunConfig, num_gpus: int) -> bool:
+    """Whether the trainer computes on GPUs."""
+    return config.engine.device.startswith("cuda") or (config.engine.device == "auto" and num_gpus > 0)
 
 
 def _planned_updates(config: RunConfig, total_steps: int) -> int:

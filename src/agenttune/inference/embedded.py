@@ -19,6 +19,7 @@ from typing import Any, Literal, Self
 import numpy as np
 import torch
 
+from agenttune.config.architectures import refuse_architecture
 from agenttune.errors import EngineError, EngineLostError, SamplingError
 from agenttune.inference.engine import GenerateRequest, Generation
 from agenttune.inference.families import end_token_ids, inspect_model
@@ -132,13 +133,15 @@ class EmbeddedEngine:
         stop_decoder: Callable[[list[int]], str] | None = None,
     ) -> Self:
         """Load a Hugging Face model directory. `auto`: CUDA if there is one, bfloat16 there, float32 on the CPU."""
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoConfig, AutoModelForCausalLM
 
+        config = AutoConfig.from_pretrained(model_path)
+        refuse_architecture(config, f"{model_path} (model_type {config.model_type!r})")
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         if dtype == "auto":
             dtype = "bfloat16" if device.startswith("cuda") else "float32"
-        model = AutoModelForCausalLM.from_pretrained(model_path, dtype=getattr(torch, dtype)).to(device)
+        model = AutoModelForCausalLM.from_pretrained(model_path, config=config, dtype=getattr(torch, dtype)).to(device)
         return cls(
             model,
             max_model_len=max_model_len,

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from agenttune.config.architectures import refuse_architecture
 from agenttune.errors import ModelError
 
 FAST_FAMILIES = frozenset({"qwen2", "qwen3", "llama"})
@@ -23,7 +24,6 @@ FAST_FAMILIES = frozenset({"qwen2", "qwen3", "llama"})
 
 _LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 _ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
-_EXPERT_FIELDS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ def inspect_model(model: Any, max_model_len: int) -> ModelShape:
     if recurrent or not hasattr(config, "num_attention_heads") or getattr(model, "_is_stateful", False):
         found = ", ".join(recurrent) or "recurrent state"
         raise ModelError(f"{name} has layers other than full or sliding-window attention ({found}): not served")
-    refuse_experts(config, name)
+    refuse_architecture(config, name)
     if not getattr(model, "_supports_attention_backend", False):
         raise ModelError(f"{name} does not use transformers' attention interface: not served")
     check_length(config, name, max_model_len)
@@ -60,13 +60,6 @@ def inspect_model(model: Any, max_model_len: int) -> ModelShape:
         vocab_size=config.vocab_size,
         fast=_fast(model, layer_types, head_dim),
     )
-
-
-def refuse_experts(config: Any, name: str) -> None:
-    """Raise `ModelError` for a model whose routing the trainer would have to replay."""
-    for field in _EXPERT_FIELDS:
-        if getattr(config, field, None):
-            raise ModelError(f"{name} routes tokens to experts ({field}={getattr(config, field)}): not served yet")
 
 
 def check_length(config: Any, name: str, max_model_len: int) -> None:

@@ -15,8 +15,9 @@ from typing import Any, Literal
 
 import torch
 
+from agenttune.config.architectures import refuse_architecture
 from agenttune.errors import EngineError, ModelError
-from agenttune.inference.families import check_length, refuse_experts
+from agenttune.inference.families import check_length
 from agenttune.inference.kv import default_budget_bytes
 
 MAX_TOP_LOGPROBS = 20
@@ -48,7 +49,7 @@ def read_skeleton(model_path: str, max_model_len: int) -> Any:
     name = f"{model_path} (model_type {config.model_type!r})"
     if getattr(config, "is_encoder_decoder", False):
         raise ModelError(f"{name} is an encoder-decoder model; the engine serves decoder-only models")
-    refuse_experts(config, name)
+    refuse_architecture(config, name)
     check_length(config, name, max_model_len)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agenttune.config.architectures import refuse_architecture
 from agenttune.config.trainer import LoraConfig
 from agenttune.errors import ModelError
-from agenttune.inference.families import refuse_experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ def read_model_config(model_path: str, setting: str = "model.model_path") -> Any
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(f"{setting} {model_path!r}: its config.json cannot be read: {reason}") from error
-    refuse_experts(config, f"{setting} {model_path!r}")
+    refuse_architecture(config, f"{setting} {model_path!r}")
     for name in ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size"):
         if not isinstance(getattr(config, name, None), int):
             raise ModelError(

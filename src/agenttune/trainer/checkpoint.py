@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
 from agenttune.errors import CheckpointError
 from agenttune.trainer.sharding import divided_like
@@ -40,11 +40,30 @@ class Saved:
     """What a checkpoint holds for resume. `weights` are the fp32 master weights (or adapters) by name; `further` are
     tensors that the run saved beside, by the name it gave them."""
 
-    weights: dict[str, torch.Tensor]
-    optimizer_tensors: dict[str, torch.Tensor]
-    random_state: dict[str, torch.Tensor]
+    weights: Mapping[str, torch.Tensor]
+    optimizer_tensors: Mapping[str, torch.Tensor]
+    random_state: Mapping[str, torch.Tensor]
     state: dict[str, Any]
-    further: dict[str, dict[str, torch.Tensor]]
+    further: Mapping[str, Mapping[str, torch.Tensor]]
+
+
+class _Stored(Mapping[str, torch.Tensor]):
+    """The tensors of some files, each read when it is asked for: of several ranks none holds all of them."""
+
+    def __init__(self, *files: Path) -> None:
+        """Open them. Raises `OSError` or `SafetensorError` if one is not there, or not whole."""
+        opened: list[Any] = [safe_open(file, framework="pt") for file in files]
+        self._files = {name: file for file in opened for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        found: torch.Tensor = self._files[name].get_tensor(name)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
 
 
 def save(
@@ -104,19 +123,18 @@ def _pieces(
 
 
 def load(directory: Path) -> Saved:
-    """Read a checkpoint back. Raises `CheckpointError` if something is missing or cannot be read."""
+    """Open a checkpoint. Raises `CheckpointError` if something is missing or cannot be read."""
     inner = directory / STATE
     master = inner / "weights.safetensors"
     try:
-        weights: dict[str, torch.Tensor] = {}
-        for file in [master] if master.exists() else sorted(directory.glob("*.safetensors")):
-            weights |= load_file(file)
+        weights = [master] if master.exists() else sorted(directory.glob("*.safetensors"))
+        others = [file for file in inner.glob("*.safetensors") if file.stem not in _OWN_FILES]
         return Saved(
-            weights=weights,
-            optimizer_tensors=load_file(inner / "optimizer.safetensors"),
-            random_state=load_file(inner / "random.safetensors"),
+            weights=_Stored(*weights),
+            optimizer_tensors=_Stored(inner / "optimizer.safetensors"),
+            random_state=_Stored(inner / "random.safetensors"),
             state=json.loads((inner / "state.json").read_text()),
-            further={file.stem: load_file(file) for file in inner.glob("*.safetensors") if file.stem not in _OWN_FILES},
+            further={file.stem: _Stored(file) for file in others},
         )
     except (OSError, SafetensorError, json.JSONDecodeError) as error:
         raise CheckpointError(f"cannot resume from {directory}: {error}") from error

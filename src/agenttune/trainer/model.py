@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from agenttune.config.architectures import refuse_architecture
 from agenttune.errors import ModelError
 from agenttune.trainer.attention import NAME, TreeLayout, choose_varlen
 from agenttune.trainer.liger import take_out, use_liger
@@ -437,14 +438,9 @@ def write_model(directory: Path, module: Any, tensors: Mapping[str, torch.Tensor
 def _refuse_unsupported(config: Any) -> None:
     """Raise `ModelError` for architectures whose training here would differ from the model that acts."""
     kind = config.model_type
+    refuse_architecture(config, f"model type {kind!r}")
     layers = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if layers:
         raise ModelError(
             f"model type {kind!r} has {', '.join(sorted(layers))} layers: only attention layers are supported"
         )
-    for name in ("num_experts", "num_local_experts", "n_routed_experts"):
-        if getattr(config, name, None):
-            raise ModelError(
-                f"model type {kind!r} routes to experts ({name}={getattr(config, name)}): routing could differ "
-                "between engine and trainer, so mixture-of-experts models are not supported"
-            )
