@@ -82,8 +82,9 @@ class Trace:
             self.events.append((time.time(), kind, -1))
 
     def idle(self) -> dict[str, float]:
-        """Seconds with rollouts in flight, and those of them in which the engine had no request: all, and forced."""
-        found = {"in_flight": 0.0, "idle": 0.0, "forced": 0.0, "rollout_seconds": 0.0}
+        """Seconds with rollouts in flight, and those of them in which the engine had no request: all, and forced.
+        Besides the seconds of all rollouts, and of all requests."""
+        found = {"in_flight": 0.0, "idle": 0.0, "forced": 0.0, "rollout_seconds": 0.0, "request_seconds": 0.0}
         counts: Counter[str] = Counter()
         before = 0.0
         for now, kind, change in sorted(self.events, key=lambda event: event[0]):
@@ -91,6 +92,7 @@ class Trace:
             if counts["rollout"]:
                 found["in_flight"] += seconds
                 found["rollout_seconds"] += counts["rollout"] * seconds
+                found["request_seconds"] += counts["request"] * seconds
                 if not counts["request"]:
                     found["idle"] += seconds
                     if counts["wait"] == counts["rollout"]:
@@ -276,6 +278,7 @@ def _rows(found: Mapping[str, Outcome]) -> list[tuple[object, ...]]:
     add("rollouts/s", [one.rollouts / one.seconds for one in sides], ratio=True)
     add("rollouts in flight, mean", [one.trace["rollout_seconds"] / one.seconds for one in sides])
     add("seconds of tools, per rollout", [one.waited_s / one.rollouts for one in sides])
+    add("seconds at the engine, per rollout", [one.trace["request_seconds"] / one.rollouts for one in sides])
     for part in spent.PARTS:
         add(f"{part}, share of the steps", [one.shares[part] for one in sides])
     add("engine idle, share of the time in flight", [one.trace["idle"] / one.trace["in_flight"] for one in sides])
