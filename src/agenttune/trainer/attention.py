@@ -158,6 +158,9 @@ def check_varlen(kernel: Varlen, config: Any, device: torch.device) -> str:
 def _per_segment(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tree: TreeLayout, scale: float, window: int | None
 ) -> torch.Tensor:
+    if query.is_cuda and query.shape[1] != key.shape[1]:
+        # With fewer key heads no fused kernel of a GPU takes a mask or fp32: all scores would be held at once.
+        key, value = (tensor.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for tensor in (key, value))
     lengths = [segment.stop - segment.start for segment in tree.segments]
     queries, keys, values = (torch.split(tensor, lengths, dim=2) for tensor in (query, key, value))
     outs = []
