@@ -28,10 +28,8 @@ class SharedFile:
             return cls(os.dup(file.fileno()))
 
     def resize(self, size: int) -> None:
-        """Make it so long. Raises `OSError` if there is no room."""
+        """Make it so long. Memory is taken as it is written."""
         os.ftruncate(self.descriptor, size)
-        if sys.platform == "linux":
-            os.posix_fallocate(self.descriptor, 0, size)  # else whoever writes would be killed where there is none
 
     def map(self, *, private: bool = False) -> mmap.mmap:
         """Its bytes, shared; `private` ones can be written without others seeing it."""
