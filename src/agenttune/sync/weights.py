@@ -1,4 +1,5 @@
-"""How weights travel: `load(version, tensors)` on every engine, into weights that the engine owns.
+"""How weights travel: `load(version, tensors)` on every engine, into weights that the engine owns,
+which may be the trainer's own memory (`execution.shared_weights`).
 
 In: a policy version and its tensors (Hugging Face names). Out: engines that serve that version. *When* to publish is
 the coordinator's decision: the synchronous loop publishes after every step.
