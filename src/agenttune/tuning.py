@@ -163,7 +163,7 @@ def open_loop(
         serving = start_serving(config, workflow, judge, needs_reward=algorithm.needs_reward)
         stack.callback(serving.close)
         display.message(serving.line)
-        trainer = make_trainer(config, algorithm, serving.folder, total_steps=total_steps)
+        trainer = make_trainer(config, algorithm, serving.folder, total_steps=total_steps, ranks=serving.ranks)
         stack.callback(trainer.close)
         loop = _assemble(config, algorithm, directory, serving, trainer, data, order, total_steps, display)
         stack.callback(loop.monitor.close)

@@ -84,6 +84,11 @@ class Serving:
         """Which engine serves, for the user."""
         return choose_engine(self._config).line
 
+    @property
+    def ranks(self) -> None:
+        """The trainer has no other place than this machine."""
+        return None
+
     def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """Load new weights into the engine; returns when it serves them. Those of auxiliary models never change."""
         self.thread.call(publish(version, tensors, [self.engine]))

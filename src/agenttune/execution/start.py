@@ -23,6 +23,8 @@ from agenttune.types import Experience, IntArray
 if TYPE_CHECKING:
     import torch
 
+    from agenttune.execution.trainer_group import StartRanks
+
 
 class Used(Protocol):
     """What the auxiliary models of a run were used for."""
@@ -46,6 +48,8 @@ class Served(Protocol):
     def auxiliary(self) -> Used: ...
     @property
     def engine(self) -> Engine: ...
+    @property
+    def ranks(self) -> StartRanks | None: ...
     @property
     def line(self) -> str: ...
     def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None: ...

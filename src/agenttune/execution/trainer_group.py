@@ -6,12 +6,12 @@ The ranks hold the weights, and decide alike whether an update is made; the coor
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from agenttune.errors import AgentTuneError, RankError
-from agenttune.execution.rank_trainer import RankBatch
+from agenttune.execution.rank_trainer import RankBatch, TrainerPlan
 from agenttune.types import Experience
 
 if TYPE_CHECKING:
@@ -46,6 +46,10 @@ class Calls(Protocol):
 
     def close(self) -> None:
         """End the ranks. Closing twice is fine."""
+
+
+StartRanks = Callable[[TrainerPlan], Calls]
+"""Starts the ranks of a trainer somewhere else than in processes of this machine."""
 
 
 class RankGroup:

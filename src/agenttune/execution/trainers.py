@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from agenttune.config.run import RunConfig
 from agenttune.errors import ConfigError
+from agenttune.execution.start import uses_ray
 from agenttune.execution.teacher_files import teacher_folder
 
 if TYPE_CHECKING:
     from agenttune.algorithm.presets import Algorithm
     from agenttune.algorithm.supervised import SupervisedAlgorithm
     from agenttune.execution.rank_processes import RankProcesses
-    from agenttune.execution.trainer_group import SupervisedGroup, TrainerGroup
+    from agenttune.execution.rank_trainer import TrainerPlan
+    from agenttune.execution.trainer_group import StartRanks, SupervisedGroup, TrainerGroup
     from agenttune.supervised.trainer import SupervisedTrainer
     from agenttune.trainer.trainer import Trainer
 
@@ -27,7 +29,7 @@ AnySupervisedTrainer: TypeAlias = "SupervisedTrainer | SupervisedGroup"
 
 def check_trainer(config: RunConfig) -> None:
     """Refuse processes that cannot be had on this machine, and settings without effect. Raises `ConfigError`."""
-    if _has_ranks(config):
+    if _has_ranks(config) and not uses_ray(config):  # there the cluster's GPUs count
         check_processes(config, num_gpus=_num_gpus())
 
 
@@ -46,10 +48,16 @@ def check_processes(config: RunConfig, *, num_gpus: int) -> None:
         )
 
 
-def make_trainer(config: RunConfig, algorithm: Algorithm, folder: Path, *, total_steps: int) -> AnyTrainer:
-    """A trainer for rollouts of the model in `folder`. Raises `ModelError` for architectures not supported,
-    `RankError` if a process does not start."""
+def make_trainer(
+    config: RunConfig, algorithm: Algorithm, folder: Path, *, total_steps: int, ranks: StartRanks | None = None
+) -> AnyTrainer:
+    """A trainer for rollouts of the model in `folder`; `ranks` starts it in several places elsewhere. Raises
+    `ModelError` for architectures not supported, `RankError` if a process does not start."""
     teacher_path = teacher_folder(config, algorithm)
+    if ranks is not None:
+        from agenttune.execution.trainer_group import TrainerGroup
+
+        return TrainerGroup(ranks(_plan(config, algorithm, folder, total_steps, teacher_path)))
     if _has_ranks(config):
         from agenttune.execution.trainer_group import TrainerGroup
 
@@ -98,9 +106,21 @@ def _start(
     teacher_path: Path | None,
 ) -> RankProcesses:
     from agenttune.execution.rank_processes import RankProcesses
+
+    plan = _plan(config, algorithm, folder, total_steps, teacher_path)
+    return RankProcesses(plan, config.trainer.num_processes, on_gpus=_on_gpus(config, _num_gpus()))
+
+
+def _plan(
+    config: RunConfig,
+    algorithm: Algorithm | SupervisedAlgorithm,
+    folder: Path,
+    total_steps: int,
+    teacher_path: Path | None,
+) -> TrainerPlan:
     from agenttune.execution.rank_trainer import TrainerPlan
 
-    plan = TrainerPlan(
+    return TrainerPlan(
         model_path=str(folder),
         algorithm=algorithm,
         config=config.trainer,
@@ -110,7 +130,6 @@ def _start(
         teacher_path=None if teacher_path is None else str(teacher_path),
         critic=config.critic,
     )
-    return RankProcesses(plan, config.trainer.num_processes, on_gpus=_on_gpus(config, _num_gpus()))
 
 
 def _has_ranks(config: RunConfig) -> bool:

@@ -25,7 +25,7 @@ from agenttune.errors import ConfigError
 from agenttune.execution.auxiliary_settings import check_auxiliary_models
 from agenttune.execution.engine_choice import check_heads
 from agenttune.execution.model_files import model_folder
-from agenttune.execution.start import check_execution
+from agenttune.execution.start import check_execution, start_serving, uses_ray
 from agenttune.execution.threads import let_idle_workers_sleep
 from agenttune.execution.trainers import AnySupervisedTrainer, check_trainer, make_supervised_trainer
 from agenttune.forecast import after_run, before_run
@@ -91,7 +91,6 @@ def run_supervised(
     data = read_data(config, algorithm, workflow is not None)
     let_idle_workers_sleep()
     from agenttune.execution.run_directory import open_run_directory
-    from agenttune.execution.start import start_serving
 
     directory = open_run_directory(resolved, config_path)
     with contextlib.ExitStack() as stack:
@@ -161,6 +160,11 @@ def _check(
     check_auxiliary_models(config)
     check_monitor(config.monitor_type)
     check_lora(config.trainer)
+    if uses_ray(config):
+        raise ConfigError(
+            f"{config.algorithm.algorithm_type!r} learns without rollouts, and execution: ray places rollouts: leave "
+            "execution and cluster out (trainer.num_processes trains on several GPUs of this machine)"
+        )
     check_trainer(config)
     model_folder(config.model.model_path)
     return algorithm

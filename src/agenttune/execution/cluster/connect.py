@@ -24,8 +24,8 @@ RESERVE_S = 30.0
 _INSTALL = f"`pip install 'agenttune[ray]'` brings ray {RAY_LINE} (docs/ray.md)"
 
 Bundle = Mapping[str, float]
-Role = Literal["engine", "rollout worker"]
-_STRATEGIES: Mapping[Role, str] = {"engine": "PACK", "rollout worker": "SPREAD"}
+Role = Literal["engine", "trainer rank", "rollout worker"]
+_STRATEGIES: Mapping[Role, str] = {"engine": "PACK", "trainer rank": "PACK", "rollout worker": "SPREAD"}
 
 
 def check_ray(installed: str | None = None) -> None:
@@ -70,17 +70,19 @@ class Connection:
 
         _check(needs, ray.nodes())
         for role, bundles in needs.items():
-            self._groups[role] = _reserve(role, bundles)
+            if bundles:
+                self._groups[role] = _reserve(role, bundles)
 
-    def options(self, role: Role, index: int) -> dict[str, Any]:
-        """Options that place an actor into the role's bundle of this index and give it what is reserved there."""
+    def options(self, role: Role, index: int, *, share: int = 1) -> dict[str, Any]:
+        """Options that place an actor into the role's bundle of this index and give it what is reserved there, or one
+        of `share` equal parts of it."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         group = self._groups[role]
         bundle = group.bundle_specs[index]
         return {
-            "num_cpus": bundle.get("CPU", 0),
-            "num_gpus": bundle.get("GPU", 0),
+            "num_cpus": bundle.get("CPU", 0) / share,
+            "num_gpus": bundle.get("GPU", 0) / share,
             "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index),
         }
 

@@ -23,15 +23,18 @@ from agenttune.config.functions import FILE_MODULE
 from agenttune.config.run import RunConfig
 from agenttune.errors import AgentTuneError, ConfigError, EngineError
 from agenttune.execution.cluster.attempts import HARD_GRACE_S, RESTART_S, AuxiliaryTotals, OnWorkers, Worker
-from agenttune.execution.cluster.connect import Bundle, Connection, Role
+from agenttune.execution.cluster.connect import Connection
 from agenttune.execution.cluster.engine import MAX_RESTARTS, EngineActor, EngineClient, answer, first_line
+from agenttune.execution.cluster.placement import choose, engine_names, needs, num_ranks, of_one_engine
+from agenttune.execution.cluster.ranks import RankActor, RayRanks, StoredWeights
 from agenttune.execution.cluster.weights import to_arrays
 from agenttune.execution.cluster.worker import RolloutWorker, Setup
-from agenttune.execution.engine_choice import EngineChoice, Machine, installed_builds, vllm_choice
 from agenttune.execution.local import Mode
 from agenttune.execution.model_files import model_folder, quiet_transformers
 from agenttune.execution.probe import sample_probes
+from agenttune.execution.rank_trainer import TrainerPlan
 from agenttune.execution.serving import ServingThread
+from agenttune.execution.trainer_group import StartRanks
 from agenttune.inference.engine import Engine
 from agenttune.inference.routing import Replicas
 from agenttune.rollout.attempt import UserFunctions
@@ -92,10 +95,13 @@ class RayServing:
         with contextlib.ExitStack() as undo:
             self.thread = ServingThread()
             undo.callback(self.thread.close)
-            names = _engine_names(config)
-            self._ray = Connection(config.cluster, len(names) + config.cluster.num_workers)
+            names = engine_names(config)
+            self._ray = Connection(
+                config.cluster, len(names) + config.cluster.num_workers + config.trainer.num_processes
+            )
             undo.callback(self._ray.close)
-            self._choice = _choose(config, self._ray.num_gpus)
+            self._choice = choose(config, self._ray.num_gpus)
+            self._num_ranks = num_ranks(config, self._ray.num_gpus)
             self._ray.reserve(needs(config, self._ray.num_gpus))
             self._engines = [self._place_engine(name, index) for index, name in enumerate(names)]
             self._actors: list[Any] = []
@@ -129,20 +135,27 @@ class RayServing:
         where = "started here" if self._ray.owned else "joined"
         return (
             f"execution: ray ({where}), {len(self._policy)} engine(s) ({self._choice.type}) and "
-            f"{self._config.cluster.num_workers} rollout worker(s) in actors, the trainer in this process"
+            f"{self._config.cluster.num_workers} rollout worker(s) in actors, the trainer "
+            + (f"in {self._num_ranks} more" if self._num_ranks else "in this process")
         )
 
     def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """Load new weights into the engines; returns when they serve them. Those of auxiliary models never change."""
         import ray
 
-        self._published = (version, ray.put(to_arrays(tensors)))
+        stored = tensors.reference if isinstance(tensors, StoredWeights) else ray.put(to_arrays(tensors))
+        self._published = (version, stored)
         self.thread.call(self._publish(version))
         for client in self._clients:
             client.version = version
         self._workers.version = version
         for worker in self._placed_workers:
             worker.actor.serve.remote(version)
+
+    @property
+    def ranks(self) -> StartRanks | None:
+        """Starts the trainer's ranks in actors; None where the trainer is in the coordinator's process."""
+        return self._start_ranks if self._num_ranks else None
 
     def probe(self, prompt_ids_P: IntArray, *, noise: int) -> Future[tuple[Experience, ...]]:
         """Begin to sample probes with the weights that serve; see `execution.probe`."""
@@ -175,11 +188,24 @@ class RayServing:
         import torch
 
         options = {"max_restarts": MAX_RESTARTS, "max_task_retries": -1, "max_concurrency": 100_000}
-        actor = ray.remote(EngineActor).options(**options, **self._ray.options("engine", index))
+        share = 2 if self._config.cluster.colocate and auxiliary is None else 1
+        actor = ray.remote(EngineActor).options(**options, **self._ray.options("engine", index, share=share))
         name = f"engine {index}" if auxiliary is None else f"the engine of auxiliary model {auxiliary!r}"
-        config = _of_one_engine(self._config, self._choice.type)
+        config = of_one_engine(self._config, self._choice.type)
         placed = actor.remote(config, auxiliary, torch.get_num_threads())
         return _Placed(name=name, actor=placed, auxiliary=auxiliary)
+
+    def _start_ranks(self, plan: TrainerPlan) -> RayRanks:
+        import ray
+
+        actors = []
+        for rank in range(self._num_ranks):
+            if self._config.cluster.colocate:
+                options = self._ray.options("engine", rank, share=2)
+            else:
+                options = self._ray.options("trainer rank", rank)
+            actors.append(ray.remote(RankActor).options(**options).remote())
+        return RayRanks(plan, actors)
 
     def _place_worker(self, index: int) -> Any:
         import ray
@@ -264,37 +290,6 @@ class RayServing:
         self.thread.call(close())
         for actor in (*self._actors, *(placed.actor for placed in self._engines)):
             ray.kill(actor)
-
-
-def _choose(config: RunConfig, num_gpus: int) -> EngineChoice:
-    """The engine of each actor, by the GPUs that the cluster has."""
-    return vllm_choice(
-        _of_one_engine(config, config.engine.type), Machine(builds=installed_builds(), num_gpus=num_gpus)
-    )
-
-
-def _of_one_engine(config: RunConfig, type_: str) -> RunConfig:
-    """What the actor of one engine, of this type, needs to know."""
-    model = config.model.model_copy(update={"inference_engine_num": 1})
-    engine = config.engine.model_copy(update={"type": type_})
-    return config.model_copy(update={"model": model, "engine": engine})
-
-
-def needs(config: RunConfig, num_gpus: int) -> Mapping[Role, Sequence[Bundle]]:
-    """What the run's actors need of a cluster with so many GPUs."""
-    on_gpu = config.engine.device == "cuda" or (config.engine.device == "auto" and num_gpus > 0)
-    gpus = config.model.tensor_parallel_size if on_gpu else 0
-    names = _engine_names(config)
-    return {
-        "engine": [{"CPU": 1, "GPU": gpus} if gpus and name is None else {"CPU": 1} for name in names],
-        "rollout worker": [{"CPU": 1}] * config.cluster.num_workers,
-    }
-
-
-def _engine_names(config: RunConfig) -> list[str | None]:
-    """For each engine the auxiliary model that it serves, None for the one that is tuned."""
-    auxiliary = [name for name, model in config.auxiliary_models.items() if model.base_url is None]
-    return [*[None] * config.model.inference_engine_num, *auxiliary]
 
 
 def _pickled(functions: UserFunctions) -> bytes:
