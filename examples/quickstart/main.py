@@ -1,7 +1,7 @@
 """`make quickstart`: tune the quickstart agent's model on a CPU and show what came out.
 
-In: `--seed`, `--engine`, and the shipped model and data. Out: a run directory under `checkpoints/Quickstart/`, whose
-path is the last line.
+In: `--seed`, `--engine`, `--execution`, the shipped model and data. Out: a run directory under
+`checkpoints/Quickstart/`, whose path is the last line.
 """
 
 import argparse
@@ -20,6 +20,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--engine", choices=["auto", "embedded", "vllm"], default="auto")
+    parser.add_argument("--execution", choices=["local", "ray"], default="local")
     arguments = parser.parse_args()
     data = str(HERE / "data")
     tune(
@@ -33,6 +34,7 @@ def main() -> None:
         settings={
             "seed": arguments.seed,
             "engine": {"type": arguments.engine},
+            "execution": arguments.execution,
             "loss": {"kl": "none"},
             "trainer": {"beta2": 0.95, "weight_decay": 0.0},
             "evaluation": {"further": {"further": {"path": f"{data}/further.jsonl"}}},

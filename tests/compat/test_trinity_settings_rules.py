@@ -367,16 +367,35 @@ def test_every_algorithm_name_of_trinity_is_known_and_its_parts_exist():
 
 def test_the_notice_is_one_message_that_lists_each_key_once():
     content = {
-        "cluster": {"node_num": 2, "gpu_per_node": 8},
+        "cluster": {"total_gpu_num": 16, "gpu_per_node": 8},
         "log": {"level": "INFO"},
     }
     (notice,) = convert_(content).notices
     assert notice.splitlines() == [
         "f.yaml: without effect here:",
-        "  cluster.{node_num, gpu_per_node}: one machine, whose devices are found (engine.device)",
+        "  cluster.{total_gpu_num, gpu_per_node}: GPUs are counted by role in the cluster that is there (docs/ray.md)",
         "  log.level: the run prints its own lines, no log files",
     ]
     assert not re.search(r"node_num.*node_num", notice)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "settings"),
+    [
+        ({"node_num": 1, "gpu_per_node": 8}, {}),
+        ({"node_num": 2}, {"execution": "ray", "cluster": {"ray_address": "auto"}}),
+        ({"ray_address": "head:6379"}, {"execution": "ray", "cluster": {"ray_address": "head:6379"}}),
+        (
+            {"node_num": 2, "ray_address": "head:6379"},
+            {"execution": "ray", "cluster": {"ray_address": "head:6379"}},
+        ),
+        ({"trainer_gpu_num": 4}, {"trainer": {"num_processes": 4}}),
+    ],
+)
+def test_several_machines_are_a_ray_and_one_is_a_process(cluster, settings):
+    found = convert_({"cluster": cluster}).settings
+    for name in ("execution", "cluster", "trainer"):
+        assert found.get(name) == settings.get(name), name
 
 
 def test_what_only_evaluation_does_with_its_samples_is_no_reason_to_refuse():

@@ -30,6 +30,14 @@ async def prefers_letter(task: dict[str, Any], model: Any) -> WorkflowOutput:
     return WorkflowOutput(reward=text.count("e") / 8, metrics={"pid": float(os.getpid())})
 
 
+async def lingers(task: dict[str, Any], model: Any) -> WorkflowOutput:
+    """The same, a while before and after the call."""
+    await asyncio.sleep(0.3)
+    output = await prefers_letter(task, model)
+    await asyncio.sleep(0.5)
+    return output
+
+
 async def does_what_the_task_says(task: dict[str, Any], model: Any) -> WorkflowOutput:
     """`task["do"]`, one of the functions below."""
     await ACTS[task["do"]](task, model)

@@ -17,7 +17,7 @@ from agenttune.experience.reading import read_groups
 
 def run(folder: Path, model: Path, data: Path, **settings: Any) -> Path:
     result = tune(
-        workflow_func=prefers_letter,
+        workflow_func=settings.pop("workflow", prefers_letter),
         train_dataset=DatasetConfig(path=str(data), split="train", total_steps=3),
         eval_dataset=DatasetConfig(path=str(data), split="test"),
         model=TunerModelConfig(model_path=str(model), max_model_len=128, max_tokens=8),

@@ -72,13 +72,11 @@ def check_execution(config: RunConfig) -> None:
             )
         choose_engine(config)
         return
+    if (device := config.engine.device).startswith("cuda:"):
+        raise ConfigError(f"engine.device is {device}, but Ray gives each engine its GPUs: set it to cuda")
     from agenttune.execution.cluster.connect import check_ray
 
     check_ray()
-    if config.engine.device.startswith("cuda:"):
-        raise ConfigError(
-            f"engine.device is {config.engine.device}, but Ray gives each engine its GPUs: set it to cuda"
-        )
 
 
 def start_serving(

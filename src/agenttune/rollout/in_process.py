@@ -61,7 +61,7 @@ class Attempts(Protocol):
         every further attempt useless."""
 
     def close(self) -> None:
-        """End what is left of them. From another thread than `run`."""
+        """End what is left of them. From another thread than `run`, whose loop still runs."""
 
 
 class InProcess:

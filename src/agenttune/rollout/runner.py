@@ -151,9 +151,9 @@ class RolloutRunner:
             return
         self._closed = True
         asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop).result()
+        self._attempts.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._attempts.close()
 
     def __enter__(self) -> RolloutRunner:
         return self

@@ -6,6 +6,7 @@ In: nothing. Out: `RULES`, from dotted key to rule; `[]` stands for the index of
 
 from __future__ import annotations
 
+from agenttune.compat.trinity.settings_cluster import rules as rules_of_cluster
 from agenttune.compat.trinity.settings_draft import Rule, idle, later, refused, to
 from agenttune.compat.trinity.settings_expert import sample_strategy
 from agenttune.compat.trinity.settings_rules import (
@@ -48,7 +49,7 @@ def rules() -> dict[str, Rule]:
         "algorithm": _ALGORITHM,
         "algorithm.optimizer": _OPTIMIZER,
         "model": _MODEL,
-        "cluster": dict.fromkeys(_CLUSTER, ONE_MACHINE),
+        "cluster": rules_of_cluster(),
         "buffer": _BUFFER,
         "buffer.explorer_input": _EXPLORER_INPUT,
         "buffer.explorer_input.taskset": _taskset(_TASKSET),
@@ -82,14 +83,10 @@ _TOP: dict[str, Rule] = {
     "name": later,
     "checkpoint_root_dir": to("checkpoint_root_dir"),
     "checkpoint_job_dir": ITSELF,
-    "ray_namespace": idle("nothing runs on Ray here"),
+    "ray_namespace": idle("no actor of the run has a name"),
     "continue_from_checkpoint": later,
     "ignore_validator_suggestions": idle("there is no adviser on GPU memory to silence"),
 }
-_CLUSTER = (
-    *("node_num", "gpu_per_node", "ray_address", "total_gpu_num", "rollout_gpu_num", "auxiliary_model_gpu_num"),
-    *("explorer_gpu_num", "trainer_gpu_num", "trainer_node_num", "trainer_gpu_num_per_node"),
-)
 _SERVICE = ("data_juicer.server_url", "data_juicer.auto_start", "data_juicer.port", "data_juicer.hostname")
 _ALGORITHM: dict[str, Rule] = {
     **dict.fromkeys(
@@ -357,7 +354,7 @@ _MONITOR: dict[str, Rule] = {
         "address and key come from the environment: WANDB_BASE_URL and WANDB_API_KEY, or MLFLOW_TRACKING_URI"
     ),
     "detailed_stats": idle("evaluations always come with their intervals"),
-    "enable_ray_timeline": idle("nothing runs on Ray here"),
+    "enable_ray_timeline": idle("the run writes no timeline of Ray's"),
     "cache_dir": ITSELF,
 }
 RULES = rules()

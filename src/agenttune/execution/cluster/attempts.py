@@ -136,7 +136,14 @@ class OnWorkers:
             crowd = max(1, crowd // CROWD_SHRINKS)
 
     def close(self) -> None:
-        """The actors are their maker's to end."""
+        """Stop waiting for workers that died. The actors are their maker's to end."""
+        if self._reviving:
+            asyncio.run_coroutine_threadsafe(self._give_up(), self._reviving_loop).result()
+
+    async def _give_up(self) -> None:
+        for task in (tasks := list(self._reviving)):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _place(self, crowd: int) -> Worker:
         """A worker with room for an attempt that shares it with fewer than `crowd` others. Where none has, one is
@@ -214,6 +221,7 @@ class OnWorkers:
         what = "did not answer and was killed" if hung else f"died ({first_line(error)})"
         log.warning("%s %s: its %d rollouts run again", worker.name, what, worker.load)
         task = asyncio.create_task(self._revive(worker))
+        self._reviving_loop = asyncio.get_running_loop()
         self._reviving.add(task)
         task.add_done_callback(self._reviving.discard)
 

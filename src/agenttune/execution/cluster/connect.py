@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
@@ -19,6 +20,8 @@ from agenttune.errors import ConfigError
 
 RAY_LINE = "2.60"
 """The line of Ray that this is tested with."""
+REACH_S = 10.0
+"""How long the first machine of a cluster may take to answer."""
 RESERVE_S = 30.0
 """How long a reservation may take where the resources exist, but others may hold them."""
 _INSTALL = f"`pip install 'agenttune[ray]'` brings ray {RAY_LINE} (docs/ray.md)"
@@ -51,7 +54,9 @@ class Connection:
             if self.owned:
                 _start(config, num_actors)
                 undo.callback(ray.shutdown)
-            elif not ray.is_initialized():
+            elif ray.is_initialized():  # the script has joined one: that is where the run goes
+                _check_same(config.ray_address)
+            else:
                 _join(config)
                 undo.callback(ray.shutdown)
             self._leave = undo.pop_all()
@@ -68,7 +73,7 @@ class Connection:
         """A placement group for each role. Raises `ConfigError` if the cluster has not got what they ask for."""
         import ray
 
-        _check(needs, ray.nodes())
+        check_size(needs, ray.nodes())
         for role, bundles in needs.items():
             if bundles:
                 self._groups[role] = _reserve(role, bundles)
@@ -115,12 +120,15 @@ def _join(config: ClusterConfig) -> None:
 
     address = config.ray_address
     assert address is not None
-    if "://" in address:
+    host, _, port = address.rpartition(":")
+    if address != "auto" and not (host and port.isdecimal() and "/" not in host):
         raise ConfigError(
             f"cluster.ray_address is {address!r}: run on a machine of the cluster and give `auto` or host:port "
             "(Ray's client addresses are not supported)"
         )
     try:
+        if address != "auto":  # Ray itself would try for minutes
+            socket.create_connection((host, int(port)), REACH_S).close()
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=config.worker_output)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         reason = " ".join(str(error).split())
@@ -130,7 +138,19 @@ def _join(config: ClusterConfig) -> None:
         ) from error
 
 
-def _check(needs: Mapping[Role, Sequence[Bundle]], nodes: Sequence[Mapping[str, Any]]) -> None:
+def _check_same(address: str | None) -> None:
+    """Raise `ConfigError` if this process has joined another Ray than the configured one."""
+    import ray
+
+    joined = str(ray.get_runtime_context().gcs_address)
+    if address not in (None, "auto", joined):
+        raise ConfigError(
+            f"cluster.ray_address is {address!r}, but this process has joined the Ray at {joined}: leave ray_address "
+            "out, or do not call ray.init()"
+        )
+
+
+def check_size(needs: Mapping[Role, Sequence[Bundle]], nodes: Sequence[Mapping[str, Any]]) -> None:
     """Raise `ConfigError` if the cluster as a whole, or each of its machines, is too small."""
     machines = [node["Resources"] for node in nodes if node["Alive"]]
     for resource in ("GPU", "CPU"):

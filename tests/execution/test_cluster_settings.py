@@ -1,0 +1,106 @@
+"""What can be said of a run with Ray before any Ray is there: settings, versions, and what a cluster has not got."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agenttune.config.load import resolve
+from agenttune.config.run import RunConfig
+from agenttune.errors import ConfigError
+from agenttune.execution.cluster.connect import check_ray, check_size
+from agenttune.execution.cluster.placement import choose, needs, num_ranks
+from agenttune.execution.cluster.weights import to_arrays, to_tensors
+from agenttune.execution.start import check_execution, uses_ray
+
+Make = Callable[..., RunConfig]
+
+
+@pytest.fixture
+def make(toy_model_dir: Path) -> Make:
+    def make(**settings: Any) -> RunConfig:
+        tree = {"train_dataset.path": "none", "model": {"model_path": str(toy_model_dir), "max_model_len": 64}}
+        return resolve(settings=tree | {name.replace("__", "."): value for name, value in settings.items()}).config
+
+    return make
+
+
+def machine(cpus: float, gpus: float = 0, *, alive: bool = True) -> dict[str, Any]:
+    return {"Alive": alive, "Resources": {"CPU": cpus, "GPU": gpus}}
+
+
+def test_execution_is_ray_where_it_is_said_or_where_anything_is_set_in_cluster(make):
+    assert not uses_ray(make())
+    assert uses_ray(make(execution="ray"))
+    assert uses_ray(make(cluster__ray_address="auto"))
+    assert uses_ray(make(cluster__num_workers=4))
+    with pytest.raises(ConfigError, match="settings of cluster have no effect with execution: local"):
+        check_execution(make(execution="local", cluster__num_workers=4))
+
+
+@pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
+def test_ray_that_is_not_installed_is_said_before_anything_is_loaded(make):
+    with pytest.raises(ConfigError, match=r"Ray is not installed: `pip install 'agenttune\[ray\]'`"):
+        check_execution(make(execution="ray"))
+
+
+def test_another_line_of_ray_is_refused():
+    check_ray("2.60.3")
+    for found in ("2.6.0", "2.59.0", "3.0.0"):
+        with pytest.raises(ConfigError, match=f"ray {found} is installed, but execution: ray needs 2.60"):
+            check_ray(found)
+
+
+def test_gpus_that_the_cluster_has_not_got_are_counted_by_role(make):
+    config = make(execution="ray", trainer__num_processes=4, model__inference_engine_num=2)
+    there = [machine(16, 4), machine(16, 4, alive=False)]
+    check_size(needs(config, 6), [machine(16, 6)])
+    with pytest.raises(ConfigError, match=r"needs 6 GPUs \(2 for engines, 4 for trainer ranks\), but .* has 4 on 1"):
+        check_size(needs(config, 4), there)
+    with pytest.raises(ConfigError, match=r"needs 5 CPUs .* has 4 on 2 machine"):
+        check_size(needs(make(cluster__num_workers=4), 0), [machine(2), machine(2)])
+
+
+def test_an_engine_is_on_one_machine(make):
+    config = make(execution="ray", model__tensor_parallel_size=4, engine__type="vllm")
+    with pytest.raises(ConfigError, match=r"one engine needs 4 GPUs on one machine .* has more than 3"):
+        check_size(needs(config, 6), [machine(8, 3), machine(8, 3)])
+
+
+def test_without_gpus_the_coordinator_trains_unless_there_are_several_ranks(make):
+    assert num_ranks(make(), 0) == 0
+    assert num_ranks(make(trainer__num_processes=2), 0) == 2
+    assert num_ranks(make(), 1) == 1
+    assert num_ranks(make(engine__device="cpu"), 1) == 0
+    assert needs(make(engine__device="cpu"), 1)["engine"] == [{"CPU": 1}]
+    with pytest.raises(ConfigError, match="cpu_offload is true, but the trainer computes on the CPU"):
+        num_ranks(make(trainer__cpu_offload=True), 0)
+
+
+def test_colocated_engines_and_ranks_are_pairs_on_gpus(make):
+    pairs = {"cluster__colocate": True, "trainer__num_processes": 2}
+    assert needs(make(**pairs, model__inference_engine_num=2), 2)["engine"] == [{"CPU": 2, "GPU": 1}] * 2
+    with pytest.raises(ConfigError, match="nothing computes on GPUs"):
+        needs(make(**pairs), 0)
+    with pytest.raises(ConfigError, match=r"1 engine\(s\) with 1 GPU\(s\) each .* and 2 rank\(s\)"):
+        needs(make(**pairs), 2)
+
+
+def test_each_actor_has_one_engine_and_its_device_is_ray_s_to_choose(make):
+    assert choose(make(model__inference_engine_num=3, engine__type="embedded"), 0).type == "embedded"
+    with pytest.raises(ConfigError, match=r"engine.device is cuda:1, but Ray gives each engine its GPUs"):
+        check_execution(make(engine__device="cuda:1", execution="ray"))
+
+
+def test_weights_keep_their_bits_and_share_memory_on_the_way():
+    tensors = {"a": torch.randn(3, 4), "b": torch.randn(5).bfloat16(), "scalar": torch.tensor(2.5)}
+    arrays = to_arrays(tensors)
+    assert arrays["a"][0].ctypes.data == tensors["a"].data_ptr()
+    for name, tensor in to_tensors(arrays).items():
+        assert tensor.dtype == tensors[name].dtype
+        assert torch.equal(tensor, tensors[name])

@@ -1,0 +1,95 @@
+"""A run that starts a Ray of its own: from a script, interrupted, with nothing left behind; and addresses of others."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from agenttune.config.cluster import ClusterConfig
+from agenttune.errors import ConfigError
+from agenttune.execution.cluster.connect import Connection
+
+SCRIPT = """
+import asyncio
+from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
+
+async def workflow(task, model):
+    messages = [{{"role": "user", "content": task["question"]}}]
+    reply = await model.client.chat.completions.create(model=model.name, messages=messages, max_tokens=8)
+    await asyncio.sleep(0.2)
+    return WorkflowOutput(reward=(reply.choices[0].message.content or "").count("e") / 8)
+
+if __name__ == "__main__":
+    tune(
+        workflow,
+        train_dataset=DatasetConfig(path={data!r}, total_steps=1000),
+        model=TunerModelConfig(model_path={model!r}, max_model_len=128, max_tokens=8),
+        algorithm=AlgorithmConfig(group_size=4, batch_size=2, learning_rate=1e-3),
+        settings={{
+            "execution": "ray",
+            "cluster.num_workers": 1,
+            "checkpoint_root_dir": {out!r},
+            "check.enabled": False,
+            "evaluation": {{"before_and_after": False, "hold_out": False}},
+        }},
+    )
+"""
+
+
+def test_ctrl_c_ends_the_actors_and_the_ray_that_the_run_started(tmp_path, toy_model_dir, toy_dataset):
+    """The workflow is the script's own. Red when `Connection.close` does not leave: Ray's processes stay."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(data=str(toy_dataset), model=str(toy_model_dir), out=str(tmp_path)))
+    shown = tmp_path / "shown.txt"
+    with shown.open("w") as file:
+        run = subprocess.Popen([sys.executable, str(script)], stdout=file, stderr=subprocess.STDOUT)
+        until = time.monotonic() + 200
+        while "step 2/1000" not in shown.read_text() and run.poll() is None and time.monotonic() < until:
+            time.sleep(0.2)
+        family = psutil.Process(run.pid).children(recursive=True) if run.poll() is None else []
+        run.send_signal(signal.SIGINT)
+        run.wait(60)
+    text = shown.read_text()
+    assert "execution: ray (started here), 1 engine(s) (embedded) and 1 rollout worker(s)" in text, text
+    assert "interrupted: saving a checkpoint" in text, text
+    assert "KeyboardInterrupt" in text
+    assert list(tmp_path.rglob("latest/model.safetensors"))
+    assert len(family) > 4
+    _, left = psutil.wait_procs(family, timeout=20)
+    for process in left:
+        process.kill()
+    assert not left
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("127.0.0.1:1", "no Ray could be joined there: .*refused.* `ray start --head` starts one"),
+        ("ray://somewhere:10001", "give `auto` or host:port"),
+        ("somewhere", "give `auto` or host:port"),
+    ],
+)
+def test_a_ray_that_is_not_there_is_one_clear_error(address, words):
+    code = f"from {Connection.__module__} import Connection\nfrom {ClusterConfig.__module__} import ClusterConfig\n"
+    code += f"Connection(ClusterConfig(ray_address={address!r}), 1)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    with pytest.raises(ConfigError, match=words):
+        raise ConfigError(ran.stderr.strip().splitlines()[-1])
+
+
+def test_another_ray_than_the_one_that_the_script_joined_is_refused(cluster):
+    with pytest.raises(ConfigError, match=r"is '127.0.0.1:1', but this process has joined the Ray at"):
+        Connection(ClusterConfig(ray_address="127.0.0.1:1"), 1)
+
+
+def test_what_the_cluster_has_not_got_is_refused_before_anything_is_placed(cluster):
+    connection = Connection(ClusterConfig(), 1)
+    with pytest.raises(ConfigError, match=r"the run needs 3 GPUs \(3 for engines\), but the Ray cluster has 0 on 1"):
+        connection.reserve({"engine": [{"CPU": 1, "GPU": 3}]})
+    connection.close()
