@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agenttune.config.run import RunConfig
-from agenttune.errors import RolloutError
+from agenttune.errors import EngineLostError, RolloutError
 from agenttune.execution.cluster.engine import first_line
 from agenttune.gateway.meter import Meter
 from agenttune.rollout.attempt import AUXILIARY, Ended
@@ -117,7 +117,8 @@ class OnWorkers:
         """What the engines serve; a worker that starts again is told."""
 
     async def run(self, asked: Asked) -> Attempted:
-        """See `Attempts.run`. Raises `RolloutError` if no worker, or no engine, can be had any more."""
+        """See `Attempts.run`. Raises `RolloutError` if no worker, `EngineLostError` if no engine can be had any
+        more."""
         crowd = self._most
         while True:
             self._auxiliary.check()
@@ -190,7 +191,7 @@ class OnWorkers:
                 limit_s = self._grace_s + max(0.0, began + self._timeout_s - time.monotonic())
                 await asyncio.wait({call, self._failing()}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
                 if self._failing().done():
-                    raise RolloutError(str(self._failing().result()))
+                    raise EngineLostError(str(self._failing().result()))
                 if not call.done() and not hung and not await _answers(worker.actor, self.version, self._grace_s):
                     hung = True
                     ray.kill(worker.actor, no_restart=False)

@@ -121,11 +121,10 @@ class EngineClient:
 async def answer(reference: Any) -> Any:
     """The result of a call of an engine's actor, on any loop; cancelling the awaiting task cancels the call.
 
-    Raises our own errors as themselves, `EngineLostError` if the
-    actor is gone.
+    Raises our own errors as themselves, `EngineLostError` if the actor is gone for good.
     """
     import ray
-    from ray.exceptions import RayError, RayTaskError
+    from ray.exceptions import RayActorError, RayError, RayTaskError
 
     try:
         return await reference
@@ -137,7 +136,7 @@ async def answer(reference: Any) -> Any:
         if isinstance(error.cause, AgentTuneError):
             raise error.cause from None
         raise EngineError(f"the engine failed: {error.cause!r}") from error
-    except RayError as error:
+    except RayActorError as error:
         raise EngineLostError(f"the engine's process is gone: {first_line(error)}") from error
 
 
