@@ -135,7 +135,7 @@ def between_processes(repeats: int) -> dict[str, float]:
     context = multiprocessing.get_context("spawn")
     source, target = weights(1.0), weights(0.0)
     file, shared = WeightsFile(), SharedFile.create()
-    shared.resize(_layout()[1])
+    shared.grow(_layout()[1])
     arrived = _mapped(shared)
     reader, reader_end = context.Pipe()
     writer, writer_end = context.Pipe()

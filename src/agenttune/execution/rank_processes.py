@@ -60,7 +60,7 @@ class Letter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a rank says: a result, or an error of ours, or a line about another one."""
+    """What a rank says: a result, an error of ours, or one line of any other error."""
 
     result: Any = None
     error: AgentTuneError | None = None
@@ -127,7 +127,7 @@ class RankProcesses:
         """See `Calls.weights`: the same memory each time."""
         if self._layout is None:
             self._layout, size = lay_out(self.call("weight_specs")[0])
-            self._weights.resize(size)
+            self._weights.grow(size)
             memory = self._weights.map()
             self._mapped = {spec.name: view(memory, spec, offset) for spec, offset in self._layout}
         self.call("give_weights", self._layout)
@@ -176,7 +176,7 @@ class RankProcesses:
         parts = [memoryview(content), *(buffer.raw() for buffer in buffers)]
         starts = [0, *accumulate(aligned(len(part)) for part in parts)]
         places = tuple((start, start + len(part)) for start, part in zip(starts, parts, strict=False))
-        self._letters.resize(starts[-1])
+        self._letters.grow(starts[-1])
         with self._letters.map() as memory:
             for (start, stop), part in zip(places, parts, strict=True):
                 memory[start:stop] = part

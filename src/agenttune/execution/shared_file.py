@@ -27,9 +27,10 @@ class SharedFile:
         with tempfile.TemporaryFile() as file:
             return cls(os.dup(file.fileno()))
 
-    def resize(self, size: int) -> None:
-        """Make it so long. Memory is taken as it is written."""
-        os.ftruncate(self.descriptor, size)
+    def grow(self, size: int) -> None:
+        """Make it so long, if it is shorter: what others have mapped stays. Memory is taken as it is written."""
+        if size > os.fstat(self.descriptor).st_size:
+            os.ftruncate(self.descriptor, size)
 
     def map(self, *, private: bool = False) -> mmap.mmap:
         """Its bytes, shared; `private` ones can be written without others seeing it."""
