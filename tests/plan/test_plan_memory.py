@@ -85,6 +85,7 @@ def test_adapters_train_alone_and_are_their_own_reference(folder: Path) -> None:
     assert found["policy: weights"] == 4 * (P + adapters) - 2 * linear
     assert found["policy: AdamW moments"] == 8 * adapters
     assert "reference: weights" not in found
+    assert found["merged weights"] == 2 * linear  # on their way to the engine
 
 
 def test_a_teacher_and_auxiliary_models_lie_beside(folder: Path, tmp_path: Path) -> None:
@@ -98,6 +99,19 @@ def test_a_teacher_and_auxiliary_models_lie_beside(folder: Path, tmp_path: Path)
     assert found["teacher: weights"] == 4 * (2 * P - 500 * 64 - 64)
     assert found["auxiliary judge: weights"] == 2 * P
     assert "reference: weights" not in found
+
+
+def test_both_answers_of_a_pair_go_together(folder: Path) -> None:
+    """A prompt of 100 and two answers of 50 tokens, in a micro-batch that has room for one of them."""
+    settings = {"algorithm.algorithm_type": "dpo", "trainer.max_tokens_per_micro_batch": 150}
+    config = run_config(folder, settings)
+    found = plan(config, read_models(config), gpu(16), expected(config, 100, 50), suggests=False)
+    assert "activations of 200 tokens" in items(found)
+
+
+def test_vllm_gets_weights_by_a_file_in_memory(folder: Path) -> None:
+    assert items(planned(folder, hardware=CPU, vllm=True))["file of weights for vLLM"] == 4 * P
+    assert "file of weights for vLLM" not in items(planned(folder, vllm=True))
 
 
 @pytest.mark.parametrize("name", ["sft", "cpt", "dpo"])

@@ -137,6 +137,7 @@ def _place_lines(place: Place) -> Iterator[str]:
         ("loading", "while loading"),
         ("training", "while training"),
         ("generating", "while generating"),
+        ("syncing", "while new weights go to the engine"),
     ):
         items = [item for item in place.items if item.when == when]
         if items and heading:

@@ -31,7 +31,7 @@ from agenttune.plan.workload import Workload
 from agenttune.sync.schedule import Schedule
 from agenttune.trainer.model import MAX_LOGITS
 
-When = Literal["always", "loading", "training", "generating"]
+When = Literal["always", "loading", "training", "generating", "syncing"]
 
 PROCESS_BYTES = GIB // 2
 """Python with its libraries, measured on Linux. On a GPU: CUDA's context and libraries, assumed."""
@@ -149,14 +149,15 @@ def places(
     serving: list[Item] = []
     if roles.engine:
         serving = _engine_items(config, models, hardware, workload, certain=certain, vllm=vllm)
+    moving = _moving(config, models, hardware, vllm=vllm) if serving and not certain else []
     if hardware.kind == "cpu":  # one memory for all processes
         every = [replace(item, num_bytes=num_trainers * item.num_bytes) for item in [*process, *training]]
-        return (_place("this machine", 1, hardware, [*every, *serving]),)
+        return (_place("this machine", 1, hardware, [*every, *serving, *moving]),)
     if serving and not is_colocated(config):
-        trainers = _place("trainer", num_trainers, hardware, [*process, *training])
+        trainers = _place("trainer", num_trainers, hardware, [*process, *training, *moving])
         return trainers, _place("engine", num_engines, hardware, [*process, *serving])
     name, count = "trainer and engine" if serving else "trainer", max(num_trainers, num_engines)
-    return (_place(name, count, hardware, [*process, *training, *serving]),)
+    return (_place(name, count, hardware, [*process, *training, *serving, *moving]),)
 
 
 def num_processes(config: RunConfig) -> int:
@@ -256,12 +257,26 @@ def _gathered(config: RunConfig, models: Models, hardware: Hardware) -> list[Ite
     return items
 
 
+def _moving(config: RunConfig, models: Models, hardware: Hardware, *, vllm: bool) -> list[Item]:
+    """Copies of weights on their way to the engine: adapters leave as merged layers; vLLM gets a file in the machine's
+    memory."""
+    items = []
+    if config.trainer.lora is not None:
+        itemsize = 2 if computes_bfloat16(config.trainer.dtype, hardware) else 4
+        items.append(Item(role="merged weights", num_bytes=itemsize * models.policy.block_linear, when="syncing"))
+    if vllm and hardware.kind == "cpu":
+        itemsize = 2 if computes_bfloat16(config.engine.dtype, hardware) else 4
+        items.append(Item(role="file of weights for vLLM", num_bytes=itemsize * models.policy.parameters))
+    return items
+
+
 def _activations(config: RunConfig, models: Models, roles: Roles, hardware: Hardware, workload: Workload) -> list[Item]:
     """Of the largest micro-batch, beyond the gradients that are counted on their own."""
     sizes, lora = models.policy, config.trainer.lora
     of_update = workload.computed_tokens / config.trainer.num_minibatches / num_processes(config)
     limit = config.trainer.max_tokens_per_micro_batch
-    num_tokens = max(2, round(max(min(of_update, limit), workload.longest)))
+    of_pair = workload.answer_tokens if config.algorithm.algorithm_type == "dpo" else 0  # both answers go together
+    num_tokens = max(2, round(max(min(of_update, limit), workload.longest + of_pair)))
     accumulates = of_update >= 2 * limit
     traced = Pass(
         num_tokens=num_tokens,
