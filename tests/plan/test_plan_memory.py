@@ -62,6 +62,19 @@ def test_processes_share_out_what_is_trained(folder: Path) -> None:
     assert planned(folder, {"trainer.num_processes": 2}, gpu(16, 1)).missing_devices == 1
 
 
+def test_ray_gives_engines_gpus_of_their_own_unless_they_share(folder: Path) -> None:
+    apart = planned(folder, {"cluster.num_workers": 1}, gpu(16, 2))
+    assert [(place.name, place.count) for place in apart.places] == [("trainer", 1), ("engine", 1)]
+    assert not {item.role for item in apart.places[0].items} & {
+        item.role for item in apart.places[1].items if ":" in item.role
+    }
+    assert apart.trainer_apart
+    assert apart.engine_apart
+    together = planned(folder, {"cluster.colocate": True}, gpu(16, 1))
+    assert [(place.name, place.count) for place in together.places] == [("trainer and engine", 1)]
+    assert together.missing_devices == 0
+
+
 def test_what_is_offloaded_lies_on_the_host(folder: Path) -> None:
     config = run_config(folder, {"trainer.cpu_offload": True})
     models = read_models(config)

@@ -193,8 +193,8 @@ def offloaded_bytes(config: RunConfig, models: Models, hardware: Hardware) -> in
 
 
 def is_colocated(config: RunConfig) -> bool:
-    """Whether trainer and engine share devices: always in one process; Ray gives engines GPUs of their own."""
-    return not uses_ray(config) or bool(getattr(config.cluster, "colocate", False))
+    """Whether trainer and engine share devices: always where Ray does not place them."""
+    return not uses_ray(config) or config.cluster.colocate
 
 
 def uses_ray(config: RunConfig) -> bool:

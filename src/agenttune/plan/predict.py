@@ -23,7 +23,7 @@ MB = 2**20
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What is predicted. `suggestion` is the smallest change with which it fits: None where it fits, or none helps.
-    `engine_apart` and `several_trainers` say whether engine and trainer are in processes of their own."""
+    `engine_apart` and `trainer_apart` say whether engine and trainer are in processes of their own."""
 
     hardware: Hardware
     models: Models
@@ -34,7 +34,7 @@ class Plan:
     suggestion: Suggestion | None
     assumptions: tuple[str, ...]
     engine_apart: bool
-    several_trainers: bool
+    trainer_apart: bool
 
     @property
     def fits(self) -> bool:
@@ -115,7 +115,9 @@ def plan(
         missing_devices=missing,
         suggestion=suggestion,
         engine_apart=vllm or uses_ray(config),
-        several_trainers=num_processes(config) > 1 or config.trainer.cpu_offload,
+        trainer_apart=num_processes(config) > 1
+        or config.trainer.cpu_offload
+        or (uses_ray(config) and hardware.kind == "cuda"),
         assumptions=tuple(_assumptions(config, models, hardware, workload, vllm)),
     )
 

@@ -101,7 +101,7 @@ def compared(content: dict[str, Any]) -> list[Compared]:
 def comparable_mb(found: Plan) -> float | None:
     """The part of the prediction that the coordinator's process can measure of itself: on a CPU what it holds, on a GPU
     what its allocator gave out; without an engine in another process. None where the trainer is in others."""
-    if found.several_trainers:
+    if found.trainer_apart:
         return None
     place: Place = found.places[0]
     left_out = {"process and libraries"} if found.hardware.kind == "cuda" else set()
