@@ -41,6 +41,18 @@ if __name__ == "__main__":
 """
 
 
+def ray_of(pid: int) -> list[psutil.Process]:
+    """The processes of the Ray that this process has started: its daemons, by the name of the session, and actors."""
+    lines = {one: " ".join(one.info["cmdline"] or []) for one in psutil.process_iter(["cmdline"])}
+    daemons = [one for one, line in lines.items() if f"_{pid}/" in line]
+    raylets = {str(one.pid) for one in daemons}
+    return daemons + [
+        one
+        for one, line in lines.items()
+        if line.startswith("ray::") and one.environ().get("RAY_RAYLET_PID") in raylets
+    ]
+
+
 def test_ctrl_c_ends_the_actors_and_the_ray_that_the_run_started(tmp_path, toy_model_dir, toy_dataset):
     """The workflow is the script's own. Red when `Connection.close` does not leave: Ray's processes stay."""
     script = tmp_path / "script.py"
@@ -49,9 +61,9 @@ def test_ctrl_c_ends_the_actors_and_the_ray_that_the_run_started(tmp_path, toy_m
     with shown.open("w") as file:
         run = subprocess.Popen([sys.executable, str(script)], stdout=file, stderr=subprocess.STDOUT)
         until = time.monotonic() + 200
-        while "step 2/1000" not in shown.read_text() and run.poll() is None and time.monotonic() < until:
+        while "   2/1000" not in shown.read_text() and run.poll() is None and time.monotonic() < until:
             time.sleep(0.2)
-        family = psutil.Process(run.pid).children(recursive=True) if run.poll() is None else []
+        family = ray_of(run.pid)
         run.send_signal(signal.SIGINT)
         run.wait(60)
     text = shown.read_text()
@@ -61,6 +73,7 @@ def test_ctrl_c_ends_the_actors_and_the_ray_that_the_run_started(tmp_path, toy_m
     assert list(tmp_path.rglob("latest/model.safetensors"))
     assert len(family) > 4
     _, left = psutil.wait_procs(family, timeout=20)
+    left = [one for one in left if one.status() != psutil.STATUS_ZOMBIE]
     for process in left:
         process.kill()
     assert not left
