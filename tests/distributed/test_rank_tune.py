@@ -101,16 +101,19 @@ def killing(step: int):
     return kills
 
 
-def test_a_rank_killed_in_a_step_ends_the_run_which_goes_on_from_its_checkpoint(tmp_path, toy_model_dir, toy_dataset):
+def test_a_rank_killed_in_a_step_ends_the_run_which_goes_on_from_its_checkpoint(
+    tmp_path, toy_model_dir, toy_dataset, capsys
+):
     """Killed while step 4 trains; the last checkpoint is that of step 2. The second session trains steps 3 and 4 again,
     in one process even, and ends where a run that nobody disturbed does; nothing is trained twice.
 
-    Red when `RankError` is among the failures after which a checkpoint is saved (`loop.SAVED_ON`): it cannot be."""
+    Red when `RankError` is among the failures after which the loop says that it saves (`loop.SAVED_ON`): it cannot."""
     whole = run(tmp_path / "whole", toy_model_dir, toy_dataset, 1)
     fixed = {"project_name": "P", "experiment_name": "fixed"}
     with pytest.raises(RankError, match=r"train_step, 2 processes.*rank 1 was killed by SIGKILL"):
         run(tmp_path, toy_model_dir, toy_dataset, 2, workflow=killing(4), **fixed)
     assert not leftover_ranks()
+    assert "saving a checkpoint" not in capsys.readouterr().out
     run_dir = tmp_path / "P" / "fixed"
     assert (run_dir / "latest").resolve().name == "global_step_2"
     assert sorted(path.name for path in run_dir.glob("*global_step*")) == ["global_step_2"]
