@@ -202,7 +202,7 @@ def _assemble(
     display: Display,
 ) -> Loop:
     from agenttune.diagnose.diagnosis import Watch
-    from agenttune.execution.shared_weights import share_weights
+    from agenttune.execution.shared_weights import publish_adapters_alone, share_weights
     from agenttune.experience.buffer import Buffer
     from agenttune.experience.journal import Journal
     from agenttune.explorer import Explorer
@@ -217,6 +217,7 @@ def _assemble(
             expert.restore(progress.expert)
         serving.auxiliary.restore(progress.auxiliary_tokens)
     schedule = Schedule.of(config, total_steps)
+    publish_adapters_alone(serving.engine, trainer)
     if not schedule.overlaps:
         share_weights(serving.engine, trainer)
     if directory.checkpoint is not None:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from agenttune.config.public import TunerModelConfig
 from agenttune.config.run import RunConfig
+from agenttune.config.trainer import LoraConfig
 from agenttune.execution.engine_choice import check_heads, choose_engine
+from agenttune.execution.trainers import has_ranks
 from agenttune.inference.routing import Replicas
 from agenttune.sync.schedule import Schedule
 from agenttune.types import Sampling
@@ -53,6 +55,7 @@ async def _start_replicas(config: RunConfig, folder: Path, stop_decoder: Callabl
                     kv_cache_mb=config.engine.kv_cache_mb,
                     tensor_parallel_size=config.model.tensor_parallel_size,
                     replica=(number, count),
+                    lora=adapters_alone(config),
                 )
             )
     except BaseException:
@@ -60,6 +63,17 @@ async def _start_replicas(config: RunConfig, folder: Path, stop_decoder: Callabl
             await engine.close()
         raise
     return engines[0] if count == 1 else Replicas(engines)
+
+
+def adapters_alone(config: RunConfig) -> LoraConfig | None:
+    """The adapters that vLLM loads without merging: those of a trainer in this process, of a rank that it takes."""
+    from agenttune.execution.start import uses_ray
+    from agenttune.inference.vllm_adapters import RANKS
+
+    lora = config.trainer.lora
+    if lora is None or lora.rank > max(RANKS) or has_ranks(config) or uses_ray(config):
+        return None
+    return lora
 
 
 def load_engine(model: TunerModelConfig, config: RunConfig, folder: Path) -> tuple[Any, EmbeddedEngine]:

@@ -1,7 +1,8 @@
-"""Weights that engine and trainer have in common: one transport of `load`, which then copies nothing.
+"""Weights that engine and trainer have in common: those that are shared, so that `load` copies nothing, and the frozen
+ones beneath adapters, so that it takes the adapters alone.
 
-In: a run's engine and its trainer. Out: whether the trained model keeps its weights in the engine's memory now. For
-runs in which the engine has no call while the trainer computes: an update changes what is served before `load` says so.
+In: a run's engine and its trainer. Out: what the trainer gives to `load` from now on. Memory is shared in runs in which
+the engine has no call while the trainer computes: an update changes what is served before `load` says so.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from agenttune.execution.trainers import AnyTrainer
+    from agenttune.execution.trainers import AnySupervisedTrainer, AnyTrainer
     from agenttune.inference.engine import Engine
 
 
@@ -22,3 +23,16 @@ def share_weights(engine: Engine, trainer: AnyTrainer) -> bool:
     if not isinstance(engine, EmbeddedEngine) or not isinstance(trainer, Trainer):
         return False
     return trainer.policy.keep_in(engine.weights())
+
+
+def publish_adapters_alone(engine: Engine, trainer: AnyTrainer | AnySupervisedTrainer) -> bool:
+    """Let the trainer give its adapters without merging them, if the engine was started to take them so."""
+    from agenttune.execution.trainer_group import RankGroup
+    from agenttune.trainer.lora import AdaptedModel
+
+    if not getattr(engine, "takes_adapters", False):
+        return False
+    assert not isinstance(trainer, RankGroup), "ranks give merged weights"
+    assert isinstance(trainer.policy, AdaptedModel)
+    trainer.policy.alone = True
+    return True

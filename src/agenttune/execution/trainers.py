@@ -29,7 +29,7 @@ AnySupervisedTrainer: TypeAlias = "SupervisedTrainer | SupervisedGroup"
 
 def check_trainer(config: RunConfig) -> None:
     """Refuse processes that cannot be had on this machine, and settings without effect. Raises `ConfigError`."""
-    if _has_ranks(config) and not uses_ray(config):  # there the cluster's GPUs count
+    if has_ranks(config) and not uses_ray(config):  # there the cluster's GPUs count
         check_processes(config, num_gpus=_num_gpus())
 
 
@@ -58,7 +58,7 @@ def make_trainer(
         from agenttune.execution.trainer_group import TrainerGroup
 
         return TrainerGroup(ranks(_plan(config, algorithm, folder, total_steps, teacher_path)))
-    if _has_ranks(config):
+    if has_ranks(config):
         from agenttune.execution.trainer_group import TrainerGroup
 
         return TrainerGroup(_start(config, algorithm, folder, total_steps, teacher_path))
@@ -81,7 +81,7 @@ def make_supervised_trainer(
     config: RunConfig, algorithm: SupervisedAlgorithm, folder: Path, *, total_steps: int
 ) -> AnySupervisedTrainer:
     """A trainer for rows; raises as `make_trainer`."""
-    if _has_ranks(config):
+    if has_ranks(config):
         from agenttune.execution.trainer_group import SupervisedGroup
 
         return SupervisedGroup(_start(config, algorithm, folder, total_steps, None))
@@ -132,7 +132,7 @@ def _plan(
     )
 
 
-def _has_ranks(config: RunConfig) -> bool:
+def has_ranks(config: RunConfig) -> bool:
     """Whether processes of their own train; for weights kept on the CPU there may be a single one."""
     return config.trainer.num_processes > 1 or config.trainer.cpu_offload
 

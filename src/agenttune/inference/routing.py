@@ -54,6 +54,11 @@ class Replicas:
         return min((replica.engine.version for replica in self._serving), default=self._engines[0].version)
 
     @property
+    def takes_adapters(self) -> bool:
+        """Whether `load` takes adapters alone, not whole weights."""
+        return all(getattr(engine, "takes_adapters", False) for engine in self._engines)
+
+    @property
     def num_serving(self) -> int:
         """Replicas that are not lost."""
         return len(self._serving)

@@ -20,11 +20,13 @@ from typing import Any, Literal, Self
 import numpy as np
 import torch
 
+from agenttune.config.trainer import LoraConfig
 from agenttune.errors import EngineError, EngineLostError, SamplingError
 from agenttune.inference.engine import GenerateRequest, Generation
 from agenttune.inference.families import end_token_ids
 from agenttune.inference.requests import check_request
 from agenttune.inference.stopping import find_stop
+from agenttune.inference.vllm_adapters import Adapter, Adapters, in_use, max_rank
 from agenttune.inference.vllm_start import MAX_TOP_LOGPROBS, make_folder, read_skeleton, start_llm
 from agenttune.inference.weights import match_weights
 from agenttune.inference.weights_file import WeightsFile
@@ -49,6 +51,7 @@ class VLLMEngine:
         version: int,
         stop_decoder: Callable[[list[int]], str],
         folder: Path,
+        lora: LoraConfig | None = None,
     ) -> None:
         """Of a started `AsyncLLM`, and a model on the meta device that tells names and shapes; see `start`."""
         self._llm = llm
@@ -59,6 +62,8 @@ class VLLMEngine:
         self._folder = folder
         self._weights = WeightsFile()
         self._dtype: torch.dtype = llm.model_config.dtype
+        self._adapters = None if lora is None else Adapters(folder, skeleton, lora, self._dtype)
+        self._adapter = None if self._adapters is None else self._adapters.zeros(version)
         self._end_ids = sorted(end_token_ids(skeleton))
         self._num_requests = 0
         self._calls: set[asyncio.Task[Generation]] = set()
@@ -77,6 +82,7 @@ class VLLMEngine:
         kv_cache_mb: int | None = None,
         tensor_parallel_size: int = 1,
         replica: tuple[int, int] = (0, 1),
+        lora: LoraConfig | None = None,
         version: int = 0,
     ) -> Self:
         """Start vLLM's processes with the model in a folder; blocks the loop for the seconds that it takes.
@@ -84,8 +90,9 @@ class VLLMEngine:
         `stop_decoder` turns sampled ids into text, for stop strings only.
         `auto`: bfloat16 on a GPU, float32 on the CPU. `max_slots` sequences run at the same time; `kv_cache_mb` bounds
         the KV cache (None: what they need, within a quarter of the free memory). `replica`: (number of this engine, how
-        many there are); each takes `tensor_parallel_size` GPUs in order, or its share of the CPU's cores. Raises
-        `ModelError` for a model that cannot be served, `EngineError` if the processes do not start.
+        many there are); each takes `tensor_parallel_size` GPUs in order, or its share of the CPU's cores. With `lora`
+        `load` takes adapters alone, which change nothing at first. Raises `ModelError` for a model that cannot be
+        served, `EngineError` if the processes do not start.
         """
         skeleton = read_skeleton(model_path, max_model_len)
         folder = make_folder(tempfile.gettempdir())
@@ -100,6 +107,7 @@ class VLLMEngine:
                 kv_cache_mb=kv_cache_mb,
                 tensor_parallel_size=tensor_parallel_size,
                 replica=replica,
+                max_lora_rank=None if lora is None else max_rank(lora),
             )
             await llm.update_weight_version(str(version))
         except BaseException:
@@ -112,7 +120,13 @@ class VLLMEngine:
             version=version,
             stop_decoder=stop_decoder,
             folder=folder,
+            lora=lora,
         )
+
+    @property
+    def takes_adapters(self) -> bool:
+        """Whether `load` takes adapters alone, not whole weights."""
+        return self._adapters is not None
 
     @property
     def max_model_len(self) -> int:
@@ -179,10 +193,13 @@ class VLLMEngine:
 
         self._num_requests += 1
         prompt = {"type": "token", "prompt_token_ids": request.prompt_ids.tolist()}
+        number, adapter = str(self._num_requests), self._adapter
+        lora = None if adapter is None else adapter.request
         try:
-            async for output in self._llm.generate(prompt, params, str(self._num_requests)):
-                if output.finished:
-                    return self._generation(request, output.outputs[0])
+            with in_use(adapter):
+                async for output in self._llm.generate(prompt, params, number, lora_request=lora):
+                    if output.finished:
+                        return self._generation(request, output.outputs[0], adapter)
         except EngineDeadError as error:
             raise self._fail(EngineLostError("vLLM's processes died while they were generating")) from error
         except EngineGenerateError as error:
@@ -191,27 +208,32 @@ class VLLMEngine:
             raise SamplingError(f"vLLM refuses the request: {error}") from error
         raise EngineError("vLLM gave no output")
 
-    def _generation(self, request: GenerateRequest, output: Any) -> Generation:
+    def _generation(self, request: GenerateRequest, output: Any, adapter: Adapter | None) -> Generation:
         text = None
         if isinstance(output.stop_reason, str):
             # vLLM's own text begins within the prompt where that ends in a part of a character: ours goes first
             found = find_stop(list(output.token_ids), request.sampling.stop, self._decode_text)
             text = output.text if found is None else found
-        return _generation(output, text, request.top_logprobs)
+        return _generation(output, text, request.top_logprobs, None if adapter is None else adapter.version)
 
     async def load(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """Copy new weights in (Hugging Face parameter names); see `Engine.load`.
 
-        Running requests go on under the new weights, computed again from their ids. Raises `ModelError`, with nothing
-        changed, unless names and shapes are exactly the model's, `EngineLostError` if the transfer fails: the engine
-        is then of no use any more.
+        Running requests go on under the new weights, computed again from their ids; those with adapters (in which case
+        the tensors are adapters, by the names of peft's files) go on with their own, and the next ones get the new.
+        Raises `ModelError`, with nothing changed, unless names and shapes are exactly the model's, `EngineLostError` if
+        the transfer fails: the engine is then of no use any more.
         """
         self._check_open()
-        matched = match_weights(self._skeleton, tensors)
+        matched = match_weights(self._skeleton, tensors) if self._adapters is None else {}
         async with self._loading:
             self._check_open()
+            adapter = None if self._adapters is None else self._adapters.write(version, tensors)
             try:
-                await self._unless_dead(self._exchange(version, self._weights.write(matched, self._dtype)))
+                if adapter is not None:
+                    await self._unless_dead(self._adopt(adapter))
+                else:
+                    await self._unless_dead(self._exchange(version, self._weights.write(matched, self._dtype)))
             except Exception as error:
                 said = f"new weights could not be loaded into vLLM: {type(error).__name__}: {error}"
                 raise self._fail(EngineLostError(said)) from error
@@ -225,6 +247,14 @@ class VLLMEngine:
         await self._llm.update_weights(WeightTransferUpdateRequest(update_info={"path": str(path)}))
         await self._llm.finish_weight_update(str(version))
         await self._llm.resume_generation()
+
+    async def _adopt(self, adapter: Adapter) -> None:
+        """Requests that come from now on are computed with these adapters; those that nobody uses are dropped."""
+        assert self._adapters is not None
+        await self._llm.add_lora(adapter.request)
+        self._adapter = adapter
+        for unused in self._adapters.take_unused(adapter):
+            await self._llm.remove_lora(unused.request.lora_int_id)
 
     async def _unless_dead(self, exchange: Coroutine[Any, Any, None]) -> None:
         """Await it, but not for ever when vLLM's processes die: vLLM 0.32 never answers then."""
@@ -264,7 +294,8 @@ class VLLMEngine:
         return self._failure
 
 
-def _generation(output: Any, text: str | None, top_logprobs: int) -> Generation:
+def _generation(output: Any, text: str | None, top_logprobs: int, version: int | None) -> Generation:
+    """What vLLM gave; `version` is that of the request's adapters, if it has any."""
     if output.finish_reason not in _FINISH_REASONS:
         raise EngineError(f"vLLM ended a request with {output.finish_reason!r}")
     ids: IntArray = np.asarray(output.token_ids, dtype=np.int32)
@@ -272,8 +303,8 @@ def _generation(output: Any, text: str | None, top_logprobs: int) -> Generation:
     logprobs: FloatArray = np.asarray(
         [entry[token].logprob for entry, token in zip(entries, output.token_ids, strict=True)], dtype=np.float32
     )
-    versions: IntArray = np.full(len(ids), -1, dtype=np.int32)
-    for span in output.weight_versions or ():
+    versions: IntArray = np.full(len(ids), -1 if version is None else version, dtype=np.int32)
+    for span in (output.weight_versions or ()) if version is None else ():
         versions[span.start : span.end] = int(span.version)
     if (versions < 0).any():
         raise EngineError("vLLM did not tell the version of every token")

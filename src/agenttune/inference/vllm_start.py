@@ -29,6 +29,8 @@ OWNER_VARIABLE = "AGENTTUNE_VLLM_OWNER"
 
 _BLOCK_TOKENS = 128  # of the KV cache, on a CPU
 _STEP_TOKENS = 4096  # of one forward pass, on a CPU
+_ADAPTERS = {"enable_lora": True, "max_loras": 2, "max_cpu_loras": 4}
+"""Adapters of so many policy versions in one batch; requests of further ones wait."""
 _SOCKET_NAME, _MAX_SOCKET_PATH = 36, 107  # bytes: vLLM takes a UUID, Linux 108 with the end
 _ENVIRONMENT = {
     "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
@@ -77,6 +79,7 @@ def start_llm(
     kv_cache_mb: int | None,
     tensor_parallel_size: int,
     replica: tuple[int, int],
+    max_lora_rank: int | None,
 ) -> Any:
     """A started `AsyncLLM`, whose sockets are in `folder`; see `inference.vllm.VLLMEngine.start`."""
     with _surroundings(folder, _bound_cores(*replica)):
@@ -99,6 +102,7 @@ def start_llm(
                 limit_bytes=_limit_bytes(kv_cache_mb, on_cpu),
                 num_shares=tensor_parallel_size,
             ),
+            **({} if max_lora_rank is None else {**_ADAPTERS, "max_lora_rank": max_lora_rank}),
             **(_cpu_settings(max_model_len, max_slots) if on_cpu else {}),
         )
 

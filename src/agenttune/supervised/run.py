@@ -91,6 +91,7 @@ def run_supervised(
     data = read_data(config, algorithm, workflow is not None)
     let_idle_workers_sleep()
     from agenttune.execution.run_directory import open_run_directory
+    from agenttune.execution.shared_weights import publish_adapters_alone
 
     directory = open_run_directory(resolved, config_path)
     with contextlib.ExitStack() as stack:
@@ -110,6 +111,8 @@ def run_supervised(
         folder = model_folder(config.model.model_path)
         trainer = make_supervised_trainer(config, algorithm, folder, total_steps=total_steps)
         stack.callback(trainer.close)
+        if serving is not None:
+            publish_adapters_alone(serving.engine, trainer)
         loop = _assemble(config, algorithm, directory, serving, trainer, data, order, total_steps, display)
         stack.callback(loop.monitor.close)
         stack.callback(loop.journal.close)

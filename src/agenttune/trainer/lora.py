@@ -86,26 +86,22 @@ class AdaptedModel(TrainedModel):
         }
         for layer in self._layers.values():
             layer.eval()
+        self.alone = False
+        """Whether `state_tensors` gives the adapters alone, for an engine that loads them without merging."""
         if compute_dtype == torch.bfloat16:
             _round_frozen(module, compute_dtype)
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """The merged weights by their Hugging Face names (tied ones once). Weights with an adapter are new tensors, in
-        the compute type; the others are the trainer's own memory.
+        the compute type; the others are the trainer's own memory. With `alone` the adapters, by peft's names.
         """
-        return super().state_tensors()
+        return self._as_peft(dict(self.parameters())) if self.alone else super().state_tensors()
 
     def write_trained(self, directory: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         """Write the adapters as peft does."""
-        import peft
-
         folder = directory / FOLDER
         folder.mkdir()
-        named = peft.get_peft_model_state_dict(
-            self.module, dict(tensors), adapter_name=_NAME, save_embedding_layers=False
-        )
-        # The names that they have in a `PeftModel`.
-        by_name = {f"base_model.model.{name}": tensor.cpu().contiguous() for name, tensor in named.items()}
+        by_name = {name: tensor.cpu().contiguous() for name, tensor in self._as_peft(tensors).items()}
         save_file(by_name, folder / "adapter_model.safetensors", metadata={"format": "pt"})
         self._peft_config(inference_mode=True).save_pretrained(str(folder))
 
@@ -119,6 +115,15 @@ class AdaptedModel(TrainedModel):
         finally:
             for layer in self._layers.values():
                 layer.enable_adapters(True)
+
+    def _as_peft(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The adapters by the names that they have in a `PeftModel`, and in its files."""
+        import peft
+
+        named = peft.get_peft_model_state_dict(
+            self.module, dict(tensors), adapter_name=_NAME, save_embedding_layers=False
+        )
+        return {f"base_model.model.{name}": tensor.detach() for name, tensor in named.items()}
 
     def _peft_config(self, *, inference_mode: bool = False) -> Any:
         import peft

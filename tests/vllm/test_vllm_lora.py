@@ -1,0 +1,150 @@
+"""Adapters that vLLM loads without merging them: what they change, requests in flight, and a whole run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_sync_end_to_end import check_accounted, rows, run
+from vllm_served import MODEL, read_model, request, scored, start, vllm_left, vllm_processes
+
+from agenttune.config.trainer import LoraConfig
+from agenttune.errors import ModelError
+from agenttune.trainer.lora import AdaptedModel
+from agenttune.trainer.model import read_module
+
+LORA = LoraConfig(rank=6, alpha=12)
+LONG = [(7 * i + 3) % 500 for i in range(300)]  # more than two blocks of the prefix cache
+
+
+@pytest.fixture(scope="module")
+def adapted():
+    known = {process.pid for process in vllm_processes()}
+    served = start(lora=LORA, max_slots=16)
+    yield served
+    served.run(served.engine.close())
+    served.thread.close()
+    assert not vllm_left(known)
+
+
+def trained(seed: int) -> AdaptedModel:
+    """A policy whose adapters are far from nothing."""
+    policy = AdaptedModel(read_module(MODEL, torch.device("cpu")), lora=LORA, compute_dtype=torch.float32)
+    policy.alone = True
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for _, parameter in policy.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.07)
+    return policy
+
+
+def acting(policy: AdaptedModel) -> Any:
+    """The model that the policy acts with, as transformers computes it."""
+    policy.alone = False
+    module = read_model()
+    wrong = module.load_state_dict(policy.state_tensors(), strict=False)
+    assert set(wrong.missing_keys) <= {"lm_head.weight"}
+    policy.alone = True
+    return module
+
+
+def check(served: Any, policy: AdaptedModel, *asked: Any) -> None:
+    module = acting(policy)
+    for one, generation in zip(asked, served.generate(*asked), strict=True):
+        assert set(generation.versions.tolist()) == {served.engine.version}
+        np.testing.assert_allclose(generation.logprobs, scored(module, one, generation), atol=1e-4)
+
+
+def test_trap_14_adapters_of_each_version_act_and_no_cache_survives_them(adapted, model):
+    """Before the first load they change nothing. Red when all versions' requests have one name (`write`,
+    inference/vllm_adapters.py): prompts come from the prefix cache of other adapters."""
+    asked = [request(LONG, max_tokens=8), request([506, 61], noise=3, temperature=0.7)]
+    for one, generation in zip(asked, adapted.generate(*asked), strict=True):
+        np.testing.assert_allclose(generation.logprobs, scored(model, one, generation), atol=1e-4)
+    for seed in (1, 2, 1):
+        policy = trained(seed)
+        adapted.run(adapted.engine.load(adapted.engine.version + 1, policy.state_tensors()))
+        for _ in range(2):
+            check(adapted, policy, *asked)
+
+
+def test_requests_in_flight_keep_their_adapters_and_their_version(adapted):
+    """One batch has requests of two versions, each with the logprobs of its own; the adapters that nobody uses any more
+    are dropped at the next load. Red when `_sample` (inference/vllm.py) takes vLLM's versions."""
+    old, new = trained(3), trained(4)
+    asked = [request([506, *range(40, 40 + length)], noise=9, max_tokens=200, temperature=1.5) for length in (3, 30)]
+    adapted.run(adapted.engine.load(10, old.state_tensors()))
+
+    async def scenario():
+        adapted.engine._end_ids, ends = [], adapted.engine._end_ids
+        calls = [asyncio.ensure_future(adapted.engine.generate(one)) for one in asked]
+        await asyncio.sleep(0.3)
+        await adapted.engine.load(11, new.state_tensors())
+        assert not any(call.done() for call in calls)
+        late = [asyncio.ensure_future(adapted.engine.generate(one)) for one in asked]
+        ended = await asyncio.gather(*calls, *late)
+        adapted.engine._end_ids = ends
+        return ended
+
+    generations = adapted.run(scenario())
+    for one, generation, version in zip([*asked, *asked], generations, (10, 10, 11, 11), strict=True):
+        assert set(generation.versions.tolist()) == {version}
+        module = acting(old if version == 10 else new)
+        np.testing.assert_allclose(generation.logprobs, scored(module, one, generation), atol=1e-4)
+    folder = adapted.engine._folder
+    assert len(list(folder.glob("adapter-*"))) == 2
+    adapted.run(adapted.engine.load(12, old.state_tensors()))
+    assert len(list(folder.glob("adapter-*"))) == 1
+    assert adapted.run(adapted.engine._llm.list_loras()) == {adapted.engine._adapter.request.lora_int_id}
+
+
+def test_adapters_of_another_model_are_refused_and_nothing_changes(adapted):
+    policy = trained(5)
+    adapted.run(adapted.engine.load(20, policy.state_tensors()))
+    wrong = policy.state_tensors()
+    wrong.pop(next(iter(wrong)))
+    with pytest.raises(ModelError, match=r"not those of this model and trainer\.lora: base_model"):
+        adapted.run(adapted.engine.load(21, wrong))
+    assert adapted.engine.version == 20
+    check(adapted, policy, request([506, 61]))
+
+
+def test_a_run_with_adapters(tmp_path, toy_dataset):
+    """The trainer's logprobs (adapters beside the weights) are vLLM's in each step, and after a resume."""
+    known = {process.pid for process in vllm_processes()}
+
+    async def agent(task, model):
+        messages = [{"role": "user", "content": task["question"]}]
+        reply = await model.client.chat.completions.create(model=model.name, messages=messages, max_tokens=24)
+        return len(reply.choices[0].message.content or "") % 7 / 7
+
+    def session(steps: int) -> Path:
+        result = run(
+            tmp_path,
+            MODEL,
+            toy_dataset,
+            {},
+            steps=steps,
+            workflow=agent,
+            settings={
+                "engine": {"type": "vllm", "kv_cache_mb": 64, "max_slots": 24},
+                "trainer.lora": {"rank": 4, "target_modules": ["q_proj", "v_proj", "up_proj"]},
+            },
+            learning_rate=1e-2,
+            eval_interval_steps=99,
+        )
+        return result.run_dir
+
+    session(2)
+    run_dir = session(3)
+    assert not vllm_left(known)
+    check_accounted(run_dir, 3)
+    found = rows(run_dir)
+    assert all(row["trainer/logprob_gap_tokens"] > 0 for row in found)
+    assert max(row["trainer/logprob_gap_max"] for row in found) < 1e-4
+    assert json.loads((run_dir / "latest" / "adapter" / "adapter_config.json").read_text())["r"] == 4
