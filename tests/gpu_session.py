@@ -21,15 +21,19 @@ def num_gpus() -> int:
     return torch.cuda.device_count()
 
 
+def there(package: str) -> bool:
+    """Whether it can be imported. A folder of tests with its name is none."""
+    found = find_spec(package)
+    return found is not None and found.origin is not None
+
+
 def missing(item: pytest.Item, gpus: int) -> str:
     """What the test needs that is not here; empty if nothing."""
     if item.get_closest_marker("two_gpus") is not None and gpus < 2:
         return "two GPUs"
-    if item.get_closest_marker("vllm") is not None and find_spec("vllm") is None:
+    if item.get_closest_marker("vllm") is not None and not there("vllm"):
         return "vllm"
-    return next(
-        (package for word, package in PACKAGES.items() if word in item.nodeid and find_spec(package) is None), ""
-    )
+    return next((package for word, package in PACKAGES.items() if word in item.nodeid and not there(package)), "")
 
 
 class GpuSession:

@@ -38,7 +38,7 @@ def target(number):
 
 def kill_as_weights_move():
     # They move as soon as the file in which they do is there; the core, which is stopped, cannot answer.
-    while not any("agenttune-vllm" in path for path in map(target, os.listdir("/proc/self/fd"))):
+    while not any("agenttune-weights" in path for path in map(target, os.listdir("/proc/self/fd"))):
         time.sleep(0.01)
     time.sleep(0.2)
     send(signal.SIGKILL)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,7 @@ LONG = [(7 * i + 3) % 500 for i in range(300)]  # more than two blocks of the pr
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_trap_29_logprobs_after_a_load_are_the_new_models(served, changed, temperature):
     """Every layer follows, the output layer that is tied to the embedding too. Red without `pack_tied_layers` in
-    `FileTransfer.finish_weight_update`."""
+    `Transfer.finish_weight_update`."""
     probe = [request([506, 60 + i], noise=i, temperature=temperature) for i in range(4)]
     version = served.engine.version + 1
     served.run(served.engine.load(version, weights(changed)))
@@ -86,6 +88,14 @@ def test_weights_of_another_model_are_refused_and_nothing_changes(served, model,
     asked = request([506, 61])
     (generation,) = served.generate(asked)
     np.testing.assert_allclose(generation.logprobs, scored(model, asked, generation), atol=1e-4)
+
+
+def test_a_worker_tells_why_it_cannot_read_the_trainers_gpu(served):
+    """There is none here. The core would be of no use any more if the worker let the error through."""
+    packed = base64.b64encode(pickle.dumps(("GPU of another machine", []))).decode()
+    (reason,) = served.run(served.engine._llm.collective_rpc("agenttune_try_to_read", args=(packed,)))
+    assert reason
+    served.generate(request([506, 61]))
 
 
 def test_no_file_stays_in_shared_memory(served):

@@ -100,7 +100,7 @@ def test_requests_in_flight_keep_their_adapters_and_their_version(adapted):
     assert len(list(folder.glob("adapter-*"))) == 2
     adapted.run(adapted.engine.load(12, old.state_tensors()))
     assert len(list(folder.glob("adapter-*"))) == 1
-    assert adapted.run(adapted.engine._llm.list_loras()) == {adapted.engine._adapter.request.lora_int_id}
+    assert list(adapted.run(adapted.engine._llm.list_loras())) == [adapted.engine._adapter.request.lora_int_id]
 
 
 def test_adapters_of_another_model_are_refused_and_nothing_changes(adapted):

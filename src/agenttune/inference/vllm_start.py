@@ -22,7 +22,7 @@ from agenttune.inference.kv import default_budget_bytes
 
 MAX_TOP_LOGPROBS = 20
 """Alternatives that a request may ask for at each position."""
-BACKEND = "agenttune_file"
+BACKEND = "agenttune"
 """Name of the transfer backend of `inference.vllm_worker`."""
 OWNER_VARIABLE = "AGENTTUNE_VLLM_OWNER"
 """Environment variable that tells vLLM's processes the id of this one."""

@@ -28,6 +28,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from agenttune.inference.vllm_start import BACKEND, OWNER_VARIABLE
+from agenttune.inference.vllm_transfer import try_to_read, unpack
 from agenttune.inference.weights_file import mapped
 
 
@@ -37,10 +38,12 @@ class NoInit(WeightTransferInitInfo):  # type: ignore[misc]
 
 
 @dataclass
-class FileUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """A file of `inference.weights_file` with every parameter under its Hugging Face name."""
+class Update(WeightTransferUpdateInfo):  # type: ignore[misc]
+    """Every parameter under its Hugging Face name: a file of `inference.weights_file`, or handles to this GPU's memory
+    (`inference.vllm_transfer`)."""
 
-    path: str
+    path: str = ""
+    handles: str = ""
 
 
 @functools.lru_cache(maxsize=1)
@@ -48,11 +51,11 @@ def _mapped(path: str) -> dict[str, torch.Tensor]:
     return mapped(Path(path))
 
 
-class FileTransfer(WeightTransferEngine[NoInit, FileUpdate]):  # type: ignore[misc]
-    """Reads new weights from a file, which is memory where the file is in shared memory."""
+class Transfer(WeightTransferEngine[NoInit, Update]):  # type: ignore[misc]
+    """Reads new weights from a file, which is memory where the file is in shared memory, or from the GPU's own."""
 
     init_info_cls = NoInit
-    update_info_cls = FileUpdate
+    update_info_cls = Update
 
     def init_transfer_engine(self, init_info: NoInit) -> None:
         """Nothing to connect."""
@@ -65,8 +68,12 @@ class FileTransfer(WeightTransferEngine[NoInit, FileUpdate]):  # type: ignore[mi
         """As vLLM's own, without its wait for an accelerator (there is none on a CPU; copies from a file wait)."""
         self.receive_weights(self.parse_update_info(update_info))
 
-    def receive_weights(self, update_info: FileUpdate) -> None:
-        """Load the whole file, which is the same one each time."""
+    def receive_weights(self, update_info: Update) -> None:
+        """Load all parameters; the file is the same one each time."""
+        if update_info.handles:
+            self.model.load_weights(unpack(update_info.handles, self.device))
+            torch.cuda.synchronize(self.device)
+            return
         self.model.load_weights(_mapped(update_info.path).items())
 
     def finish_weight_update(self) -> None:
@@ -87,7 +94,13 @@ def pack_tied_layers(model: Any) -> None:
 
 
 class WorkerExtension:
-    """Adds no method: naming it makes vLLM import this module."""
+    """Methods of a worker. Naming it makes vLLM import this module."""
+
+    device: torch.device
+
+    def agenttune_try_to_read(self, packed: str) -> str:
+        """See `vllm_transfer.try_to_read`."""
+        return try_to_read(packed, self.device)
 
 
 def _end_with(owner: int, parent: int) -> None:
@@ -104,7 +117,7 @@ def _end_with(owner: int, parent: int) -> None:
     os._exit(1)
 
 
-WeightTransferEngineFactory.register_engine(BACKEND, FileTransfer)
+WeightTransferEngineFactory.register_engine(BACKEND, Transfer)
 if OWNER_VARIABLE in os.environ:
     _WATCHED = (int(os.environ[OWNER_VARIABLE]), os.getppid())
     threading.Thread(target=_end_with, args=_WATCHED, daemon=True).start()
