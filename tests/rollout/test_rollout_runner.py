@@ -346,18 +346,19 @@ def test_bad_input_is_raised_without_the_frames_of_every_group(make_runner: Make
 
 
 def test_a_lost_engine_ends_everything_with_its_error_and_no_attempt_more() -> None:
-    """Red when `_attempt` (runner.py) takes it for a failure of one rollout, to be tried again."""
-    serving, opened = FakeServing(), 0
+    """Red when `run` (in_process.py) takes it for a failure of one rollout, to be tried again."""
+    serving, lost = FakeServing(), threading.Event()
 
     def open_session(rollout_id: str, noise_seed: int) -> Any:
-        nonlocal opened
-        opened += 1
-        if opened > 3:
+        if lost.is_set():
             raise EngineLostError("its processes died")
         return serving.open(rollout_id, noise_seed)
 
     async def workflow(task: Any, model: Any) -> float:
+        while model.rollout_id.endswith("/0") and len(serving.order) < 3:
+            await asyncio.sleep(0.001)
         if model.rollout_id.endswith("/0"):
+            lost.set()
             raise ConnectionError("500")
         await asyncio.sleep(60)
         return 1.0
@@ -368,5 +369,5 @@ def test_a_lost_engine_ends_everything_with_its_error_and_no_attempt_more() -> N
             runner.run([make_task()], group_ids=["g"])
     finally:
         runner.close()
-    assert opened == 4
+    assert sorted(serving.order) == ["g/0", "g/1", "g/2"]
     assert serving.all_closed

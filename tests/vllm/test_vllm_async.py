@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -22,22 +22,25 @@ STEPS = 3
     [({"style": "fully_async", "max_staleness": 2}, 2, True), ({"style": "dynamic_by_explorer"}, 1, False)],
 )
 def test_rollouts_in_flight_across_an_update(tmp_path, toy_dataset, sync, replicas, mixed):
-    """Rollouts go on calling until a further step has trained. `fully_async`: there are calls with tokens of two
-    versions; the other styles: none, not even in a rollout. Either way what trains is within the bound, and the
-    trainer's logprobs are vLLM's. Red when `_exchange` (inference/vllm.py) aborts what is in flight."""
+    """Rollouts behind the first batch go on calling until a further step is recorded, which is after its sync.
+    `fully_async`: there are calls with tokens of two versions; the other styles: none, not even in a rollout. Either
+    way what trains is within the bound, and the trainer's logprobs are vLLM's. Red when `_exchange` (inference/vllm.py)
+    aborts what is in flight."""
     known = {process.pid for process in vllm_processes()}
     metrics = tmp_path / "P" / "fixed" / "metrics.jsonl"
+    begun = 0
 
     async def calls_until_a_step(task, model):
+        nonlocal begun
+        begun += 1
+        deadline = time.monotonic() + (60 if begun > 3 * GROUP_SIZE else 0)
         messages = [{"role": "user", "content": task["question"]}]
-        before, text = metrics.stat().st_size if metrics.exists() else 0, ""
-        for _ in range(5):
+        before, length = metrics.stat().st_size if metrics.exists() else 0, 0
+        while True:
             reply = await model.client.chat.completions.create(model=model.name, messages=messages, max_tokens=48)
-            text += reply.choices[0].message.content or ""
-            await asyncio.sleep(0.01)
-            if metrics.exists() and metrics.stat().st_size > before:
-                break
-        return WorkflowOutput(reward=len(text) % 7 / 7)
+            length += len(reply.choices[0].message.content or "")
+            if time.monotonic() > deadline or (metrics.exists() and metrics.stat().st_size > before):
+                return WorkflowOutput(reward=length % 7 / 7)
 
     result = run(
         tmp_path,

@@ -106,6 +106,17 @@ def test_a_run_whose_engine_is_killed_ends_with_one_error_and_goes_on_from_there
     assert certificate.holds, certificate.problems
 
 
+def left(temporary: Path) -> list[psutil.Process]:
+    """Processes of the run that do not end within a while."""
+    deadline = time.monotonic() + 20
+    while True:
+        found = psutil.process_iter(["environ"])
+        ours = [one for one in found if (one.info["environ"] or {}).get("TMPDIR") == str(temporary)]
+        if not ours or time.monotonic() > deadline:
+            return ours
+        time.sleep(0.2)
+
+
 def run(
     folder: Path, temporary: Path, dataset: Path, style: str, when: str, *more: str
 ) -> subprocess.CompletedProcess[str]:

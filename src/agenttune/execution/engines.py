@@ -13,7 +13,6 @@ from agenttune.config.public import TunerModelConfig
 from agenttune.config.run import RunConfig
 from agenttune.config.trainer import LoraConfig
 from agenttune.execution.engine_choice import check_heads, choose_engine
-from agenttune.execution.trainers import has_ranks
 from agenttune.inference.routing import Replicas
 from agenttune.sync.schedule import Schedule
 from agenttune.types import Sampling
@@ -68,6 +67,7 @@ async def _start_replicas(config: RunConfig, folder: Path, stop_decoder: Callabl
 def adapters_alone(config: RunConfig) -> LoraConfig | None:
     """The adapters that vLLM loads without merging: those of a trainer in this process, of a rank that it takes."""
     from agenttune.execution.start import uses_ray
+    from agenttune.execution.trainers import has_ranks
     from agenttune.inference.vllm_adapters import RANKS
 
     lora = config.trainer.lora
