@@ -93,7 +93,6 @@ def test_engines_and_ranks_share_gpus_and_give_the_same_losses(cluster, tmp_path
                 execution="ray",
                 **QUICK,
                 **settings,
-                **{"cluster.colocate": True},
             )
     finally:
         cluster.remove_node(node)
