@@ -12,9 +12,10 @@ from trainer_toys import FAMILIES, make_experiences, make_model
 
 from agenttune.trainer import liger
 from agenttune.trainer.attention import TreeLayout, _per_segment, check_varlen, choose_varlen
-from agenttune.trainer.model import MAX_LOGITS, TrainedModel, max_logits_on
+from agenttune.trainer.model import TrainedModel
 from agenttune.trainer.output import exact_logits, output_logits
 from agenttune.trainer.packing import pack
+from agenttune.trainer.scores import MAX_LOGITS, max_logits_on
 from agenttune.trainer.varlen import Paths, TorchVarlen, varlen_attention
 
 

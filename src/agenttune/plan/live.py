@@ -24,8 +24,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from agenttune.config.trainer import LoraConfig
-from agenttune.trainer.model import MAX_LOGITS, TrainedModel
+from agenttune.trainer.model import TrainedModel
 from agenttune.trainer.packing import Pack, pack
+from agenttune.trainer.scores import MAX_LOGITS
 from agenttune.trainer.varlen import Paths, Varlen
 from agenttune.types import Experience
 

@@ -29,7 +29,7 @@ from agenttune.plan.live import Pass, pass_bytes
 from agenttune.plan.sizes import Sizes
 from agenttune.plan.workload import Workload
 from agenttune.sync.schedule import Schedule
-from agenttune.trainer.model import MAX_LOGITS
+from agenttune.trainer.scores import MAX_LOGITS
 
 When = Literal["always", "loading", "training", "generating", "syncing"]
 

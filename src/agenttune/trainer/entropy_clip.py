@@ -18,8 +18,9 @@ import torch
 from agenttune.algorithm.clip_entropy import mean_discriminator
 from agenttune.algorithm.presets import Algorithm
 from agenttune.trainer.credit import Part
-from agenttune.trainer.model import Scores, TrainedModel
+from agenttune.trainer.model import TrainedModel
 from agenttune.trainer.packing import Pack
+from agenttune.trainer.scores import Scores
 from agenttune.trainer.team import IDLE, Team
 
 

@@ -19,14 +19,9 @@ from torch import nn
 
 from agenttune.config.trainer import LoraConfig, TrainerConfig
 from agenttune.errors import ConfigError
-from agenttune.trainer.model import (
-    Scorer,
-    Scores,
-    TrainedModel,
-    read_module,
-    resolve_dtype,
-)
+from agenttune.trainer.model import Scorer, TrainedModel, read_module, resolve_dtype
 from agenttune.trainer.packing import Pack
+from agenttune.trainer.scores import Scores
 from agenttune.trainer.sharding import whole
 
 FOLDER = "adapter"

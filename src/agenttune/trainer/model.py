@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
-from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -26,11 +24,10 @@ from agenttune.config.architectures import refuse_architecture
 from agenttune.errors import ModelError
 from agenttune.trainer.attention import NAME, TreeLayout, choose_varlen
 from agenttune.trainer.liger import take_out, use_liger
-from agenttune.trainer.output import output_logits
 from agenttune.trainer.packing import IndexArray, Pack, Segment
+from agenttune.trainer.scores import Compared, RowStatistic, Scores, max_logits_on, rows_of, score_rows, to_device
 from agenttune.trainer.sharding import one_pass, shard
 from agenttune.trainer.varlen import Varlen
-from agenttune.types import FloatArray
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -38,39 +35,6 @@ if TYPE_CHECKING:
     from agenttune.trainer.team import Team
 
 DType = Literal["auto", "float32", "bfloat16"]
-
-MAX_LOGITS = 1 << 25
-"""Logits (rows x vocabulary) held at a time; more are computed in chunks, and again in the backward pass. On a GPU more
-are: see `max_logits_on`."""
-
-
-RowStatistic = Callable[[torch.Tensor], torch.Tensor]
-"""A number (R) for each distribution, from its logprobs (R, V)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scores:
-    """What a model says of a pack's loss entries (shape E, natural logarithms); `divergence_E` is that from another
-    model, if it was compared with one; `statistic_E` a statistic of each entry's distribution, if one was asked for."""
-
-    logprobs_E: torch.Tensor
-    entropy_E: torch.Tensor
-    divergence_E: torch.Tensor | None = None
-    statistic_E: torch.Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
-    """Another model to compare with at a pack's rows, over the part of the vocabulary that both have: its hidden states
-    there, its output embeddings, and the divergence (R) of two sets of logprobs (R, V), this model's first."""
-
-    hidden_RC: torch.Tensor
-    head: Any
-    divergence: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-    def rows(self, start: int, stop: int) -> Compared:
-        """Some of the rows."""
-        return replace(self, hidden_RC=self.hidden_RC[start:stop])
 
 
 class Scorer(Protocol):
@@ -206,20 +170,22 @@ class TrainedModel:
         both), at each entry's temperature; the entropy carries gradient only if asked."""
         device = self.device
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16):
-            predict_R, temperatures_R, row_E = _rows(pack)
+            predict_R, temperatures_R, row_E = rows_of(pack)
             tempered = bool((temperatures_R != 1.0).any())  # dividing by 1 would be a pass over all logits for nothing
 
             def compute() -> tuple[torch.Tensor, ...]:
                 hidden_NC = self._hidden(pack.ids_N, pack.positions_N, pack.segments)
-                hidden_RC = hidden_NC.index_select(0, _to(predict_R, device))
-                return self._score_rows(
+                hidden_RC = hidden_NC.index_select(0, to_device(predict_R, device))
+                return score_rows(
+                    self.module.get_output_embeddings(),
                     hidden_RC,
-                    _to(temperatures_R, device) if tempered else None,
+                    to_device(temperatures_R, device) if tempered else None,
                     row_E,
                     pack.targets_E,
                     entropy_gradient,
                     compared,
                     statistic,
+                    self._max_logits,
                 )
 
             found = one_pass(self.module, compute)
@@ -235,7 +201,7 @@ class TrainedModel:
         device = self.device
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16):
             (hidden_NC,) = one_pass(self.module, lambda: (self._hidden(pack.ids_N, pack.positions_N, pack.segments),))
-            hidden_RC = hidden_NC.index_select(0, _to(_rows(pack)[0], device))
+            hidden_RC = hidden_NC.index_select(0, to_device(rows_of(pack)[0], device))
         return Compared(hidden_RC=hidden_RC, head=self.module.get_output_embeddings(), divergence=divergence)
 
     def read(self, pack: Pack, head: torch.nn.Linear) -> torch.Tensor:
@@ -246,67 +212,28 @@ class TrainedModel:
         def compute() -> tuple[torch.Tensor]:
             with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16):
                 hidden_NC = self._hidden(pack.ids_N, pack.positions_N, pack.segments)
-                hidden_EC = hidden_NC.index_select(0, _to(pack.predict_E, device))
+                hidden_EC = hidden_NC.index_select(0, to_device(pack.predict_E, device))
             return (head(hidden_EC.to(head.weight.dtype)),)
 
         return one_pass(self.module, compute)[0].squeeze(-1)
 
     def _hidden(self, ids_N: IndexArray, positions_N: IndexArray, segments: Sequence[Segment]) -> torch.Tensor:
         """Hidden states after the last norm, shape (N, C)."""
-        positions = _to(positions_N, self.device)
+        positions = to_device(positions_N, self.device)
         output = self.module.get_decoder()(
-            input_ids=_to(ids_N, self.device)[None],
+            input_ids=to_device(ids_N, self.device)[None],
             position_ids=positions[None],
             use_cache=False,
             tree=TreeLayout(segments, positions, varlen=self._varlen),
         )
         return output.last_hidden_state[0]  # type: ignore[no-any-return]
 
-    def _score_rows(
-        self,
-        hidden_RC: torch.Tensor,
-        temperatures_R: torch.Tensor | None,
-        row_E: IndexArray,
-        targets_E: IndexArray,
-        entropy_gradient: bool,
-        compared: Compared | None,
-        statistic: RowStatistic | None,
-    ) -> tuple[torch.Tensor, ...]:
-        """Logprob, entropy, and divergence or statistic of each entry. Entries are sorted by row, so that a chunk of
-        rows serves a range of entries; then put back in order."""
-        device = hidden_RC.device
-        order_E = np.argsort(row_E, kind="stable")
-        sorted_row_E = row_E[order_E]
-        head = self.module.get_output_embeddings()
-        num_rows = len(hidden_RC)
-        vocabulary = head.weight.shape[0] + (0 if compared is None else compared.head.weight.shape[0])
-        chunk = max(1, self._max_logits // vocabulary)
-        parts: list[tuple[torch.Tensor, ...]] = []
-        for start in range(0, num_rows, chunk):
-            stop = min(start + chunk, num_rows)
-            first, last = np.searchsorted(sorted_row_E, [start, stop])
-            inputs = (
-                hidden_RC[start:stop],
-                None if temperatures_R is None else temperatures_R[start:stop],
-                _to(sorted_row_E[first:last] - start, device),
-                _to(targets_E[order_E[first:last]], device),
-            )
-            other = None if compared is None else compared.rows(start, stop)
-            if num_rows > chunk and torch.is_grad_enabled():
-                parts.append(
-                    checkpoint(_score_chunk, head, *inputs, entropy_gradient, other, statistic, use_reentrant=False)
-                )
-            else:
-                parts.append(_score_chunk(head, *inputs, entropy_gradient, other, statistic))
-        back_E = _to(np.argsort(order_E), device)
-        return tuple(torch.cat(of_chunks)[back_E] for of_chunks in zip(*parts, strict=True))
-
     def _own_logits(self) -> torch.Tensor:
         """The probe's logits by the model's own forward pass over each branch, shape (N, V)."""
         self.module.set_attn_implementation("eager")
         with torch.no_grad():
             branches_BT = self._probe_ids()[[[0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 3, 8, 9, 10, 11]]]
-            own_BTV = self.module(input_ids=_to(branches_BT, self.device), use_cache=False).logits
+            own_BTV = self.module(input_ids=to_device(branches_BT, self.device), use_cache=False).logits
         return torch.cat([own_BTV[0], own_BTV[1, 4:]])
 
     def _probe_ids(self) -> IndexArray:
@@ -351,14 +278,6 @@ def _gaps(logits_NV: torch.Tensor, own_NV: torch.Tensor) -> torch.Tensor:
     return (logits_NV.to(own_NV.dtype).log_softmax(-1) - own_NV.log_softmax(-1)).abs()
 
 
-def max_logits_on(device: torch.device) -> int:
-    """Logits held at a time: about 20 bytes each, so that a GPU gives a twelfth of its memory for them. Fewer, larger
-    chunks save it most of the traffic of the output embeddings' gradient, which every chunk adds to."""
-    if device.type != "cuda":
-        return MAX_LOGITS
-    return max(MAX_LOGITS, int(torch.cuda.get_device_properties(device).total_memory) // 256)
-
-
 def read_module(source: str | Path, device: torch.device) -> Any:
     """A Hugging Face causal model in fp32. Raises `ModelError` for architectures that are not supported."""
     config = AutoConfig.from_pretrained(source)
@@ -375,53 +294,6 @@ def resolve_dtype(dtype: DType, device: torch.device) -> torch.dtype:
 
 def _kind(tensor: torch.Tensor) -> tuple[type, torch.Size, torch.dtype, torch.device]:
     return type(tensor), tensor.shape, tensor.dtype, tensor.device
-
-
-def _score_chunk(
-    head: torch.nn.Module,
-    hidden_RC: torch.Tensor,
-    temperatures_R: torch.Tensor | None,
-    row_E: torch.Tensor,
-    targets_E: torch.Tensor,
-    entropy_gradient: bool,
-    compared: Compared | None,
-    statistic: RowStatistic | None,
-) -> tuple[torch.Tensor, ...]:
-    """Logprob and entropy of each entry, and its divergence if there is something to compare with."""
-    logits_RV = output_logits(head, hidden_RC)
-    exact = torch.promote_types(logits_RV.dtype, torch.float32)
-
-    def tempered(logits_RV: torch.Tensor) -> torch.Tensor:
-        return logits_RV if temperatures_R is None else logits_RV / temperatures_R.to(exact)[:, None]
-
-    scaled_RV = tempered(logits_RV.to(exact))
-    logprobs_RV = scaled_RV.log_softmax(dim=-1)
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        entropy_R = -(logprobs_RV.exp() * logprobs_RV).sum(dim=-1)
-    if statistic is not None:
-        assert compared is None
-        return logprobs_RV[row_E, targets_E], entropy_R[row_E], statistic(logprobs_RV)[row_E]
-    if compared is None:
-        return logprobs_RV[row_E, targets_E], entropy_R[row_E]
-    with torch.no_grad():
-        other_RV = tempered(output_logits(compared.head, compared.hidden_RC).to(exact))
-    common = min(scaled_RV.shape[1], other_RV.shape[1])  # rows beyond the shorter one are padding
-    mine_RV = logprobs_RV if scaled_RV.shape[1] == common else scaled_RV[:, :common].log_softmax(dim=-1)
-    divergence_R = compared.divergence(mine_RV, other_RV[:, :common].log_softmax(dim=-1))
-    return logprobs_RV[row_E, targets_E], entropy_R[row_E], divergence_R[row_E]
-
-
-def _rows(pack: Pack) -> tuple[IndexArray, FloatArray, IndexArray]:
-    """The distinct (hidden state, temperature) pairs, and for each entry which one is its."""
-    temperatures, temperature_E = np.unique(pack.temperatures_E, return_inverse=True)
-    key_R, row_E = np.unique(pack.predict_E * len(temperatures) + temperature_E, return_inverse=True)
-    return key_R // len(temperatures), temperatures[key_R % len(temperatures)], row_E
-
-
-def _to(array: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
-    """On a GPU from pinned memory: a copy from other memory would wait for all work before it."""
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def write_model(directory: Path, module: Any, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:

@@ -16,8 +16,9 @@ import torch
 
 from agenttune.algorithm.distill import Distill
 from agenttune.errors import CheckpointError, TrainingError
-from agenttune.trainer.model import Compared, DType, TrainedModel
+from agenttune.trainer.model import DType, TrainedModel
 from agenttune.trainer.packing import Pack
+from agenttune.trainer.scores import Compared
 from agenttune.trainer.sharding import whole
 
 _SAMPLED_VALUES = 64
