@@ -11,7 +11,11 @@ import pytest
 from ray_workflows import prefers_letter
 
 from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
-from agenttune.certify import certify
+from agenttune.algorithm.resolve import algorithm_of
+from agenttune.certify import certify, read_resolved
+from agenttune.execution.cluster.ranks import RankActor, RayRanks
+from agenttune.execution.trainers import make_trainer
+from agenttune.experience.draw import draw_batches
 from agenttune.experience.reading import read_groups
 
 
@@ -64,3 +68,26 @@ def test_local_and_ray_give_the_same_run(cluster, tmp_path, toy_model_dir, toy_d
         assert one_step["trainer/loss"] == pytest.approx(other_step["trainer/loss"], abs=1e-6)
         assert one_step["trainer/grad_norm"] == pytest.approx(other_step["trainer/grad_norm"], abs=1e-5)
     assert certify(ray).holds
+
+
+def test_recorded_rollouts_train_alike_here_and_in_ranks_on_ray(cluster, tmp_path, toy_model_dir, toy_dataset):
+    """The batches of a run's records, by a trainer in this process and by two ranks in actors. Red when a rank trains
+    its share alone, without the sum of the gradients."""
+    import ray
+
+    recorded = run(tmp_path, toy_model_dir, toy_dataset, execution="local")
+    config = read_resolved(recorded / "resolved.json")
+    algorithm = algorithm_of(config)
+    groups = list(read_groups(recorded / "run.db"))
+    batches = [draw_batches(groups[start : start + 4], algorithm, 1) for start in (0, 4, 8)]
+    actors = [ray.remote(RankActor).options(num_cpus=1).remote() for _ in range(2)]
+    here = make_trainer(config, algorithm, toy_model_dir, total_steps=3)
+    there = make_trainer(config, algorithm, toy_model_dir, total_steps=3, ranks=lambda plan: RayRanks(plan, actors))
+    try:
+        for step, batch in enumerate(batches, 1):
+            one, other = here.train_step(batch, step=step), there.train_step(batch, step=step)
+            assert one.num_updates == other.num_updates == 1
+            assert other.values["loss"] == pytest.approx(one.values["loss"], abs=1e-6)
+            assert other.values["grad_norm"] == pytest.approx(one.values["grad_norm"], rel=1e-4)
+    finally:
+        there.close()
