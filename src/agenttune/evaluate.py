@@ -117,6 +117,7 @@ def evaluate(
         if endpoint is None:
             serving = start_serving(config, workflow, judge)
             stack.callback(serving.close)
+            display.message(serving.line)
             runner, modes = serving.runner, serving.modes
         else:
             stack.enter_context(silent_agents())

@@ -154,7 +154,7 @@ def _time_lines(found: Plan) -> Iterator[str]:
     time = found.time
     parts = {"generating": time.generate_s, "training": time.train_s, "new weights": time.sync_s}
     shares = ", ".join(f"{name} {part / time.at_peak_s:.0%}" for name, part in parts.items() if part)
-    yield f"a step takes {time.low_s:.3g} to {time.high_s:.3g} s ({shares})"
+    yield f"a step takes {_number(time.low_s)} to {_number(time.high_s)} s ({shares})"
 
 
 def _verdict(found: Plan) -> Iterator[str]:
@@ -220,7 +220,7 @@ def comparison_lines(run_dir: Path, found: list[Compared]) -> Iterator[str]:
         if one.low is not None and one.high is not None and one.measured is not None:
             within = "within" if one.low <= one.measured <= one.high else "outside"
             yield ""
-            yield f"{one.name}: measured is {within} the range of {one.low:.3g} to {one.high:.3g} {one.unit}"
+            yield f"{one.name}: measured is {within} the range of {_number(one.low)} to {_number(one.high)} {one.unit}"
     yield ""
     yield from _wrapped(
         "before: with the lengths assumed before the run; lengths known: with the mean lengths that came; error: of "
