@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +21,9 @@ if find_spec("hypothesis") is not None:  # the environments of agent frameworks 
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is loaded: spinning workers slow a shared machine
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background of a shell: tests of Ctrl-C need it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 CHATML = """{%- for message in messages -%}
 <|im_start|>{{ message.role }}
