@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ HERE = Path(__file__).parent
 collect_ignore = [] if installed_builds() else [path.name for path in HERE.glob("test_*.py")]
 
 if installed_builds():
-    from vllm_served import Served, read_model, request, start, vllm_left, weights
+    from vllm_served import MODEL, Served, read_model, request, start, vllm_left, weights
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -36,6 +37,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent == HERE:
             item.add_marker("vllm")
+
+
+@pytest.fixture
+def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The quickstart's agent."""
+    monkeypatch.syspath_prepend(str(MODEL.parent))
+    import agent
+
+    yield agent
+    del sys.modules["agent"]
 
 
 @pytest.fixture(scope="module", autouse=True)

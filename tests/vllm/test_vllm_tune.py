@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
-import pytest
 from vllm_served import MODEL, vllm_left, vllm_processes
 
 from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
 from agenttune.experience.reading import read_groups
 
 QUICKSTART = MODEL.parent
-
-
-@pytest.fixture
-def agent(monkeypatch):
-    monkeypatch.syspath_prepend(str(QUICKSTART))
-    import agent
-
-    yield agent
-    del sys.modules["agent"]
 
 
 def test_two_steps_of_the_real_agent_with_vllm(agent, tmp_path, capsys):
