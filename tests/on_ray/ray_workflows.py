@@ -76,3 +76,11 @@ async def find_bad_input(task: dict[str, Any], model: Any) -> None:
 
 
 ACTS = {"twice": ask_twice, "slowly": ask_slowly, "crash": crash, "hang": hang, "bad input": find_bad_input}
+
+
+async def asks_the_judge_too(task: dict[str, Any], model: Any, auxiliary_models: dict[str, Any]) -> WorkflowOutput:
+    """One call of the policy, and as many of an auxiliary model as the task's number says."""
+    await ask(model, task["question"])
+    for turn in range(task["number"]):
+        await ask(auxiliary_models["judge"], f"{turn} {task['question']}")
+    return WorkflowOutput(reward=0.0)

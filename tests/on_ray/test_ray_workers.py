@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 import torch
-from ray_workflows import does_what_the_task_says, make_tasks
+from ray_workflows import asks_the_judge_too, does_what_the_task_says, make_tasks
 from transformers import AutoModelForCausalLM
 
 from agenttune.errors import ConfigError, DatasetError
@@ -112,3 +112,18 @@ def test_what_cannot_be_sent_is_refused_before_anything_starts(make_serving):
 
     with pytest.raises(ConfigError, match=r"cannot be sent to a rollout worker.*lock"):
         make_serving(holds_a_lock)
+
+
+def test_an_auxiliary_model_has_an_engine_of_its_own_and_is_counted(make_serving, toy_model_dir):
+    """Red when `OnWorkers.run` does not count what an attempt used."""
+    judge = {"model_path": str(toy_model_dir), "max_model_len": 128, "max_tokens": 4}
+    serving = make_serving(asks_the_judge_too, cluster__num_workers=1, auxiliary_models__judge=judge)
+    groups = run(serving, make_tasks(3), "judged-")
+    for group in groups:
+        for rollout in group.rollouts:
+            assert rollout.outcome == Outcome.OK
+            assert len(rollout.calls) == 1  # those of the judge are not trained
+            assert rollout.metrics["auxiliary/judge/calls"] == group.task.index
+    used = sum(rollout.metrics["auxiliary/judge/tokens"] for group in groups for rollout in group.rollouts)
+    assert used > 0
+    assert serving.auxiliary.total_tokens == {"judge": used}
