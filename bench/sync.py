@@ -6,8 +6,8 @@ rollouts go on while the trainer computes copy them.
 
 Between processes, 1 GB in 64 matrices: into the file that vLLM's workers read (`inference.weights_file`), and from
 there into the weights of another process, as a worker does; and from a trainer's rank through the memory that it
-shares with the coordinator (`execution.shared_file`) into the engine's weights here. Both against one copy of the same
-matrices from memory to memory, in turns; medians are compared. What an engine does with weights that have arrived
+shares with the coordinator (`execution.ranks.shared_file`) into the engine's weights here. Both against one copy of the
+same matrices from memory to memory, in turns; medians are compared. What an engine does with weights that have arrived
 (packing, KV) is not in it.
 
 Targets: `in_process_ms` and `in_process_copied_ms` <= 10, `copied_tensors` = 0 where shared; `through_file` and
@@ -36,9 +36,9 @@ import torch
 from agent import judge, run_agent
 
 from agenttune.config.load import resolve
-from agenttune.execution.rank_processes import lay_out, view
-from agenttune.execution.rank_trainer import WeightSpec
-from agenttune.execution.shared_file import SharedFile
+from agenttune.execution.ranks.processes import lay_out, view
+from agenttune.execution.ranks.shared_file import SharedFile
+from agenttune.execution.ranks.trainer import WeightSpec
 from agenttune.inference.weights_file import WeightsFile, mapped
 from agenttune.loop import Loop
 from agenttune.tuning import open_loop

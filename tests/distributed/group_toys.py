@@ -13,9 +13,9 @@ from trainer_toys import make_experiences, make_model, plain_copy, record
 from agenttune.algorithm.resolve import resolve
 from agenttune.config.run import LossConfig
 from agenttune.config.trainer import TrainerConfig
-from agenttune.execution.rank_processes import RankProcesses
-from agenttune.execution.rank_trainer import RankBatch, TrainerPlan
-from agenttune.execution.trainer_group import TrainerGroup
+from agenttune.execution.ranks.group import TrainerGroup
+from agenttune.execution.ranks.processes import RankProcesses
+from agenttune.execution.ranks.trainer import RankBatch, TrainerPlan
 from agenttune.trainer.trainer import Trainer
 from agenttune.types import Experience
 
@@ -31,7 +31,7 @@ def leftover_ranks() -> dict[int, int]:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        if b"agenttune.execution.rank_main" in command and int(fields[1]) == os.getpid():
+        if b"agenttune.execution.ranks.main" in command and int(fields[1]) == os.getpid():
             found[int(folder.name)] = int(fields[19])
     return found
 

@@ -13,7 +13,7 @@ from trainer_toys import make_experience, make_model
 from agenttune.algorithm.resolve import resolve
 from agenttune.config.run import DistillConfig, ExpertConfig, LossConfig
 from agenttune.config.trainer import CriticConfig
-from agenttune.execution.rank_trainer import RankBatch
+from agenttune.execution.ranks.trainer import RankBatch
 
 pytestmark = pytest.mark.distributed
 

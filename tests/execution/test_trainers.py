@@ -7,9 +7,9 @@ import torch
 
 from agenttune.config.load import resolve
 from agenttune.errors import ConfigError, RankError
-from agenttune.execution.rank_processes import lay_out, view
-from agenttune.execution.rank_trainer import WeightSpec
-from agenttune.execution.shared_file import SharedFile
+from agenttune.execution.ranks.processes import lay_out, view
+from agenttune.execution.ranks.shared_file import SharedFile
+from agenttune.execution.ranks.trainer import WeightSpec
 from agenttune.execution.trainers import check_processes
 
 

@@ -10,8 +10,8 @@ from trainer_toys import Batch, make_experiences, make_model, plain_copy, record
 from agenttune.algorithm.resolve import resolve
 from agenttune.config.run import LossConfig
 from agenttune.config.trainer import TrainerConfig
-from agenttune.execution.rank_processes import RankProcesses
-from agenttune.execution.trainer_group import TrainerGroup
+from agenttune.execution.ranks.group import TrainerGroup
+from agenttune.execution.ranks.processes import RankProcesses
 from agenttune.inference.embedded import EmbeddedEngine
 from agenttune.trainer.model import TrainedModel
 from agenttune.trainer.parity import Tolerance

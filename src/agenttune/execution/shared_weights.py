@@ -27,7 +27,7 @@ def share_weights(engine: Engine, trainer: AnyTrainer) -> bool:
 
 def publish_adapters_alone(engine: Engine, trainer: AnyTrainer | AnySupervisedTrainer) -> bool:
     """Let the trainer give its adapters without merging them, if the engine was started to take them so."""
-    from agenttune.execution.trainer_group import RankGroup
+    from agenttune.execution.ranks.group import RankGroup
     from agenttune.trainer.lora import AdaptedModel
 
     if not getattr(engine, "takes_adapters", False):

@@ -23,7 +23,7 @@ from agenttune.types import Experience, IntArray
 if TYPE_CHECKING:
     import torch
 
-    from agenttune.execution.trainer_group import StartRanks
+    from agenttune.execution.ranks.group import StartRanks
 
 
 class Used(Protocol):

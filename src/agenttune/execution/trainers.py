@@ -16,9 +16,9 @@ from agenttune.execution.teacher_files import teacher_folder
 if TYPE_CHECKING:
     from agenttune.algorithm.presets import Algorithm
     from agenttune.algorithm.supervised import SupervisedAlgorithm
-    from agenttune.execution.rank_processes import RankProcesses
-    from agenttune.execution.rank_trainer import TrainerPlan
-    from agenttune.execution.trainer_group import StartRanks, SupervisedGroup, TrainerGroup
+    from agenttune.execution.ranks.group import StartRanks, SupervisedGroup, TrainerGroup
+    from agenttune.execution.ranks.processes import RankProcesses
+    from agenttune.execution.ranks.trainer import TrainerPlan
     from agenttune.supervised.trainer import SupervisedTrainer
     from agenttune.trainer.trainer import Trainer
 
@@ -55,11 +55,11 @@ def make_trainer(
     `ModelError` for architectures not supported, `RankError` if a process does not start."""
     teacher_path = teacher_folder(config, algorithm)
     if ranks is not None:
-        from agenttune.execution.trainer_group import TrainerGroup
+        from agenttune.execution.ranks.group import TrainerGroup
 
         return TrainerGroup(ranks(_plan(config, algorithm, folder, total_steps, teacher_path)))
     if has_ranks(config):
-        from agenttune.execution.trainer_group import TrainerGroup
+        from agenttune.execution.ranks.group import TrainerGroup
 
         return TrainerGroup(_start(config, algorithm, folder, total_steps, teacher_path))
     from agenttune.trainer.trainer import Trainer
@@ -82,7 +82,7 @@ def make_supervised_trainer(
 ) -> AnySupervisedTrainer:
     """A trainer for rows; raises as `make_trainer`."""
     if has_ranks(config):
-        from agenttune.execution.trainer_group import SupervisedGroup
+        from agenttune.execution.ranks.group import SupervisedGroup
 
         return SupervisedGroup(_start(config, algorithm, folder, total_steps, None))
     from agenttune.supervised.trainer import SupervisedTrainer
@@ -105,7 +105,7 @@ def _start(
     total_steps: int,
     teacher_path: Path | None,
 ) -> RankProcesses:
-    from agenttune.execution.rank_processes import RankProcesses
+    from agenttune.execution.ranks.processes import RankProcesses
 
     plan = _plan(config, algorithm, folder, total_steps, teacher_path)
     return RankProcesses(plan, config.trainer.num_processes, on_gpus=_on_gpus(config, _num_gpus()))
@@ -118,7 +118,7 @@ def _plan(
     total_steps: int,
     teacher_path: Path | None,
 ) -> TrainerPlan:
-    from agenttune.execution.rank_trainer import TrainerPlan
+    from agenttune.execution.ranks.trainer import TrainerPlan
 
     return TrainerPlan(
         model_path=str(folder),

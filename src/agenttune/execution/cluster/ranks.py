@@ -1,6 +1,6 @@
 """The ranks of a trainer in actors, one for each GPU (or several that share CPUs), on one machine or more.
 
-In: a `TrainerPlan` and placed actors. Out: `RayRanks`, which satisfies `execution.trainer_group.Calls`: arguments go
+In: a `TrainerPlan` and placed actors. Out: `RayRanks`, which satisfies `execution.ranks.group.Calls`: arguments go
 into the object store once, and each rank reads its arrays there. New weights stay there too: engines take them from the
 first rank without a way through the coordinator.
 """
@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from agenttune.errors import AgentTuneError, RankError
 from agenttune.execution.cluster.engine import first_line
 from agenttune.execution.cluster.weights import to_arrays, to_tensors
-from agenttune.execution.rank_processes import GRACE_S, Answer
-from agenttune.execution.rank_trainer import RankTrainer, TrainerPlan
+from agenttune.execution.ranks.processes import GRACE_S, Answer
+from agenttune.execution.ranks.trainer import RankTrainer, TrainerPlan
 from agenttune.trainer.team import TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class StoredWeights(Mapping[str, "torch.Tensor"]):
 
 
 class RayRanks:
-    """Satisfies `trainer_group.Calls`. `actors` are ended by `close`."""
+    """Satisfies `ranks.group.Calls`. `actors` are ended by `close`."""
 
     def __init__(self, plan: TrainerPlan, actors: Sequence[Any], *, grace_s: float = GRACE_S) -> None:
         """Returns when all ranks have loaded their models. Raises what they raise, or `RankError`."""

@@ -32,9 +32,9 @@ from agenttune.execution.cluster.worker import RolloutWorker, Setup
 from agenttune.execution.local import Mode
 from agenttune.execution.model_files import model_folder, quiet_transformers
 from agenttune.execution.probe import sample_probes
-from agenttune.execution.rank_trainer import TrainerPlan
+from agenttune.execution.ranks.group import StartRanks
+from agenttune.execution.ranks.trainer import TrainerPlan
 from agenttune.execution.serving import ServingThread
-from agenttune.execution.trainer_group import StartRanks
 from agenttune.inference.engine import Engine
 from agenttune.inference.routing import Replicas
 from agenttune.rollout.attempt import UserFunctions

@@ -1,6 +1,6 @@
 """The ranks of a trainer as processes of this machine, one for each GPU, or several that share the CPU.
 
-In: a `TrainerPlan` and a number of processes. Out: `Calls`. Each process is started afresh (`execution.rank_main`), so
+In: a `TrainerPlan` and a number of processes. Out: `Calls`. Each process is started afresh (`execution.ranks.main`), so
 that it needs nothing of the user's script. Arguments are pickled once into a file that all processes share, their
 arrays beside; weights come back through another. Small answers come through a socket, whose end tells either side that
 the other one is gone.
@@ -28,8 +28,8 @@ import torch
 
 import agenttune
 from agenttune.errors import AgentTuneError, RankError
-from agenttune.execution.rank_trainer import TrainerPlan, WeightSpec
-from agenttune.execution.shared_file import SharedFile
+from agenttune.execution.ranks.shared_file import SharedFile
+from agenttune.execution.ranks.trainer import TrainerPlan, WeightSpec
 from agenttune.trainer.team import TIMEOUT_S
 
 GRACE_S = 20.0
@@ -68,7 +68,7 @@ class Answer:
 
 
 class RankProcesses:
-    """Satisfies `trainer_group.Calls`."""
+    """Satisfies `ranks.group.Calls`."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class RankProcesses:
             if sys.platform == "linux":
                 environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
             process = subprocess.Popen(
-                [sys.executable, "-m", "agenttune.execution.rank_main", *map(str, inherited)],
+                [sys.executable, "-m", "agenttune.execution.ranks.main", *map(str, inherited)],
                 pass_fds=inherited,
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else subprocess.DEVNULL,

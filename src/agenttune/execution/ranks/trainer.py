@@ -1,7 +1,7 @@
 """One rank of a trainer of several processes: what runs in each of them, wherever it was placed.
 
 In: a `TrainerPlan`, the same for all, and which rank this is. Out: a trainer whose weights are this rank's part, and
-whose methods the coordinator calls on all ranks alike (`execution.trainer_group`).
+whose methods the coordinator calls on all ranks alike (`execution.ranks.group`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a rank's process of `execution.rank_processes` runs.
+"""What a rank's process of `execution.ranks.processes` runs.
 
 In: inherited descriptors: a socket to the coordinator, the shared file of its calls, that of the weights. Out: an
 answer for each call. It ends when the socket does, whatever it is doing then.
@@ -21,9 +21,9 @@ import torch
 
 from agenttune.errors import AgentTuneError
 from agenttune.execution.model_files import quiet_transformers
-from agenttune.execution.rank_processes import Answer, Letter, Start, view
-from agenttune.execution.rank_trainer import RankTrainer, WeightSpec
-from agenttune.execution.shared_file import SharedFile
+from agenttune.execution.ranks.processes import Answer, Letter, Start, view
+from agenttune.execution.ranks.shared_file import SharedFile
+from agenttune.execution.ranks.trainer import RankTrainer, WeightSpec
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from agenttune.errors import AgentTuneError, RankError
-from agenttune.execution.rank_trainer import RankBatch, TrainerPlan
+from agenttune.execution.ranks.trainer import RankBatch, TrainerPlan
 from agenttune.types import Experience
 
 if TYPE_CHECKING:
