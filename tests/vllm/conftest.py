@@ -33,10 +33,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test here has the marker."""
+    """Every test here has the marker, and more time: several start vLLM more than once."""
     for item in items:
         if item.path.parent == HERE:
             item.add_marker("vllm")
+            item.add_marker(pytest.mark.timeout(900))
 
 
 @pytest.fixture

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Collection, Coroutine, Mapping
+from collections.abc import AsyncIterator, Collection, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def vllm_processes() -> list[psutil.Process]:
 def vllm_left(known: Collection[int] = ()) -> list[psutil.Process]:
     """Those of them, but for the known ones, that do not end within a while: a killed one takes its time on a busy
     machine."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while True:
         left = [process for process in vllm_processes() if process.pid not in known]
         if not left or time.monotonic() > deadline:
@@ -46,7 +47,7 @@ class Served:
         self.engine, self.thread = engine, thread
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        return self.thread.call(coroutine, timeout_s=60)
+        return self.thread.call(coroutine, timeout_s=300)
 
     def generate(self, *requests: GenerateRequest) -> list[Generation]:
         async def together() -> list[Generation]:
@@ -64,6 +65,24 @@ def start(thread: ServingThread | None = None, **settings: Any) -> Served:
     decode = AutoTokenizer.from_pretrained(MODEL).decode
     settings = {"stop_decoder": decode, "max_model_len": MAX_MODEL_LEN, "max_slots": 32, "kv_cache_mb": 128, **settings}
     return Served(thread.call(VLLMEngine.start(str(MODEL), **settings)), thread)
+
+
+@contextlib.asynccontextmanager
+async def frozen(engine: Any) -> AsyncIterator[None]:
+    """vLLM computes nothing: no call ends, however long the machine takes."""
+    await engine._llm.pause_generation(mode="keep", clear_cache=False)
+    yield
+    await engine._llm.resume_generation()
+
+
+async def begun(engine: Any, *requests: GenerateRequest) -> list[asyncio.Task[Generation]]:
+    """Calls that vLLM knows of; for a frozen engine, where none ends before all are known."""
+    before = engine._llm.get_num_unfinished_requests()
+    calls = [asyncio.ensure_future(engine.generate(request)) for request in requests]
+    while engine._llm.get_num_unfinished_requests() < before + len(calls):
+        assert not any(call.done() for call in calls)
+        await asyncio.sleep(0.01)
+    return calls
 
 
 def read_model() -> Any:
