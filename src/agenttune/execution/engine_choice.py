@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
@@ -38,10 +39,11 @@ class EngineChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What is here: the versions of vLLM's builds by package name, and the number of GPUs."""
+    """What is here: the versions of vLLM's builds by package name, the number of GPUs, and of this process's cores."""
 
     builds: Mapping[str, str]
     num_gpus: int
+    num_cores: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
 
     @property
     def vllm_for_cpu(self) -> bool:
@@ -81,17 +83,17 @@ def vllm_choice(config: RunConfig, machine: Machine) -> EngineChoice:
 
 
 def _check_gpus(config: RunConfig, machine: Machine) -> int:
-    """GPUs that vLLM has here: enough, or it computes on the CPU, in one worker for each replica."""
-    here = 0 if machine.vllm_for_cpu else machine.num_gpus
+    """GPUs that vLLM has here: enough, or it computes on the CPU, each worker on cores of its own."""
+    here, unit = (machine.num_cores, "core(s)") if machine.vllm_for_cpu else (machine.num_gpus, "GPU(s)")
     width, count = config.model.tensor_parallel_size, config.model.inference_engine_num
     if width > 1 and width > here:
-        raise ConfigError(f"model.tensor_parallel_size is {width}, but vLLM has {here} GPU(s) here")
-    if not machine.vllm_for_cpu and width * count > here:
+        raise ConfigError(f"model.tensor_parallel_size is {width}, but vLLM has {here} {unit} here")
+    if (width > 1 or not machine.vllm_for_cpu) and width * count > here:
         raise ConfigError(
-            f"model.inference_engine_num is {count} with {width} GPU(s) each (model.tensor_parallel_size), "
+            f"model.inference_engine_num is {count} with {width} {unit} each (model.tensor_parallel_size), "
             f"{width * count} in all, but vLLM has {here} here"
         )
-    return here
+    return 0 if machine.vllm_for_cpu else here
 
 
 def _why_embedded(config: RunConfig, machine: Machine) -> str | None:
@@ -131,7 +133,7 @@ def _check_device(config: RunConfig, machine: Machine) -> None:
 
 def check_heads(model: TunerModelConfig, folder: Path) -> None:
     """Raise `ConfigError` if the attention heads of the model in `folder` (none there: nothing to look at) cannot be
-    shared out over the GPUs of an engine."""
+    shared out over the workers of an engine."""
     width, path = model.tensor_parallel_size, folder / "config.json"
     if width == 1 or not path.exists():
         return
@@ -141,7 +143,7 @@ def check_heads(model: TunerModelConfig, folder: Path) -> None:
     if heads % width or (groups % width and width % groups):
         raise ConfigError(
             f"model.tensor_parallel_size is {width}, but the {heads} attention heads of {model.model_path} (with "
-            f"{groups} of keys and values) cannot be shared out over {width} GPUs: set it to a divisor of both"
+            f"{groups} of keys and values) cannot be shared out over {width} workers: set it to a divisor of both"
         )
 
 

@@ -296,6 +296,8 @@ class VLLMEngine:
         self._fail(EngineLostError("the engine was closed"))
         await asyncio.gather(*self._calls, return_exceptions=True)
         llm, self._llm = self._llm, None
+        if llm.output_handler is not None:
+            llm.output_handler.cancel()  # it would report the end of the processes as a failure
         await asyncio.to_thread(llm.shutdown, timeout=_STOP_SECONDS)
         self._weights.close()
         shutil.rmtree(self._folder, ignore_errors=True)

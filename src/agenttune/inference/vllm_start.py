@@ -6,6 +6,7 @@ In: a model's folder and the engine's settings. Out: a started `AsyncLLM`, and t
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import tempfile
 import warnings
@@ -82,7 +83,7 @@ def start_llm(
     max_lora_rank: int | None,
 ) -> Any:
     """A started `AsyncLLM`, whose sockets are in `folder`; see `inference.vllm.VLLMEngine.start`."""
-    with _surroundings(folder, _bound_cores(*replica)):
+    with _surroundings(folder, _bound_cores(*replica, tensor_parallel_size)):
         from vllm.platforms import current_platform
 
         on_cpu = current_platform.is_cpu()
@@ -169,13 +170,17 @@ def _devices(number: int, tensor_parallel_size: int) -> list[int]:
     return list(range(number * tensor_parallel_size, (number + 1) * tensor_parallel_size))
 
 
-def _bound_cores(number: int, count: int) -> dict[str, str]:
-    """Replicas on a CPU share its cores out; one alone is bound as vLLM does it."""
+def _bound_cores(number: int, count: int, tensor_parallel_size: int) -> dict[str, str]:
+    """Workers on a CPU share its cores out, `tensor_parallel_size` for each of `count` replicas; one alone is bound as
+    vLLM does it, and so are more than there are cores."""
     cores = sorted(os.sched_getaffinity(0))
-    if count == 1 or len(cores) < count:
+    num_workers = count * tensor_parallel_size
+    if num_workers == 1 or len(cores) < num_workers:
         return {}
-    share = cores[number * len(cores) // count : (number + 1) * len(cores) // count]
-    return {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, share))}
+    bounds = [worker * len(cores) // num_workers for worker in range(num_workers + 1)]
+    shares = [",".join(map(str, cores[start:end])) for start, end in itertools.pairwise(bounds)]
+    own = shares[number * tensor_parallel_size : (number + 1) * tensor_parallel_size]
+    return {"VLLM_CPU_OMP_THREADS_BIND": "|".join(own)}
 
 
 def _limit_bytes(kv_cache_mb: int | None, on_cpu: bool) -> int:

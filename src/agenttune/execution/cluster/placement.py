@@ -54,9 +54,14 @@ def needs(config: RunConfig, num_gpus: int) -> Mapping[Role, Sequence[Bundle]]:
         engines: list[Bundle] = [{"CPU": 2, "GPU": 1} if name is None else {"CPU": 1} for name in names]
         return {"engine": engines, "rollout worker": workers}
     width = config.model.tensor_parallel_size
-    engines = [{"CPU": 1, "GPU": width} if on_gpus and name is None else {"CPU": 1} for name in names]
+    engines = [_bundle(on_gpus, width) if name is None else {"CPU": 1} for name in names]
     trainers: list[Bundle] = [{"CPU": 1, "GPU": 1} if on_gpus else {"CPU": 1}] * ranks
     return {"engine": engines, "trainer rank": trainers, "rollout worker": workers}
+
+
+def _bundle(on_gpus: bool, width: int) -> Bundle:
+    """What an engine of so many workers computes on: GPUs, or a core for each."""
+    return {"CPU": 1, "GPU": width} if on_gpus else {"CPU": width}
 
 
 def _check_colocated(config: RunConfig, on_gpus: bool) -> None:
