@@ -35,6 +35,7 @@ COORDINATION = {
     "evaluate",
     "certificate",
     "certify",
+    "result",
     "__init__",
 }
 SEE_MANY = COORDINATION | {"execution", "cli", "diagnose", "supervised"}

@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "tune": "agenttune.tuning",
-    "TuneResult": "agenttune.tuning",
+    "TuneResult": "agenttune.result",
     "DatasetConfig": "agenttune.config.public",
     "TunerModelConfig": "agenttune.config.public",
     "AlgorithmConfig": "agenttune.config.public",
@@ -54,9 +54,9 @@ if TYPE_CHECKING:
     from agenttune.config.public import WorkflowType as WorkflowType
     from agenttune.config.run import AuxiliaryModelConfig as AuxiliaryModelConfig
     from agenttune.errors import AgentTuneError as AgentTuneError
+    from agenttune.result import TuneResult as TuneResult
     from agenttune.rollout.signature import check_judge_function as check_judge_function
     from agenttune.rollout.signature import check_workflow_function as check_workflow_function
-    from agenttune.tuning import TuneResult as TuneResult
     from agenttune.tuning import tune as tune
 
 

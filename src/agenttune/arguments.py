@@ -12,8 +12,9 @@ from typing import Any
 
 from agenttune.algorithm.presets import Algorithm
 from agenttune.algorithm.resolve import algorithm_of
+from agenttune.algorithm.supervised import SUPERVISED
 from agenttune.compat.agentscope import imported_line
-from agenttune.config.run import RunConfig
+from agenttune.config.run import RunConfig, SupervisedConfig
 from agenttune.config.trainer import CriticConfig
 from agenttune.errors import ConfigError
 from agenttune.execution.auxiliary_settings import check_auxiliary_models
@@ -26,7 +27,6 @@ from agenttune.experience.replay import Replay
 from agenttune.monitor.metrics import check_monitor
 from agenttune.rollout.signature import judge_arguments, workflow_arguments
 from agenttune.supervised.expert import read_expert_rows
-from agenttune.supervised.run import refuse_its_settings
 from agenttune.sync.schedule import Schedule
 from agenttune.tasks.order import hold_out
 from agenttune.tasks.source import load_tasks
@@ -48,7 +48,7 @@ class TaskData:
 def check_arguments(config: RunConfig, workflow: Callable[..., Any], judge: Callable[..., Any] | None) -> Algorithm:
     """Everything that is known to be wrong before anything is loaded."""
     imported_line()
-    refuse_its_settings(config)
+    _refuse_supervised(config)
     workflow_arguments(workflow)
     if judge is not None:
         judge_arguments(judge)
@@ -117,3 +117,12 @@ def read_tasks(config: RunConfig, algorithm: Algorithm) -> TaskData:
         expert=read_expert_rows(config, algorithm),
         messages=messages,
     )
+
+
+def _refuse_supervised(config: RunConfig) -> None:
+    """Settings of the runs without rollouts mean nothing here, unless an expert's rows are read by them."""
+    if config.supervised != SupervisedConfig() and config.expert.dataset is None:
+        raise ConfigError(
+            f"the settings of supervised have no effect: {config.algorithm.algorithm_type!r} learns from rollouts "
+            f"({', '.join(SUPERVISED)} learn from rows)"
+        )

@@ -10,7 +10,6 @@ import contextlib
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +29,9 @@ from agenttune.experience.replay import Replay
 from agenttune.forecast import after_run, before_run
 from agenttune.monitor.curve import draw_reward_curve
 from agenttune.monitor.display import Display
-from agenttune.monitor.statistics import Accuracy, Evaluation, by_mode
+from agenttune.monitor.statistics import by_mode
 from agenttune.monitor.summary import Summary, peak_memory_mb, process_seconds, write_summary
+from agenttune.result import TuneResult
 from agenttune.rollout.check import CheckReport, check_groups
 from agenttune.rollout.signature import name_of
 from agenttune.supervised.expert import make_expert_rows
@@ -45,28 +45,6 @@ if TYPE_CHECKING:
     from agenttune.execution.run_directory import RunDirectory
     from agenttune.execution.start import Served
     from agenttune.loop import Loop
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TuneResult:
-    """What came out of a run.
-
-    `model_dir` is the checkpoint of the last step, a Hugging Face directory; `best_model_dir` the one that evaluated
-    best. `before` and `after` hold the accuracy on held-out tasks with its 95% interval, by mode (`greedy`, `sampled`);
-    `rewards_before` and `rewards_after` the reward of every task; `loss_before` and `loss_after` (without rollouts)
-    the loss on held-out rows. Empty and None where nothing was evaluated.
-    """
-
-    run_dir: Path
-    model_dir: Path
-    best_model_dir: Path
-    before: Mapping[str, Accuracy]
-    after: Mapping[str, Accuracy]
-    rewards_before: Evaluation | None
-    rewards_after: Evaluation | None
-    steps: int
-    loss_before: float | None = None
-    loss_after: float | None = None
 
 
 def tune(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agenttune.algorithm.presets import Algorithm
 from agenttune.algorithm.supervised import SUPERVISED, SupervisedAlgorithm
@@ -19,13 +19,10 @@ from agenttune.experience.draw import Batch
 from agenttune.experience.records import EXPERT
 from agenttune.supervised.batches import split, weighted
 from agenttune.supervised.checks import check_step
+from agenttune.supervised.data import load_rows, make_tutor
 from agenttune.supervised.lessons import Tutor
-from agenttune.supervised.run import load_rows, make_tutor
 from agenttune.tasks.order import TaskOrder, distinct
 from agenttune.types import Check, Task
-
-if TYPE_CHECKING:
-    pass
 
 SFT = SUPERVISED["sft"]
 

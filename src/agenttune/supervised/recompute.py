@@ -22,8 +22,8 @@ from agenttune.experience.reading import StepRecord, read_checks, read_steps, re
 from agenttune.experience.records import TaughtRow
 from agenttune.supervised.batches import split, weighted
 from agenttune.supervised.checks import check_step
+from agenttune.supervised.data import RowData, make_tutor, read_data
 from agenttune.supervised.lessons import Lesson, Tutor
-from agenttune.supervised.run import RowData, make_tutor, read_data
 from agenttune.supervised.taught import HELD_OUT, row_digest, taught_row
 from agenttune.tasks.order import distinct
 from agenttune.tasks.selection import make_order

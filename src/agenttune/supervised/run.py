@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from agenttune.algorithm.supervised import SUPERVISED, SupervisedAlgorithm, resolve_supervised
+from agenttune.algorithm.supervised import SupervisedAlgorithm, resolve_supervised
 from agenttune.assembly import make_evaluator, make_monitor
 from agenttune.certificate import write_certificate
 from agenttune.config.functions import import_function
 from agenttune.config.load import Resolved
-from agenttune.config.public import DatasetConfig
-from agenttune.config.run import ExpertConfig, RunConfig, SupervisedConfig
+from agenttune.config.run import ExpertConfig, RunConfig
 from agenttune.errors import ConfigError
 from agenttune.execution.auxiliary_settings import check_auxiliary_models
 from agenttune.execution.engine_choice import check_heads
@@ -34,24 +31,18 @@ from agenttune.monitor.display import Display
 from agenttune.monitor.metrics import check_monitor
 from agenttune.monitor.statistics import by_mode
 from agenttune.monitor.summary import Summary, peak_memory_mb, process_seconds, write_summary
+from agenttune.result import TuneResult
 from agenttune.rollout.signature import judge_arguments, workflow_arguments
-from agenttune.supervised.rows import Data, read_row
-from agenttune.tasks.order import hold_out
+from agenttune.supervised.data import RowData, make_tutor, read_data
 from agenttune.tasks.selection import make_order
-from agenttune.tasks.source import load_tasks
 from agenttune.trainer.lora_settings import check_lora
-from agenttune.types import Task
 
 if TYPE_CHECKING:
     from agenttune.execution.run_directory import RunDirectory
     from agenttune.execution.start import Served
-    from agenttune.supervised.lessons import Tutor
     from agenttune.supervised.loop import SupervisedLoop
     from agenttune.tasks.order import Order
-    from agenttune.tuning import TuneResult
 
-ROWS_CHECKED_FIRST = 64
-"""Rows whose format is looked at before a model is loaded."""
 WITHOUT_EFFECT = (
     *("algorithm.group_size", "sampling.max_refill", "sampling.reward_", "sampling.overlong", "sampling.difficulty"),
     *("sampling.replay", "sampling.max_staleness"),
@@ -64,17 +55,6 @@ OF_WORKFLOW = (
     *("model.tensor_parallel_size", "model.inference_engine_num"),
 )
 """Settings that mean something only where the agent is evaluated."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowData:
-    """Rows to train on, rows held out, and the tasks that the agent is evaluated on."""
-
-    training: Sequence[Task]
-    held_out: Sequence[Task]
-    tasks: Sequence[Task]
-    further: Mapping[str, Sequence[Task]]
-    messages: tuple[str, ...]
 
 
 def run_supervised(
@@ -123,16 +103,6 @@ def run_supervised(
         return _outcome(loop, directory)
 
 
-def refuse_its_settings(config: RunConfig) -> None:
-    """Raise `ConfigError` if a run with rollouts, and without an expert's rows, was given settings of the runs
-    without."""
-    if config.supervised != SupervisedConfig() and config.expert.dataset is None:
-        raise ConfigError(
-            f"the settings of supervised have no effect: {config.algorithm.algorithm_type!r} learns from rollouts "
-            f"({', '.join(SUPERVISED)} learn from rows)"
-        )
-
-
 def _check(
     config: RunConfig, workflow: Callable[..., Any] | None, judge: Callable[..., Any] | None
 ) -> SupervisedAlgorithm:
@@ -179,34 +149,6 @@ def _idle(resolved: Resolved, has_workflow: bool) -> list[str]:
     idle = [name for name, origin in resolved.origins.items() if origin != "default" and name.startswith(starts)]
     name = resolved.config.algorithm.algorithm_type
     return [f"without effect in {name}: {', '.join(idle)}"] if idle else []
-
-
-def load_rows(dataset: DatasetConfig, data: Data, fields: SupervisedConfig) -> Sequence[Task]:
-    """The rows of a dataset. Raises `DatasetError` if one of the first does not have the format."""
-    rows: Sequence[Task] = load_tasks(dataset)
-    for place in range(min(len(rows), ROWS_CHECKED_FIRST)):
-        read_row(rows[place], data, fields)
-    return rows
-
-
-def read_data(config: RunConfig, algorithm: SupervisedAlgorithm, has_workflow: bool) -> RowData:
-    """The datasets, split."""
-    rows = load_rows(config.train_dataset, algorithm.data, config.supervised)
-    messages: tuple[str, ...] = ()
-    held_out: Sequence[Task] = ()
-    if config.eval_dataset is not None and not has_workflow:
-        held_out = load_tasks(config.eval_dataset)
-    elif config.evaluation.hold_out:
-        training, held = hold_out(len(rows), config.seed)
-        messages = (
-            f"{len(held)} of {len(rows)} rows are held out to measure the loss (evaluation.hold_out: false trains on "
-            "all)",
-        )
-        held_out, rows = [rows[index] for index in held], [rows[index] for index in training]
-    limit = config.evaluation.max_tasks
-    tasks = load_tasks(config.eval_dataset)[:limit] if config.eval_dataset is not None and has_workflow else ()
-    further = {name: load_tasks(dataset) for name, dataset in config.evaluation.further.items()}
-    return RowData(training=rows, held_out=held_out[:limit], tasks=tasks, further=further, messages=messages)
 
 
 def _assemble(
@@ -263,31 +205,6 @@ def _assemble(
     )
 
 
-def make_tutor(config: RunConfig, algorithm: SupervisedAlgorithm, folder: Path) -> Tutor:
-    """What makes lessons of rows for the model in `folder`; its weights are not read."""
-    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
-
-    from agenttune.gateway.render import Renderer
-    from agenttune.inference.families import end_token_ids
-    from agenttune.supervised.lessons import Tutor
-
-    settings = AutoConfig.from_pretrained(folder)
-    generation = GenerationConfig.from_model_config(settings)
-    if (folder / "generation_config.json").exists():
-        generation = GenerationConfig.from_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    thinking = config.model.enable_thinking
-    return Tutor(
-        tokenizer=tokenizer,
-        renderer=None if algorithm.data == "texts" else Renderer(tokenizer),
-        end_ids=end_token_ids(SimpleNamespace(config=settings, generation_config=generation)),
-        max_model_len=config.model.max_model_len,
-        data=algorithm.data,
-        fields=config.supervised,
-        template_kwargs={} if thinking is None else {"enable_thinking": thinking},
-    )
-
-
 def _write_outcome(loop: SupervisedLoop, directory: RunDirectory) -> None:
     from agenttune.trainer.checkpoint import pointed
 
@@ -321,7 +238,6 @@ def _write_outcome(loop: SupervisedLoop, directory: RunDirectory) -> None:
 
 def _outcome(loop: SupervisedLoop, directory: RunDirectory) -> TuneResult:
     from agenttune.trainer.checkpoint import pointed
-    from agenttune.tuning import TuneResult
 
     progress, display = loop.progress, loop.display
     if progress.before is not None and progress.after is not None:
