@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from agenttune.config.run import RunConfig
 from agenttune.errors import AgentTuneError, ConfigError
 from agenttune.execution.engine_choice import choose_engine
-from agenttune.execution.start import uses_ray
 from agenttune.monitor.summary import peak_memory_mb
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ def before_run(config: RunConfig, run_dir: Path) -> Iterator[str]:
     is certain to be."""
     try:
         models, hardware = _models_and_hardware(config)
-        short = "" if uses_ray(config) else certainly_short(config, models, hardware)
+        short = "" if config.uses_ray else certainly_short(config, models, hardware)
     except _UNFORESEEN as error:
         yield _no_plan(error)
         return
@@ -59,7 +58,7 @@ def before_run(config: RunConfig, run_dir: Path) -> Iterator[str]:
     except _UNFORESEEN as error:
         yield _no_plan(error)
         return
-    if not uses_ray(config):
+    if not config.uses_ray:
         yield from _warnings(found)
 
 
@@ -126,7 +125,7 @@ def _plan(config: RunConfig, models: Models, hardware: Hardware, workload: Workl
 
 
 def _is_vllm(config: RunConfig) -> bool:
-    if uses_ray(config):
+    if config.uses_ray:
         return config.engine.type == "vllm"
     return choose_engine(config).type == "vllm"
 

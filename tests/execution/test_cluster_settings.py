@@ -16,7 +16,7 @@ from agenttune.errors import ConfigError
 from agenttune.execution.cluster.connect import check_ray, check_size
 from agenttune.execution.cluster.placement import choose, needs, num_ranks
 from agenttune.execution.cluster.weights import to_arrays, to_tensors
-from agenttune.execution.start import check_execution, uses_ray
+from agenttune.execution.start import check_execution
 
 Make = Callable[..., RunConfig]
 
@@ -35,10 +35,10 @@ def machine(cpus: float, gpus: float = 0, *, alive: bool = True) -> dict[str, An
 
 
 def test_execution_is_ray_where_it_is_said_or_where_anything_is_set_in_cluster(make):
-    assert not uses_ray(make())
-    assert uses_ray(make(execution="ray"))
-    assert uses_ray(make(cluster__ray_address="auto"))
-    assert uses_ray(make(cluster__num_workers=4))
+    assert not make().uses_ray
+    assert make(execution="ray").uses_ray
+    assert make(cluster__ray_address="auto").uses_ray
+    assert make(cluster__num_workers=4).uses_ray
     with pytest.raises(ConfigError, match="settings of cluster have no effect with execution: local"):
         check_execution(make(execution="local", cluster__num_workers=4))
 

@@ -340,6 +340,11 @@ class RunConfig(Strict):
     deterministic: bool = False
     """Fixed shapes in the engine: bitwise reproducible, slower."""
 
+    @property
+    def uses_ray(self) -> bool:
+        """Whether the run's parts are actors of Ray: by `execution`, or because anything is set in `cluster`."""
+        return self.execution == "ray" or (self.execution is None and self.cluster != ClusterConfig())
+
     @field_validator("project", "name")
     @classmethod
     def _is_folder_name(cls, value: str | None) -> str | None:

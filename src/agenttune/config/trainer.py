@@ -62,6 +62,11 @@ class TrainerConfig(Strict):
     lora: LoraConfig | None = None
     """Train adapters in place of all weights; None trains all."""
 
+    @property
+    def has_ranks(self) -> bool:
+        """Whether processes of their own train; for weights kept on the CPU there may be a single one."""
+        return self.num_processes > 1 or self.cpu_offload
+
 
 class CriticConfig(Strict):
     """The critic of algorithms that have one (`ppo`): a copy of the model with a value head."""

@@ -66,12 +66,10 @@ async def _start_replicas(config: RunConfig, folder: Path, stop_decoder: Callabl
 
 def adapters_alone(config: RunConfig) -> LoraConfig | None:
     """The adapters that vLLM loads without merging: those of a trainer in this process, of a rank that it takes."""
-    from agenttune.execution.start import uses_ray
-    from agenttune.execution.trainers import has_ranks
     from agenttune.inference.vllm_adapters import RANKS
 
     lora = config.trainer.lora
-    if lora is None or lora.rank > max(RANKS) or has_ranks(config) or uses_ray(config):
+    if lora is None or lora.rank > max(RANKS) or config.trainer.has_ranks or config.uses_ray:
         return None
     return lora
 

@@ -58,14 +58,9 @@ class Served(Protocol):
     def close(self) -> None: ...
 
 
-def uses_ray(config: RunConfig) -> bool:
-    """Whether the run's parts are actors of Ray: by `execution`, or because anything is set in `cluster`."""
-    return config.execution == "ray" or (config.execution is None and config.cluster != ClusterConfig())
-
-
 def check_execution(config: RunConfig) -> None:
     """Raise `ConfigError` for an engine or a Ray that cannot be had, as far as that is known before anything starts."""
-    if not uses_ray(config):
+    if not config.uses_ray:
         if config.cluster != ClusterConfig():
             raise ConfigError(
                 "the settings of cluster have no effect with execution: local: set it to ray, or remove them"
@@ -87,7 +82,7 @@ def start_serving(
     needs_reward: bool = True,
 ) -> Served:
     """Load the configured models and start serving them; see `local.Serving` and `cluster.serving.RayServing`."""
-    if not uses_ray(config):
+    if not config.uses_ray:
         return Serving(config, workflow, judge, needs_reward=needs_reward)
     from agenttune.execution.cluster.serving import RayServing
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from agenttune.config.run import RunConfig
 from agenttune.errors import ConfigError
-from agenttune.execution.start import uses_ray
 from agenttune.execution.teacher_files import teacher_folder
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ AnySupervisedTrainer: TypeAlias = "SupervisedTrainer | SupervisedGroup"
 
 def check_trainer(config: RunConfig) -> None:
     """Refuse processes that cannot be had on this machine, and settings without effect. Raises `ConfigError`."""
-    if has_ranks(config) and not uses_ray(config):  # there the cluster's GPUs count
+    if config.trainer.has_ranks and not config.uses_ray:  # there the cluster's GPUs count
         check_processes(config, num_gpus=_num_gpus())
 
 
@@ -58,7 +57,7 @@ def make_trainer(
         from agenttune.execution.ranks.group import TrainerGroup
 
         return TrainerGroup(ranks(_plan(config, algorithm, folder, total_steps, teacher_path)))
-    if has_ranks(config):
+    if config.trainer.has_ranks:
         from agenttune.execution.ranks.group import TrainerGroup
 
         return TrainerGroup(_start(config, algorithm, folder, total_steps, teacher_path))
@@ -81,7 +80,7 @@ def make_supervised_trainer(
     config: RunConfig, algorithm: SupervisedAlgorithm, folder: Path, *, total_steps: int
 ) -> AnySupervisedTrainer:
     """A trainer for rows; raises as `make_trainer`."""
-    if has_ranks(config):
+    if config.trainer.has_ranks:
         from agenttune.execution.ranks.group import SupervisedGroup
 
         return SupervisedGroup(_start(config, algorithm, folder, total_steps, None))
@@ -130,11 +129,6 @@ def _plan(
         teacher_path=None if teacher_path is None else str(teacher_path),
         critic=config.critic,
     )
-
-
-def has_ranks(config: RunConfig) -> bool:
-    """Whether processes of their own train; for weights kept on the CPU there may be a single one."""
-    return config.trainer.num_processes > 1 or config.trainer.cpu_offload
 
 
 def _num_gpus() -> int:

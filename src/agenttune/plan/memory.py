@@ -21,7 +21,6 @@ from typing import Any, Literal, get_args
 
 from agenttune.algorithm.resolve import algorithm_of
 from agenttune.algorithm.supervised import SUPERVISED, resolve_supervised
-from agenttune.config.cluster import ClusterConfig
 from agenttune.config.run import RunConfig
 from agenttune.plan.engine import engine_need
 from agenttune.plan.hardware import GIB, Hardware
@@ -172,10 +171,10 @@ def num_engine_devices(config: RunConfig) -> int:
 
 def shares_weights(config: RunConfig, hardware: Hardware, *, vllm: bool) -> bool:
     """Whether the policy lives in the engine's memory: one type, one process, and never both at work."""
-    alone = config.trainer.num_processes == 1 and not config.trainer.cpu_offload and num_engine_devices(config) == 1
+    alone = not config.trainer.has_ranks and num_engine_devices(config) == 1
     same = config.trainer.lora is None and not computes_bfloat16(config.engine.dtype, hardware)
     learns_from_rows = config.algorithm.algorithm_type in SUPERVISED
-    alone = alone and not vllm and not uses_ray(config)
+    alone = alone and not vllm and not config.uses_ray
     return alone and same and not learns_from_rows and not Schedule.of(config, total=1).overlaps
 
 
@@ -194,12 +193,7 @@ def offloaded_bytes(config: RunConfig, models: Models, hardware: Hardware) -> in
 
 def is_colocated(config: RunConfig) -> bool:
     """Whether trainer and engine share devices: always where Ray does not place them."""
-    return not uses_ray(config) or config.cluster.colocate
-
-
-def uses_ray(config: RunConfig) -> bool:
-    """Whether the engines are actors of Ray."""
-    return config.execution == "ray" or (config.execution is None and config.cluster != ClusterConfig())
+    return not config.uses_ray or config.cluster.colocate
 
 
 def _place(name: str, count: int, hardware: Hardware, items: Sequence[Item]) -> Place:

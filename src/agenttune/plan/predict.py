@@ -12,7 +12,7 @@ from agenttune.config.run import RunConfig
 from agenttune.errors import ConfigError
 from agenttune.plan.fit import Limits, Suggestion, suggest
 from agenttune.plan.hardware import Hardware
-from agenttune.plan.memory import SLACK, Models, Place, Roles, num_processes, offloaded_bytes, places, uses_ray
+from agenttune.plan.memory import SLACK, Models, Place, Roles, num_processes, offloaded_bytes, places
 from agenttune.plan.sizes import read_model_config, sizes_of
 from agenttune.plan.timing import EFFICIENCIES, StepTime, step_time
 from agenttune.plan.workload import Workload
@@ -114,10 +114,10 @@ def plan(
         time=step_time(config, models, hardware, workload),
         missing_devices=missing,
         suggestion=suggestion,
-        engine_apart=vllm or uses_ray(config),
+        engine_apart=vllm or config.uses_ray,
         trainer_apart=num_processes(config) > 1
         or config.trainer.cpu_offload
-        or (uses_ray(config) and hardware.kind == "cuda"),
+        or (config.uses_ray and hardware.kind == "cuda"),
         assumptions=tuple(_assumptions(config, models, hardware, workload, vllm)),
     )
 

@@ -22,7 +22,7 @@ from agenttune.errors import ConfigError
 from agenttune.execution.auxiliary_settings import check_auxiliary_models
 from agenttune.execution.engine_choice import check_heads
 from agenttune.execution.model_files import model_folder
-from agenttune.execution.start import check_execution, start_serving, uses_ray
+from agenttune.execution.start import check_execution, start_serving
 from agenttune.execution.threads import let_idle_workers_sleep
 from agenttune.execution.trainers import AnySupervisedTrainer, check_trainer, make_supervised_trainer
 from agenttune.forecast import after_run, before_run
@@ -133,7 +133,7 @@ def _check(
     check_auxiliary_models(config)
     check_monitor(config.monitor_type)
     check_lora(config.trainer)
-    if uses_ray(config):
+    if config.uses_ray:
         raise ConfigError(
             f"{config.algorithm.algorithm_type!r} learns without rollouts, and execution: ray places rollouts: leave "
             "execution and cluster out (trainer.num_processes trains on several GPUs of this machine)"
