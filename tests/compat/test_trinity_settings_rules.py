@@ -367,13 +367,13 @@ def test_every_algorithm_name_of_trinity_is_known_and_its_parts_exist():
 
 def test_the_notice_is_one_message_that_lists_each_key_once():
     content = {
-        "cluster": {"total_gpu_num": 16, "gpu_per_node": 8},
+        "cluster": {"total_gpu_num": 16, "explorer_gpu_num": 8},
         "log": {"level": "INFO"},
     }
     (notice,) = convert_(content).notices
     assert notice.splitlines() == [
         "f.yaml: without effect here:",
-        "  cluster.{total_gpu_num, gpu_per_node}: GPUs are counted by role in the cluster that is there (docs/ray.md)",
+        "  cluster.{total_gpu_num, explorer_gpu_num}: Trinity-RFT fills it in itself",
         "  log.level: the run prints its own lines, no log files",
     ]
     assert not re.search(r"node_num.*node_num", notice)
@@ -396,6 +396,58 @@ def test_several_machines_are_a_ray_and_one_is_a_process(cluster, settings):
     found = convert_({"cluster": cluster}).settings
     for name in ("execution", "cluster", "trainer"):
         assert found.get(name) == settings.get(name), name
+
+
+ENGINES = {"rollout_model": {"engine_num": 2, "tensor_parallel_size": 2}}
+AWAY = {"engine_type": "external", "external_model_config": {"base_url_env": "URL", "model_name": "m"}}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "explorer", "model", "ranks"),
+    [
+        ({"gpu_per_node": 8}, ENGINES, {}, None),  # one process
+        ({"gpu_per_node": 8, "ray_address": "auto"}, ENGINES, (2, 2), 4),
+        ({"gpu_per_node": 8, "node_num": 2}, ENGINES, (2, 2), 12),
+        ({"gpu_per_node": 8, "node_num": 2}, {}, {}, 15),
+        ({"node_num": 2}, ENGINES, (2, 2), None),
+        ({"gpu_per_node": 8, "node_num": 2, "trainer_gpu_num": 5}, ENGINES, (2, 2), 5),
+        (
+            {"gpu_per_node": 8, "node_num": 2},
+            {
+                **ENGINES,
+                "auxiliary_models": [{"model_path": "m", "max_model_len": 64, "tensor_parallel_size": 2}, AWAY],
+            },
+            (2, 2),
+            10,
+        ),
+    ],
+)
+def test_on_ray_engines_have_their_gpus_and_the_trainer_the_rest(cluster, explorer, model, ranks):
+    """As Trinity-RFT counts them: nodes x GPUs, less the engines of the policy and of auxiliary models. Red when
+    `settings_cluster._taken` leaves out those of auxiliary models."""
+    found = convert_({"cluster": cluster, "explorer": explorer}, URL="http://judge.invalid/v1").settings
+    engines = {} if not model else {"inference_engine_num": model[0], "tensor_parallel_size": model[1]}
+    named = ("inference_engine_num", "tensor_parallel_size")
+    assert {name: value for name, value in found.get("model", {}).items() if name in named} == engines
+    assert found.get("trainer", {}).get("num_processes") == ranks
+
+
+def test_gpus_of_rows_evaluation_and_one_gpu_for_both():
+    on_ray = {"cluster": {"gpu_per_node": 8, "ray_address": "auto"}}
+    rows = convert_({**on_ray, "mode": "train", "algorithm": {"algorithm_type": "sft"}, "explorer": ENGINES})
+    assert rows.settings["trainer"] == {"num_processes": 8}
+    assert "model" not in rows.settings
+    evaluated = {"buffer": {"explorer_input": {"eval_tasksets": [{"path": "x"}]}}}
+    bench = convert_({**on_ray, **evaluated, "mode": "bench", "explorer": ENGINES}).settings
+    assert (bench["model"]["tensor_parallel_size"], bench.get("trainer")) == (2, None)
+    shared = convert_({**on_ray, "mode": "colocate"}).settings
+    assert (shared["cluster"]["colocate"], shared.get("trainer")) == (True, None)
+
+
+def test_engines_that_leave_the_trainer_no_gpu_are_refused():
+    explorer = {"rollout_model": {"engine_num": 8}}
+    with pytest.raises(ConfigError, match="of 8 GPUs the engines need 8, so that none is left for the trainer"):
+        convert_({"cluster": {"gpu_per_node": 8, "ray_address": "auto"}, "explorer": explorer})
 
 
 def test_what_only_evaluation_does_with_its_samples_is_no_reason_to_refuse():

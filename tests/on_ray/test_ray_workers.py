@@ -13,6 +13,9 @@ import torch
 from ray_workflows import asks_the_judge_too, does_what_the_task_says, make_tasks
 from transformers import AutoModelForCausalLM
 
+from agenttune.compat.trinity import workflow_function
+from agenttune.config.functions import import_function
+from agenttune.config.run import TasksetConfig
 from agenttune.errors import ConfigError, DatasetError
 from agenttune.types import Outcome
 
@@ -127,3 +130,32 @@ def test_an_auxiliary_model_has_an_engine_of_its_own_and_is_counted(make_serving
     used = sum(rollout.metrics["auxiliary/judge/tokens"] for group in groups for rollout in group.rollouts)
     assert used > 0
     assert serving.auxiliary.total_tokens == {"judge": used}
+
+
+COUNTS_LETTERS = """
+from agenttune.compat.trinity import REWARD_FUNCTIONS, RewardFn, Workflow
+
+@REWARD_FUNCTIONS.register_module("letters_of_a_file", force=True)
+class Letters(RewardFn):
+    def __call__(self, response, **kwargs):
+        return {"letters": response.count("e") / 8}
+
+class Asks(Workflow):
+    def run(self):
+        (exp,) = self.model.chat([{"role": "user", "content": self.task.raw_task["question"]}], max_tokens=8)
+        (exp.reward,) = self.task.reward_fn()(exp.response_text).values()
+        return [exp]
+"""
+
+
+def test_a_trinity_workflow_of_a_file_goes_to_the_workers(make_serving, tmp_path):
+    """With its reward function, from a file that workers cannot import. Red when `pickled` sends only the module of the
+    function itself by value: that is the adapter's."""
+    (tmp_path / "asks.py").write_text(COUNTS_LETTERS)
+    asks = import_function(f"{tmp_path / 'asks.py'}:Asks")
+    workflow = workflow_function(asks, TasksetConfig(reward_fn="letters_of_a_file"), {})
+    serving = make_serving(workflow, cluster__num_workers=1)
+    groups = run(serving, make_tasks(3), "trinity-")
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    assert [(rollout.outcome, rollout.error, len(rollout.calls)) for rollout in rollouts] == [(Outcome.OK, None, 1)] * 6
+    assert all(rollout.reward == rollout.call_rewards[0] for rollout in rollouts)

@@ -34,9 +34,19 @@ class Used(Protocol):
     def restore(self, total_tokens: Mapping[str, int]) -> None: ...
 
 
-class Served(Protocol):
+class Place(Protocol):
+    """Where a run's parts are; `ranks` starts the trainer's there (None: it trains here), `line` tells the user."""
+
+    @property
+    def ranks(self) -> StartRanks | None: ...
+    @property
+    def line(self) -> str: ...
+    def close(self) -> None: ...
+
+
+class Served(Place, Protocol):
     """A model that serves rollouts, wherever it is. `runner` runs them; `recorded` and `baseline` say how sessions are
-    opened for training, `modes` how for evaluation; `folder` holds the model's files; `line` tells what runs where."""
+    opened for training, `modes` how for evaluation; `folder` holds the model's files."""
 
     folder: Path
     runner: RolloutRunner
@@ -48,27 +58,24 @@ class Served(Protocol):
     def auxiliary(self) -> Used: ...
     @property
     def engine(self) -> Engine: ...
-    @property
-    def ranks(self) -> StartRanks | None: ...
-    @property
-    def line(self) -> str: ...
     def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None: ...
     def probe(self, prompt_ids_P: IntArray, *, noise: int) -> Future[tuple[Experience, ...]]: ...
     def generating_s(self) -> float: ...
-    def close(self) -> None: ...
 
 
-def check_execution(config: RunConfig) -> None:
-    """Raise `ConfigError` for an engine or a Ray that cannot be had, as far as that is known before anything starts."""
+def check_execution(config: RunConfig, *, serves: bool = True) -> None:
+    """Raise `ConfigError` for an engine (if one `serves`) or a Ray that cannot be had, as far as that is known before
+    anything starts."""
     if not config.uses_ray:
         if config.cluster != ClusterConfig():
             raise ConfigError(
                 "the settings of cluster have no effect with execution: local: set it to ray, or remove them"
             )
-        choose_engine(config)
+        if serves:
+            choose_engine(config)
         return
     if (device := config.engine.device).startswith("cuda:"):
-        raise ConfigError(f"engine.device is {device}, but Ray gives each engine its GPUs: set it to cuda")
+        raise ConfigError(f"engine.device is {device}, but Ray gives GPUs out: set it to cuda")
     from agenttune.execution.cluster.connect import check_ray
 
     check_ray()
@@ -87,3 +94,12 @@ def start_serving(
     from agenttune.execution.cluster.serving import RayServing
 
     return RayServing(config, workflow, judge, needs_reward=needs_reward)
+
+
+def start_training(config: RunConfig) -> Place | None:
+    """Where a run trains that serves nothing; None is this machine. Raises `ConfigError` if Ray cannot be had."""
+    if not config.uses_ray:
+        return None
+    from agenttune.execution.cluster.training import RayTraining
+
+    return RayTraining(config)

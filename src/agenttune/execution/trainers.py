@@ -77,9 +77,18 @@ def make_trainer(
 
 
 def make_supervised_trainer(
-    config: RunConfig, algorithm: SupervisedAlgorithm, folder: Path, *, total_steps: int
+    config: RunConfig,
+    algorithm: SupervisedAlgorithm,
+    folder: Path,
+    *,
+    total_steps: int,
+    ranks: StartRanks | None = None,
 ) -> AnySupervisedTrainer:
-    """A trainer for rows; raises as `make_trainer`."""
+    """A trainer for rows; `ranks` and errors as in `make_trainer`."""
+    if ranks is not None:
+        from agenttune.execution.ranks.group import SupervisedGroup
+
+        return SupervisedGroup(ranks(_plan(config, algorithm, folder, total_steps, None)))
     if config.trainer.has_ranks:
         from agenttune.execution.ranks.group import SupervisedGroup
 

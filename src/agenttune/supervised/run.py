@@ -22,7 +22,7 @@ from agenttune.errors import ConfigError
 from agenttune.execution.auxiliary_settings import check_auxiliary_models
 from agenttune.execution.engine_choice import check_heads
 from agenttune.execution.model_files import model_folder
-from agenttune.execution.start import check_execution, start_serving
+from agenttune.execution.start import check_execution, start_serving, start_training
 from agenttune.execution.threads import let_idle_workers_sleep
 from agenttune.execution.trainers import AnySupervisedTrainer, check_trainer, make_supervised_trainer
 from agenttune.forecast import after_run, before_run
@@ -53,6 +53,7 @@ OF_WORKFLOW = (
     *("workflow_args", "rollout.", "auxiliary_models", "judge"),
     *("engine.type", "engine.dtype", "engine.max_slots", "engine.kv_cache_mb"),
     *("model.tensor_parallel_size", "model.inference_engine_num"),
+    *("cluster.num_workers", "cluster.rollouts_per_worker", "cluster.colocate"),
 )
 """Settings that mean something only where the agent is evaluated."""
 
@@ -83,13 +84,15 @@ def run_supervised(
             display.message(line)
         for line in before_run(config, directory.path):
             display.message(line)
-        serving = None
-        if workflow is not None:
-            serving = start_serving(config, workflow, judge)
-            stack.callback(serving.close)
-            display.message(serving.line)
+        serving = None if workflow is None else start_serving(config, workflow, judge)
+        place = start_training(config) if serving is None else serving
+        ranks = None
+        if place is not None:
+            stack.callback(place.close)
+            display.message(place.line)
+            ranks = place.ranks
         folder = model_folder(config.model.model_path)
-        trainer = make_supervised_trainer(config, algorithm, folder, total_steps=total_steps)
+        trainer = make_supervised_trainer(config, algorithm, folder, total_steps=total_steps, ranks=ranks)
         stack.callback(trainer.close)
         if serving is not None:
             publish_adapters_alone(serving.engine, trainer)
@@ -118,7 +121,6 @@ def _check(
     if workflow is not None:
         workflow_arguments(workflow)
         check_heads(config.model, Path(config.model.model_path).expanduser())
-        check_execution(config)
         if config.eval_dataset is None:
             raise ConfigError(
                 f"with {name!r} the workflow is there to evaluate the agent, on the tasks of eval_dataset: give that "
@@ -133,11 +135,7 @@ def _check(
     check_auxiliary_models(config)
     check_monitor(config.monitor_type)
     check_lora(config.trainer)
-    if config.uses_ray:
-        raise ConfigError(
-            f"{config.algorithm.algorithm_type!r} learns without rollouts, and execution: ray places rollouts: leave "
-            "execution and cluster out (trainer.num_processes trains on several GPUs of this machine)"
-        )
+    check_execution(config, serves=workflow is not None)
     check_trainer(config)
     model_folder(config.model.model_path)
     return algorithm

@@ -15,6 +15,7 @@ from typing import Any
 
 from agenttune.compat.trinity import (
     settings_algorithm,
+    settings_cluster,
     settings_run,
     settings_supervised,
     settings_sync,
@@ -99,6 +100,7 @@ def convert(
         settings_tasks.auxiliary_models(draft)
         settings_sync.synchronizer(draft)
     settings_run.trainer_config(draft)
+    settings_cluster.gpus(draft)
     if draft.problems:
         raise InvalidConfigError.of(f"{file} (Trinity-RFT's layout)", draft.problems)
     assert not draft.unanswered(), draft.unanswered()

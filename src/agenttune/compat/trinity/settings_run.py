@@ -37,6 +37,8 @@ def mode(draft: Draft) -> None:
         _mode_of_rows(draft, value)
     elif value in (None, "both"):
         draft.same("mode")
+    elif value == "colocate" and draft.tree.get("execution") == "ray":
+        draft.set("cluster.colocate", True, "mode")
     elif value == "colocate":
         draft.say("sampling and training share the device in every run", "mode")
     elif value == "bench":
@@ -121,8 +123,6 @@ def _concurrency(draft: Draft, repeat: int) -> None:
     key, engines = "explorer.runner_per_model", "explorer.rollout_model.engine_num"
     mode_key, most_key = "explorer.concurrent_mode", "explorer.max_repeat_times_per_runner"
     runners, number, most = draft.whole(key), draft.whole(engines), draft.whole(most_key)
-    if engines in draft.given:
-        draft.idle(engines, "one engine of our own serves the model (engine.*)")
     if runners is None:
         return
     each = 1

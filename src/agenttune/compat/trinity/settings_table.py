@@ -34,9 +34,9 @@ from agenttune.compat.trinity.settings_selection import of_selector, selector_ty
 from agenttune.compat.trinity.settings_supervised import rules as rules_of_rows
 
 ITSELF = idle("Trinity-RFT fills it in itself")
-ONE_MACHINE = idle("one machine, whose devices are found (engine.device)")
-VLLM = idle("a setting of vLLM's or SGLang's; the engine is our own, on one device (engine.*)")
-PARALLEL = idle("one process trains, on one device (trainer.*)")
+VLLM = idle("a setting of vLLM's or SGLang's that has no counterpart (engine.*)")
+PARALLEL = idle("FSDP2 alone divides the model, over trainer.num_processes ranks (docs/distributed.md)")
+MOVES = idle("how weights move follows from where engines and trainer are (docs/ray.md)")
 JOURNAL = idle("every rollout is kept in the run's journal, run.db")
 TEMPLATE = "chat templates are the tokenizer's: put it into the model's folder (chat_template.jinja)"
 ROPE = "positions are the model's own: set it in the config.json of the model's folder"
@@ -284,7 +284,7 @@ _ENGINE: dict[str, Rule] = {
 }
 _EXTERNAL = ("enable", "base_url_env", "api_key_env", "model_name")
 _ROLLOUT_MODEL: dict[str, Rule] = {
-    "engine_num": later,
+    **dict.fromkeys(("engine_num", "tensor_parallel_size"), later),
     "name": idle("the model to train needs no name"),
     "model_path": idle("model.model_path names the model to train"),
     "engine_type": refused(
@@ -313,8 +313,7 @@ _AUXILIARY_MODEL: dict[str, Rule] = {
 _SYNCHRONIZER: dict[str, Rule] = {
     **dict.fromkeys(("sync_style", "sync_interval", "sync_offset"), later),
     **dict.fromkeys(("explorer_sync_interval", "trainer_sync_interval"), later),
-    **dict.fromkeys(("sync_method", "sync_timeout", "group_name"), idle("weights move within one process")),
-    **dict.fromkeys(("wait_for_checkpoint",), idle("weights move within one process")),
+    **dict.fromkeys(("sync_method", "sync_timeout", "group_name", "wait_for_checkpoint"), MOVES),
     **dict.fromkeys(("explorer_world_size", "ray_namespace"), ITSELF),
 }
 _TRAINER: dict[str, Rule] = {

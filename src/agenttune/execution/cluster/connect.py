@@ -63,6 +63,11 @@ class Connection:
         self._groups: dict[Role, Any] = {}
 
     @property
+    def line(self) -> str:
+        """Whose it is."""
+        return "started here" if self.owned else "joined"
+
+    @property
     def num_gpus(self) -> int:
         """GPUs of the whole cluster."""
         import ray

@@ -55,12 +55,16 @@ def needs(config: RunConfig, num_gpus: int) -> Mapping[Role, Sequence[Bundle]]:
         return {"engine": engines, "rollout worker": workers}
     width = config.model.tensor_parallel_size
     engines = [_bundle(on_gpus, width) if name is None else {"CPU": 1} for name in names]
-    trainers: list[Bundle] = [{"CPU": 1, "GPU": 1} if on_gpus else {"CPU": 1}] * ranks
-    return {"engine": engines, "trainer rank": trainers, "rollout worker": workers}
+    return {"engine": engines, "trainer rank": rank_bundles(config, num_gpus, ranks), "rollout worker": workers}
+
+
+def rank_bundles(config: RunConfig, num_gpus: int, ranks: int) -> Sequence[Bundle]:
+    """What so many ranks of the trainer need: a GPU each where there are GPUs."""
+    return [_bundle(_on_gpus(config, num_gpus), 1)] * ranks
 
 
 def _bundle(on_gpus: bool, width: int) -> Bundle:
-    """What an engine of so many workers computes on: GPUs, or a core for each."""
+    """What so many processes of an engine or a trainer compute on: GPUs, or a core for each."""
     return {"CPU": 1, "GPU": width} if on_gpus else {"CPU": width}
 
 

@@ -19,21 +19,20 @@ from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from agenttune.config.functions import FILE_MODULE
 from agenttune.config.run import RunConfig
-from agenttune.errors import AgentTuneError, ConfigError, EngineError
+from agenttune.errors import AgentTuneError, EngineError
 from agenttune.execution.cluster.attempts import HARD_GRACE_S, RESTART_S, AuxiliaryTotals, OnWorkers, Worker
 from agenttune.execution.cluster.connect import Connection
 from agenttune.execution.cluster.engine import MAX_RESTARTS, EngineActor, EngineClient, answer, first_line
 from agenttune.execution.cluster.placement import choose, engine_names, needs, num_ranks, of_one_engine
-from agenttune.execution.cluster.ranks import RankActor, RayRanks, StoredWeights
+from agenttune.execution.cluster.ranks import StoredWeights
+from agenttune.execution.cluster.training import ranks_in
 from agenttune.execution.cluster.weights import to_arrays
-from agenttune.execution.cluster.worker import RolloutWorker, Setup
+from agenttune.execution.cluster.worker import RolloutWorker, Setup, pickled
 from agenttune.execution.local import Mode
 from agenttune.execution.model_files import model_folder, quiet_transformers
 from agenttune.execution.probe import sample_probes
 from agenttune.execution.ranks.group import StartRanks
-from agenttune.execution.ranks.trainer import TrainerPlan
 from agenttune.execution.serving import ServingThread
 from agenttune.inference.engine import Engine
 from agenttune.inference.routing import Replicas
@@ -86,7 +85,7 @@ class RayServing:
         self.folder = model_folder(config.model.model_path)
         self._config = config
         functions = UserFunctions(workflow, judge, config.workflow_args, needs_reward=needs_reward)
-        self._functions = _pickled(functions)
+        self._functions = pickled(functions)
         self._published: tuple[int, Any] = (0, None)
         self._generating_s = 0.0
         self._grace_s = grace_s
@@ -132,9 +131,8 @@ class RayServing:
     @property
     def line(self) -> str:
         """What runs where, for the user."""
-        where = "started here" if self._ray.owned else "joined"
         return (
-            f"execution: ray ({where}), {len(self._policy)} engine(s) ({self._choice.type}) and "
+            f"execution: ray ({self._ray.line}), {len(self._policy)} engine(s) ({self._choice.type}) and "
             f"{self._config.cluster.num_workers} rollout worker(s) in actors, the trainer "
             + (f"in {self._num_ranks} more" if self._num_ranks else "in this process")
         )
@@ -155,7 +153,11 @@ class RayServing:
     @property
     def ranks(self) -> StartRanks | None:
         """Starts the trainer's ranks in actors; None where the trainer is in the coordinator's process."""
-        return self._start_ranks if self._num_ranks else None
+        if not self._num_ranks:
+            return None
+        if self._config.cluster.colocate:
+            return ranks_in(self._ray, self._num_ranks, "engine", share=2)
+        return ranks_in(self._ray, self._num_ranks)
 
     def probe(self, prompt_ids_P: IntArray, *, noise: int) -> Future[tuple[Experience, ...]]:
         """Begin to sample probes with the weights that serve; see `execution.probe`."""
@@ -194,18 +196,6 @@ class RayServing:
         config = of_one_engine(self._config, self._choice.type)
         placed = actor.remote(config, auxiliary, torch.get_num_threads())
         return _Placed(name=name, actor=placed, auxiliary=auxiliary)
-
-    def _start_ranks(self, plan: TrainerPlan) -> RayRanks:
-        import ray
-
-        actors = []
-        for rank in range(self._num_ranks):
-            if self._config.cluster.colocate:
-                options = self._ray.options("engine", rank, share=2)
-            else:
-                options = self._ray.options("trainer rank", rank)
-            actors.append(ray.remote(RankActor).options(**options).remote())
-        return RayRanks(plan, actors)
 
     def _place_worker(self, index: int) -> Any:
         import ray
@@ -290,22 +280,6 @@ class RayServing:
         self.thread.call(close())
         for actor in (*self._actors, *(placed.actor for placed in self._engines)):
             ray.kill(actor)
-
-
-def _pickled(functions: UserFunctions) -> bytes:
-    import ray.cloudpickle
-
-    for function in (functions.workflow, functions.judge):
-        module = sys.modules.get(getattr(function, "__module__", ""))
-        if module is not None and module.__name__.startswith(FILE_MODULE):  # named by a file: not importable elsewhere
-            ray.cloudpickle.register_pickle_by_value(module)
-    try:
-        return bytes(ray.cloudpickle.dumps(functions))
-    except Exception as error:  # whatever the user's objects raise
-        raise ConfigError(
-            f"the workflow or the judge cannot be sent to a rollout worker: {type(error).__name__}: {error}; make what "
-            "cannot be pickled (connections, locks, clients) inside the function"
-        ) from error
 
 
 async def _start_workers(actors: Sequence[Any], setup: Any) -> list[str]:

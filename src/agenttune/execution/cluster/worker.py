@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agenttune.compat.agentscope import silent_agents
+from agenttune.config.functions import FILE_MODULE
 from agenttune.config.run import AuxiliaryModelConfig, RunConfig
 from agenttune.errors import ConfigError
 from agenttune.execution.auxiliary import AuxiliaryModels
@@ -24,12 +25,13 @@ from agenttune.execution.sessions import make_gateway, session_kinds
 from agenttune.execution.threads import let_idle_workers_sleep
 from agenttune.inference.engine import Engine
 from agenttune.inference.routing import Replicas
+from agenttune.rollout.attempt import UserFunctions
 from agenttune.rollout.in_process import Asked, Attempted, InProcess
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What a worker needs. `functions` is a pickled `UserFunctions`; `policy` are the engines of the model that is
+    """What a worker needs. `functions` are `pickled`; `policy` are the engines of the model that is
     tuned, `auxiliary` those of the auxiliary models that are not at an endpoint, by name; `paths` is where the
     coordinator finds the user's modules."""
 
@@ -38,6 +40,22 @@ class Setup:
     functions: bytes
     policy: Sequence[EngineClient]
     auxiliary: Mapping[str, EngineClient]
+
+
+def pickled(functions: UserFunctions) -> bytes:
+    """The user's functions as they travel to workers. Raises `ConfigError` if they cannot."""
+    import ray.cloudpickle
+
+    for name, module in list(sys.modules.items()):
+        if name.startswith(FILE_MODULE):  # named by a file (a class behind the workflow may be): not importable there
+            ray.cloudpickle.register_pickle_by_value(module)
+    try:
+        return bytes(ray.cloudpickle.dumps(functions))
+    except Exception as error:  # whatever the user's objects raise
+        raise ConfigError(
+            f"the workflow or the judge cannot be sent to a rollout worker: {type(error).__name__}: {error}; make what "
+            "cannot be pickled (connections, locks, clients) inside the function"
+        ) from error
 
 
 class RolloutWorker:
