@@ -31,7 +31,7 @@ def test_trap_29_logprobs_after_a_load_are_the_new_models(served, changed, tempe
 
 
 def test_trap_14_the_prefix_cache_does_not_survive_a_load(served, model, changed):
-    """Red with `clear_cache=False` in `VLLMEngine._exchange`."""
+    """Red with `clear_cache=False` in `Loader.load`."""
     asked = request(LONG, max_tokens=8)
     for _ in range(2):  # the second comes from the cache
         (before,) = served.generate(asked)
@@ -93,8 +93,9 @@ def test_weights_of_another_model_are_refused_and_nothing_changes(served, model,
 def test_a_worker_tells_why_it_cannot_read_the_trainers_gpu(served):
     """There is none here. The core would be of no use any more if the worker let the error through."""
     packed = base64.b64encode(pickle.dumps(("GPU of another machine", []))).decode()
-    (reason,) = served.run(served.engine._llm.collective_rpc("agenttune_try_to_read", args=(packed,)))
+    ((elsewhere, reason),) = served.run(served.engine._llm.collective_rpc("agenttune_try_to_read", args=(packed,)))
     assert reason
+    assert not elsewhere
     served.generate(request([506, 61]))
 
 

@@ -1,18 +1,17 @@
 """vLLM as the engine: its `AsyncLLM` in this process, its core and workers in processes of their own.
 
 In: `GenerateRequest`s, awaited on the serving loop, and `load` calls with new weights. Out: `Generation`s. Prompts go
-in as ids; logprobs are of the distribution sampled from (`processed_logprobs`). New weights travel through a file in
-shared memory and vLLM's weight-transfer protocol while generation is paused: running requests lose their KV, are
-computed again from their ids and go on under the new weights; vLLM tells which tokens came from which version.
+in as ids; logprobs are of the distribution sampled from (`processed_logprobs`). New weights come by vLLM's
+weight-transfer protocol while generation is paused (`vllm_loading`): running requests lose their KV, are computed again
+from their ids and go on under the new weights; vLLM tells which tokens came from which version.
 
 With LoRA adapters `load` takes those alone (`vllm_adapters`): nothing pauses, and running requests keep theirs.
-Tested with the CPU build. Not here: transfer by `nccl` (between GPUs the file does).
+Tested with the CPU build.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Coroutine, Mapping
@@ -29,13 +28,10 @@ from agenttune.inference.families import end_token_ids
 from agenttune.inference.requests import check_request
 from agenttune.inference.stopping import find_stop
 from agenttune.inference.vllm_adapters import Adapter, Adapters, in_use, max_rank
+from agenttune.inference.vllm_loading import Loader
 from agenttune.inference.vllm_start import MAX_TOP_LOGPROBS, make_folder, read_skeleton, start_llm
-from agenttune.inference.vllm_transfer import only_gpu, pack, trial
 from agenttune.inference.weights import match_weights
-from agenttune.inference.weights_file import WeightsFile
 from agenttune.types import FinishReason, FloatArray, IntArray
-
-logger = logging.getLogger(__name__)
 
 LEAST_TEMPERATURE = 0.01
 """vLLM raises smaller ones to this, silently."""
@@ -65,15 +61,13 @@ class VLLMEngine:
         self._version = version
         self._decode_text = stop_decoder
         self._folder = folder
-        self._weights = WeightsFile()
-        self._dtype: torch.dtype = llm.model_config.dtype
-        self._adapters = None if lora is None else Adapters(folder, skeleton, lora, self._dtype)
+        self._loader = Loader(llm)
+        self._adapters = None if lora is None else Adapters(folder, skeleton, lora, llm.model_config.dtype)
         self._adapter = None if self._adapters is None else self._adapters.zeros(version)
         self._end_ids = sorted(end_token_ids(skeleton))
         self._num_requests = 0
         self._calls: set[asyncio.Task[Generation]] = set()
         self._loading = asyncio.Lock()
-        self._reads_gpu: bool | None = None
         self._failure: EngineLostError | None = None
 
     @classmethod
@@ -239,36 +233,11 @@ class VLLMEngine:
                 if adapter is not None:
                     await self._unless_dead(self._adopt(adapter))
                 else:
-                    await self._unless_dead(self._exchange(version, matched))
+                    await self._unless_dead(self._loader.load(version, matched))
             except Exception as error:
                 said = f"new weights could not be loaded into vLLM: {type(error).__name__}: {error}"
                 raise self._fail(EngineLostError(said)) from error
             self._version = version
-
-    async def _exchange(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
-
-        gpu = only_gpu(tensors)
-        if gpu is not None and await self._reads_from(gpu):
-            kept = {name: tensor.detach().to(self._dtype).contiguous() for name, tensor in tensors.items()}
-            update = {"handles": pack(kept)}
-        else:
-            update = {"path": str(self._weights.write(tensors, self._dtype))}
-        await self._llm.pause_generation(mode="keep", clear_cache=True)
-        await self._llm.start_weight_update()
-        await self._llm.update_weights(WeightTransferUpdateRequest(update_info=update))
-        await self._llm.finish_weight_update(str(version))
-        await self._llm.resume_generation()
-
-    async def _reads_from(self, gpu: torch.device) -> bool:
-        """Whether every worker reads the trainer's memory on its GPU; tried once."""
-        if self._reads_gpu is None:
-            tried = trial(gpu)
-            reasons = await self._llm.collective_rpc("agenttune_try_to_read", args=(pack({"trial": tried}),))
-            self._reads_gpu = not any(reasons)
-            if not self._reads_gpu:
-                logger.warning("new weights travel through a file, not within the GPU: %s", max(reasons))
-        return self._reads_gpu
 
     async def _adopt(self, adapter: Adapter) -> None:
         """Requests that come from now on are computed with these adapters; those that nobody uses are dropped."""
@@ -299,7 +268,7 @@ class VLLMEngine:
         if llm.output_handler is not None:
             llm.output_handler.cancel()  # it would report the end of the processes as a failure
         await asyncio.to_thread(llm.shutdown, timeout=_STOP_SECONDS)
-        self._weights.close()
+        await asyncio.to_thread(self._loader.close)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _check_open(self) -> None:

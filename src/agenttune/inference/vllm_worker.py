@@ -1,9 +1,9 @@
 """What runs inside vLLM's worker processes: new weights come in here, and the processes end with their owner.
 
-In: the path of a weights file, through vLLM's own weight-transfer protocol (start, update, finish), and the owner's
-process id in the environment. Out: the worker's model changed in place. vLLM imports this module in each worker because
-`inference.vllm` names `WorkerExtension` as its extension; the transfer backend is registered by that import, since
-there is no later moment before the worker makes it.
+In: where new weights are, or which will come, through vLLM's own weight-transfer protocol (start, update, finish), and
+the owner's process id in the environment. Out: the worker's model changed in place. vLLM imports this module in each
+worker because `inference.vllm` names `WorkerExtension` as its extension; the transfer backend is registered by that
+import, since there is no later moment before the worker makes it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import os
 import select
 import signal
 import threading
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+from agenttune.inference.vllm_broadcast import Group, Layout, in_thread, reason
 from agenttune.inference.vllm_start import BACKEND, OWNER_VARIABLE
 from agenttune.inference.vllm_transfer import try_to_read, unpack
 from agenttune.inference.weights_file import mapped
@@ -39,11 +41,12 @@ class NoInit(WeightTransferInitInfo):  # type: ignore[misc]
 
 @dataclass
 class Update(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """Every parameter under its Hugging Face name: a file of `inference.weights_file`, or handles to this GPU's memory
-    (`inference.vllm_transfer`)."""
+    """Every parameter under its Hugging Face name: a file of `inference.weights_file`, handles to this GPU's memory
+    (`inference.vllm_transfer`), or what the trainer broadcasts (`inference.vllm_broadcast`)."""
 
     path: str = ""
     handles: str = ""
+    layout: Layout = field(default_factory=list)
 
 
 @functools.lru_cache(maxsize=1)
@@ -52,13 +55,14 @@ def _mapped(path: str) -> dict[str, torch.Tensor]:
 
 
 class Transfer(WeightTransferEngine[NoInit, Update]):  # type: ignore[misc]
-    """Reads new weights from a file, which is memory where the file is in shared memory, or from the GPU's own."""
+    """Reads new weights from a file in memory, or from the GPU's own memory, or gets them by broadcast."""
 
     init_info_cls = NoInit
     update_info_cls = Update
+    group: Group | None = None
 
     def init_transfer_engine(self, init_info: NoInit) -> None:
-        """Nothing to connect."""
+        """Nothing to connect: `WorkerExtension.agenttune_join` does, which can tell why it could not."""
 
     def start_weight_update(self) -> None:
         """Give the layers their checkpoint shapes again, so that packed ones can be loaded into."""
@@ -72,9 +76,13 @@ class Transfer(WeightTransferEngine[NoInit, Update]):  # type: ignore[misc]
         """Load all parameters; the file is the same one each time."""
         if update_info.handles:
             self.model.load_weights(unpack(update_info.handles, self.device))
+        elif update_info.layout:
+            assert self.group is not None
+            self.model.load_weights(self.group.receive(update_info.layout, self.model_config.dtype))
+        else:
+            self.model.load_weights(_mapped(update_info.path).items())
+        if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-            return
-        self.model.load_weights(_mapped(update_info.path).items())
 
     def finish_weight_update(self) -> None:
         """Pack the layers anew, in place."""
@@ -82,7 +90,10 @@ class Transfer(WeightTransferEngine[NoInit, Update]):  # type: ignore[misc]
         pack_tied_layers(self.model)
 
     def shutdown(self) -> None:
-        """Nothing is held."""
+        """Leave the group of the trainer."""
+        if self.group is not None:
+            self.group.close()
+            self.group = None
 
 
 def pack_tied_layers(model: Any) -> None:
@@ -97,10 +108,25 @@ class WorkerExtension:
     """Methods of a worker. Naming it makes vLLM import this module."""
 
     device: torch.device
+    rank: int
+    weight_transfer_engine: Transfer
 
-    def agenttune_try_to_read(self, packed: str) -> str:
+    def agenttune_try_to_read(self, packed: str) -> tuple[bool, str]:
         """See `vllm_transfer.try_to_read`."""
         return try_to_read(packed, self.device)
+
+    def agenttune_join(self, port: int, members: Sequence[int], limit_s: float) -> str:
+        """Join the trainer's group if this worker is one of the members; why it could not, empty if it could."""
+        if self.rank not in members:
+            return ""
+        group = Group(self.device, rank=1 + members.index(self.rank), size=1 + len(members), port=port)
+        try:
+            in_thread(lambda: group.join(limit_s)).result(limit_s)
+        except Exception as error:  # whatever it is: it must not reach vLLM, whose core would be of no use any more
+            group.close()
+            return reason(error)
+        self.weight_transfer_engine.group = group
+        return ""
 
 
 def _end_with(owner: int, parent: int) -> None:
