@@ -1,8 +1,9 @@
-"""vLLM on GPUs: new weights that its workers read where the trainer has them, and replicas on GPUs of their own."""
+"""vLLM on GPUs: new weights that its workers read where the trainer has them, or get by NCCL on GPUs of their own."""
 
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ import numpy as np
 import pytest
 import torch
 
+from agenttune.errors import EngineLostError
 from agenttune.execution.serving import ServingThread
 from agenttune.inference.engine import GenerateRequest, Generation
+from agenttune.inference.routing import Replicas
 from agenttune.types import Sampling
 
 MODEL = Path(__file__).parents[2] / "examples" / "quickstart" / "model"
@@ -60,20 +63,23 @@ def test_new_weights_are_read_from_the_trainers_gpu() -> None:
     for version in (1, 2):
         thread.call(engine.load(version, weights(model)))
         thread.call(check(engine, model, version))
-    assert engine._reads_gpu
+    assert engine._loader.ways == ["ipc"]
     thread.call(engine.close())
     thread.close()
 
 
 @pytest.mark.two_gpus
-def test_a_replica_on_another_gpu_gets_its_weights_through_a_file() -> None:
+def test_a_replica_on_another_gpu_gets_its_weights_by_nccl() -> None:
+    """The one on the trainer's GPU reads them there, at the same time."""
     thread = ServingThread()
     engines = [start(thread, replica=(number, 2)) for number in range(2)]
     model = changed("cuda:0")
-    for engine in engines:
-        thread.call(engine.load(1, weights(model)))
-        thread.call(check(engine, model, 1))
-    assert [engine._reads_gpu for engine in engines] == [True, False]
+    both = Replicas(engines)
+    for version in (1, 2):
+        thread.call(both.load(version, weights(model)))
+        for engine in engines:
+            thread.call(check(engine, model, version))
+    assert [engine._loader.ways for engine in engines] == [["ipc"], ["nccl"]]
     for engine in engines:
         thread.call(engine.close())
     thread.close()
@@ -81,10 +87,37 @@ def test_a_replica_on_another_gpu_gets_its_weights_through_a_file() -> None:
 
 @pytest.mark.two_gpus
 def test_tensor_parallel() -> None:
+    """One worker is on the trainer's GPU, the other is not: they take the same weights by two ways."""
     thread = ServingThread()
     engine = start(thread, tensor_parallel_size=2)
     model = changed("cuda:0")
-    thread.call(engine.load(1, weights(model)))
-    thread.call(check(engine, model, 1))
+    for version in (1, 2):
+        thread.call(engine.load(version, weights(model)))
+        thread.call(check(engine, model, version))
+    assert engine._loader.ways == ["ipc", "nccl"]
     thread.call(asyncio.wait_for(engine.close(), 60))
+    thread.close()
+
+
+@pytest.mark.two_gpus
+def test_a_worker_that_dies_in_the_midst_of_a_broadcast_hangs_nothing() -> None:
+    """A kernel on the trainer's GPU waits for it then, until the trainer leaves the group."""
+    from agenttune.inference.vllm_loading import Loader
+
+    thread = ServingThread()
+    engine = start(thread, replica=(1, 2))
+
+    class KillsIt(Loader):
+        def _send(self, tensors: Any, layout: Any) -> None:
+            super()._send(tensors, layout[:2])
+            for process in multiprocessing.active_children():
+                process.kill()
+            super()._send(tensors, layout[2:])
+
+    engine._loader = KillsIt(engine._llm, chunk_bytes=2**20)
+    with pytest.raises(EngineLostError):
+        thread.call(engine.load(1, weights(changed("cuda:0"))), timeout_s=120)
+    assert engine._loader.ways == ["nccl"]
+    thread.call(asyncio.wait_for(engine.close(), 60))
+    assert torch.ones(3, device="cuda:0").sum().item() == 3
     thread.close()

@@ -110,8 +110,8 @@ class Loader:
         except Exception as error:  # of NCCL, of the network, of the time: the file does
             reasons["the trainer"] = reason(error)
         if reasons:
-            group.close()
             self._group = None
+            await asyncio.wrap_future(in_thread(group.close))
             await self._llm.shutdown_weight_transfer_engine()
         return "; ".join(f"{who}: {why}" for who, why in reasons.items())
 
@@ -132,7 +132,7 @@ class Loader:
                 await asyncio.gather(received, asyncio.wrap_future(in_thread(send)))
         except BaseException as error:
             assert self._group is not None
-            self._group.close()
+            in_thread(self._group.close)
             if isinstance(error, TimeoutError):
                 raise EngineError(f"a broadcast did not end within {SEND_LIMIT_S:g} s") from error
             raise
