@@ -33,7 +33,7 @@ class Runner:
         return future
 
     def collect(self, futures: list[Future[Group]]) -> list[Group]:
-        return [future.result(timeout=5) for future in futures]
+        return [future.result(timeout=60) for future in futures]
 
 
 class Serving:

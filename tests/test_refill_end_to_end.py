@@ -202,7 +202,7 @@ def test_a_killed_run_goes_on_with_exactly_the_tasks_it_would_have_drawn(tmp_pat
     script = tmp_path / "killed.py"
     script.write_text(KILLED)
     arguments = [str(tmp_path), str(toy_model_dir), str(toy_dataset), str(Path(__file__).parent)]
-    killed = subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True, timeout=200)
+    killed = subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     run_dir = tmp_path / "P" / "fixed"
     assert load(pointed(run_dir, "latest")).state["position"]["step"] == 3

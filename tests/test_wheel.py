@@ -1,6 +1,7 @@
 """The package builds a wheel that installs and runs from outside the repository."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,18 +12,19 @@ ROOT = Path(__file__).parent.parent
 
 
 def run(*command: str, cwd: Path, **environment: str) -> str:
-    done = subprocess.run(
-        command, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True, timeout=200
-    )
+    done = subprocess.run(command, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder into which the wheel, built here, is installed."""
+    """A folder into which the wheel, built here of a copy, is installed."""
     folder = tmp_path_factory.mktemp("wheel")
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT), cwd=folder)
+    shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), cwd=folder)
     (wheel,) = folder.glob("agenttune-*.whl")
     target = folder / "site"
     pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(target))

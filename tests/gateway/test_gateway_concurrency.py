@@ -72,7 +72,7 @@ def test_trap_26_threads_and_loops_of_their_own(serve: Any, tokenizer: Any) -> N
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
     assert said == {number: [f"number {number}"] * 3 for number in range(12)}
 
 
@@ -84,7 +84,7 @@ def held(serve: Any) -> Any:
 
 
 def eventually(condition: Any) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -131,24 +131,30 @@ def test_trap_27_answer_that_comes_after_the_cancellation(serve: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["async", "sync", "http"])
 def test_trap_27_timed_out_call_is_aborted_and_abandoned(serve: Any, kind: str) -> None:
-    """Red when a timeout leaves the request running, or a disconnect is not noticed."""
+    """Red when a timeout leaves the request running, or a disconnect is not noticed.
+
+    On a loaded machine the limit may pass before the engine has the request: then a longer one is tried.
+    """
     served = held(serve)
     session = served.open()
     client = session.model.sync_client
     if kind == "http":
         client = openai.OpenAI(base_url=session.model.base_url, api_key=session.model.api_key, max_retries=0)
 
-    def ask() -> None:
+    def ask(timeout_s: float) -> None:
         if kind == "async":
-            asyncio.run(session.model.client.chat.completions.create(model="toy", messages=USER, timeout=0.7))
+            asyncio.run(session.model.client.chat.completions.create(model="toy", messages=USER, timeout=timeout_s))
         else:
-            client.chat.completions.create(model="toy", messages=USER, timeout=0.7)
+            client.chat.completions.create(model="toy", messages=USER, timeout=timeout_s)
 
-    with pytest.raises(openai.APITimeoutError):
-        ask()
+    for timeout_s in (0.3, 3.0, 30.0):
+        with pytest.raises(openai.APITimeoutError):
+            ask(timeout_s)
+        if served.engine.requests:
+            break
     client.close()
-    eventually(lambda: served.engine.cancelled == 1)
-    assert [call.status for call in session.close()] == [CallStatus.ABANDONED]
+    eventually(lambda: served.engine.cancelled == len(served.engine.requests) > 0)
+    assert {call.status for call in session.close()} == {CallStatus.ABANDONED}
 
 
 def test_trap_27_calls_in_flight_when_the_rollout_ends(serve: Any) -> None:
@@ -167,7 +173,7 @@ def test_trap_27_calls_in_flight_when_the_rollout_ends(serve: Any) -> None:
     thread.start()
     served.engine.waiting.acquire()
     calls = session.close()
-    thread.join(10)
+    thread.join(120)
     assert len(errors) == 1
     assert [call.status for call in calls] == [CallStatus.ABANDONED]
     assert session.close() is calls
@@ -199,10 +205,12 @@ def test_trap_27_the_clients_own_retry(serve: Any) -> None:
 
     thread = threading.Thread(target=release, daemon=True)
     thread.start()
-    client = session.model.sync_client.with_options(max_retries=1, timeout=1.0)
+    client = session.model.sync_client.with_options(max_retries=9, timeout=0.5)
     assert client.chat.completions.create(model="toy", messages=USER).choices[0].message.content == "hi"
-    thread.join(10)
-    assert [call.status for call in session.close()] == [CallStatus.ABANDONED, CallStatus.USED]
+    thread.join(120)
+    *before, last = [call.status for call in session.close()]
+    assert last == CallStatus.USED
+    assert set(before) == {CallStatus.ABANDONED}
 
 
 def test_closing_the_gateway_revokes_every_key(serve: Any) -> None:

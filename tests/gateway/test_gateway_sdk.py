@@ -60,7 +60,7 @@ def test_sync_client_inside_async_workflows_does_not_deadlock(serve: Any) -> Non
 
     async def main() -> list[Any]:
         sessions = [served.open(f"g/{i}") for i in range(8)]
-        await asyncio.wait_for(asyncio.gather(*(workflow(session) for session in sessions)), 20)
+        await asyncio.wait_for(asyncio.gather(*(workflow(session) for session in sessions)), 120)
         return [session.close() for session in sessions]
 
     assert [len(calls) for calls in asyncio.run(main())] == [3] * 8

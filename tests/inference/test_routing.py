@@ -132,7 +132,8 @@ def test_new_weights_reach_all_and_the_oldest_version_is_told():
         assert replicas.max_model_len == 32
         hold(engines[1])
         loading = asyncio.ensure_future(replicas.load(3, {}))
-        await asyncio.sleep(0.01)
+        while not engines[0].version:
+            await asyncio.sleep(0)
         assert [engine.version for engine in engines] == [3, 0]
         assert replicas.version == 0
         engines[1].go.set()
