@@ -30,7 +30,7 @@ def values_and_gradients(name: str, tokens: list[Token], **parameters: Any) -> t
     now, old, advantages, calls = (list(column) for column in zip(*tokens, strict=True))
     now_E = tensor(now).requires_grad_()
     loss = POLICY_LOSSES[name]
-    of_calls = (torch.tensor(calls),) if loss.by_call else ()
+    of_calls = (torch.tensor(calls).unique(return_inverse=True)[1],) if loss.by_call else ()
     losses_E, _ = loss.function(now_E, tensor(old), tensor(advantages), *of_calls, **parameters)
     losses_E.sum().backward()
     assert now_E.grad is not None
@@ -138,7 +138,7 @@ def test_trap_19_no_loss_depends_on_the_micro_batch_split_or_on_padding(
                 tensor(row[2] for row in rows),
                 tensor([weights[place] for place in part] + [0.0] * padding),
                 ref_logprobs_E=tensor(row[1] - 0.5 for row in rows),
-                calls_E=torch.tensor([row[3] for row in rows]),
+                calls_E=torch.tensor([row[3] for row in rows]).unique(return_inverse=True)[1],
             )
             total = total + loss
         return torch.autograd.grad(total, now_E)[0]

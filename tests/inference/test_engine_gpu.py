@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 
 import pytest
 import torch
-from toy_engines import FAMILIES, full_logits, make_engine, make_model, prompt_of, request, run_all, scored
+from toy_engines import FAMILIES, make_engine, make_model, prompt_of, request, run_all, scored
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 pytestmark = pytest.mark.gpu
@@ -43,10 +44,11 @@ def test_gpu_is_deterministic() -> None:
         assert one.logprobs.tobytes() == other.logprobs.tobytes()
 
 
-@pytest.mark.parametrize(("dtype", "mean", "most"), [(torch.float32, 1e-4, 1e-3), (torch.bfloat16, 0.02, None)])
-def test_gpu_serves_heads_of_real_sizes_as_transformers_computes(dtype, mean, most) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gpu_serves_heads_of_real_sizes_as_transformers_computes(dtype) -> None:
     """16 query and 8 key heads of 128; prompts longer than a step's share, answers that outgrow several KV lengths and
-    are decoded by graphs. The reference is the same (rounded) weights in fp32."""
+    are decoded by graphs. The reference is the same (rounded) weights in fp32; in bfloat16 the engine is about as far
+    from it as transformers in bfloat16 is, which with these weights is about 0.02."""
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=97,
@@ -62,18 +64,19 @@ def test_gpu_serves_heads_of_real_sizes_as_transformers_computes(dtype, mean, mo
         eos_token_id=None,
     )
     model = Qwen3ForCausalLM(config).to(dtype).cuda().eval()
-    reference = Qwen3ForCausalLM(config).cuda().eval()
+    own, reference = copy.deepcopy(model), Qwen3ForCausalLM(config).cuda().eval()
     reference.load_state_dict({name: tensor.float() for name, tensor in model.state_dict().items()})
     engine = make_engine(model, max_model_len=1024, max_slots=16)
     engine._stepper.prompt_tokens_per_step = 300
     prompts = [prompt_of(length, length) for length in (1, 60, 200, 500, 700, 200, 201)]
     requests = [request(prompt, noise=number, max_tokens=300) for number, prompt in enumerate(prompts)]
-    gaps = []
+    gaps, rounding = [], []
     for prompt, generation in zip(prompts, run_all(engine, requests), strict=True):
-        ids = [*prompt, *generation.ids.tolist()]
-        logprobs_TV = full_logits(reference, ids).log_softmax(-1)[len(prompt) - 1 : -1].cpu()
-        expected = logprobs_TV.gather(1, torch.tensor(generation.ids, dtype=torch.long).unsqueeze(1)).squeeze(1)
-        gaps.append((torch.tensor(generation.logprobs) - expected).abs())
-    assert torch.cat(gaps).mean() < mean
-    assert most is None or torch.cat(gaps).max() < most
+        exact, rounded = (scored(model, prompt, generation).cpu() for model in (reference, own))
+        gaps.append((torch.tensor(generation.logprobs) - exact).abs())
+        rounding.append((rounded - exact).abs())
+    if dtype == torch.float32:
+        assert torch.cat(gaps).mean() < 1e-4
+        assert torch.cat(gaps).max() < 1e-3
+    assert torch.cat(gaps).mean() < 1.3 * torch.cat(rounding).mean() + 1e-5
     assert engine.stats.replayed_steps > 100

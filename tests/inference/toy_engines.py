@@ -126,4 +126,5 @@ def scored(model: Any, prompt: Sequence[int], generation: Generation, temperatur
     """The sampled tokens' logprobs by the Hugging Face model, at `temperature`."""
     ids = [*prompt, *generation.ids.tolist()]
     logprobs_TV = torch.log_softmax(full_logits(model, ids)[len(prompt) - 1 : -1] / temperature, dim=-1)
-    return logprobs_TV.gather(1, torch.tensor(generation.ids, dtype=torch.long).unsqueeze(1)).squeeze(1)
+    ids_S = torch.tensor(generation.ids, dtype=torch.long, device=logprobs_TV.device)
+    return logprobs_TV.gather(1, ids_S.unsqueeze(1)).squeeze(1)

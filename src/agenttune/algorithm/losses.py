@@ -30,10 +30,10 @@ def log_ratio(logprobs_E: torch.Tensor, old_logprobs_E: torch.Tensor) -> torch.T
 def call_log_ratio(logprobs_E: torch.Tensor, old_logprobs_E: torch.Tensor, calls_E: torch.Tensor) -> torch.Tensor:
     """For each token the mean log ratio of its call's tokens, clamped, without gradient.
 
-    `calls_E` numbers the calls; all tokens of a call must be given together.
+    `calls_E` numbers the calls from 0 on without gaps; all tokens of a call must be given together.
     """
     ratios_E = (logprobs_E - old_logprobs_E).detach()
-    num_calls = int(calls_E.max()) + 1 if calls_E.numel() else 0
+    num_calls = len(calls_E)  # at most; how many there are would have to be read from the GPU
     sums_C = ratios_E.new_zeros(num_calls).index_add_(0, calls_E, ratios_E)
     sizes_C = ratios_E.new_zeros(num_calls).index_add_(0, calls_E, torch.ones_like(ratios_E))
     return (sums_C / sizes_C.clamp(min=1.0))[calls_E].clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)

@@ -51,8 +51,9 @@ class ObjectiveSums:
         return ObjectiveSums(**sums)
 
     def cpu(self) -> ObjectiveSums:
-        """The same sums on the CPU."""
-        return ObjectiveSums(**{name: getattr(self, name).cpu() for name in self.__slots__})
+        """The same sums on the CPU, by one copy."""
+        values = torch.stack([getattr(self, name) for name in self.__slots__]).cpu()
+        return ObjectiveSums(**dict(zip(self.__slots__, values.unbind(), strict=True)))
 
     @classmethod
     def none(cls, device: torch.device) -> ObjectiveSums:

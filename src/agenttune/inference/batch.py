@@ -67,9 +67,10 @@ def collect_work(table: SlotTable, token_budget: int) -> Work:
     return Work(decoding=np.flatnonzero(todo_S == 1), spans=tuple(spans))
 
 
-def on_device(array: Indices, device: torch.device) -> torch.Tensor:
-    """The array as a tensor there. On a GPU from pinned memory, so that nothing waits for the copy."""
-    tensor = torch.from_numpy(array)
+def on_device(values: Indices | torch.Tensor, device: torch.device) -> torch.Tensor:
+    """An array, or a tensor of the CPU, as a tensor there. On a GPU from pinned memory: a copy from other memory waits
+    for the forward pass, and leaves the GPU without work meanwhile."""
+    tensor = values if isinstance(values, torch.Tensor) else torch.from_numpy(values)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 

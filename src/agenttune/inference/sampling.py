@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
+from agenttune.inference.batch import on_device
+
 _CHUNK_ELEMENTS = {"cpu": 4_000_000, "cuda": 64_000_000}  # bounds the float64 scratch memory of large vocabularies
 
 
@@ -42,25 +44,26 @@ def sample(logits_RV: torch.Tensor, rows: SamplingRows) -> SampledRows:
     if bool(greedy_R.all()):
         ids_R = log_distribution_RV.argmax(dim=-1)
     else:
-        ids_R = _inverse_cdf(log_distribution_RV, rows.uniform_R.to(logits_RV.device))
+        ids_R = _inverse_cdf(log_distribution_RV, on_device(rows.uniform_R, logits_RV.device))
         if bool(greedy_R.any()):
-            ids_R = torch.where(greedy_R.to(ids_R.device), log_distribution_RV.argmax(dim=-1), ids_R)
+            ids_R = torch.where(on_device(greedy_R, ids_R.device), log_distribution_RV.argmax(dim=-1), ids_R)
     logprobs_R = log_distribution_RV.gather(1, ids_R.unsqueeze(1)).squeeze(1)
     return SampledRows(ids_R=ids_R, logprobs_R=logprobs_R, log_distribution_RV=log_distribution_RV)
 
 
 def _log_distribution(logits_RV: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+    device = logits_RV.device
     divisor_R = torch.where(rows.temperature_R == 0, 1.0, rows.temperature_R)
     if not bool((divisor_R == 1.0).all()):
-        logits_RV = logits_RV / divisor_R.to(logits_RV.device).unsqueeze(1)
+        logits_RV = logits_RV / on_device(divisor_R, device).unsqueeze(1)
     log_distribution_RV = torch.log_softmax(logits_RV, dim=-1)
     sampled_R = rows.temperature_R != 0
     truncated_R = sampled_R & ((rows.top_p_R < 1.0) | (rows.top_k_R > 0))
     if bool(truncated_R.any()):
         index = truncated_R.nonzero().squeeze(1)
-        device = logits_RV.device
-        log_distribution_RV[index.to(device)] = truncated_log_softmax(
-            logits_RV[index.to(device)], rows.top_p_R[index].to(device), rows.top_k_R[index].to(device)
+        there = on_device(index, device)
+        log_distribution_RV[there] = truncated_log_softmax(
+            logits_RV[there], on_device(rows.top_p_R[index], device), on_device(rows.top_k_R[index], device)
         )
     return log_distribution_RV
 

@@ -154,6 +154,7 @@ class Stepper:
         ended_R = self._is_end_V[ids_R]
         full_R = table.num_ids_S[slots_R] >= table.id_limit_S[slots_R]
         bad_R = ~np.isfinite(logprobs_R)
+        alternatives = self._alternatives(slots_R, rows)
         for row in np.flatnonzero(ended_R | full_R | bad_R | table.watched_S[slots_R]):
             slot = int(slots_R[row])
             job = table.jobs[slot]
@@ -162,12 +163,29 @@ class Stepper:
                 self._fail(slot, job)
                 continue
             if job.request.top_logprobs:
-                job.top_logprobs.append(_alternatives(rows.log_distribution_RV[row], job.request.top_logprobs))
+                job.top_logprobs.append(alternatives[int(row)])
             text = None if ended_R[row] else self._text_before_stop(slot, job)
             if ended_R[row] or text is not None:
                 self._finish(slot, job, "stop", text)
             elif full_R[row]:
                 self._finish(slot, job, "length", None)
+
+    def _alternatives(self, slots_R: Indices, rows: SampledRows) -> dict[int, tuple[tuple[int, float], ...]]:
+        """Of each row that asks for them the likeliest (id, logprob) pairs, none of probability zero. They are read
+        from the device once for all rows."""
+        counts = {}
+        for row in np.flatnonzero(self._scheduler.table.watched_S[slots_R]):
+            job = self._scheduler.table.jobs[int(slots_R[row])]
+            if job is not None and job.request.top_logprobs:
+                counts[int(row)] = job.request.top_logprobs
+        if not counts:
+            return {}
+        asked_RV = rows.log_distribution_RV[on_device(np.array([*counts]), self._device)]
+        logprobs, ids = asked_RV.topk(min(max(counts.values()), asked_RV.shape[1]))
+        return {
+            row: tuple(pair for pair in [*zip(*likeliest, strict=True)][:count] if pair[1] > float("-inf"))
+            for (row, count), *likeliest in zip(counts.items(), ids.tolist(), logprobs.tolist(), strict=True)
+        }
 
     def _text_before_stop(self, slot: int, job: Job) -> str | None:
         stop = job.request.sampling.stop
@@ -200,10 +218,3 @@ class Stepper:
             job.future.set_exception(
                 EngineError(f"the model's logits are not finite (prompt of {position} tokens, version {self.version})")
             )
-
-
-def _alternatives(log_distribution_V: torch.Tensor, count: int) -> tuple[tuple[int, float], ...]:
-    """The likeliest (id, logprob) pairs, at most `count`, none of probability zero."""
-    logprobs, ids = log_distribution_V.topk(min(count, log_distribution_V.shape[0]))
-    pairs = zip(ids.tolist(), logprobs.tolist(), strict=True)
-    return tuple((token, logprob) for token, logprob in pairs if logprob > float("-inf"))

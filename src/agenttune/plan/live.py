@@ -27,7 +27,7 @@ from agenttune.config.trainer import LoraConfig
 from agenttune.trainer.model import TrainedModel
 from agenttune.trainer.packing import Pack, pack
 from agenttune.trainer.scores import MAX_LOGITS
-from agenttune.trainer.varlen import Paths, Varlen
+from agenttune.trainer.varlen import TorchVarlen, Varlen
 from agenttune.types import Experience
 
 _TRACED_LAYERS = (2, 4)
@@ -142,25 +142,12 @@ class _Unchecked(TrainedModel):
         return ""
 
 
-class _FlashAttention:
+def _keep_as_flash(*tensors: Any, scale: float, **_: Any) -> torch.Tensor:
     """Keeps what a flash kernel keeps: queries, keys, values and output in the type that they are computed in."""
-
-    dtypes = frozenset({torch.bfloat16})
-
-    def __call__(
-        self,
-        query_NHD: torch.Tensor,
-        key_SKD: torch.Tensor,
-        value_SKD: torch.Tensor,
-        paths: Paths,
-        *,
-        scale: float,
-        window: int | None,
-    ) -> torch.Tensor:
-        query, key, value = (tensor.transpose(0, 1)[None] for tensor in (query_NHD, key_SKD, value_SKD))
-        grouped = query.shape[1] != key.shape[1]
-        out = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped)
-        return out[0].transpose(0, 1)
+    query, key, value = (tensor.transpose(0, 1)[None] for tensor in tensors[:3])
+    grouped = query.shape[1] != key.shape[1]
+    out = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped)
+    return out[0].transpose(0, 1)
 
 
 def _model(module: Any, traced: Pass) -> TrainedModel:
@@ -180,7 +167,7 @@ def _model(module: Any, traced: Pass) -> TrainedModel:
             pass
 
         model = Adapted(module, lora=traced.lora, **settings)
-    model.use(_FlashAttention() if traced.flash else None)
+    model.use(TorchVarlen(_keep_as_flash) if traced.flash else None)
     return model
 
 

@@ -27,6 +27,7 @@ from agenttune.trainer.model import Scorer, TrainedModel
 from agenttune.trainer.optimizer import Optimizer
 from agenttune.trainer.packing import Pack, pack
 from agenttune.trainer.roles import load_roles, resolve_device
+from agenttune.trainer.scores import to_device
 from agenttune.trainer.team import IDLE, Team, backward_nothing
 from agenttune.types import Experience
 
@@ -232,14 +233,14 @@ class SupervisedTrainer:
     def _loss(self, part: Pack, reference_E: torch.Tensor | None) -> tuple[torch.Tensor, dict[str, float]]:
         """The pack's part of the update's loss, and its pairs' margins by id."""
         logprobs_E = self.policy.score(part).logprobs_E
-        weights_E = torch.from_numpy(part.weights_E).to(logprobs_E)
+        weights_E = to_device(part.weights_E, logprobs_E.device).to(logprobs_E.dtype)
         if self._algorithm.pair_loss is None:
             return cross_entropy(logprobs_E, weights_E), {}
         assert reference_E is not None
         present, numbers = np.unique(part.rollouts_E, return_inverse=True)
-        pairs_E = torch.from_numpy(numbers).to(logprobs_E.device)
-        sides_E = torch.from_numpy(part.advantages_E).to(logprobs_E)
-        margins_N = margins(logprobs_E, reference_E.to(logprobs_E.device), sides_E, pairs_E, len(present))
+        pairs_E = to_device(numbers, logprobs_E.device)
+        sides_E = to_device(part.advantages_E, logprobs_E.device).to(logprobs_E.dtype)
+        margins_N = margins(logprobs_E, to_device(reference_E, logprobs_E.device), sides_E, pairs_E, len(present))
         weights_N = weights_E.new_zeros(len(present)).index_add(0, pairs_E, weights_E)
         loss = (weights_N * self._algorithm.pair_loss(margins_N, **self._algorithm.pair_loss_args)).sum()
         names = [part.rollout_ids[number] for number in present]

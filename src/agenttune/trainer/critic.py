@@ -23,6 +23,7 @@ from agenttune.trainer.credit import Part
 from agenttune.trainer.model import TrainedModel
 from agenttune.trainer.optimizer import Optimizer
 from agenttune.trainer.packing import Pack
+from agenttune.trainer.scores import to_device
 from agenttune.trainer.team import IDLE, Team
 
 _HEAD = "value_head"
@@ -119,7 +120,7 @@ class Critic:
         assert part.values_E is not None
         assert part.returns_E is not None
         values_E = self.values(part.pack)
-        old_E, returns_E = part.values_E.to(values_E.device), part.returns_E.to(values_E.device)
+        old_E, returns_E = (to_device(known, values_E.device) for known in (part.values_E, part.returns_E))
         losses_E, clipped_E = value_loss(values_E, old_E, returns_E, clip=self._config.value_clip)
         loss = losses_E.sum() / self._num_entries
         loss.backward()  # type: ignore[no-untyped-call]

@@ -12,11 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from agenttune.algorithm.expert import Expert
 from agenttune.trainer.model import TrainedModel
 from agenttune.trainer.packing import Pack
+from agenttune.trainer.scores import to_device
 from agenttune.trainer.team import Team, backward_nothing
 
 
@@ -36,7 +35,7 @@ def backward(policy: TrainedModel, packs: Sequence[Pack], expert: Expert, step: 
 
     def backward_one(pack: Pack) -> tuple[float, float]:
         logprobs_E = policy.score(pack).logprobs_E
-        weights_E = torch.from_numpy(pack.weights_E).to(logprobs_E)
+        weights_E = to_device(pack.weights_E, logprobs_E.device).to(logprobs_E.dtype)
         loss = mu * (weights_E * expert.token_losses(logprobs_E)).sum()
         loss.backward()  # type: ignore[no-untyped-call]
         return float(loss.detach()), -float(logprobs_E.detach().sum())

@@ -144,7 +144,8 @@ def rows_of(pack: Pack) -> tuple[IndexArray, FloatArray, IndexArray]:
     return key_R // len(temperatures), temperatures[key_R % len(temperatures)], row_E
 
 
-def to_device(array: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
-    """On a GPU from pinned memory: a copy from other memory would wait for all work before it."""
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
+def to_device(values: np.ndarray[Any, Any] | torch.Tensor, device: torch.device) -> torch.Tensor:
+    """An array, or a tensor of the CPU, there. On a GPU from pinned memory: a copy from other memory would wait for all
+    work before it."""
+    tensor = values if isinstance(values, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(values))
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

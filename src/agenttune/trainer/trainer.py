@@ -10,6 +10,7 @@ Shape suffixes: E loss entries of a pack, N rollouts of an update.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,6 +41,7 @@ from agenttune.trainer.optimizer import Optimizer
 from agenttune.trainer.packing import IndexArray, Pack
 from agenttune.trainer.parity import LogprobGap, Tolerance
 from agenttune.trainer.roles import load_roles, load_teacher, resolve_device
+from agenttune.trainer.scores import to_device
 from agenttune.trainer.teacher import Teacher
 from agenttune.trainer.team import IDLE, Team, backward_nothing
 from agenttune.types import Experience
@@ -373,8 +375,9 @@ class Trainer:
             compared = self._teacher.compared(pack, distill)
         scores = self.policy.score(pack, entropy_gradient=needs_entropy, compared=compared)
         now_E = scores.logprobs_E
+        there = functools.partial(to_device, device=now_E.device)
         old_E, advantages_E, weights_E = (
-            torch.from_numpy(array).to(now_E) for array in (pack.logprobs_E, pack.advantages_E, pack.weights_E)
+            there(array).to(now_E.dtype) for array in (pack.logprobs_E, pack.advantages_E, pack.weights_E)
         )
         loss, sums = policy_objective(
             self._algorithm,
@@ -382,10 +385,10 @@ class Trainer:
             old_E,
             advantages_E,
             weights_E,
-            None if part.reference_E is None else part.reference_E.to(now_E.device),
+            None if part.reference_E is None else there(part.reference_E),
             scores.entropy_E if needs_entropy else None,
-            torch.from_numpy(_call_numbers(pack)).to(now_E.device) if self._algorithm.by_call else None,
-            None if part.proximal_E is None else part.proximal_E.to(now_E.device),
+            there(_call_numbers(pack)) if self._algorithm.by_call else None,
+            None if part.proximal_E is None else there(part.proximal_E),
             policy_weight,
             scores.divergence_E,
         )

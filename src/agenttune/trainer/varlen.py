@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from agenttune.trainer.packing import Segment
+from agenttune.trainer.scores import to_device
 
 MAX_ERROR = 0.03
 """Largest difference from the plain way, relative to the largest value: some roundings to bfloat16."""
@@ -47,7 +48,7 @@ class Paths:
         keys_S = None
         if any(len(path) > 1 for path in paths):
             runs = [np.arange(segments[part].start, segments[part].stop) for path in paths for part in path]
-            keys_S = torch.from_numpy(np.concatenate(runs)).to(device)
+            keys_S = to_device(np.concatenate(runs), device)
         return cls(
             query_ends=_ends(query_lengths, device),
             key_ends=_ends(key_lengths, device),
@@ -58,7 +59,7 @@ class Paths:
 
 
 def _ends(lengths: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)).to(device)
+    return to_device(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), device)
 
 
 class Varlen(Protocol):
@@ -83,16 +84,18 @@ class Varlen(Protocol):
 
 
 class TorchVarlen:
-    """PyTorch's kernel."""
+    """PyTorch's kernel, or another function in its place."""
 
     dtypes = frozenset({torch.bfloat16, torch.float16})
 
-    def __init__(self) -> None:
-        from torch.nn.attention.varlen import varlen_attn
+    def __init__(self, attend: Callable[..., Any] | None = None) -> None:
+        if attend is None:
+            from torch.nn.attention.varlen import varlen_attn
 
-        self._attend: Callable[..., Any] = varlen_attn
+            attend = varlen_attn
+        self._attend: Callable[..., Any] = attend
         # PyTorch 2.11 takes fewer key heads without being told.
-        self._told_groups = "enable_gqa" in inspect.signature(varlen_attn).parameters
+        self._told_groups = "enable_gqa" in inspect.signature(attend).parameters
 
     def __call__(
         self,
