@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 collect_ignore = [] if installed_builds() else [path.name for path in HERE.glob("test_*.py")]
 
 if installed_builds():
-    from vllm_served import MODEL, Served, read_model, request, start, vllm_left, weights
+    from vllm_served import MODEL, Served, begun, read_model, request, start, vllm_left, weights
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -65,9 +65,8 @@ def shared() -> Iterator[Served]:
     folder = served.engine._folder
 
     async def close() -> None:
-        served.engine._end_ids = []
-        call = asyncio.ensure_future(served.engine.generate(request([5, 6, 7], max_tokens=500)))
-        await asyncio.sleep(0.1)
+        await served.engine._llm.pause_generation(mode="keep")
+        (call,) = await begun(served.engine, request([5, 6, 7]))
         await served.engine.close()
         await served.engine.close()
         with pytest.raises(EngineError, match="was closed"):
@@ -75,10 +74,18 @@ def shared() -> Iterator[Served]:
         with pytest.raises(EngineError, match="is closed"):
             await served.engine.generate(request([5, 6, 7]))
 
+    assert list(folder.glob("vllm_dist_*")), "what vLLM itself would leave behind goes with the folder"
     served.run(close())
     served.thread.close()
     assert not vllm_left()
     assert not folder.exists()
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A temporary folder for other processes, whose path is short enough for sockets in it."""
+    with tempfile.TemporaryDirectory(prefix="at-", dir="/tmp") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

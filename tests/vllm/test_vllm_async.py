@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -14,18 +15,20 @@ from agenttune.certify import certify
 from agenttune.experience.reading import read_groups
 
 SETTINGS = {"engine": {"type": "vllm", "kv_cache_mb": 64, "max_slots": 24}}
+LORA = {"trainer.lora": {"rank": 4, "target_modules": ["q_proj", "v_proj", "up_proj"]}}
 STEPS = 4  # weights move as long as batches are to begin: with a staleness of 2 three have begun at once
 
 
 @pytest.mark.parametrize(
-    ("sync", "replicas", "mixed"),
-    [({"style": "fully_async", "max_staleness": 2}, 2, True), ({"style": "dynamic_by_explorer"}, 1, False)],
+    ("sync", "replicas", "lora", "mixed"),
+    [({"style": "fully_async", "max_staleness": 2}, 2, {}, True), ({"style": "dynamic_by_explorer"}, 1, LORA, False)],
 )
-def test_rollouts_in_flight_across_an_update(tmp_path, toy_dataset, sync, replicas, mixed):
+def test_rollouts_in_flight_across_an_update(tmp_path, toy_dataset, sync, replicas, lora, mixed):
     """Rollouts behind the first batch go on calling until a further step is recorded, which is after its sync.
     `fully_async`: there are calls with tokens of two versions; the other styles: none, not even in a rollout. Either
-    way what trains is within the bound, and the trainer's logprobs are vLLM's. Red when `_exchange` (inference/vllm.py)
-    aborts what is in flight."""
+    way what trains is within the bound, and the trainer's logprobs are vLLM's, also those of adapters beside the
+    weights and, with them, behind a resume (the first step is the embedded engine's). Red when `load`
+    (inference/vllm_loading.py) aborts what is in flight."""
     known = {process.pid for process in vllm_processes()}
     metrics = tmp_path / "P" / "fixed" / "metrics.jsonl"
     begun = 0
@@ -33,7 +36,7 @@ def test_rollouts_in_flight_across_an_update(tmp_path, toy_dataset, sync, replic
     async def calls_until_a_step(task, model):
         nonlocal begun
         begun += 1
-        deadline = time.monotonic() + (60 if begun > 3 * GROUP_SIZE else 0)
+        deadline = time.monotonic() + (240 if begun > 3 * GROUP_SIZE else 0)
         messages = [{"role": "user", "content": task["question"]}]
         before, length = steps(metrics), 0
         while True:
@@ -42,31 +45,40 @@ def test_rollouts_in_flight_across_an_update(tmp_path, toy_dataset, sync, replic
             if time.monotonic() > deadline or steps(metrics) > before:
                 return WorkflowOutput(reward=length % 7 / 7)
 
-    result = run(
-        tmp_path,
-        MODEL,
-        toy_dataset,
-        sync,
-        steps=STEPS,
-        workflow=calls_until_a_step,
-        settings={**SETTINGS, "model.inference_engine_num": replicas},
-        learning_rate=1e-4,
-        eval_interval_steps=99,
-    )
+    def session(steps: int, **engine: object) -> Path:
+        nonlocal begun
+        begun = 0
+        return run(
+            tmp_path,
+            MODEL,
+            toy_dataset,
+            sync,
+            steps=steps,
+            workflow=calls_until_a_step,
+            settings={**SETTINGS, **lora, "model.inference_engine_num": replicas, **engine},
+            learning_rate=1e-2 if lora else 1e-4,
+            eval_interval_steps=99,
+        ).run_dir
+
+    if lora:
+        session(1, engine={"type": "embedded"})
+    run_dir = session(STEPS)
     assert not vllm_left(known)
-    check_accounted(result.run_dir, STEPS)
-    assert 0 < max(max(ages) for ages in ages_by_step(result.run_dir)) <= sync.get("max_staleness", 1)
-    found = versions(result.run_dir)
+    check_accounted(run_dir, STEPS)
+    assert 0 < max(max(ages) for ages in ages_by_step(run_dir)) <= sync.get("max_staleness", 1)
+    found = versions(run_dir)
     assert len(found) == STEPS * 3 * GROUP_SIZE
     assert any(len(set(call)) > 1 for rollout in found for call in rollout) == mixed
     assert all(call == sorted(call) for rollout in found for call in rollout)
     if not mixed:
         assert all(len({version for call in rollout for version in call}) == 1 for rollout in found)
-    compared = [row["trainer/logprob_gap_max"] for row in rows(result.run_dir) if "trainer/logprob_gap_max" in row]
+    compared = [row["trainer/logprob_gap_max"] for row in rows(run_dir) if "trainer/logprob_gap_max" in row]
     assert len(compared) >= 2
     assert max(compared) < 1e-4
-    certificate = certify(result.run_dir)
+    certificate = certify(run_dir)
     assert certificate.holds, certificate.problems
+    if lora:
+        assert json.loads((run_dir / "latest" / "adapter" / "adapter_config.json").read_text())["r"] == 4
 
 
 def steps(metrics: Path) -> int:

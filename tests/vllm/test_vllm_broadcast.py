@@ -120,7 +120,7 @@ def meet(*works):
     """What two members do, each in a thread: their results or errors, the first one's first."""
     futures = [in_thread(work) for work in works]
     wait(futures, LIMIT_S, FIRST_EXCEPTION)
-    return [future.exception(10) or future.result() for future in futures]
+    return [future.exception(LIMIT_S) or future.result() for future in futures]
 
 
 def listen() -> tuple[socket.socket, int]:

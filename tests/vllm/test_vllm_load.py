@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from vllm_served import request, scored, weights
+from vllm_served import endless, generating, request, scored, weights
 
 from agenttune.errors import ModelError
 
@@ -49,13 +49,11 @@ def test_trap_13_requests_in_flight_go_on_under_the_new_weights(served, model, c
     old = served.engine.version
 
     async def scenario():
-        served.engine._end_ids, ends = [], served.engine._end_ids
-        calls = [asyncio.ensure_future(served.engine.generate(one)) for one in asked]
-        await asyncio.sleep(0.4)
-        loading = asyncio.ensure_future(served.engine.load(old + 1, weights(changed)))
-        calls += [asyncio.ensure_future(served.engine.generate(one)) for one in asked[:1]]
-        await loading
-        served.engine._end_ids = ends
+        with endless(served.engine):
+            calls = await generating(served.engine, *asked)
+            loading = asyncio.ensure_future(served.engine.load(old + 1, weights(changed)))
+            calls += [asyncio.ensure_future(served.engine.generate(one)) for one in asked[:1]]
+            await loading
         return await asyncio.gather(*calls)
 
     *running, late = served.run(scenario())

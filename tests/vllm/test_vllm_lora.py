@@ -1,17 +1,26 @@
-"""Adapters that vLLM loads without merging them: what they change, requests in flight, and a whole run."""
+"""Adapters that vLLM loads without merging them: what they change, requests in flight, and what is refused."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from test_sync_end_to_end import check_accounted, rows, run
-from vllm_served import MODEL, read_model, request, scored, start, vllm_left, vllm_processes
+from vllm_served import (
+    MODEL,
+    begun,
+    endless,
+    frozen,
+    generating,
+    read_model,
+    request,
+    scored,
+    start,
+    vllm_left,
+    vllm_processes,
+)
 
 from agenttune.config.trainer import LoraConfig
 from agenttune.errors import ModelError
@@ -77,19 +86,17 @@ def test_requests_in_flight_keep_their_adapters_and_their_version(adapted):
     """One batch has requests of two versions, each with the logprobs of its own; the adapters that nobody uses any more
     are dropped at the next load. Red when `_sample` (inference/vllm.py) takes vLLM's versions."""
     old, new = trained(3), trained(4)
-    asked = [request([506, *range(40, 40 + length)], noise=9, max_tokens=200, temperature=1.5) for length in (3, 30)]
+    asked = [request([506, *range(40, 40 + length)], noise=9, max_tokens=400, temperature=1.5) for length in (3, 30)]
     adapted.run(adapted.engine.load(10, old.state_tensors()))
 
     async def scenario():
-        adapted.engine._end_ids, ends = [], adapted.engine._end_ids
-        calls = [asyncio.ensure_future(adapted.engine.generate(one)) for one in asked]
-        await asyncio.sleep(0.3)
-        await adapted.engine.load(11, new.state_tensors())
-        assert not any(call.done() for call in calls)
-        late = [asyncio.ensure_future(adapted.engine.generate(one)) for one in asked]
-        ended = await asyncio.gather(*calls, *late)
-        adapted.engine._end_ids = ends
-        return ended
+        with endless(adapted.engine):
+            calls = await generating(adapted.engine, *asked)
+            async with frozen(adapted.engine):
+                assert not any(call.done() for call in calls)
+                await adapted.engine.load(11, new.state_tensors())
+                late = await begun(adapted.engine, *asked)
+        return await asyncio.gather(*calls, *late)
 
     generations = adapted.run(scenario())
     for one, generation, version in zip([*asked, *asked], generations, (10, 10, 11, 11), strict=True):
@@ -112,39 +119,3 @@ def test_adapters_of_another_model_are_refused_and_nothing_changes(adapted):
         adapted.run(adapted.engine.load(21, wrong))
     assert adapted.engine.version == 20
     check(adapted, policy, request([506, 61]))
-
-
-def test_a_run_with_adapters(tmp_path, toy_dataset):
-    """The trainer's logprobs (adapters beside the weights) are vLLM's in each step, and after a resume."""
-    known = {process.pid for process in vllm_processes()}
-
-    async def agent(task, model):
-        messages = [{"role": "user", "content": task["question"]}]
-        reply = await model.client.chat.completions.create(model=model.name, messages=messages, max_tokens=24)
-        return len(reply.choices[0].message.content or "") % 7 / 7
-
-    def session(steps: int) -> Path:
-        result = run(
-            tmp_path,
-            MODEL,
-            toy_dataset,
-            {},
-            steps=steps,
-            workflow=agent,
-            settings={
-                "engine": {"type": "vllm", "kv_cache_mb": 64, "max_slots": 24},
-                "trainer.lora": {"rank": 4, "target_modules": ["q_proj", "v_proj", "up_proj"]},
-            },
-            learning_rate=1e-2,
-            eval_interval_steps=99,
-        )
-        return result.run_dir
-
-    session(2)
-    run_dir = session(3)
-    assert not vllm_left(known)
-    check_accounted(run_dir, 3)
-    found = rows(run_dir)
-    assert all(row["trainer/logprob_gap_tokens"] > 0 for row in found)
-    assert max(row["trainer/logprob_gap_max"] for row in found) < 1e-4
-    assert json.loads((run_dir / "latest" / "adapter" / "adapter_config.json").read_text())["r"] == 4

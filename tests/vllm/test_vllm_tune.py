@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from vllm_served import MODEL, vllm_left, vllm_processes
 
 from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
@@ -13,8 +14,19 @@ from agenttune.experience.reading import read_groups
 QUICKSTART = MODEL.parent
 
 
-def test_two_steps_of_the_real_agent_with_vllm(agent, tmp_path, capsys):
-    """At a temperature other than 1: the trainer's logprobs equal vLLM's in both steps, before and after an update."""
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "engine: vllm (engine.type)"),
+        (
+            {"execution": "ray", "cluster.num_workers": 1},
+            "1 engine(s) (vllm) and 1 rollout worker(s) in actors",
+        ),
+    ],
+)
+def test_two_steps_of_the_real_agent_with_vllm(agent, tmp_path, capsys, settings, words):
+    """At a temperature other than 1: the trainer's logprobs equal vLLM's in both steps, before and after an update;
+    with Ray weights go through its object store. Nothing is left at the end."""
     known = {process.pid for process in vllm_processes()}
     data = str(QUICKSTART / "data")
     result = tune(
@@ -28,10 +40,11 @@ def test_two_steps_of_the_real_agent_with_vllm(agent, tmp_path, capsys):
             "checkpoint_root_dir": str(tmp_path),
             "engine": {"type": "vllm", "kv_cache_mb": 256, "max_slots": 64},
             "loss.kl": "none",
-            "evaluation.max_tasks": 16,
+            "evaluation.max_tasks": 8,
+            **settings,
         },
     )
-    assert "engine: vllm (engine.type)" in capsys.readouterr().out
+    assert words in capsys.readouterr().out
     assert not vllm_left(known)
     rollouts = [rollout for group in read_groups(result.run_dir / "run.db") for rollout in group.rollouts]
     assert len(rollouts) == 2 * 4 * 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Collection, Coroutine, Mapping
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,24 @@ async def begun(engine: Any, *requests: GenerateRequest) -> list[asyncio.Task[Ge
     while engine._llm.get_num_unfinished_requests() < before + len(calls):
         assert not any(call.done() for call in calls)
         await asyncio.sleep(0.01)
+    return calls
+
+
+@contextlib.contextmanager
+def endless(engine: Any) -> Iterator[None]:
+    """Calls that begin here end at their `max_tokens` alone."""
+    engine._end_ids, ends = [], engine._end_ids
+    yield
+    engine._end_ids = ends
+
+
+async def generating(engine: Any, *requests: GenerateRequest) -> list[asyncio.Task[Generation]]:
+    """Calls that have sampled a token each, and go on; the engine has no others."""
+    calls = [asyncio.ensure_future(engine.generate(request)) for request in requests]
+    states = engine._llm.output_processor.request_states
+    while len(states) < len(calls) or not all(one.detokenizer.num_output_tokens() for one in states.values()):
+        assert not any(call.done() for call in calls)
+        await asyncio.sleep(0.001)
     return calls
 
 

@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
+_CLOSE_SECONDS = 300.0  # a start of vLLM, which blocks the loop, may be under way
+
 
 class ServingThread:
     """A daemon thread that runs one event loop until `close()`."""
@@ -39,9 +41,9 @@ class ServingThread:
         """Cancel what still runs, stop the loop, join the thread."""
         if self.loop.is_closed():
             return
-        self.call(_cancel_all(), timeout_s=10)
+        self.call(_cancel_all(), timeout_s=_CLOSE_SECONDS)
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(timeout=10)
+        self._thread.join(timeout=_CLOSE_SECONDS)
         self.loop.close()
 
 

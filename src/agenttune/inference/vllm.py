@@ -109,11 +109,10 @@ class VLLMEngine:
                 replica=replica,
                 max_lora_rank=None if lora is None else max_rank(lora),
             )
-            await llm.update_weight_version(str(version))
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        return cls(
+        engine = cls(
             llm,
             skeleton,
             max_model_len=max_model_len,
@@ -122,6 +121,12 @@ class VLLMEngine:
             folder=folder,
             lora=lora,
         )
+        try:
+            await llm.update_weight_version(str(version))
+        except BaseException:
+            await engine.close()
+            raise
+        return engine
 
     @property
     def takes_adapters(self) -> bool:

@@ -27,6 +27,8 @@ BACKEND = "agenttune"
 """Name of the transfer backend of `inference.vllm_worker`."""
 OWNER_VARIABLE = "AGENTTUNE_VLLM_OWNER"
 """Environment variable that tells vLLM's processes the id of this one."""
+FOLDER_VARIABLE = "VLLM_RPC_BASE_PATH"
+"""Another one, vLLM's own, for the folder of its sockets."""
 
 _BLOCK_TOKENS = 128  # of the KV cache, on a CPU
 _STEP_TOKENS = 4096  # of one forward pass, on a CPU
@@ -151,10 +153,11 @@ def _start(model_path: str, **arguments: Any) -> Any:
 @contextlib.contextmanager
 def _surroundings(folder: Path, further: Mapping[str, str]) -> Iterator[None]:
     """Environment variables for vLLM's start, taken back afterwards: vLLM sets some of its own, which are not for the
-    programs that a workflow starts. Warnings of its import are not ours."""
+    programs that a workflow starts. What its processes leave in their temporary folder goes with ours. Warnings of its
+    import are not ours."""
     before = dict(os.environ)
     os.environ.update({name: value for name, value in {**_ENVIRONMENT, **further}.items() if name not in before})
-    os.environ["VLLM_RPC_BASE_PATH"] = str(folder)
+    os.environ[FOLDER_VARIABLE] = os.environ["TMPDIR"] = str(folder)
     os.environ[OWNER_VARIABLE] = str(os.getpid())
     try:
         with warnings.catch_warnings():

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import os
 import select
+import shutil
 import signal
 import threading
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from agenttune.inference.vllm_broadcast import Group, Layout, in_thread, reason
-from agenttune.inference.vllm_start import BACKEND, OWNER_VARIABLE
+from agenttune.inference.vllm_start import BACKEND, FOLDER_VARIABLE, OWNER_VARIABLE
 from agenttune.inference.vllm_transfer import try_to_read, unpack
 from agenttune.inference.weights_file import mapped
 
@@ -129,9 +130,9 @@ class WorkerExtension:
         return ""
 
 
-def _end_with(owner: int, parent: int) -> None:
-    """Kill vLLM's core process (this worker's parent, unless the worker is in it) and this one when the owner is gone:
-    vLLM itself waits for ever if its owner was killed."""
+def _end_with(owner: int, parent: int, folder: str) -> None:
+    """Kill vLLM's core process (this worker's parent, unless the worker is in it) and this one when the owner is gone,
+    and remove their folder: vLLM itself waits for ever if its owner was killed."""
     try:
         handle = os.pidfd_open(owner)
     except ProcessLookupError:
@@ -140,10 +141,11 @@ def _end_with(owner: int, parent: int) -> None:
         select.select([handle], [], [])
     if os.getppid() == parent != owner:
         os.kill(parent, signal.SIGKILL)
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 
 WeightTransferEngineFactory.register_engine(BACKEND, Transfer)
 if OWNER_VARIABLE in os.environ:
-    _WATCHED = (int(os.environ[OWNER_VARIABLE]), os.getppid())
+    _WATCHED = (int(os.environ[OWNER_VARIABLE]), os.getppid(), os.environ[FOLDER_VARIABLE])
     threading.Thread(target=_end_with, args=_WATCHED, daemon=True).start()
