@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,35 +15,32 @@ from typing import TYPE_CHECKING, Any
 from agenttune.algorithm.presets import Algorithm
 from agenttune.algorithm.supervised import SUPERVISED
 from agenttune.arguments import TaskData, check_arguments, read_tasks
-from agenttune.assembly import make_evaluator, make_monitor
+from agenttune.assembly import Opened, make_evaluator, make_monitor, open_run
 from agenttune.certificate import write_certificate
 from agenttune.compat.trinity import configured_workflow
 from agenttune.config.load import Resolved, load_config, resolve
 from agenttune.config.public import AlgorithmConfig, DatasetConfig, MonitorType, TunerModelConfig
-from agenttune.config.run import RunConfig
 from agenttune.errors import ConfigError, NoSignalError
+from agenttune.execution.start import start_serving
 from agenttune.execution.threads import let_idle_workers_sleep
 from agenttune.execution.trainers import AnyTrainer, make_trainer
 from agenttune.experience.replay import Replay
-from agenttune.forecast import after_run, before_run
+from agenttune.forecast import after_run
 from agenttune.monitor.curve import draw_reward_curve
-from agenttune.monitor.display import Display
 from agenttune.monitor.statistics import by_mode
 from agenttune.monitor.summary import Summary, peak_memory_mb, process_seconds, write_summary
 from agenttune.result import TuneResult
 from agenttune.rollout.check import CheckReport, check_groups
 from agenttune.rollout.signature import name_of
-from agenttune.supervised.expert import make_expert_rows
+from agenttune.supervised.expert import ExpertRows, make_expert_rows
 from agenttune.supervised.run import run_supervised
 from agenttune.sync.schedule import Schedule
-from agenttune.tasks.order import Order
-from agenttune.tasks.selection import make_order
 from agenttune.types import Task
 
 if TYPE_CHECKING:
     from agenttune.execution.run_directory import RunDirectory
     from agenttune.execution.start import Served
-    from agenttune.loop import Loop
+    from agenttune.loop import Loop, Progress
 
 
 def tune(
@@ -124,29 +120,17 @@ def open_loop(
         )
     algorithm = check_arguments(config, workflow, judge)
     data = read_tasks(config, algorithm)
-    let_idle_workers_sleep()
-    from agenttune.execution.run_directory import open_run_directory
-    from agenttune.execution.start import start_serving
-
-    directory = open_run_directory(resolved, config_path)
     with contextlib.ExitStack() as stack:
-        order = make_order(data.training, config.sampling, seed=config.seed, batch_size=config.algorithm.batch_size)
-        total_steps = config.train_dataset.total_steps or order.num_batches(config.train_dataset.total_epochs)
-        display = Display(total_steps, sys.stdout)
-        stack.callback(display.close)
-        for line in (*resolved.notices, *resolved.overrides, *data.messages):
-            display.message(line)
-        for line in before_run(config, directory.path):
-            display.message(line)
+        opened = stack.enter_context(open_run(resolved, config_path, data.training, data.messages))
         serving = start_serving(config, workflow, judge, needs_reward=algorithm.needs_reward)
         stack.callback(serving.close)
-        display.message(serving.line)
-        trainer = make_trainer(config, algorithm, serving.folder, total_steps=total_steps, ranks=serving.ranks)
+        opened.display.message(serving.line)
+        trainer = make_trainer(config, algorithm, serving.folder, total_steps=opened.total_steps, ranks=serving.ranks)
         stack.callback(trainer.close)
-        loop = _assemble(config, algorithm, directory, serving, trainer, data, order, total_steps, display)
+        loop = _assemble(opened, algorithm, serving, trainer, data)
         stack.callback(loop.monitor.close)
         stack.callback(loop.journal.close)
-        yield loop, directory
+        yield loop, opened.directory
 
 
 def check_config(
@@ -159,8 +143,6 @@ def check_config(
     algorithm = check_arguments(config, workflow, judge)
     data = read_tasks(config, algorithm)
     let_idle_workers_sleep()
-    from agenttune.execution.start import start_serving
-
     serving = start_serving(config, workflow, judge, needs_reward=algorithm.needs_reward)
     try:
         return _check(algorithm, serving, data.training, num_tasks or config.check.num_tasks, version=0)
@@ -168,46 +150,22 @@ def check_config(
         serving.close()
 
 
-def _assemble(
-    config: RunConfig,
-    algorithm: Algorithm,
-    directory: RunDirectory,
-    serving: Served,
-    trainer: AnyTrainer,
-    data: TaskData,
-    order: Order,
-    total_steps: int,
-    display: Display,
-) -> Loop:
+def _assemble(opened: Opened, algorithm: Algorithm, serving: Served, trainer: AnyTrainer, data: TaskData) -> Loop:
     from agenttune.diagnose.diagnosis import Watch
-    from agenttune.execution.shared_weights import publish_adapters_alone, share_weights
     from agenttune.experience.buffer import Buffer
     from agenttune.experience.journal import Journal
     from agenttune.explorer import Explorer
-    from agenttune.loop import Loop, Progress
+    from agenttune.loop import Loop
 
+    config, directory, display = opened.config, opened.directory, opened.display
+    schedule = Schedule.of(config, opened.total_steps)
     expert = make_expert_rows(config, algorithm, data.expert, serving.folder)
-    progress = Progress(order=order.state(), expert={} if expert is None else expert.state())
-    if directory.checkpoint is not None:
-        progress = Progress.from_json(trainer.restore(directory.checkpoint))
-        order.restore(progress.order)
-        if expert is not None:
-            expert.restore(progress.expert)
-        serving.auxiliary.restore(progress.auxiliary_tokens)
-    schedule = Schedule.of(config, total_steps)
-    publish_adapters_alone(serving.engine, trainer)
-    if not schedule.overlaps:
-        share_weights(serving.engine, trainer)
-    if directory.checkpoint is not None:
-        display.message(f"continuing {directory.path.name} after step {progress.step}")
-        serving.publish(trainer.version, trainer.state_tensors())
-    for line in trainer.lines:
-        display.message(line)
+    progress = _restored(opened, serving, trainer, expert)
+    _join_weights(opened, serving, trainer, progress.step, shared=not schedule.overlaps)
     journal = Journal(directory.journal)
     replay = Replay.of(config, algorithm, ahead=schedule.max_staleness)
     if replay is not None and directory.checkpoint is not None:
         replay.restore(directory.journal, algorithm, step=progress.step, version=trainer.version)
-    evaluator = make_evaluator(serving, data.held_out, data.further, display) if data.held_out else None
     if schedule.overlaps:
         display.message(schedule.line)
     explorer = Explorer(
@@ -215,7 +173,7 @@ def _assemble(
         algorithm,
         serving=serving,
         tasks=data.training,
-        order=order,
+        order=opened.order,
         schedule=schedule,
         display=display,
         trained=progress.step,
@@ -233,14 +191,42 @@ def _assemble(
         monitor=make_monitor(config, directory, progress.step),
         display=display,
         watch=Watch(config),
-        evaluator=evaluator,
+        evaluator=make_evaluator(serving, data.held_out, data.further, display) if data.held_out else None,
         run_dir=directory.path,
-        total_steps=total_steps,
+        total_steps=opened.total_steps,
         progress=progress,
         process_seconds=process_seconds,
         expert=expert,
         replay=replay,
     )
+
+
+def _restored(opened: Opened, serving: Served, trainer: AnyTrainer, expert: ExpertRows | None) -> Progress:
+    """How far the run is; what has a state is put back to there."""
+    from agenttune.loop import Progress
+
+    if opened.directory.checkpoint is None:
+        return Progress(order=opened.order.state(), expert={} if expert is None else expert.state())
+    progress = Progress.from_json(trainer.restore(opened.directory.checkpoint))
+    opened.order.restore(progress.order)
+    if expert is not None:
+        expert.restore(progress.expert)
+    serving.auxiliary.restore(progress.auxiliary_tokens)
+    return progress
+
+
+def _join_weights(opened: Opened, serving: Served, trainer: AnyTrainer, step: int, *, shared: bool) -> None:
+    """Settle how the trainer's weights reach the engine, and serve those of a continued run."""
+    from agenttune.execution.shared_weights import publish_adapters_alone, share_weights
+
+    publish_adapters_alone(serving.engine, trainer)
+    if shared:
+        share_weights(serving.engine, trainer)
+    if opened.directory.checkpoint is not None:
+        opened.display.message(f"continuing {opened.directory.path.name} after step {step}")
+        serving.publish(trainer.version, trainer.state_tensors())
+    for line in trainer.lines:
+        opened.display.message(line)
 
 
 def _run(loop: Loop, directory: RunDirectory) -> TuneResult:

@@ -60,11 +60,7 @@ class Renderer:
         try:
             text = self._apply(messages, tools, kwargs, continue_final=continue_final, closed=closed)
             text.encode()  # a lone surrogate is no text: no tokenizer takes it
-        except (
-            TemplateError,
-            TypeError,
-            ValueError,
-        ) as error:  # the template is foreign code: what it refuses is the request
+        except (TemplateError, TypeError, ValueError) as error:  # foreign code: what it refuses is the request
             raise ApiError(f"The chat template refused the messages: {error}", param="messages") from error
         return text
 

@@ -7,13 +7,12 @@ and a `TuneResult`. Everything that can be checked without loading a model is ch
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agenttune.algorithm.supervised import SupervisedAlgorithm, resolve_supervised
-from agenttune.assembly import make_evaluator, make_monitor
+from agenttune.assembly import Opened, make_evaluator, make_monitor, open_run
 from agenttune.certificate import write_certificate
 from agenttune.config.functions import import_function
 from agenttune.config.load import Resolved
@@ -23,25 +22,21 @@ from agenttune.execution.auxiliary_settings import check_auxiliary_models
 from agenttune.execution.engine_choice import check_heads
 from agenttune.execution.model_files import model_folder
 from agenttune.execution.start import check_execution, start_serving, start_training
-from agenttune.execution.threads import let_idle_workers_sleep
 from agenttune.execution.trainers import AnySupervisedTrainer, check_trainer, make_supervised_trainer
-from agenttune.forecast import after_run, before_run
+from agenttune.forecast import after_run
 from agenttune.monitor.curve import draw_loss_curve, draw_reward_curve
-from agenttune.monitor.display import Display
 from agenttune.monitor.metrics import check_monitor
 from agenttune.monitor.statistics import by_mode
 from agenttune.monitor.summary import Summary, peak_memory_mb, process_seconds, write_summary
 from agenttune.result import TuneResult
 from agenttune.rollout.signature import judge_arguments, workflow_arguments
 from agenttune.supervised.data import RowData, make_tutor, read_data
-from agenttune.tasks.selection import make_order
 from agenttune.trainer.lora_settings import check_lora
 
 if TYPE_CHECKING:
     from agenttune.execution.run_directory import RunDirectory
     from agenttune.execution.start import Served
     from agenttune.supervised.loop import SupervisedLoop
-    from agenttune.tasks.order import Order
 
 WITHOUT_EFFECT = (
     *("algorithm.group_size", "sampling.max_refill", "sampling.reward_", "sampling.overlong", "sampling.difficulty"),
@@ -70,40 +65,31 @@ def run_supervised(
         judge = import_function(config.judge)
     algorithm = _check(config, workflow, judge)
     data = read_data(config, algorithm, workflow is not None)
-    let_idle_workers_sleep()
-    from agenttune.execution.run_directory import open_run_directory
-    from agenttune.execution.shared_weights import publish_adapters_alone
-
-    directory = open_run_directory(resolved, config_path)
+    lines = (*_idle(resolved, workflow is not None), *data.messages)
     with contextlib.ExitStack() as stack:
-        order = make_order(data.training, config.sampling, seed=config.seed, batch_size=config.algorithm.batch_size)
-        total_steps = config.train_dataset.total_steps or order.num_batches(config.train_dataset.total_epochs)
-        display = Display(total_steps, sys.stdout)
-        stack.callback(display.close)
-        for line in (*resolved.notices, *resolved.overrides, *_idle(resolved, workflow is not None), *data.messages):
-            display.message(line)
-        for line in before_run(config, directory.path):
-            display.message(line)
+        opened = stack.enter_context(open_run(resolved, config_path, data.training, lines))
+        from agenttune.execution.shared_weights import publish_adapters_alone
+
         serving = None if workflow is None else start_serving(config, workflow, judge)
         place = start_training(config) if serving is None else serving
         ranks = None
         if place is not None:
             stack.callback(place.close)
-            display.message(place.line)
+            opened.display.message(place.line)
             ranks = place.ranks
         folder = model_folder(config.model.model_path)
-        trainer = make_supervised_trainer(config, algorithm, folder, total_steps=total_steps, ranks=ranks)
+        trainer = make_supervised_trainer(config, algorithm, folder, total_steps=opened.total_steps, ranks=ranks)
         stack.callback(trainer.close)
         if serving is not None:
             publish_adapters_alone(serving.engine, trainer)
-        loop = _assemble(config, algorithm, directory, serving, trainer, data, order, total_steps, display)
+        loop = _assemble(opened, algorithm, serving, trainer, data)
         stack.callback(loop.monitor.close)
         stack.callback(loop.journal.close)
         try:
             loop.run()
         finally:
-            _write_outcome(loop, directory)
-        return _outcome(loop, directory)
+            _write_outcome(loop, opened.directory)
+        return _outcome(loop, opened.directory)
 
 
 def _check(
@@ -150,21 +136,14 @@ def _idle(resolved: Resolved, has_workflow: bool) -> list[str]:
 
 
 def _assemble(
-    config: RunConfig,
-    algorithm: SupervisedAlgorithm,
-    directory: RunDirectory,
-    serving: Served | None,
-    trainer: AnySupervisedTrainer,
-    data: RowData,
-    order: Order,
-    total_steps: int,
-    display: Display,
+    opened: Opened, algorithm: SupervisedAlgorithm, serving: Served | None, trainer: AnySupervisedTrainer, data: RowData
 ) -> SupervisedLoop:
     from agenttune.execution.model_files import quiet_transformers
     from agenttune.experience.journal import Journal
     from agenttune.supervised.held_out import HeldOut
     from agenttune.supervised.loop import Progress, SupervisedLoop
 
+    config, directory, display, order = opened.config, opened.directory, opened.display, opened.order
     quiet_transformers()
     tutor = make_tutor(config, algorithm, model_folder(config.model.model_path))
     for line in trainer.lines:
@@ -197,7 +176,7 @@ def _assemble(
         evaluator=None if serving is None else make_evaluator(serving, data.tasks, data.further, display),
         held_out=held_out,
         run_dir=directory.path,
-        total_steps=total_steps,
+        total_steps=opened.total_steps,
         progress=progress,
         process_seconds=process_seconds,
     )

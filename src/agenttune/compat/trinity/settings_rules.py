@@ -34,22 +34,21 @@ def _items(value: object) -> list[object]:
 
 def save_interval(draft: Draft, key: str, value: object) -> None:
     """0 saves the last step only."""
-    number = draft.whole(key)
-    if number is not None and number < 1:
-        draft.set("algorithm.save_interval_steps", 10**9, key)
-        draft.say("only the last step is saved", key)
-    elif number is not None:
-        draft.set("algorithm.save_interval_steps", number, key)
+    _or_for_ever(draft, key, "algorithm.save_interval_steps", "only the last step is saved")
 
 
 def keep_checkpoints(draft: Draft, key: str, value: object) -> None:
     """0 keeps them all."""
+    _or_for_ever(draft, key, "trainer.keep_checkpoints", "every checkpoint is kept")
+
+
+def _or_for_ever(draft: Draft, key: str, name: str, said: str) -> None:
     number = draft.whole(key)
-    if number is not None and number < 1:
-        draft.set("trainer.keep_checkpoints", 10**9, key)
-        draft.say("every checkpoint is kept", key)
-    elif number is not None:
-        draft.set("trainer.keep_checkpoints", number, key)
+    if number is None:
+        return
+    draft.set(name, number if number > 0 else 10**9, key)
+    if number < 1:
+        draft.say(said, key)
 
 
 def retries(draft: Draft, key: str, value: object) -> None:
