@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_EXCEPTION, wait
 from typing import Any
@@ -40,18 +41,22 @@ class OneNeverComes(Apart):
 
 
 class KillsAWorker(Apart):
-    """In the midst of its third broadcast."""
+    """In the midst of its third broadcast, which then waits until the group is left, as NCCL does."""
 
     victim: psutil.Process
     sent = 0
+    left = False
 
     def _send(self, tensors, layout):
         self.sent += 1
-        if self.sent == 3:
-            super()._send(tensors, layout[:2])
-            self.victim.kill()
-            layout = layout[2:]
-        super()._send(tensors, layout)
+        if self.sent < 3:
+            super()._send(tensors, layout)
+            return
+        super()._send(tensors, layout[:2])
+        self.victim.kill()
+        while not self._group._closed:
+            time.sleep(0.05)
+        self.left = True
 
 
 @pytest.fixture
@@ -65,6 +70,16 @@ def spread(shared: Served, model: Any) -> Iterator[Served]:
     shared.run(shared.engine.load(shared.engine.version + 1, weights(model)))
 
 
+@pytest.fixture
+def wide(spread: Served) -> Iterator[tuple[Served, psutil.Process]]:
+    """An engine of two workers, and the second of them. Nothing of it is left."""
+    known = {process.pid for process in vllm_processes()}
+    served = start(spread.thread, max_slots=4, tensor_parallel_size=2)
+    yield served, next(one for one in vllm_processes() if one.pid not in known and one.name().endswith("TP1"))
+    spread.thread.call(served.engine.close(), LIMIT_S)
+    assert not vllm_left(known)
+
+
 def check(engine: Any, served: Served, model: Any, version: int) -> None:
     asked = [request([506, 60 + i], noise=i) for i in range(4)]
     for one, generation in zip(asked, Served(engine, served.thread).generate(*asked), strict=True):
@@ -72,14 +87,12 @@ def check(engine: Any, served: Served, model: Any, version: int) -> None:
         np.testing.assert_allclose(generation.logprobs, scored(model, one, generation), atol=1e-4)
 
 
-def test_two_replicas_get_their_weights_by_broadcast_and_one_goes_on_alone(spread, model, changed):
+def test_two_replicas_get_their_weights_by_broadcast_and_one_goes_on_alone(spread, wide, model, changed):
     """One has two workers (tensor parallel), each replica is a group with the trainer. Both serve the new weights, tied
     ones included, and then newer ones. A worker that dies in the midst of a broadcast loses its replica and hangs
-    nothing. Red when `send` (inference/vllm_broadcast.py) leaves out a chunk, when `finish_weight_update` does not
-    `pack_tied_layers`; hangs when `load` (inference/vllm.py) waits for vLLM's answer alone."""
-    known = {process.pid for process in vllm_processes()}
-    wide = start(spread.thread, max_slots=4, tensor_parallel_size=2)
-    victim = next(one for one in vllm_processes() if one.pid not in known and one.name().endswith("TP1"))
+    nothing. Red when `finish_weight_update` does not `pack_tied_layers`, and when `_receive`
+    (inference/vllm_loading.py) does not leave the group."""
+    wide, victim = wide
     engines = [spread.engine, wide.engine]
     for engine, kind in zip(engines, (Apart, KillsAWorker), strict=True):
         engine._loader = kind(engine._llm, join_limit_s=LIMIT_S, chunk_bytes=CHUNK_BYTES)
@@ -98,13 +111,15 @@ def test_two_replicas_get_their_weights_by_broadcast_and_one_goes_on_alone(sprea
     check(both, spread, changed, version + 1)
     with pytest.raises(EngineLostError, match="new weights could not be loaded into vLLM"):
         wide.generate(request([506, 60]))
-    spread.thread.call(wide.engine.close(), LIMIT_S)
-    assert not vllm_left(known)
+    deadline = time.monotonic() + 60
+    while not wide.engine._loader.left and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert wide.engine._loader.left
 
 
 def test_where_a_group_does_not_come_about_the_file_does(spread, model, changed, caplog):
     """A member that never comes: one line tells it, and this update and the next travel through the file. Red when
-    `_join` (inference/vllm_loading.py) waits without a limit (it hangs), or when `_choose` takes no notice of it."""
+    `_choose` (inference/vllm_loading.py) takes no notice of it."""
     spread.engine._loader = OneNeverComes(spread.engine._llm, join_limit_s=5.0)
     for new in (changed, model):
         version = spread.engine.version + 1
