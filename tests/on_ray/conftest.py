@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 
 HERE = Path(__file__).parent
 HAS_RAY = find_spec("ray") is not None
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ.update(RAY_worker_register_timeout_seconds="600")  # Ray starts a process again that takes longer to begin
 collect_ignore = [] if HAS_RAY else [path.name for path in HERE.glob("test_*.py")]
 
 
@@ -24,24 +27,28 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test here has the marker."""
+    """Every test here has the marker, and time for the processes that it starts on a machine that is busy."""
     for item in items:
         if item.path.parent == HERE:
             item.add_marker("ray")
+            item.add_marker(pytest.mark.timeout(1200))
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Any]:
     """A Ray of one node with 8 CPUs by its own account; tests may add nodes. Runs join it."""
     import logging
-    import os
 
     import ray
     from ray.cluster_utils import Cluster
 
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    memory = 200 * 2**20
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 8, "object_store_memory": memory})
+    for attempts_left in (2, 1, 0):
+        try:
+            made = Cluster(initialize_head=True, head_node_args={"num_cpus": 8, "object_store_memory": 200 * 2**20})
+            break
+        except Exception:  # Ray gives a node 30 s to start: a busy machine may need longer
+            if not attempts_left:
+                raise
     ray.init(address=made.address, logging_level=logging.ERROR, log_to_driver=False)
     yield made
     ray.shutdown()

@@ -1,15 +1,30 @@
-"""Workflows and tasks of the tests with Ray; rollout workers import them from here."""
+"""Workflows and tasks of the tests with Ray; rollout workers import them from here. And their processes."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
+import uuid
+from pathlib import Path
 from typing import Any
+
+import psutil
 
 from agenttune import WorkflowOutput
 from agenttune.errors import DatasetError
 from agenttune.types import Task
+
+
+def actors_of(kind: str) -> list[psutil.Process]:
+    """Processes of this session's own cluster in which such an actor lives."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            if f"ray::{kind}" in " ".join(process.cmdline()):
+                found.append(process)
+    return found
 
 
 def make_tasks(count: int, do: str = "twice") -> list[Task]:
@@ -30,12 +45,14 @@ async def prefers_letter(task: dict[str, Any], model: Any) -> WorkflowOutput:
     return WorkflowOutput(reward=text.count("e") / 8, metrics={"pid": float(os.getpid())})
 
 
-async def lingers(task: dict[str, Any], model: Any) -> WorkflowOutput:
-    """The same, a while before and after the call."""
-    await asyncio.sleep(0.3)
-    output = await prefers_letter(task, model)
-    await asyncio.sleep(0.5)
-    return output
+async def waits_at_a_gate(task: dict[str, Any], model: Any, workflow_args: dict[str, Any]) -> WorkflowOutput:
+    """The same, but rollouts of a version say in the folder `gate` that they are there, and wait for a file `open`."""
+    folder = Path(workflow_args["gate"])
+    if model.version == workflow_args["version"] and not (folder / "open").exists():
+        (folder / f"waiting-{uuid.uuid4()}").touch()
+        while not (folder / "open").exists():
+            await asyncio.sleep(0.02)
+    return await prefers_letter(task, model)
 
 
 async def does_what_the_task_says(task: dict[str, Any], model: Any) -> WorkflowOutput:
@@ -76,11 +93,3 @@ async def find_bad_input(task: dict[str, Any], model: Any) -> None:
 
 
 ACTS = {"twice": ask_twice, "slowly": ask_slowly, "crash": crash, "hang": hang, "bad input": find_bad_input}
-
-
-async def asks_the_judge_too(task: dict[str, Any], model: Any, auxiliary_models: dict[str, Any]) -> WorkflowOutput:
-    """One call of the policy, and as many of an auxiliary model as the task's number says."""
-    await ask(model, task["question"])
-    for turn in range(task["number"]):
-        await ask(auxiliary_models["judge"], f"{turn} {task['question']}")
-    return WorkflowOutput(reward=0.0)

@@ -41,15 +41,18 @@ def same_losses(local: Path, ray: Path) -> None:
     assert certify(ray).holds
 
 
-def test_sft_trains_in_ranks_and_evaluates_its_agent_in_workers(cluster, tmp_path, toy_model_dir, toy_dataset, capsys):
-    """Red when the engines are not given the weights of the ranks: the agent is then evaluated as it came."""
+def test_sft_evaluates_its_agent_in_workers(cluster, tmp_path, toy_model_dir, toy_dataset, capsys):
+    """Red when the engines are not given the trainer's weights: the agent is then evaluated as it came."""
     data = rows(tmp_path, "prompt", "response")
     functions = {"workflow_func": prefers_letter, "eval_dataset": DatasetConfig(path=str(toy_dataset), split="test")}
     local = run(tmp_path, "local", "sft", data, toy_model_dir, {"execution": "local"}, **functions)
     capsys.readouterr()
-    settings = {"execution": "ray", "trainer.num_processes": 2, "cluster.num_workers": 1}
+    settings = {"execution": "ray", "cluster.num_workers": 1}
     ray = run(tmp_path, "ray", "sft", data, toy_model_dir, settings, **functions)
-    assert "1 engine(s) (embedded) and 1 rollout worker(s) in actors, the trainer in 2 more" in capsys.readouterr().out
+    assert (
+        "1 engine(s) (embedded) and 1 rollout worker(s) in actors, the trainer in this process"
+        in capsys.readouterr().out
+    )
     same_losses(local.run_dir, ray.run_dir)
     assert ray.rewards_after == local.rewards_after != ray.rewards_before == local.rewards_before
 

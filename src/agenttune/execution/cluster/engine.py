@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -54,10 +53,6 @@ class EngineActor:
                 await asyncio.wrap_future(self._thread.start(load))
             self._serves.set()
             return self._engine.max_model_len
-
-    async def pid(self) -> int:
-        """Its process."""
-        return os.getpid()
 
     async def serves(self) -> bool:
         """Whether it has weights; false after Ray started it again."""

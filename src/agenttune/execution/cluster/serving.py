@@ -169,12 +169,6 @@ class RayServing:
         self.thread.call(self._read_busy())
         return self._generating_s
 
-    def engine_pids(self) -> list[int]:
-        """The processes of the engines' actors, on their machines."""
-        import ray
-
-        return list(ray.get([placed.actor.pid.remote() for placed in self._engines]))
-
     def close(self) -> None:
         """End rollouts, engines, and a Ray that we started, in this order."""
         for watch in self._watches:
