@@ -1,9 +1,12 @@
 # Two commands for a newcomer: `make quickstart`, `make test`. Everything happens in .venv.
 PYTHON ?= python3
 SEED ?= 0
+# Processes that share the tests; each needs a core and 1.5 GB.
+JOBS ?= 2
 # Where pip finds torch. Linux without a GPU: TORCH_INDEX="--index-url https://download.pytorch.org/whl/cpu" saves several GB.
 TORCH_INDEX ?=
 BIN = .venv/bin
+IN_PARALLEL = -n $(JOBS) --dist worksteal
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .PHONY: quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed test-ray check format bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-async bench-agentscope bench-trl bench-gpu clean
@@ -12,7 +15,7 @@ quickstart: .venv/installed
 	@$(BIN)/python examples/quickstart/main.py --seed $(SEED)
 
 test: .venv/installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(IN_PARALLEL)
 
 test-slow: .venv/installed
 	$(BIN)/python -m pytest -m slow
@@ -83,7 +86,7 @@ check: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(IN_PARALLEL)
 
 format: .venv/installed
 	$(BIN)/ruff format .

@@ -20,7 +20,10 @@ if find_spec("hypothesis") is not None:  # the environments of agent frameworks 
     settings.register_profile("search", max_examples=1000, **UNHURRIED)
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is loaded: spinning workers slow a shared machine
+# Before torch is loaded, also by processes that tests start: toy products leave nothing to share, and spinning workers
+# slow a machine that runs several tests at once.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background of a shell: tests of Ctrl-C need it
     signal.signal(signal.SIGINT, signal.default_int_handler)
