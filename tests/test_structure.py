@@ -1,6 +1,7 @@
 """The shape of the package: which stage may import which, no cycles, a light import, sizes of files."""
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,7 @@ COORDINATION = {
 SEE_MANY = COORDINATION | {"execution", "cli", "diagnose", "supervised"}
 
 
+@functools.cache
 def edges() -> set[tuple[str, str, str]]:
     found = set()
     for path in ROOT.rglob("*.py"):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from experience_builders import call_trees, make_call, make_group, make_rollout, two_turns
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agenttune.algorithm.presets import PRESETS
@@ -76,7 +76,7 @@ def rollouts(draw: st.DrawFn, group: str, index: int) -> Rollout:
     )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30)
 @given(st.data())
 def test_groups_come_back_exactly(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     groups = [
