@@ -1,7 +1,7 @@
 # Two commands for a newcomer: `make quickstart`, `make test`. Everything happens in .venv.
 PYTHON ?= python3
 SEED ?= 0
-# Processes that share the tests; each needs a core and 1.5 GB.
+# Processes that share the tests; each needs a core and takes 1 GB (seen with two).
 JOBS ?= 2
 # Where pip finds torch. Linux without a GPU: TORCH_INDEX="--index-url https://download.pytorch.org/whl/cpu" saves several GB.
 TORCH_INDEX ?=
