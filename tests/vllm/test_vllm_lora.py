@@ -70,7 +70,7 @@ def check(served: Any, policy: AdaptedModel, *asked: Any) -> None:
 
 
 def test_trap_14_adapters_of_each_version_act_and_no_cache_survives_them(adapted, model):
-    """Before the first load they change nothing. Red when all versions' requests have one name (`write`,
+    """Before the first load they change nothing. Red when all versions' requests have one name and one folder (`write`,
     inference/vllm_adapters.py): prompts come from the prefix cache of other adapters."""
     asked = [request(LONG, max_tokens=8), request([506, 61], noise=3, temperature=0.7)]
     for one, generation in zip(asked, adapted.generate(*asked), strict=True):

@@ -1,7 +1,7 @@
 """LoRA adapters that vLLM loads without merging: a folder and a request for each policy version.
 
 In: adapters under the names of peft's files. Out: `Adapter`s, whose `request` goes with each generation; requests of
-other versions run beside each other, and vLLM's prefix cache keeps their KV apart by the adapter's name.
+other versions run beside each other, and vLLM's prefix cache keeps their KV apart by the adapter's name and folder.
 
 The first version has adapters too, of zeros: vLLM 0.32 computes rows without adapter wrongly on a CPU if rows with one
 are in the same batch (logprobs were off by several units), so that no request goes without.
