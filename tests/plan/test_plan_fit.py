@@ -36,7 +36,7 @@ def usual(folder: Path) -> tuple[Any, Models, Workload]:
     return of_run(folder)
 
 
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(share=st.floats(0.3, 0.99))
 def test_it_fits_and_each_smaller_one_does_not(usual: tuple[Any, Models, Workload], share: float) -> None:
     """For a GPU with any share of the memory that the run as it is would take."""
