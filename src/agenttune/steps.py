@@ -92,4 +92,4 @@ def deferred_interrupt() -> Iterator[None]:
     finally:
         signal.signal(signal.SIGINT, previous)
     if caught:
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)  # for whoever waits outside: another such block, too

@@ -1,6 +1,8 @@
 """Trainers of one and of several processes on the same toy model, and what they must have in common."""
 
 import os
+import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,17 +15,17 @@ from trainer_toys import make_experiences, make_model, plain_copy, record
 from agenttune.algorithm.resolve import resolve
 from agenttune.config.run import LossConfig
 from agenttune.config.trainer import TrainerConfig
+from agenttune.errors import RankError
 from agenttune.execution.ranks.group import TrainerGroup
 from agenttune.execution.ranks.processes import RankProcesses
-from agenttune.execution.ranks.trainer import RankBatch, TrainerPlan
-from agenttune.trainer.trainer import Trainer
+from agenttune.execution.ranks.trainer import RankBatch, TrainerPlan, load_trainer
 from agenttune.types import Experience
 
 TIMEOUT_S = 120.0
 
 
-def leftover_ranks() -> dict[int, int]:
-    """Rank processes that this process started and that still are there: their ids, and when they were started."""
+def ranks_of(parent: int) -> dict[int, int]:
+    """Rank processes that a process has: their ids, and when they were started."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -31,15 +33,44 @@ def leftover_ranks() -> dict[int, int]:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        if b"agenttune.execution.ranks.main" in command and int(fields[1]) == os.getpid():
+        if b"agenttune.execution.ranks.main" in command and int(fields[1]) == parent:
             found[int(folder.name)] = int(fields[19])
     return found
+
+
+def leftover_ranks() -> dict[int, int]:
+    """Those of this process, but for the ones that all tests have in common."""
+    return {id_: started for id_, started in ranks_of(os.getpid()).items() if id_ not in SHARED.process_ids}
+
+
+def leftover_folders(process_id: int | None = None) -> list[Path]:
+    """What ranks of a process (by default this one) left where temporary files are, but for the ones in common."""
+    own = process_id is None
+    found = list(Path(tempfile.gettempdir()).glob(f"agenttune-ranks-{os.getpid() if own else process_id}-*"))
+    return found[1:] if own and SHARED.process_ids else found
 
 
 def rank_process_ids() -> list[int]:
     """Of the ranks that this process has, in their order."""
     started = leftover_ranks()
     return sorted(started, key=lambda process: (started[process], process))
+
+
+def ends(process_id: int, within_s: float = 60.0) -> bool:
+    """Whether it has ended by then."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline and alive(process_id):
+        time.sleep(0.1)
+    return not alive(process_id)
+
+
+def alive(process_id: int) -> bool:
+    """Whether it runs; one that ended and was not waited for does not."""
+    try:
+        stat = Path(f"/proc/{process_id}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,17 +105,8 @@ def make_plan(
     )
 
 
-def one_process(plan: TrainerPlan, **options: Any) -> Trainer:
-    return Trainer.from_pretrained(
-        plan.model_path,
-        algorithm=plan.algorithm,
-        config=plan.config,
-        learning_rate=plan.learning_rate,
-        planned_updates=plan.planned_updates,
-        device="cpu",
-        seed=plan.seed,
-        **options,
-    )
+def one_process(plan: TrainerPlan) -> Any:
+    return load_trainer(plan, "cpu")
 
 
 @contextmanager
@@ -96,10 +118,55 @@ def processes(plan: TrainerPlan, count: int = 2, **options: Any) -> Iterator[Ran
         ranks.close()
 
 
-@contextmanager
-def group_of(plan: TrainerPlan, count: int = 2, **options: Any) -> Iterator[TrainerGroup]:
-    with processes(plan, count, **options) as ranks:
-        yield TrainerGroup(ranks)
+class RaisesOn:
+    """The word `version`, as it arrives at a rank; one of them raises an error instead."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Ranks cannot import this module."""
+        error = f"__import__('agenttune.errors').errors.TrainingError('on rank {self._rank} alone')"
+        this = "__import__('torch').distributed.get_rank()"
+        return eval, (f"'version' if {this} != {self._rank} else (_ for _ in ()).throw({error})",)
+
+
+class SharedRanks:
+    """Two ranks that tests have in common, since processes take seconds to start; new ones after they were ended."""
+
+    def __init__(self) -> None:
+        self._ranks: RankProcesses | None = None
+
+    @property
+    def process_ids(self) -> list[int]:
+        """Of those that are there."""
+        return [] if self._ranks is None else self._ranks.process_ids
+
+    def load(self, plan: TrainerPlan) -> RankProcesses:
+        """The ranks, with the models of this plan."""
+        if self._ranks is None:
+            self._ranks = RankProcesses(plan, 2, on_gpus=False, timeout_s=TIMEOUT_S)
+            return self._ranks
+        try:
+            self._ranks.load(plan)
+        except RankError:  # the test before has ended them
+            self._ranks = None
+            return self.load(plan)
+        return self._ranks
+
+    def close(self) -> None:
+        """End them."""
+        if self._ranks is not None:
+            self._ranks.close()
+        self._ranks = None
+
+
+SHARED = SharedRanks()
+
+
+def group_of(plan: TrainerPlan) -> TrainerGroup:
+    """A trainer of the two ranks in common; it holds until the next one is asked for."""
+    return TrainerGroup(SHARED.load(plan))
 
 
 def assert_same_numbers(one: Any, many: Any, *, relative: float = 1e-6) -> None:

@@ -20,13 +20,13 @@ pytestmark = pytest.mark.distributed
 
 def both(plan, batches, *, steps=2, relative=1e-6, absolute=2e-6, **arguments):
     """Train in one process and in two; the metrics of the last step."""
-    one = one_process(plan, critic=plan.critic, teacher_path=plan.teacher_path)
-    with group_of(plan) as group:
-        for step in range(steps):
-            named = {name: value + step for name, value in arguments.items()}
-            found, expected = group.train_step(batches, **named), one.train_step(batches, **named)
-            assert_same_numbers(expected, found, relative=relative)
-            assert_same_weights(one, group, absolute=absolute)
+    one = one_process(plan)
+    group = group_of(plan)
+    for step in range(steps):
+        named = {name: value + step for name, value in arguments.items()}
+        found, expected = group.train_step(batches, **named), one.train_step(batches, **named)
+        assert_same_numbers(expected, found, relative=relative)
+        assert_same_weights(one, group, absolute=absolute)
     return expected.values
 
 

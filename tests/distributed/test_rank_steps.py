@@ -24,10 +24,10 @@ def test_same_losses_and_weights_as_one_process(tmp_path, family, config):
     plan = make_plan(toy, loss={"kl": "k3", "kl_coef": 0.1}, **config)
     one = one_process(plan)
     batches = toy.batches(config.get("num_minibatches", 1))
-    with group_of(plan) as group:
-        assert group.version == 0
-        assert_same_weights(one, group, absolute=0.0)
-        for _ in range(3):
-            assert_same_numbers(one.train_step(batches), group.train_step(batches))
-            assert_same_weights(one, group)
-        assert group.version == one.version == 3 * len(batches) * config.get("epochs", 1)
+    group = group_of(plan)
+    assert group.version == 0
+    assert_same_weights(one, group, absolute=0.0)
+    for _ in range(3):
+        assert_same_numbers(one.train_step(batches), group.train_step(batches))
+        assert_same_weights(one, group)
+    assert group.version == one.version == 3 * len(batches) * config.get("epochs", 1)

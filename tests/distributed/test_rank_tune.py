@@ -2,15 +2,16 @@
 
 import json
 import os
+import re
 import signal
 import threading
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from group_toys import leftover_ranks, rank_process_ids
+from rank_runs import BATCH_SIZE, GROUP_SIZE, assert_same_losses, disturbing, rows, run
 
-from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
+from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
 from agenttune.certify import certify
 from agenttune.cli.main import FAILED, main
 from agenttune.errors import RankError
@@ -18,108 +19,49 @@ from agenttune.experience.reading import read_groups_at, read_last_groups, read_
 
 pytestmark = pytest.mark.distributed
 
-BATCH_SIZE, GROUP_SIZE = 3, 4
 
-
-async def letters(task, model):
-    """One call; the reward is the share of the letter 'e'."""
-    reply = await model.client.chat.completions.create(
-        model=model.name, messages=[{"role": "user", "content": task["question"]}], max_tokens=8
-    )
-    return WorkflowOutput(reward=(reply.choices[0].message.content or "").count("e") / 8)
-
-
-def run(
-    folder: Path, model: Path, dataset: Path, processes: int, *, steps=4, workflow=letters, settings=None, **options
-):
-    return tune(
-        workflow_func=workflow,
-        train_dataset=DatasetConfig(path=str(dataset), split="train", total_steps=steps),
-        eval_dataset=DatasetConfig(path=str(dataset), split="test"),
-        model=TunerModelConfig(model_path=str(model), max_model_len=128, max_tokens=8),
-        algorithm=AlgorithmConfig(
-            algorithm_type="grpo",
-            group_size=GROUP_SIZE,
-            batch_size=BATCH_SIZE,
-            learning_rate=1e-3,
-            save_interval_steps=2,
-            eval_interval_steps=100,
-        ),
-        settings={
-            "checkpoint_root_dir": str(folder),
-            "deterministic": True,
-            "check.enabled": False,
-            "evaluation.before_and_after": False,
-            "rollout.failure_reward": 0.0,
-            "trainer.num_processes": processes,
-            "trainer.num_minibatches": 2,
-            "trainer.eps": 1e-3,
-            **(settings or {}),
-        },
-        **options,
-    )
-
-
-def rows(run_dir: Path) -> dict[int, dict]:
-    """The last line of each step."""
-    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
-    return {row["step"]: row for row in lines if "trainer/loss" in row}
-
-
-def assert_same_losses(one: Path, many: Path) -> None:
-    first, second = rows(one), rows(many)
-    assert first.keys() == second.keys()
-    for step, row in first.items():
-        for name in {"trainer/loss", "trainer/grad_norm", "tokens/sampled", "reward/mean"} & row.keys():
-            assert second[step][name] == pytest.approx(row[name], rel=1e-6, abs=1e-6), (step, name)
-
-
-def test_a_run_of_two_processes_is_that_of_one(tmp_path, toy_model_dir, toy_dataset):
+def test_a_run_of_two_processes_is_that_of_one(tmp_path, toy_model_dir, toy_dataset, undisturbed):
     """The same rollouts, losses to 1e-6, a certificate that holds, weights that the engine was given from shared memory
     and that the trainer's logprobs agree with in every step."""
-    one = run(tmp_path / "one", toy_model_dir, toy_dataset, 1)
-    two = run(tmp_path / "two", toy_model_dir, toy_dataset, 2)
-    assert_same_losses(one.run_dir, two.run_dir)
+    two = run(tmp_path, toy_model_dir, toy_dataset, 2)
+    assert_same_losses(undisturbed, two.run_dir)
     assert max(row["trainer/logprob_gap_max"] for row in rows(two.run_dir).values()) < 1e-4
     certificate = certify(two.run_dir)
     assert certificate.holds, certificate.problems
     assert not leftover_ranks()
 
 
-def killing(step: int):
-    """A workflow that, when `step` rolls out, stops the second rank, and kills it while the trainer waits for it."""
-    calls = Counter()
-
-    async def kills(task, model):
-        calls["all"] += 1
-        if calls["all"] == (step - 1) * BATCH_SIZE * GROUP_SIZE + 1:
-            victim = rank_process_ids()[1]
-            os.kill(victim, signal.SIGSTOP)
-            threading.Timer(2.0, os.kill, (victim, signal.SIGKILL)).start()
-        return await letters(task, model)
-
-    return kills
+def kill_soon() -> None:
+    """Stop the second rank, and kill it while the trainer waits for it."""
+    victim = rank_process_ids()[1]
+    os.kill(victim, signal.SIGSTOP)
+    threading.Timer(2.0, os.kill, (victim, signal.SIGKILL)).start()
 
 
 def test_a_rank_killed_in_a_step_ends_the_run_which_goes_on_from_its_checkpoint(
-    tmp_path, toy_model_dir, toy_dataset, capsys
+    tmp_path, toy_model_dir, toy_dataset, undisturbed, capfd
 ):
     """Killed while step 4 trains; the last checkpoint is that of step 2. The second session trains steps 3 and 4 again,
-    in one process even, and ends where a run that nobody disturbed does; nothing is trained twice.
+    in one process even, and ends where a run that nobody disturbed does; nothing is trained twice. One error says so:
+    what the other rank met in consequence is not shown.
 
     Red when `RankError` is among the failures after which the loop says that it saves (`loop.SAVED_ON`): it cannot."""
-    whole = run(tmp_path / "whole", toy_model_dir, toy_dataset, 1)
     fixed = {"project_name": "P", "experiment_name": "fixed"}
-    with pytest.raises(RankError, match=r"train_step, 2 processes.*rank 1 was killed by SIGKILL"):
-        run(tmp_path, toy_model_dir, toy_dataset, 2, workflow=killing(4), **fixed)
+    with pytest.raises(
+        RankError, match=r"\(train_step, 2 processes\): rank 1 was killed by SIGKILL\. The last"
+    ) as caught:
+        run(tmp_path, toy_model_dir, toy_dataset, 2, workflow=disturbing(kill_soon, 4), **fixed)
     assert not leftover_ranks()
-    assert "saving a checkpoint" not in capsys.readouterr().out
+    assert not hasattr(caught.value, "__notes__")
+    shown = capfd.readouterr()
+    assert "saving a checkpoint" not in shown.out
+    assert "Traceback" not in shown.err, shown.err
     run_dir = tmp_path / "P" / "fixed"
     assert (run_dir / "latest").resolve().name == "global_step_2"
     assert sorted(path.name for path in run_dir.glob("*global_step*")) == ["global_step_2"]
     result = run(tmp_path, toy_model_dir, toy_dataset, 1, **fixed)
     assert result.steps == 4
-    assert_same_losses(whole.run_dir, run_dir)
+    assert_same_losses(undisturbed, run_dir)
     assert {record.step: record.version for record in read_steps(run_dir / "run.db")} == {1: 2, 2: 4, 3: 6, 4: 8}
     trained: Counter[str] = Counter()
     for keys in read_last_groups(run_dir / "run.db").values():
@@ -133,14 +75,19 @@ def test_a_rank_killed_in_a_step_ends_the_run_which_goes_on_from_its_checkpoint(
 
 
 def test_the_command_says_so_by_its_exit_code(capsys):
+    """The culprit's traceback comes before the error."""
+
     def fails(_):
-        raise RankError("a process of the trainer was lost (train_step, 2 processes): rank 1 was killed by SIGKILL")
+        error = RankError("a process of the trainer was lost (train_step, 2 processes): rank 1 was killed by SIGKILL")
+        error.add_note("rank 1:\nits traceback")
+        raise error
 
     assert main(["check", "--config", "run.yaml"], commands={"check": fails}) == FAILED
-    assert "rank 1 was killed" in capsys.readouterr().err
+    assert re.match("rank 1:\nits traceback\nagenttune: a process .* rank 1 was killed", capsys.readouterr().err)
 
 
 TAUGHT = {
+    "cpt": [{"text": f"question {i} yes yes" + "!" * i} for i in range(8)],
     "sft": [{"prompt": f"question {i}", "response": "yes yes" + "!" * i} for i in range(8)],
     "dpo": [{"prompt": f"question {i}", "chosen": "yes", "rejected": "no no" + "!" * i} for i in range(8)],
 }
@@ -148,7 +95,7 @@ TAUGHT = {
 
 @pytest.mark.parametrize("algorithm", TAUGHT)
 def test_runs_without_rollouts(tmp_path, toy_model_dir, algorithm):
-    """`sft` and `dpo`, with held-out rows that all ranks measure: the losses of one process."""
+    """`cpt`, `sft` and `dpo`, with held-out rows that all ranks measure: the losses of one process."""
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in TAUGHT[algorithm]))
     results = []

@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None, commands: Mapping[str, Command] | No
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except AgentTuneError as error:
-        print(f"agenttune: {error}", file=sys.stderr)
+        print("\n".join([*getattr(error, "__notes__", ()), f"agenttune: {error}"]), file=sys.stderr)
         return BAD_INPUT if isinstance(error, _BAD_INPUT) else FAILED
 
 

@@ -6,7 +6,7 @@ In: a run's configuration and algorithm. Out: a trainer; or `ConfigError` before
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, overload
 
 from agenttune.config.run import RunConfig
 from agenttune.errors import ConfigError
@@ -15,8 +15,7 @@ from agenttune.execution.teacher_files import teacher_folder
 if TYPE_CHECKING:
     from agenttune.algorithm.presets import Algorithm
     from agenttune.algorithm.supervised import SupervisedAlgorithm
-    from agenttune.execution.ranks.group import StartRanks, SupervisedGroup, TrainerGroup
-    from agenttune.execution.ranks.processes import RankProcesses
+    from agenttune.execution.ranks.group import Calls, StartRanks, SupervisedGroup, TrainerGroup
     from agenttune.execution.ranks.trainer import TrainerPlan
     from agenttune.supervised.trainer import SupervisedTrainer
     from agenttune.trainer.trainer import Trainer
@@ -47,97 +46,50 @@ def check_processes(config: RunConfig, *, num_gpus: int) -> None:
         )
 
 
+@overload
 def make_trainer(
-    config: RunConfig, algorithm: Algorithm, folder: Path, *, total_steps: int, ranks: StartRanks | None = None
-) -> AnyTrainer:
-    """A trainer for rollouts of the model in `folder`; `ranks` starts it in several places elsewhere. Raises
-    `ModelError` for architectures not supported, `RankError` if a process does not start."""
-    teacher_path = teacher_folder(config, algorithm)
-    if ranks is not None:
-        from agenttune.execution.ranks.group import TrainerGroup
-
-        return TrainerGroup(ranks(_plan(config, algorithm, folder, total_steps, teacher_path)))
-    if config.trainer.has_ranks:
-        from agenttune.execution.ranks.group import TrainerGroup
-
-        return TrainerGroup(_start(config, algorithm, folder, total_steps, teacher_path))
-    from agenttune.trainer.trainer import Trainer
-
-    return Trainer.from_pretrained(
-        folder,
-        algorithm=algorithm,
-        config=config.trainer,
-        learning_rate=config.algorithm.learning_rate,
-        planned_updates=_planned_updates(config, total_steps),
-        device=config.engine.device,
-        seed=config.seed,
-        critic=config.critic,
-        teacher_path=teacher_path,
-    )
-
-
-def make_supervised_trainer(
+    config: RunConfig, algorithm: Algorithm, folder: Path, *, total_steps: int, ranks: StartRanks | None = ...
+) -> AnyTrainer: ...
+@overload
+def make_trainer(
+    config: RunConfig, algorithm: SupervisedAlgorithm, folder: Path, *, total_steps: int, ranks: StartRanks | None = ...
+) -> AnySupervisedTrainer: ...
+def make_trainer(
     config: RunConfig,
-    algorithm: SupervisedAlgorithm,
+    algorithm: Algorithm | SupervisedAlgorithm,
     folder: Path,
     *,
     total_steps: int,
     ranks: StartRanks | None = None,
-) -> AnySupervisedTrainer:
-    """A trainer for rows; `ranks` and errors as in `make_trainer`."""
-    if ranks is not None:
-        from agenttune.execution.ranks.group import SupervisedGroup
+) -> AnyTrainer | AnySupervisedTrainer:
+    """A trainer of the model in `folder`, for rollouts or for rows as the algorithm says; `ranks` starts it in several
+    places elsewhere. Raises `ModelError` for architectures not supported, `RankError` if a process does not start."""
+    from agenttune.algorithm.supervised import SupervisedAlgorithm
+    from agenttune.execution.ranks.trainer import TrainerPlan, load_trainer
 
-        return SupervisedGroup(ranks(_plan(config, algorithm, folder, total_steps, None)))
-    if config.trainer.has_ranks:
-        from agenttune.execution.ranks.group import SupervisedGroup
-
-        return SupervisedGroup(_start(config, algorithm, folder, total_steps, None))
-    from agenttune.supervised.trainer import SupervisedTrainer
-
-    return SupervisedTrainer.from_pretrained(
-        folder,
-        algorithm=algorithm,
-        config=config.trainer,
-        learning_rate=config.algorithm.learning_rate,
-        planned_updates=_planned_updates(config, total_steps),
-        device=config.engine.device,
-        seed=config.seed,
-    )
-
-
-def _start(
-    config: RunConfig,
-    algorithm: Algorithm | SupervisedAlgorithm,
-    folder: Path,
-    total_steps: int,
-    teacher_path: Path | None,
-) -> RankProcesses:
-    from agenttune.execution.ranks.processes import RankProcesses
-
-    plan = _plan(config, algorithm, folder, total_steps, teacher_path)
-    return RankProcesses(plan, config.trainer.num_processes, on_gpus=_on_gpus(config, _num_gpus()))
-
-
-def _plan(
-    config: RunConfig,
-    algorithm: Algorithm | SupervisedAlgorithm,
-    folder: Path,
-    total_steps: int,
-    teacher_path: Path | None,
-) -> TrainerPlan:
-    from agenttune.execution.ranks.trainer import TrainerPlan
-
-    return TrainerPlan(
+    teacher_path = None if isinstance(algorithm, SupervisedAlgorithm) else teacher_folder(config, algorithm)
+    plan = TrainerPlan(
         model_path=str(folder),
         algorithm=algorithm,
         config=config.trainer,
         learning_rate=config.algorithm.learning_rate,
-        planned_updates=_planned_updates(config, total_steps),
+        planned_updates=total_steps * config.trainer.num_minibatches * config.trainer.epochs,
         seed=config.seed,
         teacher_path=None if teacher_path is None else str(teacher_path),
         critic=config.critic,
     )
+    if ranks is None and not config.trainer.has_ranks:
+        return load_trainer(plan, config.engine.device)
+    from agenttune.execution.ranks.group import SupervisedGroup, TrainerGroup
+
+    calls = _processes(config, plan) if ranks is None else ranks(plan)
+    return SupervisedGroup(calls) if isinstance(algorithm, SupervisedAlgorithm) else TrainerGroup(calls)
+
+
+def _processes(config: RunConfig, plan: TrainerPlan) -> Calls:
+    from agenttune.execution.ranks.processes import RankProcesses
+
+    return RankProcesses(plan, config.trainer.num_processes, on_gpus=_on_gpus(config, _num_gpus()))
 
 
 def _num_gpus() -> int:
@@ -149,7 +101,3 @@ def _num_gpus() -> int:
 def _on_gpus(config: RunConfig, num_gpus: int) -> bool:
     """Whether the trainer computes on GPUs."""
     return config.engine.device.startswith("cuda") or (config.engine.device == "auto" and num_gpus > 0)
-
-
-def _planned_updates(config: RunConfig, total_steps: int) -> int:
-    return total_steps * config.trainer.num_minibatches * config.trainer.epochs

@@ -22,7 +22,7 @@ from agenttune.execution.auxiliary_settings import check_auxiliary_models
 from agenttune.execution.engine_choice import check_heads
 from agenttune.execution.model_files import model_folder
 from agenttune.execution.start import check_execution, start_serving, start_training
-from agenttune.execution.trainers import AnySupervisedTrainer, check_trainer, make_supervised_trainer
+from agenttune.execution.trainers import AnySupervisedTrainer, check_trainer, make_trainer
 from agenttune.forecast import after_run
 from agenttune.monitor.curve import draw_loss_curve, draw_reward_curve
 from agenttune.monitor.metrics import check_monitor
@@ -78,7 +78,7 @@ def run_supervised(
             opened.display.message(place.line)
             ranks = place.ranks
         folder = model_folder(config.model.model_path)
-        trainer = make_supervised_trainer(config, algorithm, folder, total_steps=opened.total_steps, ranks=ranks)
+        trainer = make_trainer(config, algorithm, folder, total_steps=opened.total_steps, ranks=ranks)
         stack.callback(trainer.close)
         if serving is not None:
             publish_adapters_alone(serving.engine, trainer)

@@ -8,8 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from agenttune.algorithm.objective import ObjectiveSums, sample_share_alarm
+import numpy as np
+import torch
+
+from agenttune.algorithm.objective import (
+    ObjectiveSums,
+    effective_sample_share,
+    sample_share_alarm,
+    sequence_log_ratios,
+)
 from agenttune.algorithm.presets import Algorithm
+from agenttune.trainer.credit import Part
 from agenttune.trainer.critic import CriticUpdate
 from agenttune.trainer.expert import ExpertPart
 from agenttune.trainer.expert import summarize as summarize_expert
@@ -54,6 +63,17 @@ class Update:
     learning_rate: float
     critic: CriticUpdate | None
     expert: ExpertPart | None
+
+
+def sample_share(parts: Sequence[Part], logprobs: Sequence[torch.Tensor]) -> float:
+    """The effective sample share of an update's rollouts (N), from each pack's logprobs now (shape E)."""
+    if not parts:
+        return 1.0
+    rollouts_E = np.concatenate([part.pack.rollouts_E for part in parts])
+    old_E = torch.from_numpy(np.concatenate([part.pack.logprobs_E for part in parts]))
+    num_rollouts = len(parts[0].pack.rollout_ids)
+    log_ratios_N = sequence_log_ratios(torch.cat(list(logprobs)), old_E, torch.from_numpy(rollouts_E), num_rollouts)
+    return effective_sample_share(log_ratios_N[np.unique(rollouts_E)])
 
 
 def summarize(

@@ -76,6 +76,13 @@ class Pack:
         """Loss entries."""
         return len(self.targets_E)
 
+    @property
+    def call_numbers_E(self) -> IndexArray:
+        """For each loss entry the number of its call within the pack. A call is never split over packs."""
+        keys_E = self.rollouts_E * (int(self.calls_E.max(initial=0)) + 1) + self.calls_E
+        numbers_E: IndexArray = np.unique(keys_E, return_inverse=True)[1]
+        return numbers_E
+
 
 @dataclass(slots=True)
 class _Node:

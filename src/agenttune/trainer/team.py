@@ -107,7 +107,8 @@ class Ranks(Team):
         device: torch.device,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        """Meet the other ranks at `rendezvous` (`file://PATH`, or `tcp://HOST:PORT` of the first rank). Returns when
+        """Meet the other ranks at `rendezvous` (`file://PATH` on a file system that all see, or `tcp://HOST:PORT` of
+        the first rank). `device` is `cpu` or this rank's own GPU, `cuda:<number>` as this process counts. Returns when
         all are there."""
         self.rank = rank
         self.size = size

@@ -5,7 +5,7 @@ packs its sequences into micro-batches, scores them (and the reference model doe
 the logprobs with the engine's records, and makes one optimizer step (of the critic too, where there is one). Since the
 weights of the loss hold the normalization of the whole update, the gradients of its micro-batches simply add up.
 
-Shape suffixes: E loss entries of a pack, N rollouts of an update.
+Shape suffixes: E loss entries of a pack.
 """
 
 from __future__ import annotations
@@ -21,12 +21,7 @@ import numpy as np
 import torch
 
 from agenttune.algorithm.kl import adapted
-from agenttune.algorithm.objective import (
-    ObjectiveSums,
-    effective_sample_share,
-    policy_objective,
-    sequence_log_ratios,
-)
+from agenttune.algorithm.objective import ObjectiveSums, policy_objective
 from agenttune.algorithm.presets import Algorithm
 from agenttune.config.trainer import CriticConfig, TrainerConfig
 from agenttune.trainer import checkpoint
@@ -35,10 +30,10 @@ from agenttune.trainer.critic import Critic
 from agenttune.trainer.entropy_clip import clip_by_entropy
 from agenttune.trainer.expert import backward as backward_expert
 from agenttune.trainer.lora import adapters_line
-from agenttune.trainer.measured import StepMetrics, Update, summarize
+from agenttune.trainer.measured import StepMetrics, Update, sample_share, summarize
 from agenttune.trainer.model import Scorer, TrainedModel
 from agenttune.trainer.optimizer import Optimizer
-from agenttune.trainer.packing import IndexArray, Pack
+from agenttune.trainer.packing import Pack
 from agenttune.trainer.parity import LogprobGap, Tolerance
 from agenttune.trainer.roles import load_roles, load_teacher, resolve_device
 from agenttune.trainer.scores import to_device
@@ -354,7 +349,7 @@ class Trainer:
             sums=sums,
             entropy=sum(one.entropy for one in found),
             gap=gap,
-            sample_share=_sample_share(work.parts, [one.logprobs_E for one in found]),
+            sample_share=sample_share(work.parts, [one.logprobs_E for one in found]),
             grad_norm=grad_norm,
             learning_rate=rate,
             critic=critic_update,
@@ -387,31 +382,13 @@ class Trainer:
             weights_E,
             None if part.reference_E is None else there(part.reference_E),
             scores.entropy_E if needs_entropy else None,
-            there(_call_numbers(pack)) if self._algorithm.by_call else None,
+            there(pack.call_numbers_E) if self._algorithm.by_call else None,
             None if part.proximal_E is None else there(part.proximal_E),
             policy_weight,
             scores.divergence_E,
         )
         loss.backward()  # type: ignore[no-untyped-call]
         return _Scored(logprobs_E=now_E.detach().cpu(), sums=sums.cpu(), entropy=float(scores.entropy_E.detach().sum()))
-
-
-def _call_numbers(pack: Pack) -> IndexArray:
-    """For each loss entry the number of its call within the pack, shape E. A call is never split over packs."""
-    keys_E = pack.rollouts_E * (int(pack.calls_E.max(initial=0)) + 1) + pack.calls_E
-    numbers_E: IndexArray = np.unique(keys_E, return_inverse=True)[1]
-    return numbers_E
-
-
-def _sample_share(parts: Sequence[Part], logprobs: Sequence[torch.Tensor]) -> float:
-    """The effective sample share of an update's rollouts, from each pack's logprobs now (shape E)."""
-    if not parts:
-        return 1.0
-    rollouts_E = np.concatenate([part.pack.rollouts_E for part in parts])
-    old_E = torch.from_numpy(np.concatenate([part.pack.logprobs_E for part in parts]))
-    num_rollouts = len(parts[0].pack.rollout_ids)
-    log_ratios_N = sequence_log_ratios(torch.cat(list(logprobs)), old_E, torch.from_numpy(rollouts_E), num_rollouts)
-    return effective_sample_share(log_ratios_N[np.unique(rollouts_E)])
 
 
 def _num_loss_tokens(experiences: Iterable[Experience]) -> int:

@@ -21,12 +21,13 @@ from agenttune.execution.cluster.engine import first_line
 from agenttune.execution.cluster.weights import to_arrays, to_tensors
 from agenttune.execution.ranks.processes import GRACE_S, Answer
 from agenttune.execution.ranks.trainer import RankTrainer, TrainerPlan
-from agenttune.trainer.team import TIMEOUT_S
+from agenttune.trainer.team import Ranks
 
 if TYPE_CHECKING:
     import torch
 
 _CLOSE_S = 10.0
+_SILENT = "did not answer and was ended"
 
 
 class RankActor:
@@ -75,9 +76,8 @@ class RankActor:
         if rendezvous.startswith("tcp://127.0.0.1:"):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         device = "cuda:0" if torch.cuda.is_available() else "cpu"  # Ray shows each actor its own GPU alone
-        self._trainer = RankTrainer(
-            plan, rank=rank, size=size, rendezvous=rendezvous, device=device, timeout_s=TIMEOUT_S
-        )
+        ranks = Ranks(rank=rank, size=size, rendezvous=rendezvous, device=torch.device(device))
+        self._trainer = RankTrainer(plan, ranks)
 
     def _answer(self, serve: Any, *arguments: Any) -> Answer:
         try:
@@ -85,8 +85,8 @@ class RankActor:
         except AgentTuneError as error:
             return Answer(error=error)
         except Exception as error:  # whatever is not ours is a failure of this rank
-            traceback.print_exc()
-            return Answer(failure=f"{type(error).__name__}: {first_line(error)}")
+            line = f"{type(error).__name__}: {first_line(error)}"
+            return Answer(failure=line, traceback=traceback.format_exc())
 
 
 class StoredWeights(Mapping[str, "torch.Tensor"]):
@@ -183,6 +183,10 @@ class RayRanks:
                 f"the trainer's {'; '.join(filter(None, failed))} ({what}, {len(answers)} ranks). No checkpoint was "
                 "touched: the same experiment_name continues from the last one"
             )
+            if not any(isinstance(answer, str) and answer != _SILENT for answer in answers):
+                traces = [answer.traceback for answer in answers if isinstance(answer, Answer) and answer.traceback]
+                for trace in traces[:1]:  # where another one was lost they tell of that alone
+                    self._broken.add_note(trace)
             self.close()
             raise self._broken
         return [answer.result for answer in answers if isinstance(answer, Answer)]
@@ -193,7 +197,7 @@ class RayRanks:
         import ray
         from ray.exceptions import RayError
 
-        answers: list[Answer | str] = ["did not answer and was ended"] * len(references)
+        answers: list[Answer | str] = [_SILENT] * len(references)
         open_ = {reference: rank for rank, reference in enumerate(references)}
         deadline: float | None = None
         while open_:

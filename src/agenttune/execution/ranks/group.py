@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from agenttune.errors import AgentTuneError, RankError
 from agenttune.execution.ranks.trainer import RankBatch, TrainerPlan
+from agenttune.steps import deferred_interrupt
 from agenttune.types import Experience
 
 if TYPE_CHECKING:
@@ -58,16 +59,17 @@ class RankGroup:
     def __init__(self, ranks: Calls) -> None:
         """Take over ranks that have loaded their models."""
         self._ranks = ranks
-        self.version: int = ranks.call("look", "version")[0]
-        self.lines: tuple[str, ...] = ranks.call("look", "lines")[0]
+        self.version: int = self._call("look", "version")
+        self.lines: tuple[str, ...] = self._call("look", "lines")
 
     def state_tensors(self) -> Mapping[str, torch.Tensor]:
         """The weights to act with, by their Hugging Face names, whole; they hold until the next call."""
-        return self._ranks.weights()
+        with deferred_interrupt():
+            return self._ranks.weights()
 
     def save(self, directory: Path, position: Mapping[str, Any]) -> None:
         """Write a checkpoint, the same as one process writes; see `Trainer.save`."""
-        self._ranks.call("run", "save", directory, dict(position))
+        self._call("run", "save", directory, dict(position))
 
     def restore(self, directory: Path) -> dict[str, Any]:
         """Continue from a checkpoint, of however many processes; see `Trainer.restore`."""
@@ -78,17 +80,23 @@ class RankGroup:
         """End the ranks."""
         self._ranks.close()
 
+    def _call(self, method: str, *arguments: Any, **named: Any) -> Any:
+        """The first rank's answer. Ctrl-C waits for all of them: until then the ranks can be asked for nothing else, so
+        for no checkpoint either."""
+        with deferred_interrupt():
+            return self._ranks.call(method, *arguments, **named)[0]
+
     def _change(self, method: str, *arguments: Any, **named: Any) -> Any:
         """Call what may change the version; it may have even where it raises."""
         lost = False
         try:
-            return self._ranks.call("run", method, *arguments, **named)[0]
+            return self._call("run", method, *arguments, **named)
         except AgentTuneError as error:
             lost = isinstance(error, RankError)
             raise
         finally:
             if not lost:
-                self.version = self._ranks.call("look", "version")[0]
+                self.version = self._call("look", "version")
 
 
 class TrainerGroup(RankGroup):
@@ -113,5 +121,5 @@ class SupervisedGroup(RankGroup):
 
     def measure(self, experiences: Sequence[Experience]) -> Measured:
         """See `SupervisedTrainer.measure`. Raises `RankError` too."""
-        measured: Measured = self._ranks.call("run", "measure", experiences)[0]
+        measured: Measured = self._call("run", "measure", experiences)
         return measured

@@ -1,7 +1,7 @@
 """What a rank's process of `execution.ranks.processes` runs.
 
-In: inherited descriptors: a socket to the coordinator, the shared file of its calls, that of the weights. Out: an
-answer for each call. It ends when the socket does, whatever it is doing then.
+In: inherited descriptors (a socket to the coordinator, the shared file of its calls, that of the weights), and the
+folder in which the ranks meet. Out: an answer for each call. It ends when the socket does, whatever it is doing then.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import os
 import pickle
 import select
-import signal
+import shutil
 import sys
 import threading
 import traceback
@@ -23,21 +23,23 @@ from agenttune.errors import AgentTuneError
 from agenttune.execution.model_files import quiet_transformers
 from agenttune.execution.ranks.processes import Answer, Letter, Start, view
 from agenttune.execution.ranks.shared_file import SharedFile
-from agenttune.execution.ranks.trainer import RankTrainer, WeightSpec
+from agenttune.execution.ranks.trainer import RankTrainer, TrainerPlan, WeightSpec
+from agenttune.trainer.team import Ranks
 
 
 def main() -> None:
     """Serve the coordinator until it closes the socket."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the coordinator's, which ends its step first
-    socket, letters, weights = map(int, sys.argv[1:])
-    threading.Thread(target=_end_with_coordinator, args=(socket, os.getppid()), daemon=True).start()
+    socket, letters, weights = map(int, sys.argv[1:4])
+    watch = threading.Thread(target=_end_with_coordinator, args=(socket, os.getppid(), sys.argv[4]), daemon=True)
+    watch.start()
     connection = Connection(socket)
     with contextlib.suppress(EOFError, ConnectionError):  # the coordinator has closed it
         rank = _Rank(connection.recv(), SharedFile(letters), SharedFile(weights))
-        connection.send(rank.answer(rank.load))
+        connection.send(rank.answer(rank.meet))
         while True:
             letter: Letter = connection.recv()
             connection.send(rank.answer(rank.serve, letter))
+    watch.join()
 
 
 class _Rank:
@@ -50,17 +52,16 @@ class _Rank:
         self._trainer: RankTrainer | None = None
         self._places: dict[str, torch.Tensor] = {}
 
-    def load(self) -> None:
-        """Load the models, together with the other ranks."""
+    def meet(self) -> None:
+        """Meet the other ranks."""
         start = self._start
         torch.set_num_threads(start.num_threads)
         quiet_transformers()
-        self._trainer = RankTrainer(
-            start.plan,
+        self._ranks = Ranks(
             rank=start.rank,
             size=start.size,
             rendezvous=start.rendezvous,
-            device=start.device,
+            device=torch.device(start.device),
             timeout_s=start.timeout_s,
         )
 
@@ -69,10 +70,16 @@ class _Rank:
         memory = memoryview(self._letters.map(private=True))
         content, *buffers = [memory[start:stop] for start, stop in letter.parts]
         method, arguments, named = pickle.loads(content, buffers=buffers)
+        if method == "load":
+            return self._load(*arguments)
         assert self._trainer is not None
         if method == "give_weights":
             return self._give_weights(self._trainer, *arguments)
         return getattr(self._trainer, method)(*arguments, **named)
+
+    def _load(self, plan: TrainerPlan) -> None:
+        self._places = {}
+        self._trainer = RankTrainer(plan, self._ranks)
 
     def _give_weights(self, trainer: RankTrainer, layout: list[tuple[WeightSpec, int]]) -> None:
         if not self._places:  # mapped once: a new mapping would cost as much as the copies
@@ -85,22 +92,24 @@ class _Rank:
         trainer.give_weights(take)
 
     def answer(self, serve: Any, *arguments: Any) -> Answer:
-        """What to say of a call. An error that is not ours is a failure of this rank: its cause goes to stderr."""
+        """What to say of a call. An error that is not ours is a failure of this rank."""
         try:
             return Answer(result=serve(*arguments))
         except AgentTuneError as error:
             return Answer(error=error)
         except Exception as error:
-            traceback.print_exc()
-            return Answer(failure=f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}")
+            line = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
+            return Answer(failure=line, traceback=traceback.format_exc())
 
 
-def _end_with_coordinator(socket: int, parent: int) -> None:
-    """End this process at once when the coordinator has closed the socket or is gone, in the midst of a call too."""
+def _end_with_coordinator(socket: int, parent: int, folder: str) -> None:
+    """End this process at once when the coordinator has closed the socket or is gone, in the midst of a call too. One
+    that was killed has left the folder."""
     hung_up = select.poll()
     hung_up.register(socket, 0)
     while not hung_up.poll(1000) and os.getppid() == parent:
         pass
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
 

@@ -40,9 +40,8 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """The first message to a rank; the descriptors are those that it inherited."""
+    """The first message to a rank: where it meets the others."""
 
-    plan: TrainerPlan
     rank: int
     size: int
     rendezvous: str
@@ -60,11 +59,17 @@ class Letter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a rank says: a result, an error of ours, or one line of any other error."""
+    """What a rank says: a result, an error of ours, or one line of any other error, and where it happened."""
 
     result: Any = None
     error: AgentTuneError | None = None
     failure: str | None = None
+    traceback: str | None = None
+
+    @property
+    def problem(self) -> AgentTuneError | str | None:
+        """What kept it from a result."""
+        return self.failure or self.error
 
 
 class RankProcesses:
@@ -89,24 +94,30 @@ class RankProcesses:
         self._undo = contextlib.ExitStack()
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
-            folder = Path(self._undo.enter_context(tempfile.TemporaryDirectory(prefix="agenttune-ranks-")))
+            folder = tempfile.TemporaryDirectory(prefix=f"agenttune-ranks-{os.getpid()}-")
+            self._folder = Path(self._undo.enter_context(folder))
             self._letters, self._weights = SharedFile.create(), SharedFile.create()
             self._undo.callback(self._letters.close)
             self._undo.callback(self._weights.close)
             for rank in range(num_processes):
                 self._launch(rank)
                 start = Start(
-                    plan=plan,
                     rank=rank,
                     size=num_processes,
-                    rendezvous=f"file://{folder / 'ranks'}",
+                    rendezvous=f"file://{self._folder / 'ranks'}",
                     device=f"cuda:{rank}" if on_gpus else "cpu",
                     num_threads=max(1, torch.get_num_threads() // num_processes),
                     timeout_s=timeout_s,
                 )
                 self._tell(rank, start)
-            self._answers("loading the models")
+            self._answers("start")
+            self.load(plan)
             undo.pop_all()
+
+    def load(self, plan: TrainerPlan) -> None:
+        """Load the models of a plan, instead of those that are there. Raises as the constructor does."""
+        self._layout = None
+        self.call("load", plan)
 
     @property
     def process_ids(self) -> list[int]:
@@ -156,8 +167,9 @@ class RankProcesses:
             if sys.platform == "linux":
                 environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
             process = subprocess.Popen(
-                [sys.executable, "-m", "agenttune.execution.ranks.main", *map(str, inherited)],
+                [sys.executable, "-m", "agenttune.execution.ranks.main", *map(str, inherited), str(self._folder)],
                 pass_fds=inherited,
+                process_group=0,  # a terminal's Ctrl-C is the coordinator's, which ends its step first
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else subprocess.DEVNULL,
                 env=environment,
@@ -185,7 +197,7 @@ class RankProcesses:
     def _answers(self, what: str) -> list[Any]:
         """Every rank's answer; see `Calls.call` for errors."""
         try:
-            answers = self._collect()
+            answers, first = self._collect()
         except KeyboardInterrupt as error:
             self._broken = error  # answers of this call may still come: no further one can be made
             raise
@@ -193,17 +205,18 @@ class RankProcesses:
         if len(errors) == len(answers) and all(errors):
             assert errors[0] is not None
             raise errors[0]
-        if any(answer is None or answer.error is not None or answer.failure is not None for answer in answers):
-            self._broken = RankError(self._describe(answers, what))
+        if first is not None:
+            self._broken = self._error(answers, first, what)
             self.close()
             raise self._broken
         return [answer.result for answer in answers if answer is not None]
 
-    def _collect(self) -> list[Answer | None]:
-        """What each rank says; None for those that are gone, or do not answer within the time of grace after a
-        failure."""
+    def _collect(self) -> tuple[list[Answer | None], int | None]:
+        """What each rank says, None for those that are gone, or do not answer within the time of grace after a failure;
+        and which rank was the first without a result."""
         answers: list[Answer | None] = [None] * len(self._connections)
         open_ = {connection: rank for rank, connection in enumerate(self._connections)}
+        first: int | None = None
         deadline: float | None = None
         while open_:
             ready = wait(list(open_), None if deadline is None else max(0.0, deadline - time.monotonic()))
@@ -215,25 +228,28 @@ class RankProcesses:
                 with contextlib.suppress(EOFError, OSError):
                     answers[rank] = connection.recv()
                 answer = answers[rank]
-                if deadline is None and (answer is None or answer.error is not None or answer.failure is not None):
-                    deadline = time.monotonic() + self._grace_s
-        return answers
+                if first is None and (answer is None or answer.problem is not None):
+                    first, deadline = rank, time.monotonic() + self._grace_s
+        return answers, first
 
-    def _describe(self, answers: list[Answer | None], what: str) -> str:
-        lost: list[str] = []
-        failed: list[str] = []
-        silent: list[str] = []
-        for rank, answer in enumerate(answers):
-            if answer is None:
-                ending = self._ending(rank)
-                (lost if ending else silent).append(f"rank {rank} {ending or 'did not answer'}")
-            elif (failure := answer.failure or answer.error) is not None:
-                failed.append(f"rank {rank} failed: {failure}")
-        who = "; ".join(lost + failed + silent)
-        return (
-            f"a process of the trainer was lost ({what}, {len(answers)} processes): {who}. "
+    def _error(self, answers: list[Answer | None], first: int, what: str) -> RankError:
+        """What to say of a call that failed: who is to blame. Ranks that lost another one fail too, which tells
+        nothing."""
+        endings = {rank: self._ending(rank) for rank, answer in enumerate(answers) if answer is None}
+        failed = answers[first]
+        who = [f"rank {rank} {ending}" for rank, ending in endings.items() if ending]
+        lost = bool(who)
+        if not lost:
+            who = [f"rank {rank} did not answer" for rank in endings]
+            if failed is not None:
+                who.insert(0, f"rank {first} failed: {failed.problem}")
+        error = RankError(
+            f"a process of the trainer was lost ({what}, {len(answers)} processes): {'; '.join(who)}. "
             "The last checkpoint is whole: the same experiment_name goes on from there"
         )
+        if not lost and failed is not None and failed.traceback is not None:
+            error.add_note(f"rank {first}:\n{failed.traceback}")
+        return error
 
     def _ending(self, rank: int) -> str:
         """How a rank ended that gave no answer; empty if it has not."""

@@ -19,7 +19,7 @@ from agenttune.algorithm.supervised import SupervisedAlgorithm
 from agenttune.config.trainer import CriticConfig, TrainerConfig
 from agenttune.supervised.trainer import SupervisedTrainer
 from agenttune.trainer.sharding import whole
-from agenttune.trainer.team import TIMEOUT_S, Ranks
+from agenttune.trainer.team import Ranks, Team
 from agenttune.trainer.trainer import Trainer
 from agenttune.types import Experience
 
@@ -61,46 +61,35 @@ class WeightSpec:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
+def load_trainer(
+    plan: TrainerPlan, device: str | torch.device, team: Team | None = None
+) -> Trainer | SupervisedTrainer:
+    """The trainer of a plan in this process: all of it, or one rank's part where there is a team. Raises `ModelError`
+    and its kin."""
+    arguments: dict[str, Any] = {
+        "config": plan.config,
+        "learning_rate": plan.learning_rate,
+        "planned_updates": plan.planned_updates,
+        "device": device,
+        "seed": plan.seed,
+        "team": team,
+    }
+    if isinstance(plan.algorithm, SupervisedAlgorithm):
+        return SupervisedTrainer.from_pretrained(Path(plan.model_path), algorithm=plan.algorithm, **arguments)
+    return Trainer.from_pretrained(
+        plan.model_path, algorithm=plan.algorithm, teacher_path=plan.teacher_path, critic=plan.critic, **arguments
+    )
+
+
 class RankTrainer:
     """A rank's trainer. Every method is called on all ranks with the same arguments, and returns when this one is
     done."""
 
-    def __init__(
-        self,
-        plan: TrainerPlan,
-        *,
-        rank: int,
-        size: int,
-        rendezvous: str,
-        device: str,
-        timeout_s: float = TIMEOUT_S,
-    ) -> None:
-        """Meet the other ranks at `rendezvous` (`file://PATH` on a file system that all see, or `tcp://HOST:PORT` of
-        the first rank) and load the models. `device` is `cpu` or this rank's own GPU, `cuda:<number>` as this process
-        counts. Raises `ModelError` and its kin, as a trainer in one process does."""
-        place = torch.device(device)
-        self._ranks = Ranks(rank=rank, size=size, rendezvous=rendezvous, device=place, timeout_s=timeout_s)
-        arguments: dict[str, Any] = {
-            "config": plan.config,
-            "learning_rate": plan.learning_rate,
-            "planned_updates": plan.planned_updates,
-            "device": place,
-            "seed": plan.seed,
-            "team": self._ranks,
-        }
-        self._trainer: Trainer | SupervisedTrainer
-        if isinstance(plan.algorithm, SupervisedAlgorithm):
-            self._trainer = SupervisedTrainer.from_pretrained(
-                Path(plan.model_path), algorithm=plan.algorithm, **arguments
-            )
-        else:
-            self._trainer = Trainer.from_pretrained(
-                plan.model_path,
-                algorithm=plan.algorithm,
-                teacher_path=plan.teacher_path,
-                critic=plan.critic,
-                **arguments,
-            )
+    def __init__(self, plan: TrainerPlan, ranks: Ranks) -> None:
+        """Load the models, together with the other ranks. Raises `ModelError` and its kin, as a trainer in one process
+        does."""
+        self._ranks = ranks
+        self._trainer = load_trainer(plan, ranks.device, ranks)
 
     def run(self, method: str, *arguments: Any, **named: Any) -> Any:
         """A method of the trainer: `train_step`, `measure`, `save`, `restore`. Errors are the trainer's own."""

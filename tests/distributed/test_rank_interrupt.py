@@ -1,0 +1,140 @@
+"""Ctrl-C: of the coordinator alone, and of a terminal, which sends it to the whole process group."""
+
+import inspect
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from group_toys import (
+    assert_same_weights,
+    ends,
+    leftover_folders,
+    make_plan,
+    make_toy,
+    one_process,
+    processes,
+    ranks_of,
+)
+from rank_runs import assert_same_losses, interrupted_here, rows, run
+
+from agenttune.execution.ranks.group import TrainerGroup
+from agenttune.execution.ranks.processes import RankProcesses
+
+pytestmark = pytest.mark.distributed
+
+FIXED = {"project_name": "P", "experiment_name": "fixed"}
+
+
+def command(undisturbed: Path, folder: Path, workflow: str, *settings: str) -> subprocess.Popen[str]:
+    """The same run by the command, with two ranks, in a process group of its own."""
+    settings = (f"checkpoint_root_dir={folder}", "project=P", "name=fixed", "trainer.num_processes=2", *settings)
+    settings = (f"workflow={Path(__file__).parent / 'rank_runs.py'}:{workflow}", *settings)
+    return subprocess.Popen(
+        [sys.executable, "-m", "agenttune.cli.main", "run", "--config", str(undisturbed / "config.yaml")]
+        + [part for setting in settings for part in ("--set", setting)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])},
+    )
+
+
+@contextmanager
+def interrupted_amid(ranks: RankProcesses, times: int) -> Iterator[None]:
+    """Ctrl-C, so many times, while a call waits for the second rank, which is stopped and then goes on."""
+    before = signal.getsignal(signal.SIGINT)
+    victim = ranks.process_ids[1]
+    os.kill(victim, signal.SIGSTOP)
+
+    def interrupt() -> None:
+        while (handler := signal.getsignal(signal.SIGINT)) is before:  # the call has not begun
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+        while not inspect.getclosurevars(handler).nonlocals["caught"]:  # two signals at once would be one
+            time.sleep(0.01)
+        if times == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        else:
+            os.kill(victim, signal.SIGCONT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        yield
+    thread.join()
+
+
+def test_ctrl_c_waits_for_the_ranks_and_a_second_one_does_not(tmp_path):
+    """The call is made whole, so that a checkpoint can be saved; twice ends the ranks (`nothing_left_behind`).
+
+    Red when `RankGroup._call` does not hold Ctrl-C back."""
+    toy = make_toy(tmp_path / "model")
+    plan = make_plan(toy)
+    one = one_process(plan)
+    one.train_step(toy.batches())
+    with processes(plan) as ranks:
+        group = TrainerGroup(ranks)
+        with interrupted_amid(ranks, 1):
+            group.train_step(toy.batches())
+        assert group.version == 1
+        assert_same_weights(one, group)
+        group.save(tmp_path / "checkpoint", {"step": 1})
+        with interrupted_amid(ranks, 2):
+            group.train_step(toy.batches())
+        with pytest.raises(KeyboardInterrupt):
+            group.save(tmp_path / "too late", {"step": 2})
+    assert one.restore(tmp_path / "checkpoint") == {"step": 1}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "model"]
+
+
+def test_an_interrupted_run_goes_on_exactly(tmp_path, toy_model_dir, toy_dataset, undisturbed):
+    """The coordinator alone, in step 3: the checkpoint is of step 2, the end as if nobody had disturbed it."""
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, toy_model_dir, toy_dataset, 2, workflow=interrupted_here, **FIXED)
+    run_dir = tmp_path / "P" / "fixed"
+    assert (run_dir / "latest").resolve().name == "global_step_2"
+    assert run(tmp_path, toy_model_dir, toy_dataset, 2, **FIXED).steps == 4
+    assert_same_losses(undisturbed, run_dir)
+
+
+def test_ctrl_c_in_a_terminal_is_exit_code_130(tmp_path, toy_model_dir, toy_dataset, undisturbed):
+    """In step 3 the whole process group is interrupted, as one process is: a checkpoint, one line, 130. It goes on
+    exactly."""
+    process = command(undisturbed, tmp_path, "interrupted_by_terminal")
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode == 130, errors
+    assert "agenttune: interrupted" in errors
+    assert "Traceback" not in errors, errors
+    assert not leftover_folders(process.pid)
+    run_dir = tmp_path / "P" / "fixed"
+    assert (run_dir / "latest").resolve().name == "global_step_2"
+    assert json.loads((run_dir / "summary.json").read_text())["steps"] == 2
+    assert list(rows(run_dir)) == [1, 2]
+    run(tmp_path, toy_model_dir, toy_dataset, 1, **FIXED)
+    assert_same_losses(undisturbed, run_dir)
+
+
+def test_ctrl_c_in_a_terminal_while_the_ranks_load(tmp_path, undisturbed):
+    """Red when the ranks are in the coordinator's process group (`process_group` in `_launch` left out): they are
+    interrupted amid their imports, and say so at length."""
+    process = command(undisturbed, tmp_path, "letters", "train_dataset.total_steps=1000")
+    deadline = time.monotonic() + 240
+    while len(ids := ranks_of(process.pid)) < 2 and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=240)
+    assert len(ids) == 2, errors
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors, errors
+    assert all(ends(id_) for id_ in ids)
+    assert not leftover_folders(process.pid)
