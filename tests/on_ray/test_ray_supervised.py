@@ -58,7 +58,7 @@ def test_sft_evaluates_its_agent_in_workers(cluster, tmp_path, toy_model_dir, to
 
 
 def test_dpo_has_nothing_but_its_trainer_there(cluster, tmp_path, toy_model_dir, capsys):
-    """One rank is an actor too. Red when `run_supervised` does not hand the ranks to the trainer."""
+    """One rank is an actor too."""
     data = rows(tmp_path, "prompt", "chosen", "rejected")
     local = run(tmp_path, "local", "dpo", data, toy_model_dir, {"execution": "local"})
     capsys.readouterr()
