@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
     context = "ignore:Exception ignored in. <function Context.__del__:pytest.PytestUnraisableExceptionWarning"
     config.addinivalue_line("filterwarnings", "ignore:Unclosed context:ResourceWarning")
     config.addinivalue_line("filterwarnings", context)  # of an engine whose processes died
+    warnings.filterwarnings("ignore", "Unclosed context", ResourceWarning)  # if it is collected after the last test
 
 
 @pytest.hookimpl(tryfirst=True)
