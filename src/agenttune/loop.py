@@ -146,9 +146,11 @@ class Loop:
         limit = TimeLimit(self.config.time_limit_s, self.display.message)
         with contextlib.closing(self.explorer), saved_on_failure(self._save, SAVED_ON, self.display.message):
             evaluation_s = self._evaluate_before()
-            while self.progress.step < self.total_steps and not limit.is_up(self.progress.step):
+            more = self.progress.step < self.total_steps
+            while more:
                 self._one_step(evaluation_s)
                 self._save_and_evaluate()
+                more = self.progress.step < self.total_steps and not limit.is_up(self.progress.step)
             self.explorer.close()
             if self.times:
                 self.display.message(f"time of all steps: {spent.line(spent.shares(self.times))}")

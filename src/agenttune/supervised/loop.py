@@ -111,9 +111,11 @@ class SupervisedLoop:
             self.journal.add_taught(HELD_OUT, map(held_out_row, self.held_out.rows))
         with saved_on_failure(self._save, SAVED_ON, self.display.message):
             evaluation_s = self._evaluate_before()
-            while self.progress.step < self.total_steps and not limit.is_up(self.progress.step):
+            more = self.progress.step < self.total_steps
+            while more:
                 self._one_step(evaluation_s)
                 self._save_and_evaluate()
+                more = self.progress.step < self.total_steps and not limit.is_up(self.progress.step)
             self._finish()
 
     def _one_step(self, evaluation_s: float) -> None:
