@@ -2,11 +2,11 @@
 
 In: tensors under their Hugging Face names. Out: workers that compute with them. The ways:
 
-| the tensors are                                | a worker gets them                                             |
-|------------------------------------------------|----------------------------------------------------------------|
+| the tensors are                                | a worker gets them                                              |
+|------------------------------------------------|-----------------------------------------------------------------|
 | on the GPU that the worker computes on         | there itself, by CUDA's IPC handles (`inference.vllm_transfer`) |
-| on another GPU                                 | by a broadcast of NCCL (`inference.vllm_broadcast`)            |
-| on the CPU, or where the trial of a way failed | from a file in memory (`inference.weights_file`)               |
+| on another GPU                                 | by a broadcast of NCCL (`inference.vllm_broadcast`)             |
+| on the CPU, or where the trial of a way failed | from a file in memory (`inference.weights_file`)                |
 
 The first two are tried once, before the first update; if one fails, all workers take the file, and a line says why.
 """
