@@ -27,6 +27,14 @@ def actors_of(kind: str) -> list[psutil.Process]:
     return found
 
 
+def has_ended(process: psutil.Process) -> bool:
+    """Whether nothing of it runs any more."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def make_tasks(count: int, do: str = "twice") -> list[Task]:
     rows = [{"question": f"question {i}", "number": i, "do": do} for i in range(count)]
     return [Task(id=f"train/{i}", index=i, row=row) for i, row in enumerate(rows)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
-from ray_workflows import actors_of, waits_at_a_gate
+from ray_workflows import actors_of, has_ended, waits_at_a_gate
 from test_ray_equality import run, steps
 
 from agenttune.certify import certify
@@ -87,7 +88,14 @@ def test_a_node_that_is_lost_costs_nothing_but_time(cluster, local, tmp_path, to
     """A node with a rollout worker is killed while its rollouts run: they are done again elsewhere, with the same
     noise; all that was asked for trains once. Red when `OnWorkers.run` gives up on an attempt that was lost."""
     node = cluster.add_node(num_cpus=1)
-    kill = lambda: cluster.remove_node(node, allow_graceful=False)  # noqa: E731
+
+    def kill() -> None:
+        workers = actors_of("RolloutWorker")
+        cluster.remove_node(node, allow_graceful=False)
+        deadline = time.monotonic() + 300
+        while not any(map(has_ended, workers)) and time.monotonic() < deadline:  # it lives on for a moment
+            time.sleep(0.05)
+
     with at_the_gate(tmp_path / "gate", kill, version=1) as gate:
         folder = run(tmp_path, toy_model_dir, toy_dataset, execution="ray", **QUICK, **gate)
     assert "its 8 rollouts run again" in caplog.text
