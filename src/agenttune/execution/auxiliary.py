@@ -46,7 +46,28 @@ class _Source(Protocol):
     def close(self) -> None: ...
 
 
-class AuxiliaryModels:
+class AuxiliaryUse:
+    """What the auxiliary models of a run were used for, by name."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._meters = {
+            name: Meter(name, model.model_path, model.max_total_tokens)
+            for name, model in config.auxiliary_models.items()
+        }
+
+    @property
+    def total_tokens(self) -> dict[str, int]:
+        """Tokens that the run has used so far, by model."""
+        return {name: meter.total_tokens for name, meter in self._meters.items()}
+
+    def restore(self, total_tokens: Mapping[str, int]) -> None:
+        """Go on counting where an earlier session of the run stopped."""
+        for name, tokens in total_tokens.items():
+            if name in self._meters:
+                self._meters[name].add(tokens)
+
+
+class AuxiliaryModels(AuxiliaryUse):
     """All auxiliary models of a run, by name.
 
     Loads those that are served here; raises `ModelError` if one cannot be had or served, `ConfigError` for an unknown
@@ -55,11 +76,10 @@ class AuxiliaryModels:
 
     def __init__(self, config: RunConfig, thread: ServingThread, load: Load | None = None) -> None:
         """`load` gives tokenizer and engine of a model that is served here; None loads it into this process."""
-        self._meters: dict[str, Meter] = {}
+        super().__init__(config)
         self._sources: dict[str, _Source] = {}
         try:
             for name, model in config.auxiliary_models.items():
-                self._meters[name] = Meter(name, model.model_path, model.max_total_tokens)
                 if model.base_url is not None:
                     self._sources[name] = RemoteModel.of(name, model)
                     continue
@@ -77,17 +97,6 @@ class AuxiliaryModels:
             for name, source in self._sources.items()
         }
         return AuxiliarySession(uses, tallies)
-
-    @property
-    def total_tokens(self) -> dict[str, int]:
-        """Tokens that the run has used so far, by model."""
-        return {name: meter.total_tokens for name, meter in self._meters.items()}
-
-    def restore(self, total_tokens: Mapping[str, int]) -> None:
-        """Go on counting where an earlier session of the run stopped."""
-        for name, tokens in total_tokens.items():
-            if name in self._meters:
-                self._meters[name].add(tokens)
 
     def close(self) -> None:
         """End all of them."""

@@ -19,8 +19,8 @@ from typing import Any
 
 from agenttune.config.run import RunConfig
 from agenttune.errors import EngineLostError, RolloutError
+from agenttune.execution.auxiliary import AuxiliaryUse
 from agenttune.execution.cluster.engine import first_line
-from agenttune.gateway.meter import Meter
 from agenttune.rollout.attempt import AUXILIARY, Ended
 from agenttune.rollout.in_process import Asked, Attempted
 from agenttune.types import Outcome
@@ -54,25 +54,8 @@ class Worker:
         return len(self.limits)
 
 
-class AuxiliaryTotals:
+class AuxiliaryTotals(AuxiliaryUse):
     """What all workers together have used of the auxiliary models."""
-
-    def __init__(self, config: RunConfig) -> None:
-        self._meters = {
-            name: Meter(name, model.model_path, model.max_total_tokens)
-            for name, model in config.auxiliary_models.items()
-        }
-
-    @property
-    def total_tokens(self) -> dict[str, int]:
-        """Tokens that the run has used so far, by model."""
-        return {name: meter.total_tokens for name, meter in self._meters.items()}
-
-    def restore(self, total_tokens: Mapping[str, int]) -> None:
-        """Go on counting where an earlier session of the run stopped."""
-        for name, tokens in total_tokens.items():
-            if name in self._meters:
-                self._meters[name].add(tokens)
 
     def add(self, noticed: Mapping[str, float]) -> None:
         """Count what an attempt has used."""
