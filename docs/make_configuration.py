@@ -28,7 +28,9 @@ INTRODUCTION = """\
 A run is configured by `agenttune run --config run.yaml`, by keyword arguments of `tune()`, or by both: arguments
 override the file, and each override is printed. `--set section.name=value` overrides one setting on the command line.
 An unknown setting is an error that names the nearest one. Relative paths in a file that exist beside it are meant;
-others are left as they are. `resolved.json` in the run directory holds every value and where it came from.
+others are left as they are. `resolved.json` in the run directory holds every value and where it came from;
+`agenttune explain --config run.yaml` prints the same before any run, and for a setting that is left out the value that
+acts in its place and what decides it (`loss.clip_high = 0.0004  [preset gspo]`).
 
 The smallest `run.yaml`:
 
