@@ -40,7 +40,9 @@ def test_a_path_of_the_agents_choice_goes_nowhere(
     the owner's key, `..` left the base path."""
     monkeypatch.setenv("JUDGE_KEY", "sk-123")
     base = endpoint.url.removesuffix("/v1") + suffix
-    judge = open_models(make_config(judge={"base_url": base, "api_key_env": "JUDGE_KEY"})).open("g/0", 1).models["judge"]
+    judge = (
+        open_models(make_config(judge={"base_url": base, "api_key_env": "JUDGE_KEY"})).open("g/0", 1).models["judge"]
+    )
     connection = http.client.HTTPConnection(urlsplit(judge.base_url).netloc)
     connection.request("POST", path, b"{}", {"Authorization": f"Bearer {judge.api_key}"})
     response = connection.getresponse()
@@ -57,7 +59,9 @@ def test_listed_routes_arrive_beneath_the_base_url(
 ) -> None:
     monkeypatch.setenv("JUDGE_KEY", "sk-123")
     base = endpoint.url.removesuffix("/v1") + suffix
-    judge = open_models(make_config(judge={"base_url": base, "api_key_env": "JUDGE_KEY"})).open("g/0", 1).models["judge"]
+    judge = (
+        open_models(make_config(judge={"base_url": base, "api_key_env": "JUDGE_KEY"})).open("g/0", 1).models["judge"]
+    )
     other = openai.OpenAI(base_url=judge.base_url, api_key=judge.api_key, max_retries=0)
     for client in (judge.sync_client, other):
         client.chat.completions.create(model=judge.name, messages=USER)
@@ -76,7 +80,9 @@ def test_no_client_of_ours_takes_the_key_to_another_host(
     judge = open_models(config).open("g/0", 1).models["judge"]
     assert judge.sync_client.api_key != "sk-123"
     moved = judge.sync_client.with_options(base_url=endpoint.url, max_retries=0)
-    with pytest.raises(openai.PermissionDeniedError, match=r"is for api\.example\.test: a request for '127\.0\.0\.1' was"):
+    with pytest.raises(
+        openai.PermissionDeniedError, match=r"is for api\.example\.test: a request for '127\.0\.0\.1' was"
+    ):
         moved.chat.completions.create(model="m", messages=USER)
     with pytest.raises(openai.PermissionDeniedError):
         judge.sync_client.post(f"{endpoint.url}/chat/completions", body={}, cast_to=httpx.Response)
