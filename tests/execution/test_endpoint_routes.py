@@ -36,8 +36,8 @@ ELSEWHERE = [
 def test_a_path_of_the_agents_choice_goes_nowhere(
     endpoint: FakeEndpoint, make_config: Any, open_models: Any, monkeypatch: pytest.MonkeyPatch, path: str, suffix: str
 ) -> None:
-    """Red with the path joined to the base URL as text: the first one asked `http://127.0.0.1:PORT.evil.test/steal` with
-    the owner's key, `..` left the base path."""
+    """Red with the path joined to the base URL as text: the first one asked `http://127.0.0.1:PORT.evil.test/steal`
+    with the owner's key, `..` left the base path."""
     monkeypatch.setenv("JUDGE_KEY", "sk-123")
     base = endpoint.url.removesuffix("/v1") + suffix
     judge = (

@@ -1,7 +1,7 @@
-"""Where a request for an endpoint may go: to the endpoint's own host, beneath its base URL, by the routes listed here.
+"""Where a request for an endpoint may go: to the endpoint's own host, beneath its base URL, by listed routes.
 
-In: the base URL that the owner gave, and what an agent asks for. Out: the URL to send to, or an `ApiError`: then nothing
-is sent, and no key is attached.
+In: the base URL that the owner gave, and what an agent asks for. Out: the URL to send to, or an `ApiError`: then
+nothing is sent, and no key is attached.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROUTES = {
 
 
 def address(base: httpx.URL, method: str, route: str) -> httpx.URL:
-    """The URL of a route (`/chat/completions`) of the endpoint at `base`. Raises `ApiError` (404) for one not listed."""
+    """The URL of a route (`/chat/completions`) of the endpoint at `base`. Raises `ApiError` (404) for others."""
     route = route.rstrip("/")
     listed = ROUTES.get(method)
     if listed is None or not listed.fullmatch(route):
@@ -30,8 +30,8 @@ def address(base: httpx.URL, method: str, route: str) -> httpx.URL:
 
 
 def route_of(base: httpx.URL, url: httpx.URL) -> str:
-    """The route of a whole URL. Raises `ApiError` if it is not the endpoint's: 403 for another host, 404 for a path that
-    is not beneath that of `base`."""
+    """The route of a whole URL. Raises `ApiError` if it is not the endpoint's: 403 for another host, 404 for a path
+    that is not beneath that of `base`."""
     if _origin(url) != _origin(base):
         raise ApiError(
             f"This client is for {base.host}: a request for {url.host!r} was not sent, nor the key.", status=403

@@ -178,7 +178,7 @@ class RemoteUse:
         task.add_done_callback(self._tasks.discard)
 
     async def send(self, request: httpx.Request) -> RemoteResponse:
-        """Send a request whose body was read, on the endpoint's loop, with the endpoint's own key in place of this use's.
+        """Send a request whose body was read, on the endpoint's loop, with the endpoint's key in place of this use's.
 
         What is not for the endpoint is refused and gets no key. Raises `httpx.RequestError`.
         """
