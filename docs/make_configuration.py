@@ -51,7 +51,7 @@ def page() -> str:
     sections: list[tuple[str, type[BaseModel]]] = []
     parts = [INTRODUCTION, "## The run\n", _table(RunConfig, "", sections)]
     for name, model in sections:
-        parts += [f"## `{name}`\n", f"{(model.__doc__ or '').strip().splitlines()[0]}\n", _table(model, name, sections)]
+        parts += [f"## `{name}`\n", f"{_summary(model)}\n", _table(model, name, sections)]
     return "\n".join(parts)
 
 
@@ -75,9 +75,14 @@ def _table(model: type[BaseModel], within: str, sections: list[tuple[str, type[B
         shown = (
             "required" if default is PydanticUndefined else "none" if not isinstance(default, BaseModel) else "below"
         )
-        text = text or (section.__doc__ or "").strip().splitlines()[0]
+        text = text or _summary(section)
         rows.append(f"| `{name_of_section}` | {shown} | {text} Settings: [`{first}`](#{re.sub('[.<>]', '', first)}). |")
     return "\n".join(rows) + "\n"
+
+
+def _summary(model: type[BaseModel]) -> str:
+    """The first paragraph of its documentation, in one line."""
+    return " ".join((model.__doc__ or "").strip().split("\n\n")[0].split())
 
 
 def _with_choices(text: str, annotation: Any) -> str:
