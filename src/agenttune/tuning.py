@@ -263,6 +263,8 @@ def _check_first(loop: Loop) -> None:
     report = _check(loop.algorithm, loop.serving, loop.explorer.tasks, num_tasks, version)
     for line in _brief(report):
         loop.display.message(line)
+    if report.statistics.mean_calls and not report.trains:
+        raise NoSignalError("check: no call can be trained, so a run would change nothing (see the lines above)")
     if not report.has_signal and loop.config.check.stop_without_signal:
         raise NoSignalError(
             "check: every reward was the same, so there is nothing to learn from; "
