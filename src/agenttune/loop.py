@@ -298,6 +298,7 @@ class Loop:
             result.rolled_out.note(),
             *(f"{alarm}: lower {what_ages(self.config)}" for alarm in alarms),
             _expert_note(result.batches),
+            _untrained_note(result),
             self.watch.add(progress.step, metrics, result.groups),
         ]
         self.times.append({name: value for name, value in metrics.items() if name.startswith("time/")})
@@ -359,6 +360,18 @@ class Loop:
         self.journal.flush()  # a run that goes on from here reads what has trained
         keep = self.config.trainer.keep_checkpoints
         save_checkpoint(self.trainer, self.run_dir, progress.step, progress.to_json(), best=best, keep=keep)
+
+
+def _untrained_note(result: StepResult) -> str:
+    """Why the step trained no token, if it did not."""
+    if result.trained is not None and result.trained.trained_tokens:
+        return ""
+    calls = [call for group in result.groups for rollout in group.scored for call in rollout.calls]
+    if calls and all(call.sampling.temperature <= 0 for call in calls):
+        return f"no token was trained: all {len(calls)} calls were sampled at temperature 0"
+    if not any(call.trainable for call in calls):
+        return "no token was trained: no rollout with a reward has a call that can be"
+    return "no token was trained: every group was left out"
 
 
 def _expert_note(batches: Sequence[Batch]) -> str:

@@ -133,8 +133,8 @@ def _nothing_trains(calls: Sequence[Call]) -> list[str]:
     greedy = sum(call.sampling.temperature <= 0 for call in calls)
     if greedy == len(calls):
         return [
-            f"all {len(calls)} calls were sampled at temperature 0, and such calls are never trained: nothing would "
-            "be; set model.temperature to 1, and take a temperature of 0 that the agent itself asks for out of it"
+            f"all {len(calls)} calls were sampled at temperature 0, which the agent asks for itself: such calls are "
+            "never trained, so nothing would be; leave the temperature out of its calls (model.temperature then holds)"
         ]
     return [
         f"none of the {len(calls)} calls can be trained ({greedy} were sampled at temperature 0, the others were not "
