@@ -208,6 +208,7 @@ def _restored(opened: Opened, serving: Served, trainer: AnyTrainer, expert: Expe
     if opened.directory.checkpoint is None:
         return Progress(order=opened.order.state(), expert={} if expert is None else expert.state())
     progress = Progress.from_json(trainer.restore(opened.directory.checkpoint))
+    progress.version = trainer.version
     opened.order.restore(progress.order)
     if expert is not None:
         expert.restore(progress.expert)
