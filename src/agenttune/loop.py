@@ -25,13 +25,13 @@ from typing import Any
 import numpy as np
 
 from agenttune.algorithm.presets import Algorithm
+from agenttune.certificate.audit import audit, broken_sentences
 from agenttune.config.run import RunConfig
 from agenttune.diagnose.diagnosis import Watch
 from agenttune.errors import CertificateError, DatasetError, EngineError, ParityError, RolloutError, TrainingError
 from agenttune.evaluate import Evaluator, evaluation_from_json, evaluation_to_json
 from agenttune.execution.start import Served
 from agenttune.execution.trainers import AnyTrainer
-from agenttune.experience.audit import audit, broken_sentences
 from agenttune.experience.buffer import Buffer
 from agenttune.experience.draw import Batch, draw_batches
 from agenttune.experience.journal import Journal

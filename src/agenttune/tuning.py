@@ -16,7 +16,7 @@ from agenttune.algorithm.presets import Algorithm
 from agenttune.algorithm.supervised import SUPERVISED
 from agenttune.arguments import TaskData, check_arguments, read_tasks
 from agenttune.assembly import Opened, make_evaluator, make_monitor, open_run
-from agenttune.certificate import write_certificate
+from agenttune.certificate.certificate import write_certificate
 from agenttune.compat.trinity import configured_workflow
 from agenttune.config.load import Resolved, load_config, resolve
 from agenttune.config.public import AlgorithmConfig, DatasetConfig, MonitorType, TunerModelConfig

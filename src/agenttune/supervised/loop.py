@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from agenttune.algorithm.supervised import SupervisedAlgorithm
+from agenttune.certificate.audit import broken_sentences
 from agenttune.config.run import RunConfig
 from agenttune.errors import CertificateError, ConfigError, DatasetError, EngineError, TrainingError
 from agenttune.evaluate import Evaluator, evaluation_from_json, evaluation_to_json
 from agenttune.execution.start import Served
 from agenttune.execution.trainers import AnySupervisedTrainer
-from agenttune.experience.audit import broken_sentences
 from agenttune.experience.journal import Journal
 from agenttune.monitor.display import Display, StepReport
 from agenttune.monitor.metrics import Monitor

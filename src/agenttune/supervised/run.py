@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from agenttune.algorithm.supervised import SupervisedAlgorithm, resolve_supervised
 from agenttune.assembly import Opened, make_evaluator, make_monitor, open_run
-from agenttune.certificate import write_certificate
+from agenttune.certificate.certificate import write_certificate
 from agenttune.config.functions import import_function
 from agenttune.config.load import Resolved
 from agenttune.config.run import ExpertConfig, RunConfig
