@@ -55,7 +55,7 @@ def test_trap_33_a_retry_repeats_the_answer_that_failed(make_runner: MakeRunner)
     note = f"{sum(answers)} of 16 rollouts excluded ({sum(answers)} workflow_error)"
     assert note in found.notes()
     assert any("name it in rollout.model_exceptions" in line for line in found.notes())
-    with pytest.raises(RolloutError, match="name it in rollout.model_exceptions"):
+    with pytest.raises(RolloutError, match=r"name it in rollout\.model_exceptions"):
         check_excluded([group], sum(answers) / 16 - 0.01)
 
 

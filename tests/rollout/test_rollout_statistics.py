@@ -61,7 +61,10 @@ def test_figures_by_hand() -> None:
     assert metrics["rollout/worst_task_excluded_share"] == pytest.approx(2 / 3)
     assert metrics["rollout/failures/timeout"] == 3.0
     assert metrics["workflow/turns"] == 2.0
-    assert found.notes() == ["3 of 9 rollouts excluded (3 timeout)", "1 of 9 rollouts made no model call: they teach nothing"]
+    assert found.notes() == [
+        "3 of 9 rollouts excluded (3 timeout)",
+        "1 of 9 rollouts made no model call: they teach nothing",
+    ]
 
 
 def test_trap_21_failed_rollouts_are_in_no_reward_figure() -> None:

@@ -44,8 +44,8 @@ class Asked:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempted:
     """An attempt that was made: how it ended, its recorded calls, what its session noticed, the seconds it took.
-    `counts` is false where another attempt's code made it fail. `num_answers` counts what the agent was handed, recorded
-    or not; None where nobody knows."""
+    `counts` is false where another attempt's code made it fail. `num_answers` counts what the agent was handed,
+    recorded or not; None where nobody knows."""
 
     ended: Ended
     calls: tuple[Call, ...] = ()

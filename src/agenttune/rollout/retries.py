@@ -22,8 +22,8 @@ OF_USER_CODE = frozenset({Outcome.WORKFLOW_ERROR, Outcome.JUDGE_ERROR, Outcome.T
 
 
 def is_final(failed: Rollout, *, outside: bool, evaluation: bool) -> bool:
-    """Whether an attempt that was not OK is not to be repeated. `outside`: a server was not there. An evaluation repeats
-    nothing that the model may have caused."""
+    """Whether an attempt that was not OK is not to be repeated. `outside`: a server was not there. An evaluation
+    repeats nothing that the model may have caused."""
     if failed.outcome in MODEL_CAUSED:
         return True
     return evaluation and not outside and may_be_the_models(failed)

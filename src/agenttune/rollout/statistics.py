@@ -18,7 +18,6 @@ from agenttune.rollout.attempt import AUXILIARY, GATEWAY
 from agenttune.rollout.retries import replaced
 from agenttune.types import Group, Outcome, Rollout
 
-
 QUICK = 0.1
 """A rollout without a call that took less than this share of what one with calls takes did nothing itself."""
 CACHED = (
@@ -33,11 +32,12 @@ class RolloutStatistics:
     """Figures over groups. Means are NaN where there is nothing to average (rewards, if rollouts need and have none).
 
     `failures` counts rollouts by outcome after the last attempt, `retries` failed attempts before it; `first_errors`
-    has the first error line of each cause. `replaced` counts rollouts that a retry gave other answers, by the outcome of
-    what they replace; `scored_failures` those that failed and have the failure reward. `num_flat_groups` are those with two or more scored rollouts, all of one reward: they teach
-    nothing. `num_without_calls` ended well without an answer of the model; `seconds_without_calls` and
-    `seconds_with_calls` are the medians of their times and of the others'. `excluded_by_task` and `replaced_by_task` are
-    the shares of a task's rollouts without reward, and of those replaced, where not 0.
+    has the first error line of each cause. `replaced` counts rollouts that a retry gave other answers, by the outcome
+    of what they replace; `scored_failures` those that failed and have the failure reward. `num_flat_groups` are those
+    with two or more scored rollouts, all of one reward: they teach nothing. `num_without_calls` ended well
+    without an answer of the model; `seconds_without_calls` and `seconds_with_calls` are the medians of their times and of the others'.
+    `excluded_by_task` and `replaced_by_task` are the shares of a task's rollouts without reward, and of those replaced,
+    where not 0.
     `truncated_share` is of the calls that stopped at their token limit. `auxiliary_totals` sums what auxiliary models
     were used for (`auxiliary/<name>/calls`, `…/tokens`) over all attempts, failed ones included.
     """
@@ -122,7 +122,7 @@ class RolloutStatistics:
                 f"({_counted(self.replaced)})"
             )
         if self.num_without_calls:
-            found.append(without_calls(self))
+            found.append(without_calls(self, "they teach nothing"))
         if hint := self._hint():
             found.append(hint)
         return found
@@ -192,11 +192,12 @@ def check_excluded(groups: Iterable[Group], max_excluded_share: float) -> None:
     )
 
 
-def without_calls(found: RolloutStatistics) -> str:
-    """What rollouts that ended well without an answer of the model mean."""
+def without_calls(found: RolloutStatistics, otherwise: str) -> str:
+    """What rollouts that ended well without an answer of the model mean: a cache, where they took no time, else
+    `otherwise`."""
     text = f"{found.num_without_calls} of {found.num_rollouts} rollouts made no model call"
     if not found.seconds_without_calls <= QUICK * found.seconds_with_calls:
-        return f"{text}: they teach nothing"
+        return f"{text}: {otherwise}"
     return (
         f"{text}, and took {found.seconds_without_calls:.3f} s where the others took {found.seconds_with_calls:.2f} s: "
         f"{CACHED}"
