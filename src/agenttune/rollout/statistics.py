@@ -35,9 +35,9 @@ class RolloutStatistics:
     has the first error line of each cause. `replaced` counts rollouts that a retry gave other answers, by the outcome
     of what they replace; `scored_failures` those that failed and have the failure reward. `num_flat_groups` are those
     with two or more scored rollouts, all of one reward: they teach nothing. `num_without_calls` ended well
-    without an answer of the model; `seconds_without_calls` and `seconds_with_calls` are the medians of their times and of the others'.
-    `excluded_by_task` and `replaced_by_task` are the shares of a task's rollouts without reward, and of those replaced,
-    where not 0.
+    without an answer of the model; `seconds_without_calls` and `seconds_with_calls` are the medians of their times
+    and of the others'. `excluded_by_task` and `replaced_by_task` are the shares of a task's rollouts
+    without reward, and of those replaced, where not 0.
     `truncated_share` is of the calls that stopped at their token limit. `auxiliary_totals` sums what auxiliary models
     were used for (`auxiliary/<name>/calls`, `…/tokens`) over all attempts, failed ones included.
     """
