@@ -176,7 +176,7 @@ def _assemble(
         monitor=make_monitor(config, directory, progress.step, display),
         display=display,
         serving=serving,
-        evaluator=None if serving is None else make_evaluator(serving, data.tasks, data.further, display),
+        evaluator=None if serving is None else make_evaluator(config, serving, data.tasks, data.further, display),
         held_out=held_out,
         run_dir=directory.path,
         total_steps=opened.total_steps,
