@@ -193,7 +193,7 @@ def _assemble(opened: Opened, algorithm: Algorithm, serving: Served, trainer: An
         monitor=make_monitor(config, directory, progress.step, display),
         display=display,
         watch=Watch(config),
-        evaluator=make_evaluator(serving, data.held_out, data.further, display) if data.held_out else None,
+        evaluator=make_evaluator(config, serving, data.held_out, data.further, display) if data.held_out else None,
         run_dir=directory.path,
         total_steps=opened.total_steps,
         progress=progress,
@@ -210,6 +210,7 @@ def _restored(opened: Opened, serving: Served, trainer: AnyTrainer, expert: Expe
     if opened.directory.checkpoint is None:
         return Progress(order=opened.order.state(), expert={} if expert is None else expert.state())
     progress = Progress.from_json(trainer.restore(opened.directory.checkpoint))
+    progress.version = trainer.version
     opened.order.restore(progress.order)
     if expert is not None:
         expert.restore(progress.expert)
