@@ -161,7 +161,9 @@ GREEDY = Sampling(temperature=0.0)
 
 def test_an_agent_at_temperature_0_is_not_ready() -> None:
     """It was 'ready', and no token of its runs ever carried loss."""
-    report = check_groups([make_group(0, [1.0, 0.0], calls=(make_call(sampling=GREEDY), make_call(1, sampling=GREEDY)))])
+    report = check_groups(
+        [make_group(0, [1.0, 0.0], calls=(make_call(sampling=GREEDY), make_call(1, sampling=GREEDY)))]
+    )
     assert not report.ready
     assert not report.trains
     assert report.findings[0].startswith("all 4 calls were sampled at temperature 0")

@@ -263,9 +263,7 @@ POLICY_LOSSES: dict[str, PolicyLoss] = {
     "reinforce": PolicyLoss(function=policy_gradient, formula="-A log π", needs_ratio=False),
     "sft": PolicyLoss(function=policy_gradient, formula="-A log π", needs_ratio=False),
     "importance_sampling": PolicyLoss(function=importance_sampling, formula="-ρ A"),
-    "sppo": PolicyLoss(
-        function=sppo, formula="-A log ρ where 1 / (1 + ε) <= ρ <= 1 + ε, else 0", bounds=("epsilon",)
-    ),
+    "sppo": PolicyLoss(function=sppo, formula="-A log ρ where 1 / (1 + ε) <= ρ <= 1 + ε, else 0", bounds=("epsilon",)),
     "rec": PolicyLoss(
         function=rec, formula="-A log π where ρ is within bounds, else 0", bounds=("clip_low", "clip_high")
     ),
