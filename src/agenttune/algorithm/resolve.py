@@ -111,7 +111,7 @@ def default_behaviour(algorithm: Algorithm) -> Behaviour:
 def as_trained(preset: Algorithm) -> Algorithm:
     """A preset as it trains where no setting says otherwise."""
     chosen: dict[str, Any] = {"behaviour": default_behaviour(preset)}
-    return replace(preset, **chosen, **_behaviour_bounds(preset, chosen))
+    return replace(preset, **(chosen | _behaviour_bounds(preset, chosen)))
 
 
 def _behaviour_bounds(algorithm: Algorithm, given: Mapping[str, Any]) -> dict[str, float | None]:
