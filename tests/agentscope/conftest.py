@@ -23,7 +23,19 @@ from agenttune.rollout.runner import RolloutRunner
 from agenttune.types import Group, Task
 
 collect_ignore = [name for name in test_files() if not belongs(name, installed())]
-THIRD_PARTY = ("agentscope", "langgraph", "langchain", "langchain_core", "langchain_openai", "agents", "shortuuid")
+THIRD_PARTY = (
+    "agentscope",
+    "agents",
+    "dspy",
+    "langchain",
+    "langchain_core",
+    "langchain_openai",
+    "langgraph",
+    "litellm",
+    "llama_index",
+    "pydantic_ai",
+    "shortuuid",
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -49,11 +61,17 @@ class Rollouts:
     def open(self, rollout_id: str, noise_seed: int) -> Session:
         return RolloutSession(self.gateway.open(rollout_id, noise_seed=noise_seed), AuxiliarySession({}, {}))
 
-    def run(self, workflow: Any, judge: Any = None, *, tasks: Any = ({},), group_size: int = 1) -> list[Group]:
-        config = RolloutConfig(timeout_s=60, max_attempts=1)
+    def run(
+        self, workflow: Any, judge: Any = None, *, tasks: Any = ({},), group_size: int = 1, **settings: Any
+    ) -> list[Group]:
+        """`settings` are those of `rollout`."""
         rows = [Task(id=f"train/{i}", index=i, row=row) for i, row in enumerate(tasks)]
-        with silent_agents(), RolloutRunner(workflow, judge, self.open, config, group_size, 0) as runner:
+        with silent_agents(), self.runner(workflow, judge, group_size, **settings) as runner:
             return runner.run(rows, group_ids=[task.id for task in rows])
+
+    def runner(self, workflow: Any, judge: Any = None, group_size: int = 1, **settings: Any) -> RolloutRunner:
+        config = RolloutConfig(**{"timeout_s": 60, "max_attempts": 1, **settings})
+        return RolloutRunner(workflow, judge, self.open, config, group_size, 0)
 
 
 @pytest.fixture(scope="session")

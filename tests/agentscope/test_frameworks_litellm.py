@@ -1,0 +1,62 @@
+"""An agent loop through LiteLLM on our model, over HTTP: it sends back every field of the message that it got."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import litellm
+from agent_scripts import add_numbers_of_the_question, add_then_answer
+
+from agenttune import WorkflowOutput
+from agenttune.types import CallStatus, Outcome
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add two numbers.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
+    },
+}
+TASK = {"question": "2+3", "answer": "The answer is 5."}
+
+
+async def workflow(task: dict[str, Any], model: Any) -> WorkflowOutput:
+    messages: list[Any] = [{"role": "user", "content": task["question"]}]
+    for _ in range(3):
+        reply = await litellm.acompletion(
+            model=f"openai/{model.name}",
+            messages=messages,
+            tools=[TOOL],
+            api_base=model.base_url,
+            api_key=model.api_key,
+            num_retries=0,
+        )
+        message = reply.choices[0].message
+        if not message.tool_calls:
+            break
+        messages.append(message.model_dump())  # with `provider_specific_fields`, `function_call` and the like
+        for asked in message.tool_calls:
+            numbers = json.loads(asked.function.arguments)
+            result = str(numbers["a"] + numbers["b"])
+            messages.append({"role": "tool", "tool_call_id": asked.id, "name": "add", "content": result})
+    return WorkflowOutput(reward=float(task["answer"] in (message.content or "")), response=message.content)
+
+
+def test_a_tool_round_is_two_calls_of_one_sequence(rollouts: Any) -> None:
+    """Red while a message field that changes nothing in the prompt was a 400: every rollout that called the tool
+    failed."""
+    (group,) = rollouts(add_then_answer).run(workflow, tasks=[TASK])
+    (rollout,) = group.rollouts
+    assert (rollout.outcome, rollout.reward) == (Outcome.OK, 1.0), rollout.error
+    assert [each.parent for each in rollout.calls] == [None, 0]
+    assert [each.status for each in rollout.calls] == [CallStatus.USED] * 2
+
+
+def test_parallel_rollouts_are_not_mixed_up(rollouts: Any) -> None:
+    tasks = [{"question": f"{i}+{7 * i}", "answer": f"The answer is {8 * i}."} for i in range(1, 5)]
+    groups = rollouts(add_numbers_of_the_question).run(workflow, tasks=tasks, group_size=2)
+    assert [rollout.reward for group in groups for rollout in group.rollouts] == [1.0] * 8
+    for task, group in zip(tasks, groups, strict=True):
+        assert all(task["question"] in str(c.messages) for rollout in group.rollouts for c in rollout.calls)

@@ -1,0 +1,30 @@
+"""An agent of LlamaIndex on our model, over HTTP: it asks for a temperature of its own, which the check says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llama_index.core.llms import ChatMessage
+from llama_index.llms.litellm import LiteLLM
+
+from agenttune import WorkflowOutput
+from agenttune.rollout.check import check_groups
+from agenttune.types import Outcome
+
+TASK = {"question": "2+3", "answer": "5"}
+
+
+async def workflow(task: dict[str, Any], model: Any) -> WorkflowOutput:
+    llm = LiteLLM(model=f"openai/{model.name}", api_base=model.base_url, api_key=model.api_key, max_retries=0)
+    reply = await llm.achat([ChatMessage(role="user", content=task["question"])])
+    return WorkflowOutput(reward=float(task["answer"] in (reply.message.content or "")))
+
+
+def test_its_own_temperature_is_said_by_the_check(rollouts: Any) -> None:
+    """It asks for 0.1 unless told otherwise: answers of a group are nearly alike, and 7 of 8 groups were flat."""
+    groups = rollouts("It is 5.").run(workflow, tasks=[TASK, {**TASK, "answer": "6"}], group_size=2)
+    found = [rollout for group in groups for rollout in group.rollouts]
+    assert [rollout.outcome for rollout in found] == [Outcome.OK] * 4, found[0].error
+    assert {call.sampling.temperature for rollout in found for call in rollout.calls} == {0.1}
+    report = check_groups(groups)
+    assert any("temperature" in line and "0.1" in line for line in report.findings), report.findings
