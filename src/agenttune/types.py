@@ -57,7 +57,11 @@ class CallStatus(StrEnum):
 
     USED = "used"  # the response was delivered to the agent
     LEFT_OUT = "left_out"  # delivered, but the workflow left it out of the experiences it returned: never trained
+    UNUSED = "unused"  # delivered beside others (`n` > 1), and the agent went on with another one: never trained
     ABANDONED = "abandoned"  # cancelled, timed out, retried by the client, or undelivered: never trained
+
+
+_DELIVERED = frozenset({CallStatus.USED, CallStatus.LEFT_OUT, CallStatus.UNUSED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +88,13 @@ class Call:
     seconds: float = 0.0
 
     @property
+    def delivered(self) -> bool:
+        """Whether the agent received the response, whatever it did with it."""
+        return self.status in _DELIVERED
+
+    @property
     def trainable(self) -> bool:
-        """Sampled with noise and delivered to the agent. Greedy calls are context only."""
+        """Sampled with noise and used by the agent. Greedy calls are context only."""
         return self.status == CallStatus.USED and self.sampling.temperature > 0 and len(self.sampled_ids_S) > 0
 
 
@@ -120,8 +129,11 @@ class Rollout:
 
     `id` is `<group id>/<index>`; `attempt` counts retries from 0. `reward` is None unless the outcome is OK, or is
     model-caused and the user set a `failure_reward`; or where the workflow gave none, which only algorithms allow that
-    learn without rewards (`Algorithm.needs_reward`). `call_rewards` holds the reward of each call by its index, where
-    the workflow gave them one by one; `reward` is then that of the last one. `error` is one line: kind, message, where.
+    learn without rewards (`Algorithm.needs_reward`). It is one number, counted once, however many calls there are.
+    `step_rewards` are another thing, by the index of the call that earned them, where the owner gave rewards of steps:
+    they alone are added up. `call_rewards` is what a workflow wrote on each of its calls, `reward` being the last
+    one's: never added up. `states` tells the states of the environment apart in which calls were made, where the owner
+    said so. `error` is one line: kind, message, where.
     """
 
     id: str
@@ -134,6 +146,8 @@ class Rollout:
     reward: float | None
     metrics: Mapping[str, float] = field(default_factory=dict)
     call_rewards: Mapping[int, float] = field(default_factory=dict)
+    step_rewards: Mapping[int, float] = field(default_factory=dict)
+    states: Mapping[int, str] = field(default_factory=dict)
     error: str | None = None
     seconds: float = 0.0
 
@@ -141,6 +155,11 @@ class Rollout:
     def scored(self) -> bool:
         """Whether this rollout takes part: it has a reward, or ended well where none is needed."""
         return self.reward is not None or self.outcome == Outcome.OK
+
+    @property
+    def answered(self) -> bool:
+        """Whether the agent received an answer of the model: without one, the reward says nothing of it."""
+        return any(call.delivered for call in self.calls)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -257,6 +257,8 @@ class RolloutRunner:
             reward=reward,
             metrics={**came.noticed, **ended.metrics},
             call_rewards=ended.call_rewards or {},
+            step_rewards=ended.step_rewards,
+            states=ended.states,
             error=ended.error,
             seconds=came.seconds,
         )
