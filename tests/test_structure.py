@@ -14,6 +14,8 @@ EVERYONE_MAY = {"types", "errors", "config"}
 EDGES = {
     ("gateway", "inference"),
     ("experience", "algorithm"),
+    ("certificate", "experience"),  # run.db, and the tables that it reads and adds to
+    ("certificate", "algorithm"),
     ("trainer", "algorithm"),
     ("compat", "algorithm"),  # whether an algorithm uses the rewards that Trinity workflows give their calls
     ("compat", "gateway"),  # a conversation's messages are compared as the gateway's history compares them
@@ -34,7 +36,6 @@ COORDINATION = {
     "explorer",
     "steps",
     "evaluate",
-    "certificate",
     "certify",
     "result",
     "__init__",

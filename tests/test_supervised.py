@@ -18,11 +18,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
 from agenttune.algorithm.supervised import SUPERVISED, cross_entropy, dpo, margins, resolve_supervised
+from agenttune.certificate.audit import broken_sentences
 from agenttune.cli.main import main
 from agenttune.config.run import LossConfig, SupervisedConfig
 from agenttune.config.trainer import TrainerConfig
 from agenttune.errors import CertificateError, ConfigError, DatasetError
-from agenttune.experience.audit import broken_sentences
 from agenttune.gateway.render import Renderer
 from agenttune.supervised.batches import split, weighted
 from agenttune.supervised.checks import check_step

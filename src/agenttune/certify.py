@@ -19,11 +19,11 @@ from pydantic import ValidationError
 from agenttune.algorithm.presets import Algorithm
 from agenttune.algorithm.resolve import algorithm_of
 from agenttune.algorithm.supervised import SUPERVISED
-from agenttune.certificate import Certificate, LogprobGaps, add_up, problems_of, recorded_certificate
+from agenttune.certificate.audit import MEANING_OF_ROWS, audit
+from agenttune.certificate.certificate import Certificate, LogprobGaps, add_up, problems_of, recorded_certificate
 from agenttune.config.explain import InvalidConfigError, explain
 from agenttune.config.run import RunConfig
 from agenttune.errors import ConfigError
-from agenttune.experience.audit import MEANING_OF_ROWS, audit
 from agenttune.experience.draw import Batch, draw_batches
 from agenttune.experience.reading import (
     TrainedCall,

@@ -101,8 +101,8 @@ class Call:
 class Outcome(StrEnum):
     """How a rollout ended, by cause.
 
-    `OK` has a reward (a wrong answer is OK with a low reward). The `MODEL_CAUSED` ones are the model's own doing. All
-    others are failures of something else: retried, then excluded, never a reward.
+    `OK` has a reward (a wrong answer is OK with a low reward). The `MODEL_CAUSED` ones are the model's own doing: final
+    at once. All others are failures of something else, as far as is known: retried, then excluded, never a reward.
     """
 
     OK = "ok"
@@ -133,7 +133,8 @@ class Rollout:
     `step_rewards` are another thing, by the index of the call that earned them, where the owner gave rewards of steps:
     they alone are added up. `call_rewards` is what a workflow wrote on each of its calls, `reward` being the last
     one's: never added up. `states` tells the states of the environment apart in which calls were made, where the owner
-    said so. `error` is one line: kind, message, where.
+    said so. `error` is one line: kind, message, where. `unrecorded_answers` counts answers of the model that no call
+    here holds (of an endpoint that is evaluated); None: nobody knows how many there were, the attempt's process died.
     """
 
     id: str
@@ -150,6 +151,17 @@ class Rollout:
     states: Mapping[int, str] = field(default_factory=dict)
     error: str | None = None
     seconds: float = 0.0
+    unrecorded_answers: int | None = 0
+
+    @property
+    def answers(self) -> tuple[Call, ...]:
+        """The recorded calls whose response the agent was handed."""
+        return tuple(call for call in self.calls if call.delivered)
+
+    @property
+    def num_answers(self) -> int | None:
+        """How many answers of the model the agent was handed; None where nobody knows."""
+        return None if self.unrecorded_answers is None else len(self.answers) + self.unrecorded_answers
 
     @property
     def scored(self) -> bool:
@@ -159,7 +171,7 @@ class Rollout:
     @property
     def answered(self) -> bool:
         """Whether the agent received an answer of the model: without one, the reward says nothing of it."""
-        return any(call.delivered for call in self.calls)
+        return self.num_answers != 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ import numpy as np
 from experience_builders import make_call, make_group, make_rollout, two_turns
 
 from agenttune.algorithm.presets import PRESETS
-from agenttune.experience.audit import audit
+from agenttune.certificate.audit import audit
 from agenttune.experience.draw import draw_batches, left_out
 from agenttune.experience.journal import Journal
 from agenttune.experience.reading import find_rollouts, read_groups

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from agenttune.algorithm.presets import PRESETS, Algorithm
 from agenttune.algorithm.resolve import resolve
 from agenttune.algorithm.shaping import Shaping
+from agenttune.certificate.audit import audit
 from agenttune.config.run import LossConfig, SamplingConfig
-from agenttune.experience.audit import audit
 from agenttune.experience.draw import Batch, draw_batches, left_out, make_batch, split_minibatches
 from agenttune.experience.journal import Journal
 from agenttune.experience.reading import read_trained

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from agenttune.algorithm.presets import PRESETS, Algorithm
 from agenttune.algorithm.resolve import resolve
+from agenttune.certificate.audit import audit
 from agenttune.config.run import RunConfig, SamplingConfig
 from agenttune.errors import ConfigError
-from agenttune.experience.audit import audit
 from agenttune.experience.draw import draw_batches, split_minibatches
 from agenttune.experience.journal import Journal
 from agenttune.experience.reading import read_last_groups, read_trained

@@ -9,7 +9,7 @@ from experience_builders import make_call, make_group, make_rollout, two_turns
 
 from agenttune.algorithm.presets import PRESETS
 from agenttune.algorithm.returns import Scores
-from agenttune.experience.audit import FAILURES, audit
+from agenttune.certificate.audit import FAILURES, audit
 from agenttune.experience.draw import left_out, make_batch
 from agenttune.types import Outcome
 

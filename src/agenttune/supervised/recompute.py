@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agenttune.algorithm.supervised import SupervisedAlgorithm, resolve_supervised
-from agenttune.certificate import Certificate, LossGaps, add_up, problems_of, recorded_certificate
+from agenttune.certificate.certificate import Certificate, LossGaps, add_up, problems_of, recorded_certificate
 from agenttune.config.run import RunConfig
 from agenttune.errors import DatasetError, ModelError
 from agenttune.execution.model_files import model_folder, quiet_transformers

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agenttune.algorithm.presets import PRESETS
-from agenttune.experience.audit import MEANING, audit, sentence
+from agenttune.certificate.audit import MEANING, audit, sentence
 from agenttune.experience.draw import Batch, make_batch
 from agenttune.types import Call, Check, Experience, Group, Outcome
 

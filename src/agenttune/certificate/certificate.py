@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agenttune.experience.audit import sentence
+from agenttune.certificate.audit import sentence
 from agenttune.experience.reading import count_calls, count_outcomes, count_taught, read_checks, read_steps
 from agenttune.types import Check
 
