@@ -58,6 +58,7 @@ class CallStatus(StrEnum):
     USED = "used"  # the response was delivered to the agent
     LEFT_OUT = "left_out"  # delivered, but the workflow left it out of the experiences it returned: never trained
     ABANDONED = "abandoned"  # cancelled, timed out, retried by the client, or undelivered: never trained
+    FOREIGN = "foreign"  # made from within another rollout, and refused: never trained, and both rollouts fail
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

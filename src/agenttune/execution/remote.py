@@ -25,12 +25,14 @@ from agenttune.execution.endpoint import Endpoint
 from agenttune.execution.remote_transport import Bridge, RemoteTransport, SyncRemoteTransport
 from agenttune.execution.serving import ServingThread
 from agenttune.execution.usage import UsageReader
-from agenttune.gateway.gateway import REVOKED
+from agenttune.gateway.caller import Caller, foreign_error, foreign_use
+from agenttune.gateway.keys import EndedKeys
 from agenttune.gateway.meter import Tally
 from agenttune.gateway.requests import ApiError
 from agenttune.gateway.responses import Reply, error_reply
 from agenttune.gateway.server import Server
 from agenttune.gateway.transport import Answer, RawRequest
+from agenttune.rollout.user_loop import owner
 
 log = logging.getLogger("agenttune.auxiliary")
 
@@ -56,8 +58,9 @@ class RemoteModel:
         self.defaults = defaults or {}
         self.thread = ServingThread()
         self.http = httpx.AsyncClient(timeout=LOOPBACK_TIMEOUT_S, limits=CONNECTIONS)
-        self.server = Server(self._start, self.thread.loop)
+        self.server = Server(self._start, self.thread.loop, owner.get)
         self._uses: dict[str, RemoteUse] = {}
+        self.ended = EndedKeys()
         self._warned = False
 
     @classmethod
@@ -74,13 +77,14 @@ class RemoteModel:
 
     def open(self, rollout_id: str, noise_seed: int, tally: Tally | None = None) -> RemoteUse:
         """One attempt's use. The endpoint samples as it likes: no noise of ours reaches it."""
-        use = RemoteUse(self, tally)
+        use = RemoteUse(self, rollout_id, tally)
         self._uses[use.key] = use
         return use
 
     def forget(self, use: RemoteUse) -> None:
         """The key is not valid any more."""
-        self._uses.pop(use.key, None)
+        if self._uses.pop(use.key, None) is not None:
+            self.ended.add(use.key, use.rollout_id, use.owner)
 
     def close(self) -> None:
         """End the server, the connections and the thread."""
@@ -110,7 +114,7 @@ class RemoteModel:
         """A request that came over the loopback URL, sent on with the endpoint's own key."""
         use = self._uses.get(raw.key)
         if use is None:
-            return Answer(reply=error_reply(_revoked()))
+            return Answer(reply=error_reply(self.ended.refusal(raw.key, raw.caller)))
         request = self.http.build_request(
             raw.method,
             self.base_url + raw.path.removeprefix("/v1"),
@@ -118,7 +122,7 @@ class RemoteModel:
             content=raw.body,
         )
         try:
-            response = await use.send(request)
+            response = await use.send(request, raw.caller)
             content = b"".join([part async for part in response.content])
         except httpx.RequestError as error:
             reason = f"{type(error).__name__}: {error}"
@@ -140,8 +144,9 @@ class RemoteUse:
     With a `tally` it is counted, also over the loopback URL, and refused when the run's tokens are used up.
     """
 
-    def __init__(self, remote: RemoteModel, tally: Tally | None) -> None:
-        self.remote, self.tally = remote, tally
+    def __init__(self, remote: RemoteModel, rollout_id: str, tally: Tally | None) -> None:
+        self.remote, self.rollout_id, self.tally = remote, rollout_id, tally
+        self.owner = owner.get()
         self.key = f"at-{secrets.token_urlsafe(24)}"
         self.bridge = Bridge(self, remote.thread.loop)
         self.model = Endpoint(
@@ -176,11 +181,13 @@ class RemoteUse:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def send(self, request: httpx.Request) -> RemoteResponse:
+    async def send(self, request: httpx.Request, caller: Caller | None) -> RemoteResponse:
         """Send a request whose body was read, on the endpoint's loop. Raises `httpx.RequestError`."""
         generates = request.method == "POST"
         if self.closed:
-            return _refused(_revoked())
+            return _refused(self.remote.ended.refusal(self.key, caller))
+        if (misuse := foreign_use(self.owner, caller)) is not None:
+            return _refused(foreign_error(misuse))
         if self.tally is not None and generates and (refusal := _cap_reached(self.tally)) is not None:
             return _refused(refusal)
         exchange = hash((request.url.path, request.content))
@@ -268,10 +275,6 @@ def _with_defaults(request: httpx.Request, defaults: Mapping[str, Any]) -> httpx
     return httpx.Request(
         request.method, request.url, headers=headers, content=content, extensions=dict(request.extensions)
     )
-
-
-def _revoked() -> ApiError:
-    return ApiError(REVOKED, status=401, code="invalid_api_key", kind="authentication_error")
 
 
 def _cap_reached(tally: Tally) -> ApiError | None:
