@@ -48,11 +48,13 @@ def serving() -> Iterator[Gateway]:
     loop.stop()
 
 
-def roll_out(open_session: Any, workflow: Workflow, num_tasks: int = TASKS, **settings: Any) -> list[Group]:
+def roll_out(
+    open_session: Any, workflow: Workflow, num_tasks: int = TASKS, group_size: int = GROUP_SIZE, **settings: Any
+) -> list[Group]:
     """A group for each task, all at once."""
     config = RolloutConfig(**{"max_attempts": 1, "timeout_s": 60.0, **settings})
     tasks = [Task(id=f"t/{number}", index=number, row={"name": f"task {number}"}) for number in range(num_tasks)]
-    with RolloutRunner(workflow, None, open_session, config, GROUP_SIZE, 0) as runner:
+    with RolloutRunner(workflow, None, open_session, config, group_size, 0) as runner:
         return runner.run(tasks, group_ids=[f"s/{task.id}" for task in tasks])
 
 
@@ -230,14 +232,15 @@ def test_both_rollouts_fail_also_where_the_refusal_is_swallowed() -> None:
 
 async def one_after_the_other(task: Any, model: Any) -> float:
     """The second rollout's call would go through the connection that the first one opened for its own."""
-    first = "client" not in default
-    if first:
-        default["client"], default["event"] = over_http(base_url=model.base_url, api_key=model.api_key), asyncio.Event()
+    if first := "client" not in default:
+        default["client"] = over_http(base_url=model.base_url, api_key=model.api_key)
+        default["asked"], default["ended"] = asyncio.Event(), asyncio.Event()
+    else:
+        await default["asked"].wait()
     with suppress(openai.PermissionDeniedError):
         await default["client"].chat.completions.create(**first_message(task))
-    if not first:
-        default["event"].set()
-    await default["event"].wait()
+    default["asked" if first else "ended"].set()
+    await default["ended"].wait()
     return 1.0
 
 
@@ -245,7 +248,7 @@ async def one_after_the_other(task: Any, model: Any) -> float:
 def test_a_connection_that_was_opened_for_one_rollout_hides_no_other() -> None:
     """Red when the server leaves connections open whose opener is known."""
     with serving() as gateway:
-        groups = roll_out(sessions_of(gateway), one_after_the_other, num_tasks=1)
+        groups = roll_out(sessions_of(gateway), one_after_the_other, num_tasks=1, group_size=2)
     assert {rollout.outcome for rollout in rollouts(groups)} == {Outcome.WORKFLOW_ERROR}
 
 

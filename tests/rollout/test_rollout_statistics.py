@@ -61,7 +61,10 @@ def test_figures_by_hand() -> None:
     assert metrics["rollout/worst_task_excluded_share"] == pytest.approx(2 / 3)
     assert metrics["rollout/failures/timeout"] == 3.0
     assert metrics["workflow/turns"] == 2.0
-    assert found.notes() == ["3 of 9 rollouts excluded (3 timeout)", "1 rollouts made no model call"]
+    assert found.notes() == [
+        "3 of 9 rollouts excluded (3 timeout)",
+        "1 of 9 rollouts made no model call: they teach nothing",
+    ]
 
 
 def test_trap_21_failed_rollouts_are_in_no_reward_figure() -> None:
@@ -92,7 +95,8 @@ def test_trap_28_the_excluded_share_is_bounded() -> None:
     assert str(caught.value) == (
         "3 of 4 rollouts have no reward (rollout.max_excluded_share is 0.74); by cause, with the first error of each:\n"
         "  2 x judge_error: first judge_error\n"
-        "  1 x timeout: first timeout"
+        "  1 x timeout: first timeout\n"
+        "if the model's answer caused it, name it in rollout.model_exceptions, or raise UnusableAnswerError"
     )
 
 
