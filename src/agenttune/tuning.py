@@ -211,6 +211,7 @@ def _restored(opened: Opened, serving: Served, trainer: AnyTrainer, expert: Expe
     if opened.directory.checkpoint is None:
         return Progress(order=opened.order.state(), expert={} if expert is None else expert.state())
     progress = Progress.from_json(trainer.restore(opened.directory.checkpoint))
+    progress.version = trainer.version
     opened.order.restore(progress.order)
     if expert is not None:
         expert.restore(progress.expert)
@@ -271,6 +272,8 @@ def _check_first(loop: Loop) -> None:
         loop.display.message(line)
     if report.all_failed:
         raise RolloutError(f"check: {report.all_failed}")
+    if report.statistics.mean_calls and not report.trains:
+        raise NoSignalError("check: no call can be trained, so a run would change nothing (see the lines above)")
     if not report.has_signal and loop.config.check.stop_without_signal:
         raise NoSignalError(
             "check: every reward was the same, so there is nothing to learn from; "

@@ -59,8 +59,8 @@ def cached_answers(groups: Sequence[Group]) -> str | None:
         return None
     num_rollouts = sum(len(group.rollouts) for group in groups)
     return (
-        f"{len(served)} of {num_rollouts} rollouts (the first: {served[0].id}) go on from an answer that another rollout "
-        f"of their task was given: {CACHED}"
+        f"{len(served)} of {num_rollouts} rollouts (the first: {served[0].id}) go on from an answer that another "
+        f"rollout of their task was given: {CACHED}"
     )
 
 

@@ -153,6 +153,7 @@ def _assemble(
     progress = Progress(order=order.state())
     if directory.checkpoint is not None:
         progress = Progress.from_json(trainer.restore(directory.checkpoint))
+        progress.version = trainer.version
         order.restore(progress.order)
         display.message(f"continuing {directory.path.name} after step {progress.step}")
     held_out = None
