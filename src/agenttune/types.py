@@ -59,6 +59,7 @@ class CallStatus(StrEnum):
     LEFT_OUT = "left_out"  # delivered, but the workflow left it out of the experiences it returned: never trained
     UNUSED = "unused"  # delivered beside others (`n` > 1), and the agent went on with another one: never trained
     ABANDONED = "abandoned"  # cancelled, timed out, retried by the client, or undelivered: never trained
+    FOREIGN = "foreign"  # made from within another rollout, and refused: never trained, and both rollouts fail
 
 
 _DELIVERED = frozenset({CallStatus.USED, CallStatus.LEFT_OUT, CallStatus.UNUSED})
