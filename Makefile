@@ -33,7 +33,8 @@ test-gpu: $(GPU_READY)
 bench-gpu: $(GPU_READY)
 	PYTHONPATH=src:$$PYTHONPATH $(GPU_PYTHON) bench/gpu.py $(GPU_BENCH)
 
-# Real agent frameworks, in two environments of their own: AgentScope 1; AgentScope 2, LangGraph, OpenAI Agents SDK.
+# Real agent frameworks, in two environments of their own: AgentScope 1; AgentScope 2 with DSPy, LangGraph, LiteLLM,
+# LlamaIndex, the OpenAI Agents SDK and Pydantic AI.
 # A test that is skipped or not collected there is a failure (tests/agentscope/all_or_nothing.py).
 AGENTSCOPE1_TESTS = tests/agentscope tests/spec
 AGENTSCOPE2_TESTS = tests/agentscope

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,8 +21,10 @@ from agenttune.gateway.gateway import Gateway
 from agenttune.inference.engine import GenerateRequest
 from agenttune.rollout.attempt import Session
 from agenttune.rollout.runner import RolloutRunner
+from agenttune.rollout.user_loop import owner
 from agenttune.types import Group, Task
 
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else its import asks a server for prices
 collect_ignore = [name for name in test_files() if not belongs(name, installed())]
 THIRD_PARTY = (
     "agentscope",
@@ -96,6 +99,7 @@ def rollouts(serving: ServingLoop, tokenizer: Any) -> Iterator[Callable[..., Rol
             return script if isinstance(script, str) else script(tokenizer.decode(request.prompt_ids))
 
         engine = ScriptedEngine(tokenizer, answer, max_model_len=1 << 16)
+        options = {"who_calls": owner.get, **options}
         gateways.append(Gateway(engine, tokenizer, model_name="toy", loop=serving.loop, **options))
         return Rollouts(gateways[-1], engine)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 from typing import Any
 
 import litellm
+import pytest
 from agent_scripts import add_numbers_of_the_question, add_then_answer
 
 from agenttune import WorkflowOutput
@@ -60,3 +63,29 @@ def test_parallel_rollouts_are_not_mixed_up(rollouts: Any) -> None:
     assert [rollout.reward for group in groups for rollout in group.rollouts] == [1.0] * 8
     for task, group in zip(tasks, groups, strict=True):
         assert all(task["question"] in str(c.messages) for rollout in group.rollouts for c in rollout.calls)
+
+
+async def with_the_environment(task: dict[str, Any], model: Any) -> WorkflowOutput:
+    """URL and key where every client of the process looks for them."""
+    os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"] = model.base_url, model.api_key
+    await asyncio.sleep(0.01)  # the other rollouts set theirs
+    messages = [{"role": "user", "content": task["question"]}]
+    reply = await litellm.acompletion(model=f"openai/{model.name}", messages=messages, num_retries=0)
+    return WorkflowOutput(reward=float(task["answer"] in (reply.choices[0].message.content or "")))
+
+
+def test_the_environment_of_the_process_trains_nothing_of_another_rollout(
+    rollouts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red while the rollout that came last got the calls of all, with its reward."""
+    for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY"):
+        monkeypatch.setenv(name, "")
+    tasks = [{"question": f"{i}+{7 * i}", "answer": f"The answer is {8 * i}."} for i in range(1, 5)]
+    groups = rollouts("The answer is 8.").run(with_the_environment, tasks=tasks, group_size=2)
+    for task, group in zip(tasks, groups, strict=True):
+        for rollout in group.rollouts:
+            assert all(task["question"] in str(call.messages) for call in rollout.calls if call.trainable)
+            assert not rollout.scored or all(call.status != CallStatus.FOREIGN for call in rollout.calls)
+    failed = [rollout for group in groups for rollout in group.rollouts if not rollout.scored]
+    assert len(failed) >= 7
+    assert {rollout.outcome for rollout in failed} == {Outcome.WORKFLOW_ERROR}

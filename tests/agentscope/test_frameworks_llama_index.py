@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+from llama_index.core import Settings
 from llama_index.core.llms import ChatMessage
 from llama_index.llms.litellm import LiteLLM
 
 from agenttune import WorkflowOutput
 from agenttune.rollout.check import check_groups
-from agenttune.types import Outcome
+from agenttune.types import CallStatus, Outcome
 
 TASK = {"question": "2+3", "answer": "5"}
 
@@ -28,3 +30,24 @@ def test_its_own_temperature_is_said_by_the_check(rollouts: Any) -> None:
     assert {call.sampling.temperature for rollout in found for call in rollout.calls} == {0.1}
     report = check_groups(groups)
     assert any("temperature" in line and "0.1" in line for line in report.findings), report.findings
+
+
+async def with_the_global_model(task: dict[str, Any], model: Any) -> WorkflowOutput:
+    """As its documentation sets a model up once for a program."""
+    Settings.llm = LiteLLM(model=f"openai/{model.name}", api_base=model.base_url, api_key=model.api_key, max_retries=0)
+    await asyncio.sleep(0.01)  # the other rollouts set theirs
+    reply = await Settings.llm.achat([ChatMessage(role="user", content=task["question"])])
+    return WorkflowOutput(reward=float(task["answer"] in (reply.message.content or "")))
+
+
+def test_a_model_of_the_whole_process_trains_nothing_of_another_rollout(rollouts: Any) -> None:
+    """Red while the rollout that came last got the calls of all, with its reward."""
+    tasks = [{"question": f"{i}+{7 * i}", "answer": "5"} for i in range(1, 5)]
+    groups = rollouts("It is 5.").run(with_the_global_model, tasks=tasks, group_size=2)
+    for task, group in zip(tasks, groups, strict=True):
+        for rollout in group.rollouts:
+            assert all(task["question"] in str(call.messages) for call in rollout.calls if call.trainable)
+            assert not rollout.scored or all(call.status != CallStatus.FOREIGN for call in rollout.calls)
+    failed = [rollout for group in groups for rollout in group.rollouts if not rollout.scored]
+    assert len(failed) >= 7
+    assert {rollout.outcome for rollout in failed} == {Outcome.WORKFLOW_ERROR}

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
-from agent_scripts import add_numbers_of_the_question, add_then_answer
-from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, Runner, function_tool, set_tracing_disabled
+from agent_scripts import ADD, add_numbers_of_the_question, add_then_answer
+from agents import (
+    Agent,
+    ModelSettings,
+    OpenAIChatCompletionsModel,
+    Runner,
+    function_tool,
+    set_default_openai_api,
+    set_default_openai_client,
+    set_tracing_disabled,
+)
 from openai import AsyncOpenAI
 
 from agenttune import WorkflowOutput
@@ -66,3 +76,55 @@ def test_parallel_rollouts_are_not_mixed_up(rollouts: Any) -> None:
     assert [rollout.reward for group in groups for rollout in group.rollouts] == [1.0] * 24
     for task, group in zip(tasks, groups, strict=True):
         assert all(task["question"] in str(c.messages) for rollout in group.rollouts for c in rollout.calls)
+
+
+async def with_a_global_client(task: dict[str, Any], model: Any) -> WorkflowOutput:
+    """As its documentation sets a client up once for a program."""
+    set_default_openai_client(model.client, use_for_tracing=False)
+    set_default_openai_api("chat_completions")
+    await asyncio.sleep(0.01)  # the other rollouts set theirs
+    agent = Agent(name="friday", instructions="You solve problems.", tools=[add], model=model.name)
+    result = await Runner.run(agent, task["question"])
+    return WorkflowOutput(reward=float(task["answer"] in result.final_output), response=result.final_output)
+
+
+def test_a_client_of_the_whole_process_trains_nothing_of_another_rollout(rollouts: Any) -> None:
+    """Red while 156 of 196 trained calls belonged to another task, with its reward, and every step was certified."""
+    tasks = [{"question": f"{i}+{7 * i}", "answer": f"The answer is {8 * i}."} for i in range(1, 7)]
+    groups = rollouts(add_numbers_of_the_question).run(with_a_global_client, tasks=tasks, group_size=2)
+    found = [(task, rollout) for task, group in zip(tasks, groups, strict=True) for rollout in group.rollouts]
+    foreign = [call for _, rollout in found for call in rollout.calls if call.status == CallStatus.FOREIGN]
+    assert foreign, [(r.outcome, r.error) for _, r in found]
+    assert not any(call.trainable for call in foreign)
+    for task, rollout in found:
+        trained = [call for call in rollout.calls if call.trainable]
+        assert all(task["question"] in str(call.messages) for call in trained)
+        if rollout.scored:
+            assert all(call.status != CallStatus.FOREIGN for call in rollout.calls)
+    failed = [rollout for _, rollout in found if not rollout.scored]
+    assert len(failed) >= 11  # all but the one that set its client last
+    assert {rollout.outcome for rollout in failed} == {Outcome.WORKFLOW_ERROR}
+    assert any(
+        "set_default_openai_client" in (rollout.error or "") or "per rollout" in (rollout.error or "")
+        for rollout in failed
+    )
+
+
+async def turns_without_end(task: dict[str, Any], model: Any) -> WorkflowOutput:
+    agent = Agent(
+        name="friday",
+        instructions="You solve problems.",
+        tools=[add],
+        model=OpenAIChatCompletionsModel(model=model.name, openai_client=model.client),
+    )
+    result = await Runner.run(agent, task["question"], max_turns=2)
+    return WorkflowOutput(reward=1.0, response=result.final_output)
+
+
+def test_too_many_turns_are_the_models_failure(rollouts: Any) -> None:
+    """Red while `MaxTurnsExceeded` was a `workflow_error`, drawn again until an answer survived."""
+    (group,) = rollouts(ADD).run(turns_without_end, tasks=[TASK], max_attempts=3, failure_reward=0.0)
+    (rollout,) = group.rollouts
+    assert (rollout.outcome, rollout.reward) == (Outcome.CALL_LIMIT, 0.0), rollout.error
+    assert group.attempts == ()
+    assert len(rollout.calls) == 2
