@@ -1,4 +1,4 @@
-"""The smallest `run.yaml` of docs/configuration.md is enough for `agenttune check`, as printed, beside its two files."""
+"""The smallest `run.yaml` of docs/configuration.md is enough for `agenttune check`, with its two files beside it."""
 
 from __future__ import annotations
 
