@@ -42,9 +42,15 @@ THIRD_PARTY = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Warnings are errors, except for deprecations within the packages that are tested."""
+    """Warnings are errors, except for deprecations within the packages that are tested, and for what LiteLLM's logging
+    has not done when a rollout's loop ends."""
     for package in THIRD_PARTY:
         config.addinivalue_line("filterwarnings", rf"ignore::DeprecationWarning:{package}(\.|$)")
+    config.addinivalue_line("filterwarnings", r"ignore:coroutine 'Logging\.:RuntimeWarning")
+    config.addinivalue_line(
+        "filterwarnings",
+        r"ignore:Exception ignored in. <coroutine object Logging\.:pytest.PytestUnraisableExceptionWarning",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
