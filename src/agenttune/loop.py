@@ -311,6 +311,7 @@ class Loop:
             result.rolled_out.note(),
             *(f"{alarm}: lower {what_ages(self.config)}" for alarm in alarms),
             _expert_note(result.batches),
+            _untrained_note(result),
             self.watch.add(progress.step, metrics, result.groups),
         ]
         self.monitor.log(progress.step, metrics)
@@ -377,6 +378,18 @@ class Loop:
         return Recorded(
             step=progress.step, version=progress.version, best_step=progress.best_step, position=progress.to_json()
         )
+
+
+def _untrained_note(result: StepResult) -> str:
+    """Why the step trained no token, if it did not."""
+    if result.trained is not None and result.trained.trained_tokens:
+        return ""
+    calls = [call for group in result.groups for rollout in group.scored for call in rollout.calls]
+    if calls and all(call.sampling.temperature <= 0 for call in calls):
+        return f"no token was trained: all {len(calls)} calls were sampled at temperature 0"
+    if not any(call.trainable for call in calls):
+        return "no token was trained: no rollout with a reward has a call that can be"
+    return "no token was trained: every group was left out"
 
 
 def _expert_note(batches: Sequence[Batch]) -> str:

@@ -9,9 +9,10 @@ Shape suffixes: E tokens that carry loss, C calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -105,12 +106,32 @@ def sapo(
 ) -> Losses:
     """`-(4 / τ) sigmoid(τ (ρ - 1)) A`: a soft gate instead of a clip, τ by the sign of the advantage.
 
-    Its slope at ρ = 1 is that of `-ρ A`. Source: SAPO, arXiv 2511.20347 (Trinity-RFT 0.6.0 weighs log π with the gate
-    itself instead, which is twice that slope and does not fade for large ρ).
+    Its slope at ρ = 1 is that of `-ρ A`. Source: SAPO, arXiv 2511.20347. What Trinity-RFT calls so is `sapo_gate`.
     """
-    ratio_E = log_ratio(logprobs_E, old_logprobs_E).exp()
+    gate_E = _soft_gate(log_ratio(logprobs_E, old_logprobs_E).exp(), advantages_E, tau_pos, tau_neg)
+    return -advantages_E * gate_E, _none(logprobs_E)
+
+
+def sapo_gate(
+    logprobs_E: torch.Tensor,
+    old_logprobs_E: torch.Tensor,
+    advantages_E: torch.Tensor,
+    *,
+    tau_pos: float = 1.0,
+    tau_neg: float = 1.05,
+) -> Losses:
+    """`-g A log π` with the gate `g = (4 / τ) sigmoid(τ (ρ - 1))` of `sapo`, without gradient through it.
+
+    Its slope at ρ = 1 is 2 / τ times that of `-ρ A`, and grows with ρ. Source: `sapo` of Trinity-RFT 0.6.0.
+    """
+    ratio_E = log_ratio(logprobs_E, old_logprobs_E).detach().exp()
+    gate_E = _soft_gate(ratio_E, advantages_E, tau_pos, tau_neg)
+    return -advantages_E * gate_E * logprobs_E, _none(logprobs_E)
+
+
+def _soft_gate(ratio_E: torch.Tensor, advantages_E: torch.Tensor, tau_pos: float, tau_neg: float) -> torch.Tensor:
     tau_E = torch.full_like(ratio_E, tau_neg).masked_fill_(advantages_E > 0, tau_pos)
-    return -advantages_E * torch.sigmoid(tau_E * (ratio_E - 1.0)) * (4.0 / tau_E), _none(logprobs_E)
+    return torch.sigmoid(tau_E * (ratio_E - 1.0)) * (4.0 / tau_E)
 
 
 def topr(
@@ -225,26 +246,47 @@ def _none(logprobs_E: torch.Tensor) -> torch.Tensor:
 class PolicyLoss:
     """A loss by its name. `needs_ratio`: it divides by the probability a token was sampled with, so that tokens from a
     truncated distribution cannot be used. `by_call`: it takes `calls_E` as well. `off_policy`: it is made for tokens of
-    an older policy, though it has no ratio."""
+    an older policy, though it has no ratio. `bounds`: its parameters that say how far from 1 the ratio may be before a
+    token loses its gradient."""
 
     function: Callable[..., Losses]
     formula: str
     needs_ratio: bool = True
     by_call: bool = False
     off_policy: bool = False
+    bounds: tuple[str, ...] = ()
+
+    def narrowest_bound(self, given: Mapping[str, Any]) -> float:
+        """How far from 1 the ratio may be at least, on either side, with these arguments; infinite without a clip."""
+        if given.get("clip") == "none":
+            return float("inf")
+        parameters = inspect.signature(self.function).parameters
+        return min((float(given.get(name, parameters[name].default)) for name in self.bounds), default=float("inf"))
 
 
 POLICY_LOSSES: dict[str, PolicyLoss] = {
-    "ppo": PolicyLoss(function=ppo_clip, formula="-min(ρ A, clamp(ρ, 1 - clip_low, 1 + clip_high) A)"),
-    "gspo": PolicyLoss(function=gspo, formula="ppo with ρ of the call: exp(mean log ρ)", by_call=True),
+    "ppo": PolicyLoss(
+        function=ppo_clip,
+        formula="-min(ρ A, clamp(ρ, 1 - clip_low, 1 + clip_high) A)",
+        bounds=("clip_low", "clip_high"),
+    ),
+    "gspo": PolicyLoss(
+        function=gspo,
+        formula="ppo with ρ of the call: exp(mean log ρ)",
+        by_call=True,
+        bounds=("clip_low", "clip_high"),
+    ),
     "cispo": PolicyLoss(function=cispo, formula="-sg(clamp(ρ, 1 - clip_low, 1 + clip_high)) A log π"),
     "sapo": PolicyLoss(function=sapo, formula="-(4 / τ) sigmoid(τ (ρ - 1)) A"),
+    "sapo_gate": PolicyLoss(function=sapo_gate, formula="-sg((4 / τ) sigmoid(τ (ρ - 1))) A log π"),
     "topr": PolicyLoss(function=topr, formula="-A log π if A > threshold else -sg(min(ρ, 1)) A log π"),
     "opmd": PolicyLoss(function=opmd, formula="-A log π / (1 + τ)", needs_ratio=False, off_policy=True),
     "reinforce": PolicyLoss(function=policy_gradient, formula="-A log π", needs_ratio=False),
     "sft": PolicyLoss(function=policy_gradient, formula="-A log π", needs_ratio=False),
     "importance_sampling": PolicyLoss(function=importance_sampling, formula="-ρ A"),
-    "sppo": PolicyLoss(function=sppo, formula="-A log ρ where 1 / (1 + ε) <= ρ <= 1 + ε, else 0"),
-    "rec": PolicyLoss(function=rec, formula="-A log π where ρ is within bounds, else 0"),
+    "sppo": PolicyLoss(function=sppo, formula="-A log ρ where 1 / (1 + ε) <= ρ <= 1 + ε, else 0", bounds=("epsilon",)),
+    "rec": PolicyLoss(
+        function=rec, formula="-A log π where ρ is within bounds, else 0", bounds=("clip_low", "clip_high")
+    ),
 }
 """By their names in the configuration."""

@@ -55,7 +55,8 @@ class LossConfig(Strict):
     """Rollouts over which `kl_coef` adapts with `kl_target`."""
     behaviour: Behaviour | None = None
     """Weight for tokens whose recorded logprob is not that of the weights that the step starts from: the loss then
-    clips against those weights (decoupled PPO); `none` clips against the record."""
+    clips against those weights (decoupled PPO); `none` clips against the record. None takes the algorithm's value, and
+    `truncated` with a clip below 0.05 (`gspo`)."""
     behaviour_low: float | None = Field(default=None, ge=0.0, le=1.0)
     """Weights below this are 0 (`masked`)."""
     behaviour_high: float | None = Field(default=None, ge=1.0)
