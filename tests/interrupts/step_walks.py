@@ -2,7 +2,8 @@
 
 The parts of a run are put together once, as `tune` does. What its first session rolled out is handed to all others
 again (`Again`), so that they train bit for bit the same, in milliseconds. A *place* is a line of the code that trains,
-records and saves, in the step that the session begins with: the first or the second time that it is reached.
+records and saves, in the second step of a session, whose first one is not saved: the first or the second time that it
+is reached in that step.
 """
 
 import contextlib
@@ -33,8 +34,8 @@ from agenttune.rollout.refill import RolledOut
 from agenttune.supervised import run as supervised_run
 from agenttune.supervised.loop import Progress as SupervisedProgress
 from agenttune.supervised.loop import SupervisedLoop
-from agenttune.tasks.order import Order
-from agenttune.trainer.checkpoint import load, pointed
+from agenttune.tasks.selection import make_order
+from agenttune.trainer.checkpoint import load, point, pointed
 from agenttune.tuning import open_loop
 
 STEPS, BATCH_SIZE, GROUP_SIZE = 3, 4, 4
@@ -60,9 +61,9 @@ class Place(NamedTuple):
 class Walker:
     """Traces the lines of `WALKED`; at some places something happens."""
 
-    def __init__(self, acts: Mapping[Place, Callable[[], None]]) -> None:
+    def __init__(self, acts: Mapping[Place, Callable[[], None]], begun: Callable[[], bool]) -> None:
         self.seen: list[Place] = []
-        self._acts = dict(acts)
+        self._acts, self._begun = dict(acts), begun
         self._files = {str(ROOT / name): name for name in WALKED}
         self._times: Counter[tuple[str, int]] = Counter()
 
@@ -70,7 +71,7 @@ class Walker:
         file = self._files.get(frame.f_code.co_filename)
         if file is None:
             return None
-        if event == "line":
+        if event == "line" and self._begun():
             self._times[file, frame.f_lineno] += 1
             place = Place(file, frame.f_code.co_name, frame.f_lineno, self._times[file, frame.f_lineno])
             self.seen.append(place)
@@ -80,8 +81,9 @@ class Walker:
 
 
 @contextlib.contextmanager
-def walking(acts: Mapping[Place, Callable[[], None]]) -> Iterator[Walker]:
-    walker, before = Walker(acts), sys.gettrace()
+def walking(acts: Mapping[Place, Callable[[], None]], begun: Callable[[], bool]) -> Iterator[Walker]:
+    """From when the session has `begun` its second step."""
+    walker, before = Walker(acts, begun), sys.gettrace()
     sys.settrace(walker)
     try:
         yield walker
@@ -137,38 +139,34 @@ class Session(NamedTuple):
 
 
 class Bench:
-    """One kind of run. `start` is a run directory behind its first step; `whole` has the checkpoint of each step as it
-    must be."""
+    """One kind of run. `start` is a run directory before its first step; `whole` has the checkpoint of each step as it
+    must be, `quiet` a run that nobody disturbed."""
 
     def __init__(self, folder: Path, loop: Any, resume: Callable[[Any, Path, Progress], dict[str, Any]]) -> None:
         self._folder, self._loop, self._resume = folder, loop, resume
         self._number = 0
         self.start = folder / "start"
-        self.start.mkdir()
-        loop.trainer.save(fresh := folder / "fresh", {"step": 0})
-        self._fresh = fresh
-        self.play(self.start, steps=1)
-        quiet = self.copy()
-        self.play(quiet, interval=1)
-        self.whole = {step: content(quiet / f"global_step_{step}") for step in range(1, STEPS + 1)}
-        self.quiet = quiet
+        loop.trainer.save(self.start / "global_step_0", loop.progress.to_json())
+        point(self.start, "latest", self.start / "global_step_0")
+        self.quiet = self.copy()
+        self.play(self.quiet, interval=1)
+        self.whole = {step: content(self.quiet / f"global_step_{step}") for step in range(STEPS + 1)}
 
     def copy(self) -> Path:
-        """A run directory behind the first step."""
+        """A run directory before the first step."""
         self._number += 1
         return Path(shutil.copytree(self.start, self._folder / str(self._number), symlinks=True))
 
     def play(
-        self, run_dir: Path, acts: Mapping[Place, Callable[[], None]] | None = None, *, steps=STEPS, interval=2
+        self, run_dir: Path, acts: Mapping[Place, Callable[[], None]] | None = None, *, interval: int = 2
     ) -> Session:
         """One session in this directory, from its latest checkpoint to the end, or to what ends it."""
         old, latest = self._loop, pointed(run_dir, "latest")
-        position = old.trainer.restore(latest or self._fresh)
-        kind = type(old.progress)
-        progress = kind.from_json(position) if latest else kind(order=self.order_at_start())
+        assert latest is not None
+        progress = type(old.progress).from_json(old.trainer.restore(latest))
         progress.version = old.trainer.version
         algorithm = old.config.algorithm.model_copy(update={"save_interval_steps": interval})
-        sink = JsonlSink(run_dir / "metrics.jsonl", progress.step if latest else None)
+        sink = JsonlSink(run_dir / "metrics.jsonl", progress.step)
         error, walker = None, None
         with Journal(run_dir / "run.db") as journal, contextlib.closing(sink):
             loop = replace(
@@ -176,24 +174,21 @@ class Bench:
                 config=old.config.model_copy(update={"algorithm": algorithm}),
                 journal=journal,
                 monitor=Monitor([sink]),
-                display=Display(steps, io.StringIO()),
+                display=Display(STEPS, io.StringIO()),
                 run_dir=run_dir,
-                total_steps=steps,
+                total_steps=STEPS,
                 progress=progress,
                 **self._resume(old, run_dir, progress, journal),
             )
-            with walking(acts or {}) as walker:
+            with walking(acts or {}, lambda: loop.progress.step > progress.step) as walker:
                 try:
                     loop.run()
                 except (Planted, KeyboardInterrupt) as caught:
                     error = caught
         return Session(error, loop.progress.step, walker.seen)
 
-    def order_at_start(self) -> Mapping[str, Any]:
-        return self._loop.progress.order
-
     def places(self) -> list[Place]:
-        """Where the first step of a session comes by, up to its save: each line, the first two times."""
+        """Where the second step of a session comes by, up to its save: each line, the first two times."""
         seen = self.play(self.copy()).seen
         saved = [number for number, place in enumerate(seen) if place[:2] == ("trainer/checkpoint.py", "prune")]
         return [place for place in seen[: saved[0] + 8] if place.time <= 2]
@@ -298,13 +293,12 @@ def rows_bench(folder: Path, model: Path, dataset: Path, algorithm: str, **more:
         loop: SupervisedLoop = supervised_run._assemble(opened, rules, None, trainer, data)
         stack.callback(loop.journal.close)
         stack.callback(loop.monitor.close)
-        state = loop.order.state()
 
         def resume(
             old: SupervisedLoop, run_dir: Path, progress: SupervisedProgress, journal: Journal
         ) -> dict[str, Any]:
-            order = Order(len(data.training), seed=config.seed, batch_size=BATCH_SIZE)
-            order.restore(progress.order or state)
+            order = make_order(data.training, config.sampling, seed=config.seed, batch_size=BATCH_SIZE)
+            order.restore(progress.order)
             return {"order": order}
 
         yield Bench(folder, loop, resume)
