@@ -51,7 +51,8 @@ def saved_on_failure(
     try:
         yield
     except caught as error:
-        say(f"{'interrupted' if isinstance(error, KeyboardInterrupt) else 'failed'}: saving a checkpoint")
+        what = "interrupted" if isinstance(error, KeyboardInterrupt) else "the run failed, its weights are whole"
+        say(f"{what}: saving a checkpoint of the last whole step")
         save()
         raise
 

@@ -26,6 +26,7 @@ from agenttune.execution.threads import let_idle_workers_sleep
 from agenttune.execution.trainers import AnyTrainer, make_trainer
 from agenttune.experience.replay import Replay
 from agenttune.forecast import after_run
+from agenttune.interrupts import stop_signals
 from agenttune.monitor.curve import draw_reward_curve
 from agenttune.monitor.statistics import by_mode
 from agenttune.monitor.summary import Summary, peak_memory_mb, process_seconds, write_summary
@@ -127,6 +128,7 @@ def open_loop(
         opened.display.message(serving.line)
         trainer = make_trainer(config, algorithm, serving.folder, total_steps=opened.total_steps, ranks=serving.ranks)
         stack.callback(trainer.close)
+        stack.enter_context(stop_signals())  # once more: Ray sets handlers of its own as it starts
         loop = _assemble(opened, algorithm, serving, trainer, data)
         stack.callback(loop.monitor.close)
         stack.callback(loop.journal.close)
@@ -188,7 +190,7 @@ def _assemble(opened: Opened, algorithm: Algorithm, serving: Served, trainer: An
         explorer=explorer,
         buffer=Buffer(journal),
         journal=journal,
-        monitor=make_monitor(config, directory, progress.step),
+        monitor=make_monitor(config, directory, progress.step, display),
         display=display,
         watch=Watch(config),
         evaluator=make_evaluator(serving, data.held_out, data.further, display) if data.held_out else None,
@@ -309,6 +311,8 @@ def _write_outcome(loop: Loop, directory: RunDirectory) -> None:
         run_dir=directory.path,
     )
     write_summary(directory.summary, summary)
+    if loop.monitor.line:
+        loop.display.message(loop.monitor.line)
     if progress.step:
         for line in after_run(loop.config, directory.path):
             loop.display.message(line)
