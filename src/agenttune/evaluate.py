@@ -199,6 +199,7 @@ def evaluation_to_json(evaluation: Evaluation) -> dict[str, object]:
         "greedy": dict(evaluation.greedy),
         "sampled": dict(evaluation.sampled),
         "further": {name: evaluation_to_json(inner) for name, inner in evaluation.further.items()},
+        "no_result": evaluation.no_result,
     }
 
 
@@ -210,4 +211,5 @@ def evaluation_from_json(content: Mapping[str, object]) -> Evaluation:
         greedy=content["greedy"],  # type: ignore[arg-type]
         sampled=content["sampled"],  # type: ignore[arg-type]
         further={name: evaluation_from_json(inner) for name, inner in further.items()},
+        no_result=str(content.get("no_result", "")),
     )

@@ -40,7 +40,8 @@ from agenttune.explorer import Explorer
 from agenttune.monitor import spent
 from agenttune.monitor.display import Display, StepReport
 from agenttune.monitor.metrics import Monitor
-from agenttune.monitor.statistics import Evaluation, accuracy, accuracy_metrics
+from agenttune.monitor.statistics import Evaluation, accuracy_metrics
+from agenttune.monitor.verdict import is_best
 from agenttune.rollout.refill import RolledOut, num_sampled_tokens
 from agenttune.rollout.statistics import check_excluded, summarize
 from agenttune.steps import TimeLimit, deferred_interrupt, save_checkpoint, saved_on_failure
@@ -56,7 +57,8 @@ SAVED_ON = (RolloutError, CertificateError, DatasetError, EngineError, ParityErr
 @dataclass(slots=True, kw_only=True)
 class Progress:
     """How far a run is. Saved in every checkpoint; counts are over all its sessions. `drawn` has the tasks of each
-    batch that was begun and has not trained."""
+    batch that was begun and has not trained; `best` is what was found of the checkpoint `best`, None if no checkpoint
+    was better than the start, and `num_evaluated` counts the evaluations of checkpoints."""
 
     step: int = 0
     rollouts: int = 0
@@ -64,7 +66,8 @@ class Progress:
     trained_tokens: int = 0
     computed_tokens: int = 0
     seconds_to_first_step: float | None = None
-    best_accuracy: float | None = None
+    best: Evaluation | None = None
+    num_evaluated: int = 0
     before: Evaluation | None = None
     after: Evaluation | None = None
     order: Mapping[str, Any] = field(default_factory=dict)
@@ -75,16 +78,16 @@ class Progress:
     def to_json(self) -> dict[str, Any]:
         """As plain JSON."""
         content = {name: getattr(self, name) for name in self.__slots__}
-        for name in ("before", "after"):
+        for name in ("before", "after", "best"):
             content[name] = None if content[name] is None else evaluation_to_json(content[name])
         return content
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Progress:
-        """The way back."""
-        fields = dict(content)
-        for name in ("before", "after"):
-            fields[name] = None if fields[name] is None else evaluation_from_json(fields[name])
+        """The way back, also from earlier checkpoints, which noted other things of their best one."""
+        fields = {name: value for name, value in content.items() if name in cls.__slots__}
+        for name in ("before", "after", "best"):
+            fields[name] = None if fields.get(name) is None else evaluation_from_json(fields[name])
         return cls(**fields)
 
 
@@ -348,14 +351,15 @@ class Loop:
             self._save()
 
     def _save(self, found: Evaluation | None = None) -> None:
-        """Write a checkpoint of the last whole step; it becomes `best` if it evaluates no worse than that."""
+        """Write a checkpoint of the last whole step; it becomes `best` if it is better than the start and no worse than
+        the best so far."""
         progress = self.progress
         progress.auxiliary_tokens = self.serving.auxiliary.total_tokens
         best = False
         if found is not None:
-            now = accuracy(found.greedy.values()).accuracy
-            best = progress.best_accuracy is None or now >= progress.best_accuracy
-            progress.best_accuracy = now if best else progress.best_accuracy
+            progress.num_evaluated += 1
+            best = is_best(found, progress.best, progress.before, self.config.evaluation.decided_by)
+            progress.best = found if best else progress.best
         self.journal.flush()  # a run that goes on from here reads what has trained
         keep = self.config.trainer.keep_checkpoints
         save_checkpoint(self.trainer, self.run_dir, progress.step, progress.to_json(), best=best, keep=keep)

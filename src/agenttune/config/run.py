@@ -152,6 +152,9 @@ class EvaluationConfig(Strict):
     """Evaluate on the first so many tasks only."""
     before_and_after: bool = True
     """Evaluate, greedy and sampled, before and after training."""
+    decided_by: Literal["sampled", "greedy"] = "sampled"
+    """Which of the two says whether the run made the model better, and which checkpoint is `best`: `sampled` is the
+    agent as it is, `greedy` the same at temperature 0."""
     further: dict[str, DatasetConfig] = Field(default_factory=dict)
     """Further datasets, by name, evaluated before and after and reported beside."""
 

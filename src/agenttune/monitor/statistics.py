@@ -39,11 +39,13 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """Rewards by task id, greedy and sampled (a task evaluated several times has its mean), and of further datasets."""
+    """Rewards by task id, greedy and sampled (a task evaluated several times has its mean), and of further datasets.
+    `no_result` says why nothing follows from it, if nothing does."""
 
     greedy: Mapping[str, float]
     sampled: Mapping[str, float]
     further: Mapping[str, Evaluation] = field(default_factory=dict)
+    no_result: str = ""
 
 
 def accuracy(rewards_N: Iterable[float]) -> Accuracy:

@@ -18,6 +18,7 @@ best by luck, too (the winner's curse): its intervals are widened so that those 
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +32,7 @@ RowLosses = Mapping[str, tuple[float, int]]
 """The sum of each held-out row's losses, and their number."""
 MIN_TASKS = 10
 """Below so many held-out tasks nothing is said: one lucky answer more or less would be a tenth of the whole."""
+WIDTH = 100
 T = TypeVar("T")
 
 
@@ -57,9 +59,10 @@ class Verdict:
     remarks: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """For people: the sentence, what to use, and the remarks."""
+        """For people, at most 100 columns but for the model's name: the sentence, the remarks, and what to use."""
         used = f"{self.model} (the model as it was)" if self.original else self.model
-        return [f"verdict: {self.text}", *(f"  {remark}" for remark in self.remarks), f"use:     {used}"]
+        said = [_wrapped("verdict: ", self.text), *(_wrapped(" " * 9, remark) for remark in self.remarks)]
+        return [*(line for lines in said for line in lines), f"use:     {used}"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +95,7 @@ def judge_rewards(models: Candidates[Evaluation], decided_by: Mode) -> Verdict:
     evaluated = [one for one in (models.before, models.last.found) if one is not None]
     if no_result := next((one.no_result for one in evaluated if one.no_result), ""):
         return _unknown(models, no_result)
-    mode, other = (decided_by, "greedy" if decided_by == "sampled" else "sampled")
+    mode, other = decided_by, _other(decided_by)
     if evaluated and not all(_rewards(one, mode) for one in evaluated):
         mode, other = other, mode
     rewards = [reward for one in evaluated for reward in _rewards(one, mode).values()]
@@ -105,6 +108,28 @@ def judge_rewards(models: Candidates[Evaluation], decided_by: Mode) -> Verdict:
     if beside.low > 0.0 and verdict.kind != "better":
         return _with(verdict, f"but {other} it got better: {_shown(beside)}; evaluation.decided_by chose {mode}")
     return verdict
+
+
+def is_best(found: Evaluation, best: Evaluation | None, before: Evaluation | None, decided_by: Mode) -> bool:
+    """Whether a checkpoint becomes `best`: it is no worse than the best so far, and the first one better than the start
+    (where that was evaluated), on average over the tasks that both have."""
+    if found.no_result:
+        return False
+    known = best if best is not None else before
+    if known is None or known.no_result:
+        return True
+    mode = decided_by if _rewards(found, decided_by) and _rewards(known, decided_by) else _other(decided_by)
+    gain = paired_difference(_rewards(known, mode), _rewards(found, mode)).difference
+    return gain > 0.0 or (gain == 0.0 and best is not None)
+
+
+def is_least(found: RowLosses, best: RowLosses | None, before: RowLosses | None) -> bool:
+    """The same by the loss on held-out rows."""
+    known = best if best is not None else before
+    if known is None:
+        return True
+    change = loss_difference(known, found).difference
+    return change < 0.0 or (change == 0.0 and best is not None)
 
 
 def judge_losses(models: Candidates[RowLosses]) -> Verdict:
@@ -152,7 +177,7 @@ def _judge(models: Candidates[T], measure: str, unit: str, gain: Gain[T]) -> Ver
 
 
 def _better(chosen: Checkpoint[T], found: Difference, measure: str, unit: str, looks: int) -> Verdict:
-    remarks = ()
+    remarks: tuple[str, ...] = ()
     if looks > 1:
         remarks = (
             f"step {chosen.step} is the best of {looks} evaluated before the end: its interval is widened so that all "
@@ -189,8 +214,16 @@ def _rewards(evaluation: Evaluation, mode: Mode) -> Mapping[str, float]:
     return evaluation.greedy if mode == "greedy" else evaluation.sampled
 
 
+def _other(mode: Mode) -> Mode:
+    return "greedy" if mode == "sampled" else "sampled"
+
+
 def _gain_of(mode: Mode) -> Gain[Evaluation]:
     return lambda first, second, looks: paired_difference(_rewards(first, mode), _rewards(second, mode), looks)
+
+
+def _wrapped(label: str, text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=label, subsequent_indent=" " * 9)
 
 
 def _shown(found: Difference) -> str:
