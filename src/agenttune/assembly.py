@@ -80,12 +80,13 @@ def make_monitor(config: RunConfig, directory: RunDirectory, step: int, display:
 
 
 def make_evaluator(
-    serving: Served, tasks: Sequence[Task], further: Mapping[str, Sequence[Task]], display: Display
+    config: RunConfig, serving: Served, tasks: Sequence[Task], further: Mapping[str, Sequence[Task]], display: Display
 ) -> Evaluator:
     """Evaluates the model that serves on `tasks`, and on the `further` sets by name."""
     from agenttune.evaluate import Evaluator
 
     return Evaluator(
+        config=config,
         runner=serving.runner,
         modes=serving.modes,
         tasks=tasks,

@@ -194,7 +194,7 @@ def _assemble(opened: Opened, algorithm: Algorithm, serving: Served, trainer: An
         monitor=make_monitor(config, directory, progress.step, display),
         display=display,
         watch=Watch(config),
-        evaluator=make_evaluator(serving, data.held_out, data.further, display) if data.held_out else None,
+        evaluator=make_evaluator(config, serving, data.held_out, data.further, display) if data.held_out else None,
         run_dir=directory.path,
         total_steps=opened.total_steps,
         progress=progress,
@@ -211,6 +211,7 @@ def _restored(opened: Opened, serving: Served, trainer: AnyTrainer, expert: Expe
     if opened.directory.checkpoint is None:
         return Progress(order=opened.order.state(), expert={} if expert is None else expert.state())
     progress = Progress.from_json(trainer.restore(opened.directory.checkpoint))
+    progress.version = trainer.version
     opened.order.restore(progress.order)
     if expert is not None:
         expert.restore(progress.expert)
@@ -278,6 +279,8 @@ def _check_first(loop: Loop) -> None:
     report = _check(loop.algorithm, loop.serving, loop.explorer.tasks, num_tasks, version)
     for line in _brief(report):
         loop.display.message(line)
+    if report.statistics.mean_calls and not report.trains:
+        raise NoSignalError("check: no call can be trained, so a run would change nothing (see the lines above)")
     if not report.has_signal and loop.config.check.stop_without_signal:
         raise NoSignalError(
             "check: every reward was the same, so there is nothing to learn from; "

@@ -77,6 +77,7 @@ def test_origins_name_the_preset_the_part_or_the_other_setting():
     shown = lines("gspo")
     assert shown["loss.clip_low"] == (3e-4, "preset gspo")
     assert shown["loss.kl_coef"] == (0.001, "preset gspo")
+    assert shown["loss.behaviour"] == ("truncated", "a clip below 0.05")
     assert shown["loss.kl_horizon"] == (None, "kl_coef stays as it is")
     assert shown["expert.mu"] == (None, "no part of gspo")
     exchanged = lines("gspo", **{"loss.policy_loss": "ppo", "loss.kl": "none", "loss.behaviour": "masked"})

@@ -13,8 +13,8 @@ from typing import Any
 
 from agenttune.algorithm.advantages import ADVANTAGES
 from agenttune.algorithm.losses import POLICY_LOSSES
-from agenttune.algorithm.presets import Algorithm
-from agenttune.algorithm.resolve import algorithm_of
+from agenttune.algorithm.presets import PRESETS, Algorithm
+from agenttune.algorithm.resolve import TIGHT_CLIP, algorithm_of
 from agenttune.algorithm.supervised import SUPERVISED, SupervisedAlgorithm, resolve_supervised
 from agenttune.config.run import DistillConfig, ExpertConfig, LossConfig, RunConfig
 from agenttune.experience.replay import Replay
@@ -40,8 +40,10 @@ def effective(config: RunConfig) -> dict[str, Effective]:
 def _of_algorithm(algorithm: Algorithm, config: RunConfig) -> Iterator[tuple[str, Effective]]:
     """The section `loss`, and what else a preset decides."""
     preset, given_loss = f"preset {algorithm.name}", config.loss
-    for part in ("advantage", "policy_loss", "kl", "behaviour", "entropy_coef", "aggregation"):
+    for part in ("advantage", "policy_loss", "kl", "entropy_coef", "aggregation"):
         yield f"loss.{part}", (getattr(algorithm, part), preset)
+    own_behaviour = PRESETS[algorithm.name].behaviour == algorithm.behaviour
+    yield "loss.behaviour", (algorithm.behaviour, preset if own_behaviour else f"a clip below {TIGHT_CLIP:g}")
     yield "loss.kl_coef", (algorithm.kl_coef, "loss.kl none" if given_loss.kl == "none" else preset)
     advantage, loss = ADVANTAGES[algorithm.advantage].configured, POLICY_LOSSES[algorithm.policy_loss].function
     for part, own, function, given in (

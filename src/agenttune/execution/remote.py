@@ -156,6 +156,8 @@ class RemoteUse:
         )
         self.closed = False
         """Whether the attempt has ended."""
+        self.num_answers = 0
+        """Requests for an answer that succeeded."""
         self._failures: dict[int, str] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -204,6 +206,7 @@ class RemoteUse:
         else:
             self._failures.pop(exchange, None)
             content = self._watched(exchange, response)
+            self.num_answers += generates
             if self.tally is not None and generates:
                 self.tally.add(calls=1)
                 content = self._counted(self.tally, response, content)

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from agenttune.algorithm.supervised import SupervisedAlgorithm
 from agenttune.certificate.audit import broken_sentences
 from agenttune.config.run import RunConfig
-from agenttune.errors import CertificateError, ConfigError, DatasetError, EngineError, TrainingError
+from agenttune.errors import ConfigError, DatasetError
 from agenttune.evaluate import Evaluator, evaluation_from_json, evaluation_to_json
 from agenttune.execution.start import Served
 from agenttune.execution.trainers import AnySupervisedTrainer
@@ -28,7 +28,7 @@ from agenttune.monitor.display import Display, StepReport
 from agenttune.monitor.metrics import Monitor
 from agenttune.monitor.statistics import Evaluation, accuracy_metrics
 from agenttune.monitor.verdict import RowLosses, is_best, is_least
-from agenttune.steps import TimeLimit, deferred_interrupt, save_checkpoint, saved_on_failure
+from agenttune.steps import Checkpoints, Recorded, TimeLimit, deferred_interrupt
 from agenttune.supervised.batches import split, weighted
 from agenttune.supervised.checks import check_step
 from agenttune.supervised.held_out import HeldOut
@@ -40,22 +40,23 @@ from agenttune.types import Check, Experience, Task
 
 KIND = "supervised"
 EVALUATIONS = ("before", "after", "found_at_best")
-SAVED_ON = (CertificateError, DatasetError, EngineError, TrainingError)
-"""Failures that leave the weights whole."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """How far a run is. Saved in every checkpoint; counts are over all its sessions. `found_at_best` and `rows_at_best`
-    are what was found of the checkpoint `best` (None: none was better than the start), `num_evaluated` counts the
-    evaluations of checkpoints. `rows_*` have each held-out row's losses (`HeldOutLoss.by_row`)."""
+    """How far a run is. Saved in every checkpoint; counts are over all its sessions. `version` is the policy that
+    `step` led to; `found_at_best` and `rows_at_best` are what was found of the checkpoint of `best_step` (None: none
+    was better than the start), `num_evaluated` counts the evaluations of checkpoints. `rows_*` have each held-out row's
+    losses (`HeldOutLoss.by_row`)."""
 
     step: int = 0
+    version: int = 0
     rows: int = 0
     rows_too_long: int = 0
     trained_tokens: int = 0
     computed_tokens: int = 0
     seconds_to_first_step: float | None = None
+    best_step: int | None = None
     num_evaluated: int = 0
     found_at_best: Evaluation | None = None
     rows_at_best: RowLosses | None = None
@@ -121,17 +122,21 @@ class SupervisedLoop:
     total_steps: int
     progress: Progress
     process_seconds: Callable[[], float]
+    checkpoints: Checkpoints = field(init=False)
+
+    def __post_init__(self) -> None:
+        keep, say = self.config.trainer.keep_checkpoints, self.display.message
+        self.checkpoints = Checkpoints(self.trainer, self.journal, self.run_dir, keep=keep, say=say)
 
     def run(self) -> None:
         """Train until the steps are done or the time is up, then evaluate.
 
-        Ctrl-C, and a failure that leaves the weights whole, save a checkpoint of the last whole step before they go on
-        up.
+        Whatever ends it before that, a checkpoint has the last whole step; see `Checkpoints.saved_on_failure`.
         """
         limit = TimeLimit(self.config.time_limit_s, self.display.message)
         if self.held_out is not None:
             self.journal.add_taught(HELD_OUT, map(held_out_row, self.held_out.rows))
-        with saved_on_failure(self._save, SAVED_ON, self.display.message):
+        with self.checkpoints.saved_on_failure(self._recorded):
             evaluation_s = self._evaluate_before()
             more = self.progress.step < self.total_steps
             while more:
@@ -154,7 +159,7 @@ class SupervisedLoop:
             )
         checks = self._certify(lessons, updates)
         taught = [taught_row(row, lesson) for row, lesson in zip(rows, lessons, strict=True)]
-        with deferred_interrupt():  # from here on the step is done whole or not at all
+        with deferred_interrupt():  # the step is trained and recorded, or what it changed does not count
             learnt = self.trainer.train_step(updates)
             self.journal.add_taught(self.progress.step + 1, taught)
             self._record(lessons, learnt, checks, time.perf_counter() - began, evaluation_s)
@@ -173,20 +178,25 @@ class SupervisedLoop:
     def _record(
         self, lessons: Sequence[Lesson], learnt: Learnt, checks: Sequence[Check], seconds: float, evaluation_s: float
     ) -> None:
-        progress = self.progress
+        """Write down that the step has trained. It counts once `progress` tells of it, which is the last to happen."""
+        before = self.progress
         too_long = sum(lesson.too_long for lesson in lessons)
         kept = sum(bool(lesson.experiences) for lesson in lessons)
-        progress.order = self.order.state()
-        progress.step += 1
-        progress.after = progress.loss_after = progress.rows_after = (
-            None  # a finished run that goes on is evaluated anew
+        first = before.seconds_to_first_step
+        progress = replace(
+            before,
+            step=before.step + 1,
+            version=self.trainer.version,
+            rows=before.rows + kept,
+            rows_too_long=before.rows_too_long + too_long,
+            trained_tokens=before.trained_tokens + learnt.trained_tokens,
+            computed_tokens=before.computed_tokens + learnt.computed_tokens,
+            seconds_to_first_step=self.process_seconds() - evaluation_s if first is None else first,
+            after=None,  # a finished run that goes on is evaluated anew
+            loss_after=None,
+            rows_after=None,
+            order=self.order.state(),
         )
-        progress.rows += kept
-        progress.rows_too_long += too_long
-        progress.trained_tokens += learnt.trained_tokens
-        progress.computed_tokens += learnt.computed_tokens
-        if progress.seconds_to_first_step is None:
-            progress.seconds_to_first_step = self.process_seconds() - evaluation_s
         metrics = {
             **learnt.metrics(),
             "batch/rows": float(kept),
@@ -198,7 +208,8 @@ class SupervisedLoop:
             "tokens/per_s": learnt.sequence_tokens / seconds,
         }
         self.monitor.log(progress.step, metrics)
-        self.journal.add_step(progress.step, self.trainer.version, metrics)
+        self.journal.add_step(progress.step, progress.version, metrics)
+        self.progress = progress
         self.display.step(
             StepReport(
                 step=progress.step,
@@ -258,14 +269,20 @@ class SupervisedLoop:
         """Write a checkpoint of the last whole step; it becomes `best` if it is better than the start and no worse than
         the best so far."""
         progress = self.progress
-        best = False
         if found is not None and not found.empty:
-            progress.num_evaluated += 1
-            best = self._is_best(found)
-            if best:
-                progress.found_at_best, progress.rows_at_best = found.rewards, found.rows
-        keep = self.config.trainer.keep_checkpoints
-        save_checkpoint(self.trainer, self.run_dir, progress.step, progress.to_json(), best=best, keep=keep)
+            progress = replace(progress, num_evaluated=progress.num_evaluated + 1)
+            if self._is_best(found):
+                progress = replace(
+                    progress, best_step=progress.step, found_at_best=found.rewards, rows_at_best=found.rows
+                )
+            self.progress = progress
+        self.checkpoints.save(self._recorded())
+
+    def _recorded(self) -> Recorded:
+        progress = self.progress
+        return Recorded(
+            step=progress.step, version=progress.version, best_step=progress.best_step, position=progress.to_json()
+        )
 
     def _is_best(self, found: Found) -> bool:
         """By the agent's rewards, else by the held-out loss."""

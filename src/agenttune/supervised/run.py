@@ -156,6 +156,7 @@ def _assemble(
     progress = Progress(order=order.state())
     if directory.checkpoint is not None:
         progress = Progress.from_json(trainer.restore(directory.checkpoint))
+        progress.version = trainer.version
         order.restore(progress.order)
         display.message(f"continuing {directory.path.name} after step {progress.step}")
     held_out = None
@@ -178,7 +179,7 @@ def _assemble(
         monitor=make_monitor(config, directory, progress.step, display),
         display=display,
         serving=serving,
-        evaluator=None if serving is None else make_evaluator(serving, data.tasks, data.further, display),
+        evaluator=None if serving is None else make_evaluator(config, serving, data.tasks, data.further, display),
         held_out=held_out,
         run_dir=directory.path,
         total_steps=opened.total_steps,
