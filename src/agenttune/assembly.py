@@ -55,11 +55,15 @@ def open_run(
     from agenttune.execution.run_directory import open_run_directory
 
     config = resolved.config
-    directory = open_run_directory(resolved, config_path)
     order = make_order(rows, config.sampling, seed=config.seed, batch_size=config.algorithm.batch_size)
     total_steps = config.train_dataset.total_steps or order.num_batches(config.train_dataset.total_epochs)
-    with stop_signals(), lasting_output(), contextlib.closing(Display(total_steps, sys.stdout)) as display:
-        for line in (*resolved.notices, *resolved.overrides, *lines):
+    with (
+        open_run_directory(resolved, config_path) as directory,
+        stop_signals(),
+        lasting_output(),
+        contextlib.closing(Display(total_steps, sys.stdout)) as display,
+    ):
+        for line in (*resolved.notices, *resolved.overrides, *directory.notes, *lines):
             display.message(line)
         for line in before_run(config, directory.path):
             display.message(line)

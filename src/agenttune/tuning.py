@@ -20,7 +20,7 @@ from agenttune.certificate.certificate import write_certificate
 from agenttune.compat.trinity import configured_workflow
 from agenttune.config.load import Resolved, load_config, resolve
 from agenttune.config.public import AlgorithmConfig, DatasetConfig, MonitorType, TunerModelConfig
-from agenttune.errors import ConfigError, NoSignalError
+from agenttune.errors import ConfigError, NoSignalError, RolloutError
 from agenttune.execution.start import start_serving
 from agenttune.execution.threads import let_idle_workers_sleep
 from agenttune.execution.trainers import AnyTrainer, make_trainer
@@ -148,7 +148,8 @@ def check_config(
     let_idle_workers_sleep()
     serving = start_serving(config, workflow, judge, needs_reward=algorithm.needs_reward)
     try:
-        return _check(algorithm, serving, data.training, num_tasks or config.check.num_tasks, version=0)
+        number = num_tasks or config.check.num_tasks
+        return _check(algorithm, serving, data.training, number, version=0, model=config.model)
     finally:
         serving.close()
 
@@ -274,11 +275,16 @@ def _models(loop: Loop, directory: RunDirectory) -> Candidates[Evaluation]:
 
 
 def _check_first(loop: Loop) -> None:
-    """The brief pre-flight check; its findings are printed. Raises `NoSignalError` where the settings ask for it."""
+    """The brief pre-flight check; its findings are printed. Raises `RolloutError` if every rollout failed at once,
+    `NoSignalError` where the settings ask for it."""
     num_tasks, version = loop.config.check.num_tasks, loop.trainer.version
-    report = _check(loop.algorithm, loop.serving, loop.explorer.tasks, num_tasks, version)
+    report = _check(
+        loop.algorithm, loop.serving, loop.explorer.tasks, num_tasks, version=version, model=loop.config.model
+    )
     for line in _brief(report):
         loop.display.message(line)
+    if report.all_failed:
+        raise RolloutError(f"check: {report.all_failed}")
     if report.statistics.mean_calls and not report.trains:
         raise NoSignalError("check: no call can be trained, so a run would change nothing (see the lines above)")
     if not report.has_signal and loop.config.check.stop_without_signal:
@@ -302,10 +308,18 @@ def _brief(report: CheckReport) -> list[str]:
     return [line, *(f"  ! {finding}" for finding in report.findings)]
 
 
-def _check(algorithm: Algorithm, serving: Served, tasks: Sequence[Task], num_tasks: int, version: int) -> CheckReport:
+def _check(
+    algorithm: Algorithm,
+    serving: Served,
+    tasks: Sequence[Task],
+    num_tasks: int,
+    *,
+    version: int,
+    model: TunerModelConfig,
+) -> CheckReport:
     chosen = tasks[:num_tasks]
     groups = serving.runner.run(chosen, group_ids=[f"check/{task.id}" for task in chosen], version=version)
-    return check_groups(groups, needs_reward=algorithm.needs_reward)
+    return check_groups(groups, needs_reward=algorithm.needs_reward, model=model)
 
 
 def _write_outcome(loop: Loop, directory: RunDirectory, verdict: Verdict | None) -> None:
