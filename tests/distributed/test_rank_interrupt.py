@@ -111,8 +111,8 @@ def test_ctrl_c_in_a_terminal_and_the_end_of_a_job_are_exit_code_130(
     workflow, tmp_path, toy_model_dir, toy_dataset, undisturbed
 ):
     """In step 3 the whole process group is interrupted, or the coordinator and its ranks get SIGHUP and SIGTERM: as for
-    one process, a checkpoint, one line, 130. It goes on exactly. Red when the ranks do not ignore SIGTERM: they are lost
-    before anything is saved."""
+    one process, a checkpoint, one line, 130. It goes on exactly. Red when the ranks do not ignore SIGTERM: they are
+    lost before anything is saved."""
     process = command(undisturbed, tmp_path, workflow)
     _, errors = process.communicate(timeout=240)
     assert process.returncode == 130, errors
