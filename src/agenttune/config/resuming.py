@@ -58,7 +58,7 @@ FIXED: Mapping[str, tuple[str, ...]] = {
     "the order of the tasks goes on from its place, and the evaluation before is kept": (
         *("train_dataset.path", "train_dataset.name", "train_dataset.split"),
         *("eval_dataset.path", "eval_dataset.name", "eval_dataset.split"),
-        *("evaluation.hold_out", "evaluation.max_tasks"),
+        *("evaluation.hold_out", "evaluation.max_tasks", "evaluation.decided_by"),
         *("evaluation.further.*.path", "evaluation.further.*.name", "evaluation.further.*.split"),
         *("expert.dataset.path", "expert.dataset.name", "expert.dataset.split", "expert.batch_size"),
     ),
