@@ -190,6 +190,11 @@ def step_directory(root: Path, step: int) -> Path:
     return root / f"{PREFIX}{step}"
 
 
+def step_of(directory: Path) -> int:
+    """The way back."""
+    return int(directory.name.removeprefix(PREFIX))
+
+
 def write_directory(directory: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary sibling, flush it to the disk, and rename it to `directory`: whole, or not there.
 
