@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from agenttune.algorithm.presets import Algorithm
 from agenttune.algorithm.supervised import SUPERVISED
 from agenttune.arguments import TaskData, check_arguments, read_tasks
-from agenttune.assembly import Opened, make_evaluator, make_monitor, open_run
+from agenttune.assembly import Opened, best_of, make_evaluator, make_monitor, models_left, open_run
 from agenttune.certificate.certificate import write_certificate
 from agenttune.compat.trinity import configured_workflow
 from agenttune.config.load import Resolved, load_config, resolve
@@ -28,8 +28,9 @@ from agenttune.experience.replay import Replay
 from agenttune.forecast import after_run
 from agenttune.interrupts import stop_signals
 from agenttune.monitor.curve import draw_reward_curve
-from agenttune.monitor.statistics import by_mode
+from agenttune.monitor.statistics import Evaluation, by_mode
 from agenttune.monitor.summary import Summary, peak_memory_mb, process_seconds, write_summary
+from agenttune.monitor.verdict import Candidates, Verdict, judge_rewards
 from agenttune.result import TuneResult
 from agenttune.rollout.check import CheckReport, check_groups
 from agenttune.rollout.signature import name_of
@@ -122,7 +123,8 @@ def open_loop(
     algorithm = check_arguments(config, workflow, judge)
     data = read_tasks(config, algorithm)
     with contextlib.ExitStack() as stack:
-        opened = stack.enter_context(open_run(resolved, config_path, data.training, data.messages))
+        rows = {"train_dataset": data.training, "held_out": data.held_out, "expert": data.expert}
+        opened = stack.enter_context(open_run(resolved, config_path, rows, data.messages))
         serving = start_serving(config, workflow, judge, needs_reward=algorithm.needs_reward)
         stack.callback(serving.close)
         opened.display.message(serving.line)
@@ -235,29 +237,41 @@ def _join_weights(opened: Opened, serving: Served, trainer: AnyTrainer, step: in
 
 def _run(loop: Loop, directory: RunDirectory) -> TuneResult:
     """Check, train, and leave the evidence; also after a failure the files say what there is."""
+    verdict, models = None, None
     try:
         if loop.config.check.enabled and loop.progress.step == 0:
             _check_first(loop)
         loop.run()
+        models = _models(loop, directory)
+        verdict = judge_rewards(models, loop.config.evaluation.decided_by)
     finally:
-        _write_outcome(loop, directory)
-    from agenttune.trainer.checkpoint import pointed
-
+        _write_outcome(loop, directory, verdict)
     progress, display = loop.progress, loop.display
     if progress.before is not None and progress.after is not None:
         display.table(progress.before, progress.after)
-    model_dir = pointed(directory.path, "latest")
-    assert model_dir is not None, "the last step is always saved"
-    display.usage(directory.path, model_dir, directory.picture, tensorboard=loop.config.monitor_type == "tensorboard")
+    display.usage(directory.path, verdict, directory.picture, tensorboard=loop.config.monitor_type == "tensorboard")
     return TuneResult(
         run_dir=directory.path,
-        model_dir=model_dir,
-        best_model_dir=pointed(directory.path, "best") or model_dir,
+        verdict=verdict,
+        model_dir=models.last.folder,
+        best_model_dir=best_of(directory, models, loop.serving.folder),
         before=by_mode(progress.before),
         after=by_mode(progress.after),
         rewards_before=progress.before,
         rewards_after=progress.after,
         steps=progress.step,
+    )
+
+
+def _models(loop: Loop, directory: RunDirectory) -> Candidates[Evaluation]:
+    progress = loop.progress
+    return models_left(
+        directory,
+        loop.config.model.model_path,
+        before=progress.before,
+        after=progress.after,
+        best=progress.best,
+        num_evaluated=progress.num_evaluated,
     )
 
 
@@ -309,7 +323,7 @@ def _check(
     return check_groups(groups, needs_reward=algorithm.needs_reward, model=model)
 
 
-def _write_outcome(loop: Loop, directory: RunDirectory) -> None:
+def _write_outcome(loop: Loop, directory: RunDirectory, verdict: Verdict | None) -> None:
     from agenttune.trainer.checkpoint import pointed
 
     progress = loop.progress
@@ -326,6 +340,7 @@ def _write_outcome(loop: Loop, directory: RunDirectory) -> None:
         peak_memory_mb=peak_memory_mb(),
         model_dir=pointed(directory.path, "latest"),
         run_dir=directory.path,
+        verdict=verdict,
     )
     write_summary(directory.summary, summary)
     if loop.monitor.line:

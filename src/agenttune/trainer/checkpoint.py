@@ -190,6 +190,12 @@ def step_directory(root: Path, step: int) -> Path:
     return root / f"{PREFIX}{step}"
 
 
+def step_of(directory: Path) -> int:
+    """The step of a checkpoint, by its name; 0 for another name."""
+    number = directory.name.removeprefix(PREFIX)
+    return int(number) if number.isdigit() else 0
+
+
 def write_directory(directory: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary sibling, flush it to the disk, and rename it to `directory`: whole, or not there.
 
