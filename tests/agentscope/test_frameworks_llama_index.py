@@ -9,7 +9,7 @@ from llama_index.core import Settings
 from llama_index.core.llms import ChatMessage
 from llama_index.llms.litellm import LiteLLM
 
-from agenttune import WorkflowOutput
+from agenttune import TunerModelConfig, WorkflowOutput
 from agenttune.rollout.check import check_groups
 from agenttune.types import CallStatus, Outcome
 
@@ -28,7 +28,7 @@ def test_its_own_temperature_is_said_by_the_check(rollouts: Any) -> None:
     found = [rollout for group in groups for rollout in group.rollouts]
     assert [rollout.outcome for rollout in found] == [Outcome.OK] * 4, found[0].error
     assert {call.sampling.temperature for rollout in found for call in rollout.calls} == {0.1}
-    report = check_groups(groups)
+    report = check_groups(groups, model=TunerModelConfig(model_path="toy", max_model_len=64))
     assert any("temperature" in line and "0.1" in line for line in report.findings), report.findings
 
 
