@@ -185,8 +185,8 @@ class UserFunctions:
         judge: Callable[..., Any] | None,
         workflow_args: Mapping[str, Any],
         *,
-        needs_reward: bool = True,
-        model_exceptions: Sequence[str] = (),
+        needs_reward: bool,
+        model_exceptions: Sequence[str],
     ) -> None:
         self.workflow = workflow
         self.judge = judge
@@ -290,7 +290,9 @@ class UserFunctions:
         if any(map(is_connection_error, causes(error))):
             return Outcome.INFRASTRUCTURE
         outcome = named_outcome(error, self._model_exceptions)
-        return Outcome.TOKEN_LIMIT if cut and outcome != Outcome.CALL_LIMIT else outcome or otherwise
+        if cut and outcome != Outcome.CALL_LIMIT and (outcome is not None or not isinstance(error, OSError)):
+            return Outcome.TOKEN_LIMIT
+        return outcome or otherwise
 
     def _read_output(self, output: Any) -> tuple[Any, Any, dict[str, float]]:
         """(reward, response, metrics) of a `WorkflowOutput`, of an object like it, or of a plain number."""
