@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 from statistics import fmean, median, pstdev
 
 from agenttune.errors import RolloutError
-from agenttune.rollout.attempt import AUXILIARY, GATEWAY
+from agenttune.rollout.attempt import AUXILIARY, GATEWAY, JUDGE, WORKFLOW
 from agenttune.rollout.retries import replaced
 from agenttune.types import Group, Outcome, Rollout
 
+OF_USER = (JUDGE, WORKFLOW)
+"""How a step's metrics begin that workflow and judge gave."""
 QUICK = 0.1
 """A rollout without a call that took less than this share of what one with calls takes did nothing itself."""
 CACHED = (
@@ -81,7 +83,8 @@ class RolloutStatistics:
         return self.num_replaced / self.num_rollouts if self.num_rollouts else 0.0
 
     def metrics(self) -> dict[str, float]:
-        """Numbers for the monitors; what has no value is left out. The user's own are under `workflow/`."""
+        """Numbers for the monitors; what has no value is left out. The user's own are under
+        `workflow/` and `judge/`."""
         numbers = {
             "reward/mean": self.reward_mean,
             "reward/std": self.reward_std,
@@ -252,7 +255,13 @@ def _auxiliary_totals(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def _namespaced(name: str) -> str:
-    return name if name.startswith((GATEWAY, AUXILIARY)) else f"workflow/{name}"
+    return name if name.startswith((GATEWAY, AUXILIARY, JUDGE, WORKFLOW)) else f"{WORKFLOW}{name}"
+
+
+def given(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Of a rollout's metrics those that workflow and judge gave, under the name of who gave them."""
+    own = {name: value for name, value in metrics.items() if not name.startswith((GATEWAY, AUXILIARY))}
+    return dict(sorted((_namespaced(name), value) for name, value in own.items()))
 
 
 def _median(values: Sequence[float]) -> float:
