@@ -120,10 +120,7 @@ class RolloutStatistics:
             number, causes = sum(self.scored_failures.values()), _counted(self.scored_failures)
             found.append(f"{number} of {self.num_rollouts} rollouts failed by the model: failure_reward ({causes})")
         if self.num_replaced:
-            found.append(
-                f"{self.num_replaced} of {self.num_rollouts} rollouts replaced by a retry that gave other answers "
-                f"({_counted(self.replaced)})"
-            )
+            found.append(replaced_note(self))
         if self.num_without_calls:
             found.append(without_calls(self, "they teach nothing"))
         if hint := self._hint():
@@ -192,6 +189,14 @@ def check_excluded(groups: Iterable[Group], max_excluded_share: float) -> None:
         f"(rollout.max_excluded_share is {max_excluded_share:g}); by cause, with the first error of each:\n"
         + "\n".join(lines)
         + (f"\n{NAME_IT}" if {Outcome.WORKFLOW_ERROR, Outcome.JUDGE_ERROR} & set(causes) else "")
+    )
+
+
+def replaced_note(found: RolloutStatistics) -> str:
+    """How many rollouts a retry gave other answers than those that failed, by what had failed."""
+    return (
+        f"{found.num_replaced} of {found.num_rollouts} rollouts replaced by a retry that gave other answers "
+        f"({_counted(found.replaced)})"
     )
 
 
