@@ -40,6 +40,10 @@ CONNECTION_ERRORS = {
 
 GATEWAY = "gateway/"
 """Prefix of the metrics that a session counts, beside the user's own."""
+WORKFLOW = "workflow/"
+"""Prefix of the workflow's own metrics, in what is shown and logged; a rollout has them under their plain names."""
+JUDGE = "judge/"
+"""Prefix of the judge's own metrics."""
 AUXILIARY = "auxiliary/"
 """Prefix of the counts of auxiliary models."""
 
@@ -184,8 +188,8 @@ class UserFunctions:
         judge: Callable[..., Any] | None,
         workflow_args: Mapping[str, Any],
         *,
-        needs_reward: bool = True,
-        model_exceptions: Sequence[str] = (),
+        needs_reward: bool,
+        model_exceptions: Sequence[str],
     ) -> None:
         self.workflow = workflow
         self.judge = judge
@@ -239,7 +243,8 @@ class UserFunctions:
         if (reason := session.auxiliary_failure) is not None:  # that the judge swallowed: its score means nothing
             return Ended(outcome=Outcome.JUDGE_ERROR, error=reason, outside=True)
         judged = getattr(judgement, "reward", judgement)
-        metrics = {**metrics, **self._read_metrics(getattr(judgement, "metrics", None))}
+        of_judge = self._read_metrics(getattr(judgement, "metrics", None))
+        metrics = {**metrics, **{f"{JUDGE}{name}": value for name, value in of_judge.items()}}
         ended = self._scored(judged, metrics, Outcome.JUDGE_ERROR, f"judge_func `{name_of(self.judge)}`")
         return dataclasses.replace(ended, answer=answer)
 
@@ -291,7 +296,9 @@ class UserFunctions:
         if any(map(is_connection_error, causes(error))):
             return Outcome.INFRASTRUCTURE
         outcome = named_outcome(error, self._model_exceptions)
-        return Outcome.TOKEN_LIMIT if cut and outcome != Outcome.CALL_LIMIT else outcome or otherwise
+        if cut and outcome != Outcome.CALL_LIMIT and (outcome is not None or not isinstance(error, OSError)):
+            return Outcome.TOKEN_LIMIT
+        return outcome or otherwise
 
     def _read_output(self, output: Any) -> tuple[Any, Any, dict[str, float]]:
         """(reward, response, metrics) of a `WorkflowOutput`, of an object like it, or of a plain number."""
@@ -316,7 +323,9 @@ class UserFunctions:
             self._warn_once(
                 "reward", "workflow_func `%s` returns a reward, but there is a judge_func: the judge's counts", name
             )
-        return output_reward, response, self._read_metrics(metrics)
+        own = self._read_metrics(metrics)
+        taken = (GATEWAY, AUXILIARY, WORKFLOW, JUDGE)
+        return output_reward, response, {f"{WORKFLOW * name.startswith(taken)}{name}": own[name] for name in own}
 
     def _scored(self, reward: Any, metrics: dict[str, float], otherwise: Outcome, who: str) -> Ended:
         number = as_number(reward)
