@@ -163,6 +163,7 @@ def _assemble(opened: Opened, algorithm: Algorithm, serving: Served, trainer: An
     progress = _restored(opened, serving, trainer, expert)
     _join_weights(opened, serving, trainer, progress.step, shared=not schedule.overlaps)
     journal = Journal(directory.journal)
+    journal.begin(progress.step, trainer.version)
     replay = Replay.of(config, algorithm, ahead=schedule.max_staleness)
     if replay is not None and directory.checkpoint is not None:
         replay.restore(directory.journal, algorithm, step=progress.step, version=trainer.version)
