@@ -28,7 +28,9 @@ INTRODUCTION = """\
 A run is configured by `agenttune run --config run.yaml`, by keyword arguments of `tune()`, or by both: arguments
 override the file, and each override is printed. `--set section.name=value` overrides one setting on the command line.
 An unknown setting is an error that names the nearest one. Relative paths in a file that exist beside it are meant;
-others are left as they are. `resolved.json` in the run directory holds every value and where it came from.
+others are left as they are. `resolved.json` in the run directory holds every value and where it came from;
+`agenttune explain --config run.yaml` prints the same before any run, and for a setting that is left out the value that
+acts in its place and what decides it (`loss.clip_high = 0.0004  [preset gspo]`).
 
 The smallest `run.yaml`:
 
@@ -49,7 +51,7 @@ def page() -> str:
     sections: list[tuple[str, type[BaseModel]]] = []
     parts = [INTRODUCTION, "## The run\n", _table(RunConfig, "", sections)]
     for name, model in sections:
-        parts += [f"## `{name}`\n", f"{(model.__doc__ or '').strip().splitlines()[0]}\n", _table(model, name, sections)]
+        parts += [f"## `{name}`\n", f"{_summary(model)}\n", _table(model, name, sections)]
     return "\n".join(parts)
 
 
@@ -73,9 +75,14 @@ def _table(model: type[BaseModel], within: str, sections: list[tuple[str, type[B
         shown = (
             "required" if default is PydanticUndefined else "none" if not isinstance(default, BaseModel) else "below"
         )
-        text = text or (section.__doc__ or "").strip().splitlines()[0]
+        text = text or _summary(section)
         rows.append(f"| `{name_of_section}` | {shown} | {text} Settings: [`{first}`](#{re.sub('[.<>]', '', first)}). |")
     return "\n".join(rows) + "\n"
+
+
+def _summary(model: type[BaseModel]) -> str:
+    """The first paragraph of its documentation, in one line."""
+    return " ".join((model.__doc__ or "").strip().split("\n\n")[0].split())
 
 
 def _with_choices(text: str, annotation: Any) -> str:

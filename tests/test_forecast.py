@@ -15,9 +15,10 @@ from agenttune.config.public import AlgorithmConfig
 from agenttune.config.run import RunConfig
 from agenttune.errors import ConfigError
 from agenttune.forecast import after_run, before_run, certainly_short
-from agenttune.plan.hardware import Hardware, total_bytes
+from agenttune.plan.hardware import Hardware
 from agenttune.plan.predict import read_models
 from agenttune.plan.record import FILE
+from agenttune.trainer.host_memory import total_bytes
 
 
 def write_model(folder: Path, *, width: int, depth: int) -> Path:

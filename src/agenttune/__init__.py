@@ -28,6 +28,7 @@ _HOMES = {
     "Algorithm": "agenttune.config.public",
     "TrinityChatModel": "agenttune.compat.agentscope",
     "AgentTuneError": "agenttune.errors",
+    "UnusableAnswerError": "agenttune.errors",
 }
 
 _NOT_INCLUDED = {
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from agenttune.config.public import WorkflowType as WorkflowType
     from agenttune.config.run import AuxiliaryModelConfig as AuxiliaryModelConfig
     from agenttune.errors import AgentTuneError as AgentTuneError
+    from agenttune.errors import UnusableAnswerError as UnusableAnswerError
     from agenttune.result import TuneResult as TuneResult
     from agenttune.rollout.signature import check_judge_function as check_judge_function
     from agenttune.rollout.signature import check_workflow_function as check_workflow_function

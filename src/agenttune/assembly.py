@@ -17,8 +17,10 @@ from agenttune.config.load import Resolved, value_leaves
 from agenttune.config.run import RunConfig
 from agenttune.execution.threads import let_idle_workers_sleep
 from agenttune.forecast import before_run
+from agenttune.interrupts import stop_signals
 from agenttune.monitor.display import Display
 from agenttune.monitor.metrics import Monitor, open_monitor
+from agenttune.monitor.stream import lasting_output
 from agenttune.tasks.order import Order
 from agenttune.tasks.selection import make_order
 from agenttune.types import Task
@@ -53,7 +55,7 @@ def open_run(
     directory = open_run_directory(resolved, config_path)
     order = make_order(rows, config.sampling, seed=config.seed, batch_size=config.algorithm.batch_size)
     total_steps = config.train_dataset.total_steps or order.num_batches(config.train_dataset.total_epochs)
-    with contextlib.closing(Display(total_steps, sys.stdout)) as display:
+    with stop_signals(), lasting_output(), contextlib.closing(Display(total_steps, sys.stdout)) as display:
         for line in (*resolved.notices, *resolved.overrides, *lines):
             display.message(line)
         for line in before_run(config, directory.path):
@@ -61,25 +63,27 @@ def open_run(
         yield Opened(config=config, directory=directory, order=order, total_steps=total_steps, display=display)
 
 
-def make_monitor(config: RunConfig, directory: RunDirectory, step: int) -> Monitor:
-    """The configured monitor; a continued run goes on after `step`."""
+def make_monitor(config: RunConfig, directory: RunDirectory, step: int, display: Display) -> Monitor:
+    """The configured monitor; a continued run goes on after `step`, `display` tells if the monitor refuses."""
     return open_monitor(
         directory.path,
         config.monitor_type,
         project=config.project,
         name=directory.path.name,
         config={".".join(place): value for place, value in value_leaves(config).items()},
+        say=display.message,
         resume_step=step if directory.checkpoint is not None else None,
     )
 
 
 def make_evaluator(
-    serving: Served, tasks: Sequence[Task], further: Mapping[str, Sequence[Task]], display: Display
+    config: RunConfig, serving: Served, tasks: Sequence[Task], further: Mapping[str, Sequence[Task]], display: Display
 ) -> Evaluator:
     """Evaluates the model that serves on `tasks`, and on the `further` sets by name."""
     from agenttune.evaluate import Evaluator
 
     return Evaluator(
+        config=config,
         runner=serving.runner,
         modes=serving.modes,
         tasks=tasks,

@@ -29,6 +29,14 @@ class SamplingError(AgentTuneError, ValueError):
     """Sampling parameters that cannot be honoured, or whose tokens the chosen algorithm cannot train on."""
 
 
+class UnusableAnswerError(AgentTuneError, ValueError):
+    """The model's answer cannot be used: raise it in a workflow, a tool or a judge (`docs/failures.md`).
+
+    The rollout then ends as the model's own failure: it gets `rollout.failure_reward`, or takes no part, and is never
+    drawn again.
+    """
+
+
 class ContextOverflowError(AgentTuneError, ValueError):
     """A prompt (or prompt plus requested tokens) does not fit the model's context."""
 

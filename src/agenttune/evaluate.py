@@ -1,7 +1,8 @@
 """Evaluation: every task once greedy and once sampled, through the same workflow and judge as training.
 
 In: a rollout runner for each mode, and tasks. Out: an `Evaluation` (reward by task id). What the model itself made fail
-counts with the failure reward, else 0; what something else made fail is left out and said.
+counts with the failure reward, else 0; so does a workflow that fails after the model answered, whoever is to blame: the
+agent did not do the task. What something else made fail is left out and said.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from agenttune.compat.agentscope import silent_agents
 from agenttune.config.load import Resolved
+from agenttune.config.run import RunConfig
 from agenttune.errors import ConfigError, RolloutError
 from agenttune.execution.auxiliary import AuxiliaryModels
 from agenttune.execution.auxiliary_settings import check_auxiliary_models
@@ -28,9 +30,11 @@ from agenttune.monitor.display import Display
 from agenttune.monitor.statistics import Evaluation, accuracy
 from agenttune.rollout.attempt import Session
 from agenttune.rollout.in_process import Opens, OpenSession
+from agenttune.rollout.retries import fails_its_task
 from agenttune.rollout.runner import RolloutRunner
+from agenttune.rollout.statistics import RolloutStatistics, summarize, without_calls
 from agenttune.tasks.source import load_tasks
-from agenttune.types import MODEL_CAUSED, Group, Outcome, Task
+from agenttune.types import Group, Outcome, Rollout, Task
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of what is evaluated, rollouts done, and their total."""
@@ -39,9 +43,10 @@ Progress = Callable[[str, int, int], None]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluator:
     """Runs evaluations. `modes` says how each mode opens its sessions; `further` are other task sets, reported
-    beside.
+    beside. `config` says what a failure counts, and what is too much of what an evaluation may lack.
     """
 
+    config: RunConfig
     runner: RolloutRunner
     modes: Mapping[Mode, Opens]
     tasks: Sequence[Task]
@@ -60,11 +65,24 @@ class Evaluator:
 
     def _modes(self, tasks: Sequence[Task], version: int, name: str) -> Evaluation:
         rewards: dict[Mode, dict[str, float]] = {"greedy": {}, "sampled": {}}
+        without_calls: dict[str, int] = {}
+        no_result: list[str] = []
         for mode, open_session in self.modes.items():
-            rewards[mode] = self._rewards(open_session, tasks, version, f"{name} ({mode})")
-        return Evaluation(greedy=rewards["greedy"], sampled=rewards["sampled"])
+            groups = self._groups(open_session, tasks, version, f"{name} ({mode})")
+            rewards[mode] = self._rewards(groups, f"{name} ({mode})")
+            found = summarize(groups)
+            without_calls[mode] = found.num_without_calls
+            no_result += [f"{mode}: {reason}" for reason in self._lacks(found, len(tasks) - len(rewards[mode]))]
+        for reason in no_result:
+            self.message(f"evaluating {name}: no result: {reason}")
+        return Evaluation(
+            greedy=rewards["greedy"],
+            sampled=rewards["sampled"],
+            without_calls=without_calls,
+            no_result="; ".join(no_result),
+        )
 
-    def _rewards(self, open_session: Opens, tasks: Sequence[Task], version: int, name: str) -> dict[str, float]:
+    def _groups(self, open_session: Opens, tasks: Sequence[Task], version: int, name: str) -> list[Group]:
         done = 0
 
         def count(_: object) -> None:
@@ -74,22 +92,46 @@ class Evaluator:
                 self.progress(name, done, len(tasks))
 
         # The group ids do not hold the version: the same noise before and after makes the comparison sharper.
-        ids = [f"eval/{task.id}" for task in tasks]
         groups = self.runner.run(
-            tasks, group_ids=ids, version=version, group_size=1, on_rollout=count, open_session=open_session
+            tasks,
+            group_ids=[f"eval/{task.id}" for task in tasks],
+            version=version,
+            group_size=1,
+            on_rollout=count,
+            open_session=open_session,
+            evaluation=True,
         )
         self.progress(name, len(tasks), len(tasks))
+        return groups
+
+    def _rewards(self, groups: Sequence[Group], name: str) -> dict[str, float]:
+        """The reward of each task; what is worth a word is said."""
         if any(rollout.outcome == Outcome.OK and rollout.reward is None for one in groups for rollout in one.rollouts):
             raise ConfigError(
                 "evaluation needs rewards, and the workflow gives none: return WorkflowOutput(reward=...), pass a "
                 "judge_func, or set evaluation.hold_out: false (and leave eval_dataset out) to train without evaluating"
             )
-        rewards, excluded = rewards_by_task(groups)
+        failed = self.config.rollout.failure_reward or 0.0
+        rewards, excluded = rewards_by_task(groups, failure_reward=failed)
+        for line in failure_lines(groups, failed):
+            self.message(f"evaluating {name}: {line}")
         if not rewards:
             raise RolloutError(f"evaluating {name}: no task could be evaluated; the first failure: {excluded[0]}")
         if excluded:
-            self.message(f"evaluating {name}: {len(excluded)} of {len(tasks)} tasks left out; the first: {excluded[0]}")
+            self.message(
+                f"evaluating {name}: {len(excluded)} of {len(groups)} tasks left out; the first: {excluded[0]}"
+            )
         return rewards
+
+    def _lacks(self, found: RolloutStatistics, left_out: int) -> Iterator[str]:
+        """Why the rollouts of an evaluation say nothing of the model, if they do not."""
+        most = self.config.evaluation.max_without_calls
+        if found.num_without_calls > most * found.num_rollouts:
+            idle = "a cache answers in the model's place, or the workflow does not use the model that it is handed"
+            yield f"{without_calls(found, idle)} (evaluation.max_without_calls is {most:g})"
+        most = self.config.rollout.max_excluded_share
+        if left_out > most * found.num_rollouts:
+            yield f"{left_out} of {found.num_rollouts} tasks were left out (rollout.max_excluded_share is {most:g})"
 
 
 def evaluate(
@@ -138,6 +180,7 @@ def evaluate(
             )
             stack.callback(runner.close)
         evaluator = Evaluator(
+            config=config,
             runner=runner,
             modes=modes,
             tasks=tasks,
@@ -175,8 +218,9 @@ def evaluation_lines(found: Evaluation, name: str = "held-out") -> list[str]:
     return lines
 
 
-def rewards_by_task(groups: Sequence[Group]) -> tuple[dict[str, float], list[str]]:
-    """Mean reward of each task, and one line for each task that something other than the model made fail."""
+def rewards_by_task(groups: Sequence[Group], *, failure_reward: float = 0.0) -> tuple[dict[str, float], list[str]]:
+    """Mean reward of each task, and one line for each task that was left out: something made it fail that is neither
+    the model's doing nor the agent's."""
     rewards: dict[str, float] = {}
     excluded: list[str] = []
     for group in groups:
@@ -184,13 +228,37 @@ def rewards_by_task(groups: Sequence[Group]) -> tuple[dict[str, float], list[str
         for rollout in group.rollouts:
             if rollout.reward is not None:
                 values.append(rollout.reward)
-            elif rollout.outcome in MODEL_CAUSED:
-                values.append(0.0)
+            elif fails_its_task(rollout):
+                values.append(failure_reward)
             else:
                 excluded.append(f"{rollout.task_id}: {rollout.outcome.value}: {rollout.error}")
         if values:
             rewards[group.task.id] = sum(values) / len(values)
     return rewards, excluded
+
+
+def failure_lines(groups: Sequence[Group], failure_reward: float) -> list[str]:
+    """What failed and counts, and what was tried again: a line for each cause."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    again = [rollout for group in groups for rollout in group.attempts]
+    lines = [
+        f"{count} of {len(rollouts)} rollouts failed ({cause}) and count {failure_reward:g}; the first: {first}"
+        for cause, count, first in _causes(rollout for rollout in rollouts if fails_its_task(rollout))
+    ]
+    return lines + [
+        f"{count} failed attempts ({cause}) were repeated; the first: {first}" for cause, count, first in _causes(again)
+    ]
+
+
+def _causes(failed: Iterable[Rollout]) -> list[tuple[str, int, str]]:
+    """(cause, how often, the first error) of failures."""
+    by_cause: dict[Outcome, list[Rollout]] = {}
+    for rollout in failed:
+        by_cause.setdefault(rollout.outcome, []).append(rollout)
+    return [
+        (cause.value, len(found), f"{found[0].task_id}: {found[0].error or 'no message'}")
+        for cause, found in by_cause.items()
+    ]
 
 
 def evaluation_to_json(evaluation: Evaluation) -> dict[str, object]:
@@ -199,15 +267,19 @@ def evaluation_to_json(evaluation: Evaluation) -> dict[str, object]:
         "greedy": dict(evaluation.greedy),
         "sampled": dict(evaluation.sampled),
         "further": {name: evaluation_to_json(inner) for name, inner in evaluation.further.items()},
+        "without_calls": dict(evaluation.without_calls),
+        "no_result": evaluation.no_result,
     }
 
 
 def evaluation_from_json(content: Mapping[str, object]) -> Evaluation:
-    """The way back."""
+    """The way back, also from checkpoints that hold less."""
     further = content["further"]
     assert isinstance(further, dict)
     return Evaluation(
         greedy=content["greedy"],  # type: ignore[arg-type]
         sampled=content["sampled"],  # type: ignore[arg-type]
         further={name: evaluation_from_json(inner) for name, inner in further.items()},
+        without_calls=content.get("without_calls", {}),  # type: ignore[arg-type]
+        no_result=str(content.get("no_result", "")),
     )

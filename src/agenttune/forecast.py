@@ -93,9 +93,9 @@ def measured_mb(config: RunConfig) -> float | None:
 def certainly_short(config: RunConfig, models: Models, hardware: Hardware) -> str:
     """A sentence if what nobody can do without is more than there is; else empty. On a CPU only what is trained counts,
     since the system need not keep frozen weights that it can read from the disk again, against all memory."""
-    from agenttune.plan.hardware import total_bytes
     from agenttune.plan.memory import places
     from agenttune.plan.workload import expected
+    from agenttune.trainer.host_memory import total_bytes
 
     on_cpu = hardware.kind == "cpu"
     capacity = total_bytes() if on_cpu else hardware.memory_bytes

@@ -17,7 +17,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from agenttune.certificate.delivery import delivery
 from agenttune.certificate.rules import Rules
 from agenttune.config.run import RunConfig
 from agenttune.diagnose.diagnosis import Watch
-from agenttune.errors import CertificateError, DatasetError, EngineError, ParityError, RolloutError, TrainingError
 from agenttune.evaluate import Evaluator, evaluation_from_json, evaluation_to_json
 from agenttune.execution.start import Served
 from agenttune.execution.trainers import AnyTrainer
@@ -47,28 +46,28 @@ from agenttune.monitor.metrics import Monitor
 from agenttune.monitor.statistics import Evaluation, accuracy, accuracy_metrics
 from agenttune.rollout.refill import RolledOut, num_sampled_tokens
 from agenttune.rollout.statistics import check_excluded, summarize
-from agenttune.steps import TimeLimit, deferred_interrupt, save_checkpoint, saved_on_failure
+from agenttune.steps import Checkpoints, Recorded, TimeLimit, deferred_interrupt
 from agenttune.supervised.expert import ExpertRows
 from agenttune.sync.schedule import what_ages
 from agenttune.trainer.measured import StepMetrics
 from agenttune.types import Check, Group
 
-SAVED_ON = (RolloutError, CertificateError, DatasetError, EngineError, ParityError, TrainingError)
-"""Failures that leave the weights whole."""
-
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """How far a run is. Saved in every checkpoint; counts are over all its sessions. `drawn` has the tasks of each
-    batch that was begun and has not trained."""
+    """How far a run is. Saved in every checkpoint; counts are over all its sessions. `version` is the policy that
+    `step` led to, `best_step` the step that evaluated best; `drawn` has the tasks of each batch that was begun and has
+    not trained."""
 
     step: int = 0
+    version: int = 0
     rollouts: int = 0
     sampled_tokens: int = 0
     trained_tokens: int = 0
     computed_tokens: int = 0
     seconds_to_first_step: float | None = None
     best_accuracy: float | None = None
+    best_step: int | None = None
     before: Evaluation | None = None
     after: Evaluation | None = None
     order: Mapping[str, Any] = field(default_factory=dict)
@@ -95,8 +94,8 @@ class Progress:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     """One step as it went: what was rolled out, what was trained, how long each part took (seconds; see
-    `Explorer.take_times`). `sync` has the figures of rollouts that run ahead, empty where none do. `failure`: the
-    engine failed as weights moved behind the step, which is whole."""
+    `Explorer.take_times`). `sync` has the figures of rollouts that run ahead, empty where none do. `failure`: what
+    ended the run behind the training, as weights moved; the step is whole."""
 
     groups: tuple[Group, ...]
     rolled_out: RolledOut
@@ -111,7 +110,7 @@ class StepResult:
     train_s: float
     sync_s: float
     sync: Mapping[str, float]
-    failure: EngineError | None
+    failure: BaseException | None
 
     @property
     def sampled_tokens(self) -> int:
@@ -141,15 +140,19 @@ class Loop:
     expert: ExpertRows | None = None
     replay: Replay | None = None
     times: list[dict[str, float]] = field(default_factory=list)
+    checkpoints: Checkpoints = field(init=False)
+
+    def __post_init__(self) -> None:
+        keep, say = self.config.trainer.keep_checkpoints, self.display.message
+        self.checkpoints = Checkpoints(self.trainer, self.journal, self.run_dir, keep=keep, say=say)
 
     def run(self) -> None:
         """Train until the steps are done or the time is up, then evaluate.
 
-        Ctrl-C, and a failure that leaves the weights whole, save a checkpoint of the last whole step before they go on
-        up.
+        Whatever ends it before that, a checkpoint has the last whole step; see `Checkpoints.saved_on_failure`.
         """
         limit = TimeLimit(self.config.time_limit_s, self.display.message)
-        with contextlib.closing(self.explorer), saved_on_failure(self._save, SAVED_ON, self.display.message):
+        with contextlib.closing(self.explorer), self.checkpoints.saved_on_failure(self._recorded):
             evaluation_s = self._evaluate_before()
             more = self.progress.step < self.total_steps
             while more:
@@ -189,12 +192,12 @@ class Loop:
         compared = self.explorer.probe() or (probe(drawn) if replayed else ())
         trained = self.trainer.train_step(training, step=step, probe=compared) if training else None
         trained_at = time.perf_counter()
-        if self.replay is not None:
-            self.replay.keep(groups, batches)
-        failure = None
+        failure: BaseException | None = None
         try:
+            if self.replay is not None:
+                self.replay.keep(groups, batches)
             self.explorer.settle(self.trainer)
-        except EngineError as error:
+        except BaseException as error:  # the step has trained: it is recorded whatever ends the run behind it
             failure = error
         self.display.doing("")
         times = self.explorer.take_times()
@@ -259,25 +262,35 @@ class Loop:
     def _one_step(self, evaluation_s: float) -> None:
         began = time.perf_counter()
         rolled_out = self.explorer.gather(self.trainer)
-        with deferred_interrupt():  # from here on the step is done whole or not at all
+        with deferred_interrupt():  # the step is trained and recorded, or what it changed does not count
             result = self._train(rolled_out)
             self._record(result, time.perf_counter() - began, evaluation_s)
         if result.failure is not None:
             raise result.failure
 
+    def _progressed(self, result: StepResult, evaluation_s: float) -> Progress:
+        """How far the run is with this step."""
+        before, trained = self.progress, result.trained
+        order, drawn = self.explorer.position()
+        first = before.seconds_to_first_step
+        return replace(
+            before,
+            step=before.step + 1,
+            version=self.trainer.version,
+            rollouts=before.rollouts + sum(len(group.rollouts) for group in result.groups),
+            sampled_tokens=before.sampled_tokens + result.sampled_tokens,
+            trained_tokens=before.trained_tokens + (0 if trained is None else trained.trained_tokens),
+            computed_tokens=before.computed_tokens + (0 if trained is None else trained.computed_tokens),
+            seconds_to_first_step=self.process_seconds() - evaluation_s if first is None else first,
+            after=None,  # a finished run that goes on is evaluated anew
+            order=order,
+            drawn=drawn,
+            expert={} if self.expert is None else self.expert.state(),
+        )
+
     def _record(self, result: StepResult, seconds: float, evaluation_s: float) -> None:
-        progress, statistics = self.progress, summarize(result.groups)
-        progress.order, progress.drawn = self.explorer.position()
-        progress.expert = {} if self.expert is None else self.expert.state()
-        progress.step += 1
-        progress.after = None  # a finished run that goes on is evaluated anew
-        progress.rollouts += sum(len(group.rollouts) for group in result.groups)
-        progress.sampled_tokens += result.sampled_tokens
-        if result.trained is not None:
-            progress.trained_tokens += result.trained.trained_tokens
-            progress.computed_tokens += result.trained.computed_tokens
-        if progress.seconds_to_first_step is None:
-            progress.seconds_to_first_step = self.process_seconds() - evaluation_s
+        """Write down that the step has trained. It counts once `progress` tells of it, which is the last to happen."""
+        progress, statistics = self._progressed(result, evaluation_s), summarize(result.groups)
         tokens_per_s = result.sampled_tokens / seconds
         alarms = result.trained.alarms if result.trained is not None else ()
         metrics = {
@@ -303,12 +316,14 @@ class Loop:
             result.rolled_out.note(),
             *(f"{alarm}: lower {what_ages(self.config)}" for alarm in alarms),
             _expert_note(result.batches),
+            _untrained_note(result),
             self.watch.add(progress.step, metrics, result.groups),
         ]
-        self.times.append({name: value for name, value in metrics.items() if name.startswith("time/")})
         self.monitor.log(progress.step, metrics)
         trained = [one for batch in result.batches for one in (*batch.experiences, *batch.experts)]
-        self.journal.add_step(progress.step, self.trainer.version, metrics, trained, result.delivered)
+        self.journal.add_step(progress.step, progress.version, metrics, trained, result.delivered)
+        self.progress = progress
+        self.times.append({name: value for name, value in metrics.items() if name.startswith("time/")})
         report = StepReport(
             step=progress.step,
             reward=None if math.isnan(statistics.reward_mean) else statistics.reward_mean,
@@ -355,15 +370,31 @@ class Loop:
     def _save(self, found: Evaluation | None = None) -> None:
         """Write a checkpoint of the last whole step; it becomes `best` if it evaluates no worse than that."""
         progress = self.progress
-        progress.auxiliary_tokens = self.serving.auxiliary.total_tokens
-        best = False
         if found is not None:
             now = accuracy(found.greedy.values()).accuracy
-            best = progress.best_accuracy is None or now >= progress.best_accuracy
-            progress.best_accuracy = now if best else progress.best_accuracy
-        self.journal.flush()  # a run that goes on from here reads what has trained
-        keep = self.config.trainer.keep_checkpoints
-        save_checkpoint(self.trainer, self.run_dir, progress.step, progress.to_json(), best=best, keep=keep)
+            if progress.best_accuracy is None or now >= progress.best_accuracy:
+                self.progress = replace(progress, best_accuracy=now, best_step=progress.step)
+        self.checkpoints.save(self._recorded())
+
+    def _recorded(self) -> Recorded:
+        """How far the run is, with what auxiliary models were used for until now."""
+        self.progress.auxiliary_tokens = self.serving.auxiliary.total_tokens
+        progress = self.progress
+        return Recorded(
+            step=progress.step, version=progress.version, best_step=progress.best_step, position=progress.to_json()
+        )
+
+
+def _untrained_note(result: StepResult) -> str:
+    """Why the step trained no token, if it did not."""
+    if result.trained is not None and result.trained.trained_tokens:
+        return ""
+    calls = [call for group in result.groups for rollout in group.scored for call in rollout.calls]
+    if calls and all(call.sampling.temperature <= 0 for call in calls):
+        return f"no token was trained: all {len(calls)} calls were sampled at temperature 0"
+    if not any(call.trainable for call in calls):
+        return "no token was trained: no rollout with a reward has a call that can be"
+    return "no token was trained: every group was left out"
 
 
 def _expert_note(batches: Sequence[Batch]) -> str:

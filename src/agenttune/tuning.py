@@ -26,6 +26,7 @@ from agenttune.execution.threads import let_idle_workers_sleep
 from agenttune.execution.trainers import AnyTrainer, make_trainer
 from agenttune.experience.replay import Replay
 from agenttune.forecast import after_run
+from agenttune.interrupts import stop_signals
 from agenttune.monitor.curve import draw_reward_curve
 from agenttune.monitor.statistics import by_mode
 from agenttune.monitor.summary import Summary, peak_memory_mb, process_seconds, write_summary
@@ -127,6 +128,7 @@ def open_loop(
         opened.display.message(serving.line)
         trainer = make_trainer(config, algorithm, serving.folder, total_steps=opened.total_steps, ranks=serving.ranks)
         stack.callback(trainer.close)
+        stack.enter_context(stop_signals())  # once more: Ray sets handlers of its own as it starts
         loop = _assemble(opened, algorithm, serving, trainer, data)
         stack.callback(loop.monitor.close)
         stack.callback(loop.journal.close)
@@ -189,10 +191,10 @@ def _assemble(opened: Opened, algorithm: Algorithm, serving: Served, trainer: An
         explorer=explorer,
         buffer=Buffer(journal),
         journal=journal,
-        monitor=make_monitor(config, directory, progress.step),
+        monitor=make_monitor(config, directory, progress.step, display),
         display=display,
         watch=Watch(config),
-        evaluator=make_evaluator(serving, data.held_out, data.further, display) if data.held_out else None,
+        evaluator=make_evaluator(config, serving, data.held_out, data.further, display) if data.held_out else None,
         run_dir=directory.path,
         total_steps=opened.total_steps,
         progress=progress,
@@ -209,6 +211,7 @@ def _restored(opened: Opened, serving: Served, trainer: AnyTrainer, expert: Expe
     if opened.directory.checkpoint is None:
         return Progress(order=opened.order.state(), expert={} if expert is None else expert.state())
     progress = Progress.from_json(trainer.restore(opened.directory.checkpoint))
+    progress.version = trainer.version
     opened.order.restore(progress.order)
     if expert is not None:
         expert.restore(progress.expert)
@@ -264,6 +267,8 @@ def _check_first(loop: Loop) -> None:
     report = _check(loop.algorithm, loop.serving, loop.explorer.tasks, num_tasks, version)
     for line in _brief(report):
         loop.display.message(line)
+    if report.statistics.mean_calls and not report.trains:
+        raise NoSignalError("check: no call can be trained, so a run would change nothing (see the lines above)")
     if not report.has_signal and loop.config.check.stop_without_signal:
         raise NoSignalError(
             "check: every reward was the same, so there is nothing to learn from; "
@@ -310,6 +315,8 @@ def _write_outcome(loop: Loop, directory: RunDirectory) -> None:
         run_dir=directory.path,
     )
     write_summary(directory.summary, summary)
+    if loop.monitor.line:
+        loop.display.message(loop.monitor.line)
     if progress.step:
         for line in after_run(loop.config, directory.path):
             loop.display.message(line)

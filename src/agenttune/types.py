@@ -92,8 +92,8 @@ class Call:
 class Outcome(StrEnum):
     """How a rollout ended, by cause.
 
-    `OK` has a reward (a wrong answer is OK with a low reward). The `MODEL_CAUSED` ones are the model's own doing. All
-    others are failures of something else: retried, then excluded, never a reward.
+    `OK` has a reward (a wrong answer is OK with a low reward). The `MODEL_CAUSED` ones are the model's own doing: final
+    at once. All others are failures of something else, as far as is known: retried, then excluded, never a reward.
     """
 
     OK = "ok"
@@ -122,6 +122,8 @@ class Rollout:
     model-caused and the user set a `failure_reward`; or where the workflow gave none, which only algorithms allow that
     learn without rewards (`Algorithm.needs_reward`). `call_rewards` holds the reward of each call by its index, where
     the workflow gave them one by one; `reward` is then that of the last one. `error` is one line: kind, message, where.
+    `unrecorded_answers` counts answers of the model that no call here holds (of an endpoint that is evaluated); None:
+    nobody knows how many there were, the attempt's process died.
     """
 
     id: str
@@ -136,6 +138,17 @@ class Rollout:
     call_rewards: Mapping[int, float] = field(default_factory=dict)
     error: str | None = None
     seconds: float = 0.0
+    unrecorded_answers: int | None = 0
+
+    @property
+    def answers(self) -> tuple[Call, ...]:
+        """The recorded calls whose response the agent was handed."""
+        return tuple(call for call in self.calls if call.status in (CallStatus.USED, CallStatus.LEFT_OUT))
+
+    @property
+    def num_answers(self) -> int | None:
+        """How many answers of the model the agent was handed; None where nobody knows."""
+        return None if self.unrecorded_answers is None else len(self.answers) + self.unrecorded_answers
 
     @property
     def scored(self) -> bool:

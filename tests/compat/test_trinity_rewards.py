@@ -247,6 +247,43 @@ def test_the_math_reward(response: str | None, accuracy: float, format_score: fl
     assert found == {"accuracy": accuracy, "format_score": format_score}
 
 
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "72 clips",
+        "$72 dollars",
+        "**72**",
+        "Total: 72",
+        "72 (clips)",
+        "about 72",
+        "It is 72 clips.",
+        "She sold 48 in April and 24 in May, so 72",
+        "Natalia sold 48/2 = 24 clips in May. 48+24 = 72 clips",
+        "€72",
+        "72 km/h",
+        "72 apples",
+    ],
+)
+def test_the_math_reward_reads_the_answer_in_a_sentence(sentence: str):
+    """Scores as Trinity-RFT 0.6.0's `math_reward` gave them (with its own code, run beside ours); and the same sentence
+    with another number is wrong."""
+    text = f"<think>so</think><answer>{sentence}</answer>"
+    assert MathRewardFn()(response=text, truth=SOLUTION)["accuracy"] == 1.0
+    assert MathRewardFn()(response=text.replace("72", "73"), truth=SOLUTION)["accuracy"] == 0.0
+
+
+@pytest.mark.parametrize("box", ["72 clips", "72 dollars", r"72\text{ clips}", "72 km/h"])
+def test_a_box_may_hold_a_unit_in_words(box: str):
+    assert MathBoxedRewardFn()(response=f"so \\boxed{{{box}}}", truth="72")["accuracy"] == 1.0
+    assert MathBoxedRewardFn()(response=f"so \\boxed{{{box}}}", truth="73")["accuracy"] == 0.0
+
+
+@pytest.mark.parametrize("sentence", ["no number", "172", "72.5", "-72", "72 or 73", "seventy-two", "", "1,072"])
+def test_the_math_reward_takes_no_other_answer(sentence: str):
+    text = f"<think>so</think><answer>{sentence}</answer>"
+    assert MathRewardFn()(response=text, truth=SOLUTION)["accuracy"] == 0.0
+
+
 def test_the_answer_in_tags():
     assert answer_in_tags("<answer>1</answer><answer>2</answer>") == "1"
     assert answer_in_tags(r"no tags \boxed{3}") == "3"

@@ -136,6 +136,14 @@ class Attempt:
     def counts(self) -> dict[str, float]:
         return {}
 
+    @property
+    def num_answers(self) -> int:
+        return self._policy.num_answers
+
+    @property
+    def cut(self) -> bool:
+        return self._policy.cut
+
     def close(self) -> tuple[Call, ...]:
         return self._policy.close()
 

@@ -56,13 +56,16 @@ def _event(fields: dict[str, Any]) -> str:
 
 
 class FakeEndpoint:
-    """`answer` is called with each request's body, on a thread of its own; `bodies` and `keys` keep what came."""
+    """`answer` is called with each request's body, on a thread of its own; `bodies` and `keys` keep what came, `others`
+    the URLs and keys of requests to any other path."""
 
     def __init__(self) -> None:
         self.answer: Answer = lambda body: completion()
         self.bodies: list[dict[str, Any]] = []
         self.keys: list[str] = []
-        app = Starlette(routes=[Route("/v1/chat/completions", self._chat, methods=["POST"])])
+        self.others: list[tuple[str, str]] = []
+        chat = [Route(f"{base}/chat/completions", self._chat, methods=["POST"]) for base in ("/v1", "")]
+        app = Starlette(routes=[*chat, Route("/{path:path}", self._other, methods=["GET", "POST"])])
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", ws="none"))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]}, daemon=True)
@@ -83,3 +86,7 @@ class FakeEndpoint:
         self.bodies.append(body)
         self.keys.append(request.headers["authorization"].removeprefix("Bearer "))
         return await run_in_threadpool(self.answer, body)
+
+    async def _other(self, request: Request) -> Response:
+        self.others.append((str(request.url), request.headers.get("authorization", "")))
+        return JSONResponse({"object": "list", "data": []})

@@ -16,6 +16,7 @@ from agenttune.errors import ConfigError
 from agenttune.execution.engine_choice import (
     EngineChoice,
     Machine,
+    check_gpu,
     check_heads,
     choose_engine,
     installed_builds,
@@ -31,6 +32,42 @@ GPUS_WITH_CPU_BUILD = Machine(builds={"vllm": "0.32.0+cpu"}, num_gpus=2)
 def config(engine: dict[str, Any], **settings: Any) -> RunConfig:
     model = {"model_path": "m", "max_model_len": 64, **settings.pop("model", {})}
     return RunConfig.model_validate({"train_dataset": {"path": "d"}, "model": model, "engine": engine, **settings})
+
+
+@pytest.mark.parametrize(("device", "num_gpus"), [("cuda", 0), ("cuda:0", 0), ("cuda:2", 2)])
+def test_a_gpu_that_is_not_here(device: str, num_gpus: int) -> None:
+    """Red as a traceback of torch's, once the model was being loaded."""
+    with pytest.raises(
+        ConfigError, match=rf"engine\.device is {device}, but PyTorch .* finds {num_gpus} GPU\(s\) here: set it"
+    ):
+        check_gpu(device, num_gpus)
+
+
+def test_a_gpu_that_is_here() -> None:
+    for device, num_gpus in (("cuda", 1), ("cuda:1", 2), ("cpu", 0), ("auto", 0)):
+        check_gpu(device, num_gpus)
+
+
+@pytest.mark.skipif("__import__('torch').cuda.is_available()")
+@pytest.mark.parametrize("algorithm", ["grpo", "sft"])
+def test_a_run_on_a_gpu_that_is_not_here_is_refused(toy_model_dir: Path, tmp_path: Path, algorithm: str) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": [{"role": "user", "content": "a"}]}) + "\n")
+
+    async def workflow(task: Any, model: Any) -> float:
+        return 0.0
+
+    with pytest.raises(ConfigError, match=r"engine\.device is cuda, but"):
+        tune(
+            workflow_func=None if algorithm == "sft" else workflow,
+            settings={
+                "train_dataset": {"path": str(tmp_path / "rows.jsonl")},
+                "model": {"model_path": str(toy_model_dir), "max_model_len": 64},
+                "algorithm": {"algorithm_type": algorithm},
+                "engine": {"device": "cuda"},
+                "checkpoint_root_dir": str(tmp_path / "runs"),
+            },
+        )
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(

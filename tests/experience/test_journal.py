@@ -3,6 +3,7 @@
 import pickle
 import sqlite3
 import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
@@ -241,6 +242,51 @@ def test_a_record_that_cannot_be_written_is_a_failure_too(tmp_path: Path) -> Non
     journal = Journal(tmp_path / "run.db")
     journal.add(make_group([make_rollout([make_call(0, [1], [2], response={"content": object()})])]))
     with pytest.raises(JournalError, match="object has no form in JSON"):
+        journal.close()
+
+
+class Breaks(Mapping[str, Any]):
+    """A part of a record; writing it does to the writer what the test says."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self._act = act
+
+    def __getitem__(self, key: str) -> Any:
+        raise KeyError(key)
+
+    def __iter__(self) -> Iterator[str]:
+        self._act()
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+def ends_the_writer() -> None:
+    raise SystemExit
+
+
+@pytest.mark.parametrize("end", ["rollback", "writer"])
+def test_flush_never_waits_for_a_writer_that_is_gone(end: str, tmp_path: Path) -> None:
+    """Red when a ROLLBACK that fails (the connection is gone in mid-transaction) ends the writer, or when
+    nobody notices that it ended."""
+    journal = Journal(tmp_path / "run.db")
+    act = journal._connection.close if end == "rollback" else ends_the_writer
+    journal.add(make_group([make_rollout([make_call(0, [1], [2], response={"content": Breaks(act)})])]))
+    found: list[BaseException] = []
+
+    def flush() -> None:
+        try:
+            journal.flush()
+        except JournalError as error:
+            found.append(error)
+
+    waiting = threading.Thread(target=flush, daemon=True)
+    waiting.start()
+    waiting.join(20.0)
+    assert not waiting.is_alive()
+    assert "could not be written" in str(found[0])
+    with pytest.raises(JournalError, match="could not be written"):
         journal.close()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import pty
 from pathlib import Path
 
 from agenttune.monitor.display import Display, StepReport, duration, sparkline
@@ -111,3 +113,36 @@ def test_sparkline_and_durations():
     assert sparkline([0, 0, 1, 1], 2) == "▁█"
     assert sparkline([], 24) == ""
     assert [duration(seconds) for seconds in (0, 9.96, 59.7, 187, 7387)] == ["0.0s", "10.0s", "1:00", "3:07", "2:03:07"]
+
+
+def test_a_pipe_that_nobody_reads_costs_the_display_alone():
+    """Red when the error of a write goes on up: `agenttune run | head` ended the run."""
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as stream:
+        display = Display(10, stream)
+        os.close(reading)
+        for step in range(3):
+            display.step(report(step))
+        display.table(evaluation(0.25), evaluation(0.75))
+        display.run_directory(Path("/runs/one"))
+        print("what a workflow prints goes nowhere, too", file=stream, flush=True)
+
+
+def test_a_terminal_that_is_closed_costs_the_display_alone(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w", encoding="utf-8") as stream:
+        display = Display(10, stream)
+        os.close(ours)
+        for step in range(3):
+            display.step(report(step, note="a remark"))
+        display.close()
+        display.message("more")
+
+
+def test_what_a_stream_cannot_encode_is_escaped():
+    raw = io.BytesIO()
+    display = Display(1, io.TextIOWrapper(raw, encoding="ascii"))
+    display.message("caf\u00e9")
+    display.message("more")
+    assert raw.getvalue().decode().splitlines() == ["caf\\xe9", "more"]

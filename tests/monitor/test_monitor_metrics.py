@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from agenttune.errors import ConfigError
-from agenttune.monitor.metrics import JsonlSink, MlflowSink, Monitor, WandbSink, check_monitor, open_monitor
+from agenttune.errors import ConfigError, JournalError
+from agenttune.monitor.metrics import Beside, JsonlSink, MlflowSink, Monitor, WandbSink, check_monitor, open_monitor
 from agenttune.monitor.tensorboard import TensorBoardSink
 
 
@@ -20,7 +20,7 @@ def rows(path: Path) -> list[dict[str, float]]:
 
 
 def test_each_line_is_on_disk_when_log_returns(tmp_path: Path):
-    monitor = open_monitor(tmp_path, "tensorboard", project="p", name="n", config={})
+    monitor = open_monitor(tmp_path, "tensorboard", project="p", name="n", config={}, say=print)
     monitor.log(1, {"reward/mean": 0.5, "loss/policy": math.nan})
     (row,) = rows(tmp_path / "metrics.jsonl")
     assert row.pop("time") > 0
@@ -110,6 +110,63 @@ def test_mlflow_continues_its_run_after_a_resume(tmp_path: Path):
     ]
 
 
+class Away(StandIn):
+    """Stands for a package whose service is away for the requests named in `away`."""
+
+    def __init__(self, *away: str) -> None:
+        super().__init__()
+        self.away = set(away)
+
+    def __getattr__(self, name: str):
+        if name in self.away:
+            raise ConnectionResetError(f"{name}: connection reset by peer\nmore lines")
+        return super().__getattr__(name)
+
+
+def test_a_request_that_a_monitor_refuses_is_said_once_and_counted_and_the_run_goes_on(tmp_path: Path):
+    """Red when `Monitor.log` lets the error of a service through."""
+    said: list[str] = []
+    service = Away()
+    (tmp_path / "monitor").mkdir()
+    place = Beside("MLflow", lambda: MlflowSink(service, tmp_path, "p", "n", {}), said.append)
+    monitor = Monitor([JsonlSink(tmp_path / "metrics.jsonl")], place)
+    monitor.log(1, {"reward/mean": 0.1})
+    service.away.add("log_metrics")
+    monitor.log(2, {"reward/mean": 0.2})
+    monitor.log(3, {"reward/mean": 0.3})
+    service.away.clear()
+    monitor.log(4, {"reward/mean": 0.4})
+    monitor.close()
+    found = rows(tmp_path / "metrics.jsonl")
+    assert [(row["reward/mean"], row.get("monitor/refused")) for row in found] == [
+        (0.1, None),
+        (0.2, None),
+        (0.3, 1.0),
+        (0.4, 2.0),
+    ]
+    (line,) = said
+    assert "MLflow could not take the numbers of step 2 (ConnectionResetError: log_metrics: connection reset" in line
+    assert "more lines" not in line
+    assert monitor.line == "MLflow refused 2 of 6 requests: metrics.jsonl has every number"
+
+
+def test_a_monitor_that_cannot_be_opened_or_closed_does_not_end_the_run(tmp_path: Path):
+    said: list[str] = []
+    for away in ("init", "finish"):
+        place = Beside("W&B", lambda away=away: WandbSink(Away(away), tmp_path, "p", "n", {}), said.append)
+        monitor = Monitor([], place)
+        monitor.log(1, {"reward/mean": 0.1})
+        monitor.close()
+    assert [line.split(" (")[0].strip() for line in said] == ["! W&B could not be opened", "! W&B could not be closed"]
+
+
+def test_metrics_jsonl_itself_is_not_given_up_in_silence(tmp_path: Path):
+    """`/dev/full` is a disk without space."""
+    sink = JsonlSink(Path("/dev/full"))
+    with pytest.raises(JournalError, match=r"metrics of step 3 could not be written .*free some space"):
+        sink.log(3, {"reward/mean": 0.5})
+
+
 @pytest.mark.parametrize("package", ["wandb", "mlflow"])
 def test_a_missing_package_is_said_with_what_to_install(package, tmp_path: Path):
     if find_spec(package) is not None:
@@ -117,4 +174,4 @@ def test_a_missing_package_is_said_with_what_to_install(package, tmp_path: Path)
     with pytest.raises(ConfigError, match=rf"pip install 'agenttune\[{package}\]'"):
         check_monitor(package)
     with pytest.raises(ConfigError, match="needs the package"):
-        open_monitor(tmp_path, package, project="p", name="n", config={})
+        open_monitor(tmp_path, package, project="p", name="n", config={}, say=print)

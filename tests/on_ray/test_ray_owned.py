@@ -74,7 +74,7 @@ def test_ctrl_c_ends_the_actors_and_the_ray_that_the_run_started(tmp_path, toy_m
         run.wait(300)
     text = shown.read_text()
     assert "execution: ray (started here), 1 engine(s) (embedded) and 1 rollout worker(s)" in text, text
-    assert "interrupted: saving a checkpoint" in text, text
+    assert "interrupted; saving a checkpoint" in text, text
     assert "KeyboardInterrupt" in text
     assert "in Ray after the run: False" in text
     assert list(tmp_path.rglob("latest/model.safetensors"))

@@ -46,13 +46,13 @@ class FakeModel:
         self.rollout_id = session.rollout_id
         self.noise_seed = session.noise_seed
 
-    def call(self, fail: Outcome | None = None) -> str:
+    def call(self, fail: Outcome | None = None, **changes: Any) -> str:
         if self._session.closed:
             raise ConnectionError("this key was revoked")
         if fail is not None:
             self._session.failure, self._session.failure_reason = fail, f"scripted {fail}"
             raise RuntimeError(f"400: {fail}")
-        self._session.calls.append(make_call(len(self._session.calls)))
+        self._session.calls.append(make_call(len(self._session.calls), **changes))
         return "4"
 
 
@@ -97,11 +97,20 @@ class FakeSession:
         self.failure: Outcome | None = None
         self.failure_reason: str | None = None
         self.counts: dict[str, float] = {}
+        self.recorded = True
         self.model = FakeModel(self)
+
+    @property
+    def num_answers(self) -> int:
+        return len(self.calls)
+
+    @property
+    def cut(self) -> bool:
+        return bool(self.calls) and self.calls[-1].finish_reason == "length"
 
     def close(self) -> tuple[Call, ...]:
         self.closed = True
-        return tuple(self.calls)
+        return tuple(self.calls) if self.recorded else ()
 
 
 class FakeServing:
@@ -112,6 +121,7 @@ class FakeServing:
         self.order: list[str] = []
         self.refuse = 0
         self.helpers: tuple[str, ...] = ()
+        self.recorded = True
         self._lock = threading.Lock()
 
     def open(self, rollout_id: str, noise_seed: int) -> FakeSession:
@@ -120,6 +130,7 @@ class FakeServing:
                 self.refuse -= 1
                 raise RuntimeError("the engine is down")
             session = FakeSession(rollout_id, noise_seed, FakeAuxiliary(*self.helpers))
+            session.recorded = self.recorded
             self.sessions[rollout_id].append(session)
             self.order.append(rollout_id)
             return session

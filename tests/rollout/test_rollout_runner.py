@@ -74,9 +74,7 @@ def test_a_baseline_runs_beside_its_group_in_a_session_of_its_own(
     assert without.baseline is None
 
 
-def test_trap_25_noise_is_a_function_of_seed_group_index_and_attempt(
-    make_runner: MakeRunner, serving: FakeServing
-) -> None:
+def test_trap_25_noise_is_a_function_of_seed_group_and_index(make_runner: MakeRunner, serving: FakeServing) -> None:
     """Red when `_attempt` (runner.py) counts sessions instead of hashing the key."""
     tasks = [make_task(n) for n in range(6)]
     ids = [task.id for task in tasks]
@@ -86,9 +84,9 @@ def test_trap_25_noise_is_a_function_of_seed_group_index_and_attempt(
     make_runner(right, max_concurrent_rollouts=12).run(tasks[::-1], group_ids=ids[::-1])
     assert {name: sessions[0].noise_seed for name, sessions in serving.sessions.items()} == first
     assert len(set(first.values())) == 12
-    assert noise_seed(0, "train/0/0", 0) == first["train/0/0"]
-    assert noise_seed(1, "train/0/0", 0) != first["train/0/0"]
-    assert 0 <= noise_seed(0, "train/0/0", 1) < 2**64
+    assert noise_seed(0, "train/0/0") == first["train/0/0"]
+    assert noise_seed(1, "train/0/0") != first["train/0/0"]
+    assert 0 <= noise_seed(0, "train/0/1") < 2**64
 
 
 def test_a_workflow_that_never_returns_ends_at_its_time_limit(make_runner: MakeRunner, serving: FakeServing) -> None:

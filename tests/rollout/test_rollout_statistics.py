@@ -11,7 +11,7 @@ from scripted_serving import make_call, make_task
 from agenttune.errors import RolloutError
 from agenttune.rollout.check import check_groups
 from agenttune.rollout.statistics import check_excluded, is_flat, summarize
-from agenttune.types import Call, Group, Outcome, Rollout
+from agenttune.types import Call, CallStatus, Group, Outcome, Rollout, Sampling
 
 Reward = float | Outcome
 
@@ -61,7 +61,10 @@ def test_figures_by_hand() -> None:
     assert metrics["rollout/worst_task_excluded_share"] == pytest.approx(2 / 3)
     assert metrics["rollout/failures/timeout"] == 3.0
     assert metrics["workflow/turns"] == 2.0
-    assert found.notes() == ["3 of 9 rollouts excluded (3 timeout)", "1 rollouts made no model call"]
+    assert found.notes() == [
+        "3 of 9 rollouts excluded (3 timeout)",
+        "1 of 9 rollouts made no model call: they teach nothing",
+    ]
 
 
 def test_trap_21_failed_rollouts_are_in_no_reward_figure() -> None:
@@ -92,7 +95,8 @@ def test_trap_28_the_excluded_share_is_bounded() -> None:
     assert str(caught.value) == (
         "3 of 4 rollouts have no reward (rollout.max_excluded_share is 0.74); by cause, with the first error of each:\n"
         "  2 x judge_error: first judge_error\n"
-        "  1 x timeout: first timeout"
+        "  1 x timeout: first timeout\n"
+        "if the model's answer caused it, name it in rollout.model_exceptions, or raise UnusableAnswerError"
     )
 
 
@@ -150,3 +154,27 @@ def test_remarks_do_not_stop_the_run() -> None:
     retried = make_group(0, [1.0, 0.0], attempts=(make_rollout(0, 1, Outcome.JUDGE_ERROR),))
     assert "1 attempts failed and were repeated: judge_error: first judge_error" in check_groups([retried]).findings
     assert not check_groups([]).ready
+
+
+GREEDY = Sampling(temperature=0.0)
+
+
+def test_an_agent_at_temperature_0_is_not_ready() -> None:
+    """It was 'ready', and no token of its runs ever carried loss."""
+    report = check_groups(
+        [make_group(0, [1.0, 0.0], calls=(make_call(sampling=GREEDY), make_call(1, sampling=GREEDY)))]
+    )
+    assert not report.ready
+    assert not report.trains
+    assert report.findings[0].startswith("all 4 calls were sampled at temperature 0")
+    left_out = make_call(1, status=CallStatus.LEFT_OUT)
+    neither = check_groups([make_group(0, [1.0, 0.0], calls=(make_call(sampling=GREEDY), left_out))])
+    assert not neither.ready
+    assert neither.findings[0].startswith("none of the 4 calls can be trained (2 were sampled at temperature 0")
+
+
+def test_an_agent_that_is_greedy_in_some_calls_is_told_which_train() -> None:
+    report = check_groups([make_group(0, [1.0, 0.0], calls=(make_call(), make_call(1, sampling=GREEDY)))])
+    assert report.ready
+    assert report.trains
+    assert report.findings == ("2 of 4 calls were sampled at temperature 0: they are context, and never trained",)

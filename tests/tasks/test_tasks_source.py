@@ -67,6 +67,27 @@ def test_single_files(tmp_path: Path, kind: str) -> None:
     assert [task.row["question"] for task in tasks] == [row["question"] for row in ROWS]
 
 
+@pytest.mark.parametrize(
+    "path", ["tasks.jsonl", "./tasks.jsonl", "../here/tasks.jsonl", "../a[1]/tasks.jsonl", ".", "../here"]
+)
+def test_relative_paths(tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red while the folder of `tasks.jsonl` was handed on as '.', which has no name: "dataset_name should be
+    specified"."""
+    for folder in ("here", "a[1]"):
+        (tmp_path / folder).mkdir()
+        write_jsonl(tmp_path / folder / "tasks.jsonl", ROWS)
+    monkeypatch.chdir(tmp_path / "here")
+    assert [dict(task.row) for task in load_tasks(DatasetConfig(path=path))] == ROWS
+    assert list(read_rows(DatasetConfig(path=path))) == ROWS
+
+
+def test_a_folder_that_looks_like_a_pattern_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a[1]").mkdir()
+    write_jsonl(tmp_path / "a[1]" / "train.jsonl", ROWS)
+    with pytest.raises(DatasetError, match=r"has \*, \? or \[ in its path: rename the folder"):
+        load_tasks(DatasetConfig(path=str(tmp_path / "a[1]")))
+
+
 def test_rows_stream_for_the_preview(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert DatasetConfig(path=str(folder)).preview(2) == ROWS[:2]
     printed = capsys.readouterr()

@@ -116,6 +116,21 @@ def test_the_first_update_is_adamw_on_the_plain_gradient(form):
         torch.testing.assert_close(tensor, dict(twin.named_parameters())[name].detach(), atol=1e-7, rtol=1e-6)
 
 
+@pytest.mark.parametrize("form", ["forward", "js"])
+def test_a_loss_is_the_sum_of_its_parts_however_many_updates_a_step_has(form):
+    """Red when `distill_loss` is added up over the updates, where `loss` is their mean."""
+    module, teacher = make_model("qwen3"), teacher_of()
+    experiences = flat(record(plain_copy(module), make_experiences()))
+    trainer = make_trainer(module, teacher, rate=0.0, form=form, loss=LossConfig(entropy_coef=0.01))
+    once = trainer.train_step([Batch(experiences=tuple(experiences))]).values
+    thrice = trainer.train_step([Batch(experiences=tuple(experiences))] * 3).values
+    for values in (once, thrice):
+        parts = [value for name, value in values.items() if name.endswith("_loss")]
+        assert len(parts) == 3, values
+        assert values["loss"] == pytest.approx(sum(parts), rel=1e-6)
+    assert thrice["distill_loss"] == pytest.approx(once["distill_loss"], rel=1e-6)
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_an_update_does_not_depend_on_chunks_micro_batches_order_or_duplication(form):
     """Chunks of one row of logits; packs of one sequence; sequences reversed; each twice at half its weight.

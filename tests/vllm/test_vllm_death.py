@@ -62,9 +62,9 @@ async def agent(task, model):
 def test_runs_whose_engine_is_killed_end_with_one_error_and_go_on_from_there(tmp_path, temporary, toy_dataset):
     """It dies while generating, in the next session while weights move. The steps that had trained are in the
     checkpoint, also the one whose weights were moving; the others train once, in the session that goes on. Red when
-    `SAVED_ON` (loop.py) lacks `EngineError`, and when `_train` lets it pass: the checkpoint would have the weights of a
-    step more than it tells; or when `open` (gateway/gateway.py) does not look: every rollout would be tried again, and
-    the error would be another one; or hangs when `load` (inference/vllm.py) waits for vLLM's answer alone."""
+    `_train` (loop.py) lets a failure behind the training pass: its step would not be recorded, and not be saved; or
+    when `open` (gateway/gateway.py) does not look: every rollout would be tried again, and the error would be another
+    one; or hangs when `load` (inference/vllm.py) waits for vLLM's answer alone."""
     run_dir = tmp_path / "P" / "fixed"
     for done, (when, style, words) in enumerate(
         [
@@ -77,7 +77,7 @@ def test_runs_whose_engine_is_killed_end_with_one_error_and_go_on_from_there(tmp
         assert ran.returncode == 1, ran.stderr
         assert words in ran.stderr.splitlines()[-1]
         assert "Traceback" not in ran.stderr
-        assert "failed: saving a checkpoint" in ran.stdout
+        assert f"; saving a checkpoint of step {done}, the last whole one" in ran.stdout
         assert not left(temporary)
         assert not [path for path in temporary.iterdir() if "vllm" in path.name]
         assert len(rows(run_dir)) == done

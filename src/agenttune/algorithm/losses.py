@@ -9,9 +9,10 @@ Shape suffixes: E tokens that carry loss, C calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -225,18 +226,36 @@ def _none(logprobs_E: torch.Tensor) -> torch.Tensor:
 class PolicyLoss:
     """A loss by its name. `needs_ratio`: it divides by the probability a token was sampled with, so that tokens from a
     truncated distribution cannot be used. `by_call`: it takes `calls_E` as well. `off_policy`: it is made for tokens of
-    an older policy, though it has no ratio."""
+    an older policy, though it has no ratio. `bounds`: its parameters that say how far from 1 the ratio may be before a
+    token loses its gradient."""
 
     function: Callable[..., Losses]
     formula: str
     needs_ratio: bool = True
     by_call: bool = False
     off_policy: bool = False
+    bounds: tuple[str, ...] = ()
+
+    def narrowest_bound(self, given: Mapping[str, Any]) -> float:
+        """How far from 1 the ratio may be at least, on either side, with these arguments; infinite without a clip."""
+        if given.get("clip") == "none":
+            return float("inf")
+        parameters = inspect.signature(self.function).parameters
+        return min((float(given.get(name, parameters[name].default)) for name in self.bounds), default=float("inf"))
 
 
 POLICY_LOSSES: dict[str, PolicyLoss] = {
-    "ppo": PolicyLoss(function=ppo_clip, formula="-min(ρ A, clamp(ρ, 1 - clip_low, 1 + clip_high) A)"),
-    "gspo": PolicyLoss(function=gspo, formula="ppo with ρ of the call: exp(mean log ρ)", by_call=True),
+    "ppo": PolicyLoss(
+        function=ppo_clip,
+        formula="-min(ρ A, clamp(ρ, 1 - clip_low, 1 + clip_high) A)",
+        bounds=("clip_low", "clip_high"),
+    ),
+    "gspo": PolicyLoss(
+        function=gspo,
+        formula="ppo with ρ of the call: exp(mean log ρ)",
+        by_call=True,
+        bounds=("clip_low", "clip_high"),
+    ),
     "cispo": PolicyLoss(function=cispo, formula="-sg(clamp(ρ, 1 - clip_low, 1 + clip_high)) A log π"),
     "sapo": PolicyLoss(function=sapo, formula="-(4 / τ) sigmoid(τ (ρ - 1)) A"),
     "topr": PolicyLoss(function=topr, formula="-A log π if A > threshold else -sg(min(ρ, 1)) A log π"),
@@ -244,7 +263,9 @@ POLICY_LOSSES: dict[str, PolicyLoss] = {
     "reinforce": PolicyLoss(function=policy_gradient, formula="-A log π", needs_ratio=False),
     "sft": PolicyLoss(function=policy_gradient, formula="-A log π", needs_ratio=False),
     "importance_sampling": PolicyLoss(function=importance_sampling, formula="-ρ A"),
-    "sppo": PolicyLoss(function=sppo, formula="-A log ρ where 1 / (1 + ε) <= ρ <= 1 + ε, else 0"),
-    "rec": PolicyLoss(function=rec, formula="-A log π where ρ is within bounds, else 0"),
+    "sppo": PolicyLoss(function=sppo, formula="-A log ρ where 1 / (1 + ε) <= ρ <= 1 + ε, else 0", bounds=("epsilon",)),
+    "rec": PolicyLoss(
+        function=rec, formula="-A log π where ρ is within bounds, else 0", bounds=("clip_low", "clip_high")
+    ),
 }
 """By their names in the configuration."""

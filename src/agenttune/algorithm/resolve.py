@@ -20,11 +20,15 @@ from agenttune.algorithm.expert import configured as configured_expert
 from agenttune.algorithm.losses import POLICY_LOSSES
 from agenttune.algorithm.presets import PRESETS, Algorithm
 from agenttune.algorithm.shaping import Shaping
-from agenttune.config.run import DistillConfig, ExpertConfig, LossConfig, RunConfig, SamplingConfig
+from agenttune.config.run import Behaviour, DistillConfig, ExpertConfig, LossConfig, RunConfig, SamplingConfig
 from agenttune.errors import ConfigError
 
 _OF_POLICY_LOSS = ("clip_low", "clip_high", "dual_clip")
 _OF_ADVANTAGE = ("std_normalize", "step_norm")
+
+TIGHT_CLIP = 0.05
+"""Bounds on a ratio that are narrower than this clip rounding: engine and trainer differ by hundredths of a nat in
+bfloat16, so the ratio must be to the trainer's own logprobs."""
 
 
 def algorithm_of(config: RunConfig) -> Algorithm:
@@ -79,6 +83,7 @@ def resolve(
     if sampling is not None:
         given["shaping"] = Shaping.of(sampling, max_tokens)
         given["max_refill"] = algorithm.max_refill if sampling.max_refill is None else sampling.max_refill
+    given = {"behaviour": default_behaviour(algorithm)} | given
     given |= _behaviour_bounds(algorithm, given)
     if expert is not None:
         given["expert"] = configured_expert(algorithm.expert, expert, algorithm_type)
@@ -92,6 +97,21 @@ def resolve(
             raise ConfigError("loss.constant_length has no effect: loss.aggregation is not 'constant-length'")
         return algorithm
     return replace(algorithm, constant_length=algorithm.constant_length or max_tokens)
+
+
+def default_behaviour(algorithm: Algorithm) -> Behaviour:
+    """The behaviour weight where no setting says one: the preset's; else `truncated` with a clip so tight that it would
+    hold rounding against the engine's records, not what the policy has changed."""
+    if algorithm.behaviour != "none":
+        return algorithm.behaviour
+    bound = POLICY_LOSSES[algorithm.policy_loss].narrowest_bound(algorithm.policy_loss_args)
+    return "truncated" if bound < TIGHT_CLIP else "none"
+
+
+def as_trained(preset: Algorithm) -> Algorithm:
+    """A preset as it trains where no setting says otherwise."""
+    chosen: dict[str, Any] = {"behaviour": default_behaviour(preset)}
+    return replace(preset, **(chosen | _behaviour_bounds(preset, chosen)))
 
 
 def _behaviour_bounds(algorithm: Algorithm, given: Mapping[str, Any]) -> dict[str, float | None]:

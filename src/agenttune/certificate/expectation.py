@@ -120,7 +120,7 @@ def _member(rollout: Rollout, group: Group, rules: Rules) -> Member:
     steps = dict(getattr(rollout, "step_rewards", {}))
     if steps and rules.overlong_cache is not None:
         steps |= {call.index: steps.get(call.index, 0.0) + punished[call.index] for call in trained}
-    bounds = [call.index for call in trained[1:]] + [math.inf]
+    bounds = [*(call.index for call in trained[1:]), math.inf][: len(trained)]
     calls, states = [], getattr(rollout, "states", {})
     for call, following in zip(trained, bounds, strict=True):
         between = math.fsum(value for index, value in steps.items() if call.index <= index < following)

@@ -16,6 +16,7 @@ from agenttune.algorithm.behaviour import CORRECTIONS
 from agenttune.algorithm.distill import FORMULAS, Distill
 from agenttune.algorithm.losses import POLICY_LOSSES
 from agenttune.algorithm.presets import PRESETS, Algorithm
+from agenttune.algorithm.resolve import as_trained
 from agenttune.algorithm.supervised import SUPERVISED, SupervisedAlgorithm
 
 WIDTH = 100
@@ -29,7 +30,7 @@ def print_algorithms(*, names_only: bool, out: IO[str] | None = None) -> None:
             print(name, file=out)
         return
     for algorithm in PRESETS.values():
-        print("\n".join((*describe(algorithm), "")), file=out)
+        print("\n".join((*describe(as_trained(algorithm)), "")), file=out)
     for supervised in SUPERVISED.values():
         print("\n".join((*describe_supervised(supervised), "")), file=out)
     print(_wrapped("loss.advantage", ", ".join(ADVANTAGES)), file=out)

@@ -1,7 +1,8 @@
 """The `agenttune` command: `run`, `check`, `plan`, `eval`, `explain`, `algorithms`, `certify`, `diagnose`, `show`.
 
 In: the command line. Out: an exit code that tells the truth: 0 the work asked for was done, 1 it failed, 2 bad input,
-130 interrupted. Each command loads what it needs when it runs, so that `agenttune --help` is quick.
+130 interrupted (by Ctrl-C, or by SIGTERM while a run is open). Each command loads what it needs when it runs, so that
+`agenttune --help` is quick.
 """
 
 from __future__ import annotations
@@ -40,14 +41,23 @@ def main(argv: Sequence[str] | None = None, commands: Mapping[str, Command] | No
     try:
         return (commands or COMMANDS)[arguments.command](arguments)
     except KeyboardInterrupt:
-        print("agenttune: interrupted", file=sys.stderr)
+        _say_at_the_end("agenttune: interrupted")
         return INTERRUPTED
     except BrokenPipeError:  # whoever read our output (`| head`) has enough; nothing more can be said there
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except AgentTuneError as error:
-        print("\n".join([*getattr(error, "__notes__", ()), f"agenttune: {error}"]), file=sys.stderr)
+        _say_at_the_end("\n".join([*getattr(error, "__notes__", ()), f"agenttune: {error}"]))
         return BAD_INPUT if isinstance(error, _BAD_INPUT) else FAILED
+
+
+def _say_at_the_end(text: str) -> None:
+    """Print to stderr, if somebody still listens there: the exit code does not depend on it."""
+    from agenttune.monitor.stream import LastingStream
+
+    stderr = LastingStream(sys.stderr)
+    stderr.write(f"{text}\n")
+    stderr.flush()
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -5,6 +5,7 @@ In: YAML (`config.load`), keyword arguments of `tune()`. Out: `RunConfig`. Defau
 
 from __future__ import annotations
 
+import builtins
 import re
 from pathlib import PurePath
 from typing import Any, Literal, Self
@@ -54,7 +55,8 @@ class LossConfig(Strict):
     """Rollouts over which `kl_coef` adapts with `kl_target`."""
     behaviour: Behaviour | None = None
     """Weight for tokens whose recorded logprob is not that of the weights that the step starts from: the loss then
-    clips against those weights (decoupled PPO); `none` clips against the record."""
+    clips against those weights (decoupled PPO); `none` clips against the record. None takes the algorithm's value, and
+    `truncated` with a clip below 0.05 (`gspo`)."""
     behaviour_low: float | None = Field(default=None, ge=0.0, le=1.0)
     """Weights below this are 0 (`masked`)."""
     behaviour_high: float | None = Field(default=None, ge=1.0)
@@ -114,10 +116,27 @@ class RolloutConfig(Strict):
     """Attempts of a rollout that fails by something other than the model."""
     max_calls: int | None = Field(default=None, ge=1)
     """Model calls of one rollout, at most; None is no limit."""
+    model_exceptions: tuple[str, ...] = ()
+    """Exceptions of the workflow that mean that the model's answer was at fault, as `package.Class` (subclasses too),
+    beside those of known frameworks (docs/failures.md)."""
     failure_reward: float | None = None
     """Reward of rollouts that fail by the model's own doing; None excludes them."""
     max_excluded_share: float = Field(default=0.5, ge=0.0, le=1.0)
-    """The run stops when more than this share of a step's rollouts is excluded."""
+    """The run stops when more than this share of a step's rollouts is excluded, or replaced by a retry that gave other
+    answers."""
+
+    @field_validator("model_exceptions")
+    @classmethod
+    def _are_exceptions(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)+", name):
+                raise ValueError(f"must name exceptions as package.Class (builtins.ValueError), but {name!r} came")
+            package, _, kind = name.partition(".")
+            if package == "builtins" and not _is_exception(getattr(builtins, kind, None)):
+                raise ValueError(f"{name!r} is no exception of Python")
+            if name in ("builtins.Exception", "builtins.BaseException"):
+                raise ValueError(f"{name!r} is every failure, also those that the model did not cause: name its kinds")
+        return value
 
 
 class EngineConfig(Strict):
@@ -152,6 +171,8 @@ class EvaluationConfig(Strict):
     """Evaluate on the first so many tasks only."""
     before_and_after: bool = True
     """Evaluate, greedy and sampled, before and after training."""
+    max_without_calls: float = Field(default=0.1, ge=0.0, le=1.0)
+    """An evaluation in which more than this share of the rollouts called no model is no result."""
     further: dict[str, DatasetConfig] = Field(default_factory=dict)
     """Further datasets, by name, evaluated before and after and reported beside."""
 
@@ -351,3 +372,7 @@ class RunConfig(Strict):
         if value is not None and (value in ("", ".", "..") or PurePath(value).name != value or "\\" in value):
             raise ValueError(f"must be the name of a folder, without separators, but {value!r} came")
         return value
+
+
+def _is_exception(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, BaseException)

@@ -24,9 +24,9 @@ class Loopback(Protocol):
 class Endpoint:
     """A model at an endpoint, as one attempt sees it. Copies are the same object.
 
-    Requests of the clients go through `async_transport` and `sync_transport`, where they are given. With a `loopback`,
-    `base_url` is its URL and `api_key` the key for it, so that what other clients use is counted too; there a streamed
-    answer comes all at once.
+    Requests of the clients go through `async_transport` and `sync_transport`, where they are given; there they have the
+    `client_key`, which the transport may replace. `api_key` belongs to `base_url`: the endpoint's own, or that of a
+    `loopback`, so that what other clients use is counted too; there a streamed answer comes all at once.
     """
 
     def __init__(
@@ -35,15 +35,15 @@ class Endpoint:
         base_url: str,
         name: str,
         api_key: str,
+        client_key: str | None = None,
         async_transport: httpx.AsyncBaseTransport | None = None,
         sync_transport: httpx.BaseTransport | None = None,
         loopback: Loopback | None = None,
-        loopback_key: str = "",
     ) -> None:
         self.name = name
         self.async_transport, self.sync_transport = async_transport, sync_transport
-        self.api_key = api_key if loopback is None else loopback_key
-        self._url, self._key = base_url, api_key
+        self.api_key = api_key
+        self._url, self._key = base_url, client_key or api_key
         self._loopback = loopback
 
     @property

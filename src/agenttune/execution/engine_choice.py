@@ -53,12 +53,27 @@ class Machine:
 
 def choose_engine(config: RunConfig) -> EngineChoice:
     """The engine for this configuration on this machine; see `vllm_choice`. vLLM is not imported."""
+    check_gpu(config.engine.device)
     builds = installed_builds()
     if not builds:
         return vllm_choice(config, Machine(builds={}, num_gpus=0))
     import torch
 
     return vllm_choice(config, Machine(builds=builds, num_gpus=torch.cuda.device_count()))
+
+
+def check_gpu(device: str, num_gpus: int | None = None) -> None:
+    """Raise `ConfigError` if `engine.device` is a GPU that is not among so many; None counts those that are here."""
+    if not device.startswith("cuda"):
+        return
+    import torch
+
+    here = torch.cuda.device_count() if num_gpus is None else num_gpus
+    if int(device.partition(":")[2] or 0) >= here:
+        raise ConfigError(
+            f"engine.device is {device}, but PyTorch {torch.__version__} finds {here} GPU(s) here: set it to auto or "
+            "cpu, or install a PyTorch and a driver for the GPU"
+        )
 
 
 def vllm_choice(config: RunConfig, machine: Machine) -> EngineChoice:

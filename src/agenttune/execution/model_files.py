@@ -17,7 +17,7 @@ def model_folder(model_path: str, setting: str = "model_path") -> Path:
 
     Raises `ModelError` if there is no such folder or name, or if it is not a Hugging Face model.
     """
-    folder = Path(model_path).expanduser()
+    folder = Path(model_path).expanduser().absolute()  # user code may change the working folder
     if folder.is_dir():
         if not (folder / "config.json").exists():
             raise ModelError(f"{setting} {model_path!r} has no config.json: it must be a Hugging Face model directory")

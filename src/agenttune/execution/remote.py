@@ -22,6 +22,7 @@ import httpx
 from agenttune.config.run import AuxiliaryModelConfig
 from agenttune.execution.auxiliary_settings import endpoint_key
 from agenttune.execution.endpoint import Endpoint
+from agenttune.execution.endpoint_routes import address, route_of
 from agenttune.execution.remote_transport import Bridge, RemoteTransport, SyncRemoteTransport
 from agenttune.execution.serving import ServingThread
 from agenttune.execution.usage import UsageReader
@@ -52,6 +53,7 @@ class RemoteModel:
     ) -> None:
         self.name, self.model_name = name, model_name
         self.base_url = base_url.rstrip("/")
+        self.base = httpx.URL(self.base_url)
         self.api_key = api_key
         self.defaults = defaults or {}
         self.thread = ServingThread()
@@ -107,19 +109,18 @@ class RemoteModel:
         return task
 
     async def _answer(self, raw: RawRequest) -> Answer:
-        """A request that came over the loopback URL, sent on with the endpoint's own key."""
+        """A request that came over the loopback URL, sent on."""
         use = self._uses.get(raw.key)
         if use is None:
             return Answer(reply=error_reply(_revoked()))
-        request = self.http.build_request(
-            raw.method,
-            self.base_url + raw.path.removeprefix("/v1"),
-            headers={"authorization": f"Bearer {self.api_key}", "content-type": "application/json"},
-            content=raw.body,
-        )
+        headers = {"authorization": f"Bearer {use.key}", "content-type": "application/json"}
         try:
+            url = address(self.base, raw.method, raw.path.removeprefix("/v1"))
+            request = self.http.build_request(raw.method, url, headers=headers, content=raw.body)
             response = await use.send(request)
             content = b"".join([part async for part in response.content])
+        except ApiError as error:
+            return Answer(reply=error_reply(error))
         except httpx.RequestError as error:
             reason = f"{type(error).__name__}: {error}"
             return Answer(reply=error_reply(ApiError(reason, status=502, kind="server_error")))
@@ -147,14 +148,16 @@ class RemoteUse:
         self.model = Endpoint(
             base_url=remote.base_url,
             name=remote.model_name,
-            api_key=remote.api_key,
+            api_key=remote.api_key if tally is None else self.key,
+            client_key=self.key,
             async_transport=RemoteTransport(self.bridge),
             sync_transport=SyncRemoteTransport(self.bridge),
             loopback=None if tally is None else remote.server,
-            loopback_key=self.key,
         )
         self.closed = False
         """Whether the attempt has ended."""
+        self.num_answers = 0
+        """Requests for an answer that succeeded."""
         self._failures: dict[int, str] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -177,14 +180,20 @@ class RemoteUse:
         task.add_done_callback(self._tasks.discard)
 
     async def send(self, request: httpx.Request) -> RemoteResponse:
-        """Send a request whose body was read, on the endpoint's loop. Raises `httpx.RequestError`."""
+        """Send a request whose body was read, on the endpoint's loop, with the endpoint's key in place of this use's.
+
+        What is not for the endpoint is refused and gets no key. Raises `httpx.RequestError`.
+        """
         generates = request.method == "POST"
         if self.closed:
             return _refused(_revoked())
         if self.tally is not None and generates and (refusal := _cap_reached(self.tally)) is not None:
             return _refused(refusal)
         exchange = hash((request.url.path, request.content))
-        request = _with_defaults(request, self.remote.defaults)
+        try:
+            request = self._addressed(request)
+        except ApiError as error:
+            return _refused(error)
         try:
             response = await self.remote.http.send(request, stream=True)
         except httpx.RequestError as error:
@@ -197,11 +206,27 @@ class RemoteUse:
         else:
             self._failures.pop(exchange, None)
             content = self._watched(exchange, response)
+            self.num_answers += generates
             if self.tally is not None and generates:
                 self.tally.add(calls=1)
                 content = self._counted(self.tally, response, content)
         headers = {name: value for name, value in response.headers.items() if name not in HOP_HEADERS}
         return RemoteResponse(response.status_code, headers, _closing(response, content))
+
+    def _addressed(self, request: httpx.Request) -> httpx.Request:
+        """The request as it goes out. Raises `ApiError` before the key is attached."""
+        remote = self.remote
+        url = address(remote.base, request.method, route_of(remote.base, request.url))
+        url = url.copy_with(query=request.url.query or None)
+        headers = {name: value.replace(self.key, remote.api_key) for name, value in request.headers.items()}
+        headers.pop("content-length", None)
+        return httpx.Request(
+            request.method,
+            url,
+            headers={**headers, "host": url.netloc.decode("ascii")},
+            content=_with_defaults(request, remote.defaults),
+            extensions=dict(request.extensions),
+        )
 
     async def _watched(self, exchange: int, response: httpx.Response) -> Content:
         try:
@@ -251,23 +276,20 @@ def _defaults(model: AuxiliaryModelConfig) -> dict[str, Any]:
     return given
 
 
-def _with_defaults(request: httpx.Request, defaults: Mapping[str, Any]) -> httpx.Request:
+def _with_defaults(request: httpx.Request, defaults: Mapping[str, Any]) -> bytes:
+    """The body of a request, with the defaults that it does not set."""
     if not defaults or request.method != "POST" or not request.url.path.endswith("/chat/completions"):
-        return request
+        return request.content
     try:
         body = json.loads(request.content)
     except ValueError:  # the endpoint will say what it thinks of it
-        return request
+        return request.content
     if not isinstance(body, dict):
-        return request
+        return request.content
     added = {name: value for name, value in defaults.items() if body.get(name) is None}
     if body.get("max_completion_tokens") is not None:
         added.pop("max_tokens", None)
-    headers = {name: value for name, value in request.headers.items() if name != "content-length"}
-    content = json.dumps({**body, **added}).encode()
-    return httpx.Request(
-        request.method, request.url, headers=headers, content=content, extensions=dict(request.extensions)
-    )
+    return json.dumps({**body, **added}).encode()
 
 
 def _revoked() -> ApiError:

@@ -33,6 +33,10 @@ class PolicySession(Protocol):
     def failure_reason(self) -> str | None: ...
     @property
     def counts(self) -> Mapping[str, float]: ...
+    @property
+    def num_answers(self) -> int: ...
+    @property
+    def cut(self) -> bool: ...
     def close(self) -> tuple[Call, ...]: ...
 
 
@@ -57,6 +61,16 @@ class EndpointSession:
     def counts(self) -> dict[str, float]:
         """Nothing was noticed."""
         return {}
+
+    @property
+    def num_answers(self) -> int:
+        """How many answers came."""
+        return self._use.num_answers
+
+    @property
+    def cut(self) -> bool:
+        """Not known here."""
+        return False
 
     def close(self) -> tuple[Call, ...]:
         """Refuse later calls. Nothing was recorded."""
@@ -86,6 +100,16 @@ class RolloutSession:
     def counts(self) -> Mapping[str, float]:
         """What the policy's session noticed."""
         return self.policy.counts
+
+    @property
+    def num_answers(self) -> int:
+        """How many answers of the policy the agent was handed."""
+        return self.policy.num_answers
+
+    @property
+    def cut(self) -> bool:
+        """Whether the last of them stopped at its token limit."""
+        return self.policy.cut
 
     def close(self) -> tuple[Call, ...]:
         """Revoke the policy; its recorded calls."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias, overload
 
 from agenttune.config.run import RunConfig
 from agenttune.errors import ConfigError
+from agenttune.execution.engine_choice import check_gpu
 from agenttune.execution.teacher_files import teacher_folder
 
 if TYPE_CHECKING:
@@ -26,8 +27,12 @@ AnySupervisedTrainer: TypeAlias = "SupervisedTrainer | SupervisedGroup"
 
 
 def check_trainer(config: RunConfig) -> None:
-    """Refuse processes that cannot be had on this machine, and settings without effect. Raises `ConfigError`."""
-    if config.trainer.has_ranks and not config.uses_ray:  # there the cluster's GPUs count
+    """Refuse devices and processes that cannot be had on this machine, and settings without effect. Raises
+    `ConfigError`."""
+    if config.uses_ray:  # there the cluster's GPUs count
+        return
+    check_gpu(config.engine.device)
+    if config.trainer.has_ranks:
         check_processes(config, num_gpus=_num_gpus())
 
 

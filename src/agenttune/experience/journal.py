@@ -7,6 +7,7 @@ all of it is on disk, and is called before a group is trained.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import secrets
 import sqlite3
@@ -31,6 +32,9 @@ from agenttune.experience.records import (
 )
 from agenttune.types import Check, Experience, Group
 
+_LOOK_S = 1.0
+"""How often a caller that waits for the writer looks whether that still lives."""
+
 
 class _Item(NamedTuple):
     """Something to write, something to announce, or the end."""
@@ -51,7 +55,7 @@ class Journal:
         self.path = Path(path)
         self._connection = _open(self.path, max_bytes)
         self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
         self._num_unsaved = 0
         self._closed = False
         self._session: str | None = None
@@ -101,8 +105,10 @@ class Journal:
         """Return once everything taken in so far is on disk. Raises `JournalError` if it is not."""
         done = threading.Event()
         self._put(_Item(done=done))
-        done.wait()
+        while not done.wait(_LOOK_S) and self._writer.is_alive():
+            pass
         self._raise_failure()
+        assert done.is_set(), "the writer ends with the last item, or with a failure"
 
     def close(self) -> None:
         """Write what is left, close the file. Raises `JournalError` if something could not be written. Idempotent."""
@@ -159,11 +165,12 @@ class Journal:
             for write in writes:
                 write(self._connection)
             self._connection.execute("COMMIT")
-        except Exception as failure:  # the writer's boundary: kept, and raised at every later call
+        except BaseException as failure:  # the writer's boundary: kept, and raised at every later call
             self._num_unsaved += len(writes)
             self._failure = failure
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
+            with contextlib.suppress(sqlite3.Error):  # what cannot be undone now SQLite undoes when it is next opened
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
 
 
 def _open(path: Path, max_bytes: int | None) -> sqlite3.Connection:

@@ -48,10 +48,14 @@ class Entry:
     seconds: float = 0.0
     generation: Generation | None = None
 
+    @property
+    def used(self) -> bool:
+        """Whether something came of it that the agent was handed."""
+        return self.exchange.delivered and not self.exchange.abandoned and self.generation is not None
+
     def call(self) -> Call:
         """The record. A call that nothing came of, or that was not delivered, is ABANDONED."""
-        exchange, generation = self.exchange, self.generation
-        used = exchange.delivered and not exchange.abandoned and generation is not None
+        generation, used = self.generation, self.used
         if generation is None:
             none = np.zeros(0, np.int32)
             generation = Generation(ids=none, logprobs=none.astype(np.float32), versions=none, finish_reason="abort")
@@ -141,6 +145,17 @@ class Session:
     def counts(self) -> dict[str, float]:
         """What deserves a look, per rollout: tool calls that did not parse, and forks."""
         return {name: float(self._counts[name]) for name in ("tool_parse_errors", "forks")}
+
+    @property
+    def num_answers(self) -> int:
+        """How many answers the agent was handed so far, recorded or not."""
+        return sum(entry.used for entry in list(self._entries))
+
+    @property
+    def cut(self) -> bool:
+        """Whether the last answer that the agent was handed stopped at its token limit."""
+        last = next((entry.generation for entry in reversed(list(self._entries)) if entry.used), None)
+        return last is not None and last.finish_reason == "length"
 
     # What follows is the gateway's, on the serving loop.
 

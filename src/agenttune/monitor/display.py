@@ -2,7 +2,7 @@
 
 In: steps, evaluations, messages. Out: on a terminal one live block that is redrawn in place; elsewhere (a CI log, a
 pipe, a notebook) one plain line for each step, at most 100 columns, without control characters. Numbers here are for
-eyes: `metrics.jsonl` and `summary.json` hold them exactly.
+eyes: `metrics.jsonl` and `summary.json` hold them exactly. A stream that goes away costs what would have been shown.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from agenttune.monitor import spent
+from agenttune.monitor.stream import LastingStream
 from agenttune.monitor.table import comparison_lines
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Display:
 
     def __init__(self, total_steps: int, stream: TextIO) -> None:
         self._total_steps = total_steps
-        self._stream = stream
+        self._stream = LastingStream(stream)
         self._rewards: deque[float] = deque(maxlen=400)
         self._seconds: deque[float] = deque(maxlen=20)
         self._last: StepReport | None = None
@@ -152,7 +153,8 @@ class Display:
             self._live = None
 
     def _print(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
+        self._stream.write(f"{text}\n")
+        self._stream.flush()
 
     def _tell_spent(self, shares: spent.Shares) -> None:
         """Say where the time went with the first step, and when that has changed."""
@@ -183,7 +185,7 @@ class Display:
         from rich.live import Live
 
         live = Live(
-            console=Console(file=self._stream, highlight=False),
+            console=Console(file=cast(TextIO, self._stream), highlight=False),
             get_renderable=self._block,
             refresh_per_second=8,
             transient=False,

@@ -39,11 +39,17 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """Rewards by task id, greedy and sampled (a task evaluated several times has its mean), and of further datasets."""
+    """Rewards by task id, greedy and sampled (a task evaluated several times has its mean), and of further datasets.
+
+    `without_calls` counts, by mode, rollouts that never called the model. `no_result` is a sentence, where the figures
+    say nothing of the model and nothing may be concluded from them.
+    """
 
     greedy: Mapping[str, float]
     sampled: Mapping[str, float]
     further: Mapping[str, Evaluation] = field(default_factory=dict)
+    without_calls: Mapping[str, int] = field(default_factory=dict)
+    no_result: str = ""
 
 
 def accuracy(rewards_N: Iterable[float]) -> Accuracy:
@@ -151,6 +157,8 @@ def accuracy_metrics(evaluation: Evaluation, prefix: str = "eval") -> dict[str, 
                 f"{prefix}/{mode}/low": found.low,
                 f"{prefix}/{mode}/high": found.high,
             }
+        if mode in evaluation.without_calls:
+            metrics[f"{prefix}/{mode}/without_calls"] = float(evaluation.without_calls[mode])
     for name, further in evaluation.further.items():
         metrics |= accuracy_metrics(further, f"{prefix}_{name}")
     return metrics

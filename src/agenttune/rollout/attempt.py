@@ -14,11 +14,12 @@ import logging
 import math
 import numbers
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agenttune.errors import ConfigError, DatasetError, TokenCapError
+from agenttune.rollout.model_exceptions import declares_unusable, named_outcome
 from agenttune.rollout.places import causes, describe, place_of_error
 from agenttune.rollout.signature import judge_arguments, name_of, workflow_arguments
 from agenttune.rollout.user_loop import owner
@@ -66,6 +67,7 @@ class Auxiliary(Protocol):
 class Session(Protocol):
     """The models as one attempt sees them. `failure` is what the policy or its engine did wrong, if anything, in one
     line in `failure_reason`. `counts` is what was noticed on the way (malformed tool calls, forks), for the statistics.
+    `num_answers` counts the answers that the agent was handed, and `cut` is whether its token limit cut the last one.
 
     `close` revokes the policy (calls still running are abandoned, later ones refused) and gives the recorded calls; it
     is quick and may be called from any thread. The auxiliary models are closed on their own: the judge needs them.
@@ -79,6 +81,10 @@ class Session(Protocol):
     def failure_reason(self) -> str | None: ...
     @property
     def counts(self) -> Mapping[str, float]: ...
+    @property
+    def num_answers(self) -> int: ...
+    @property
+    def cut(self) -> bool: ...
     @property
     def auxiliary(self) -> Auxiliary: ...
     def close(self) -> tuple[Call, ...]: ...
@@ -106,6 +112,14 @@ class OpenedSession:
     @property
     def failure_reason(self) -> str:
         return self._session.failure_reason or "no reason given"
+
+    @property
+    def num_answers(self) -> int:
+        return self._session.num_answers
+
+    @property
+    def cut(self) -> bool:
+        return self._session.cut
 
     @property
     def auxiliary_models(self) -> dict[str, Any]:
@@ -142,7 +156,8 @@ class Ended:
     """How an attempt ended. `reward` is set when the outcome is OK (None: the workflow gave none, and none is needed).
 
     Where the workflow gave each call a reward of its own, `call_rewards` holds them by the call's index; calls that are
-    not in it are left out of training. None: `reward` is that of all calls.
+    not in it are left out of training. None: `reward` is that of all calls. `outside`: a server that could not be
+    reached made it fail, and nothing that the model said.
     """
 
     outcome: Outcome
@@ -150,11 +165,13 @@ class Ended:
     metrics: Mapping[str, float] = field(default_factory=dict)
     call_rewards: Mapping[int, float] | None = None
     error: str | None = None
+    outside: bool = False
 
 
 class UserFunctions:
     """The workflow and the judge, checked, with the optional arguments that each one takes. Without `needs_reward` a
-    workflow without judge may give none."""
+    workflow without judge may give none. `model_exceptions` names exceptions of the workflow that blame the model's
+    answer (`rollout.model_exceptions`)."""
 
     def __init__(
         self,
@@ -163,11 +180,13 @@ class UserFunctions:
         workflow_args: Mapping[str, Any],
         *,
         needs_reward: bool = True,
+        model_exceptions: Sequence[str] = (),
     ) -> None:
         self.workflow = workflow
         self.judge = judge
         self._workflow_args = workflow_args
         self._needs_reward = needs_reward
+        self._model_exceptions = model_exceptions
         self._workflow_takes = workflow_arguments(workflow)
         self._judge_takes = judge_arguments(judge) if judge is not None else frozenset()
         self._warned: set[str] = set()
@@ -180,7 +199,7 @@ class UserFunctions:
             output = await self.workflow(task=row, model=session.model, **further)
         except BaseException as error:  # the failure boundary of user code (see the module's docstring)
             failed = Outcome.INFRASTRUCTURE if session.auxiliary_failure is not None else session.failure
-            return self._failed(error, failed, Outcome.WORKFLOW_ERROR, task)
+            return self._failed(error, failed, Outcome.WORKFLOW_ERROR, task, session)
         failure = session.failure
         session.close()  # the judge, and what the workflow left running, make no calls in the agent's name
         if failure is not None and failure not in MODEL_CAUSED:
@@ -204,9 +223,9 @@ class UserFunctions:
         except BaseException as error:  # the failure boundary of user code
             blameless = session.auxiliary_failure is not None
             caused = failure if failure in MODEL_CAUSED and not blameless else None
-            return self._failed(error, caused, Outcome.JUDGE_ERROR, task)
+            return self._failed(error, caused, Outcome.JUDGE_ERROR, task, session)
         if (reason := session.auxiliary_failure) is not None:  # that the judge swallowed: its score means nothing
-            return Ended(outcome=Outcome.JUDGE_ERROR, error=reason)
+            return Ended(outcome=Outcome.JUDGE_ERROR, error=reason, outside=True)
         judged = getattr(judgement, "reward", judgement)
         metrics = {**metrics, **self._read_metrics(getattr(judgement, "metrics", None))}
         return self._scored(judged, metrics, Outcome.JUDGE_ERROR, f"judge_func `{name_of(self.judge)}`")
@@ -220,7 +239,14 @@ class UserFunctions:
             values["workflow_args"] = copy.deepcopy(dict(self._workflow_args))
         return {name: values[name] for name in names}
 
-    def _failed(self, error: BaseException, failure: Outcome | None, otherwise: Outcome, task: Task) -> Ended:
+    def _failed(
+        self,
+        error: BaseException,
+        failure: Outcome | None,
+        otherwise: Outcome,
+        task: Task,
+        session: OpenedSession,
+    ) -> Ended:
         run = owner.get()
         if isinstance(error, GeneratorExit) or (isinstance(error, asyncio.CancelledError) and run and run.cancelled):
             raise error  # our own cancellation
@@ -237,8 +263,22 @@ class UserFunctions:
             text += f" [task {task.id} has no value in: {', '.join(empty)}]"
         if failure is not None:
             return Ended(outcome=failure, error=text)
-        unreachable = otherwise == Outcome.WORKFLOW_ERROR and any(is_connection_error(cause) for cause in causes(error))
-        return Ended(outcome=Outcome.INFRASTRUCTURE if unreachable else otherwise, error=text)
+        outcome = self._outcome(error, otherwise, cut=session.cut)
+        outside = session.auxiliary_failure is not None or any(map(is_connection_error, causes(error)))
+        return Ended(outcome=outcome, error=text, outside=outside)
+
+    def _outcome(self, error: BaseException, otherwise: Outcome, *, cut: bool) -> Outcome:
+        """What an exception of the workflow, or of the judge, says of its cause: the owner's own word first, then a
+        server that could not be reached, then exceptions that are known or named, then an answer that was cut. In a
+        judge only the owner's word counts, for the rest may be about the judge's own model."""
+        if declares_unusable(error):
+            return Outcome.TOKEN_LIMIT if cut else Outcome.UNUSABLE_ANSWER
+        if otherwise != Outcome.WORKFLOW_ERROR:
+            return otherwise
+        if any(map(is_connection_error, causes(error))):
+            return Outcome.INFRASTRUCTURE
+        outcome = named_outcome(error, self._model_exceptions)
+        return Outcome.TOKEN_LIMIT if cut and outcome != Outcome.CALL_LIMIT else outcome or otherwise
 
     def _read_output(self, output: Any) -> tuple[Any, Any, dict[str, float]]:
         """(reward, response, metrics) of a `WorkflowOutput`, of an object like it, or of a plain number."""

@@ -38,12 +38,13 @@ class TaskCheck:
 class CheckReport:
     """What the check found. `ready` is false if a finding is in the way of training.
 
-    `has_signal`: at least one group has rewards that differ, or none are needed. `lengths` are the sampled tokens of a
-    rollout (least, median, most); `seconds` the median of a rollout.
+    `has_signal`: at least one group has rewards that differ, or none are needed. `trains`: a token was sampled that may
+    carry loss. `lengths` are the sampled tokens of a rollout (least, median, most); `seconds` the median of a rollout.
     """
 
     ready: bool
     has_signal: bool
+    trains: bool
     findings: tuple[str, ...]
     tasks: tuple[TaskCheck, ...]
     lengths: tuple[int, float, int]
@@ -92,10 +93,11 @@ def check_groups(groups: Sequence[Group], *, needs_reward: bool = True) -> Check
         for group in groups
     )
     has_signal = not needs_reward or _has_signal(tasks)
-    problems = _problems(statistics, tasks, bool(calls), has_signal)
+    problems = [*_problems(statistics, tasks, bool(calls), has_signal), *_nothing_trains(calls)]
     return CheckReport(
         ready=not problems,
         has_signal=has_signal,
+        trains=any(call.trainable for call in calls),
         findings=(*problems, *_remarks(statistics, calls)),
         tasks=tasks,
         lengths=(min(tokens), median(tokens), max(tokens)),
@@ -122,6 +124,22 @@ def _problems(found: RolloutStatistics, tasks: Sequence[TaskCheck], any_calls: b
     elif found.num_excluded < found.num_rollouts and not has_signal:
         problems.append(_no_spread(tasks))
     return problems
+
+
+def _nothing_trains(calls: Sequence[Call]) -> list[str]:
+    """The problem of calls of which none can carry loss."""
+    if not calls or any(call.trainable for call in calls):
+        return []
+    greedy = sum(call.sampling.temperature <= 0 for call in calls)
+    if greedy == len(calls):
+        return [
+            f"all {len(calls)} calls were sampled at temperature 0, which the agent asks for itself: such calls are "
+            "never trained, so nothing would be; leave the temperature out of its calls (model.temperature then holds)"
+        ]
+    return [
+        f"none of the {len(calls)} calls can be trained ({greedy} were sampled at temperature 0, the others were not "
+        "delivered or left out by the workflow): nothing would be"
+    ]
 
 
 def _no_spread(tasks: Sequence[TaskCheck]) -> str:
@@ -157,6 +175,11 @@ def _remarks(found: RolloutStatistics, calls: Sequence[Call]) -> list[str]:
         remarks.append(
             f"{_percent(found.truncated_share)} of the calls stopped at their token limit: raise model.max_tokens "
             "(and model.max_model_len), or ask for shorter answers"
+        )
+    greedy = sum(call.sampling.temperature <= 0 for call in calls)
+    if 0 < greedy < len(calls):
+        remarks.append(
+            f"{greedy} of {len(calls)} calls were sampled at temperature 0: they are context, and never trained"
         )
     offered = [call for call in calls if call.tools]
     if offered and not any(call.response.get("tool_calls") for call in offered):

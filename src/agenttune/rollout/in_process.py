@@ -44,13 +44,15 @@ class Asked:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempted:
     """An attempt that was made: how it ended, its recorded calls, what its session noticed, the seconds it took.
-    `counts` is false where another attempt's code made it fail."""
+    `counts` is false where another attempt's code made it fail. `num_answers` counts what the agent was handed,
+    recorded or not; None where nobody knows."""
 
     ended: Ended
     calls: tuple[Call, ...] = ()
     noticed: Mapping[str, float]
     seconds: float
     counts: bool = True
+    num_answers: int | None = 0
 
 
 class Attempts(Protocol):
@@ -91,12 +93,19 @@ class InProcess:
         finally:
             if not run.future.done():
                 self._users.cancel(run)
-            calls, noticed = session.end(), session.counts
+            calls, noticed, num_answers = session.end(), session.counts, session.num_answers
         if session.exhausted is not None:
             raise session.exhausted
         if run.started.done():
             began = run.started.result()
-        return Attempted(ended=ended, calls=calls, noticed=noticed, seconds=time.monotonic() - began, counts=counts)
+        return Attempted(
+            ended=ended,
+            calls=calls,
+            noticed=noticed,
+            seconds=time.monotonic() - began,
+            counts=counts,
+            num_answers=num_answers,
+        )
 
     def close(self) -> None:
         """End the user loop."""

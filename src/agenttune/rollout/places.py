@@ -15,6 +15,8 @@ from typing import Any
 
 PACKAGE = str(Path(__file__).resolve().parent.parent)
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+INSTALLED = frozenset({"site-packages", "dist-packages"})
+"""Folders of installed packages, wherever they are (of the user, of another environment)."""
 MAX_CHARACTERS = 300
 
 
@@ -22,7 +24,9 @@ def is_user_code(filename: str) -> bool:
     """Whether a source file is neither ours nor a library's."""
     if filename.startswith(PACKAGE):
         return False
-    return not (filename.startswith(("<frozen", "<string")) or filename.startswith(LIBRARIES))
+    if filename.startswith(("<frozen", "<string")) or filename.startswith(LIBRARIES):
+        return False
+    return INSTALLED.isdisjoint(Path(filename).parts)
 
 
 def place_of_error(error: BaseException) -> str | None:
@@ -62,14 +66,23 @@ def describe(error: BaseException) -> str:
     return type(error).__name__ + (f": {message}" if message else "") + (f" ({place})" if place else "")
 
 
-def causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, what it was raised `from`, and the members of exception groups."""
-    yield error
-    if isinstance(error, BaseExceptionGroup):
-        for member in error.exceptions:
-            yield from causes(member)
-    if error.__cause__ is not None:
-        yield from causes(error.__cause__)
+def causes(error: BaseException, *, implicit: bool = False) -> Iterator[BaseException]:
+    """The error, what it was raised `from`, and the members of exception groups; `implicit`: also what was being
+    handled when it was raised, as a traceback shows it."""
+    waiting, seen = [error], set[int]()
+    while waiting:
+        error = waiting.pop()
+        if id(error) in seen:
+            continue
+        seen.add(id(error))
+        yield error
+        cause = error.__cause__
+        if cause is None and implicit and not error.__suppress_context__:
+            cause = error.__context__
+        if cause is not None:
+            waiting.append(cause)
+        if isinstance(error, BaseExceptionGroup):
+            waiting.extend(reversed(error.exceptions))
 
 
 def _innermost(frames: list[tuple[CodeType, int]]) -> str | None:
@@ -83,5 +96,10 @@ def _innermost(frames: list[tuple[CodeType, int]]) -> str | None:
 
 
 def _short(filename: str) -> str:
+    """The file relative to the working folder, where it is below it."""
     path = Path(filename)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename
+    try:
+        folder = Path.cwd()
+    except FileNotFoundError:  # user code changed into a folder that was then deleted
+        return filename
+    return str(path.relative_to(folder)) if path.is_relative_to(folder) else filename

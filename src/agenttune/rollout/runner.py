@@ -7,8 +7,9 @@ another place where attempts run.
     submit ─► group ─► rollout 0..G-1 ─► slot ─► attempt 0, 1, .. ─► [user loop: workflow ─► judge]
                                                      └─ time limit: revoke the session, cancel, go on
 
-What is retried: failures that the model did not cause, in a fresh session, up to `max_attempts`; then the rollout is
-excluded (no reward). Its siblings go on. Bad input stops everything, with its own message.
+What is retried (`retries`): failures that the model did not cause, in a fresh session with the same noise, up to
+`max_attempts`; then the rollout is excluded (no reward). Its siblings go on. Bad input stops everything, with its own
+message.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from typing import Any
 from agenttune.config.run import RolloutConfig
 from agenttune.errors import RolloutError
 from agenttune.rollout.attempt import UserFunctions
-from agenttune.rollout.in_process import Asked, Attempts, InProcess, Opens
+from agenttune.rollout.in_process import Asked, Attempted, Attempts, InProcess, Opens
+from agenttune.rollout.retries import is_final
 from agenttune.types import MODEL_CAUSED, Call, CallStatus, Group, Outcome, Rollout, Task
 
 log = logging.getLogger("agenttune.rollout")
@@ -44,6 +46,7 @@ class _Ticket:
     group_id: str
     index: int
     opens: Opens
+    evaluation: bool
 
     @property
     def id(self) -> str:
@@ -76,7 +79,13 @@ class RolloutRunner:
         self._config = config
         self._group_size = group_size
         self._seed = seed
-        functions = UserFunctions(workflow, judge, workflow_args or {}, needs_reward=needs_reward)
+        functions = UserFunctions(
+            workflow,
+            judge,
+            workflow_args or {},
+            needs_reward=needs_reward,
+            model_exceptions=config.model_exceptions,
+        )
         self._attempts = attempts(functions) if attempts is not None else InProcess(functions, config.timeout_s)
         self._fatal: Exception | None = None
         self._fatal_place: TracebackType | None = None
@@ -97,21 +106,26 @@ class RolloutRunner:
         on_rollout: OnRollout | None = None,
         open_session: Opens | None = None,
         open_baseline: Opens | None = None,
+        *,
+        evaluation: bool = False,
     ) -> Future[Group]:
         """Start a group; rollouts start in the order of submission, as slots become free.
 
         `group_id` decides the noise, so it must be the same in a repeated run. `on_rollout` is called on the runner's
         thread with each finished rollout, and must be quick. `open_session` replaces the runner's own (evaluation);
-        with `open_baseline` the group has one rollout more, its `baseline`, in a session of that kind. The future
-        raises `ConfigError` or `DatasetError` for bad input, in any group.
+        with `open_baseline` the group has one rollout more, its `baseline`, in a session of that kind. An `evaluation`
+        repeats no failure that the model may have caused. The future raises `ConfigError` or `DatasetError` for bad
+        input, in any group.
         """
         if self._closed:
             raise RolloutError("the rollout runner is closed")
         size = self._group_size if group_size is None else group_size
         opener = open_session or self._open_session
-        tickets = [_Ticket(task=task, group_id=group_id, index=i, opens=opener) for i in range(size)]
-        if open_baseline is not None:
-            tickets.append(_Ticket(task=task, group_id=group_id, index=size, opens=open_baseline))
+        openers = [opener] * size + ([] if open_baseline is None else [open_baseline])
+        tickets = [
+            _Ticket(task=task, group_id=group_id, index=index, opens=opens, evaluation=evaluation)
+            for index, opens in enumerate(openers)
+        ]
         group = self._group(task, group_id, version, tickets, size, on_rollout)
         return asyncio.run_coroutine_threadsafe(group, self._loop)
 
@@ -125,11 +139,14 @@ class RolloutRunner:
         on_rollout: OnRollout | None = None,
         open_session: Opens | None = None,
         open_baseline: Opens | None = None,
+        evaluation: bool = False,
     ) -> list[Group]:
         """Run a group for each task and wait for all of them. Ctrl-C cancels them."""
         return self.collect(
             [
-                self.submit(task, group_id, version, group_size, on_rollout, open_session, open_baseline)
+                self.submit(
+                    task, group_id, version, group_size, on_rollout, open_session, open_baseline, evaluation=evaluation
+                )
                 for task, group_id in zip(tasks, group_ids, strict=True)
             ]
         )
@@ -229,19 +246,20 @@ class RolloutRunner:
         failed = 0
         async with self._slots:
             while True:
-                rollout, counts = await self._attempt(ticket, len(attempts))
+                rollout, came = await self._attempt(ticket, len(attempts))
                 attempts.append(rollout)
-                failed += counts
-                final = rollout.outcome == Outcome.OK or rollout.outcome in MODEL_CAUSED
-                if final or failed >= self._config.max_attempts:
+                failed += came.counts
+                if rollout.outcome == Outcome.OK or failed >= self._config.max_attempts:
+                    break
+                if is_final(rollout, outside=came.ended.outside, evaluation=ticket.evaluation):
                     break
         if on_rollout is not None:
             on_rollout(rollout)
         return attempts
 
-    async def _attempt(self, ticket: _Ticket, attempt: int) -> tuple[Rollout, bool]:
-        """One attempt, and whether it counts towards `max_attempts` (not if another rollout made it fail)."""
-        noise = noise_seed(self._seed, ticket.id, attempt)
+    async def _attempt(self, ticket: _Ticket, attempt: int) -> tuple[Rollout, Attempted]:
+        """One attempt, as it is recorded and as it was made."""
+        noise = noise_seed(self._seed, ticket.id)
         asked = Asked(task=ticket.task, rollout_id=ticket.id, noise_seed=noise, opens=ticket.opens)
         came = await self._attempts.run(asked)
         ended, calls = came.ended, came.calls
@@ -259,8 +277,9 @@ class RolloutRunner:
             call_rewards=ended.call_rewards or {},
             error=ended.error,
             seconds=came.seconds,
+            unrecorded_answers=None if came.num_answers is None else came.num_answers if not calls else 0,
         )
-        return rollout, came.counts
+        return rollout, came
 
 
 def _retrieve(group: asyncio.Task[Any]) -> None:
@@ -279,7 +298,8 @@ def _leave_out(calls: Sequence[Call], call_rewards: Mapping[int, float]) -> tupl
     )
 
 
-def noise_seed(seed: int, rollout_id: str, attempt: int) -> int:
-    """The 64-bit key of an attempt's noise: a function of these three alone, whatever runs beside it."""
-    key = f"{seed}|{rollout_id}|{attempt}".encode()
+def noise_seed(seed: int, rollout_id: str) -> int:
+    """The 64-bit key of a rollout's noise: a function of these two alone, whatever runs beside it. Each of its attempts
+    has the same: a retry that sampled anew would draw until an answer suits the user's code."""
+    key = f"{seed}|{rollout_id}|0".encode()
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest())

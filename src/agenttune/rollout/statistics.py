@@ -11,11 +11,20 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, pstdev
+from statistics import fmean, median, pstdev
 
 from agenttune.errors import RolloutError
 from agenttune.rollout.attempt import AUXILIARY, GATEWAY
+from agenttune.rollout.retries import replaced
 from agenttune.types import Group, Outcome, Rollout
+
+QUICK = 0.1
+"""A rollout without a call that took less than this share of what one with calls takes did nothing itself."""
+CACHED = (
+    "the agent's framework answers from a cache; switch it off (DSPy: dspy.configure_cache(enable_disk_cache=False, "
+    "enable_memory_cache=False); LangChain: set_llm_cache(None))"
+)
+NAME_IT = "if the model's answer caused it, name it in rollout.model_exceptions, or raise UnusableAnswerError"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +32,12 @@ class RolloutStatistics:
     """Figures over groups. Means are NaN where there is nothing to average (rewards, if rollouts need and have none).
 
     `failures` counts rollouts by outcome after the last attempt, `retries` failed attempts before it; `first_errors`
-    has the first error line of each cause. `num_flat_groups` are those with two or more scored rollouts, all of one
-    reward: they teach nothing. `excluded_by_task` is the share of a task's rollouts without reward, where not 0.
+    has the first error line of each cause. `replaced` counts rollouts that a retry gave other answers, by the outcome
+    of what they replace; `scored_failures` those that failed and have the failure reward. `num_flat_groups` are those
+    with two or more scored rollouts, all of one reward: they teach nothing. `num_without_calls` ended well
+    without an answer of the model; `seconds_without_calls` and `seconds_with_calls` are the medians of their times
+    and of the others'. `excluded_by_task` and `replaced_by_task` are the shares of a task's rollouts
+    without reward, and of those replaced, where not 0.
     `truncated_share` is of the calls that stopped at their token limit. `auxiliary_totals` sums what auxiliary models
     were used for (`auxiliary/<name>/calls`, `…/tokens`) over all attempts, failed ones included.
     """
@@ -34,12 +47,17 @@ class RolloutStatistics:
     num_excluded: int
     num_flat_groups: int
     num_without_calls: int
+    seconds_without_calls: float
+    seconds_with_calls: float
     reward_mean: float
     reward_std: float
     failures: Mapping[Outcome, int]
     retries: Mapping[Outcome, int]
+    replaced: Mapping[Outcome, int]
+    scored_failures: Mapping[Outcome, int]
     first_errors: Mapping[Outcome, str]
     excluded_by_task: Mapping[str, float]
+    replaced_by_task: Mapping[str, float]
     mean_calls: float
     mean_sampled_tokens: float
     mean_seconds: float
@@ -52,6 +70,16 @@ class RolloutStatistics:
         """Share of the rollouts that take no part."""
         return self.num_excluded / self.num_rollouts if self.num_rollouts else 0.0
 
+    @property
+    def num_replaced(self) -> int:
+        """Rollouts that a retry gave other answers."""
+        return sum(self.replaced.values())
+
+    @property
+    def replaced_share(self) -> float:
+        """Share of the rollouts that a retry gave other answers."""
+        return self.num_replaced / self.num_rollouts if self.num_rollouts else 0.0
+
     def metrics(self) -> dict[str, float]:
         """Numbers for the monitors; what has no value is left out. The user's own are under `workflow/`."""
         numbers = {
@@ -62,6 +90,8 @@ class RolloutStatistics:
             "rollout/excluded_share": self.excluded_share,
             "rollout/tasks_with_exclusions": float(len(self.excluded_by_task)),
             "rollout/worst_task_excluded_share": max(self.excluded_by_task.values(), default=0.0),
+            "rollout/replaced_share": self.replaced_share,
+            "rollout/worst_task_replaced_share": max(self.replaced_by_task.values(), default=0.0),
             "rollout/without_calls": float(self.num_without_calls),
             "rollout/retries": float(sum(self.retries.values())),
             "rollout/calls": self.mean_calls,
@@ -81,11 +111,28 @@ class RolloutStatistics:
         if needs_reward and self.num_groups and self.num_flat_groups == self.num_groups:
             found.append("every group has one reward: nothing to learn from")
         if self.num_excluded:
-            causes = ", ".join(f"{count} {outcome.value}" for outcome, count in self.failures.items())
-            found.append(f"{self.num_excluded} of {self.num_rollouts} rollouts excluded ({causes})")
+            left = Counter(self.failures) - Counter(self.scored_failures)
+            found.append(f"{self.num_excluded} of {self.num_rollouts} rollouts excluded ({_counted(left)})")
+        if self.scored_failures:
+            number, causes = sum(self.scored_failures.values()), _counted(self.scored_failures)
+            found.append(f"{number} of {self.num_rollouts} rollouts failed by the model: failure_reward ({causes})")
+        if self.num_replaced:
+            found.append(
+                f"{self.num_replaced} of {self.num_rollouts} rollouts replaced by a retry that gave other answers "
+                f"({_counted(self.replaced)})"
+            )
         if self.num_without_calls:
-            found.append(f"{self.num_without_calls} rollouts made no model call")
+            found.append(without_calls(self, "they teach nothing"))
+        if hint := self._hint():
+            found.append(hint)
         return found
+
+    def _hint(self) -> str:
+        """What to do where the workflow's exceptions may be about the model's answers."""
+        if not (self.failures.get(Outcome.WORKFLOW_ERROR) or self.replaced.get(Outcome.WORKFLOW_ERROR)):
+            return ""
+        first = self.first_errors.get(Outcome.WORKFLOW_ERROR, "no message")
+        return f"{first}: {NAME_IT}"
 
 
 def summarize(groups: Iterable[Group]) -> RolloutStatistics:
@@ -96,18 +143,25 @@ def summarize(groups: Iterable[Group]) -> RolloutStatistics:
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     calls = [call for rollout in rollouts for call in rollout.calls]
     failed = [rollout for rollout in rollouts if rollout.outcome != Outcome.OK]
+    silent = [rollout for rollout in rollouts if rollout.outcome == Outcome.OK and rollout.num_answers == 0]
+    chosen = [failed for group in groups for failed, _ in replaced(group)]
     return RolloutStatistics(
         num_groups=len(groups),
         num_rollouts=len(rollouts),
         num_excluded=sum(not rollout.scored for rollout in rollouts),
         num_flat_groups=sum(is_flat(group) for group in groups),
-        num_without_calls=sum(rollout.outcome == Outcome.OK and not rollout.calls for rollout in rollouts),
+        num_without_calls=len(silent),
+        seconds_without_calls=_median([rollout.seconds for rollout in silent]),
+        seconds_with_calls=_median([rollout.seconds for rollout in rollouts if rollout.num_answers]),
         reward_mean=_mean(rewards),
         reward_std=pstdev(rewards) if rewards else math.nan,
         failures=Counter(rollout.outcome for rollout in failed),
         retries=Counter(rollout.outcome for rollout in attempts),
+        replaced=Counter(rollout.outcome for rollout in chosen),
+        scored_failures=Counter(rollout.outcome for rollout in failed if rollout.scored),
         first_errors=_first_errors([*failed, *attempts]),
-        excluded_by_task=_excluded_by_task(rollouts),
+        excluded_by_task=_shares_by_task(rollouts, [rollout for rollout in rollouts if not rollout.scored]),
+        replaced_by_task=_shares_by_task(rollouts, chosen),
         mean_calls=_mean([len(rollout.calls) for rollout in rollouts]),
         mean_sampled_tokens=_mean([sum(len(call.sampled_ids_S) for call in rollout.calls) for rollout in rollouts]),
         mean_seconds=_mean([rollout.seconds for rollout in rollouts]),
@@ -118,18 +172,35 @@ def summarize(groups: Iterable[Group]) -> RolloutStatistics:
 
 
 def check_excluded(groups: Iterable[Group], max_excluded_share: float) -> None:
-    """Raise `RolloutError`, with the causes and their first errors, if more than this share has no reward."""
+    """Raise `RolloutError`, with the causes and their first errors, if more than this share has no reward, or stands in
+    for other answers that failed."""
     statistics = summarize(groups)
-    if statistics.excluded_share <= max_excluded_share:
+    if statistics.excluded_share + statistics.replaced_share <= max_excluded_share:
         return
+    causes = Counter(statistics.failures) + Counter(statistics.replaced)
     lines = [
         f"  {count} x {outcome.value}: {statistics.first_errors.get(outcome, 'no message')}"
-        for outcome, count in sorted(statistics.failures.items(), key=lambda item: -item[1])
+        for outcome, count in sorted(causes.items(), key=lambda item: -item[1])
     ]
+    also = f", and {statistics.num_replaced} were replaced by a retry that gave other answers"
     raise RolloutError(
-        f"{statistics.num_excluded} of {statistics.num_rollouts} rollouts have no reward "
+        f"{statistics.num_excluded} of {statistics.num_rollouts} rollouts have no reward"
+        f"{also if statistics.num_replaced else ''} "
         f"(rollout.max_excluded_share is {max_excluded_share:g}); by cause, with the first error of each:\n"
         + "\n".join(lines)
+        + (f"\n{NAME_IT}" if {Outcome.WORKFLOW_ERROR, Outcome.JUDGE_ERROR} & set(causes) else "")
+    )
+
+
+def without_calls(found: RolloutStatistics, otherwise: str) -> str:
+    """What rollouts that ended well without an answer of the model mean: a cache, where they took no time, else
+    `otherwise`."""
+    text = f"{found.num_without_calls} of {found.num_rollouts} rollouts made no model call"
+    if not found.seconds_without_calls <= QUICK * found.seconds_with_calls:
+        return f"{text}: {otherwise}"
+    return (
+        f"{text}, and took {found.seconds_without_calls:.3f} s where the others took {found.seconds_with_calls:.2f} s: "
+        f"{CACHED}"
     )
 
 
@@ -147,11 +218,14 @@ def _first_errors(failed: Sequence[Rollout]) -> dict[Outcome, str]:
     return first
 
 
-def _excluded_by_task(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    of_task: dict[str, list[bool]] = defaultdict(list)
-    for rollout in rollouts:
-        of_task[rollout.task_id].append(not rollout.scored)
-    return {task_id: fmean(excluded) for task_id, excluded in of_task.items() if any(excluded)}
+def _shares_by_task(rollouts: Sequence[Rollout], some: Sequence[Rollout]) -> dict[str, float]:
+    """The share that `some` have of each task's rollouts, where they have any."""
+    of_task = Counter(rollout.task_id for rollout in rollouts)
+    return {task_id: count / of_task[task_id] for task_id, count in Counter(one.task_id for one in some).items()}
+
+
+def _counted(outcomes: Mapping[Outcome, int]) -> str:
+    return ", ".join(f"{count} {outcome.value}" for outcome, count in outcomes.items())
 
 
 def _user_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
@@ -174,6 +248,10 @@ def _auxiliary_totals(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 def _namespaced(name: str) -> str:
     return name if name.startswith((GATEWAY, AUXILIARY)) else f"workflow/{name}"
+
+
+def _median(values: Sequence[float]) -> float:
+    return median(values) if values else math.nan
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from agenttune.algorithm.supervised import SupervisedAlgorithm
 from agenttune.certificate.checks import broken_sentences
 from agenttune.config.run import RunConfig
-from agenttune.errors import CertificateError, ConfigError, DatasetError, EngineError, TrainingError
+from agenttune.errors import ConfigError, DatasetError
 from agenttune.evaluate import Evaluator, evaluation_from_json, evaluation_to_json
 from agenttune.execution.start import Served
 from agenttune.execution.trainers import AnySupervisedTrainer
@@ -27,7 +27,7 @@ from agenttune.experience.journal import Journal
 from agenttune.monitor.display import Display, StepReport
 from agenttune.monitor.metrics import Monitor
 from agenttune.monitor.statistics import Evaluation, accuracy, accuracy_metrics
-from agenttune.steps import TimeLimit, deferred_interrupt, save_checkpoint, saved_on_failure
+from agenttune.steps import Checkpoints, Recorded, TimeLimit, deferred_interrupt
 from agenttune.supervised.batches import split, weighted
 from agenttune.supervised.checks import check_step
 from agenttune.supervised.held_out import HeldOut
@@ -38,22 +38,23 @@ from agenttune.tasks.order import Order, distinct
 from agenttune.types import Check, Experience, Task
 
 KIND = "supervised"
-SAVED_ON = (CertificateError, DatasetError, EngineError, TrainingError)
-"""Failures that leave the weights whole."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """How far a run is. Saved in every checkpoint; counts are over all its sessions. `best` is the accuracy, or the
-    negative held-out loss, of the best checkpoint."""
+    """How far a run is. Saved in every checkpoint; counts are over all its sessions. `version` is the policy that
+    `step` led to; `best` is the accuracy, or the negative held-out loss, of the best checkpoint, which is that of
+    `best_step`."""
 
     step: int = 0
+    version: int = 0
     rows: int = 0
     rows_too_long: int = 0
     trained_tokens: int = 0
     computed_tokens: int = 0
     seconds_to_first_step: float | None = None
     best: float | None = None
+    best_step: int | None = None
     before: Evaluation | None = None
     after: Evaluation | None = None
     loss_before: Mapping[str, float] | None = None
@@ -99,17 +100,21 @@ class SupervisedLoop:
     total_steps: int
     progress: Progress
     process_seconds: Callable[[], float]
+    checkpoints: Checkpoints = field(init=False)
+
+    def __post_init__(self) -> None:
+        keep, say = self.config.trainer.keep_checkpoints, self.display.message
+        self.checkpoints = Checkpoints(self.trainer, self.journal, self.run_dir, keep=keep, say=say)
 
     def run(self) -> None:
         """Train until the steps are done or the time is up, then evaluate.
 
-        Ctrl-C, and a failure that leaves the weights whole, save a checkpoint of the last whole step before they go on
-        up.
+        Whatever ends it before that, a checkpoint has the last whole step; see `Checkpoints.saved_on_failure`.
         """
         limit = TimeLimit(self.config.time_limit_s, self.display.message)
         if self.held_out is not None:
             self.journal.add_taught(HELD_OUT, map(held_out_row, self.held_out.rows))
-        with saved_on_failure(self._save, SAVED_ON, self.display.message):
+        with self.checkpoints.saved_on_failure(self._recorded):
             evaluation_s = self._evaluate_before()
             more = self.progress.step < self.total_steps
             while more:
@@ -132,7 +137,7 @@ class SupervisedLoop:
             )
         checks = self._certify(lessons, updates)
         taught = [taught_row(row, lesson) for row, lesson in zip(rows, lessons, strict=True)]
-        with deferred_interrupt():  # from here on the step is done whole or not at all
+        with deferred_interrupt():  # the step is trained and recorded, or what it changed does not count
             learnt = self.trainer.train_step(updates)
             self.journal.add_taught(self.progress.step + 1, taught)
             self._record(lessons, learnt, checks, time.perf_counter() - began, evaluation_s)
@@ -151,18 +156,24 @@ class SupervisedLoop:
     def _record(
         self, lessons: Sequence[Lesson], learnt: Learnt, checks: Sequence[Check], seconds: float, evaluation_s: float
     ) -> None:
-        progress = self.progress
+        """Write down that the step has trained. It counts once `progress` tells of it, which is the last to happen."""
+        before = self.progress
         too_long = sum(lesson.too_long for lesson in lessons)
         kept = sum(bool(lesson.experiences) for lesson in lessons)
-        progress.order = self.order.state()
-        progress.step += 1
-        progress.after = progress.loss_after = None  # a finished run that goes on is evaluated anew
-        progress.rows += kept
-        progress.rows_too_long += too_long
-        progress.trained_tokens += learnt.trained_tokens
-        progress.computed_tokens += learnt.computed_tokens
-        if progress.seconds_to_first_step is None:
-            progress.seconds_to_first_step = self.process_seconds() - evaluation_s
+        first = before.seconds_to_first_step
+        progress = replace(
+            before,
+            step=before.step + 1,
+            version=self.trainer.version,
+            rows=before.rows + kept,
+            rows_too_long=before.rows_too_long + too_long,
+            trained_tokens=before.trained_tokens + learnt.trained_tokens,
+            computed_tokens=before.computed_tokens + learnt.computed_tokens,
+            seconds_to_first_step=self.process_seconds() - evaluation_s if first is None else first,
+            after=None,  # a finished run that goes on is evaluated anew
+            loss_after=None,
+            order=self.order.state(),
+        )
         metrics = {
             **learnt.metrics(),
             "batch/rows": float(kept),
@@ -174,7 +185,8 @@ class SupervisedLoop:
             "tokens/per_s": learnt.sequence_tokens / seconds,
         }
         self.monitor.log(progress.step, metrics)
-        self.journal.add_step(progress.step, self.trainer.version, metrics)
+        self.journal.add_step(progress.step, progress.version, metrics)
+        self.progress = progress
         self.display.step(
             StepReport(
                 step=progress.step,
@@ -231,11 +243,15 @@ class SupervisedLoop:
     def _save(self, merit: float | None = None) -> None:
         """Write a checkpoint of the last whole step; it becomes `best` if it is no worse than that."""
         progress = self.progress
-        best = merit is not None and (progress.best is None or merit >= progress.best)
-        if best:
-            progress.best = merit
-        keep = self.config.trainer.keep_checkpoints
-        save_checkpoint(self.trainer, self.run_dir, progress.step, progress.to_json(), best=best, keep=keep)
+        if merit is not None and (progress.best is None or merit >= progress.best):
+            self.progress = replace(progress, best=merit, best_step=progress.step)
+        self.checkpoints.save(self._recorded())
+
+    def _recorded(self) -> Recorded:
+        progress = self.progress
+        return Recorded(
+            step=progress.step, version=progress.version, best_step=progress.best_step, position=progress.to_json()
+        )
 
 
 def _note(num_rows: int, too_long: int, empty: int, max_model_len: int) -> str:

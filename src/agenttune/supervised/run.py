@@ -24,6 +24,7 @@ from agenttune.execution.model_files import model_folder
 from agenttune.execution.start import check_execution, start_serving, start_training
 from agenttune.execution.trainers import AnySupervisedTrainer, check_trainer, make_trainer
 from agenttune.forecast import after_run
+from agenttune.interrupts import stop_signals
 from agenttune.monitor.curve import draw_loss_curve, draw_reward_curve
 from agenttune.monitor.metrics import check_monitor
 from agenttune.monitor.statistics import by_mode
@@ -80,6 +81,7 @@ def run_supervised(
         folder = model_folder(config.model.model_path)
         trainer = make_trainer(config, algorithm, folder, total_steps=opened.total_steps, ranks=ranks)
         stack.callback(trainer.close)
+        stack.enter_context(stop_signals())  # once more: Ray sets handlers of its own as it starts
         if serving is not None:
             publish_adapters_alone(serving.engine, trainer)
         loop = _assemble(opened, algorithm, serving, trainer, data)
@@ -151,6 +153,7 @@ def _assemble(
     progress = Progress(order=order.state())
     if directory.checkpoint is not None:
         progress = Progress.from_json(trainer.restore(directory.checkpoint))
+        progress.version = trainer.version
         order.restore(progress.order)
         display.message(f"continuing {directory.path.name} after step {progress.step}")
     journal = Journal(directory.journal)
@@ -172,10 +175,10 @@ def _assemble(
         rows=data.training,
         order=order,
         journal=journal,
-        monitor=make_monitor(config, directory, progress.step),
+        monitor=make_monitor(config, directory, progress.step, display),
         display=display,
         serving=serving,
-        evaluator=None if serving is None else make_evaluator(serving, data.tasks, data.further, display),
+        evaluator=None if serving is None else make_evaluator(config, serving, data.tasks, data.further, display),
         held_out=held_out,
         run_dir=directory.path,
         total_steps=opened.total_steps,
@@ -205,6 +208,8 @@ def _write_outcome(loop: SupervisedLoop, directory: RunDirectory) -> None:
         held_out={name: numbers for name, numbers in measured.items() if numbers is not None},
     )
     write_summary(directory.summary, summary)
+    if loop.monitor.line:
+        loop.display.message(loop.monitor.line)
     if progress.step:
         for line in after_run(loop.config, directory.path):
             loop.display.message(line)

@@ -28,6 +28,7 @@ from agenttune.trainer.optimizer import Optimizer
 from agenttune.trainer.packing import Pack, pack
 from agenttune.trainer.roles import load_roles, resolve_device
 from agenttune.trainer.scores import to_device
+from agenttune.trainer.step_start import StepStart
 from agenttune.trainer.team import IDLE, Team, backward_nothing
 from agenttune.types import Experience
 
@@ -88,6 +89,9 @@ class SupervisedTrainer:
         self._config = config
         self._reference = reference
         self._team = team or Team()
+        self._start = StepStart(
+            [self._optimizer], num_updates=config.num_minibatches * config.epochs, num_ranks=self._team.size
+        )
 
     @classmethod
     def from_pretrained(
@@ -121,7 +125,7 @@ class SupervisedTrainer:
     @property
     def lines(self) -> tuple[str, ...]:
         """What to tell the user of the model: how much of it is trained, with which kernels."""
-        return tuple(line for line in (adapters_line(self.policy), *self.policy.kernels) if line)
+        return tuple(line for line in (adapters_line(self.policy), *self.policy.kernels, self._start.line) if line)
 
     def close(self) -> None:
         """Nothing is held that the process does not free."""
@@ -129,21 +133,25 @@ class SupervisedTrainer:
     def train_step(self, updates: Sequence[Sequence[Experience]]) -> Learnt:
         """One update for each list of experiences, `trainer.epochs` times over.
 
-        Raises `TrainingError` before an update whose gradient is not finite: weights and version stay what they were.
+        Raises `TrainingError` before an update whose gradient is not finite: weights and version stay what they were;
+        `back_to` undoes the updates before it.
         """
         start = time.perf_counter()
         works = [self._packs(experiences) for experiences in updates]
         references = [self._reference_logprobs(work) for work in works]
         losses, norms, rates, found = [], [], [], dict[str, float]()
+        self._start.begin(self.version, len(works) * self._config.epochs)
         for _ in range(self._config.epochs):
             for work, reference in zip(works, references, strict=True):
                 self._optimizer.zero_grad()
                 total, of_pairs = self._losses(work, reference, backward=True)
-                norm, rate = self._optimizer.step(self.version)
-                self.version += 1
+                norm = self._optimizer.norm(self.version)
+                with self._start.update():
+                    rate = self._optimizer.apply(self.version, norm)
+                    self.version += 1
                 found |= of_pairs
                 losses.append(total)
-                norms.append(norm)
+                norms.append(float(norm))
                 rates.append(rate)
         packs = [part for work in works for part in work]
         return Learnt(
@@ -165,6 +173,15 @@ class SupervisedTrainer:
         total, found = self._losses(packs, self._reference_logprobs(packs), backward=False)
         return Measured(loss=total, margins=found)
 
+    def back_to(self, version: int) -> bool:
+        """Have the weights of this version, whole; see `Trainer.back_to`."""
+        if self.version == version and self._start.is_whole():
+            return True
+        went, _ = self._start.go_back(version)
+        if went:
+            self.version = version
+        return went
+
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """The weights to act with, by their Hugging Face names; see `TrainedModel.state_tensors`."""
         return self.policy.state_tensors()
@@ -185,10 +202,11 @@ class SupervisedTrainer:
     def restore(self, directory: Path) -> dict[str, Any]:
         """Continue from a checkpoint of the same model; returns its `position`. Raises `CheckpointError`."""
         saved = checkpoint.load(directory)
-        checkpoint.restore_policy(self.policy, saved, directory)
-        self._optimizer.load_state_tensors(saved.optimizer_tensors)
+        with self._start.update():
+            checkpoint.restore_policy(self.policy, saved, directory)
+            self._optimizer.load_state_tensors(saved.optimizer_tensors)
+            self.version = int(saved.state["version"])
         checkpoint.set_random_state(saved.random_state)
-        self.version = int(saved.state["version"])
         position: dict[str, Any] = saved.state["position"]
         return position
 

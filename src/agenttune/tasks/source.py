@@ -7,6 +7,7 @@ one sentence. Local paths never touch the network.
 from __future__ import annotations
 
 import difflib
+import glob
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -97,7 +98,11 @@ def _open(config: DatasetConfig, *, streaming: bool) -> tuple[Any, str]:
     if not path.exists() and _looks_local(config.path):
         raise DatasetError(f"dataset {config.path!r} does not exist: no such file or folder (seen from {Path.cwd()})")
     sliced = config.split is not None and re.search(r"[\[+]", config.split)
-    where = str(path) if path.exists() else config.path
+    if path.is_dir() and glob.escape(str(path)) != str(path):  # the library looks for what matches it
+        raise DatasetError(
+            f"dataset {config.path!r} has *, ? or [ in its path: rename the folder, or name a file in it"
+        )
+    where = str(path.resolve()) if path.exists() else config.path
     loaded = _load(config, where, name=config.name, split=config.split if sliced else None, streaming=streaming)
     if sliced:
         return loaded, str(config.split)
@@ -128,8 +133,13 @@ def _open_file(path: Path, config: DatasetConfig, streaming: bool) -> tuple[Any,
         )
     if path.stat().st_size == 0:
         raise DatasetError(_empty(config))
-    # As a file of its folder: naming a reader ("json") instead would send a download count over the network.
-    rows = _load(config, str(path.parent), data_files={base: path.name}, split=split, streaming=streaming)
+    # As a file of its folder: naming a reader ("json") instead would send a download count over the network. The
+    # library names the dataset after the folder, which must have a name, and takes the file's path as a pattern.
+    absolute = path.absolute()
+    if not absolute.parent.name:
+        raise DatasetError(f"dataset {config.path!r} lies in the root folder: move it into another one")
+    pattern = glob.escape(str(absolute))
+    rows = _load(config, str(absolute.parent), data_files={base: pattern}, split=split, streaming=streaming)
     return rows, split.replace(base, stem)
 
 

@@ -64,7 +64,7 @@ class Critic:
         model.module.add_module(_HEAD, self._head)
         self._team.divide(model, cpu_offload=trainer_config.cpu_offload)
         own = ("warmup_steps", "weight_decay", "max_grad_norm")
-        self._optimizer = Optimizer(
+        self.optimizer = Optimizer(
             self.parameters(),
             trainer_config.model_copy(update={name: getattr(config, name) for name in own}),
             peak_learning_rate=config.learning_rate,
@@ -105,7 +105,7 @@ class Critic:
 
     def zero_grad(self) -> None:
         """Begin an update."""
-        self._optimizer.zero_grad()
+        self.optimizer.zero_grad()
         self._loss, self._clipped, self._num_entries = 0.0, 0.0, 0
 
     def backward(self, parts: Sequence[Part]) -> None:
@@ -130,27 +130,27 @@ class Critic:
         values_E = self.values(IDLE)
         values_E.backward(torch.zeros_like(values_E))  # type: ignore[no-untyped-call]
 
-    def check(self, update: int) -> None:
-        """Raise `TrainingError`, with nothing changed, if a gradient is NaN or infinite."""
+    def norm(self, update: int) -> torch.Tensor:
+        """The norm of the gradients. Raises `TrainingError`, with nothing changed, if one is NaN or infinite."""
         try:
-            self._optimizer.norm(update)
+            return self.optimizer.norm(update)
         except TrainingError as error:
             raise TrainingError(f"critic: {error}") from None
 
-    def step(self, update: int) -> CriticUpdate:
-        """Apply the gradients as the update with this number; what the update measured."""
-        norm, rate = self._optimizer.step(update)
+    def apply(self, update: int, norm: torch.Tensor) -> CriticUpdate:
+        """Apply the gradients, whose norm this is, as the update with this number; what the update measured."""
+        rate = self.optimizer.apply(update, norm)
         return CriticUpdate(
             loss=self._loss,
             clip_fraction=self._clipped / max(self._num_entries, 1),
-            grad_norm=norm,
+            grad_norm=float(norm),
             learning_rate=rate,
         )
 
     def state_tensors(self) -> dict[str, dict[str, torch.Tensor]]:
         """Weights and optimizer state, for a checkpoint's `further` tensors."""
         weights = {name: parameter.detach() for name, parameter in self.parameters()}
-        return {_WEIGHTS: weights, _OPTIMIZER: self._optimizer.state_tensors()}
+        return {_WEIGHTS: weights, _OPTIMIZER: self.optimizer.state_tensors()}
 
     def restore(self, further: Mapping[str, Mapping[str, torch.Tensor]], directory: Path) -> None:
         """Take back what `state_tensors` gave, from the checkpoint in `directory`. Raises `CheckpointError`."""
@@ -159,4 +159,4 @@ class Critic:
                 f"{directory} holds no critic: the run that wrote it used an algorithm without one; start another run"
             )
         checkpoint.copy_into(dict(self.parameters()), further[_WEIGHTS], directory)
-        self._optimizer.load_state_tensors(further[_OPTIMIZER])
+        self.optimizer.load_state_tensors(further[_OPTIMIZER])

@@ -87,9 +87,8 @@ def summarize(
         sums = sums + update.sums
     num_tokens = float(sums.num_tokens)
     values = sums.means(algorithm) if num_tokens else {"loss": 0.0}  # an update may have an expert's rows alone
-    for name in ("loss", "policy_loss", "kl_loss", "entropy_loss"):  # sums over an update, so means over updates
-        if name in values:
-            values[name] /= len(updates)
+    for name in [name for name in values if name.endswith("loss")]:  # sums over an update, so means over updates
+        values[name] /= len(updates)
     experts = summarize_expert([update.expert for update in updates if update.expert is not None])
     values |= experts
     values["loss"] += experts.get("expert_loss", 0.0)

@@ -6,7 +6,7 @@ In: named parameters with gradients. Out: updated parameters. Errors: `TrainingE
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 
@@ -57,6 +57,11 @@ class Optimizer:
             fused=True,
         )
 
+    @property
+    def parameters(self) -> Collection[torch.nn.Parameter]:
+        """What it trains."""
+        return self._parameters.values()
+
     def zero_grad(self) -> None:
         """Forget the gradients."""
         self._adam.zero_grad(set_to_none=True)
@@ -67,12 +72,16 @@ class Optimizer:
         Raises `TrainingError`, with nothing changed, if a gradient is NaN or infinite.
         """
         norm = self.norm(update)
+        return float(norm), self.apply(update, norm)
+
+    def apply(self, update: int, norm: torch.Tensor) -> float:
+        """Clip the gradients, whose norm this is, and apply them as the update with this number; returns the rate."""
         torch.nn.utils.clip_grads_with_norm_(self._parameters.values(), self._config.max_grad_norm, norm)
         rate = learning_rate(update, self._peak, self._config, self._planned_updates)
         for group in self._adam.param_groups:
             group["lr"] = rate
         self._adam.step()
-        return float(norm), rate
+        return rate
 
     def norm(self, update: int) -> torch.Tensor:
         """The norm of the gradients. Raises `TrainingError`, naming the update, if it is NaN or infinite."""
@@ -103,6 +112,16 @@ class Optimizer:
             for kind, tensor in self._adam.state.get(parameter, {}).items()
         }
 
+    def live_tensors(self) -> dict[str, torch.Tensor]:
+        """The parameters by name and the state as `state_tensors` names it: the memory that an update changes."""
+        return {name: parameter.detach() for name, parameter in self._parameters.items()} | self.state_tensors()
+
+    def keep_state_of(self, names: Collection[str]) -> None:
+        """Forget the state that is not among these names: that of parameters which had none then."""
+        for name, parameter in self._parameters.items():
+            if not any(f"{name}/{kind}" in names for kind in self._adam.state.get(parameter, {})):
+                self._adam.state.pop(parameter, None)
+
     def load_state_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Take back what `state_tensors` gave. Raises `CheckpointError` if the parameters are not the same."""
         state: dict[str, dict[str, torch.Tensor]] = {}
@@ -113,6 +132,7 @@ class Optimizer:
             raise CheckpointError(
                 f"the optimizer state holds parameters the model does not have: {sorted(unknown)[:3]}"
             )
+        self._adam.state.clear()
         for name, kinds in state.items():
             parameter = self._parameters[name]
             self._adam.state[parameter] = {

@@ -37,6 +37,7 @@ from agenttune.trainer.packing import Pack
 from agenttune.trainer.parity import LogprobGap, Tolerance
 from agenttune.trainer.roles import load_roles, load_teacher, resolve_device
 from agenttune.trainer.scores import to_device
+from agenttune.trainer.step_start import StepStart
 from agenttune.trainer.teacher import Teacher
 from agenttune.trainer.team import IDLE, Team, backward_nothing
 from agenttune.types import Experience
@@ -107,6 +108,11 @@ class Trainer:
         self._teacher = teacher
         self._tolerance = tolerance or Tolerance.of(policy.compute_dtype)
         self._team = team or Team()
+        self._start = StepStart(
+            [self._optimizer, *([] if critic is None else [critic.optimizer])],
+            num_updates=config.num_minibatches * config.epochs,
+            num_ranks=self._team.size,
+        )
 
     @classmethod
     def from_pretrained(
@@ -164,7 +170,7 @@ class Trainer:
     @property
     def lines(self) -> tuple[str, ...]:
         """What to tell the user of the model: how much of it is trained, with which kernels."""
-        return tuple(line for line in (adapters_line(self.policy), *self.policy.kernels) if line)
+        return tuple(line for line in (adapters_line(self.policy), *self.policy.kernels, self._start.line) if line)
 
     def train_step(
         self, batches: Sequence[Batch], *, step: int | None = None, probe: Sequence[Experience] = ()
@@ -174,7 +180,7 @@ class Trainer:
         current version, which are compared with the engine's records where the first update trains on older ones alone.
 
         A batch without a loss token makes no update. Raises `ParityError` or `TrainingError` before the update
-        concerned: weights and version stay what they were.
+        concerned: weights and version stay what they were; `back_to` undoes the updates before it.
         """
         start = time.perf_counter()
         assert step is not None or self._algorithm.expert is None
@@ -185,6 +191,7 @@ class Trainer:
         credit = assign(parts, self._algorithm)
         clipped = clip_by_entropy(parts, self.policy, self._algorithm, self._team)
         self._score_proximal(works)
+        self._start.begin(self.version, len(works) * self._config.epochs, self._algorithm)
         updates = [self._update(work, step or 0) for _ in range(self._config.epochs) for work in works]
         packs = [part.pack for part in parts]
         values, alarms = summarize(updates, self._algorithm, probed)
@@ -204,6 +211,16 @@ class Trainer:
             values=values,
             alarms=alarms,
         )
+
+    def back_to(self, version: int) -> bool:
+        """Have the weights of this version, whole, with all that belongs to them: as they are, or as they were when the
+        last step began, if it kept them. False, with nothing changed, where neither is so."""
+        if self.version == version and self._start.is_whole():
+            return True
+        went, algorithm = self._start.go_back(version)
+        if went:
+            self.version, self._algorithm = version, algorithm
+        return went
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """The weights to act with, by their Hugging Face names; see `TrainedModel.state_tensors`."""
@@ -237,12 +254,13 @@ class Trainer:
         saved = checkpoint.load(directory)
         if self._teacher is not None:
             self._teacher.check_same(saved.state.get("teacher"), directory)
-        if self._critic is not None:
-            self._critic.restore(saved.further, directory)
-        checkpoint.restore_policy(self.policy, saved, directory)
-        self._optimizer.load_state_tensors(saved.optimizer_tensors)
+        with self._start.update():
+            if self._critic is not None:
+                self._critic.restore(saved.further, directory)
+            checkpoint.restore_policy(self.policy, saved, directory)
+            self._optimizer.load_state_tensors(saved.optimizer_tensors)
+            self.version = int(saved.state["version"])
         checkpoint.set_random_state(saved.random_state)
-        self.version = int(saved.state["version"])
         if self._algorithm.kl_target is not None and "kl_coef" in saved.state:
             self._algorithm = replace(self._algorithm, kl_coef=float(saved.state["kl_coef"]))
         position: dict[str, Any] = saved.state["position"]
@@ -337,11 +355,13 @@ class Trainer:
         critic_update = None
         if critic is not None:
             critic.backward(work.parts)
-            critic.check(self.version)  # so that policy and critic are updated both or not at all
-        grad_norm, rate = self._optimizer.step(self.version)
-        if critic is not None:
-            critic_update = critic.step(self.version)
-        self.version += 1
+        grad_norm = self._optimizer.norm(self.version)
+        critic_norm = None if critic is None else critic.norm(self.version)  # both are updated, or none
+        with self._start.update():
+            rate = self._optimizer.apply(self.version, grad_norm)
+            if critic is not None and critic_norm is not None:
+                critic_update = critic.apply(self.version, critic_norm)
+            self.version += 1
         sums = ObjectiveSums.none(torch.device("cpu"))
         for one in found:
             sums = sums + one.sums
@@ -350,7 +370,7 @@ class Trainer:
             entropy=sum(one.entropy for one in found),
             gap=gap,
             sample_share=sample_share(work.parts, [one.logprobs_E for one in found]),
-            grad_norm=grad_norm,
+            grad_norm=float(grad_norm),
             learning_rate=rate,
             critic=critic_update,
             expert=taught,

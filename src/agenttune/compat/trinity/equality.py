@@ -68,6 +68,14 @@ def equal(answer: str, truth: str) -> bool:
     return _verified(written, true)
 
 
+def says(text: str, truth: str) -> bool:
+    """Whether a text is equal to the truth, or is a sentence in which math-verify reads an answer that is (`72 clips`).
+
+    Raises `ConfigError` if math-verify is not installed.
+    """
+    return equal(text, truth) or bool(text.strip() and bare(truth) and _verified(text, bare(truth), prose=True))
+
+
 @functools.cache
 def require_math_verify() -> None:
     """Raise `ConfigError` if math-verify is not installed."""
@@ -111,8 +119,8 @@ def _same(left: Number, right: Number) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _verified(answer: str, truth: str) -> bool:
-    return _process.ask(answer, truth)
+def _verified(answer: str, truth: str, prose: bool = False) -> bool:
+    return _process.ask(answer, truth, prose)
 
 
 class _Process:
@@ -123,12 +131,15 @@ class _Process:
         self._process: subprocess.Popen[bytes] | None = None
         self._warned = False
 
-    def ask(self, answer: str, truth: str) -> bool:
-        """Whether math-verify finds them equal within the time limit. Raises `RuntimeError` if it cannot run."""
+    def ask(self, answer: str, truth: str, prose: bool = False) -> bool:
+        """Whether math-verify finds them equal within the time limit; `prose`: the answer is a text to find one in.
+
+        Raises `RuntimeError` if it cannot run.
+        """
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 self._start()
-            reply = self._exchange({"answer": answer, "truth": truth})
+            reply = self._exchange({"answer": answer, "truth": truth, "prose": prose})
             if reply is None:
                 self.end()
                 if not self._warned:
@@ -154,7 +165,7 @@ class _Process:
             self.end()
             raise RuntimeError("the process that compares expressions with math-verify did not start: see its message")
 
-    def _exchange(self, question: dict[str, str]) -> dict[str, bool] | None:
+    def _exchange(self, question: dict[str, str | bool]) -> dict[str, bool] | None:
         process = self._process
         assert process is not None
         assert process.stdin is not None

@@ -1,7 +1,7 @@
 """The process that compares expressions with math-verify, so that one that takes for ever can be ended from outside.
 
-In: lines of JSON, `{"answer": .., "truth": ..}`. Out: first the line `{"ready": true}`, then a line `{"equal": ..}` for
-each. It ends when its input does. Used by `equality`.
+In: lines of JSON, `{"answer": .., "truth": .., "prose": ..}`; in prose the answer is looked for. Out: first the line
+`{"ready": true}`, then a line `{"equal": ..}` for each. It ends when its input does. Used by `equality`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def main() -> None:
         question = json.loads(line)
         # The time limits of the library are signals, which would not stop a computation inside an extension.
         truth = parse(f"${question['truth']}$", parsing_timeout=None)
-        answer = parse(f"${question['answer']}$", parsing_timeout=None)
+        written = question["answer"]
+        answer = parse(written if question["prose"] else f"${written}$", parsing_timeout=None)
         equal = bool(truth) and bool(answer) and verify(truth, answer, timeout_seconds=None)
         _write(replies, {"equal": bool(equal)})
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
-from agenttune.compat.trinity.equality import equal, require_math_verify
+from agenttune.compat.trinity.equality import equal, require_math_verify, says
 from agenttune.errors import ConfigError
 
 BOXES = ("\\boxed", "\\fbox")
@@ -57,7 +57,7 @@ class MathBoxedRewardFn(RewardFn):
         """The scores; an empty answer (None) is a wrong one."""
         response = response or ""
         written = last_boxed(response)
-        right = written is not None and equal(written, truth_in(truth))
+        right = written is not None and says(written, truth_in(truth))
         thinks = not with_think or _thinks_once(response)
         return {"accuracy": float(right), "format_score": 0.0 if thinks else -format_score_coef}
 
@@ -68,9 +68,12 @@ class AccuracyReward(RewardFn):
     The answer is what `answer_parser` takes out of the response (and of the truth), else the last `\\boxed{}`.
     """
 
-    def __init__(self, answer_parser: Callable[[str], str] | None = None) -> None:
+    def __init__(
+        self, answer_parser: Callable[[str], str] | None = None, same: Callable[[str, str], bool] = equal
+    ) -> None:
+        """`same(answer, truth)` compares them."""
         require_math_verify()
-        self.answer_parser = answer_parser
+        self.answer_parser, self.same = answer_parser, same
 
     def __call__(
         self, response: str | None = None, prompt: str | None = None, truth: Any = None, **_: Any
@@ -81,7 +84,7 @@ class AccuracyReward(RewardFn):
             written = last_boxed(response or "")
         else:
             written, expected = self.answer_parser(response or ""), self.answer_parser(expected)
-        return {"accuracy": float(written is not None and equal(written, expected))}
+        return {"accuracy": float(written is not None and self.same(written, expected))}
 
 
 class FormatReward(RewardFn):
@@ -101,12 +104,15 @@ class FormatReward(RewardFn):
 
 
 class MathRewardFn(RewardFn):
-    """`accuracy` of what is in the `<answer>` tags, and `format_score` of the tags."""
+    """`accuracy` of what is in the `<answer>` tags, and `format_score` of the tags.
+
+    The answer may be a sentence (`72 clips`, `**72**`, `Total: 72`): what math-verify reads in it counts.
+    """
 
     TAGS = r".*?<think>.*?</think>\s*<answer>.*?</answer>\s*$"
 
     def __init__(self, answer_parser: Callable[[str], str] | None = None, pattern: str = TAGS) -> None:
-        self.accuracy_reward = AccuracyReward(answer_parser or answer_in_tags)
+        self.accuracy_reward = AccuracyReward(answer_parser or answer_in_tags, equal if answer_parser else says)
         self.format_reward = FormatReward(pattern)
 
     def __call__(

@@ -116,7 +116,7 @@ class OnWorkers:
                 return came
             if came.alone and not await self._machine_is_lost(worker, came.node):
                 ended = Ended(outcome=came.outcome, error=came.error)
-                return Attempted(ended=ended, noticed={}, seconds=came.seconds)
+                return Attempted(ended=ended, noticed={}, seconds=came.seconds, num_answers=None)
             crowd = max(1, crowd // CROWD_SHRINKS)
 
     def close(self) -> None:

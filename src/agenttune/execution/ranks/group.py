@@ -76,6 +76,15 @@ class RankGroup:
         position: dict[str, Any] = self._change("restore", directory)
         return position
 
+    def back_to(self, version: int) -> bool:
+        """See `Trainer.back_to`: whether every rank has its part of these weights. Raises as any call of ranks that
+        were lost, or were left in the midst of a call."""
+        with deferred_interrupt():
+            went = all(self._ranks.call("run", "back_to", version))
+        if went:
+            self.version = version
+        return went
+
     def close(self) -> None:
         """End the ranks."""
         self._ranks.close()

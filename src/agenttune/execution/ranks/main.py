@@ -11,6 +11,7 @@ import os
 import pickle
 import select
 import shutil
+import signal
 import sys
 import threading
 import traceback
@@ -28,7 +29,11 @@ from agenttune.trainer.team import Ranks
 
 
 def main() -> None:
-    """Serve the coordinator until it closes the socket."""
+    """Serve the coordinator until it closes the socket. SIGTERM and SIGHUP, which the end of a job or of a terminal
+    sends to every process, are the coordinator's to answer: it saves a checkpoint with this rank's help."""
+    for name in ("SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     socket, letters, weights = map(int, sys.argv[1:4])
     watch = threading.Thread(target=_end_with_coordinator, args=(socket, os.getppid(), sys.argv[4]), daemon=True)
     watch.start()

@@ -92,7 +92,7 @@ class RankTrainer:
         self._trainer = load_trainer(plan, ranks.device, ranks)
 
     def run(self, method: str, *arguments: Any, **named: Any) -> Any:
-        """A method of the trainer: `train_step`, `measure`, `save`, `restore`. Errors are the trainer's own."""
+        """A method of the trainer: `train_step`, `measure`, `back_to`, `save`, `restore`. Errors are its own."""
         return getattr(self._trainer, method)(*arguments, **named)
 
     def look(self, name: str) -> Any:
