@@ -47,7 +47,7 @@ def a_call(
 
 
 def a_rollout(group: str, index: int, reward: float | None, **changes: Any) -> Rollout:
-    """Two calls: prompt 1 2 3, two sampled tokens and as many more as the index says, a tool's answer 6 7, one token."""
+    """Prompt 1 2 3, two sampled tokens and as many more as the index says, a tool's answer 6 7, one more token."""
     sampled = list(range(10, 12 + index))
     first = a_call(0, [1, 2, 3], sampled)
     second = a_call(1, [1, 2, 3, *sampled, 6, 7], [8], parent=0)
