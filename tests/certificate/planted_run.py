@@ -19,7 +19,7 @@ from agenttune.experience.draw import Batch, draw_batches
 from agenttune.experience.journal import Journal
 from agenttune.types import Call, Check, Group, Outcome, Rollout
 
-VERSION = 4
+VERSION = 0
 MINIBATCHES = 2
 
 
