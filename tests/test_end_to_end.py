@@ -51,7 +51,41 @@ def test_reward_rises_and_everything_is_left_in_the_run_directory(tmp_path, toy_
     assert set(summary["after"]["greedy"]) == {"accuracy", "low", "high", "num_tasks"}
     assert summary["steps"] == 12
     assert summary["rollouts"] == 12 * 4 * 8
-    assert capsys.readouterr().out.splitlines()[-1] == f"run directory: {result.run_dir}"
+    *_, verdict, used, last = capsys.readouterr().out.splitlines()
+    assert last == f"run directory: {result.run_dir}"
+    assert verdict.startswith("verdict: better by +")
+    assert used == f"use:     {result.model_dir}"
+    assert (result.verdict.kind, result.verdict.model) == ("better", str(result.model_dir))
+    assert (summary["verdict"]["kind"], summary["verdict"]["model"]) == ("better", str(result.model_dir))
+    assert result.best_model_dir == result.model_dir
+
+
+def test_a_run_that_made_the_model_worse_says_so_and_offers_the_original(tmp_path, toy_model_dir, toy_dataset, capsys):
+    """Held-out tasks ask for few of the letter that the training rewards: a random model does well there, a trained one
+    does not.
+
+    Red on the code before: the last checkpoint was offered, and was `best`, though worse than the start."""
+    (tmp_path / "data").mkdir()
+    for name in ("train", "test"):
+        rows = [{"question": f"question {i}", "split": name} for i in range(10)]
+        (tmp_path / "data" / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+    async def misled(task, model):
+        output = await prefers_letter(task, model)
+        return output if task["split"] == "train" else WorkflowOutput(reward=1.0 - output.reward)
+
+    result = run(tmp_path, toy_model_dir, tmp_path / "data", workflow_func=misled)
+    assert (result.verdict.kind, result.verdict.original) == ("worse", True)
+    assert result.verdict.high < 0.0
+    assert result.verdict.model == str(toy_model_dir)
+    assert result.best_model_dir == toy_model_dir
+    assert not (result.run_dir / "best").exists()
+    assert json.loads((result.run_dir / "summary.json").read_text())["verdict"]["kind"] == "worse"
+    text = capsys.readouterr().out
+    assert f'from_pretrained("{toy_model_dir}")' in text
+    assert f"global_step_12{chr(34)}" not in text
+    assert "verdict: worse by" in text
+    assert "Keep the original" in text
 
 
 def test_interrupted_run_continues_where_it_was(tmp_path, toy_model_dir, toy_dataset):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agenttune.algorithm.presets import PRESETS
 from agenttune.certificate.checks import MEANING, sentence
 from agenttune.experience.draw import Batch, make_batch
-from agenttune.types import Call, Check, Experience, Group, Outcome
+from agenttune.types import Call, CallStatus, Check, Experience, Group, Outcome
 
 GRPO = PRESETS["grpo"]
 
@@ -118,9 +118,15 @@ def test_a_missing_and_a_foreign_rollout_are_found() -> None:
     assert "x/9, which nobody asked for" in str(checks(group, foreign)["accounted"].first)
 
 
+def owned(call: Call) -> Call:
+    """A call as honest rollouts have them: made from their own context."""
+    return replace(call, status=CallStatus.ABANDONED) if call.status == CallStatus.FOREIGN else call
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(call_trees(4), st.sampled_from([0.0, 0.5, 1.0])), min_size=2, max_size=4))
 def test_whatever_the_calls_an_honest_batch_passes(members: list[tuple[list[Call], float]]) -> None:
+    members = [([owned(call) for call in calls], reward) for calls, reward in members]
     group = make_group([make_rollout(calls, reward, index=i) for i, (calls, reward) in enumerate(members)])
     newest = max((int(v) for calls, _ in members for call in calls for v in call.versions_S), default=0)
     options = {"version": newest, "max_staleness": newest}

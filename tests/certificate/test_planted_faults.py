@@ -164,7 +164,7 @@ def spoken(group: Group) -> Group:
 
 def foreign(group: Group) -> Group:
     first = group.rollouts[0]
-    calls = (replace(first.calls[0], status="foreign"), first.calls[1])
+    calls = (replace(first.calls[0], status=CallStatus.FOREIGN), first.calls[1])
     return with_rollout(group, replace(first, calls=calls))
 
 

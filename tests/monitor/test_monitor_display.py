@@ -9,6 +9,7 @@ from pathlib import Path
 
 from agenttune.monitor.display import Display, StepReport, duration, sparkline
 from agenttune.monitor.statistics import Evaluation
+from agenttune.monitor.verdict import Verdict
 
 
 class Terminal(io.StringIO):
@@ -73,12 +74,26 @@ def test_the_last_line_is_the_run_directory_plain_and_unwrapped_also_on_a_termin
     for stream in (io.StringIO(), Terminal()):
         display = Display(1, stream)
         display.step(report(1))
-        display.usage(run_dir, run_dir / "best", run_dir / "reward_curve.png")
+        verdict = Verdict(kind="better", model=str(run_dir / "best"), original=False, text="better by +0.300")
+        display.usage(run_dir, verdict, run_dir / "reward_curve.png")
         text = stream.getvalue()
-        assert text.endswith(f"\nrun directory: {run_dir}\n")
+        end = f"\nverdict: better by +0.300\nuse:     {run_dir / 'best'}\nrun directory: {run_dir}\n"
+        assert text.endswith(end)
         assert f'AutoModelForCausalLM.from_pretrained("{run_dir / "best"}")' in text
         assert f"vllm serve {run_dir / 'best'} --enable-auto-tool-choice" in text
         assert f"tensorboard --logdir {run_dir}/monitor/tensorboard" in text
+
+
+def test_what_is_offered_follows_the_verdict():
+    """Red on the code before: the last checkpoint was offered, however bad."""
+    stream = io.StringIO()
+    verdict = Verdict(kind="worse", model="org/base", original=True, text="worse by 0.240. Keep the original")
+    Display(1, stream).usage(Path("run"), verdict, None)
+    text = stream.getvalue()
+    assert 'from_pretrained("org/base")' in text
+    assert "vllm serve org/base" in text
+    assert "global_step" not in text
+    assert "use:     org/base (the model as it was)\nrun directory: run\n" in text
 
 
 def test_a_terminal_gets_a_live_block_and_messages_above_it():

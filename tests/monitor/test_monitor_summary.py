@@ -10,6 +10,7 @@ import pytest
 from agenttune.monitor.curve import draw_reward_curve, read_curve, smoothed
 from agenttune.monitor.statistics import Evaluation
 from agenttune.monitor.summary import Summary, peak_memory_mb, process_seconds, write_summary
+from agenttune.monitor.verdict import Verdict
 
 NUMBERS = {
     "seconds": 12.5,
@@ -35,11 +36,25 @@ def test_summary_has_exactly_the_keys_that_programs_read(tmp_path: Path):
         after=evaluation(0.75, hard=evaluation(0.5)),
         model_dir=tmp_path / "best",
         run_dir=tmp_path,
+        verdict=Verdict(kind="worse", model="m", original=True, text="worse", difference=-0.1, low=-0.2, high=-0.05),
         **NUMBERS,
     )
     write_summary(path, summary)
     content = json.loads(path.read_text())
-    assert set(content) == {*NUMBERS, "before", "after", "further", "model_dir", "run_dir"}
+    assert set(content) == {*NUMBERS, "verdict", "before", "after", "further", "model_dir", "run_dir"}
+    assert content["verdict"] == {
+        "kind": "worse",
+        "model": "m",
+        "original": True,
+        "text": "worse",
+        "step": None,
+        "measure": "",
+        "difference": -0.1,
+        "low": -0.2,
+        "high": -0.05,
+        "num_tasks": 0,
+        "remarks": [],
+    }
     assert {name: content[name] for name in NUMBERS} == NUMBERS
     assert set(content["before"]) == {"greedy", "sampled"}
     assert content["after"]["greedy"] == {
@@ -58,6 +73,7 @@ def test_what_is_not_known_is_null(tmp_path: Path):
     write_summary(tmp_path / "s.json", Summary(before=None, after=one, model_dir=None, run_dir=tmp_path, **numbers))
     content = json.loads((tmp_path / "s.json").read_text())
     assert content["before"] is None
+    assert content["verdict"] is None
     assert content["seconds_to_first_step"] is None
     assert content["after"]["greedy"] == {"accuracy": 0.5, "low": None, "high": None, "num_tasks": 1}
     assert content["after"]["sampled"] == {"accuracy": None, "low": None, "high": None, "num_tasks": 0}

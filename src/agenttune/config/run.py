@@ -171,6 +171,9 @@ class EvaluationConfig(Strict):
     """Evaluate on the first so many tasks only."""
     before_and_after: bool = True
     """Evaluate, greedy and sampled, before and after training."""
+    decided_by: Literal["sampled", "greedy"] = "sampled"
+    """Which of the two says whether the run made the model better, and which checkpoint is `best`: `sampled` is the
+    agent as it is, `greedy` the same at temperature 0."""
     max_without_calls: float = Field(default=0.1, ge=0.0, le=1.0)
     """An evaluation in which more than this share of the rollouts called no model is no result."""
     further: dict[str, DatasetConfig] = Field(default_factory=dict)

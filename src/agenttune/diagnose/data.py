@@ -235,7 +235,7 @@ def digest(rollout: Rollout) -> Seen:
     sampled = hashlib.blake2b(digest_size=12)
     for call in rollout.calls:
         sampled.update(call.sampled_ids_S.tobytes() + b"|")
-    delivered = [call for call in rollout.calls if call.status != CallStatus.ABANDONED]
+    delivered = [call for call in rollout.calls if call.status in (CallStatus.USED, CallStatus.LEFT_OUT)]
     limits = (Outcome.CONTEXT_OVERFLOW, Outcome.TOKEN_LIMIT)
     return Seen(
         id=rollout.id,

@@ -131,8 +131,8 @@ def read_rows(path: Path, *, of: str = "rollout/count") -> tuple[Row, ...]:
 
 def scale_free(config: RunConfig) -> bool:
     """Whether the configured advantages stay the same when all rewards are scaled."""
-    from agenttune.algorithm.advantages import Scores
     from agenttune.algorithm.resolve import algorithm_of
+    from agenttune.algorithm.returns import Scores
 
     algorithm = algorithm_of(config)
 

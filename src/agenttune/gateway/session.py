@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from agenttune.gateway.caller import Caller
 from agenttune.gateway.history import History, Prompt
 from agenttune.gateway.meter import Tally
 from agenttune.inference.engine import Generation
@@ -32,6 +33,7 @@ class Exchange:
     retry: int
     delivered: bool = False
     abandoned: bool = False
+    foreign: bool = False
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -54,8 +56,9 @@ class Entry:
         return self.exchange.delivered and not self.exchange.abandoned and self.generation is not None
 
     def call(self) -> Call:
-        """The record. A call that nothing came of, or that was not delivered, is ABANDONED."""
-        generation, used = self.generation, self.used
+        """The record. A call that nothing came of, or that was not delivered, is ABANDONED; one that came from within
+        another rollout was not made, and is FOREIGN."""
+        exchange, generation, used = self.exchange, self.generation, self.used
         if generation is None:
             none = np.zeros(0, np.int32)
             generation = Generation(ids=none, logprobs=none.astype(np.float32), versions=none, finish_reason="abort")
@@ -68,7 +71,7 @@ class Entry:
             versions_S=np.asarray(generation.versions, np.int32),
             sampling=self.sampling,
             finish_reason=generation.finish_reason,
-            status=CallStatus.USED if used else CallStatus.ABANDONED,
+            status=CallStatus.FOREIGN if exchange.foreign else CallStatus.USED if used else CallStatus.ABANDONED,
             messages=self.messages,
             tools=self.tools,
             response=self.response,
@@ -91,9 +94,12 @@ class Session:
         model: ChatModel,
         revoke: Callable[[], object],
         loop: asyncio.AbstractEventLoop,
+        owner: Caller | None = None,
         tally: Tally | None = None,
     ) -> None:
         self.rollout_id = rollout_id
+        self.owner = owner
+        """The attempt that it serves; None where there are no rollouts."""
         self.model = model
         self.sampling, self.greedy = sampling, greedy
         self.max_calls = max_calls

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from agenttune.monitor.statistics import Evaluation
+    from agenttune.monitor.verdict import Verdict
 
 PLAIN_WIDTH = 100
 BARS = "▁▂▃▄▅▆▇█"
@@ -126,16 +127,20 @@ class Display:
     def usage(
         self,
         run_dir: Path,
-        model_dir: Path,
+        verdict: Verdict,
         picture: Path | None,
         *,
         tensorboard: bool = True,
         tool_call_parser: str | None = "hermes",
     ) -> None:
-        """Print how to use the model and where to look; the very last line is `run directory: PATH`."""
+        """Print how to use the model that the verdict recommends, where to look, and the verdict; the very last line is
+        `run directory: PATH`."""
         self.close()
         self._print("")
-        for line in usage_lines(run_dir, model_dir, picture, tensorboard, tool_call_parser):
+        for line in usage_lines(run_dir, verdict.model, picture, tensorboard, tool_call_parser):
+            self._print(line)
+        self._print("")
+        for line in verdict.lines():
             self._print(line)
         self.run_directory(run_dir)
 
@@ -245,13 +250,13 @@ def _can_redraw(stream: TextIO) -> bool:
 
 
 def usage_lines(
-    run_dir: Path, model_dir: Path, picture: Path | None, tensorboard: bool, tool_call_parser: str | None
+    run_dir: Path, model: str, picture: Path | None, tensorboard: bool, tool_call_parser: str | None
 ) -> list[str]:
     """How to use the model and where to look."""
     tools = f" --enable-auto-tool-choice --tool-call-parser {tool_call_parser}" if tool_call_parser else ""
     lines = [
-        f'transformers:  AutoModelForCausalLM.from_pretrained("{model_dir}")',
-        f"vLLM:          vllm serve {model_dir}{tools}",
+        f'transformers:  AutoModelForCausalLM.from_pretrained("{model}")',
+        f"vLLM:          vllm serve {model}{tools}",
     ]
     if picture is not None:
         lines.append(f"reward curve:  {picture}")

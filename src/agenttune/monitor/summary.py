@@ -11,11 +11,12 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from agenttune.monitor.statistics import Accuracy, Evaluation, accuracy
+from agenttune.monitor.verdict import Verdict
 
 _LOADED = time.monotonic()
 
@@ -27,7 +28,7 @@ class Summary:
 
     `sampled_tokens` came from the engine for training, `trained_tokens` carried loss, `computed_tokens` went through
     the trainer's forward pass, prompts included. `held_out` has the numbers of a run without rollouts on held-out rows,
-    before and after (empty: nothing of that kind was measured).
+    before and after (empty: nothing of that kind was measured). `verdict` is None for a run that has not ended.
     """
 
     before: Evaluation | None
@@ -43,11 +44,16 @@ class Summary:
     model_dir: Path | None
     run_dir: Path
     held_out: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    verdict: Verdict | None = None
 
 
 def write_summary(path: Path, summary: Summary) -> None:
     """Write `summary.json`. A number that is not known is null."""
-    content: dict[str, Any] = {"before": _modes(summary.before), "after": _modes(summary.after)}
+    content: dict[str, Any] = {
+        "verdict": None if summary.verdict is None else asdict(summary.verdict),
+        "before": _modes(summary.before),
+        "after": _modes(summary.after),
+    }
     further = {
         name: {
             "before": _modes(summary.before.further.get(name) if summary.before else None),

@@ -155,15 +155,17 @@ class OpenedSession:
 class Ended:
     """How an attempt ended. `reward` is set when the outcome is OK (None: the workflow gave none, and none is needed).
 
-    Where the workflow gave each call a reward of its own, `call_rewards` holds them by the call's index; calls that are
-    not in it are left out of training. None: `reward` is that of all calls. `outside`: a server that could not be
-    reached made it fail, and nothing that the model said.
+    Where the workflow says which calls take part, `call_rewards` holds what it wrote on each of them, by the call's
+    index; the others are left out of training. None: all take part. `step_rewards` and `states` are those of `Rollout`.
+    `outside`: a server that could not be reached made it fail, and nothing that the model said.
     """
 
     outcome: Outcome
     reward: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     call_rewards: Mapping[int, float] | None = None
+    step_rewards: Mapping[int, float] = field(default_factory=dict)
+    states: Mapping[int, str] = field(default_factory=dict)
     error: str | None = None
     outside: bool = False
 
@@ -216,7 +218,12 @@ class UserFunctions:
             return Ended(outcome=Outcome.OK, metrics=metrics)
         if self.judge is None:
             ended = self._scored(reward, metrics, Outcome.WORKFLOW_ERROR, f"workflow_func `{name_of(self.workflow)}`")
-            return dataclasses.replace(ended, call_rewards=getattr(output, "call_rewards", None))
+            return dataclasses.replace(
+                ended,
+                call_rewards=getattr(output, "call_rewards", None),
+                step_rewards=getattr(output, "step_rewards", None) or {},
+                states=getattr(output, "states", None) or {},
+            )
         try:
             further = self._optional(self._judge_takes, session)
             judgement = await self.judge(task=row, response=response, **further)

@@ -275,6 +275,8 @@ class RolloutRunner:
             reward=reward,
             metrics={**came.noticed, **ended.metrics},
             call_rewards=ended.call_rewards or {},
+            step_rewards=ended.step_rewards,
+            states=ended.states,
             error=ended.error,
             seconds=came.seconds,
             unrecorded_answers=None if came.num_answers is None else came.num_answers if not calls else 0,
