@@ -39,19 +39,18 @@ def resolved(**settings: Any) -> Resolved:
 
 
 def a_call(
-    index: int, prompt: Sequence[int], sampled: Sequence[int], parent: int | None = None, **changes: Any
+    index: int, prompt: Sequence[int], sampled: Sequence[int], parent: int | None = None, version: int = VERSION
 ) -> Call:
-    return make_call(
-        index, prompt, sampled, parent, **{"versions_S": np.full(len(sampled), VERSION, np.int32)} | changes
-    )
+    """A call all of whose tokens are of one version."""
+    return make_call(index, prompt, sampled, parent, versions_S=np.full(len(sampled), version, np.int32))
 
 
-def a_rollout(group: str, index: int, reward: float | None, **changes: Any) -> Rollout:
+def a_rollout(group: str, index: int, reward: float | None, version: int = VERSION) -> Rollout:
     """Prompt 1 2 3, two sampled tokens and as many more as the index says, a tool's answer 6 7, one more token."""
     sampled = list(range(10, 12 + index))
-    first = a_call(0, [1, 2, 3], sampled)
-    second = a_call(1, [1, 2, 3, *sampled, 6, 7], [8], parent=0)
-    return make_rollout([first, second], reward, group, index, **changes)
+    first = a_call(0, [1, 2, 3], sampled, None, version)
+    second = a_call(1, [1, 2, 3, *sampled, 6, 7], [8], 0, version)
+    return make_rollout([first, second], reward, group, index)
 
 
 def a_step() -> list[Group]:
@@ -87,9 +86,11 @@ def draw(groups: Sequence[Group], run: Resolved) -> tuple[Batch, ...]:
     return draw_batches(groups, algorithm_of(run.config), run.config.trainer.num_minibatches)
 
 
-def online(groups: Sequence[Group], batches: Sequence[Batch], run: Resolved) -> tuple[Check, ...]:
+def online(
+    groups: Sequence[Group], batches: Sequence[Batch], run: Resolved, version: int = VERSION
+) -> tuple[Check, ...]:
     """What the audit says before the update."""
-    return audit(groups, delivery(batches), Rules.of(run.config), version=VERSION)
+    return audit(groups, delivery(batches), Rules.of(run.config), version=version)
 
 
 def leave(

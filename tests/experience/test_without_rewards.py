@@ -8,12 +8,8 @@ import pytest
 from experience_builders import audited, make_call, make_group, make_rollout, two_turns
 
 from agenttune.algorithm.presets import PRESETS
-<<<<<<< HEAD
-from agenttune.certificate.checks import FAILURES
-=======
 from agenttune.algorithm.returns import Scores
-from agenttune.certificate.audit import FAILURES, audit
->>>>>>> main
+from agenttune.certificate.checks import FAILURES
 from agenttune.experience.draw import left_out, make_batch
 from agenttune.types import Outcome
 

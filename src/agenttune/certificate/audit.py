@@ -44,6 +44,7 @@ ZERO_MEAN_TOLERANCE = 1e-5
 TOLERANCE = 1e-5
 """How far an advantage or a weight may be from the one recomputed, relative to it (float32 arithmetic)."""
 
+
 def audit(
     groups: Sequence[Group],
     delivered: Delivery,
@@ -153,20 +154,8 @@ def _check_group(tally: Tally, group: Group, said: Sequence[str], may: tuple[str
     if len(said) != 1:
         tally.look(GROUPS, f"group {group.id}: in {len(said)} batches")
         return
-<<<<<<< HEAD
     wrong = f"group {group.id}: {said[0]}, but its rewards say {' or '.join(may)}"
     tally.look(GROUPS, None if said[0] in may else wrong)
-=======
-    rewards_G = np.array([rollout.reward for rollout in algorithm.shaping.taking_part(group.scored)], np.float64)
-    expected = _expected(rewards_G, algorithm)
-    if algorithm.std_threshold is not None and expected in (("flat",), ("trained",)) and not algorithm.compares_rewards:
-        expected = ("flat", "trained")  # what is compared is not what was recorded
-    baseline = group.baseline
-    if algorithm.needs_baseline and (baseline is None or baseline.reward is None or not baseline.answered):
-        expected = ("small",)
-    wrong = f"group {group.id}: {said[0] or 'trained'}, but its rewards say {' or '.join(expected)}"
-    tally.look(GROUPS, None if (said[0] or "trained") in expected else wrong)
->>>>>>> main
 
 
 def _check_owners(tally: Tally, rollouts: Sequence[Rollout]) -> None:

@@ -117,11 +117,11 @@ def _member(rollout: Rollout, group: Group, rules: Rules) -> Member:
     punished = {call.index: _punishment(call, rules) for call in rollout.calls}
     reward = math.nan if rollout.reward is None else rollout.reward + min(punished.values(), default=0.0)
     trained = [call for call in rollout.calls if carries_loss(call)]
-    steps = dict(getattr(rollout, "step_rewards", {}))
+    steps = dict(rollout.step_rewards)
     if steps and rules.overlong_cache is not None:
         steps |= {call.index: steps.get(call.index, 0.0) + punished[call.index] for call in trained}
     bounds = [*(call.index for call in trained[1:]), math.inf][: len(trained)]
-    calls, states = [], getattr(rollout, "states", {})
+    calls, states = [], rollout.states
     for call, following in zip(trained, bounds, strict=True):
         between = math.fsum(value for index, value in steps.items() if call.index <= index < following)
         own = rollout.call_rewards.get(call.index)

@@ -166,13 +166,8 @@ def read_checks(path: Path | str) -> dict[int, tuple[Check, ...]]:
 
 def read_taught(path: Path | str) -> dict[int, list[TaughtRow]]:
     """The rows that each step of a run without rollouts drew; empty for a run that did not note them."""
-<<<<<<< HEAD
     with closing(open_journal(path)) as connection:
         if not has(connection, "taught"):
-=======
-    with closing(_open(path)) as connection:
-        if not _has_table(connection, "taught"):
->>>>>>> main
             return {}
         rows = connection.execute("SELECT * FROM taught ORDER BY rowid").fetchall()
     found: dict[int, list[TaughtRow]] = {}
@@ -316,13 +311,9 @@ def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row) -> Rollout:
 
 def _read_notes(connection: sqlite3.Connection, rollout_key: int) -> list[sqlite3.Row]:
     """What the owner said of single calls; nothing in a journal of before there was a place for it."""
-    if not _has_table(connection, "call_notes"):
+    if not has(connection, "call_notes"):
         return []
     return connection.execute("SELECT * FROM call_notes WHERE rollout_key = ?", (rollout_key,)).fetchall()
-
-
-def _has_table(connection: sqlite3.Connection, name: str) -> bool:
-    return connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (name,)).fetchone() is not None
 
 
 def _read_call(earlier: list[Call], row: sqlite3.Row) -> Call:
