@@ -14,6 +14,7 @@ from agenttune.algorithm.advantages import ADVANTAGES
 from agenttune.algorithm.aggregation import AGGREGATIONS, CONSTANT_LENGTH
 from agenttune.algorithm.presets import PRESETS, Algorithm
 from agenttune.algorithm.resolve import algorithm_of
+from agenttune.algorithm.shaping import Shaping
 from agenttune.certificate import rules
 from agenttune.certificate.expectation import expect
 from agenttune.certificate.formulas import FORMULAS
@@ -22,8 +23,19 @@ from agenttune.experience.draw import draw_batches
 from agenttune.types import CallStatus, Group, Sampling
 
 
-def some_step(seed: int) -> list[Group]:
-    """Groups of four with one to three calls each, of which some are greedy or abandoned; some groups flat."""
+def tool_messages(seen: int, id_: str) -> tuple[dict[str, object], ...]:
+    """A conversation that ends with what a tool said; its ids are of this rollout alone."""
+    asked = {"role": "assistant", "content": "", "tool_calls": [{"id": id_, "function": {"name": "look"}}]}
+    return (
+        {"role": "user", "content": "q"},
+        asked,
+        {"role": "tool", "tool_call_id": id_, "content": f"room {seen}"},
+    )
+
+
+def some_step(seed: int, notes: bool = False) -> list[Group]:
+    """Groups of four with one to three calls each, of which some are greedy or abandoned; a flat group, and a rollout
+    that never called. With `notes` owners said rewards of steps and of calls, and states."""
     random = np.random.default_rng(seed)
     groups = []
     for task in range(5):
@@ -36,11 +48,24 @@ def some_step(seed: int) -> list[Group]:
                 sampling = Sampling(temperature=0.0 if 0.1 < kind < 0.2 else 1.0)
                 sampled = random.integers(0, 50, int(random.integers(1, 9))).tolist()
                 zeros = np.zeros(len(sampled), np.int32)
+                messages = tool_messages(int(random.integers(3)), f"call-{task}-{index}-{number}")
                 calls.append(
-                    make_call(number, [1, number, 2], sampled, status=status, sampling=sampling, versions_S=zeros)
-                )
+                    make_call(
+                        number, [1, number, 2], sampled,
+                        status=status, sampling=sampling, versions_S=zeros, messages=messages,
+                    )
+                )  # fmt: skip
             reward = 1.0 if task == 0 else round(float(random.random()), 2)
-            rollouts.append(make_rollout(calls, reward, f"g{task}", index))
+            said = {}
+            if notes:
+                said["call_rewards"] = {
+                    n: round(float(random.random()), 2) for n in range(len(calls)) if random.random() < 0.7
+                }
+                said["step_rewards"] = {
+                    n: round(float(random.random()), 2) for n in range(len(calls)) if random.random() < 0.7
+                }
+                said["states"] = {n: str(random.integers(3)) for n in range(len(calls)) if random.random() < 0.5}
+            rollouts.append(make_rollout(calls if (task, index) != (1, 2) else [], reward, f"g{task}", index, **said))
         greedy = make_call(0, [1], [2], sampling=Sampling(temperature=0.0))
         baseline = make_rollout([greedy], round(float(random.random()), 2), f"g{task}", 4)
         groups.append(make_group(rollouts, f"g{task}", version=0, baseline=baseline))
@@ -56,6 +81,7 @@ ARGUMENTS = {
     "pass_at_k": {"k": 2},
     "gigpo": {"omega": 0.5, "gamma": 0.9, "std_normalize": True},
     "step_rewards": {"gamma": 0.9},
+    "grpo_global_std": {"step_norm": True},
 }
 
 
@@ -63,10 +89,10 @@ ARGUMENTS = {
 @pytest.mark.parametrize("advantage", ADVANTAGES)
 def test_every_advantage_is_recomputed(advantage: str, given: bool) -> None:
     """Red when a formula of either side is another one (tried with each of `certificate.formulas`)."""
-    arguments = ARGUMENTS.get(advantage, {}) if given else {}
+    arguments = ARGUMENTS.get(advantage, {}) if given else {"k": 3} if advantage == "pass_at_k" else {}
     algorithm = Algorithm(name="x", advantage=advantage, advantage_args=arguments, source="")
-    for seed in range(3):
-        groups = some_step(seed)
+    for seed, notes in ((0, False), (1, True), (2, True)):
+        groups = some_step(seed, notes)
         for num_minibatches in (1, 3):
             checks = audited(groups, draw_batches(groups, algorithm, num_minibatches), algorithm, group_size=4)
             assert not [check for check in checks.values() if check.broken]
@@ -80,6 +106,30 @@ def test_every_aggregation_is_recomputed(aggregation: str) -> None:
     for num_minibatches in (1, 2, 4):
         checks = audited(groups, draw_batches(groups, algorithm, num_minibatches), algorithm, group_size=4)
         assert not [check for check in checks.values() if check.broken]
+
+
+@pytest.mark.parametrize("advantage", ["grpo", "gigpo", "step_rewards", "gae", "call_gae", "reinforceplusplus_tokens"])
+def test_thresholds_punishment_and_filters_are_recomputed(advantage: str) -> None:
+    """Who is left out, and for what; red when either side looks at other rewards."""
+    shaping = Shaping(max_length=8, cache=4, penalty=0.5, reward_low=0.3, reward_high=0.7, drop_truncated=True)
+    arguments = {"across_tasks": True, "gamma": 0.5} if advantage == "gigpo" else {}
+    reasons = set()
+    for seed in range(8):
+        groups = some_step(seed, notes=seed % 2 == 0)
+        for threshold in (0.0, 0.3):
+            algorithm = Algorithm(
+                name="x",
+                advantage=advantage,
+                advantage_args=arguments,
+                std_threshold=threshold,
+                shaping=shaping,
+                source="",
+            )
+            batches = draw_batches(groups, algorithm, 2)
+            checks = audited(groups, batches, algorithm, group_size=4)
+            assert not [check for check in checks.values() if check.broken]
+            reasons |= {reason for batch in batches for reason in batch.left_out.values()}
+    assert {"filtered", "flat"} <= reasons
 
 
 def test_the_tables_are_whole() -> None:

@@ -296,7 +296,7 @@ FORMULAS: Mapping[str, Formula] = {
     "none": Formula(numbers=_nothing, group_relative=False, needs_reward=False),
     "remax": Formula(numbers=_remax, group_relative=False, baseline=True),
     "reinforceplusplus": Formula(numbers=_reinforceplusplus, group_relative=False),
-    "reinforceplusplus_tokens": Formula(numbers=_reinforceplusplus_tokens, group_relative=False),
+    "reinforceplusplus_tokens": Formula(numbers=_reinforceplusplus_tokens, group_relative=False, compares="calls"),
     "opmd": Formula(numbers=_opmd),
     "asymre": Formula(numbers=_asymre),
     "rec": Formula(numbers=_rec, centred=True),
@@ -305,7 +305,7 @@ FORMULAS: Mapping[str, Formula] = {
     "gigpo": Formula(numbers=_gigpo, compares="states"),
     "step_rewards": Formula(numbers=_step_rewards, compares="returns"),
     "gae": Formula(numbers=_rewards_after, group_relative=False, critic=True, compares="episodes"),
-    "call_gae": Formula(numbers=_own_rewards, group_relative=False, critic=True),
+    "call_gae": Formula(numbers=_own_rewards, group_relative=False, critic=True, compares="calls"),
 }
 """By their names in the configuration."""
 
@@ -317,6 +317,8 @@ def spread(members: Sequence[Member], advantage: str, arguments: Mapping[str, ob
         return _std(_rewards(members))
     if kind == "episodes":
         return _std(np.array([member.episode for member in members], np.float64))
+    if kind == "calls":
+        return _std(np.array([call.own_reward for member in members for call in member.calls], np.float64))
     gamma = float(str(arguments.get("gamma", 1.0)))
     states: dict[object, list[float]] = {}
     for member in members:
