@@ -16,6 +16,7 @@ from agenttune.certificate.audit import TOLERANCE, audit
 from agenttune.certificate.delivery import ids_digest, recorded_digest
 from agenttune.certificate.expectation import TRAINED, Expectation, expect
 from agenttune.certificate.lineage import Lineage, in_words
+from agenttune.certificate.replay import Memory
 from agenttune.certificate.rules import Rules
 from agenttune.experience.evidence import read_delivery, read_step_groups
 from agenttune.experience.reading import (
@@ -46,6 +47,7 @@ def recompute_steps(
     journal, found = run_dir / "run.db", Recomputed()
     trained, noted = _trained(journal), read_checks(journal)
     unstored: list[int] = []
+    memory = Memory()
     for record in lineage.steps:
         step, rules = record.step, rules_of(record.step)
         fresh = read_groups_at(journal, lineage.groups[step])
@@ -70,6 +72,11 @@ def recompute_steps(
             replayed=replayed,
             replay_staleness=replay_staleness(step),
         )
+        again, version = [group.id for group in replayed], lineage.version_before(step)
+        drawn = memory.draw(step, version, rules, replay_staleness(step))
+        if sorted(drawn) != sorted(again):
+            found.problems.append(f"step {step}: {_listed(again)} trained again, but the seed draws {_listed(drawn)}")
+        memory.keep((*fresh, *replayed), expected.calls.values(), rules)
         found.problems += differences(step, expected, trained.get(step, {}))
         if step not in unstored:
             found.problems += _other_checks(step, found.checks[step], noted.get(step, ()))
@@ -79,6 +86,10 @@ def recompute_steps(
             "which this run did not store: which calls were trained, on how many tokens and with which advantage was"
         )
     return found
+
+
+def _listed(ids: Sequence[str]) -> str:
+    return ", ".join(f"group {id_}" for id_ in ids) or "no group"
 
 
 def as_expected(

@@ -84,6 +84,8 @@ class Rules:
     reward_low: float | None = None
     reward_high: float | None = None
     replayed_groups: int = 0
+    replay_by_signal: bool = True
+    seed: int = 0
     kl_in_reward: bool = False
     teacher: bool = False
     expert: bool = False
@@ -115,6 +117,8 @@ class Rules:
             reward_low=sampling.reward_low,
             reward_high=sampling.reward_high,
             replayed_groups=int(sampling.replay_share * batch_size),
+            replay_by_signal=sampling.replay_priority == "signal",
+            seed=config.seed,
             kl_in_reward=loss.kl_in == "reward",
             teacher=preset.teacher,
             expert=preset.expert,
