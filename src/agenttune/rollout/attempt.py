@@ -39,6 +39,10 @@ CONNECTION_ERRORS = {
 
 GATEWAY = "gateway/"
 """Prefix of the metrics that a session counts, beside the user's own."""
+WORKFLOW = "workflow/"
+"""Prefix of the workflow's own metrics, in what is shown and logged; a rollout has them under their plain names."""
+JUDGE = "judge/"
+"""Prefix of the judge's own metrics."""
 AUXILIARY = "auxiliary/"
 """Prefix of the counts of auxiliary models."""
 
@@ -234,7 +238,8 @@ class UserFunctions:
         if (reason := session.auxiliary_failure) is not None:  # that the judge swallowed: its score means nothing
             return Ended(outcome=Outcome.JUDGE_ERROR, error=reason, outside=True)
         judged = getattr(judgement, "reward", judgement)
-        metrics = {**metrics, **self._read_metrics(getattr(judgement, "metrics", None))}
+        of_judge = self._read_metrics(getattr(judgement, "metrics", None))
+        metrics = {**metrics, **{f"{JUDGE}{name}": value for name, value in of_judge.items()}}
         return self._scored(judged, metrics, Outcome.JUDGE_ERROR, f"judge_func `{name_of(self.judge)}`")
 
     def _optional(self, names: frozenset[str], session: OpenedSession) -> dict[str, Any]:
@@ -312,7 +317,9 @@ class UserFunctions:
             self._warn_once(
                 "reward", "workflow_func `%s` returns a reward, but there is a judge_func: the judge's counts", name
             )
-        return output_reward, response, self._read_metrics(metrics)
+        own = self._read_metrics(metrics)
+        taken = (GATEWAY, AUXILIARY, WORKFLOW, JUDGE)
+        return output_reward, response, {f"{WORKFLOW * name.startswith(taken)}{name}": own[name] for name in own}
 
     def _scored(self, reward: Any, metrics: dict[str, float], otherwise: Outcome, who: str) -> Ended:
         number = as_number(reward)
