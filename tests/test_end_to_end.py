@@ -181,8 +181,8 @@ def shortened(dataset: Path, folder: Path) -> Path:
 def test_a_finished_run_that_goes_on_is_evaluated_again(tmp_path, toy_model_dir, toy_dataset):
     """Red when `_record` (loop.py) keeps `progress.after`: the table would show the weights of the first session.
 
-    With another seed, or other rows, it does not go on: red without `check_same_run`. Its certificate holds over a change
-    that is allowed.
+    With another seed, or other rows, it does not go on: red without `check_same_run`. Its certificate holds over a
+    change that is allowed.
     """
     options = {"project_name": "P", "experiment_name": "longer"}
     first = run(tmp_path, toy_model_dir, toy_dataset, steps=2, **options)
