@@ -13,7 +13,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -149,19 +150,31 @@ def _member(rollout: Rollout, group: Group, rules: Rules) -> Member:
 
 def _shown(call: Call) -> str:
     """What the environment showed before a call: the messages behind the model's last one, without what differs by
-    accident (ids of tool calls)."""
-    roles = [message.get("role") for message in call.messages]
-    last = len(roles) - roles[::-1].index("assistant") if "assistant" in roles else 0
+    accident (ids of tool calls) and what the owner says (system prompts). A prefilled answer is no message."""
+    messages = list(call.messages)
+    while messages and messages[-1].get("role") == "assistant":
+        messages.pop()
+    said = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
+    last = said[-1] if said else -1
     asked = {
         one.get("id"): (one.get("function") or {}).get("name")
-        for message in call.messages
-        for one in message.get("tool_calls") or ()
+        for one in (messages[last].get("tool_calls") or () if said else ())
     }
     seen = [
-        (message.get("role"), message.get("content"), asked.get(message.get("tool_call_id")))
-        for message in call.messages[last:]
+        (message.get("role"), asked.get(message.get("tool_call_id")), _text(message.get("content")))
+        for message in messages[last + 1 :]
+        if message.get("role") not in ("system", "developer")
     ]
     return json.dumps(seen, sort_keys=True, default=repr)
+
+
+def _text(content: Any) -> Any:
+    """A content of text parts as the text that it is."""
+    if isinstance(content, list | tuple) and all(
+        isinstance(part, Mapping) and part.get("type") == "text" for part in content
+    ):
+        return "".join(str(part.get("text", "")) for part in content)
+    return content
 
 
 def _may(group: Group, rollouts: Sequence[Rollout], members: Sequence[Member], rules: Rules) -> tuple[str, ...]:
@@ -172,7 +185,9 @@ def _may(group: Group, rollouts: Sequence[Rollout], members: Sequence[Member], r
         return ("small",)
     ways: list[str] = []
     if len(members) > 1 and rules.std_threshold is not None:
-        excess = spread(members, rules.advantage, rules.arguments) - rules.std_threshold
+        unpunished = replace(rules, overlong_cache=None)
+        recorded = [_member(rollout, group, unpunished) for rollout in rollouts]
+        excess = spread(recorded, rules.advantage, rules.arguments) - rules.std_threshold
         if excess < -ROUNDING or (excess <= 0.0 and rules.std_threshold == 0.0):
             return ("flat",)
         ways += ["flat"] if excess <= ROUNDING else []

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import json
 import logging
 import secrets
 import time
@@ -18,7 +17,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from agenttune.errors import CallError, ConfigError, ContextOverflowError, EngineError, EngineLostError
+from agenttune.errors import CallError, ConfigError, ContextOverflowError, EngineError, EngineLostError, SamplingError
+from agenttune.gateway.body import decode
 from agenttune.gateway.busy import BusyClock
 from agenttune.gateway.caller import WhoCalls, foreign_error, foreign_use, nobody
 from agenttune.gateway.history import Prompt
@@ -204,6 +204,8 @@ class Gateway:
             )
             for _ in range(request.n)
         ]
+        for entry in entries if request.n > 1 else ():
+            entry.request = entries[0].index
         session.count("prompt_tokens", len(prompt.ids_P))
         session.count("forks", int(entries[0].index > 0 and prompt.parent is None))
         choices = await self._choices(session, request, entries)
@@ -263,6 +265,8 @@ class Gateway:
                 generation = await self.engine.generate(wanted)
         except ContextOverflowError:
             raise self._overflow(session, prompt) from None
+        except SamplingError as error:
+            raise ApiError(f"{error}.", code="invalid_sampling") from error
         entry.seconds = time.perf_counter() - started
         _check(generation)
         parsed = self._parsed(request, prompt, generation)
@@ -301,11 +305,7 @@ class Gateway:
 
 
 def _parse(content: bytes, model_name: str, session: Session) -> ChatRequest:
-    try:
-        body = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise ApiError(f"The request body is not JSON: {error}") from error
-    return parse_request(body, model_name=model_name, defaults=session.sampling, greedy=session.greedy)
+    return parse_request(decode(content), model_name=model_name, defaults=session.sampling, greedy=session.greedy)
 
 
 def _check(generation: Generation) -> None:

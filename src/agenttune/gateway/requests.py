@@ -7,7 +7,6 @@ OpenAI's error format. Nothing is silently ignored: a parameter is honoured, har
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +46,9 @@ RESERVED_TEMPLATE_KWARGS = frozenset(
     | {"continue_final_message", "return_dict", "sanitize_control_tokens", "return_assistant_tokens_mask"}
 )
 MAX_CHOICES = 128
+MIN_TEMPERATURE = 0.01
+"""Below it an engine's numbers are rounding; 0 is greedy."""
+MIN_TOP_P = 1e-6
 MAX_TOP_LOGPROBS = 20
 
 
@@ -92,6 +94,12 @@ class ChatRequest:
     plain_text: bool
     continue_final: bool
     template_kwargs: Mapping[str, Any]
+
+
+def shown(value: Any) -> str:
+    """A value as an error shows it."""
+    text = ascii(value)
+    return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def parse_request(body: Any, *, model_name: str, defaults: Sampling, greedy: bool) -> ChatRequest:
@@ -140,8 +148,8 @@ def render_message(message: Any, position: int) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise ApiError(f"'{where}' must be an object.", param=where)
     role = message.get("role")
-    if role not in ROLES:
-        raise ApiError(f"'{where}.role' is {role!r}; it must be one of {sorted(ROLES)}.", param=f"{where}.role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise ApiError(f"'{where}.role' is {shown(role)}; it must be one of {sorted(ROLES)}.", param=f"{where}.role")
     for key, value in message.items():
         if value is not None and key not in MESSAGE_FIELDS and key not in DROPPED_FIELDS:
             raise ApiError(f"'{where}.{key}' is not supported here.", param=f"{where}.{key}")
@@ -188,7 +196,7 @@ def _text(content: Any, where: str) -> str:
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
         if kind != "text" or not isinstance(part.get("text"), str):
-            raise ApiError(f"'{where}' has a part of type {kind!r}; only text is supported.", param=where)
+            raise ApiError(f"'{where}' has a part of type {shown(kind)}; only text is supported.", param=where)
         texts.append(part["text"])
     return "".join(texts)
 
@@ -224,9 +232,10 @@ def _tools(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
         return ()
     if choice not in ("auto", "required"):
         function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
-        if not isinstance(function, dict) or function.get("name") not in names:
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(name, str) or name not in names:
             raise ApiError(
-                f"'tool_choice' is {choice!r}; it must be 'none', 'auto', 'required' or a function among 'tools'.",
+                f"'tool_choice' is {shown(choice)}; it must be 'none', 'auto', 'required' or a function among 'tools'.",
                 param="tool_choice",
             )
     elif choice == "required" and not tools:
@@ -245,9 +254,16 @@ def _sampling(given: Mapping[str, Any], defaults: Sampling, greedy: bool) -> Sam
     if not isinstance(stop, list) or not all(isinstance(text, str) and text for text in stop):
         raise ApiError("'stop' must be a non-empty string or a list of them.", param="stop")
     temperature = _number(given, "temperature", defaults.temperature, 0.0, 100.0)
+    if "temperature" in given and 0.0 < temperature < MIN_TEMPERATURE:
+        raise ApiError(
+            f"'temperature' is {temperature:g}; it must be 0 (greedy) or at least {MIN_TEMPERATURE:g}.",
+            param="temperature",
+        )
     top_p = _number(given, "top_p", defaults.top_p, 0.0, 1.0)
-    if top_p == 0.0:
-        raise ApiError("'top_p' must be above 0; use 'temperature': 0 for greedy.", param="top_p")
+    if top_p < MIN_TOP_P:
+        raise ApiError(
+            f"'top_p' is {top_p:g}; it must be at least {MIN_TOP_P:g} (use 'temperature': 0 for greedy).", param="top_p"
+        )
     top_k = _integer(given, "top_k", defaults.top_k, -1, 2**31 - 1)
     return Sampling(
         temperature=0.0 if greedy else temperature,
@@ -292,7 +308,7 @@ def _template_kwargs(given: Mapping[str, Any]) -> Mapping[str, Any]:
 def _boolean(given: Mapping[str, Any], name: str) -> bool:
     value = given.get(name)
     if value is not None and not isinstance(value, bool):
-        raise ApiError(f"'{name}' is {value!r}; it must be true or false.", param=name)
+        raise ApiError(f"'{name}' is {shown(value)}; it must be true or false.", param=name)
     return bool(value)
 
 
@@ -301,7 +317,7 @@ def _integer(given: Mapping[str, Any], name: str, default: Any, low: int, high: 
     if value is None:
         return default
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise ApiError(f"'{name}' is {value!r}; it must be an integer from {low} to {high}.", param=name)
+        raise ApiError(f"'{name}' is {shown(value)}; it must be an integer from {low} to {high}.", param=name)
     return value
 
 
@@ -309,8 +325,8 @@ def _number(given: Mapping[str, Any], name: str, default: float, low: float, hig
     value = given.get(name)
     if value is None:
         return default
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise ApiError(f"'{name}' is {value!r}; it must be a number.", param=name)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ApiError(f"'{name}' is {shown(value)}; it must be a number.", param=name)
     if not low <= value <= high:
-        raise ApiError(f"'{name}' is {value!r}; it must lie between {low} and {high}.", param=name)
+        raise ApiError(f"'{name}' is {shown(value)}; it must lie between {low} and {high}.", param=name)
     return float(value)

@@ -13,7 +13,7 @@ import threading
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -24,6 +24,8 @@ from agenttune.gateway.transport import Answer, Start, ended, raw_request
 
 START_TIMEOUT_S = 30.0
 CLIENT_CLOSED_REQUEST = 499
+METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+"""All of them are answered; most with what to ask instead."""
 
 
 class Server:
@@ -58,7 +60,7 @@ class Server:
         self._server = self._serving = None
 
     async def _listen(self) -> str:
-        app = Starlette(routes=[Route("/{path:path}", self._endpoint, methods=["GET", "POST"])])
+        app = Starlette(routes=[Route("/{path:path}", self._endpoint, methods=METHODS)])
         config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", ws="none")
         listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
         self._connections = Connections(listener.getsockname()[1], self._who_calls)
@@ -71,7 +73,11 @@ class Server:
     async def _endpoint(self, request: Request) -> Response:
         assert self._connections is not None
         caller = self._connections.opener(request.client.port) if request.client is not None else None
-        raw = raw_request(request.method, request.url.path, request.headers, await request.body(), caller)
+        try:
+            body = await request.body()
+        except ClientDisconnect:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        raw = raw_request(request.method, request.url.path, request.headers, body, caller)
         task = self._start_request(raw)
         gone = asyncio.create_task(_disconnected(request))
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
