@@ -120,10 +120,7 @@ class RolloutStatistics:
             number, causes = sum(self.scored_failures.values()), _counted(self.scored_failures)
             found.append(f"{number} of {self.num_rollouts} rollouts failed by the model: failure_reward ({causes})")
         if self.num_replaced:
-            found.append(
-                f"{self.num_replaced} of {self.num_rollouts} rollouts replaced by a retry that gave other answers "
-                f"({_counted(self.replaced)})"
-            )
+            found.append(replaced_note(self))
         if self.num_without_calls:
             found.append(without_calls(self, "they teach nothing"))
         if hint := self._hint():
@@ -195,6 +192,14 @@ def check_excluded(groups: Iterable[Group], max_excluded_share: float) -> None:
     )
 
 
+def replaced_note(found: RolloutStatistics) -> str:
+    """How many rollouts a retry gave other answers than those that failed, by what had failed."""
+    return (
+        f"{found.num_replaced} of {found.num_rollouts} rollouts replaced by a retry that gave other answers "
+        f"({_counted(found.replaced)})"
+    )
+
+
 def without_calls(found: RolloutStatistics, otherwise: str) -> str:
     """What rollouts that ended well without an answer of the model mean: a cache, where they took no time, else
     `otherwise`."""
@@ -208,8 +213,8 @@ def without_calls(found: RolloutStatistics, otherwise: str) -> str:
 
 
 def is_flat(group: Group) -> bool:
-    """Whether two or more rollouts of a group have rewards, all the same."""
-    rewards = [rollout.reward for rollout in group.scored if rollout.reward is not None]
+    """Whether two or more rollouts of a group in which the model answered have rewards, all the same."""
+    rewards = [rollout.reward for rollout in group.scored if rollout.answered and rollout.reward is not None]
     return len(rewards) > 1 and len(set(rewards)) == 1
 
 
