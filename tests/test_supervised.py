@@ -536,7 +536,7 @@ def test_a_run_from_yaml_without_a_workflow_goes_on_where_it_was(tmp_path, toy_m
         for name in ("whole", "parts")
     ]
     assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
-    with pytest.raises(ConfigError, match="is one of 'sft', but algorithm_type is 'cpt'"):
+    with pytest.raises(ConfigError, match=r"algorithm\.algorithm_type: 'sft' -> 'cpt'"):
         tune(
             config_path=tmp_path / "run.yaml",
             settings={"algorithm.algorithm_type": "cpt", "supervised.text_key": "text"},

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from agenttune.config.load import Resolved, value_leaves
 from agenttune.config.run import RunConfig
+from agenttune.execution.identity import model_identity, rows_identity
+from agenttune.execution.model_files import model_folder
 from agenttune.execution.threads import let_idle_workers_sleep
 from agenttune.forecast import before_run
 from agenttune.interrupts import stop_signals
@@ -47,18 +49,21 @@ class Opened:
 
 @contextlib.contextmanager
 def open_run(
-    resolved: Resolved, config_path: Path | None, rows: Sequence[Task], lines: Sequence[str]
+    resolved: Resolved, config_path: Path | None, rows: Mapping[str, Sequence[Task]], lines: Sequence[str]
 ) -> Iterator[Opened]:
-    """Make the run's directory, or find it again, and say what is notable: `lines` too. Raises as `open_run_directory`
-    and `before_run`."""
+    """Make the run's directory, or find it again, and say what is notable: `lines` too. Of `rows`, `train_dataset` are
+    those to train on; all of them are known again when the run goes on. Raises as `open_run_directory` and
+    `before_run`."""
     let_idle_workers_sleep()
     from agenttune.execution.run_directory import open_run_directory
 
     config = resolved.config
-    order = make_order(rows, config.sampling, seed=config.seed, batch_size=config.algorithm.batch_size)
+    identities = {name: rows_identity(some) for name, some in rows.items() if some}
+    identities["model"] = model_identity(model_folder(config.model.model_path))
+    order = make_order(rows["train_dataset"], config.sampling, seed=config.seed, batch_size=config.algorithm.batch_size)
     total_steps = config.train_dataset.total_steps or order.num_batches(config.train_dataset.total_epochs)
     with (
-        open_run_directory(resolved, config_path) as directory,
+        open_run_directory(resolved, config_path, identities) as directory,
         stop_signals(),
         lasting_output(),
         contextlib.closing(Display(total_steps, sys.stdout)) as display,

@@ -42,7 +42,7 @@ from agenttune.monitor.metrics import Monitor
 from agenttune.monitor.statistics import Evaluation, accuracy_metrics
 from agenttune.monitor.verdict import is_best
 from agenttune.rollout.refill import RolledOut, num_sampled_tokens
-from agenttune.rollout.statistics import check_excluded, summarize
+from agenttune.rollout.statistics import OF_USER, check_excluded, summarize
 from agenttune.steps import Checkpoints, Recorded, TimeLimit, deferred_interrupt
 from agenttune.supervised.expert import ExpertRows
 from agenttune.sync.schedule import what_ages
@@ -331,6 +331,7 @@ class Loop:
             certified=not any(check.broken for check in result.checks),
             spent=spent.shares([metrics]),
             note="; ".join(filter(None, notes)),
+            metrics={name: value for name, value in sorted(metrics.items()) if name.startswith(OF_USER)},
         )
         self.display.step(report)
 

@@ -123,7 +123,8 @@ def open_loop(
     algorithm = check_arguments(config, workflow, judge)
     data = read_tasks(config, algorithm)
     with contextlib.ExitStack() as stack:
-        opened = stack.enter_context(open_run(resolved, config_path, data.training, data.messages))
+        rows = {"train_dataset": data.training, "held_out": data.held_out, "expert": data.expert}
+        opened = stack.enter_context(open_run(resolved, config_path, rows, data.messages))
         serving = start_serving(config, workflow, judge, needs_reward=algorithm.needs_reward)
         stack.callback(serving.close)
         opened.display.message(serving.line)

@@ -2,24 +2,33 @@
 
 import json
 import os
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from agenttune.config.load import Resolved, resolve
 from agenttune.errors import CheckpointError, ConfigError
+from agenttune.execution.identity import Identity, model_identity, rows_identity
 from agenttune.execution.run_directory import RunDirectory, open_run_directory
 from agenttune.experience.journal import Journal
+from agenttune.tasks.source import Row
 from agenttune.trainer.checkpoint import STATE, is_whole, point, pointed, repair, step_directory, write_directory
+from agenttune.types import Task
+
+NOTHING: Mapping[str, Identity] = {}
+ROWS: Mapping[str, Identity] = {"train_dataset": {"rows": 40, "digest": "ab"}, "model": {"bytes": 900, "digest": "cd"}}
 
 
 def settings(root: Path, **changed: object) -> Resolved:
+    """Of the run `one`; a changed setting is named with `__` for its dots."""
     given = {
         "checkpoint_root_dir": str(root),
         "name": "one",
-        "train_dataset": {"path": "tasks.jsonl"},
+        "train_dataset.path": "tasks.jsonl",
         "model": {"model_path": "toy", "max_model_len": 64},
-        **changed,
+        **{name.replace("__", "."): value for name, value in changed.items()},
     }
     return resolve(None, given)
 
@@ -42,7 +51,7 @@ def checkpoint(root: Path, step: int, content: str = "") -> Path:
 def run_directory(root: Path, *steps: int) -> Path:
     """That of the run `one`, which has trained so many steps; the last is `latest`."""
     path = root / "AgentTune" / "one"
-    path.mkdir(parents=True)
+    path.mkdir(parents=True, exist_ok=True)
     for step in steps:
         point(path, "latest", checkpoint(path, step))
     lines = [json.dumps({"step": step, "reward/mean": 0.5}) for step in range(max(steps, default=0) + 1)]
@@ -50,9 +59,15 @@ def run_directory(root: Path, *steps: int) -> Path:
     return path
 
 
-def opened(resolved: Resolved) -> RunDirectory:
-    with open_run_directory(resolved, None) as directory:
+def opened(resolved: Resolved, identities: Mapping[str, Identity] = NOTHING) -> RunDirectory:
+    with open_run_directory(resolved, None, identities) as directory:
         return directory
+
+
+def begun(root: Path, *steps: int, identities: Mapping[str, Identity] = NOTHING, **changed: object) -> Path:
+    """The directory of a run that was begun with these settings and has trained so many steps."""
+    opened(settings(root, **changed), identities)
+    return run_directory(root, *steps)
 
 
 def kill_in_replacement(path: Path, step: int) -> None:
@@ -74,7 +89,7 @@ def kill_in_replacement(path: Path, step: int) -> None:
 
 def test_a_kill_between_the_two_renames_of_a_replacement_loses_nothing(tmp_path: Path):
     """Red without `repair`: `latest` points to nothing, and the run began anew over its own records."""
-    path = run_directory(tmp_path, 2, 4)
+    path = begun(tmp_path, 2, 4)
     kill_in_replacement(path, 4)
     assert pointed(path, "latest") is None
     directory = opened(settings(tmp_path))
@@ -114,7 +129,7 @@ def test_what_a_kill_behind_the_renames_left_goes(tmp_path: Path):
 
 @pytest.mark.parametrize("how", ["missing", "dangling", "empty", "not whole"])
 def test_a_broken_latest_is_put_right_from_the_newest_whole_checkpoint(how: str, tmp_path: Path):
-    path = run_directory(tmp_path, 2, 4, 10)
+    path = begun(tmp_path, 2, 4, 10)
     (path / "global_step_10" / STATE / "optimizer.safetensors").unlink()
     (path / "latest").unlink()
     if how == "dangling":
@@ -131,7 +146,7 @@ def test_a_broken_latest_is_put_right_from_the_newest_whole_checkpoint(how: str,
 
 
 def test_a_best_that_points_to_nothing_goes(tmp_path: Path):
-    path = run_directory(tmp_path, 2)
+    path = begun(tmp_path, 2)
     point(path, "best", step_directory(path, 7))
     assert opened(settings(tmp_path)).notes == ("`best` pointed to global_step_7, which is not there: it is removed",)
     assert not os.path.lexists(path / "best")
@@ -175,7 +190,7 @@ def test_a_run_that_trained_no_step_is_begun_anew(tmp_path: Path):
 
 def test_a_directory_is_held_while_it_is_open(tmp_path: Path):
     def twice() -> None:
-        with open_run_directory(settings(tmp_path), None):
+        with open_run_directory(settings(tmp_path), None, NOTHING):
             opened(settings(tmp_path))
 
     with pytest.raises(ConfigError, match="'one' is in use"):
@@ -186,3 +201,114 @@ def test_a_directory_is_held_while_it_is_open(tmp_path: Path):
 def test_runs_of_the_same_second_get_names_of_their_own(tmp_path: Path):
     names = {opened(settings(tmp_path, name=None)).path.name for _ in range(4)}
     assert len(names) == 4
+
+
+def resolved_of(path: Path, name: str = "resolved.json") -> dict[str, object]:
+    return {key: entry["value"] for key, entry in json.loads((path / name).read_text()).items()}
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"algorithm__algorithm_type": "dapo"}, "algorithm.algorithm_type: 'multi_step_grpo' -> 'dapo'"),
+        ({"model__model_path": "other"}, "model.model_path: 'toy' -> 'other'"),
+        ({"train_dataset__path": "more.jsonl"}, "train_dataset.path: 'tasks.jsonl' -> 'more.jsonl'"),
+        ({"eval_dataset__path": "test.jsonl"}, "eval_dataset.path: none -> 'test.jsonl'"),
+        ({"workflow_args": {"a.b": 3}}, "workflow_args.a.b: none -> 3"),
+        (
+            {"auxiliary_models__judge": {"model_path": "j", "max_model_len": 9}},
+            "auxiliary_models.judge.model_path: none",
+        ),
+        ({"trainer__lora": {"rank": 4}}, "trainer.lora.rank: none -> 4"),
+        ({"seed": 1, "loss__kl": "k1"}, "loss.kl: none -> 'k1'\n  - seed: 0 -> 1"),
+    ],
+)
+def test_another_run_under_the_same_name_is_refused_with_both_values(changed, said: str, tmp_path: Path):
+    """Red when only kind and model name are compared: the run went on, and its settings were overwritten, which broke
+    the certificate."""
+    path = begun(tmp_path, 2)
+    before = {file.name: file.read_bytes() for file in path.iterdir() if file.is_file()}
+    with pytest.raises(ConfigError) as refused:
+        opened(settings(tmp_path, **changed))
+    assert said in str(refused.value)
+    assert "choose another experiment_name" in str(refused.value)
+    assert {file.name: file.read_bytes() for file in path.iterdir() if file.is_file()} == before
+
+
+def test_what_may_change_is_said_and_the_settings_before_are_kept(tmp_path: Path):
+    path = begun(tmp_path, 2, 4, algorithm__learning_rate=1e-3)
+    again = settings(tmp_path, algorithm__learning_rate=1e-4, train_dataset__total_steps=9)
+    assert opened(again).notes == (
+        "changed since the run was last begun: algorithm.learning_rate: 0.001 -> 0.0001",
+        "changed since the run was last begun: train_dataset.total_steps: none -> 9",
+    )
+    assert opened(again).notes == ()
+    assert resolved_of(path)["algorithm.learning_rate"] == 1e-4
+    assert resolved_of(path, "resolved.until_step_4.json")["algorithm.learning_rate"] == 1e-3
+    assert len(list(path.glob("resolved.until_step_*.json"))) == 1
+
+
+def test_settings_whose_steps_were_undone_are_not_kept(tmp_path: Path):
+    """1e-3 made steps up to 4; 1e-4 went on from there and was killed; so did 1e-5; then `latest` was set back to 2."""
+    path = begun(tmp_path, 2, 4, algorithm__learning_rate=1e-3)
+    for rate in (1e-4, 1e-5):
+        opened(settings(tmp_path, algorithm__learning_rate=rate))
+    assert resolved_of(path, "resolved.until_step_4.json")["algorithm.learning_rate"] == 1e-3
+    point(path, "latest", step_directory(path, 2))
+    opened(settings(tmp_path, algorithm__learning_rate=1e-6))
+    assert [file.name for file in path.glob("resolved.until_step_*.json")] == ["resolved.until_step_2.json"]
+    assert resolved_of(path, "resolved.until_step_2.json")["algorithm.learning_rate"] == 1e-3
+
+
+def test_what_has_moved_is_known_by_what_it_holds(tmp_path: Path):
+    begun(tmp_path, 2, identities=ROWS)
+    moved = {"model__model_path": "/mnt/other", "train_dataset__path": "/mnt/rows.parquet"}
+    assert opened(settings(tmp_path, **moved), ROWS).notes == ()
+    other = {**ROWS, "train_dataset": {"rows": 41, "digest": "ef"}}
+    with pytest.raises(ConfigError, match=r"what train_dataset holds: 40 rows \(digest ab\) -> 41 rows \(digest ef\)"):
+        opened(settings(tmp_path), other)
+    assert opened(settings(tmp_path, **moved)).checkpoint is not None  # not noted: not compared
+
+
+def test_functions_are_known_by_file_and_name_as_far_as_they_have_one(tmp_path: Path):
+    begun(tmp_path, 2, workflow="here/agent.py:run_agent")
+    assert opened(settings(tmp_path, workflow="/there/agent.py:run_agent")).notes == ()
+    with pytest.raises(ConfigError, match=r"workflow: '/there/agent.py:run_agent' -> 'agent.py:other'"):
+        opened(settings(tmp_path, workflow="agent.py:other"))
+    assert opened(settings(tmp_path)).notes == ()
+
+
+def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path):
+    """Settings that came since had their default; those that went are not compared."""
+    path = begun(tmp_path, 2)
+    entries = json.loads((path / "resolved.json").read_text())
+    del entries["sampling.replay_share"]
+    entries["loss.of_old"] = {"value": 3, "origin": "run.yaml"}
+    (path / "resolved.json").write_text(json.dumps(entries))
+    assert opened(settings(tmp_path)).notes == ()
+    (path / "resolved.json").write_text(json.dumps(entries))
+    with pytest.raises(ConfigError, match=r"sampling.replay_share: 0.0 -> 0.5"):
+        opened(settings(tmp_path, sampling__replay_share=0.5))
+    (path / "resolved.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"cannot read .*resolved.json"):
+        opened(settings(tmp_path))
+    (path / "resolved.json").unlink()
+    assert "resolved.json is missing" in opened(settings(tmp_path)).notes[0]
+
+
+def test_identities_tell_other_content_and_know_the_same_elsewhere(toy_model_dir: Path, tmp_path: Path):
+    rows = [Task(id=str(index), index=index, row=Row(question=f"q {index}", image=b"x")) for index in range(3000)]
+    found = rows_identity(rows)
+    assert found == rows_identity([replace(row, id="other") for row in rows])
+    assert found["rows"] == 3000
+    assert found != rows_identity([*rows[:-1], replace(rows[-1], row=Row(question="q", image=b"x"))])
+    assert found != rows_identity(rows[:-1])
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in toy_model_dir.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    assert model_identity(copy) == model_identity(toy_model_dir)
+    weights = bytearray((copy / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (copy / "model.safetensors").write_bytes(weights)
+    assert model_identity(copy) != model_identity(toy_model_dir)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,21 @@ def test_summary_has_exactly_the_keys_that_programs_read(tmp_path: Path):
     }
     assert content["further"]["hard"]["before"]["sampled"]["accuracy"] == 0.0
     assert [entry.name for entry in tmp_path.iterdir()] == ["summary.json"]
+
+
+def test_what_workflow_and_judge_measured_is_in_the_summary_with_the_paired_difference(tmp_path: Path):
+    plain, right = evaluation(0.25), {"judge/right": dict(evaluation(0.25).sampled)}
+    before = replace(plain, metrics={"sampled": right})
+    after = replace(
+        plain, metrics={"sampled": {"judge/right": dict(evaluation(0.75).sampled), "judge/new": {"0": 0.5}}}
+    )
+    write_summary(tmp_path / "s.json", Summary(before=before, after=after, model_dir=None, run_dir=tmp_path, **NUMBERS))
+    found = json.loads((tmp_path / "s.json").read_text())["metrics"]["sampled"]
+    assert found["judge/right"]["before"]["accuracy"] == 0.25
+    assert found["judge/right"]["difference"]["difference"] == 0.5
+    assert found["judge/right"]["difference"]["low"] == pytest.approx(0.2234, abs=5e-5)
+    assert found["judge/new"]["before"]["accuracy"] is None
+    assert found["judge/new"]["difference"] == {"difference": None, "low": None, "high": None, "num_tasks": 0}
 
 
 def test_what_is_not_known_is_null(tmp_path: Path):

@@ -95,7 +95,13 @@ def test_a_check_in_which_every_first_attempt_failed_stops_the_run() -> None:
     )
     again = (rollout(0, 0, 1.0, attempt=1), rollout(0, 1, 0.0, attempt=1))
     firsts = (rollout(0, 0, error), rollout(0, 1, Outcome.TIMEOUT))
-    assert "1 x timeout: broke as timeout" in check_groups([group(0, *again, attempts=firsts)]).all_failed
+    saved = check_groups([group(0, *again, attempts=firsts)])
+    assert "1 x timeout: broke as timeout" in saved.all_failed
+    assert (saved.ready, saved.findings[0].startswith("the first attempt of each of the 2 rollouts failed")) == (
+        False,
+        True,
+    )
+    assert "2 of 2 rollouts replaced by a retry" not in str(saved.findings)  # with the answers that had failed
     assert check_groups([group(0, *again, attempts=firsts[:1])]).all_failed == ""
     late = (rollout(0, 0, down), rollout(0, 1, down))
     assert check_groups([group(0, *again, attempts=late)]).all_failed == ""

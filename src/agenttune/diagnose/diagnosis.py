@@ -29,6 +29,7 @@ RULES: tuple[Callable[[RunData], Finding | None], ...] = (
     rollouts.excluded,
     rollouts.empty_masks,
     rewards.reward_scale,
+    rewards.parts_apart,
     policy.learning_rate_too_high,  # a broken policy makes malformed calls and endless answers, too
     rollouts.tool_parse_failures,
     rollouts.truncation,

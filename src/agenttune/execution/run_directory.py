@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
@@ -18,13 +18,14 @@ from pathlib import Path
 
 import yaml
 
-from agenttune.algorithm.supervised import SUPERVISED
 from agenttune.config.load import Resolved, write_resolved
 from agenttune.config.run import RunConfig
 from agenttune.errors import ConfigError
+from agenttune.execution.identity import Identity
 from agenttune.execution.run_lock import locked
+from agenttune.execution.same_run import NOTED, Recorded, check_same_run, keep_settings, read_recorded
 from agenttune.experience.reading import read_steps
-from agenttune.trainer.checkpoint import pointed, repair
+from agenttune.trainer.checkpoint import pointed, repair, step_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +59,11 @@ class RunDirectory:
 
 
 @contextlib.contextmanager
-def open_run_directory(resolved: Resolved, config_path: Path | None) -> Iterator[RunDirectory]:
-    """Make the directory, or find that of the fixed name again, with its latest checkpoint, and hold it.
+def open_run_directory(
+    resolved: Resolved, config_path: Path | None, identities: Mapping[str, Identity]
+) -> Iterator[RunDirectory]:
+    """Make the directory, or find that of the fixed name again, with its latest checkpoint, and hold it. `identities`
+    say what model and datasets are; they are noted beside the settings.
 
     Nothing is written before it is known that the run may go on there. Raises `ConfigError` if another run holds the
     directory, if a fixed name's directory belongs to another run, or if it has steps but no checkpoint to go on from;
@@ -73,14 +77,14 @@ def open_run_directory(resolved: Resolved, config_path: Path | None) -> Iterator
         if checkpoint is None:
             _check_unused(path)
         else:
-            _check_same_model(path, config)
-            _check_same_kind(path, config)
+            notes += _go_on(path, Recorded.of(config, identities), checkpoint)
         if config_path is not None:
             shutil.copyfile(config_path, path / "config.yaml")
         elif not (path / "config.yaml").exists():
             content = config.model_dump(mode="json", exclude_unset=True)
             (path / "config.yaml").write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
-        write_resolved(path / "resolved.json", resolved)
+        noted = {f"{NOTED}{name}": dict(identity) for name, identity in identities.items()}
+        write_resolved(path / "resolved.json", resolved, noted)
         yield RunDirectory(path=path, checkpoint=checkpoint, notes=tuple(notes))
 
 
@@ -125,24 +129,13 @@ def _steps_in_metrics(metrics: Path) -> int:
     return found
 
 
-def _check_same_kind(path: Path, config: RunConfig) -> None:
-    """A run that learns from rollouts is not continued by one that does not, nor by one of another kind of rows."""
-    recorded = path / "resolved.json"
-    earlier = json.loads(recorded.read_text(encoding="utf-8")) if recorded.exists() else {}
-    before, now = earlier.get("algorithm.algorithm_type", {}).get("value"), config.algorithm.algorithm_type
-    if before != now and (before in SUPERVISED or now in SUPERVISED):
-        raise ConfigError(
-            f"the run {path.name!r} exists and is one of {before!r}, but algorithm_type is {now!r}: choose another "
-            f"experiment_name (to go on from what it learnt, give its checkpoint as model_path)"
-        )
-
-
-def _check_same_model(path: Path, config: RunConfig) -> None:
-    recorded = path / "resolved.json"
-    earlier = json.loads(recorded.read_text(encoding="utf-8")) if recorded.exists() else {}
-    model_path = earlier.get("model.model_path", {}).get("value")
-    if model_path is not None and Path(model_path).name != Path(config.model.model_path).name:
-        raise ConfigError(
-            f"the run {path.name!r} exists and tunes {model_path!r}, but model_path is {config.model.model_path!r}: "
-            "choose another experiment_name, or the same model"
-        )
+def _go_on(path: Path, now: Recorded, checkpoint: Path) -> list[str]:
+    """See to it that the run is the same, and keep the settings that are about to be replaced; what to tell the user.
+    Raises `ConfigError` if it is another one."""
+    before = read_recorded(path)
+    if before is None:
+        return ["resolved.json is missing: whether the run goes on with the settings that it began with is not known"]
+    lines = check_same_run(path, before, now)
+    if before.values != now.values:
+        keep_settings(path, step_of(checkpoint))
+    return lines

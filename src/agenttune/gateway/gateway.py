@@ -208,6 +208,8 @@ class Gateway:
             )
             for _ in range(request.n)
         ]
+        for entry in entries if request.n > 1 else ():
+            entry.request = entries[0].index
         session.count("prompt_tokens", len(prompt.ids_P))
         session.count("forks", int(entries[0].index > 0 and prompt.parent is None))
         try:

@@ -56,6 +56,7 @@ class Entry:
     response: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     generation: Generation | None = None
+    request: int | None = None
 
     @property
     def used(self) -> bool:
@@ -83,6 +84,7 @@ class Entry:
             tools=self.tools,
             response=self.response,
             seconds=self.seconds,
+            request=self.request,
         )
 
 

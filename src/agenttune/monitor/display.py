@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from agenttune.monitor import spent
 from agenttune.monitor.stream import LastingStream
-from agenttune.monitor.table import comparison_lines
+from agenttune.monitor.table import comparison_lines, number, shortened
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from agenttune.monitor.verdict import Verdict
 
 PLAIN_WIDTH = 100
+LIVE_WIDTH = 80
 BARS = "▁▂▃▄▅▆▇█"
 _COLOUR = {True: "green", False: "bold red"}
 _PART_COLOURS = {"generating": "green", "waiting": "bright_black", "training": "blue", "syncing": "yellow"}
@@ -43,7 +44,8 @@ class StepReport:
     `certified` is whether every check of the run certificate held, None where there is none.
     With `seconds_left` None the display estimates it from the last steps. `note` is a remark on this step
     (`3 of 128 rollouts excluded`). A run without rollouts has a `loss` instead of a reward. `spent` says where the
-    step's time went (`monitor.spent`), empty where that was not measured.
+    step's time went (`monitor.spent`), empty where that was not measured. `metrics` are the means of what workflow and
+    judge measured, under the name of who did (`judge/right`).
     """
 
     step: int
@@ -56,6 +58,7 @@ class StepReport:
     note: str = ""
     loss: float | None = None
     spent: spent.Shares = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class Display:
@@ -92,6 +95,8 @@ class Display:
             self._rewards.append(shown)
         if self._live is None:
             self._print(self._step_line(report))
+            if report.metrics:
+                self._print(f"  {metrics_line(report.metrics, PLAIN_WIDTH - 2)}")
             self._tell_spent(report.spent)
         else:
             self._live.refresh()
@@ -223,6 +228,8 @@ class Display:
             block.append(f"   flat groups {report.flat}")
         if report and report.certified is not None:
             block.append("   ✓ certified" if report.certified else "   ✗ not certified", _COLOUR[report.certified])
+        if report and report.metrics:
+            block.append(f"\n{'':{_BAR}}  {metrics_line(report.metrics, LIVE_WIDTH - _BAR - 2)}", "bright_black")
         if report and report.spent:
             _append_shares(block, report.spent)
         doing = f"{self._doing} {duration(time.monotonic() - self._doing_since)}" if self._doing else ""
@@ -263,6 +270,17 @@ def usage_lines(
     if tensorboard:
         lines.append(f"TensorBoard:   tensorboard --logdir {run_dir / 'monitor' / 'tensorboard'}")
     return lines
+
+
+def metrics_line(metrics: Mapping[str, float], width: int) -> str:
+    """As many of the metrics as fit, and how many more there are: `judge/right 0.523  workflow/turns 3.0  (+2)`."""
+    parts = [f"{shortened(name, width // 2)} {number(value)}" for name, value in metrics.items()]
+    for count in range(len(parts), 0, -1):
+        rest = len(parts) - count
+        line = "  ".join([*parts[:count], *([f"(+{rest})"] if rest else [])])
+        if len(line) <= width:
+            return line
+    return f"({len(parts)} metrics)"
 
 
 def sparkline(values: Sequence[float] | deque[float], width: int) -> str:

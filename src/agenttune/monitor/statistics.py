@@ -41,6 +41,7 @@ class Difference:
 class Evaluation:
     """Rewards by task id, greedy and sampled (a task evaluated several times has its mean), and of further datasets.
 
+    `metrics` has, by mode, what workflow and judge measured: by its name, its value for each task that has one.
     `without_calls` counts, by mode, rollouts that never called the model. `no_result` is a sentence, where the figures
     say nothing of the model and nothing may be concluded from them.
     """
@@ -48,6 +49,7 @@ class Evaluation:
     greedy: Mapping[str, float]
     sampled: Mapping[str, float]
     further: Mapping[str, Evaluation] = field(default_factory=dict)
+    metrics: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
     without_calls: Mapping[str, int] = field(default_factory=dict)
     no_result: str = ""
 
@@ -172,7 +174,8 @@ def by_mode(evaluation: Evaluation | None) -> dict[str, Accuracy]:
 
 
 def accuracy_metrics(evaluation: Evaluation, prefix: str = "eval") -> dict[str, float]:
-    """An evaluation as metrics: `eval/greedy/accuracy`, `.../low`, `.../high`; further sets as `eval_<name>/...`."""
+    """An evaluation as metrics: `eval/greedy/accuracy`, `.../low`, `.../high`, and the means of what workflow and judge
+    measured (`eval/greedy/judge/<name>`); further sets as `eval_<name>/...`."""
     metrics: dict[str, float] = {}
     for mode, rewards in (("greedy", evaluation.greedy), ("sampled", evaluation.sampled)):
         if rewards:
@@ -184,6 +187,8 @@ def accuracy_metrics(evaluation: Evaluation, prefix: str = "eval") -> dict[str, 
             }
         if mode in evaluation.without_calls:
             metrics[f"{prefix}/{mode}/without_calls"] = float(evaluation.without_calls[mode])
+    for mode, by_name in evaluation.metrics.items():
+        metrics |= {f"{prefix}/{mode}/{name}": fmean(values.values()) for name, values in by_name.items() if values}
     for name, further in evaluation.further.items():
         metrics |= accuracy_metrics(further, f"{prefix}_{name}")
     return metrics

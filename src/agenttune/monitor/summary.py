@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agenttune.monitor.statistics import Accuracy, Evaluation, accuracy
+from agenttune.monitor.statistics import Accuracy, Evaluation, accuracy, paired_difference
 from agenttune.monitor.verdict import Verdict
 
 _LOADED = time.monotonic()
@@ -63,6 +63,8 @@ def write_summary(path: Path, summary: Summary) -> None:
     }
     if further:
         content["further"] = further
+    if measured := _metrics(summary.before, summary.after):
+        content["metrics"] = measured
     if summary.held_out:
         content["held_out"] = {name: dict(numbers) for name, numbers in summary.held_out.items()}
     content |= {
@@ -80,6 +82,27 @@ def write_summary(path: Path, summary: Summary) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
     os.replace(temporary, path)
+
+
+def _metrics(before: Evaluation | None, after: Evaluation | None) -> dict[str, Any]:
+    """What workflow and judge measured on held-out tasks, by mode and name: before, after, the paired difference."""
+    found: dict[str, Any] = {}
+    first = before.metrics if before is not None else {}
+    second = after.metrics if after is not None else {}
+    for mode in dict.fromkeys([*first, *second]):
+        olds, news = first.get(mode, {}), second.get(mode, {})
+        found[mode] = {
+            name: {
+                "before": _numbers(accuracy(olds.get(name, {}).values())),
+                "after": _numbers(accuracy(news.get(name, {}).values())),
+                "difference": {
+                    part: _finite(value) if isinstance(value, float) else value
+                    for part, value in asdict(paired_difference(olds.get(name, {}), news.get(name, {}))).items()
+                },
+            }
+            for name in sorted({*olds, *news})
+        }
+    return found
 
 
 def _further_names(summary: Summary) -> list[str]:

@@ -13,7 +13,7 @@ from statistics import median, pstdev
 
 from agenttune.config.public import TunerModelConfig
 from agenttune.rollout.agent_habits import cached_answers, own_temperature, own_truncation
-from agenttune.rollout.statistics import NAME_IT, RolloutStatistics, summarize, without_calls
+from agenttune.rollout.statistics import NAME_IT, RolloutStatistics, replaced_note, summarize, without_calls
 from agenttune.types import Call, Group, Outcome, Rollout
 
 WIDTH = 80
@@ -103,6 +103,9 @@ def check_groups(
     )
     has_signal = not needs_reward or _has_signal(tasks)
     problems = [*_problems(statistics, tasks, bool(calls), has_signal), *_nothing_trains(calls)]
+    all_failed = _all_failed(groups, statistics)
+    if all_failed and not statistics.failures:  # a retry saved each of them
+        problems.append(" ".join(all_failed.split()))
     habits = [cached_answers(groups)]
     if model is not None:
         problems += filter(None, [own_truncation(groups, model)])
@@ -116,7 +119,7 @@ def check_groups(
         lengths=(min(tokens), median(tokens), max(tokens)),
         seconds=median([rollout.seconds for rollout in rollouts] or [0.0]),
         statistics=statistics,
-        all_failed=_all_failed(groups, statistics),
+        all_failed=all_failed,
     )
 
 
@@ -214,6 +217,8 @@ def _remarks(found: RolloutStatistics, calls: Sequence[Call]) -> list[str]:
                 f"{outcome.value}: {found.first_errors.get(outcome, 'no message')}" for outcome in outcomes
             )
             remarks.append(f"{sum(found.retries.values())} attempts failed and were repeated: {first}")
+    if found.num_replaced:
+        remarks.append(replaced_note(found))
     if found.truncated_share > TRUNCATED_TOO_OFTEN:
         remarks.append(
             f"{_percent(found.truncated_share)} of the calls stopped at their token limit: raise model.max_tokens "

@@ -69,7 +69,8 @@ def run_supervised(
     data = read_data(config, algorithm, workflow is not None)
     lines = (*_idle(resolved, workflow is not None), *data.messages)
     with contextlib.ExitStack() as stack:
-        opened = stack.enter_context(open_run(resolved, config_path, data.training, lines))
+        rows = {"train_dataset": data.training, "held_out": data.tasks or data.held_out}
+        opened = stack.enter_context(open_run(resolved, config_path, rows, lines))
         from agenttune.execution.shared_weights import publish_adapters_alone
 
         serving = None if workflow is None else start_serving(config, workflow, judge)

@@ -191,8 +191,9 @@ def step_directory(root: Path, step: int) -> Path:
 
 
 def step_of(directory: Path) -> int:
-    """The way back."""
-    return int(directory.name.removeprefix(PREFIX))
+    """The step of a checkpoint, by its name; 0 for another name."""
+    number = directory.name.removeprefix(PREFIX)
+    return int(number) if number.isdigit() else 0
 
 
 def write_directory(directory: Path, write: Callable[[Path], None]) -> None:
