@@ -1,7 +1,7 @@
 """Runs in processes of their own, to be killed. Two updates a step.
 
-`python killed_run.py FOLDER MODEL DATASET` forks one for each name that it reads, after it has imported what takes long;
-it writes the id of the process, and when that has ended how.
+`python killed_run.py FOLDER MODEL DATASET` forks one for each name that it reads, after it has imported what takes
+long; it writes the id of the process, and when that has ended how.
 """
 
 import os
@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch  # noqa: F401 (before the forks)
 import transformers.models.qwen3.modeling_qwen3  # noqa: F401
-
 from step_walks import letters
 
 from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
