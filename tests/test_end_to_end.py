@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
+from agenttune.certify import certify
+from agenttune.errors import ConfigError
 
 
 async def prefers_letter(task, model):
@@ -167,12 +169,31 @@ def test_trap_25_two_deterministic_runs_are_bitwise_equal(tmp_path, toy_model_di
     assert weights[0] == weights[1]
 
 
+def shortened(dataset: Path, folder: Path) -> Path:
+    """A copy of the dataset, under the same names, with one row to evaluate on."""
+    folder.mkdir()
+    for file in dataset.glob("*.jsonl"):
+        lines = file.read_text().splitlines(keepends=True)
+        (folder / file.name).write_text("".join(lines[:1] if file.stem == "test" else lines))
+    return folder
+
+
 def test_a_finished_run_that_goes_on_is_evaluated_again(tmp_path, toy_model_dir, toy_dataset):
-    """Red when `_record` (loop.py) keeps `progress.after`: the table would show the weights of the first session."""
+    """Red when `_record` (loop.py) keeps `progress.after`: the table would show the weights of the first session.
+
+    With another seed, or other rows, it does not go on: red without `check_same_run`. Its certificate holds over a
+    change that is allowed.
+    """
     options = {"project_name": "P", "experiment_name": "longer"}
     first = run(tmp_path, toy_model_dir, toy_dataset, steps=2, **options)
-    second = run(tmp_path, toy_model_dir, toy_dataset, steps=4, **options)
+    with pytest.raises(ConfigError, match=r"'longer' exists, .*\n  - seed: 0 -> 1\n"):
+        run(tmp_path, toy_model_dir, toy_dataset, steps=2, settings={"seed": 1}, **options)
+    with pytest.raises(ConfigError, match=r"what held_out holds: 10 rows .* -> 1 rows"):
+        run(tmp_path, toy_model_dir, shortened(toy_dataset, tmp_path / "shorter"), steps=2, **options)
+    second = run(tmp_path, toy_model_dir, toy_dataset, steps=4, settings={"trainer.warmup_steps": 1}, **options)
     lines = [json.loads(line) for line in (second.run_dir / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "eval/greedy/accuracy" in line] == [0, 2, 4]
     assert second.rewards_before == first.rewards_before
     assert second.model_dir.name == "global_step_4"
+    assert (second.run_dir / "resolved.until_step_2.json").exists()
+    assert certify(second.run_dir, logprobs=False).holds

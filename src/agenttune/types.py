@@ -70,7 +70,8 @@ class Call:
     """One request of the agent and one choice of its response, exactly as the engine saw and sampled it.
 
     `sampled_ids_S` includes a sampled end token. `logprobs_S` are of the distribution sampled from (after temperature
-    and truncation); `versions_S` is the policy version that each token was computed with. `parent` is the index of the
+    and truncation); `versions_S` is the policy version that each token was computed with. `request` is the index of the
+    first choice of the same request, where it asked for several (`n` > 1). `parent` is the index of the
     earlier call of the rollout whose `prompt_ids_P + sampled_ids_S` this call's prompt literally starts with, if any.
     """
 
@@ -87,6 +88,7 @@ class Call:
     tools: tuple[Mapping[str, Any], ...]
     response: Mapping[str, Any]
     seconds: float = 0.0
+    request: int | None = None
 
     @property
     def delivered(self) -> bool:

@@ -216,6 +216,17 @@ def test_ppo_of_a_trinity_file(
         assert of_rollout == pytest.approx(of_trinity, abs=1e-6)
 
 
+def test_call_by_call_or_over_the_rollout_is_the_same_without_discount(make_place: MakePlace) -> None:
+    """With γ = λ = 1 and one reward; not with λ 0.5, where the following call's values count."""
+    groups = groups_of(make_place, OnlyStates)
+    for lam, same in ((1.0, True), (0.5, False)):
+        arguments = {"lam": lam, "whiten": False}
+        over = of_tokens(groups, replace(PRESETS["ppo"], advantage_args=arguments))
+        call_by_call = of_tokens(groups, replace(PRESETS["ppo"], advantage="call_gae", advantage_args=arguments))
+        flat, flat_by_call = [[a for of_rollout in found for a in of_rollout] for found in (over, call_by_call)]
+        assert (flat == pytest.approx(flat_by_call, abs=1e-6)) == same
+
+
 OWN_REWARDS_OVER_TOKENS = [
     [-0.4667306, -0.4667306, -0.4667306, 2.4090672],
     [-0.4667306, -0.8354226],

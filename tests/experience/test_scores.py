@@ -197,11 +197,11 @@ def test_the_threshold_looks_at_what_is_compared() -> None:
     assert left_out(make_group(later), replace(GIGPO, std_threshold=0.0)) is None  # returns 0 and 1 in the middle
 
 
-def test_the_threshold_looks_at_shaped_rewards() -> None:
-    """Equal rewards of answers of one and of four tokens, of which the longer is punished."""
+def test_the_threshold_looks_at_rewards_before_the_length_penalty() -> None:
+    """As DAPO's constraint. Equal rewards of answers of one and of four tokens, of which the longer is punished."""
     short, long = (make_rollout([make_call(0, [1], [2] * n)], 1.0, index=i) for i, n in enumerate((1, 4)))
     punishes = replace(GRPO, std_threshold=0.0, shaping=Shaping(max_length=4, cache=2))
-    assert left_out(make_group([short, long]), punishes) is None
+    assert left_out(make_group([short, long]), punishes) == "flat"
     assert make_batch([make_group([short, long])], replace(punishes, std_threshold=None)).num_zero_variance_groups == 0
 
 

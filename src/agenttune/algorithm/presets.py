@@ -161,8 +161,8 @@ class Algorithm:
 
     @property
     def compares_rewards(self) -> bool:
-        """Whether it is the recorded rewards of rollouts that are compared."""
-        return ADVANTAGES[self.advantage].spread is reward_spread and not self.shaping.changes_rewards
+        """Whether it is the rewards of rollouts that are compared."""
+        return ADVANTAGES[self.advantage].spread is reward_spread
 
     @property
     def _of_rewards(self) -> Mapping[str, Any]:

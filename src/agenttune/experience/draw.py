@@ -232,7 +232,7 @@ def _check_members(group: Group) -> None:
 
 def left_out(group: Group, algorithm: Algorithm) -> Reason | None:
     """Why a group takes no part in the update, if it does not: by how many of its rollouts do, by what the algorithm
-    compares of them, and by their recorded rewards."""
+    compares of them, both as it was recorded."""
     taking_part = algorithm.shaping.taking_part(group.scored)
     rewards = [rollout.reward for rollout in taking_part if rollout.reward is not None]
     if len(rewards if algorithm.needs_reward else taking_part) < (2 if algorithm.group_relative else 1):
@@ -240,18 +240,13 @@ def left_out(group: Group, algorithm: Algorithm) -> Reason | None:
     if algorithm.needs_baseline and not _has_baseline(group):
         return "small"
     threshold = algorithm.std_threshold
-    if threshold is not None and len(rewards) > 1 and _spread(taking_part, algorithm) <= threshold:
+    if threshold is not None and len(rewards) > 1 and algorithm.spread(scores_of(taking_part, {})) <= threshold:
         return "flat"
     return None if algorithm.shaping.keeps(rewards) else "filtered"
 
 
 def _has_baseline(group: Group) -> bool:
     return group.baseline is not None and group.baseline.scored and group.baseline.answered
-
-
-def _spread(rollouts: Sequence[Rollout], algorithm: Algorithm) -> float:
-    """The spread of what the algorithm compares of a group's rollouts that take part."""
-    return algorithm.spread(scores_of([algorithm.shaping.shaped(rollout) for rollout in rollouts], {}))
 
 
 def _add_group(draw: _Draw, group: Group, algorithm: Algorithm, advantages: Mapping[str, Advantages]) -> None:
@@ -276,7 +271,8 @@ def _add_group(draw: _Draw, group: Group, algorithm: Algorithm, advantages: Mapp
         draw.num_calls += len(rollout.calls)
     draw.groups.append(group.id)
     draw.shaped += shaped
-    if algorithm.needs_reward and _spread(scored, algorithm) == 0.0:
+    trained_on = [algorithm.shaping.shaped(rollout) for rollout in scored]
+    if algorithm.needs_reward and algorithm.spread(scores_of(trained_on, {})) == 0.0:
         draw.num_zero_variance += 1
         draw.num_zero_variance_tokens += sum(_num_loss_tokens(sequence[0]) for sequence in draw.sequences[num_before:])
 

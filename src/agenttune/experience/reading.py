@@ -256,13 +256,14 @@ def _read_group(connection: sqlite3.Connection, key: int) -> Group:
 
 def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row) -> Rollout:
     calls: list[Call] = []
+    notes = _read_notes(connection, row["key"])
+    requests = {note["call"]: note["request"] for note in notes}
     for call_row in connection.execute(
         "SELECT calls.*, texts.json AS tools_json FROM calls JOIN texts ON texts.id = calls.tools"
         " WHERE rollout_key = ? ORDER BY idx",
         (row["key"],),
     ):
-        calls.append(_read_call(calls, call_row))
-    notes = _read_notes(connection, row["key"])
+        calls.append(_read_call(calls, call_row, requests.get(call_row["idx"])))
     return Rollout(
         id=row["id"],
         group_id=row["group_id"],
@@ -292,7 +293,7 @@ def _has_table(connection: sqlite3.Connection, name: str) -> bool:
     return connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (name,)).fetchone() is not None
 
 
-def _read_call(earlier: list[Call], row: sqlite3.Row) -> Call:
+def _read_call(earlier: list[Call], row: sqlite3.Row, request: int | None) -> Call:
     prompt_ids_P = _ints(row["prompt_suffix"])
     messages: list[Mapping[str, Any]] = json.loads(row["messages_suffix"])
     if row["base"] is not None:
@@ -320,6 +321,7 @@ def _read_call(earlier: list[Call], row: sqlite3.Row) -> Call:
         tools=tuple(json.loads(row["tools_json"])),
         response=json.loads(row["response"]),
         seconds=row["seconds"],
+        request=request,
     )
 
 

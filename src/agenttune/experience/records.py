@@ -53,6 +53,7 @@ CREATE TABLE IF NOT EXISTS calls (
 );
 CREATE TABLE IF NOT EXISTS call_notes (
     rollout_key INTEGER NOT NULL REFERENCES rollouts (key), call INTEGER NOT NULL, step_reward REAL, state TEXT,
+    request INTEGER,
     PRIMARY KEY (rollout_key, call)
 );
 CREATE TABLE IF NOT EXISTS steps (
@@ -173,7 +174,8 @@ def _insert_rollout(connection: sqlite3.Connection, group_key: int, is_final: in
         error=None if rollout.error is None else rollout.error.encode("utf-8", "backslashreplace").decode(),
         seconds=rollout.seconds,
     )
-    for index in sorted({*rollout.step_rewards, *rollout.states}):
+    requests = {call.index: call.request for call in rollout.calls if call.request is not None}
+    for index in sorted({*rollout.step_rewards, *rollout.states, *requests}):
         _insert(
             connection,
             "call_notes",
@@ -181,6 +183,7 @@ def _insert_rollout(connection: sqlite3.Connection, group_key: int, is_final: in
             call=index,
             step_reward=rollout.step_rewards.get(index),
             state=rollout.states.get(index),
+            request=requests.get(index),
         )
     histories: list[IntArray] = []
     for position, call in enumerate(rollout.calls):

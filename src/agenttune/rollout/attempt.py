@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agenttune.errors import ConfigError, DatasetError, TokenCapError
+from agenttune.rollout.choices import returned_text
 from agenttune.rollout.model_exceptions import declares_unusable, named_outcome
 from agenttune.rollout.places import causes, describe, place_of_error
 from agenttune.rollout.signature import judge_arguments, name_of, workflow_arguments
@@ -161,7 +162,8 @@ class Ended:
 
     Where the workflow says which calls take part, `call_rewards` holds what it wrote on each of them, by the call's
     index; the others are left out of training. None: all take part. `step_rewards` and `states` are those of `Rollout`.
-    `outside`: a server that could not be reached made it fail, and nothing that the model said.
+    `answer` is the text that the workflow returned, where a request asked for several choices. `outside`: a server that
+    could not be reached made it fail, and nothing that the model said.
     """
 
     outcome: Outcome
@@ -170,6 +172,7 @@ class Ended:
     call_rewards: Mapping[int, float] | None = None
     step_rewards: Mapping[int, float] = field(default_factory=dict)
     states: Mapping[int, str] = field(default_factory=dict)
+    answer: str | None = None
     error: str | None = None
     outside: bool = False
 
@@ -207,7 +210,7 @@ class UserFunctions:
             failed = Outcome.INFRASTRUCTURE if session.auxiliary_failure is not None else session.failure
             return self._failed(error, failed, Outcome.WORKFLOW_ERROR, task, session)
         failure = session.failure
-        session.close()  # the judge, and what the workflow left running, make no calls in the agent's name
+        calls = session.close()  # the judge, and what the workflow left running, make no calls in the agent's name
         if failure is not None and failure not in MODEL_CAUSED:
             return Ended(outcome=failure, error=f"a model call failed: {session.failure_reason}")
         if (reason := session.auxiliary_failure) is not None:  # that the workflow swallowed
@@ -218,8 +221,9 @@ class UserFunctions:
             if failure is not None:  # e.g. the workflow caught the context overflow and returned None
                 return Ended(outcome=failure, error=str(error))
             raise
+        answer = returned_text(response) if any(call.request is not None for call in calls) else None
         if self.judge is None and reward is None:
-            return Ended(outcome=Outcome.OK, metrics=metrics)
+            return Ended(outcome=Outcome.OK, metrics=metrics, answer=answer)
         if self.judge is None:
             ended = self._scored(reward, metrics, Outcome.WORKFLOW_ERROR, f"workflow_func `{name_of(self.workflow)}`")
             return dataclasses.replace(
@@ -227,6 +231,7 @@ class UserFunctions:
                 call_rewards=getattr(output, "call_rewards", None),
                 step_rewards=getattr(output, "step_rewards", None) or {},
                 states=getattr(output, "states", None) or {},
+                answer=answer,
             )
         try:
             further = self._optional(self._judge_takes, session)
@@ -240,7 +245,8 @@ class UserFunctions:
         judged = getattr(judgement, "reward", judgement)
         of_judge = self._read_metrics(getattr(judgement, "metrics", None))
         metrics = {**metrics, **{f"{JUDGE}{name}": value for name, value in of_judge.items()}}
-        return self._scored(judged, metrics, Outcome.JUDGE_ERROR, f"judge_func `{name_of(self.judge)}`")
+        ended = self._scored(judged, metrics, Outcome.JUDGE_ERROR, f"judge_func `{name_of(self.judge)}`")
+        return dataclasses.replace(ended, answer=answer)
 
     def _optional(self, names: frozenset[str], session: OpenedSession) -> dict[str, Any]:
         """Those of the optional arguments that a function takes; nothing in them is shared between attempts."""

@@ -213,8 +213,8 @@ def without_calls(found: RolloutStatistics, otherwise: str) -> str:
 
 
 def is_flat(group: Group) -> bool:
-    """Whether two or more rollouts of a group have rewards, all the same."""
-    rewards = [rollout.reward for rollout in group.scored if rollout.reward is not None]
+    """Whether two or more rollouts of a group in which the model answered have rewards, all the same."""
+    rewards = [rollout.reward for rollout in group.scored if rollout.answered and rollout.reward is not None]
     return len(rewards) > 1 and len(set(rewards)) == 1
 
 
