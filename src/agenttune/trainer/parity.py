@@ -32,14 +32,15 @@ Array = npt.NDArray[np.float64]
 
 MAX_FLOAT32 = 1e-4
 """Largest gap of a token in float32, in nats; below temperature 1 in logits, so times the temperature."""
-OFF = 8.0
-"""Times the rounding from which on a token is off. An engine, which rounds all that it stores, is up to 3 times as far
-from the trainer as the trainer is from float32, and training moves both."""
-OFF_SHARE = 0.2
-"""Share of tokens that may be off by rounding alone: by hundreds of honest steps (families, temperatures, a whole run),
-below a tenth as a rule."""
+OFF, OFF_SHARE = 8.0, 0.2
+"""Times the rounding from which on a token is off, and the share that may be by rounding alone. An engine, which rounds
+all that it stores, is up to 3 times as far from the trainer as the trainer is from float32, and training moves both; by
+honest steps (families, temperatures, whole runs) it is below a tenth as a rule."""
+FAR, FAR_SHARE = 100.0, 0.01
+"""The same for tokens that are far off, of which a few are enough."""
 FALSE_ALARM = 1e-6
-"""Chance that a step is stopped whose tokens are off independently of each other with that share."""
+"""Chance that a step is stopped whose tokens are off independently of each other with that share, for each of the
+two."""
 SURE = 1e-3
 """A token to which both give more than 1 less this agrees: its log odds are those of numbers too near to 1."""
 ROUNDING_BFLOAT16 = 0.02
@@ -157,14 +158,17 @@ class LogprobGap:
         if tolerance.rounding is None:
             return
         gaps_J = np.concatenate([logit_gaps(one) for one in self._compared])
-        limit = OFF * tolerance.rounding
-        self.num_judged, self.num_off = len(gaps_J), int((gaps_J > limit).sum())
-        if too_many(self.num_off, self.num_judged):
-            yield (
-                f"in logits {self.num_off} of {self.num_judged} places are more than {limit:.3g} apart, {OFF:g} times "
-                f"the rounding of {tolerance.rounding:.3g} that was measured: by rounding it is at most "
-                f"{most_allowed(self.num_judged)} of them"
-            )
+        self.num_judged, self.num_off = len(gaps_J), int((gaps_J > OFF * tolerance.rounding).sum())
+        for times, share in ((OFF, OFF_SHARE), (FAR, FAR_SHARE)):
+            limit = times * tolerance.rounding
+            num = int((gaps_J > limit).sum())
+            if too_many(num, self.num_judged, share):
+                yield (
+                    f"in logits {num} of {self.num_judged} places are more than {limit:.3g} apart, {times:g} times the "
+                    f"rounding of {tolerance.rounding:.3g} that was measured: by rounding it is at most "
+                    f"{most_allowed(self.num_judged, share)} of them"
+                )
+                return
 
 
 def logit_gaps(compared: Compared) -> Array:
@@ -194,27 +198,26 @@ def _missing(logprobs: Array) -> Array:
     return rest
 
 
-def too_many(num_off: int, num_judged: int) -> bool:
-    """Whether so many are off that chance, at `OFF_SHARE`, comes to it less often than `FALSE_ALARM`.
+def too_many(num: int, num_judged: int, share: float) -> bool:
+    """Whether so many are off that chance, at this share, comes to it less often than `FALSE_ALARM`.
 
-    Source: the bound of a binomial tail, exp(-n KL(share || OFF_SHARE)) (W. Hoeffding 1963, theorem 1). Of less than
-    nine places none is ever too many.
+    Source: the bound of a binomial tail, exp(-n KL(found || share)) (W. Hoeffding 1963, theorem 1).
     """
-    share = num_off / max(num_judged, 1)
-    if share <= OFF_SHARE:
+    found = num / max(num_judged, 1)
+    if found <= share:
         return False
-    divergence = share * math.log(share / OFF_SHARE)
-    if share < 1.0:
-        divergence += (1.0 - share) * math.log((1.0 - share) / (1.0 - OFF_SHARE))
+    divergence = found * math.log(found / share)
+    if found < 1.0:
+        divergence += (1.0 - found) * math.log((1.0 - found) / (1.0 - share))
     return num_judged * divergence > -math.log(FALSE_ALARM)
 
 
-def most_allowed(num_judged: int) -> int:
+def most_allowed(num_judged: int, share: float = OFF_SHARE) -> int:
     """How many may be off."""
     low, high = 0, num_judged
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (low, middle - 1) if too_many(middle, num_judged) else (middle, high)
+        low, high = (low, middle - 1) if too_many(middle, num_judged, share) else (middle, high)
     return low
 
 
