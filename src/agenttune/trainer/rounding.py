@@ -109,7 +109,7 @@ def _whole(probe: Experience) -> Experience:
         probe,
         loss_mask_T=mask_T,
         calls_T=np.where(mask_T, 0, -1).astype(np.int32),
-        temperatures_T=np.full(len(mask_T), temperature, np.float32),
+        temperatures_T=np.where(probe.loss_mask_T, probe.temperatures_T, np.float32(temperature)),
     )
 
 
