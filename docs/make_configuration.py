@@ -9,6 +9,7 @@ import ast
 import inspect
 import re
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -17,6 +18,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from agenttune.config.explain import is_mapping, section_class
+from agenttune.config.resuming import FIXED, MAY_CHANGE
 from agenttune.config.run import RunConfig
 
 PAGE = Path(__file__).with_name("configuration.md")
@@ -45,6 +47,13 @@ model:
 ```
 """
 
+RESUMING = """\
+## What may change when a run goes on
+
+A fixed `name` goes on from its last checkpoint ([stop and go on](resuming.md)). These settings may have other values
+then; any other is refused, with both values, before anything is written.
+"""
+
 
 def page() -> str:
     """The whole page: the run's own settings, then a table for each section."""
@@ -52,7 +61,12 @@ def page() -> str:
     parts = [INTRODUCTION, "## The run\n", _table(RunConfig, "", sections)]
     for name, model in sections:
         parts += [f"## `{name}`\n", f"{_summary(model)}\n", _table(model, name, sections)]
-    return "\n".join(parts)
+    return "\n".join([*parts, RESUMING, _reasons("may change", MAY_CHANGE), _reasons("fixed", FIXED)])
+
+
+def _reasons(title: str, settings: Mapping[str, Sequence[str]]) -> str:
+    rows = [f"| {reason} | {', '.join(f'`{name}`' for name in names)} |" for reason, names in settings.items()]
+    return "\n".join([f"| {title}, since | settings |", "|---|---|", *rows]) + "\n"
 
 
 def _table(model: type[BaseModel], within: str, sections: list[tuple[str, type[BaseModel]]]) -> str:

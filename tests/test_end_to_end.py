@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
+from agenttune.certify import certify
+from agenttune.errors import ConfigError
 
 
 async def prefers_letter(task, model):
@@ -51,7 +53,41 @@ def test_reward_rises_and_everything_is_left_in_the_run_directory(tmp_path, toy_
     assert set(summary["after"]["greedy"]) == {"accuracy", "low", "high", "num_tasks"}
     assert summary["steps"] == 12
     assert summary["rollouts"] == 12 * 4 * 8
-    assert capsys.readouterr().out.splitlines()[-1] == f"run directory: {result.run_dir}"
+    *_, verdict, used, last = capsys.readouterr().out.splitlines()
+    assert last == f"run directory: {result.run_dir}"
+    assert verdict.startswith("verdict: better by +")
+    assert used == f"use:     {result.model_dir}"
+    assert (result.verdict.kind, result.verdict.model) == ("better", str(result.model_dir))
+    assert (summary["verdict"]["kind"], summary["verdict"]["model"]) == ("better", str(result.model_dir))
+    assert result.best_model_dir == result.model_dir
+
+
+def test_a_run_that_made_the_model_worse_says_so_and_offers_the_original(tmp_path, toy_model_dir, toy_dataset, capsys):
+    """Held-out tasks ask for few of the letter that the training rewards: a random model does well there, a trained one
+    does not.
+
+    Red on the code before: the last checkpoint was offered, and was `best`, though worse than the start."""
+    (tmp_path / "data").mkdir()
+    for name in ("train", "test"):
+        rows = [{"question": f"question {i}", "split": name} for i in range(10)]
+        (tmp_path / "data" / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+    async def misled(task, model):
+        output = await prefers_letter(task, model)
+        return output if task["split"] == "train" else WorkflowOutput(reward=1.0 - output.reward)
+
+    result = run(tmp_path, toy_model_dir, tmp_path / "data", workflow_func=misled)
+    assert (result.verdict.kind, result.verdict.original) == ("worse", True)
+    assert result.verdict.high < 0.0
+    assert result.verdict.model == str(toy_model_dir)
+    assert result.best_model_dir == toy_model_dir
+    assert not (result.run_dir / "best").exists()
+    assert json.loads((result.run_dir / "summary.json").read_text())["verdict"]["kind"] == "worse"
+    text = capsys.readouterr().out
+    assert f'from_pretrained("{toy_model_dir}")' in text
+    assert f"global_step_12{chr(34)}" not in text
+    assert "verdict: worse by" in text
+    assert "Keep the original" in text
 
 
 def test_interrupted_run_continues_where_it_was(tmp_path, toy_model_dir, toy_dataset):
@@ -133,12 +169,31 @@ def test_trap_25_two_deterministic_runs_are_bitwise_equal(tmp_path, toy_model_di
     assert weights[0] == weights[1]
 
 
+def shortened(dataset: Path, folder: Path) -> Path:
+    """A copy of the dataset, under the same names, with one row to evaluate on."""
+    folder.mkdir()
+    for file in dataset.glob("*.jsonl"):
+        lines = file.read_text().splitlines(keepends=True)
+        (folder / file.name).write_text("".join(lines[:1] if file.stem == "test" else lines))
+    return folder
+
+
 def test_a_finished_run_that_goes_on_is_evaluated_again(tmp_path, toy_model_dir, toy_dataset):
-    """Red when `_record` (loop.py) keeps `progress.after`: the table would show the weights of the first session."""
+    """Red when `_record` (loop.py) keeps `progress.after`: the table would show the weights of the first session.
+
+    With another seed, or other rows, it does not go on: red without `check_same_run`. Its certificate holds over a
+    change that is allowed.
+    """
     options = {"project_name": "P", "experiment_name": "longer"}
     first = run(tmp_path, toy_model_dir, toy_dataset, steps=2, **options)
-    second = run(tmp_path, toy_model_dir, toy_dataset, steps=4, **options)
+    with pytest.raises(ConfigError, match=r"'longer' exists, .*\n  - seed: 0 -> 1\n"):
+        run(tmp_path, toy_model_dir, toy_dataset, steps=2, settings={"seed": 1}, **options)
+    with pytest.raises(ConfigError, match=r"what held_out holds: 10 rows .* -> 1 rows"):
+        run(tmp_path, toy_model_dir, shortened(toy_dataset, tmp_path / "shorter"), steps=2, **options)
+    second = run(tmp_path, toy_model_dir, toy_dataset, steps=4, settings={"trainer.warmup_steps": 1}, **options)
     lines = [json.loads(line) for line in (second.run_dir / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "eval/greedy/accuracy" in line] == [0, 2, 4]
     assert second.rewards_before == first.rewards_before
     assert second.model_dir.name == "global_step_4"
+    assert (second.run_dir / "resolved.until_step_2.json").exists()
+    assert certify(second.run_dir, logprobs=False).holds

@@ -325,7 +325,13 @@ def test_gradient_of_sft_equals_the_label_loss_of_transformers(toy_model_dir, li
         labels.append(torch.where(torch.from_numpy(experience.loss_mask_T), ids, -100)[1:])
     loss = F.cross_entropy(torch.cat(logits), torch.cat(labels))
     loss.backward()
-    assert trainer.measure(experiences).loss == pytest.approx(loss.item(), rel=1e-6)
+    measured = trainer.measure(experiences)
+    assert measured.loss == pytest.approx(loss.item(), rel=1e-6)
+    of_row = dict.fromkeys((experience.rollout_id for experience in experiences), 0.0)
+    for experience, logits_TV, labels_T in zip(experiences, logits, labels, strict=True):
+        part = F.cross_entropy(logits_TV, labels_T, reduction="sum") / sum(one.loss_mask_T.sum() for one in experiences)
+        of_row[experience.rollout_id] += part.item()
+    assert measured.rows == pytest.approx(of_row, rel=1e-6)
     assert_same(gradient(trainer, experiences), plain)
 
 
@@ -355,6 +361,8 @@ def test_gradient_of_dpo_equals_a_plain_implementation_however_it_is_split(toy_m
     total.backward()
     measured = trainer.measure(experiences)
     assert measured.margins == pytest.approx(expected)
+    parts = {row: math.log1p(math.exp(-0.7 * margin)) / len(PAIRS) for row, margin in expected.items()}
+    assert measured.rows == pytest.approx(parts)
     assert measured.loss == pytest.approx(total.item(), rel=1e-6)
     assert_same(gradient(trainer, experiences), plain)
     assert len(trainer._packs(experiences)) == {8192: 1, 64: 4, 1: 4}[limit]
@@ -486,6 +494,7 @@ def test_sft_teaches_the_agent_and_leaves_everything_in_the_run_directory(tmp_pa
     assert result.before["greedy"].accuracy == 0.0
     assert result.after["greedy"].accuracy > 0.9
     assert result.loss_after < 0.3 < result.loss_before
+    assert (result.verdict.kind, result.verdict.measure) == ("better", "sampled accuracy")
     for name in ("config.yaml", "resolved.json", "run.db", "metrics.jsonl", "summary.json", "loss_curve.png"):
         assert (result.run_dir / name).stat().st_size > 0, name
     certificate = json.loads((result.run_dir / "certificate.json").read_text())
@@ -527,7 +536,7 @@ def test_a_run_from_yaml_without_a_workflow_goes_on_where_it_was(tmp_path, toy_m
         for name in ("whole", "parts")
     ]
     assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
-    with pytest.raises(ConfigError, match="is one of 'sft', but algorithm_type is 'cpt'"):
+    with pytest.raises(ConfigError, match=r"algorithm\.algorithm_type: 'sft' -> 'cpt'"):
         tune(
             config_path=tmp_path / "run.yaml",
             settings={"algorithm.algorithm_type": "cpt", "supervised.text_key": "text"},
@@ -574,10 +583,13 @@ def test_cpt_and_dpo_learn(tmp_path, toy_model_dir, capsys):
     )
     assert result.loss_after < 0.5 * result.loss_before
     assert "1 of 4 rows have no token to learn" in capsys.readouterr().out
-    rows = [{"prompt": f"question {i}", "chosen": "yes", "rejected": "no"} for i in range(20)]
+    rows = [{"prompt": f"question {i}", "chosen": "yes", "rejected": "no"} for i in range(100)]
     result = tune(**options(tmp_path, toy_model_dir, write(tmp_path, "pairs", rows), "dpo"))
     assert result.loss_before == pytest.approx(math.log(2))
     assert result.loss_after < 0.5
+    assert (result.verdict.kind, result.verdict.num_tasks) == ("better", 10)
+    assert result.verdict.difference == pytest.approx(result.loss_before - result.loss_after)
+    assert "(held-out loss, 10 held-out rows)" in capsys.readouterr().out
     summary = json.loads((result.run_dir / "summary.json").read_text())
     assert summary["held_out"]["after"]["accuracy"] == 1.0
     certificate = json.loads((result.run_dir / "certificate.json").read_text())

@@ -1,7 +1,7 @@
 """Parts that runs with and without rollouts are put together from (`tuning`, `supervised.run`).
 
 In: a run's configuration and rows, the model that serves. Out: `Opened`, what a run has before anything is loaded; its
-monitor, its evaluator.
+monitor, its evaluator; at its end the models that it leaves to choose from.
 """
 
 from __future__ import annotations
@@ -11,16 +11,19 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from agenttune.config.load import Resolved, value_leaves
 from agenttune.config.run import RunConfig
+from agenttune.execution.identity import model_identity, rows_identity
+from agenttune.execution.model_files import model_folder
 from agenttune.execution.threads import let_idle_workers_sleep
 from agenttune.forecast import before_run
 from agenttune.interrupts import stop_signals
 from agenttune.monitor.display import Display
 from agenttune.monitor.metrics import Monitor, open_monitor
 from agenttune.monitor.stream import lasting_output
+from agenttune.monitor.verdict import Candidates, Checkpoint
 from agenttune.tasks.order import Order
 from agenttune.tasks.selection import make_order
 from agenttune.types import Task
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
     from agenttune.evaluate import Evaluator
     from agenttune.execution.run_directory import RunDirectory
     from agenttune.execution.start import Served
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,19 +49,26 @@ class Opened:
 
 @contextlib.contextmanager
 def open_run(
-    resolved: Resolved, config_path: Path | None, rows: Sequence[Task], lines: Sequence[str]
+    resolved: Resolved, config_path: Path | None, rows: Mapping[str, Sequence[Task]], lines: Sequence[str]
 ) -> Iterator[Opened]:
-    """Make the run's directory, or find it again, and say what is notable: `lines` too. Raises as `open_run_directory`
-    and `before_run`."""
+    """Make the run's directory, or find it again, and say what is notable: `lines` too. Of `rows`, `train_dataset` are
+    those to train on; all of them are known again when the run goes on. Raises as `open_run_directory` and
+    `before_run`."""
     let_idle_workers_sleep()
     from agenttune.execution.run_directory import open_run_directory
 
     config = resolved.config
-    directory = open_run_directory(resolved, config_path)
-    order = make_order(rows, config.sampling, seed=config.seed, batch_size=config.algorithm.batch_size)
+    identities = {name: rows_identity(some) for name, some in rows.items() if some}
+    identities["model"] = model_identity(model_folder(config.model.model_path))
+    order = make_order(rows["train_dataset"], config.sampling, seed=config.seed, batch_size=config.algorithm.batch_size)
     total_steps = config.train_dataset.total_steps or order.num_batches(config.train_dataset.total_epochs)
-    with stop_signals(), lasting_output(), contextlib.closing(Display(total_steps, sys.stdout)) as display:
-        for line in (*resolved.notices, *resolved.overrides, *lines):
+    with (
+        open_run_directory(resolved, config_path, identities) as directory,
+        stop_signals(),
+        lasting_output(),
+        contextlib.closing(Display(total_steps, sys.stdout)) as display,
+    ):
+        for line in (*resolved.notices, *resolved.overrides, *directory.notes, *lines):
             display.message(line)
         for line in before_run(config, directory.path):
             display.message(line)
@@ -91,3 +103,33 @@ def make_evaluator(
         progress=display.evaluation,
         message=display.message,
     )
+
+
+def models_left(
+    directory: RunDirectory, original: str, *, before: T | None, after: T | None, best: T | None, num_evaluated: int
+) -> Candidates[T]:
+    """The models that a run leaves, with what was measured of each: the `original`, the last step, and the checkpoint
+    `best` where that is another one; `num_evaluated` counts the evaluations of checkpoints."""
+    from agenttune.trainer.checkpoint import pointed, step_of
+
+    latest, at_best = pointed(directory.path, "latest"), pointed(directory.path, "best")
+    assert latest is not None, "the last step is always saved"
+    earlier = None
+    if best is not None and at_best is not None and at_best != latest:
+        earlier = Checkpoint(step=step_of(at_best), folder=at_best, found=best)
+    return Candidates(
+        original=original,
+        before=before,
+        last=Checkpoint(step=step_of(latest), folder=latest, found=after),
+        best=earlier,
+        num_earlier=max(1, num_evaluated - (after is not None)),
+    )
+
+
+def best_of(directory: RunDirectory, models: Candidates[T], folder: Path) -> Path:
+    """The model that evaluated best: the checkpoint `best`, else the original (in `folder`) where checkpoints were
+    compared with it, else the last step."""
+    from agenttune.trainer.checkpoint import pointed
+
+    compared = models.before is not None and models.last.found is not None
+    return pointed(directory.path, "best") or (folder if compared else models.last.folder)

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from agenttune.compat.agentscope import silent_agents
@@ -28,11 +29,12 @@ from agenttune.execution.sessions import EndpointSession, RolloutSession
 from agenttune.execution.start import start_serving
 from agenttune.monitor.display import Display
 from agenttune.monitor.statistics import Evaluation, accuracy
+from agenttune.monitor.table import with_interval
 from agenttune.rollout.attempt import Session
 from agenttune.rollout.in_process import Opens, OpenSession
 from agenttune.rollout.retries import fails_its_task
 from agenttune.rollout.runner import RolloutRunner
-from agenttune.rollout.statistics import RolloutStatistics, summarize, without_calls
+from agenttune.rollout.statistics import RolloutStatistics, given, summarize, without_calls
 from agenttune.tasks.source import load_tasks
 from agenttune.types import Group, Outcome, Rollout, Task
 
@@ -65,11 +67,13 @@ class Evaluator:
 
     def _modes(self, tasks: Sequence[Task], version: int, name: str) -> Evaluation:
         rewards: dict[Mode, dict[str, float]] = {"greedy": {}, "sampled": {}}
+        metrics: dict[str, dict[str, dict[str, float]]] = {}
         without_calls: dict[str, int] = {}
         no_result: list[str] = []
         for mode, open_session in self.modes.items():
             groups = self._groups(open_session, tasks, version, f"{name} ({mode})")
             rewards[mode] = self._rewards(groups, f"{name} ({mode})")
+            metrics[mode] = metrics_by_task(groups)
             found = summarize(groups)
             without_calls[mode] = found.num_without_calls
             no_result += [f"{mode}: {reason}" for reason in self._lacks(found, len(tasks) - len(rewards[mode]))]
@@ -78,6 +82,7 @@ class Evaluator:
         return Evaluation(
             greedy=rewards["greedy"],
             sampled=rewards["sampled"],
+            metrics={mode: by_name for mode, by_name in metrics.items() if by_name},
             without_calls=without_calls,
             no_result="; ".join(no_result),
         )
@@ -205,7 +210,8 @@ def _sessions_of(policy: RemoteModel, auxiliary: AuxiliaryModels) -> OpenSession
 
 
 def evaluation_lines(found: Evaluation, name: str = "held-out") -> list[str]:
-    """One line for each mode: mean reward with its 95% interval, and the number of tasks."""
+    """One line for each mode: mean reward with its 95% interval, and the number of tasks; below it one for each metric
+    of workflow and judge."""
     lines = []
     for mode, rewards in (("greedy", found.greedy), ("sampled", found.sampled)):
         if rewards:
@@ -213,6 +219,10 @@ def evaluation_lines(found: Evaluation, name: str = "held-out") -> list[str]:
             lines.append(
                 f"{name} {mode}: {mean.accuracy:.3f} [{mean.low:.3f}, {mean.high:.3f}] ({mean.num_tasks} tasks)"
             )
+            lines += [
+                f"  {metric}: {with_interval(accuracy(values.values()))} ({len(values)} tasks)"
+                for metric, values in found.metrics.get(mode, {}).items()
+            ]
     for other, inner in found.further.items():
         lines += evaluation_lines(inner, other)
     return lines
@@ -235,6 +245,16 @@ def rewards_by_task(groups: Sequence[Group], *, failure_reward: float = 0.0) -> 
         if values:
             rewards[group.task.id] = sum(values) / len(values)
     return rewards, excluded
+
+
+def metrics_by_task(groups: Sequence[Group]) -> dict[str, dict[str, float]]:
+    """What workflow and judge measured: by its name, the mean of each task that has it."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for group in groups:
+        for rollout in group.rollouts:
+            for name, value in given(rollout.metrics).items():
+                found.setdefault(name, {}).setdefault(group.task.id, []).append(value)
+    return {name: {task: fmean(values) for task, values in found[name].items()} for name in sorted(found)}
 
 
 def failure_lines(groups: Sequence[Group], failure_reward: float) -> list[str]:
@@ -267,6 +287,7 @@ def evaluation_to_json(evaluation: Evaluation) -> dict[str, object]:
         "greedy": dict(evaluation.greedy),
         "sampled": dict(evaluation.sampled),
         "further": {name: evaluation_to_json(inner) for name, inner in evaluation.further.items()},
+        "metrics": evaluation.metrics,
         "without_calls": dict(evaluation.without_calls),
         "no_result": evaluation.no_result,
     }
@@ -280,6 +301,7 @@ def evaluation_from_json(content: Mapping[str, object]) -> Evaluation:
         greedy=content["greedy"],  # type: ignore[arg-type]
         sampled=content["sampled"],  # type: ignore[arg-type]
         further={name: evaluation_from_json(inner) for name, inner in further.items()},
+        metrics=content.get("metrics", {}),  # type: ignore[arg-type]
         without_calls=content.get("without_calls", {}),  # type: ignore[arg-type]
         no_result=str(content.get("no_result", "")),
     )

@@ -182,7 +182,7 @@ class Explorer:
             flight = self._launch(self._order.draw(count), self._trained + 1, f"refill-{refill_round}/")
         groups = self._serving.runner.collect(flight.futures)
         for place, group in zip(flight.places, groups, strict=True):
-            rewards = [rollout.reward for rollout in group.scored if rollout.reward is not None]
+            rewards = [rollout.reward for rollout in group.scored if rollout.answered and rollout.reward is not None]
             if rewards:
                 self._order.observe(place, fmean(rewards))
         self._choose_prompt(groups)

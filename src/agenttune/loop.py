@@ -39,9 +39,10 @@ from agenttune.explorer import Explorer
 from agenttune.monitor import spent
 from agenttune.monitor.display import Display, StepReport
 from agenttune.monitor.metrics import Monitor
-from agenttune.monitor.statistics import Evaluation, accuracy, accuracy_metrics
+from agenttune.monitor.statistics import Evaluation, accuracy_metrics
+from agenttune.monitor.verdict import is_best
 from agenttune.rollout.refill import RolledOut, num_sampled_tokens
-from agenttune.rollout.statistics import check_excluded, summarize
+from agenttune.rollout.statistics import OF_USER, check_excluded, summarize
 from agenttune.steps import Checkpoints, Recorded, TimeLimit, deferred_interrupt
 from agenttune.supervised.expert import ExpertRows
 from agenttune.sync.schedule import what_ages
@@ -52,8 +53,9 @@ from agenttune.types import Check, Group
 @dataclass(slots=True, kw_only=True)
 class Progress:
     """How far a run is. Saved in every checkpoint; counts are over all its sessions. `version` is the policy that
-    `step` led to, `best_step` the step that evaluated best; `drawn` has the tasks of each batch that was begun and has
-    not trained."""
+    `step` led to; `best` is what was found of the checkpoint of `best_step` (None: none was better than the start),
+    and `num_evaluated` counts the evaluations of checkpoints; `drawn` has the tasks of each batch that was begun and
+    has not trained."""
 
     step: int = 0
     version: int = 0
@@ -62,8 +64,9 @@ class Progress:
     trained_tokens: int = 0
     computed_tokens: int = 0
     seconds_to_first_step: float | None = None
-    best_accuracy: float | None = None
+    best: Evaluation | None = None
     best_step: int | None = None
+    num_evaluated: int = 0
     before: Evaluation | None = None
     after: Evaluation | None = None
     order: Mapping[str, Any] = field(default_factory=dict)
@@ -74,16 +77,16 @@ class Progress:
     def to_json(self) -> dict[str, Any]:
         """As plain JSON."""
         content = {name: getattr(self, name) for name in self.__slots__}
-        for name in ("before", "after"):
+        for name in ("before", "after", "best"):
             content[name] = None if content[name] is None else evaluation_to_json(content[name])
         return content
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Progress:
-        """The way back."""
-        fields = dict(content)
-        for name in ("before", "after"):
-            fields[name] = None if fields[name] is None else evaluation_from_json(fields[name])
+        """The way back, also from earlier checkpoints, which noted other things of their best one."""
+        fields = {name: value for name, value in content.items() if name in cls.__slots__}
+        for name in ("before", "after", "best"):
+            fields[name] = None if fields.get(name) is None else evaluation_from_json(fields[name])
         return cls(**fields)
 
 
@@ -328,6 +331,7 @@ class Loop:
             certified=not any(check.broken for check in result.checks),
             spent=spent.shares([metrics]),
             note="; ".join(filter(None, notes)),
+            metrics={name: value for name, value in sorted(metrics.items()) if name.startswith(OF_USER)},
         )
         self.display.step(report)
 
@@ -363,12 +367,17 @@ class Loop:
             self._save()
 
     def _save(self, found: Evaluation | None = None) -> None:
-        """Write a checkpoint of the last whole step; it becomes `best` if it evaluates no worse than that."""
+        """Write a checkpoint of the last whole step; it becomes `best` if it is better than the start and no worse than
+        the best so far."""
         progress = self.progress
         if found is not None:
-            now = accuracy(found.greedy.values()).accuracy
-            if progress.best_accuracy is None or now >= progress.best_accuracy:
-                self.progress = replace(progress, best_accuracy=now, best_step=progress.step)
+            best = is_best(found, progress.best, progress.before, self.config.evaluation.decided_by)
+            self.progress = replace(
+                progress,
+                best=found if best else progress.best,
+                best_step=progress.step if best else progress.best_step,
+                num_evaluated=progress.num_evaluated + 1,
+            )
         self.checkpoints.save(self._recorded())
 
     def _recorded(self) -> Recorded:

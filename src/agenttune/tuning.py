@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from agenttune.algorithm.presets import Algorithm
 from agenttune.algorithm.supervised import SUPERVISED
 from agenttune.arguments import TaskData, check_arguments, read_tasks
-from agenttune.assembly import Opened, make_evaluator, make_monitor, open_run
+from agenttune.assembly import Opened, best_of, make_evaluator, make_monitor, models_left, open_run
 from agenttune.certificate.certificate import write_certificate
 from agenttune.compat.trinity import configured_workflow
 from agenttune.config.load import Resolved, load_config, resolve
 from agenttune.config.public import AlgorithmConfig, DatasetConfig, MonitorType, TunerModelConfig
-from agenttune.errors import ConfigError, NoSignalError
+from agenttune.errors import ConfigError, NoSignalError, RolloutError
 from agenttune.execution.probe import probe_at_start
 from agenttune.execution.start import start_serving
 from agenttune.execution.threads import let_idle_workers_sleep
@@ -29,8 +29,9 @@ from agenttune.experience.replay import Replay
 from agenttune.forecast import after_run
 from agenttune.interrupts import stop_signals
 from agenttune.monitor.curve import draw_reward_curve
-from agenttune.monitor.statistics import by_mode
+from agenttune.monitor.statistics import Evaluation, by_mode
 from agenttune.monitor.summary import Summary, peak_memory_mb, process_seconds, write_summary
+from agenttune.monitor.verdict import Candidates, Verdict, judge_rewards
 from agenttune.result import TuneResult
 from agenttune.rollout.check import CheckReport, check_groups
 from agenttune.rollout.signature import name_of
@@ -123,7 +124,8 @@ def open_loop(
     algorithm = check_arguments(config, workflow, judge)
     data = read_tasks(config, algorithm)
     with contextlib.ExitStack() as stack:
-        opened = stack.enter_context(open_run(resolved, config_path, data.training, data.messages))
+        rows = {"train_dataset": data.training, "held_out": data.held_out, "expert": data.expert}
+        opened = stack.enter_context(open_run(resolved, config_path, rows, data.messages))
         serving = start_serving(config, workflow, judge, needs_reward=algorithm.needs_reward)
         stack.callback(serving.close)
         opened.display.message(serving.line)
@@ -155,7 +157,8 @@ def check_config(
     let_idle_workers_sleep()
     serving = start_serving(config, workflow, judge, needs_reward=algorithm.needs_reward)
     try:
-        return _check(algorithm, serving, data.training, num_tasks or config.check.num_tasks, version=0)
+        number = num_tasks or config.check.num_tasks
+        return _check(algorithm, serving, data.training, number, version=0, model=config.model)
     finally:
         serving.close()
 
@@ -244,24 +247,24 @@ def _join_weights(opened: Opened, serving: Served, trainer: AnyTrainer, step: in
 
 def _run(loop: Loop, directory: RunDirectory) -> TuneResult:
     """Check, train, and leave the evidence; also after a failure the files say what there is."""
+    verdict, models = None, None
     try:
         if loop.config.check.enabled and loop.progress.step == 0:
             _check_first(loop)
         loop.run()
+        models = _models(loop, directory)
+        verdict = judge_rewards(models, loop.config.evaluation.decided_by)
     finally:
-        _write_outcome(loop, directory)
-    from agenttune.trainer.checkpoint import pointed
-
+        _write_outcome(loop, directory, verdict)
     progress, display = loop.progress, loop.display
     if progress.before is not None and progress.after is not None:
         display.table(progress.before, progress.after)
-    model_dir = pointed(directory.path, "latest")
-    assert model_dir is not None, "the last step is always saved"
-    display.usage(directory.path, model_dir, directory.picture, tensorboard=loop.config.monitor_type == "tensorboard")
+    display.usage(directory.path, verdict, directory.picture, tensorboard=loop.config.monitor_type == "tensorboard")
     return TuneResult(
         run_dir=directory.path,
-        model_dir=model_dir,
-        best_model_dir=pointed(directory.path, "best") or model_dir,
+        verdict=verdict,
+        model_dir=models.last.folder,
+        best_model_dir=best_of(directory, models, loop.serving.folder),
         before=by_mode(progress.before),
         after=by_mode(progress.after),
         rewards_before=progress.before,
@@ -270,12 +273,29 @@ def _run(loop: Loop, directory: RunDirectory) -> TuneResult:
     )
 
 
+def _models(loop: Loop, directory: RunDirectory) -> Candidates[Evaluation]:
+    progress = loop.progress
+    return models_left(
+        directory,
+        loop.config.model.model_path,
+        before=progress.before,
+        after=progress.after,
+        best=progress.best,
+        num_evaluated=progress.num_evaluated,
+    )
+
+
 def _check_first(loop: Loop) -> None:
-    """The brief pre-flight check; its findings are printed. Raises `NoSignalError` where the settings ask for it."""
+    """The brief pre-flight check; its findings are printed. Raises `RolloutError` if every rollout failed at once,
+    `NoSignalError` where the settings ask for it."""
     num_tasks, version = loop.config.check.num_tasks, loop.trainer.version
-    report = _check(loop.algorithm, loop.serving, loop.explorer.tasks, num_tasks, version)
+    report = _check(
+        loop.algorithm, loop.serving, loop.explorer.tasks, num_tasks, version=version, model=loop.config.model
+    )
     for line in _brief(report):
         loop.display.message(line)
+    if report.all_failed:
+        raise RolloutError(f"check: {report.all_failed}")
     if report.statistics.mean_calls and not report.trains:
         raise NoSignalError("check: no call can be trained, so a run would change nothing (see the lines above)")
     if not report.has_signal and loop.config.check.stop_without_signal:
@@ -299,13 +319,21 @@ def _brief(report: CheckReport) -> list[str]:
     return [line, *(f"  ! {finding}" for finding in report.findings)]
 
 
-def _check(algorithm: Algorithm, serving: Served, tasks: Sequence[Task], num_tasks: int, version: int) -> CheckReport:
+def _check(
+    algorithm: Algorithm,
+    serving: Served,
+    tasks: Sequence[Task],
+    num_tasks: int,
+    *,
+    version: int,
+    model: TunerModelConfig,
+) -> CheckReport:
     chosen = tasks[:num_tasks]
     groups = serving.runner.run(chosen, group_ids=[f"check/{task.id}" for task in chosen], version=version)
-    return check_groups(groups, needs_reward=algorithm.needs_reward)
+    return check_groups(groups, needs_reward=algorithm.needs_reward, model=model)
 
 
-def _write_outcome(loop: Loop, directory: RunDirectory) -> None:
+def _write_outcome(loop: Loop, directory: RunDirectory, verdict: Verdict | None) -> None:
     from agenttune.trainer.checkpoint import pointed
 
     progress = loop.progress
@@ -322,6 +350,7 @@ def _write_outcome(loop: Loop, directory: RunDirectory) -> None:
         peak_memory_mb=peak_memory_mb(),
         model_dir=pointed(directory.path, "latest"),
         run_dir=directory.path,
+        verdict=verdict,
     )
     write_summary(directory.summary, summary)
     if loop.monitor.line:

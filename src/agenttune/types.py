@@ -57,7 +57,12 @@ class CallStatus(StrEnum):
 
     USED = "used"  # the response was delivered to the agent
     LEFT_OUT = "left_out"  # delivered, but the workflow left it out of the experiences it returned: never trained
+    UNUSED = "unused"  # delivered beside others (`n` > 1), and the agent went on with another one: never trained
     ABANDONED = "abandoned"  # cancelled, timed out, retried by the client, or undelivered: never trained
+    FOREIGN = "foreign"  # made from within another rollout, and refused: never trained, and both rollouts fail
+
+
+_DELIVERED = frozenset({CallStatus.USED, CallStatus.LEFT_OUT, CallStatus.UNUSED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +70,8 @@ class Call:
     """One request of the agent and one choice of its response, exactly as the engine saw and sampled it.
 
     `sampled_ids_S` includes a sampled end token. `logprobs_S` are of the distribution sampled from (after temperature
-    and truncation); `versions_S` is the policy version that each token was computed with. `parent` is the index of the
+    and truncation); `versions_S` is the policy version that each token was computed with. `request` is the index of the
+    first choice of the same request, where it asked for several (`n` > 1). `parent` is the index of the
     earlier call of the rollout whose `prompt_ids_P + sampled_ids_S` this call's prompt literally starts with, if any.
     """
 
@@ -82,10 +88,16 @@ class Call:
     tools: tuple[Mapping[str, Any], ...]
     response: Mapping[str, Any]
     seconds: float = 0.0
+    request: int | None = None
+
+    @property
+    def delivered(self) -> bool:
+        """Whether the agent received the response, whatever it did with it."""
+        return self.status in _DELIVERED
 
     @property
     def trainable(self) -> bool:
-        """Sampled with noise and delivered to the agent. Greedy calls are context only."""
+        """Sampled with noise and used by the agent. Greedy calls are context only."""
         return self.status == CallStatus.USED and self.sampling.temperature > 0 and len(self.sampled_ids_S) > 0
 
 
@@ -120,10 +132,12 @@ class Rollout:
 
     `id` is `<group id>/<index>`; `attempt` counts retries from 0. `reward` is None unless the outcome is OK, or is
     model-caused and the user set a `failure_reward`; or where the workflow gave none, which only algorithms allow that
-    learn without rewards (`Algorithm.needs_reward`). `call_rewards` holds the reward of each call by its index, where
-    the workflow gave them one by one; `reward` is then that of the last one. `error` is one line: kind, message, where.
-    `unrecorded_answers` counts answers of the model that no call here holds (of an endpoint that is evaluated); None:
-    nobody knows how many there were, the attempt's process died.
+    learn without rewards (`Algorithm.needs_reward`). It is one number, counted once, however many calls there are.
+    `step_rewards` are another thing, by the index of the call that earned them, where the owner gave rewards of steps:
+    they alone are added up. `call_rewards` is what a workflow wrote on each of its calls, `reward` being the last
+    one's: never added up. `states` tells the states of the environment apart in which calls were made, where the owner
+    said so. `error` is one line: kind, message, where. `unrecorded_answers` counts answers of the model that no call
+    here holds (of an endpoint that is evaluated); None: nobody knows how many there were, the attempt's process died.
     """
 
     id: str
@@ -136,6 +150,8 @@ class Rollout:
     reward: float | None
     metrics: Mapping[str, float] = field(default_factory=dict)
     call_rewards: Mapping[int, float] = field(default_factory=dict)
+    step_rewards: Mapping[int, float] = field(default_factory=dict)
+    states: Mapping[int, str] = field(default_factory=dict)
     error: str | None = None
     seconds: float = 0.0
     unrecorded_answers: int | None = 0
@@ -143,7 +159,7 @@ class Rollout:
     @property
     def answers(self) -> tuple[Call, ...]:
         """The recorded calls whose response the agent was handed."""
-        return tuple(call for call in self.calls if call.status in (CallStatus.USED, CallStatus.LEFT_OUT))
+        return tuple(call for call in self.calls if call.delivered)
 
     @property
     def num_answers(self) -> int | None:
@@ -154,6 +170,11 @@ class Rollout:
     def scored(self) -> bool:
         """Whether this rollout takes part: it has a reward, or ended well where none is needed."""
         return self.reward is not None or self.outcome == Outcome.OK
+
+    @property
+    def answered(self) -> bool:
+        """Whether the agent received an answer of the model: without one, the reward says nothing of it."""
+        return self.num_answers != 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

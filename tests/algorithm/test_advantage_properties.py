@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agenttune.algorithm import advantages
-from agenttune.algorithm.advantages import ADVANTAGES, FloatArray, Scores, reward_std
+from agenttune.algorithm.advantages import ADVANTAGES
+from agenttune.algorithm.returns import FloatArray, Scores, discounted_returns, std
 
 EIGHTHS = st.integers(-16, 16).map(lambda n: n / 8)  # exact in floating point, so that equal rewards are equal
 GROUPS = st.lists(st.lists(EIGHTHS, min_size=4, max_size=6), min_size=1, max_size=4)
@@ -46,7 +47,7 @@ OF_A_GROUP = [
     "gigpo",
     "step_rewards",
 ]
-OF_THE_STEP = ["grpo_batch_std", "reinforceplusplus"]
+OF_THE_STEP = ["grpo_batch_std", "reinforceplusplus", "reinforceplusplus_tokens"]
 SCALES = {
     **dict.fromkeys(["reinforce", "remax", "rloo", "opmd", "rec", "gigpo", "step_rewards"], 1),
     **dict.fromkeys(["grpo", "step_wise_grpo", "best_of_group", "pass_at_k", *OF_THE_STEP], 0),
@@ -160,17 +161,17 @@ def test_gigpo_with_deviations_by_hand() -> None:
     np.testing.assert_allclose(found_C, [1.5 * score, score, -1.5 * score, -score], rtol=1e-12)
 
 
-def test_discounted_rewards_of_calls_by_hand() -> None:
-    # gamma 0.5, rewards 1, none, 2: 1 + 0.5 * (0 + 0.5 * 2) = 1.5, 1, 2; a rollout without: 0.25, 0.5, 1 of reward 1
+def test_discounted_rewards_of_steps_by_hand() -> None:
+    # gamma 0.5, rewards 1, 0, 2: 1 + 0.5 * (0 + 0.5 * 2) = 1.5, 1, 2; a rollout without: 0.25, 0.5, 1 of reward 1
     scores = Scores.of_rollouts([9.0, 1.0], num_calls=[3, 3])
-    scores = dataclasses.replace(scores, call_rewards_C=np.array([1.0, NAN, 2.0, NAN, NAN, NAN]))
-    assert advantages.discounted_returns(scores, 0.5).tolist() == [1.5, 1.0, 2.0, 0.25, 0.5, 1.0]
+    scores = dataclasses.replace(scores, step_rewards_C=np.array([1.0, 0.0, 2.0, NAN, NAN, NAN]))
+    assert discounted_returns(scores, 0.5).tolist() == [1.5, 1.0, 2.0, 0.25, 0.5, 1.0]
     # step_rewards takes the mean of all six, 6.25 / 6, away
     expected = np.array([1.5, 1.0, 2.0, 0.25, 0.5, 1.0]) - 6.25 / 6
     np.testing.assert_allclose(advantages.step_rewards(scores, gamma=0.5), expected, atol=1e-12)
 
 
-CALL = st.tuples(st.one_of(st.none(), EIGHTHS), st.integers(0, 3))  # its own reward, its state
+CALL = st.tuples(st.one_of(st.none(), EIGHTHS), st.integers(0, 3))  # the reward of its step, its state
 ROLLOUT = st.tuples(EIGHTHS, st.lists(CALL, min_size=1, max_size=4))
 AGENTS = st.lists(st.lists(ROLLOUT, min_size=2, max_size=4), min_size=1, max_size=3)
 Rollouts = list[list[tuple[float, list[tuple[float | None, int]]]]]
@@ -179,9 +180,11 @@ Rollouts = list[list[tuple[float, list[tuple[float | None, int]]]]]
 def agents(groups: Rollouts) -> Scores:
     rollouts = [(number, *rollout) for number, group in enumerate(groups) for rollout in group]
     calls = [call for _, _, of_rollout in rollouts for call in of_rollout]
+    of_steps = [[NAN if all(own is None for own, _ in c) else reward or 0.0 for reward, _ in c] for _, _, c in rollouts]
     return dataclasses.replace(
         Scores.of_rollouts([r for _, r, _ in rollouts], [n for n, _, _ in rollouts], [len(c) for _, _, c in rollouts]),
-        call_rewards_C=np.array([NAN if reward is None else reward for reward, _ in calls], np.float64),
+        returns_R=np.array([plain_returns(r, c, 1.0)[0] for _, r, c in rollouts]),
+        step_rewards_C=np.array([reward for of_rollout in of_steps for reward in of_rollout]),
         states_C=np.array([state for _, state in calls]),
     )
 
@@ -197,8 +200,9 @@ def plain_gigpo(groups: Rollouts, omega: float, gamma: float) -> list[float]:
     result = []
     for group in groups:
         returns = [plain_returns(reward, calls, gamma) for reward, calls in group]
-        for number, (reward, calls) in enumerate(group):
-            episode = reward - statistics.fmean(other for other, _ in group)
+        episodes = [plain_returns(reward, calls, 1.0)[0] for reward, calls in group]
+        for number, (_, calls) in enumerate(group):
+            episode = episodes[number] - statistics.fmean(episodes)
             for place, (_, state) in enumerate(calls):
                 same = [
                     returns[i][j]
@@ -259,6 +263,6 @@ def step_of(groups: Rollouts) -> Scores:
 def test_the_spread_of_rewards_is_zero_exactly_where_all_are_the_same(rewards: list[float]) -> None:
     """Differences below 1e-150 count as none (their squares are no floating point numbers)."""
     spread = max(rewards) - min(rewards)
-    assert (reward_std(np.array(rewards)) == 0.0) == (spread == 0.0) or spread < 1e-150
+    assert (std(np.array(rewards)) == 0.0) == (spread == 0.0) or spread < 1e-150
     if len(rewards) > 1:
-        assert reward_std(np.array(rewards)) == pytest.approx(statistics.stdev(rewards), rel=1e-6, abs=1e-6)
+        assert std(np.array(rewards)) == pytest.approx(statistics.stdev(rewards), rel=1e-6, abs=1e-6)

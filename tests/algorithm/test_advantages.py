@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agenttune.algorithm import advantages
-from agenttune.algorithm.advantages import ADVANTAGES, FloatArray, Scores, reward_std
+from agenttune.algorithm.advantages import ADVANTAGES
+from agenttune.algorithm.returns import FloatArray, Scores, std
 
 
 def grpo(rewards_G: FloatArray, *, std_normalize: bool = True) -> FloatArray:
@@ -41,8 +42,8 @@ def test_step_wise_grpo_by_hand() -> None:
 
 
 def test_reward_std_by_hand() -> None:
-    assert reward_std(np.array([1.0, 0.0])) == pytest.approx(math.sqrt(0.5))
-    assert reward_std(np.array([0.1, 0.1, 0.1])) == 0.0
+    assert std(np.array([1.0, 0.0])) == pytest.approx(math.sqrt(0.5))
+    assert std(np.array([0.1, 0.1, 0.1])) == 0.0
 
 
 TWO_GROUPS = Scores.of_rollouts([1.0, 0.0, 4.0, 2.0, 0.0], groups=[0, 0, 1, 1, 1])
@@ -103,20 +104,23 @@ def test_pass_at_k_is_the_mean_over_all_subsets(right: int, wrong: int, k: int) 
     np.testing.assert_allclose(advantages.pass_at_k(Scores.of_rollouts(rewards_G), k=k), expected, atol=1e-9)
 
 
-def two_rollouts(call_rewards: list[float], states: list[int]) -> Scores:
-    """Rewards 1 and 0, two calls each."""
-    scores = Scores.of_rollouts([1.0, 0.0], num_calls=[2, 2])
-    return dataclasses.replace(scores, call_rewards_C=np.array(call_rewards), states_C=np.array(states))
+def two_rollouts(states: list[int], step_rewards: list[float] | None = None) -> Scores:
+    """Rewards 1 and 0, two calls each; episodes' returns are the sums of rewards of steps where they are given."""
+    scores = dataclasses.replace(Scores.of_rollouts([1.0, 0.0], num_calls=[2, 2]), states_C=np.array(states))
+    if step_rewards is None:
+        return scores
+    returns_R = np.array(step_rewards).reshape(2, 2).sum(axis=1)
+    return dataclasses.replace(scores, step_rewards_C=np.array(step_rewards), returns_R=returns_R)
 
 
 def test_gigpo_by_hand() -> None:
-    # Without rewards of calls: returns 1, 1 and 0, 0. All first calls share a state (mean 0.5), the second ones do not.
-    nan = float("nan")
-    found = advantages.gigpo(two_rollouts([nan] * 4, [0, 1, 0, 2]), omega=0.5)
+    # Without rewards of steps: returns 1, 1 and 0, 0. All first calls share a state (mean 0.5), the second ones do not.
+    found = advantages.gigpo(two_rollouts([0, 1, 0, 2]), omega=0.5)
     np.testing.assert_allclose(found, [0.5 + 0.25, 0.5, -0.5 - 0.25, -0.5])
-    # With them: returns 0.5 + 0.9 * 1 = 1.4, 1 and 0 + 0.9 * 0.2 = 0.18, 0.2; second calls share a state (mean 0.6).
-    found = advantages.gigpo(two_rollouts([0.5, 1.0, 0.0, 0.2], [0, 1, 2, 1]), gamma=0.9)
-    np.testing.assert_allclose(found, [0.5, 0.5 + 0.4, -0.5, -0.5 - 0.4])
+    # With them: episodes 1.5 and 0.2 (mean 0.85); returns 0.5 + 0.9 * 1 = 1.4, 1 and 0 + 0.9 * 0.2 = 0.18, 0.2; second
+    # calls share a state (mean 0.6).
+    found = advantages.gigpo(two_rollouts([0, 1, 2, 1], [0.5, 1.0, 0.0, 0.2]), gamma=0.9)
+    np.testing.assert_allclose(found, [0.65, 0.65 + 0.4, -0.65, -0.65 - 0.4])
 
 
 def test_states_of_different_groups_are_not_compared() -> None:
@@ -127,7 +131,7 @@ def test_states_of_different_groups_are_not_compared() -> None:
 
 def test_step_rewards_by_hand() -> None:
     # Returns 1.5, 1, 0.2, 0.2: mean 0.725
-    found = advantages.step_rewards(two_rollouts([0.5, 1.0, 0.0, 0.2], [0, 1, 2, 3]))
+    found = advantages.step_rewards(two_rollouts([0, 1, 2, 3], [0.5, 1.0, 0.0, 0.2]))
     np.testing.assert_allclose(found, [0.775, 0.275, -0.525, -0.525])
 
 
@@ -145,13 +149,19 @@ def plain(name: str, rewards_of_groups: list[list[float]]) -> list[float]:
                 case "grpo_batch_std":
                     deviations = [x - statistics.fmean(g) for g in rewards_of_groups for x in g]
                     result.append(d / (math.sqrt(sum(x * x for x in deviations) / (len(deviations) - 1)) + 1e-6))
+                case "grpo_global_std":
+                    result.append(d / (statistics.stdev(everything) + 1e-6))
                 case "rloo":
                     result.append(r - statistics.fmean(others))
                 case "reinforceplusplus":
                     result.append((r - statistics.fmean(everything)) / (statistics.stdev(everything) + 1e-6))
                 case "asymre":
                     result.append(d + 0.1)
-                case "reinforce" | "gae":  # the rewards that GAE begins with
+                case "reinforceplusplus_tokens":  # of one token each
+                    result.append(
+                        (r - statistics.fmean(everything)) / math.sqrt(statistics.variance(everything) + 1e-8)
+                    )
+                case "reinforce" | "gae" | "call_gae":  # the rewards that GAE begins with
                     result.append(r)
                 case "none":
                     result.append(0.0)

@@ -6,10 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agenttune.algorithm.advantages import Scores, call_rewards
 from agenttune.algorithm.gae import explained_variance, gae, sums_to_end, whitened
 from agenttune.algorithm.losses import value_loss
 from agenttune.algorithm.resolve import resolve
+from agenttune.algorithm.returns import Scores, rewards_after_calls
 from agenttune.config.run import LossConfig
 
 numbers = st.integers(-16, 16).map(lambda n: n / 4)
@@ -44,7 +44,7 @@ def test_whitened_by_hand() -> None:
 def test_rewards_of_calls_chain_over_the_calls_of_a_rollout() -> None:
     """Two calls, the workflow's reward at the end of the second; the first call's last token sees the next call."""
     scores = Scores.of_rollouts([2.0, 1.0], num_calls=[2, 1])
-    assert call_rewards(scores).tolist() == [0.0, 2.0, 1.0]
+    assert rewards_after_calls(scores).tolist() == [0.0, 2.0, 1.0]
     # tokens: call 0 has two, call 1 one, then the other rollout's one; values 0, gamma = lambda = 1
     advantages, _ = gae(
         np.array([0.0, 0.0, 2.0, 1.0]), np.zeros(4), np.array([0, 0, 0, 1]), gamma=1.0, lam=1.0, whiten=False

@@ -71,6 +71,7 @@ def plain(name: str, tokens: list[Token]) -> list[tuple[float, float]]:
                     "cispo": min(ratio, 1.28),
                     "topr": 1.0 if a > 0 else min(ratio, 1.0),
                     "opmd": 0.5,
+                    "sapo_gate": 4 / (tau := 1.0 if a > 0 else 1.05) / (1 + math.exp(-tau * (ratio - 1))),
                     "rec": 0.0 if (ratio > 1.2 and a > 0) or (ratio < 0.8 and a < 0) else 1.0,
                     "reinforce": 1.0,
                     "sft": 1.0,

@@ -67,6 +67,11 @@ GRADIENTS = {
         *(-4 * SIGMOID[r] * (1 - SIGMOID[r]) * r * 2 for r in (1.0, 2.0, 0.5)),
         *(4 * SIGMOID_NEG[r] * (1 - SIGMOID_NEG[r]) * r * 2 for r in (2.0, 0.5)),
     ],
+    # -4 / tau s A
+    "sapo_gate": [
+        *(-4 * SIGMOID[r] * 2 for r in (1.0, 2.0, 0.5)),
+        *(4 / 1.05 * SIGMOID_NEG[r] * 2 for r in (2.0, 0.5)),
+    ],
     # weight 1 for A > 0, min(ratio, 1) else
     "topr": [-2.0, -2.0, -2.0, 2.0, 1.0],
     "opmd": [-1.0, -1.0, -1.0, 1.0, 1.0],
@@ -100,8 +105,9 @@ def test_further_modes_by_hand() -> None:
 
 @pytest.mark.parametrize("name", sorted(POLICY_LOSSES))
 def test_on_policy_every_loss_has_the_policy_gradient(name: str) -> None:
-    """At ratio 1 the gradient is -A, for opmd divided by 1 + tau."""
-    expected = [-advantage / (2.0 if name == "opmd" else 1.0) for advantage in A]
+    """At ratio 1 the gradient is -A, for opmd divided by 1 + tau, for Trinity's sapo times 2 / tau."""
+    slope = {"opmd": lambda a: 0.5, "sapo_gate": lambda a: 2.0 if a > 0 else 2.0 / 1.05}.get(name, lambda a: 1.0)
+    expected = [-advantage * slope(advantage) for advantage in A]
     assert grad(name, [-1.0, -2.0, -0.5, -3.0, -0.1], [-1.0, -2.0, -0.5, -3.0, -0.1], A) == pytest.approx(expected)
 
 

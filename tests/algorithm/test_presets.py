@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from agenttune.algorithm.advantages import Scores
 from agenttune.algorithm.presets import PRESETS
 from agenttune.algorithm.resolve import resolve
+from agenttune.algorithm.returns import Scores
 from agenttune.config.run import LossConfig
 from agenttune.errors import ConfigError
 

@@ -115,7 +115,9 @@ def test_rewards_that_differ_are_said_once(make_place: MakePlace, caplog):
         ("multi_step_grpo", None, False),  # defined by the last step's reward
         ("grpo", "step_wise_grpo", False),
         ("multi_step_grpo", "grpo", True),
-        ("grpo", "step_rewards", False),  # uses them
+        ("grpo", "step_rewards", True),  # adds up rewards of steps, which these are not
+        ("ppo", None, True),
+        ("ppo", "call_gae", False),  # each call by itself
     ],
 )
 def test_which_algorithms_have_no_use_for_them(make_place: MakePlace, caplog, algorithm, advantage, said):

@@ -49,6 +49,36 @@ def test_a_solved_run_has_no_findings():
     assert names(run_data(metrics=metrics, last=last)) == []
 
 
+def parts(**changes):
+    """A run whose judge gives two parts: right answers fall as well-formed ones rise."""
+    courses = {"judge__right": noisy(0.5, 0.2, 0.03, seed=7), "judge__format": noisy(0.3, 0.9, 0.03, seed=8)}
+    rewards = (1.0, 0.5, 0.5, 0.0, 1.0, 0.0, 0.5, 0.0)
+    measured = {"judge/right": (1, 0, 1, 0, 1, 0, 0, 0), "judge/format": (1, 1, 0, 0, 1, 0, 1, 0)}
+    seen = groups(rewards, metrics=lambda index: {name: float(of[index]) for name, of in measured.items()})
+    return {"metrics": curves(**{**courses, **changes}), "first": seen, "last": seen}
+
+
+def test_a_part_of_the_reward_that_rises_while_another_falls_is_named():
+    """Red on the code before: 'no cause found', though the reward rose and the answers got worse."""
+    data = run_data(**parts())
+    assert names(data) == ["parts_apart"]
+    found = first(data)
+    assert found.what.startswith("judge/format rises while judge/right falls")
+    assert found.evidence["judge/right, first steps"] > found.evidence["judge/right, last steps"] + 0.15
+    assert found.examples == ("step-0/train/0/1", "step-0/train/0/6", "step-1/train/1/1")
+
+
+def test_parts_that_stay_or_rise_together_or_have_no_part_in_the_reward_are_no_finding():
+    assert names(run_data(**parts(judge__right=noisy(0.5, 0.5, 0.03, seed=7)))) == []
+    assert names(run_data(**parts(judge__right=noisy(0.2, 0.5, 0.03, seed=7)))) == []
+    data = parts()
+    other = groups(
+        (1.0, 0.5, 0.5, 0.0, 1.0, 0.0, 0.5, 0.0), metrics=lambda i: {"judge/right": float(i), "judge/format": 1.0}
+    )
+    assert names(run_data(**{**data, "first": other, "last": other})) == []
+    assert names(run_data(**{**data, "metrics": curves(workflow__turns=noisy(5.0, 2.0, 0.1, seed=7))})) == []
+
+
 @pytest.mark.parametrize("num_steps", range(1, 41))
 def test_no_prefix_of_a_real_run_that_learned_has_findings(num_steps):
     """The quickstart, 40 steps: 0.46 to 0.98, entropy 0.21 to 0.005, 14 of 16 groups without spread at the end."""

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from group_toys import ranks_of
 
 from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
 
@@ -36,6 +37,14 @@ def disturbing(act, step: int):
 
 interrupted_here = disturbing(lambda: os.kill(os.getpid(), signal.SIGINT), 3)
 interrupted_by_terminal = disturbing(lambda: os.killpg(0, signal.SIGINT), 3)
+stopped_with_its_ranks = disturbing(lambda: stop_all(signal.SIGHUP, signal.SIGTERM), 3)
+
+
+def stop_all(*signals: int) -> None:
+    """What the end of a job does: the same to every process."""
+    for process in (*ranks_of(os.getpid()), os.getpid()):
+        for number in signals:
+            os.kill(process, number)
 
 
 def run(

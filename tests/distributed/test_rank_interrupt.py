@@ -106,10 +106,14 @@ def test_an_interrupted_run_goes_on_exactly(tmp_path, toy_model_dir, toy_dataset
     assert_same_losses(undisturbed, run_dir)
 
 
-def test_ctrl_c_in_a_terminal_is_exit_code_130(tmp_path, toy_model_dir, toy_dataset, undisturbed):
-    """In step 3 the whole process group is interrupted, as one process is: a checkpoint, one line, 130. It goes on
-    exactly."""
-    process = command(undisturbed, tmp_path, "interrupted_by_terminal")
+@pytest.mark.parametrize("workflow", ["interrupted_by_terminal", "stopped_with_its_ranks"])
+def test_ctrl_c_in_a_terminal_and_the_end_of_a_job_are_exit_code_130(
+    workflow, tmp_path, toy_model_dir, toy_dataset, undisturbed
+):
+    """In step 3 the whole process group is interrupted, or the coordinator and its ranks get SIGHUP and SIGTERM: as for
+    one process, a checkpoint, one line, 130. It goes on exactly. Red when the ranks do not ignore SIGTERM: they are
+    lost before anything is saved."""
+    process = command(undisturbed, tmp_path, workflow)
     _, errors = process.communicate(timeout=240)
     assert process.returncode == 130, errors
     assert "agenttune: interrupted" in errors

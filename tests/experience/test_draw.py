@@ -12,7 +12,7 @@ from agenttune.algorithm.aggregation import AGGREGATIONS, CONSTANT_LENGTH
 from agenttune.algorithm.presets import PRESETS, Algorithm
 from agenttune.errors import CallError
 from agenttune.experience.draw import Batch, make_batch, score, split_minibatches
-from agenttune.types import Call, Experience, Group
+from agenttune.types import Call, CallStatus, Experience, Group
 
 GRPO = PRESETS["grpo"]
 
@@ -148,8 +148,8 @@ def test_the_order_of_groups_changes_nothing(order: list[int]) -> None:
     assert tokens(make_batch(shuffled, GRPO)) == tokens(make_batch(groups, GRPO))
 
 
-def test_a_rollout_without_trainable_calls_is_in_the_baseline_only() -> None:
-    empty = make_rollout([], 0.0, index=1)
+def test_a_rollout_that_the_workflow_left_out_is_in_the_baseline_only() -> None:
+    empty = make_rollout([make_call(0, [1], [2], status=CallStatus.LEFT_OUT)], 0.0, index=1)
     batch = make_batch([make_group([two_turns(1.0), empty])], replace(GRPO, aggregation="rollout-mean"))
     experiences: tuple[Experience, ...] = batch.experiences
     assert len(experiences) == 1
@@ -167,9 +167,9 @@ def test_advantages_of_the_batch_are_those_of_the_step_also_in_minibatches() -> 
             assert [value[:2] for value in values] == [value[:2] for value in whole[key]]
 
 
-def test_rewards_of_calls_reach_the_algorithms_that_use_them() -> None:
-    one = replace(two_turns(1.0), call_rewards={0: 0.5, 1: 1.0})
-    other = replace(two_turns(0.2, index=1), call_rewards={0: 0.0, 1: 0.2})
+def test_rewards_of_steps_reach_the_algorithms_that_use_them() -> None:
+    one = replace(two_turns(1.0), step_rewards={0: 0.5, 1: 1.0})
+    other = replace(two_turns(0.2, index=1), step_rewards={0: 0.0, 1: 0.2})
     batch = make_batch([make_group([one, other])], replace(GRPO, advantage="step_rewards", advantage_args={}))
     # Returns 1.5, 1, 0.2, 0.2 with mean 0.725; the first call has two tokens, the second one.
     assert tokens(batch)["g/0", 0][0][1] == pytest.approx(0.775)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from experience_builders import make_call, make_group, make_rollout, two_turns
 
-from agenttune.algorithm.advantages import Scores
 from agenttune.algorithm.presets import PRESETS
+from agenttune.algorithm.returns import Scores
 from agenttune.certificate.audit import FAILURES, audit
 from agenttune.experience.draw import left_out, make_batch
 from agenttune.types import Outcome

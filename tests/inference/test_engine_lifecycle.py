@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from toy_engines import END, make_engine, make_model, prompt_of, request, run_all
 
 from agenttune.errors import ContextOverflowError, EngineError, SamplingError
-from agenttune.inference.engine import Engine
+from agenttune.inference.engine import Engine, Generation
 
 
 def spell(ids: list[int]) -> str:
@@ -216,6 +217,25 @@ def test_impossible_sampling_is_refused(bad: dict[str, object]) -> None:
     engine = make_engine(make_model("qwen3"))
     with pytest.raises(SamplingError):
         run_all(engine, [request([5], **bad)])
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"stop": ("\ud800",)}, {"stop": ("x", "a\udc00")}, {"top_k": 2**70}, {"top_p": 1e-60}, {"temperature": 1e-60}],
+)
+def test_what_a_step_would_stumble_over_is_refused_and_others_go_on(bad: dict[str, Any]) -> None:
+    """One step serves all that run. Red when `check_request` lets it pass: the others' calls fail too (stop, top_k), or
+    this one is sampled as if it were greedy, or fails as an engine does."""
+    engine = make_engine(make_model("qwen3"), stop_decoder=spell)
+
+    async def main() -> list[Any]:
+        wanted = [request([5], max_tokens=9), request([5], max_tokens=9, **bad), request([6], max_tokens=9)]
+        return await asyncio.gather(*map(engine.generate, wanted), return_exceptions=True)
+
+    first, refused, last = asyncio.run(main())
+    assert isinstance(refused, SamplingError)
+    assert isinstance(first, Generation)
+    assert isinstance(last, Generation)
 
 
 @pytest.mark.parametrize("prompt", [[], [-1], [97], [4, 2**31 - 1]])

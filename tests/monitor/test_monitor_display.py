@@ -5,10 +5,14 @@ from __future__ import annotations
 import io
 import os
 import pty
+import re
 from pathlib import Path
 
-from agenttune.monitor.display import Display, StepReport, duration, sparkline
+import pytest
+
+from agenttune.monitor.display import Display, StepReport, duration, metrics_line, sparkline
 from agenttune.monitor.statistics import Evaluation
+from agenttune.monitor.verdict import Verdict
 
 
 class Terminal(io.StringIO):
@@ -60,6 +64,68 @@ def test_the_table_fits_a_log_and_holds_every_number():
     assert all(letter.isprintable() or letter == "\n" for letter in text)
 
 
+METRICS = {"judge/right": 0.5234, "judge/format": 1.0, "workflow/seconds": 123.456, "workflow/characters": 12345.6}
+
+
+def test_a_steps_metrics_are_a_line_of_their_own_that_fits():
+    stream = io.StringIO()
+    Display(100, stream).step(report(1, metrics=METRICS))
+    many = {f"judge/part of the reward number {n}": n / 7 for n in range(9)}
+    Display(100, stream).step(report(2, metrics=many))
+    _, few, _, cut = stream.getvalue().splitlines()
+    assert few == "  judge/right 0.523  judge/format 1.000  workflow/seconds 123.5  workflow/characters 12,346"
+    assert cut == "  judge/part of the reward number 0 0.000  judge/part of the reward number 1 0.143  (+7)"
+    assert metrics_line({"judge/" + "x" * 200: 1.0}, 40) == "judge/xxx..xxxxxxxxx 1.000"
+    assert metrics_line(many, 8) == "(9 metrics)"
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_live_block_shows_metrics_within_the_terminal(columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    stream = Terminal()
+    display = Display(10, stream)
+    display.step(report(1, metrics=METRICS, flat="3/16", certified=True))
+    display.close()
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())
+    assert "judge/right 0.523  judge/format 1.000  (+2)" in text
+    assert max(len(line) for line in text.replace("\r", "\n").splitlines()) <= columns
+
+
+def with_metrics(share: float, **more: dict[str, float]) -> Evaluation:
+    found = evaluation(share)
+    right = dict(found.sampled)
+    long = {task: 900.0 + 10 * int(task) + 400 * share for task in right}
+    by_name = {"judge/right": right, "workflow/characters": long, **more}
+    return Evaluation(greedy=found.greedy, sampled=found.sampled, metrics={"greedy": by_name, "sampled": by_name})
+
+
+def test_the_table_has_what_workflow_and_judge_measured_with_paired_intervals():
+    """Red on the code before: a metric was in `metrics.jsonl` alone, and of evaluations nowhere."""
+    few = {"0": 1.0, "1": 0.0}
+    stream = io.StringIO()
+    Display(1, stream).table(with_metrics(0.25, rare=few), with_metrics(0.75, rare=few))
+    lines = stream.getvalue().splitlines()
+    assert lines[1:8] == [
+        "held-out (20 tasks)    before                after                 difference",
+        "-" * 90,
+        "greedy accuracy        0.250 [0.112, 0.469]  0.750 [0.531, 0.888]  +0.500 [+0.223, +0.675]",
+        "  judge/right          0.250 [0.112, 0.469]  0.750 [0.531, 0.888]  +0.500 [+0.223, +0.675]",
+        "  workflow/characters  1,095 [1,069, 1,121]  1,295 [1,269, 1,321]  +200 [+200, +200]",
+        "  rare (2)             0.500 [0.095, 0.905]  0.500 [0.095, 0.905]  +0.000 [-0.573, +0.573]",
+        "sampled accuracy       0.250 [0.112, 0.469]  0.750 [0.531, 0.888]  +0.500 [+0.223, +0.675]",
+    ]
+    assert max(map(len, lines)) <= 100
+
+
+def test_a_table_of_many_long_names_fits_and_says_how_many_there_are():
+    many = {f"judge/a rather long name of a part, number {n}": {"0": 1.0, "1": 0.0} for n in range(20)}
+    stream = io.StringIO()
+    Display(1, stream).table(with_metrics(0.25, **many), with_metrics(0.75, **many))
+    lines = stream.getvalue().splitlines()
+    assert max(map(len, lines)) <= 100
+    assert "  and 10 more" in lines
+
+
 def test_rewards_that_are_not_zero_or_one_are_called_rewards():
     stream = io.StringIO()
     one = Evaluation(greedy={"a": 0.5, "b": 0.7}, sampled={})
@@ -73,12 +139,26 @@ def test_the_last_line_is_the_run_directory_plain_and_unwrapped_also_on_a_termin
     for stream in (io.StringIO(), Terminal()):
         display = Display(1, stream)
         display.step(report(1))
-        display.usage(run_dir, run_dir / "best", run_dir / "reward_curve.png")
+        verdict = Verdict(kind="better", model=str(run_dir / "best"), original=False, text="better by +0.300")
+        display.usage(run_dir, verdict, run_dir / "reward_curve.png")
         text = stream.getvalue()
-        assert text.endswith(f"\nrun directory: {run_dir}\n")
+        end = f"\nverdict: better by +0.300\nuse:     {run_dir / 'best'}\nrun directory: {run_dir}\n"
+        assert text.endswith(end)
         assert f'AutoModelForCausalLM.from_pretrained("{run_dir / "best"}")' in text
         assert f"vllm serve {run_dir / 'best'} --enable-auto-tool-choice" in text
         assert f"tensorboard --logdir {run_dir}/monitor/tensorboard" in text
+
+
+def test_what_is_offered_follows_the_verdict():
+    """Red on the code before: the last checkpoint was offered, however bad."""
+    stream = io.StringIO()
+    verdict = Verdict(kind="worse", model="org/base", original=True, text="worse by 0.240. Keep the original")
+    Display(1, stream).usage(Path("run"), verdict, None)
+    text = stream.getvalue()
+    assert 'from_pretrained("org/base")' in text
+    assert "vllm serve org/base" in text
+    assert "global_step" not in text
+    assert "use:     org/base (the model as it was)\nrun directory: run\n" in text
 
 
 def test_a_terminal_gets_a_live_block_and_messages_above_it():

@@ -95,6 +95,11 @@ def test_wilson_holds_the_share_within_zero_and_one(rewards):
     assert found.accuracy - 1e-12 <= found.high <= 1
 
 
+def test_what_workflow_and_judge_measured_is_logged_by_mode():
+    found = Evaluation(greedy={}, sampled={"a": 1.0}, metrics={"sampled": {"judge/right": {"a": 0.5, "b": 1.0}}})
+    assert accuracy_metrics(found)["eval/sampled/judge/right"] == 0.75
+
+
 def test_metrics_of_an_evaluation_are_named_by_mode_and_set():
     evaluation = Evaluation(greedy={"a": 1.0}, sampled={}, further={"hard": Evaluation(greedy={"a": 0.0}, sampled={})})
     metrics = accuracy_metrics(evaluation)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from agenttune.monitor.curve import draw_reward_curve, read_curve, smoothed
 from agenttune.monitor.statistics import Evaluation
 from agenttune.monitor.summary import Summary, peak_memory_mb, process_seconds, write_summary
+from agenttune.monitor.verdict import Verdict
 
 NUMBERS = {
     "seconds": 12.5,
@@ -35,11 +37,25 @@ def test_summary_has_exactly_the_keys_that_programs_read(tmp_path: Path):
         after=evaluation(0.75, hard=evaluation(0.5)),
         model_dir=tmp_path / "best",
         run_dir=tmp_path,
+        verdict=Verdict(kind="worse", model="m", original=True, text="worse", difference=-0.1, low=-0.2, high=-0.05),
         **NUMBERS,
     )
     write_summary(path, summary)
     content = json.loads(path.read_text())
-    assert set(content) == {*NUMBERS, "before", "after", "further", "model_dir", "run_dir"}
+    assert set(content) == {*NUMBERS, "verdict", "before", "after", "further", "model_dir", "run_dir"}
+    assert content["verdict"] == {
+        "kind": "worse",
+        "model": "m",
+        "original": True,
+        "text": "worse",
+        "step": None,
+        "measure": "",
+        "difference": -0.1,
+        "low": -0.2,
+        "high": -0.05,
+        "num_tasks": 0,
+        "remarks": [],
+    }
     assert {name: content[name] for name in NUMBERS} == NUMBERS
     assert set(content["before"]) == {"greedy", "sampled"}
     assert content["after"]["greedy"] == {
@@ -52,12 +68,28 @@ def test_summary_has_exactly_the_keys_that_programs_read(tmp_path: Path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["summary.json"]
 
 
+def test_what_workflow_and_judge_measured_is_in_the_summary_with_the_paired_difference(tmp_path: Path):
+    plain, right = evaluation(0.25), {"judge/right": dict(evaluation(0.25).sampled)}
+    before = replace(plain, metrics={"sampled": right})
+    after = replace(
+        plain, metrics={"sampled": {"judge/right": dict(evaluation(0.75).sampled), "judge/new": {"0": 0.5}}}
+    )
+    write_summary(tmp_path / "s.json", Summary(before=before, after=after, model_dir=None, run_dir=tmp_path, **NUMBERS))
+    found = json.loads((tmp_path / "s.json").read_text())["metrics"]["sampled"]
+    assert found["judge/right"]["before"]["accuracy"] == 0.25
+    assert found["judge/right"]["difference"]["difference"] == 0.5
+    assert found["judge/right"]["difference"]["low"] == pytest.approx(0.2234, abs=5e-5)
+    assert found["judge/new"]["before"]["accuracy"] is None
+    assert found["judge/new"]["difference"] == {"difference": None, "low": None, "high": None, "num_tasks": 0}
+
+
 def test_what_is_not_known_is_null(tmp_path: Path):
     numbers = {**NUMBERS, "seconds_to_first_step": None, "peak_memory_mb": None}
     one = Evaluation(greedy={"a": 0.5}, sampled={})
     write_summary(tmp_path / "s.json", Summary(before=None, after=one, model_dir=None, run_dir=tmp_path, **numbers))
     content = json.loads((tmp_path / "s.json").read_text())
     assert content["before"] is None
+    assert content["verdict"] is None
     assert content["seconds_to_first_step"] is None
     assert content["after"]["greedy"] == {"accuracy": 0.5, "low": None, "high": None, "num_tasks": 1}
     assert content["after"]["sampled"] == {"accuracy": None, "low": None, "high": None, "num_tasks": 0}

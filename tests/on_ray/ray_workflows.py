@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from agenttune import WorkflowOutput
+from agenttune import UnusableAnswerError, WorkflowOutput
 from agenttune.errors import DatasetError
 from agenttune.types import Task
 
@@ -40,9 +40,9 @@ def make_tasks(count: int, do: str = "twice") -> list[Task]:
     return [Task(id=f"train/{i}", index=i, row=row) for i, row in enumerate(rows)]
 
 
-async def ask(model: Any, text: str) -> str:
+async def ask(model: Any, text: str, **sampling: Any) -> str:
     reply = await model.client.chat.completions.create(
-        model=model.name, messages=[{"role": "user", "content": text}], max_tokens=8
+        model=model.name, messages=[{"role": "user", "content": text}], **{"max_tokens": 8, **sampling}
     )
     return reply.choices[0].message.content or ""
 
@@ -96,8 +96,25 @@ async def hang(task: dict[str, Any], model: Any) -> None:
     re.match(r"(a+)+$", "a" * 60 + "b")
 
 
+class NoFieldError(KeyError):
+    """What the agent raises on an answer that it cannot read."""
+
+
+async def fail_on_the_answer(task: dict[str, Any], model: Any) -> None:
+    """By task: ours, one that the settings name, one that nobody named."""
+    await ask(model, task["question"], max_tokens=100, stop=list("aeio"))  # not cut: that would be another cause
+    raise [UnusableAnswerError("no JSON"), NoFieldError("x"), RuntimeError("down")][task["number"]]
+
+
 async def find_bad_input(task: dict[str, Any], model: Any) -> None:
     raise DatasetError(f"task {task['number']} has nothing")
 
 
-ACTS = {"twice": ask_twice, "slowly": ask_slowly, "crash": crash, "hang": hang, "bad input": find_bad_input}
+ACTS = {
+    "twice": ask_twice,
+    "slowly": ask_slowly,
+    "crash": crash,
+    "hang": hang,
+    "fail": fail_on_the_answer,
+    "bad input": find_bad_input,
+}

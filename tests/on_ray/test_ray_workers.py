@@ -21,7 +21,8 @@ from agenttune.types import Outcome
 @pytest.fixture(scope="module")
 def serving(make_serving):
     """Two workers for most tests."""
-    return make_serving(does_what_the_task_says, rollout__max_attempts=1, cluster__rollouts_per_worker=8)
+    settings = {"rollout__max_attempts": 1, "rollout__model_exceptions": ["ray_workflows.NoFieldError"]}
+    return make_serving(does_what_the_task_says, cluster__rollouts_per_worker=8, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +71,21 @@ def test_a_task_that_crashes_its_process_fails_alone(serving):
         if group.task.index == 3:
             assert rollout.outcome == Outcome.WORKFLOW_ERROR
             assert "its process died while nothing else ran there" in rollout.error
+            assert rollout.num_answers is None  # what it was answered died with it
         else:
             assert (rollout.outcome, len(rollout.calls)) == (Outcome.OK, 1)
+
+
+@pytest.mark.parametrize("evaluation", [False, True])
+def test_failures_have_their_causes_on_workers_too(serving, evaluation):
+    """Red when `UserFunctions` travels without the names, or `Attempted` without the number of answers."""
+    opens = {"open_session": serving.modes["sampled"]} if evaluation else {}
+    groups = run(serving, make_tasks(3, "fail"), f"fails-{evaluation}-", group_size=1, evaluation=evaluation, **opens)
+    rollouts = [group.rollouts[0] for group in groups]
+    expected = [Outcome.UNUSABLE_ANSWER, Outcome.UNUSABLE_ANSWER, Outcome.WORKFLOW_ERROR]
+    assert [rollout.outcome for rollout in rollouts] == expected
+    assert [rollout.num_answers for rollout in rollouts] == [1, 1, 1]
+    assert [len(rollout.calls) for rollout in rollouts] == [0 if evaluation else 1] * 3
 
 
 def test_an_engine_that_dies_is_started_again_with_the_current_weights(serving, toy_model_dir, caplog):

@@ -1,5 +1,6 @@
 """Memory by role: by hand, and how it moves with the settings."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,18 @@ def test_what_is_offloaded_lies_on_the_host(folder: Path) -> None:
 def test_a_critic_has_moments_and_gradients_too(folder: Path) -> None:
     found = items(planned(folder, {"algorithm.algorithm_type": "ppo"}))
     assert [found[f"critic: {what}"] for what in ("weights", "gradients", "AdamW moments")] == [4 * P, 4 * P, 8 * P]
+
+
+def test_on_a_cpu_a_step_of_several_updates_keeps_its_start_where_there_is_room(folder: Path) -> None:
+    """Weights and two moments once more, if that is at most half of what is left; on a GPU they lie elsewhere."""
+    several, role = {"trainer.num_minibatches": 2}, "start of a step, to go back to"
+    assert items(planned(folder, several, CPU))[role] == 12 * P
+    assert items(planned(folder, {"trainer.epochs": 2, "trainer.num_processes": 2}, CPU))[role] == 12 * P
+    assert items(planned(folder, several | {"algorithm.algorithm_type": "ppo"}, CPU))[role] == 24 * P
+    assert role not in items(planned(folder, {}, CPU))
+    assert role not in items(planned(folder, several))
+    small = replace(CPU, memory_bytes=40 * P)
+    assert role not in items(planned(folder, several, small))
 
 
 def test_adapters_train_alone_and_are_their_own_reference(folder: Path) -> None:

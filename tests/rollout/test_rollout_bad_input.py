@@ -109,7 +109,7 @@ def test_a_judges_metrics_that_are_no_numbers_are_skipped_and_the_run_goes_on(
 
     with caplog.at_level(logging.WARNING, "agenttune.rollout"):
         rollout = only(run_one(make_runner(Agent(0.0), judge)))
-    assert (rollout.reward, rollout.metrics) == (1.0, {"exact": 1.0})
+    assert (rollout.reward, rollout.metrics) == (1.0, {"judge/exact": 1.0})
     assert {"'why'", "'parts'"} == {message.split()[1] for message in caplog.messages if message.startswith("metric ")}
 
 

@@ -16,6 +16,7 @@ from scripted_serving import FakeServing, MakeRunner, make_task
 
 from agenttune.config.public import JudgeOutput, WorkflowOutput
 from agenttune.errors import ConfigError, DatasetError
+from agenttune.rollout.statistics import summarize
 from agenttune.tasks.source import MissingFieldError, Row
 from agenttune.types import Group, Outcome
 
@@ -38,9 +39,22 @@ def test_workflow_and_judge(make_runner: MakeRunner) -> None:
     assert [rollout.id for rollout in group.rollouts] == ["3/train/0/0", "3/train/0/1"]
     for rollout in group.rollouts:
         assert (rollout.outcome, rollout.reward, rollout.attempt, rollout.error) == (Outcome.OK, 1.0, 0, None)
-        assert rollout.metrics == {"turns": 1.0, "exact": 1.0}
+        assert rollout.metrics == {"turns": 1.0, "judge/exact": 1.0}
         assert len(rollout.calls) == 1
     assert group.attempts == ()
+
+
+def test_metrics_of_one_name_from_workflow_and_judge_are_two(make_runner: MakeRunner) -> None:
+    """Red on the code before: the judge's replaced the workflow's, and both were called the workflow's."""
+
+    async def both(task: Any, model: Any) -> WorkflowOutput:
+        return WorkflowOutput(response=model.call(), metrics={"exact": 0.25, "judge/exact": 0.5})
+
+    group = run_one(make_runner(both, judge_right))
+    assert group.rollouts[0].metrics == {"exact": 0.25, "workflow/judge/exact": 0.5, "judge/exact": 1.0}
+    step = summarize([group]).metrics()
+    found = {name: value for name, value in step.items() if "exact" in name}
+    assert found == {"workflow/exact": 0.25, "workflow/judge/exact": 0.5, "judge/exact": 1.0}
 
 
 @pytest.mark.parametrize(

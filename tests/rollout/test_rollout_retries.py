@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from scripted_serving import FakeServing, MakeRunner, make_call, make_task
 
 from agenttune import UnusableAnswerError
+from agenttune.config.functions import import_function
 from agenttune.config.run import RolloutConfig
 from agenttune.errors import ConfigError, RolloutError
 from agenttune.rollout.model_exceptions import KNOWN
@@ -188,6 +191,22 @@ def test_what_known_frameworks_raise_on_bad_output_is_the_models(make_runner: Ma
     assert (group.rollouts[0].outcome, group.attempts) == (KNOWN[name], ())
 
 
+def test_the_page_on_failures_lists_what_is_known() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "failures.md").read_text()
+    assert dict(re.findall(r"^\| `(\w+\.\w+)` \| `(\w+)` \|$", page, re.MULTILINE)) == dict(KNOWN)
+    assert {outcome.value for outcome in Outcome} <= set(re.findall(r"`(\w+)`", page))
+
+
+def test_an_exception_of_a_file_is_named_by_the_file(make_runner: MakeRunner, tmp_path: Path) -> None:
+    """Such modules have a name of ours, which nobody knows."""
+    (tmp_path / "shop_agent.py").write_text(
+        "class NoOrder(Exception): pass\nasync def run(task, model):\n    raise NoOrder('nothing ordered')\n"
+    )
+    workflow = import_function(f"{tmp_path / 'shop_agent.py'}:run")
+    runner = make_runner(workflow, group_size=1, model_exceptions=["shop_agent.NoOrder"])
+    assert run_one(runner).rollouts[0].outcome == Outcome.UNUSABLE_ANSWER
+
+
 @pytest.mark.parametrize(
     ("name", "outcome"),
     [
@@ -267,6 +286,7 @@ def test_servers_that_are_down_are_not_the_models_doing(make_runner: MakeRunner)
         ("unusable", Outcome.TOKEN_LIMIT),
         ("turns", Outcome.CALL_LIMIT),
         ("tool", Outcome.INFRASTRUCTURE),
+        ("disk", Outcome.WORKFLOW_ERROR),
         ("goes on", Outcome.WORKFLOW_ERROR),
         ("fine", Outcome.OK),
     ],
@@ -281,7 +301,12 @@ def test_what_fails_on_an_answer_that_was_cut_is_the_token_limits(
         model.call(finish_reason="length")
         if kind == "goes on":
             model.call()
-        errors = {"unusable": UnusableAnswerError("cut"), "turns": turns("10"), "tool": ConnectionError("down")}
+        errors = {
+            "unusable": UnusableAnswerError("cut"),
+            "turns": turns("10"),
+            "tool": ConnectionError("down"),
+            "disk": OSError("full"),
+        }
         if kind != "fine":
             raise errors.get(kind, ValueError("unterminated string"))
         return 1.0

@@ -10,10 +10,16 @@ from scripted_serving import make_call, make_task
 
 from agenttune.errors import RolloutError
 from agenttune.rollout.check import check_groups
-from agenttune.rollout.statistics import check_excluded, is_flat, summarize
+from agenttune.rollout.statistics import check_excluded, given, is_flat, summarize
 from agenttune.types import Call, CallStatus, Group, Outcome, Rollout, Sampling
 
 Reward = float | Outcome
+
+
+def test_metrics_have_the_name_of_who_gave_them():
+    """Of one name from both, neither replaces the other; what only looks like another's is told apart."""
+    found = given({"turns": 2.0, "judge/turns": 3.0, "workflow/judge/x": 4.0, "gateway/forks": 1.0, "a/b": 5.0})
+    assert found == {"judge/turns": 3.0, "workflow/a/b": 5.0, "workflow/judge/x": 4.0, "workflow/turns": 2.0}
 
 
 def make_rollout(group: int, index: int, reward: Reward, attempt: int = 0, **changes: Any) -> Rollout:

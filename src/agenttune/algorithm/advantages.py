@@ -1,8 +1,7 @@
 """Advantages: one number for each trained call, from the rewards of the rollouts of a step.
 
-In: `Scores`, the rewards of all scored rollouts of a step with their groups and calls. Out: one advantage per call.
-The unit of the statistics is the rollout, however many calls it made, except where a function says otherwise. None of
-these functions looks at tokens.
+In: `Scores`, the rewards of all rollouts of a step that take part, with their groups and calls. Out: one advantage per
+call. The unit of the statistics is the rollout, however many calls it made, except where a function says otherwise.
 
 Shape suffixes: R rollouts of the step, C trained calls of the step, G rollouts of one group.
 """
@@ -15,52 +14,28 @@ from math import comb
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from agenttune.algorithm.clip_entropy import BoolArray, clip_by_batch, clip_by_vocabulary
-from agenttune.algorithm.gae import gae
-
-FloatArray = npt.NDArray[np.float64]
-IndexArray = npt.NDArray[np.int64]
+from agenttune.algorithm.gae import gae, unbiased_gae
+from agenttune.algorithm.returns import (
+    FloatArray,
+    IndexArray,
+    Scores,
+    discounted_returns,
+    finite,
+    members,
+    rewards_after_calls,
+    rewards_of_calls,
+    same_state,
+    std,
+    unbiased_std,
+    zero_mean,
+)
 
 EPSILON = 1e-6
 """Added to a standard deviation before dividing, as in the spec's engine."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scores:
-    """What advantages are computed from.
-
-    `groups_R` numbers the rollouts' groups, `rollouts_C` the calls' rollouts (calls of a rollout in order).
-    `call_rewards_C` is the reward that the workflow gave a call by itself, NaN where it gave none. Calls of a group
-    with the same `states_C` were made in the same state of the environment. `baselines_R` is the reward of the greedy
-    rollout of each rollout's task, None where there was none.
-    """
-
-    rewards_R: FloatArray
-    groups_R: IndexArray
-    rollouts_C: IndexArray
-    call_rewards_C: FloatArray
-    states_C: IndexArray
-    baselines_R: FloatArray | None = None
-
-    @classmethod
-    def of_rollouts(cls, rewards: Any, groups: Any = None, num_calls: Any = None) -> Scores:
-        """Scores of rollouts with nothing known of their calls but how many they made (default: one each)."""
-        rewards_R = np.asarray(rewards, np.float64)
-        counts_R = np.ones(len(rewards_R), np.int64) if num_calls is None else np.asarray(num_calls, np.int64)
-        num = int(counts_R.sum())
-        return cls(
-            rewards_R=rewards_R,
-            groups_R=np.zeros(len(rewards_R), np.int64) if groups is None else np.asarray(groups, np.int64),
-            rollouts_C=np.repeat(np.arange(len(rewards_R)), counts_R),
-            call_rewards_C=np.full(num, np.nan),
-            states_C=np.arange(num),
-        )
-
-    def per_call(self, values_R: FloatArray) -> FloatArray:
-        """Each rollout's value for each of its calls."""
-        return values_R[self.rollouts_C]
+VARIANCE_FLOOR = 1e-8
+"""Added to a variance over tokens before its root, as in the spec's engine."""
 
 
 def grpo(scores: Scores, *, std_normalize: bool = True) -> FloatArray:
@@ -83,18 +58,26 @@ def step_wise_grpo(scores: Scores, *, std_normalize: bool = True, step_norm: boo
     group of one is an error, since nothing is relative in it.
     """
     scores_R = _group_scores(scores, std_normalize)
-    if step_norm:
-        scores_R = scores_R / np.maximum(np.bincount(scores.rollouts_C, minlength=len(scores_R)), 1)
-    return scores.per_call(scores_R)
+    return scores.per_call(_by_calls(scores, scores_R) if step_norm else scores_R)
 
 
 def grpo_batch_std(scores: Scores) -> FloatArray:
-    """`(r - mean of the group) / (std over all rollouts of the step + 1e-6)`, so that easy groups are not blown up.
+    """`(r - mean of the group) / (std of these differences over the step + 1e-6)`: easy groups are not blown up.
 
-    Source: REINFORCE++ with baseline, arXiv 2501.03262; also "global std" in arXiv 2508.08221.
+    Source: REINFORCE++ with baseline, arXiv 2501.03262. `grpo_global_std` has the deviation of the rewards themselves.
     """
     centred_R = _centred(scores)
-    return scores.per_call(centred_R / (_unbiased_std(centred_R) + EPSILON))
+    return scores.per_call(centred_R / (unbiased_std(centred_R) + EPSILON))
+
+
+def grpo_global_std(scores: Scores, *, step_norm: bool = False) -> FloatArray:
+    """`(r - mean of the group) / (std of all rewards of the step + 1e-6)`; `step_norm` as in `step_wise_grpo`.
+
+    Sources: arXiv 2508.08221, its normalization with the mean of the group and the deviation of the batch;
+    `std_cal_level: batch` of Trinity-RFT 0.6.0 (there also over groups that `std_threshold` drops).
+    """
+    scores_R = _centred(scores) / (std(scores.rewards_R) + EPSILON)
+    return scores.per_call(_by_calls(scores, scores_R) if step_norm else scores_R)
 
 
 def rloo(scores: Scores) -> FloatArray:
@@ -108,7 +91,7 @@ def rloo(scores: Scores) -> FloatArray:
 
 def reinforce(scores: Scores) -> FloatArray:
     """The reward itself. Source: R. Williams, "Simple statistical gradient-following algorithms", 1992."""
-    return scores.per_call(_finite(scores.rewards_R))
+    return scores.per_call(finite(scores.rewards_R))
 
 
 def no_advantage(scores: Scores) -> FloatArray:
@@ -120,19 +103,36 @@ def remax(scores: Scores) -> FloatArray:
     """`r - reward of the greedy rollout of the same task`. Source: ReMax, arXiv 2310.10505, algorithm 1."""
     if scores.baselines_R is None:
         raise ValueError("remax compares with a greedy rollout of each task, and there is none")
-    return scores.per_call(_finite(scores.rewards_R) - _finite(scores.baselines_R))
+    return scores.per_call(finite(scores.rewards_R) - finite(scores.baselines_R))
 
 
 def reinforce_plus_plus(scores: Scores) -> FloatArray:
     """`(r - mean) / (std + 1e-6)` over all rollouts of the step, whatever their task.
 
-    Source: REINFORCE++, arXiv 2501.03262 (without the KL penalty in the reward).
+    Source: REINFORCE++, arXiv 2501.03262 (without the KL penalty in the reward), each rollout counted once.
     """
-    rewards_R = _finite(scores.rewards_R)
-    centred_R = _zero_mean(rewards_R)
+    rewards_R = finite(scores.rewards_R)
+    centred_R = zero_mean(rewards_R)
     if len(rewards_R) < 2:
         return scores.per_call(centred_R)
-    return scores.per_call(centred_R / (_unbiased_std(centred_R) + EPSILON))
+    return scores.per_call(centred_R / (unbiased_std(centred_R) + EPSILON))
+
+
+def reinforce_plus_plus_tokens(scores: Scores) -> FloatArray:
+    """`(r - mean) / sqrt(variance + 1e-8)` over all trained tokens of the step, each with the reward of its call (that
+    of its rollout, where the workflow wrote none on the call), with the unbiased variance.
+
+    Source: `reinforceplusplus` of Trinity-RFT 0.6.0 with γ 1.
+    """
+    rewards_C = rewards_of_calls(scores)
+    num_tokens = int(scores.num_tokens_C.sum())
+    if num_tokens < 2:
+        return np.zeros(len(rewards_C))
+    shifted_C = rewards_C - rewards_C[:1]  # makes equal rewards exactly zero
+    centred_C = shifted_C - (scores.num_tokens_C * shifted_C).sum() / num_tokens
+    variance = float((scores.num_tokens_C * np.square(centred_C)).sum() / (num_tokens - 1))
+    result_C: FloatArray = centred_C / np.sqrt(variance + VARIANCE_FLOOR)
+    return result_C
 
 
 def opmd(scores: Scores, *, tau: float | None = None) -> FloatArray:
@@ -144,10 +144,10 @@ def opmd(scores: Scores, *, tau: float | None = None) -> FloatArray:
     if tau is None:
         return scores.per_call(centred_R)
     soft_R = np.zeros_like(centred_R)
-    for members in _members(scores.groups_R):
-        scaled_G = centred_R[members] / tau
+    for places in members(scores.groups_R):
+        scaled_G = centred_R[places] / tau
         top = scaled_G.max()
-        soft_R[members] = tau * (top + np.log(np.exp(scaled_G - top).mean()))
+        soft_R[places] = tau * (top + np.log(np.exp(scaled_G - top).mean()))
     return scores.per_call(centred_R - soft_R)
 
 
@@ -177,10 +177,10 @@ def best_of_group(scores: Scores) -> FloatArray:
 
     Source: RAFT, arXiv 2304.06767, algorithm 1 (there one best sample; here all that share the highest reward).
     """
-    rewards_R = _finite(scores.rewards_R)
+    rewards_R = finite(scores.rewards_R)
     best_R = np.zeros_like(rewards_R)
-    for members in _members(scores.groups_R):
-        best_R[members] = rewards_R[members] == rewards_R[members].max()
+    for places in members(scores.groups_R):
+        best_R[places] = rewards_R[places] == rewards_R[places].max()
     return scores.per_call(best_R)
 
 
@@ -194,11 +194,11 @@ def pass_at_k(scores: Scores, *, k: int = 4) -> FloatArray:
     Source: "Pass@k training", arXiv 2508.10751, its analytical derivation. Raises `ValueError` for a group smaller
     than k.
     """
-    rewards_R = _finite(scores.rewards_R)
+    rewards_R = finite(scores.rewards_R)
     result_R = np.zeros_like(rewards_R)
-    for members in _members(scores.groups_R):
-        right_G = rewards_R[members] > 0
-        num, wrong = len(members), int((~right_G).sum())
+    for places in members(scores.groups_R):
+        right_G = rewards_R[places] > 0
+        num, wrong = len(places), int((~right_G).sum())
         if num < k:
             raise ValueError(f"pass@{k} needs groups of at least {k} scored rollouts; got one of {num}")
         mean = 1.0 - comb(wrong, k) / comb(num, k)
@@ -206,109 +206,95 @@ def pass_at_k(scores: Scores, *, k: int = 4) -> FloatArray:
         if deviation == 0.0:
             continue
         of_wrong = 1.0 - mean - (comb(wrong - 1, k - 1) / comb(num - 1, k - 1) if wrong else 0.0)
-        result_R[members] = np.where(right_G, 1.0 - mean, of_wrong) / deviation
+        result_R[places] = np.where(right_G, 1.0 - mean, of_wrong) / deviation
     return scores.per_call(result_R)
 
 
-def gigpo(scores: Scores, *, omega: float = 1.0, gamma: float = 1.0, std_normalize: bool = False) -> FloatArray:
-    """Group-in-group: the rollout's advantage in its group plus `omega` times the call's among those in its state.
+def gigpo(
+    scores: Scores,
+    *,
+    omega: float = 1.0,
+    gamma: float = 1.0,
+    std_normalize: bool = False,
+    across_tasks: bool = False,
+) -> FloatArray:
+    """Group-in-group: the episode's return in its group plus `omega` times the call's return among those in its state.
 
-    A call's return is its own reward (where the workflow gave none: 0 but for the last call, which gets the rollout's)
-    plus `gamma` times that of the next call. Calls of a group made in the same state are compared by their returns; a
-    state that occurs once adds 0.
+    The return of an episode is the sum of its rewards of steps, or the rollout's reward; that of a call is what comes
+    after it, with `gamma` for each further call. Calls of a group made in the same state are compared by their returns;
+    a state that occurs once adds 0. `across_tasks` compares states over all groups of the step, where the owner told
+    them apart.
 
-    Source: GiGPO, arXiv 2505.10978, equations 3 to 8.
+    Source: GiGPO, arXiv 2505.10978, equations 3 to 8; `across_tasks` is how `gigpo` of Trinity-RFT 0.6.0 has it.
     """
-    episodes_R = _group_scores(scores, std_normalize)
+    episodes_R = _group_scores(scores, std_normalize, scores.returns_R)
     returns_C = discounted_returns(scores, gamma)
-    groups_C = scores.groups_R[scores.rollouts_C]
     steps_C = np.zeros(len(returns_C))
-    _, states_C = np.unique(np.stack([groups_C, scores.states_C]), axis=1, return_inverse=True)
-    for members in _members(states_C.ravel()):
-        if len(members) < 2:
+    for places in same_state(scores, across_tasks):
+        if len(places) < 2:
             continue
-        centred_G = _zero_mean(returns_C[members])
-        steps_C[members] = centred_G / (_unbiased_std(centred_G) + EPSILON) if std_normalize else centred_G
+        centred_G = zero_mean(returns_C[places])
+        steps_C[places] = centred_G / (unbiased_std(centred_G) + EPSILON) if std_normalize else centred_G
     return scores.per_call(episodes_R) + omega * steps_C
 
 
 def step_rewards(scores: Scores, *, gamma: float = 1.0) -> FloatArray:
-    """Each call's return (its own reward and those of later calls, discounted), minus the mean return of all calls of
-    the group, so that rewards given call by call train call by call."""
+    """Each call's return (the reward after it and those after later calls, discounted), minus the mean return of all
+    calls of the group, so that rewards of steps train step by step."""
     returns_C = discounted_returns(scores, gamma)
     groups_C = scores.groups_R[scores.rollouts_C]
     result_C = np.zeros(len(returns_C))
-    for members in _members(groups_C):
-        result_C[members] = _zero_mean(returns_C[members])
+    for places in members(groups_C):
+        result_C[places] = zero_mean(returns_C[places])
     return result_C
 
 
-def discounted_returns(scores: Scores, gamma: float) -> FloatArray:
-    """Return of each call: its reward plus `gamma` times the return of the rollout's next call, shape C.
-
-    Without rewards of its calls a rollout's reward is that of its last call.
-    """
-    rewards_C = call_rewards(scores)
-    returns_C = np.zeros(len(rewards_C))
-    for members in _members(scores.rollouts_C):
-        following = 0.0
-        for place in members[::-1].tolist():
-            following = rewards_C[place] + gamma * following
-            returns_C[place] = following
-    return returns_C
+def reward_spread(scores: Scores, **_: Any) -> float:
+    """Standard deviation of the rewards of one group."""
+    return std(scores.rewards_R)
 
 
-def call_rewards(scores: Scores) -> FloatArray:
-    """The reward that comes after each call, shape C: its own (0 where the workflow gave it none).
-
-    Without rewards of its calls a rollout's reward is that of its last call.
-    """
-    _finite(scores.rewards_R)
-    rewards_C = np.nan_to_num(scores.call_rewards_C, nan=0.0)
-    for rollout, members in zip(np.unique(scores.rollouts_C), _members(scores.rollouts_C), strict=True):
-        if np.isnan(scores.call_rewards_C[members]).all():
-            rewards_C[members[-1]] = scores.rewards_R[rollout]
-    return rewards_C
+def return_spread(scores: Scores, **_: Any) -> float:
+    """Standard deviation of the returns of one group's episodes."""
+    return std(scores.returns_R)
 
 
-def reward_std(rewards_G: FloatArray) -> float:
-    """Unbiased standard deviation of a group's rewards; exactly 0.0 if and only if all are the same."""
-    return _unbiased_std(_zero_mean(_finite(np.asarray(rewards_G, np.float64))))
+def state_spread(scores: Scores, *, gamma: float = 1.0, **_: Any) -> float:
+    """The largest standard deviation within one group: of the episodes' returns, or of the calls' in one state."""
+    returns_C = discounted_returns(scores, gamma)
+    return max([std(scores.returns_R), *(std(returns_C[places]) for places in same_state(scores, False))])
 
 
-def _members(numbers: IndexArray) -> list[IndexArray]:
-    """The places of each number, in ascending order of the numbers."""
-    order = np.argsort(numbers, kind="stable")
-    return np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1) if len(order) else []
+def step_spread(scores: Scores, *, gamma: float = 1.0, **_: Any) -> float:
+    """Standard deviation of the returns of one group's calls."""
+    return std(discounted_returns(scores, gamma))
 
 
-def _finite(rewards_R: FloatArray) -> FloatArray:
-    if rewards_R.ndim != 1 or not np.isfinite(rewards_R).all():
-        raise ValueError(f"rewards must be finite numbers, one per rollout; got {rewards_R.tolist()}")
-    return rewards_R
+def call_spread(scores: Scores, **_: Any) -> float:
+    """Standard deviation of the rewards of one group's calls, each by itself."""
+    return std(rewards_of_calls(scores))
 
 
-def _centred(scores: Scores) -> FloatArray:
-    """Rewards minus the mean of their group; exactly 0 where all rewards of a group are the same."""
-    rewards_R = _finite(scores.rewards_R)
-    centred_R = np.zeros_like(rewards_R)
-    for members in _members(scores.groups_R):
-        if len(members) < 2:
+def _by_calls(scores: Scores, scores_R: FloatArray) -> FloatArray:
+    """Each rollout's score divided by the number of its trained calls."""
+    return scores_R / np.maximum(np.bincount(scores.rollouts_C, minlength=len(scores_R)), 1)
+
+
+def _centred(scores: Scores, values_R: FloatArray | None = None) -> FloatArray:
+    """Rewards (or other values of the rollouts) minus the mean of their group; exactly 0 where all of a group are the
+    same."""
+    values_R = finite(scores.rewards_R if values_R is None else values_R)
+    centred_R = np.zeros_like(values_R)
+    for places in members(scores.groups_R):
+        if len(places) < 2:
             raise ValueError("a group-relative advantage needs two scored rollouts or more in each group; got one")
-        centred_R[members] = _zero_mean(rewards_R[members])
+        centred_R[places] = zero_mean(values_R[places])
     return centred_R
 
 
-def _group_scores(scores: Scores, std_normalize: bool) -> FloatArray:
-    centred_R = _centred(scores)
+def _group_scores(scores: Scores, std_normalize: bool, values_R: FloatArray | None = None) -> FloatArray:
+    centred_R = _centred(scores, values_R)
     return centred_R / (_std_of_group(centred_R, scores.groups_R) + EPSILON) if std_normalize else centred_R
-
-
-def _zero_mean(values_G: FloatArray) -> FloatArray:
-    # Subtracting one member first makes equal values exactly zero, where subtracting a rounded mean would not.
-    shifted_G = values_G - values_G[:1]
-    centred_G: FloatArray = shifted_G - shifted_G.mean() if len(values_G) else shifted_G
-    return centred_G
 
 
 def _std_of_group(centred_R: FloatArray, groups_R: IndexArray) -> FloatArray:
@@ -317,24 +303,24 @@ def _std_of_group(centred_R: FloatArray, groups_R: IndexArray) -> FloatArray:
     return np.sqrt(squares / np.maximum(np.bincount(groups_R) - 1, 1))[groups_R]
 
 
-def _unbiased_std(centred_G: FloatArray) -> float:
-    return float(np.sqrt(np.square(centred_G).sum() / max(len(centred_G) - 1, 1)))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advantage:
     """An advantage function by its name. `group_relative`: it compares the rollouts of a group, so that each group
-    needs two scored ones. `centred`: its advantages add up to zero over every group, which each step asserts.
-    `per_call`: it uses the rewards that a workflow gave its calls one by one. `of_tokens`: `function` gives the
-    rewards after each call, from which this function makes advantages of single tokens with a critic's values.
-    `baseline`: it compares with a greedy rollout of each task. `needs_reward`: it looks at rewards at all.
-    `clip`: says which tokens keep what `function` gives, by the entropies that the trainer finds."""
+    needs two of them. `centred`: its advantages add up to zero over every group, which each step asserts. `per_step`:
+    it uses rewards of steps. `per_call`: it looks at each call by itself, and so at what a workflow wrote on each.
+    `spread` is the largest standard deviation of what it compares within one group: 0 where it teaches nothing.
+    `of_tokens`: `function` gives rewards of calls, from which this function makes advantages of single tokens with a
+    critic's values, of all tokens of a rollout in a row, or with `per_call` of each call's alone. `baseline`: it
+    compares with a greedy rollout of each task. `needs_reward`: it looks at rewards at all. `clip`: says which tokens
+    keep what `function` gives, by the entropies that the trainer finds."""
 
     function: Callable[..., FloatArray]
     formula: str
     group_relative: bool = True
     centred: bool = False
+    per_step: bool = False
     per_call: bool = False
+    spread: Callable[..., float] = reward_spread
     of_tokens: Callable[..., tuple[FloatArray, FloatArray]] | None = None
     baseline: bool = False
     needs_reward: bool = True
@@ -363,7 +349,12 @@ ADVANTAGES: dict[str, Advantage] = {
         formula="grpo; 0 if < 0 where S = p (H + log p) < E_p S - mu std; at most max_frac of the step's tokens",
         centred=True,
     ),
-    "grpo_batch_std": Advantage(function=grpo_batch_std, formula="(r - mean_g) / (std_batch + 1e-6)", centred=True),
+    "grpo_batch_std": Advantage(
+        function=grpo_batch_std, formula="(r - mean_g) / (std_batch(r - mean_g) + 1e-6)", centred=True
+    ),
+    "grpo_global_std": Advantage(
+        function=grpo_global_std, formula="(r - mean_g) / (std_batch(r) + 1e-6)", centred=True
+    ),
     "rloo": Advantage(function=rloo, formula="r - mean of the others in g", centred=True),
     "reinforce": Advantage(function=reinforce, formula="r", group_relative=False),
     "none": Advantage(
@@ -373,21 +364,42 @@ ADVANTAGES: dict[str, Advantage] = {
     "reinforceplusplus": Advantage(
         function=reinforce_plus_plus, formula="(r - mean_batch) / (std_batch + 1e-6)", group_relative=False
     ),
+    "reinforceplusplus_tokens": Advantage(
+        function=reinforce_plus_plus_tokens,
+        formula="(r - mean) / sqrt(var + 1e-8) over the step's tokens",
+        group_relative=False,
+        per_call=True,
+        spread=call_spread,
+    ),
     "opmd": Advantage(function=opmd, formula="r - mean_g, or r - tau log mean_g exp(r / tau)"),
     "asymre": Advantage(function=asymre, formula="r - mean_g - baseline_shift"),
     "rec": Advantage(function=rec, formula="r - mean_g", centred=True),
     "best_of_group": Advantage(function=best_of_group, formula="1 if r = max_g else 0"),
     "pass_at_k": Advantage(function=pass_at_k, formula="(R - m) / s of: one of k is right"),
     "gigpo": Advantage(
-        function=gigpo, formula="r - mean_g + omega (return - mean of its state's returns in g)", per_call=True
+        function=gigpo,
+        formula="R - mean_g of episodes' returns R + omega (return - mean of its state's returns in g)",
+        per_step=True,
+        spread=state_spread,
     ),
-    "step_rewards": Advantage(function=step_rewards, formula="return - mean of the group's returns", per_call=True),
+    "step_rewards": Advantage(
+        function=step_rewards, formula="return - mean of the group's returns", per_step=True, spread=step_spread
+    ),
     "gae": Advantage(
-        function=call_rewards,
+        function=rewards_after_calls,
         formula="Σ_k (γ λ)^k δ_(t+k) of tokens t, δ_t = r_t + γ V_(t+1) - V_t, whitened over the step",
         group_relative=False,
-        per_call=True,
+        per_step=True,
+        spread=return_spread,
         of_tokens=gae,
+    ),
+    "call_gae": Advantage(
+        function=rewards_of_calls,
+        formula="gae of each call by itself, with its reward at its end; unbiased variance",
+        group_relative=False,
+        per_call=True,
+        spread=call_spread,
+        of_tokens=unbiased_gae,
     ),
 }
 """By their names in the configuration."""

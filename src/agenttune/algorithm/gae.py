@@ -4,7 +4,8 @@ In: per token a reward and a value, the rollouts' tokens one after the other. Ou
 
 A rollout is one sequence of states and actions: its trained calls in their order, each of their sampled tokens an
 action, and what lies between two calls (the environment's answer) a part of the transition. So the value after a call's
-last token is that of the next call's first token, and after the last call's it is 0.
+last token is that of the next call's first token, and after the last call's it is 0. Where each call counts by itself
+(Trinity-RFT's `ppo`), "rollout" below is a call.
 
 Shape suffixes: S sampled tokens of a step, rollout after rollout.
 """
@@ -50,19 +51,36 @@ def gae(
     return (whitened(advantages_S) if whiten else advantages_S), returns_S
 
 
+def unbiased_gae(
+    rewards_S: FloatArray,
+    values_S: FloatArray,
+    rollouts_S: IndexArray,
+    *,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    whiten: bool = True,
+) -> tuple[FloatArray, FloatArray]:
+    """As `gae`, whitened with the unbiased variance, and with λ 1 where nothing else is given: `ppo` of Trinity-RFT
+    0.6.0, whose sequences are calls."""
+    advantages_S, returns_S = gae(rewards_S, values_S, rollouts_S, gamma=gamma, lam=lam, whiten=False)
+    return (whitened(advantages_S, num_fixed=1) if whiten else advantages_S), returns_S
+
+
 def sums_to_end(rewards_S: FloatArray, rollouts_S: IndexArray) -> FloatArray:
     """For each token the rewards of its rollout from it on, added up."""
     goes_on_S = np.append(rollouts_S[1:] == rollouts_S[:-1], [False])[: len(rollouts_S)]
     return _discounted_sums(rewards_S, goes_on_S, 1.0)
 
 
-def whitened(values_S: FloatArray) -> FloatArray:
-    """Shifted and scaled to mean 0 and variance 1 (all 0 where all are the same)."""
-    if not len(values_S):
-        return values_S
+def whitened(values_S: FloatArray, *, num_fixed: int = 0) -> FloatArray:
+    """Shifted and scaled to mean 0 and variance 1 (all 0 where all are the same). The variance is the sum of squares
+    over the number of values less `num_fixed`: 0 for that of the population, 1 for the unbiased one."""
+    if len(values_S) <= num_fixed:
+        return np.zeros_like(values_S)
     centred_S = values_S - values_S[:1]  # makes equal values exactly zero
     centred_S = centred_S - centred_S.mean()
-    result_S: FloatArray = centred_S / np.sqrt(np.square(centred_S).mean() + _VARIANCE_FLOOR)
+    variance = np.square(centred_S).sum() / (len(values_S) - num_fixed)
+    result_S: FloatArray = centred_S / np.sqrt(variance + _VARIANCE_FLOOR)
     return result_S
 
 

@@ -106,12 +106,32 @@ def sapo(
 ) -> Losses:
     """`-(4 / τ) sigmoid(τ (ρ - 1)) A`: a soft gate instead of a clip, τ by the sign of the advantage.
 
-    Its slope at ρ = 1 is that of `-ρ A`. Source: SAPO, arXiv 2511.20347 (Trinity-RFT 0.6.0 weighs log π with the gate
-    itself instead, which is twice that slope and does not fade for large ρ).
+    Its slope at ρ = 1 is that of `-ρ A`. Source: SAPO, arXiv 2511.20347. What Trinity-RFT calls so is `sapo_gate`.
     """
-    ratio_E = log_ratio(logprobs_E, old_logprobs_E).exp()
+    gate_E = _soft_gate(log_ratio(logprobs_E, old_logprobs_E).exp(), advantages_E, tau_pos, tau_neg)
+    return -advantages_E * gate_E, _none(logprobs_E)
+
+
+def sapo_gate(
+    logprobs_E: torch.Tensor,
+    old_logprobs_E: torch.Tensor,
+    advantages_E: torch.Tensor,
+    *,
+    tau_pos: float = 1.0,
+    tau_neg: float = 1.05,
+) -> Losses:
+    """`-g A log π` with the gate `g = (4 / τ) sigmoid(τ (ρ - 1))` of `sapo`, without gradient through it.
+
+    Its slope at ρ = 1 is 2 / τ times that of `-ρ A`, and grows with ρ. Source: `sapo` of Trinity-RFT 0.6.0.
+    """
+    ratio_E = log_ratio(logprobs_E, old_logprobs_E).detach().exp()
+    gate_E = _soft_gate(ratio_E, advantages_E, tau_pos, tau_neg)
+    return -advantages_E * gate_E * logprobs_E, _none(logprobs_E)
+
+
+def _soft_gate(ratio_E: torch.Tensor, advantages_E: torch.Tensor, tau_pos: float, tau_neg: float) -> torch.Tensor:
     tau_E = torch.full_like(ratio_E, tau_neg).masked_fill_(advantages_E > 0, tau_pos)
-    return -advantages_E * torch.sigmoid(tau_E * (ratio_E - 1.0)) * (4.0 / tau_E), _none(logprobs_E)
+    return torch.sigmoid(tau_E * (ratio_E - 1.0)) * (4.0 / tau_E)
 
 
 def topr(
@@ -258,6 +278,7 @@ POLICY_LOSSES: dict[str, PolicyLoss] = {
     ),
     "cispo": PolicyLoss(function=cispo, formula="-sg(clamp(ρ, 1 - clip_low, 1 + clip_high)) A log π"),
     "sapo": PolicyLoss(function=sapo, formula="-(4 / τ) sigmoid(τ (ρ - 1)) A"),
+    "sapo_gate": PolicyLoss(function=sapo_gate, formula="-sg((4 / τ) sigmoid(τ (ρ - 1))) A log π"),
     "topr": PolicyLoss(function=topr, formula="-A log π if A > threshold else -sg(min(ρ, 1)) A log π"),
     "opmd": PolicyLoss(function=opmd, formula="-A log π / (1 + τ)", needs_ratio=False, off_policy=True),
     "reinforce": PolicyLoss(function=policy_gradient, formula="-A log π", needs_ratio=False),

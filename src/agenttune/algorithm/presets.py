@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agenttune.algorithm.advantages import ADVANTAGES, FloatArray, IndexArray, Scores
+from agenttune.algorithm.advantages import ADVANTAGES, reward_spread
 from agenttune.algorithm.clip_entropy import BoolArray
 from agenttune.algorithm.distill import Distill
 from agenttune.algorithm.expert import Expert
 from agenttune.algorithm.losses import POLICY_LOSSES
+from agenttune.algorithm.returns import FloatArray, IndexArray, Scores
 from agenttune.algorithm.shaping import Shaping
 from agenttune.config.run import (
     Aggregation,
@@ -69,8 +70,8 @@ class Algorithm:
         return ADVANTAGES[self.advantage].centred and not self.advantage_args.get("step_norm", False)
 
     @property
-    def uses_call_rewards(self) -> bool:
-        """Whether rewards that a workflow gives its calls one by one reach the advantages."""
+    def per_call(self) -> bool:
+        """Whether each call is looked at by itself, so that GAE ends with each call."""
         return ADVANTAGES[self.advantage].per_call
 
     @property
@@ -151,9 +152,23 @@ class Algorithm:
 
     def advantages(self, scores: Scores) -> FloatArray:
         """One advantage for each trained call of a step (C); with a critic the reward that comes after it."""
+        return ADVANTAGES[self.advantage].function(scores, **self._of_rewards)
+
+    def spread(self, scores: Scores) -> float:
+        """The largest standard deviation of what is compared within one group, whose scores these are; 0.0 if and only
+        if nothing differs."""
+        return ADVANTAGES[self.advantage].spread(scores, **self._of_rewards)
+
+    @property
+    def compares_rewards(self) -> bool:
+        """Whether it is the rewards of rollouts that are compared."""
+        return ADVANTAGES[self.advantage].spread is reward_spread
+
+    @property
+    def _of_rewards(self) -> Mapping[str, Any]:
+        """The parameters of the function of rewards; those of tokens belong to another."""
         advantage = ADVANTAGES[self.advantage]
-        given = self.advantage_args if advantage.configured is advantage.function else {}
-        return advantage.function(scores, **given)
+        return self.advantage_args if advantage.configured is advantage.function else {}
 
     def keeps_advantage(
         self, advantages_S: FloatArray, logprobs_S: FloatArray, entropy_S: FloatArray, means_S: FloatArray

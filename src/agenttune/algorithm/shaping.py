@@ -68,20 +68,23 @@ class Shaping:
         return self.cache is not None
 
     def taking_part(self, rollouts: Sequence[Rollout]) -> tuple[Rollout, ...]:
-        """The scored rollouts of a group that take part, with their recorded rewards."""
-        scored = (rollout for rollout in rollouts if rollout.scored)
-        return tuple(rollout for rollout in scored if not (self.drop_truncated and was_cut(rollout)))
+        """The scored rollouts of a group that take part, with their recorded rewards: those in which the agent received
+        an answer of the model, and that no token limit cut, if such ones are dropped."""
+        answered = (rollout for rollout in rollouts if rollout.scored and rollout.answered)
+        return tuple(rollout for rollout in answered if not (self.drop_truncated and was_cut(rollout)))
 
     def shaped(self, rollout: Rollout) -> Rollout:
-        """A scored rollout with the rewards to train on: its own is punished for its longest trained call, the rewards
-        that its workflow gave calls one by one each for their call."""
+        """A scored rollout with the rewards to train on: its own is punished for its longest trained call, rewards of
+        calls and of steps each for their call."""
         if self.cache is None or rollout.reward is None:
             return rollout
         of_calls = {call.index: self._punishment(call) for call in rollout.calls}
+        steps = {**dict.fromkeys(of_calls, 0.0), **rollout.step_rewards} if rollout.step_rewards else {}
         return replace(
             rollout,
             reward=rollout.reward + min(of_calls.values(), default=0.0),
             call_rewards={index: reward + of_calls.get(index, 0.0) for index, reward in rollout.call_rewards.items()},
+            step_rewards={index: reward + of_calls.get(index, 0.0) for index, reward in steps.items()},
         )
 
     def keeps(self, rewards: Sequence[float]) -> bool:

@@ -206,7 +206,10 @@ def _check_group(tally: _Tally, group: Group, batches: Sequence[Batch], algorith
         return
     rewards_G = np.array([rollout.reward for rollout in algorithm.shaping.taking_part(group.scored)], np.float64)
     expected = _expected(rewards_G, algorithm)
-    if algorithm.needs_baseline and (group.baseline is None or group.baseline.reward is None):
+    if algorithm.std_threshold is not None and expected in (("flat",), ("trained",)) and not algorithm.compares_rewards:
+        expected = ("flat", "trained")  # what is compared is not what was recorded
+    baseline = group.baseline
+    if algorithm.needs_baseline and (baseline is None or baseline.reward is None or not baseline.answered):
         expected = ("small",)
     wrong = f"group {group.id}: {said[0] or 'trained'}, but its rewards say {' or '.join(expected)}"
     tally.look(GROUPS, None if (said[0] or "trained") in expected else wrong)

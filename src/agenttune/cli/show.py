@@ -131,7 +131,7 @@ class _Page:
         for call in rollout.calls:
             if only is None or call.index == only:
                 before = rollout.calls[call.index - 1] if call.index and only is None else None
-                self._call(call, before, rollout.call_rewards.get(call.index), tokens=tokens)
+                self._call(call, before, _given(rollout, call.index), tokens=tokens)
         if not tokens and self._decode is not None and self._console.is_terminal:
             self._legend()
 
@@ -149,7 +149,7 @@ class _Page:
         if rollout.error:
             self._line(f"error: {rollout.error}", "red")
 
-    def _call(self, call: Call, before: Call | None, reward: float | None, *, tokens: bool) -> None:
+    def _call(self, call: Call, before: Call | None, given: Sequence[str], *, tokens: bool) -> None:
         new = _new_messages(call, before)
         if before is not None and len(new) == len(call.messages):
             self._line("")
@@ -157,7 +157,7 @@ class _Page:
         for message in new:
             self._message(message)
         self._line("")
-        self._line(f"call {call.index}: {self._facts(call, reward)}", "bold")
+        self._line(f"call {call.index}: {self._facts(call, given)}", "bold")
         if tokens:
             self._table(call)
         else:
@@ -165,7 +165,7 @@ class _Page:
         for used in call.response.get("tool_calls") or ():
             self._body(_tool_call(used), "bold")
 
-    def _facts(self, call: Call, reward: float | None) -> str:
+    def _facts(self, call: Call, given: Sequence[str]) -> str:
         versions = sorted(set(call.versions_S.tolist()))
         spread = f"{versions[0]} to {versions[-1]}" if len(versions) > 1 else "".join(map(str, versions))
         trained = self._trained.get(call.index)
@@ -178,9 +178,7 @@ class _Page:
         ]
         if len(call.logprobs_S):
             facts.insert(1, f"logprob {float(call.logprobs_S.mean()):.3g}")
-        if reward is not None:
-            facts.append(f"reward {reward:g}")
-        return ", ".join(facts)
+        return ", ".join((*facts, *given))
 
     def _message(self, message: Mapping[str, Any]) -> None:
         role = str(message.get("role", "?"))
@@ -289,6 +287,13 @@ def _content(content: Any) -> str:
 def _tool_call(used: Mapping[str, Any]) -> str:
     function = used.get("function", {})
     return f"-> {function.get('name')}({function.get('arguments')})"
+
+
+def _given(rollout: Rollout, call: int) -> list[str]:
+    """What the workflow gave with a call."""
+    numbers = {"reward": rollout.call_rewards, "step reward": rollout.step_rewards}
+    shown = [f"{name} {rewards[call]:g}" for name, rewards in numbers.items() if call in rewards]
+    return [*shown, f"state {rollout.states[call]}"] if call in rollout.states else shown
 
 
 def _why_no_loss(call: Call) -> str:

@@ -29,6 +29,12 @@ Leaves = dict[Place, Any]
 _ABSENT = object()
 _SHARED = frozenset({"project", "name", "checkpoint_root_dir", "model", "algorithm", "trainer", "cluster"})
 """Sections that our layout and Trinity-RFT's both have."""
+_PARTS: Mapping[Place, tuple[str, ...]] = {
+    ("algorithm", "algorithm_type"): ("",),
+    ("loss", "advantage"): ("advantage",),
+    ("loss", "policy_loss"): ("policy_loss", "dual_clip"),
+}
+"""What chooses an algorithm and its parts, and how the settings of the loss begin that belong to it."""
 _TRINITY = frozenset(
     {
         *("mode", "group", "continue_from_checkpoint", "checkpoint_job_dir", "ray_namespace", "data_processor"),
@@ -196,11 +202,14 @@ def resolve(
 
 
 def _add_defaults(tree: dict[str, Any], file: ConfigFile, replaced: set[str]) -> dict[Place, Origin]:
-    """Fill in the file's defaults where nothing is given; the origin of each one that was."""
+    """Fill in the file's defaults where nothing is given; the origin of each one that was. Those of an algorithm's
+    parts hold for the file's algorithm and parts, not for what an argument put in their place."""
     added: dict[Place, Origin] = {}
-    there = _leaves(tree)
+    there, before = _leaves(tree), _leaves(file.settings)
+    changed = {place for place in _PARTS if there.get(place) != before.get(place)}
     for place, value in _leaves(file.defaults).items():
-        if place not in there and place[0] not in replaced:
+        of_another = any(place[:1] == ("loss",) and place[1].startswith(_PARTS[part]) for part in changed)
+        if place not in there and place[0] not in replaced and not of_another:
             section = tree
             for name in place[:-1]:
                 section = section.setdefault(name, {})

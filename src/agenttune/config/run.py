@@ -119,6 +119,9 @@ class RolloutConfig(Strict):
     model_exceptions: tuple[str, ...] = ()
     """Exceptions of the workflow that mean that the model's answer was at fault, as `package.Class` (subclasses too),
     beside those of known frameworks (docs/failures.md)."""
+    choices: Literal["used", "all"] = "used"
+    """Which answers to a request for several (`n` > 1) train: the one that the agent went on with or returned, or all
+    of them, as for an agent that takes a vote."""
     failure_reward: float | None = None
     """Reward of rollouts that fail by the model's own doing; None excludes them."""
     max_excluded_share: float = Field(default=0.5, ge=0.0, le=1.0)
@@ -171,6 +174,9 @@ class EvaluationConfig(Strict):
     """Evaluate on the first so many tasks only."""
     before_and_after: bool = True
     """Evaluate, greedy and sampled, before and after training."""
+    decided_by: Literal["sampled", "greedy"] = "sampled"
+    """Which of the two says whether the run made the model better, and which checkpoint is `best`: `sampled` is the
+    agent as it is, `greedy` the same at temperature 0."""
     max_without_calls: float = Field(default=0.1, ge=0.0, le=1.0)
     """An evaluation in which more than this share of the rollouts called no model is no result."""
     further: dict[str, DatasetConfig] = Field(default_factory=dict)

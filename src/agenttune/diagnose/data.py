@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agenttune.config.run import RunConfig
+from agenttune.rollout.statistics import given
 from agenttune.types import Call, CallStatus, Group, IntArray, Outcome, Rollout
 
 Rewards = npt.NDArray[np.float64]
@@ -45,9 +46,9 @@ class Row:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
     """A rollout in short. `cut` is whether the model ran into a limit of tokens or context; `untrained` says of calls
-    without loss why (`greedy`, `left_out`, `abandoned`, `empty`). `repeated` is the share of n-grams of its sampled
-    tokens that came before within the same window, None where a call is too short to tell; `fingerprint` is equal for
-    rollouts that sampled the same tokens.
+    without loss why (`greedy`, `left_out`, `unused`, `abandoned`, `empty`). `repeated` is the share of n-grams of its
+    sampled tokens that came before within the same window, None where a call is too short to tell; `fingerprint` is
+    equal for rollouts that sampled the same tokens. `metrics` are what workflow and judge gave.
     """
 
     id: str
@@ -63,6 +64,7 @@ class Seen:
     untrained: Mapping[str, int] = field(default_factory=dict)
     repeated: float | None = None
     fingerprint: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def num_trainable(self) -> int:
@@ -235,7 +237,7 @@ def digest(rollout: Rollout) -> Seen:
     sampled = hashlib.blake2b(digest_size=12)
     for call in rollout.calls:
         sampled.update(call.sampled_ids_S.tobytes() + b"|")
-    delivered = [call for call in rollout.calls if call.status != CallStatus.ABANDONED]
+    delivered = [call for call in rollout.calls if call.status in (CallStatus.USED, CallStatus.LEFT_OUT)]
     limits = (Outcome.CONTEXT_OVERFLOW, Outcome.TOKEN_LIMIT)
     return Seen(
         id=rollout.id,
@@ -251,6 +253,7 @@ def digest(rollout: Rollout) -> Seen:
         untrained=Counter(_why_untrained(call) for call in rollout.calls if not call.trainable),
         repeated=repeated_share(call.sampled_ids_S for call in delivered),
         fingerprint=sampled.hexdigest(),
+        metrics=given(rollout.metrics),
     )
 
 

@@ -29,6 +29,7 @@ RULES: tuple[Callable[[RunData], Finding | None], ...] = (
     rollouts.excluded,
     rollouts.empty_masks,
     rewards.reward_scale,
+    rewards.parts_apart,
     policy.learning_rate_too_high,  # a broken policy makes malformed calls and endless answers, too
     rollouts.tool_parse_failures,
     rollouts.truncation,
@@ -131,8 +132,8 @@ def read_rows(path: Path, *, of: str = "rollout/count") -> tuple[Row, ...]:
 
 def scale_free(config: RunConfig) -> bool:
     """Whether the configured advantages stay the same when all rewards are scaled."""
-    from agenttune.algorithm.advantages import Scores
     from agenttune.algorithm.resolve import algorithm_of
+    from agenttune.algorithm.returns import Scores
 
     algorithm = algorithm_of(config)
 

@@ -6,6 +6,7 @@ In: `RunData`. Out: a `Finding`, or None.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import fsum, sqrt
 from statistics import fmean, pstdev
 
 from agenttune.diagnose.data import RunData, Seen, by_group, early_mean, flat_rewards, late_mean
@@ -17,6 +18,10 @@ HUGE_REWARD = 100.0
 """Where advantages keep the rewards' scale: the gradient is clipped in every step, and KL terms no longer count."""
 HUGE_NORMALIZED_REWARD = 1e6
 """Where they do not: beyond this, differences of order 1 are lost beside the reward's size in 32 bits."""
+APART_Z = 4.0
+"""Standard errors by which a part of the reward must rise, or fall, over the run to be said to."""
+GOES_WITH, LEAST_PAIRS = 0.2, 16
+"""Correlation with the reward within groups from which a metric is a part of it; rollouts needed to say."""
 TINY_SPREAD = 0.01
 """Where advantages keep the rewards' scale: KL terms, entropy terms and weight decay outweigh such differences."""
 
@@ -124,6 +129,50 @@ def reward_scale(data: RunData) -> Finding | None:
         examples=ids(one for one in data.last if spreads[one.group_id] > 0.0),
         advice="Scale rewards to about 0 to 1 in the judge, or set loss.std_normalize: true.",
     )
+
+
+def parts_apart(data: RunData) -> Finding | None:
+    """What workflow or judge measure, and what goes with the reward: one such part rises while another falls."""
+    courses = {name: course for name in _parts(data) if (course := data.trend(name)) is not None}
+    risen = [name for name, course in courses.items() if course.z >= APART_Z]
+    fallen = [name for name, course in courses.items() if course.z <= -APART_Z]
+    if not risen or not fallen:
+        return None
+    up, down = max(risen, key=lambda name: courses[name].z), min(fallen, key=lambda name: courses[name].z)
+    evidence: dict[str, float] = {}
+    for name in (up, down):
+        evidence |= {f"{name}, first steps": courses[name].early, f"{name}, last steps": courses[name].late}
+    bought = [
+        one
+        for one in data.last
+        if one.metrics.get(up, 0.0) >= courses[up].late and one.metrics.get(down, 0.0) <= courses[down].late
+    ]
+    return Finding(
+        name="parts_apart",
+        what=f"{up} rises while {down} falls: both go with the reward, and the model gives up one for the other.",
+        evidence=evidence,
+        examples=ids(bought or data.last),
+        advice=(
+            f"Read some of these (agenttune show). If {down} is what you want, it is worth too little beside {up}: "
+            "weigh it more, or reward what rises only where both hold."
+        ),
+    )
+
+
+def _parts(data: RunData) -> list[str]:
+    """Metrics that go with the reward within groups, over the rollouts that have both."""
+    rollouts = [one for one in {one.id: one for one in (*data.first, *data.last)}.values() if one.reward is not None]
+    found = []
+    for name in sorted({name for one in rollouts for name in one.metrics}):
+        pairs: list[tuple[float, float]] = []
+        for members in by_group(one for one in rollouts if name in one.metrics).values():
+            rewards, values = [one.reward or 0.0 for one in members], [one.metrics[name] for one in members]
+            middle = fmean(rewards), fmean(values)
+            pairs += [(reward - middle[0], value - middle[1]) for reward, value in zip(rewards, values, strict=True)]
+        size = sqrt(fsum(x * x for x, _ in pairs) * fsum(y * y for _, y in pairs))
+        if len(pairs) >= LEAST_PAIRS and size > 0.0 and fsum(x * y for x, y in pairs) / size >= GOES_WITH:
+            found.append(name)
+    return found
 
 
 def _share_at(seen: Sequence[Seen], value: float) -> float:

@@ -32,7 +32,8 @@ TAKEOVER_SHARE, TAKEOVER_BEFORE, TAKEOVER_TASKS = 0.6, 0.2, 4
 
 _ADVICE = {
     Outcome.JUDGE_ERROR: "Run the judge on these responses and let it give a reward for whatever the model says.",
-    Outcome.WORKFLOW_ERROR: "Let the agent survive what the model says and what its tools raise.",
+    Outcome.WORKFLOW_ERROR: "If the model's answers cause it, name the exception in rollout.model_exceptions or raise "
+    "UnusableAnswerError, and set rollout.failure_reward; let the agent survive what its tools raise.",
     Outcome.TIMEOUT: "Raise rollout.timeout_s, or give the agent's tools time limits of their own.",
     Outcome.BLOCKED_LOOP: "Await in the agent, or move blocking work to a thread (asyncio.to_thread).",
     Outcome.INFRASTRUCTURE: "See to the endpoint or engine that the error names.",
@@ -175,6 +176,7 @@ def empty_masks(data: RunData) -> Finding | None:
 _REASONS = {
     "greedy": "sampled at temperature 0",
     "left_out": "left out by the workflow",
+    "unused": "one of several answers, and the agent went on with another",
     "abandoned": "never delivered",
     "empty": "nothing sampled",
 }

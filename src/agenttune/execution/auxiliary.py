@@ -23,6 +23,7 @@ from agenttune.gateway.gateway import Gateway
 from agenttune.gateway.meter import Meter, Tally
 from agenttune.gateway.session import Session
 from agenttune.inference.engine import Engine
+from agenttune.rollout.user_loop import owner
 from agenttune.types import Outcome
 
 Load = Callable[[str, AuxiliaryModelConfig], tuple[Any, Engine]]
@@ -155,6 +156,7 @@ class _LocalModel:
             enable_thinking=model.enable_thinking,
             tool_call_parser=model.tool_call_parser,
             reasoning_parser=model.reasoning_parser,
+            who_calls=owner.get,
         )
 
     def open(self, rollout_id: str, noise_seed: int, tally: Tally) -> Use:

@@ -26,12 +26,14 @@ from agenttune.execution.endpoint_routes import address, route_of
 from agenttune.execution.remote_transport import Bridge, RemoteTransport, SyncRemoteTransport
 from agenttune.execution.serving import ServingThread
 from agenttune.execution.usage import UsageReader
-from agenttune.gateway.gateway import REVOKED
+from agenttune.gateway.caller import Caller, foreign_error, foreign_use
+from agenttune.gateway.keys import EndedKeys
 from agenttune.gateway.meter import Tally
 from agenttune.gateway.requests import ApiError
 from agenttune.gateway.responses import Reply, error_reply
 from agenttune.gateway.server import Server
 from agenttune.gateway.transport import Answer, RawRequest
+from agenttune.rollout.user_loop import owner
 
 log = logging.getLogger("agenttune.auxiliary")
 
@@ -58,8 +60,9 @@ class RemoteModel:
         self.defaults = defaults or {}
         self.thread = ServingThread()
         self.http = httpx.AsyncClient(timeout=LOOPBACK_TIMEOUT_S, limits=CONNECTIONS)
-        self.server = Server(self._start, self.thread.loop)
+        self.server = Server(self._start, self.thread.loop, owner.get)
         self._uses: dict[str, RemoteUse] = {}
+        self.ended = EndedKeys()
         self._warned = False
 
     @classmethod
@@ -76,13 +79,14 @@ class RemoteModel:
 
     def open(self, rollout_id: str, noise_seed: int, tally: Tally | None = None) -> RemoteUse:
         """One attempt's use. The endpoint samples as it likes: no noise of ours reaches it."""
-        use = RemoteUse(self, tally)
+        use = RemoteUse(self, rollout_id, tally)
         self._uses[use.key] = use
         return use
 
     def forget(self, use: RemoteUse) -> None:
         """The key is not valid any more."""
-        self._uses.pop(use.key, None)
+        if self._uses.pop(use.key, None) is not None:
+            self.ended.add(use.key, use.rollout_id, use.owner)
 
     def close(self) -> None:
         """End the server, the connections and the thread."""
@@ -112,12 +116,12 @@ class RemoteModel:
         """A request that came over the loopback URL, sent on."""
         use = self._uses.get(raw.key)
         if use is None:
-            return Answer(reply=error_reply(_revoked()))
+            return Answer(reply=error_reply(self.ended.refusal(raw.key, raw.caller)))
         headers = {"authorization": f"Bearer {use.key}", "content-type": "application/json"}
         try:
             url = address(self.base, raw.method, raw.path.removeprefix("/v1"))
             request = self.http.build_request(raw.method, url, headers=headers, content=raw.body)
-            response = await use.send(request)
+            response = await use.send(request, raw.caller)
             content = b"".join([part async for part in response.content])
         except ApiError as error:
             return Answer(reply=error_reply(error))
@@ -141,8 +145,9 @@ class RemoteUse:
     With a `tally` it is counted, also over the loopback URL, and refused when the run's tokens are used up.
     """
 
-    def __init__(self, remote: RemoteModel, tally: Tally | None) -> None:
-        self.remote, self.tally = remote, tally
+    def __init__(self, remote: RemoteModel, rollout_id: str, tally: Tally | None) -> None:
+        self.remote, self.rollout_id, self.tally = remote, rollout_id, tally
+        self.owner = owner.get()
         self.key = f"at-{secrets.token_urlsafe(24)}"
         self.bridge = Bridge(self, remote.thread.loop)
         self.model = Endpoint(
@@ -179,14 +184,17 @@ class RemoteUse:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def send(self, request: httpx.Request) -> RemoteResponse:
+    async def send(self, request: httpx.Request, caller: Caller | None) -> RemoteResponse:
         """Send a request whose body was read, on the endpoint's loop, with the endpoint's key in place of this use's.
 
-        What is not for the endpoint is refused and gets no key. Raises `httpx.RequestError`.
+        What is not for the endpoint, or comes from within another rollout, is refused and gets no key. Raises
+        `httpx.RequestError`.
         """
         generates = request.method == "POST"
         if self.closed:
-            return _refused(_revoked())
+            return _refused(self.remote.ended.refusal(self.key, caller))
+        if (misuse := foreign_use(self.owner, caller)) is not None:
+            return _refused(foreign_error(misuse))
         if self.tally is not None and generates and (refusal := _cap_reached(self.tally)) is not None:
             return _refused(refusal)
         exchange = hash((request.url.path, request.content))
@@ -290,10 +298,6 @@ def _with_defaults(request: httpx.Request, defaults: Mapping[str, Any]) -> bytes
     if body.get("max_completion_tokens") is not None:
         added.pop("max_tokens", None)
     return json.dumps({**body, **added}).encode()
-
-
-def _revoked() -> ApiError:
-    return ApiError(REVOKED, status=401, code="invalid_api_key", kind="authentication_error")
 
 
 def _cap_reached(tally: Tally) -> ApiError | None:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
 
+from agenttune.rollout.user_loop import owner
+
 if TYPE_CHECKING:
     from agenttune.execution.remote import RemoteResponse, RemoteUse
 
@@ -27,7 +29,7 @@ class Bridge:
 
     def send(self, request: httpx.Request) -> concurrent.futures.Future[RemoteResponse]:
         """Begin a request whose body was read; the response's content is still to come."""
-        return self.start(self._use.send(request))
+        return self.start(self._use.send(request, owner.get()))
 
     def start(self, code: Coroutine[Any, Any, Result]) -> concurrent.futures.Future[Result]:
         """Begin anything else; cancelling the future cancels it."""

@@ -1,32 +1,41 @@
-"""The directory of a run: made, or found again.
+"""The directory of a run: made, or found again, and held by one process at a time.
 
 In: the resolved configuration. Out: a `RunDirectory`: `<root>/<project>/<name>` with the settings written into it, and
-the checkpoint to continue from, if a run of that fixed name left one.
+the checkpoint to continue from, if a run of that fixed name left one. What a kill left half done is put right first;
+nothing that was trained is ever begun anew without being told so.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 
 import yaml
 
-from agenttune.algorithm.supervised import SUPERVISED
 from agenttune.config.load import Resolved, write_resolved
 from agenttune.config.run import RunConfig
 from agenttune.errors import ConfigError
-from agenttune.trainer.checkpoint import pointed
+from agenttune.execution.identity import Identity
+from agenttune.execution.run_lock import locked
+from agenttune.execution.same_run import NOTED, Recorded, check_same_run, keep_settings, read_recorded
+from agenttune.experience.reading import read_steps
+from agenttune.trainer.checkpoint import pointed, repair, step_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDirectory:
-    """Where everything of a run is. `checkpoint` is what it continues from; None for a fresh run."""
+    """Where everything of a run is. `checkpoint` is what it continues from; None for a fresh run. `notes` say what was
+    found and done as it was opened."""
 
     path: Path
     checkpoint: Path | None
+    notes: tuple[str, ...] = ()
 
     @property
     def journal(self) -> Path:
@@ -49,57 +58,84 @@ class RunDirectory:
         return self.path / "summary.json"
 
 
-def open_run_directory(resolved: Resolved, config_path: Path | None) -> RunDirectory:
-    """Make the directory, or find that of the fixed name again, with its latest checkpoint.
+@contextlib.contextmanager
+def open_run_directory(
+    resolved: Resolved, config_path: Path | None, identities: Mapping[str, Identity]
+) -> Iterator[RunDirectory]:
+    """Make the directory, or find that of the fixed name again, with its latest checkpoint, and hold it. `identities`
+    say what model and datasets are; they are noted beside the settings.
 
-    Raises `ConfigError` if a fixed name's directory belongs to another model.
+    Nothing is written before it is known that the run may go on there. Raises `ConfigError` if another run holds the
+    directory, if a fixed name's directory belongs to another run, or if it has steps but no checkpoint to go on from;
+    `CheckpointError` if none of its checkpoints is whole.
     """
     config = resolved.config
-    path = Path(config.checkpoint_root_dir) / config.project / (config.name or _fresh_name(config))
-    path = path.absolute()
-    checkpoint = pointed(path, "latest")
-    if checkpoint is not None:
-        _check_same_model(path, config)
-        _check_same_kind(path, config)
-    path.mkdir(parents=True, exist_ok=True)
-    if config_path is not None:
-        shutil.copyfile(config_path, path / "config.yaml")
-    elif not (path / "config.yaml").exists():
-        content = config.model_dump(mode="json", exclude_unset=True)
-        (path / "config.yaml").write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
-    write_resolved(path / "resolved.json", resolved)
-    return RunDirectory(path=path, checkpoint=checkpoint)
+    path = _directory(config)
+    with locked(path) as note:
+        notes = [*filter(None, [note]), *repair(path)]
+        checkpoint = pointed(path, "latest")
+        if checkpoint is None:
+            _check_unused(path)
+        else:
+            notes += _go_on(path, Recorded.of(config, identities), checkpoint)
+        if config_path is not None:
+            shutil.copyfile(config_path, path / "config.yaml")
+        elif not (path / "config.yaml").exists():
+            content = config.model_dump(mode="json", exclude_unset=True)
+            (path / "config.yaml").write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+        noted = {f"{NOTED}{name}": dict(identity) for name, identity in identities.items()}
+        write_resolved(path / "resolved.json", resolved, noted)
+        yield RunDirectory(path=path, checkpoint=checkpoint, notes=tuple(notes))
 
 
-def _fresh_name(config: RunConfig) -> str:
-    """`Experiment-<timestamp>`, with a number behind it if a run of the same second took that."""
-    name = f"Experiment-{datetime.now():%Y%m%d%H%M%S}"
-    parent = Path(config.checkpoint_root_dir) / config.project
-    number = 1
-    while (parent / name).exists():
-        number += 1
-        name = f"{name.split('.')[0]}.{number}"
-    return name
+def _directory(config: RunConfig) -> Path:
+    """The directory of the name, made; without a name `Experiment-<timestamp>`, with a number behind it if a run of the
+    same second took that."""
+    parent = (Path(config.checkpoint_root_dir) / config.project).absolute()
+    if config.name is not None:
+        (parent / config.name).mkdir(parents=True, exist_ok=True)
+        return parent / config.name
+    parent.mkdir(parents=True, exist_ok=True)
+    fresh = f"Experiment-{datetime.now():%Y%m%d%H%M%S}"
+    for number in count(1):
+        path = parent / (fresh if number == 1 else f"{fresh}.{number}")
+        with contextlib.suppress(FileExistsError):
+            path.mkdir()
+            break
+    return path
 
 
-def _check_same_kind(path: Path, config: RunConfig) -> None:
-    """A run that learns from rollouts is not continued by one that does not, nor by one of another kind of rows."""
-    recorded = path / "resolved.json"
-    earlier = json.loads(recorded.read_text(encoding="utf-8")) if recorded.exists() else {}
-    before, now = earlier.get("algorithm.algorithm_type", {}).get("value"), config.algorithm.algorithm_type
-    if before != now and (before in SUPERVISED or now in SUPERVISED):
+def _check_unused(path: Path) -> None:
+    """A directory without a checkpoint is begun anew only if no step was trained in it."""
+    trained = max(_steps_in_journal(path / "run.db"), _steps_in_metrics(path / "metrics.jsonl"))
+    if trained:
         raise ConfigError(
-            f"the run {path.name!r} exists and is one of {before!r}, but algorithm_type is {now!r}: choose another "
-            f"experiment_name (to go on from what it learnt, give its checkpoint as model_path)"
+            f"the run {path.name!r} has trained {trained} steps and left no checkpoint to go on from ({path}): "
+            "beginning anew in it would overwrite its records. Move or delete the folder to begin anew, or choose "
+            "another experiment_name (algorithm.save_interval_steps says how often a checkpoint is saved)"
         )
 
 
-def _check_same_model(path: Path, config: RunConfig) -> None:
-    recorded = path / "resolved.json"
-    earlier = json.loads(recorded.read_text(encoding="utf-8")) if recorded.exists() else {}
-    model_path = earlier.get("model.model_path", {}).get("value")
-    if model_path is not None and Path(model_path).name != Path(config.model.model_path).name:
-        raise ConfigError(
-            f"the run {path.name!r} exists and tunes {model_path!r}, but model_path is {config.model.model_path!r}: "
-            "choose another experiment_name, or the same model"
-        )
+def _steps_in_journal(journal: Path) -> int:
+    return len(read_steps(journal)) if journal.exists() and journal.stat().st_size else 0
+
+
+def _steps_in_metrics(metrics: Path) -> int:
+    """The last step that has a line; a line that a kill cut short is none."""
+    found = 0
+    for line in metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else ():
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            found = max(found, int(json.loads(line)["step"]))
+    return found
+
+
+def _go_on(path: Path, now: Recorded, checkpoint: Path) -> list[str]:
+    """See to it that the run is the same, and keep the settings that are about to be replaced; what to tell the user.
+    Raises `ConfigError` if it is another one."""
+    before = read_recorded(path)
+    if before is None:
+        return ["resolved.json is missing: whether the run goes on with the settings that it began with is not known"]
+    lines = check_same_run(path, before, now)
+    if before.values != now.values:
+        keep_settings(path, step_of(checkpoint))
+    return lines

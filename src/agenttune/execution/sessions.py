@@ -19,6 +19,7 @@ from agenttune.gateway.gateway import Gateway
 from agenttune.inference.engine import Engine
 from agenttune.rollout.attempt import Session
 from agenttune.rollout.in_process import OpenSession, SessionKind
+from agenttune.rollout.user_loop import owner
 from agenttune.types import Call, Outcome, Sampling
 
 
@@ -128,6 +129,7 @@ def make_gateway(config: RunConfig, engine: Engine, tokenizer: Any, loop: asynci
         tool_call_parser=config.model.tool_call_parser,
         reasoning_parser=config.model.reasoning_parser,
         max_calls=config.rollout.max_calls,
+        who_calls=owner.get,
     )
 
 

@@ -10,7 +10,6 @@ sequence, E loss tokens of the batch.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
@@ -19,38 +18,38 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from agenttune.algorithm.advantages import Scores, reward_std
 from agenttune.algorithm.aggregation import token_weights
 from agenttune.algorithm.presets import Algorithm
 from agenttune.errors import CallError
 from agenttune.experience.merge import merge, num_trainable_calls
-from agenttune.types import Call, Experience, Group, Rollout
+from agenttune.experience.scores import scores_of
+from agenttune.types import Experience, Group, Rollout
 
 Advantages = npt.NDArray[np.float64]
 """Advantages of a rollout's calls, by their index (0 where a call is not trained)."""
 
 Reason = Literal["small", "flat", "filtered"]
-"""Why a group takes no part: too few scored rollouts (or a baseline without a reward, where the algorithm compares with
-one), rewards without spread, or a mean reward out of bounds."""
+"""Why a group takes no part: too few rollouts that do (or no baseline with a reward, where the algorithm compares with
+one), nothing to compare, or a mean reward out of bounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """What one update trains on.
 
-    `num_groups` counts the groups in the update, including the `num_zero_variance_groups` whose rewards are all the
-    same: compared with each other, their advantages are exactly 0. They stay in the normalization, so that a trainer
-    may skip what has no advantage when the algorithm has no KL or entropy term (`Algorithm.trains_zero_advantages`).
-    `num_flat_groups` were dropped by `std_threshold`, `num_small_groups` because fewer than two of their rollouts are
-    scored, `num_filtered_groups` by the bounds of their mean reward; `left_out` has the reason of each by its id,
-    `group_ids` are the others. `num_excluded_rollouts` have no reward, `num_cut_rollouts` were left out because
-    a token limit cut them.
-    `num_zero_variance_tokens` is what the groups without spread cost in loss tokens. `reward_mean` and `reward_std` are
-    of the recorded rewards, `reward_shaped_mean` of those that advantages were computed from; they are NaN, and not
-    logged, where rollouts train without rewards. `rollout_weights` is the
-    sum of the weights of each rollout's tokens, by rollout id. `experts` are the sequences of an expert's rows that
-    train in the same update, if the algorithm has such a part (`num_expert_rows` is None if not), with weights of their
-    own; nothing else counts them.
+    `num_groups` counts the groups in the update, including the `num_zero_variance_groups` in which nothing differs of
+    what is compared (`Algorithm.spread`): their advantages are exactly 0. They stay in the normalization, so that a
+    trainer may skip what has no advantage when the algorithm has no KL or entropy term
+    (`Algorithm.trains_zero_advantages`). `num_flat_groups` were dropped by `std_threshold`, `num_small_groups` because
+    fewer than two of their rollouts take part, `num_filtered_groups` by the bounds of their mean reward; `left_out` has
+    the reason of each by its id, `group_ids` are the others. `num_excluded_rollouts` have no reward,
+    `num_unanswered_rollouts` received no answer of the model, so that their reward says nothing of it,
+    `num_cut_rollouts` were left out because a token limit cut them. `num_zero_variance_tokens` is what the groups
+    without spread cost in loss tokens. `reward_mean` and `reward_std` are of the recorded rewards, `reward_shaped_mean`
+    of those that advantages were computed from; they are NaN, and not logged, where rollouts train without rewards.
+    `rollout_weights` is the sum of the weights of each rollout's tokens, by rollout id. `experts` are the sequences of
+    an expert's rows that train in the same update, if the algorithm has such a part (`num_expert_rows` is None if not),
+    with weights of their own; nothing else counts them.
     """
 
     experiences: tuple[Experience, ...]
@@ -59,6 +58,7 @@ class Batch:
     num_flat_groups: int
     num_small_groups: int
     num_filtered_groups: int
+    num_unanswered_rollouts: int
     num_cut_rollouts: int
     num_rollouts: int
     num_excluded_rollouts: int
@@ -87,6 +87,7 @@ class Batch:
             "groups_dropped_filtered": self.num_filtered_groups,
             "rollouts": self.num_rollouts,
             "rollouts_excluded": self.num_excluded_rollouts,
+            "rollouts_without_call": self.num_unanswered_rollouts,
             "rollouts_cut": self.num_cut_rollouts,
             "calls": self.num_calls,
             "sequences": len(self.experiences),
@@ -127,6 +128,7 @@ class _Draw:
     num_zero_variance: int = 0
     num_zero_variance_tokens: int = 0
     num_excluded: int = 0
+    num_unanswered: int = 0
     num_cut: int = 0
     num_calls: int = 0
 
@@ -142,24 +144,15 @@ def score(groups: Sequence[Group], algorithm: Algorithm) -> dict[str, Advantages
         if left_out(group, algorithm) is None
         for rollout in algorithm.shaping.taking_part(group.scored)
     ]
-    numbers = {id_: number for number, id_ in enumerate(dict.fromkeys(rollout.group_id for rollout in rollouts))}
+    if not rollouts:
+        return {}
     baselines = {group.id: group.baseline.reward for group in groups if group.baseline is not None}
-    trained = [(number, call) for number, rollout in enumerate(rollouts) for call in rollout.calls if call.trainable]
-    states: dict[str, int] = {}
-    scores = Scores(
-        rewards_R=np.array([rollout.reward for rollout in rollouts], np.float64),
-        baselines_R=np.array([_number(baselines.get(rollout.group_id)) for rollout in rollouts], np.float64),
-        groups_R=np.array([numbers[rollout.group_id] for rollout in rollouts], np.int64),
-        rollouts_C=np.array([number for number, _ in trained], np.int64),
-        call_rewards_C=np.array(
-            [rollouts[number].call_rewards.get(call.index, np.nan) for number, call in trained], np.float64
-        ),
-        states_C=np.array([states.setdefault(_state(call), len(states)) for _, call in trained], np.int64),
-    )
-    advantages_C = algorithm.advantages(scores) if rollouts else np.zeros(0)
+    advantages = iter(algorithm.advantages(scores_of(rollouts, baselines)).tolist())
     result = {rollout.id: np.zeros(len(rollout.calls)) for rollout in rollouts}
-    for (number, call), advantage in zip(trained, advantages_C.tolist(), strict=True):
-        result[rollouts[number].id][call.index] = advantage
+    for rollout in rollouts:
+        for call in rollout.calls:
+            if call.trainable:
+                result[rollout.id][call.index] = next(advantages)
     return result
 
 
@@ -188,6 +181,7 @@ def make_batch(
         num_flat_groups=reasons.count("flat"),
         num_small_groups=reasons.count("small"),
         num_filtered_groups=reasons.count("filtered"),
+        num_unanswered_rollouts=draw.num_unanswered,
         num_cut_rollouts=draw.num_cut,
         num_rollouts=len(draw.rollouts),
         num_excluded_rollouts=draw.num_excluded,
@@ -237,32 +231,30 @@ def _check_members(group: Group) -> None:
 
 
 def left_out(group: Group, algorithm: Algorithm) -> Reason | None:
-    """Why a group takes no part in the update, if it does not; by the recorded rewards of its rollouts that do."""
+    """Why a group takes no part in the update, if it does not: by how many of its rollouts do, by what the algorithm
+    compares of them, both as it was recorded."""
     taking_part = algorithm.shaping.taking_part(group.scored)
     rewards = [rollout.reward for rollout in taking_part if rollout.reward is not None]
     if len(rewards if algorithm.needs_reward else taking_part) < (2 if algorithm.group_relative else 1):
         return "small"
-    if algorithm.needs_baseline and (group.baseline is None or not group.baseline.scored):
+    if algorithm.needs_baseline and not _has_baseline(group):
         return "small"
     threshold = algorithm.std_threshold
-    if threshold is not None and len(rewards) > 1 and reward_std(np.array(rewards, dtype=np.float64)) <= threshold:
+    if threshold is not None and len(rewards) > 1 and algorithm.spread(scores_of(taking_part, {})) <= threshold:
         return "flat"
     return None if algorithm.shaping.keeps(rewards) else "filtered"
 
 
-def _number(reward: float | None) -> float:
-    return np.nan if reward is None else reward
-
-
-def _state(call: Call) -> str:
-    """What tells the states apart in which calls were made: the last message, which is what the environment said."""
-    return json.dumps(call.messages[-1], sort_keys=True, default=repr)
+def _has_baseline(group: Group) -> bool:
+    return group.baseline is not None and group.baseline.scored and group.baseline.answered
 
 
 def _add_group(draw: _Draw, group: Group, algorithm: Algorithm, advantages: Mapping[str, Advantages]) -> None:
     scored = algorithm.shaping.taking_part(group.scored)
+    unanswered = sum(not rollout.answered for rollout in group.scored)
     draw.num_excluded += len(group.rollouts) - len(group.scored)
-    draw.num_cut += len(group.scored) - len(scored)
+    draw.num_unanswered += unanswered
+    draw.num_cut += len(group.scored) - len(scored) - unanswered
     reason = left_out(group, algorithm)
     if reason is not None:
         draw.left_out[group.id] = reason
@@ -279,7 +271,8 @@ def _add_group(draw: _Draw, group: Group, algorithm: Algorithm, advantages: Mapp
         draw.num_calls += len(rollout.calls)
     draw.groups.append(group.id)
     draw.shaped += shaped
-    if algorithm.needs_reward and len(set(shaped)) == 1:
+    trained_on = [algorithm.shaping.shaped(rollout) for rollout in scored]
+    if algorithm.needs_reward and algorithm.spread(scores_of(trained_on, {})) == 0.0:
         draw.num_zero_variance += 1
         draw.num_zero_variance_tokens += sum(_num_loss_tokens(sequence[0]) for sequence in draw.sequences[num_before:])
 

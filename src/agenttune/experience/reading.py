@@ -161,7 +161,7 @@ def read_checks(path: Path | str) -> dict[int, tuple[Check, ...]]:
 def read_taught(path: Path | str) -> dict[int, list[TaughtRow]]:
     """The rows that each step of a run without rollouts drew; empty for a run that did not note them."""
     with closing(_open(path)) as connection:
-        if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'taught'").fetchone():
+        if not _has_table(connection, "taught"):
             return {}
         rows = connection.execute("SELECT * FROM taught ORDER BY rowid").fetchall()
     found: dict[int, list[TaughtRow]] = {}
@@ -264,12 +264,14 @@ def _read_group(connection: sqlite3.Connection, key: int) -> Group:
 
 def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row) -> Rollout:
     calls: list[Call] = []
+    notes = _read_notes(connection, row["key"])
+    requests = {note["call"]: note["request"] for note in notes}
     for call_row in connection.execute(
         "SELECT calls.*, texts.json AS tools_json FROM calls JOIN texts ON texts.id = calls.tools"
         " WHERE rollout_key = ? ORDER BY idx",
         (row["key"],),
     ):
-        calls.append(_read_call(calls, call_row))
+        calls.append(_read_call(calls, call_row, requests.get(call_row["idx"])))
     return Rollout(
         id=row["id"],
         group_id=row["group_id"],
@@ -281,12 +283,25 @@ def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row) -> Rollout:
         reward=row["reward"],
         metrics=json.loads(row["metrics"]),
         call_rewards={int(index): reward for index, reward in json.loads(row["call_rewards"]).items()},
+        step_rewards={note["call"]: note["step_reward"] for note in notes if note["step_reward"] is not None},
+        states={note["call"]: note["state"] for note in notes if note["state"] is not None},
         error=row["error"],
         seconds=row["seconds"],
     )
 
 
-def _read_call(earlier: list[Call], row: sqlite3.Row) -> Call:
+def _read_notes(connection: sqlite3.Connection, rollout_key: int) -> list[sqlite3.Row]:
+    """What the owner said of single calls; nothing in a journal of before there was a place for it."""
+    if not _has_table(connection, "call_notes"):
+        return []
+    return connection.execute("SELECT * FROM call_notes WHERE rollout_key = ?", (rollout_key,)).fetchall()
+
+
+def _has_table(connection: sqlite3.Connection, name: str) -> bool:
+    return connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (name,)).fetchone() is not None
+
+
+def _read_call(earlier: list[Call], row: sqlite3.Row, request: int | None) -> Call:
     prompt_ids_P = _ints(row["prompt_suffix"])
     messages: list[Mapping[str, Any]] = json.loads(row["messages_suffix"])
     if row["base"] is not None:
@@ -314,6 +329,7 @@ def _read_call(earlier: list[Call], row: sqlite3.Row) -> Call:
         tools=tuple(json.loads(row["tools_json"])),
         response=json.loads(row["response"]),
         seconds=row["seconds"],
+        request=request,
     )
 
 

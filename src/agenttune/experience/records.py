@@ -51,6 +51,11 @@ CREATE TABLE IF NOT EXISTS calls (
     messages_suffix TEXT NOT NULL, tools INTEGER NOT NULL REFERENCES texts (id), response TEXT NOT NULL, seconds REAL
     NOT NULL, PRIMARY KEY (rollout_key, idx)
 );
+CREATE TABLE IF NOT EXISTS call_notes (
+    rollout_key INTEGER NOT NULL REFERENCES rollouts (key), call INTEGER NOT NULL, step_reward REAL, state TEXT,
+    request INTEGER,
+    PRIMARY KEY (rollout_key, call)
+);
 CREATE TABLE IF NOT EXISTS steps (
     key INTEGER PRIMARY KEY, step INTEGER NOT NULL, version INTEGER NOT NULL, metrics TEXT NOT NULL
 );
@@ -174,6 +179,17 @@ def _insert_rollout(connection: sqlite3.Connection, group_key: int, is_final: in
         error=None if rollout.error is None else rollout.error.encode("utf-8", "backslashreplace").decode(),
         seconds=rollout.seconds,
     )
+    requests = {call.index: call.request for call in rollout.calls if call.request is not None}
+    for index in sorted({*rollout.step_rewards, *rollout.states, *requests}):
+        _insert(
+            connection,
+            "call_notes",
+            rollout_key=rollout_key,
+            call=index,
+            step_reward=rollout.step_rewards.get(index),
+            state=rollout.states.get(index),
+            request=requests.get(index),
+        )
     histories: list[IntArray] = []
     for position, call in enumerate(rollout.calls):
         _insert_call(connection, rollout_key, rollout.calls[:position], histories, call)

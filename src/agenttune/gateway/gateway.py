@@ -7,8 +7,8 @@ In: requests from the transports (in-process, HTTP), each with its rollout's key
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
-import json
 import logging
 import secrets
 import time
@@ -17,17 +17,21 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from agenttune.errors import CallError, ConfigError, ContextOverflowError, EngineError, EngineLostError
+from agenttune.errors import CallError, ConfigError, ContextOverflowError, EngineError, EngineLostError, SamplingError
+from agenttune.gateway.body import decode
 from agenttune.gateway.busy import BusyClock
+from agenttune.gateway.caller import WhoCalls, foreign_error, foreign_use, nobody
 from agenttune.gateway.history import Prompt
+from agenttune.gateway.keys import EndedKeys
 from agenttune.gateway.meter import Tally
 from agenttune.gateway.model import ChatModel
 from agenttune.gateway.parsers import REASONING_PARSERS, THINK, TOOL_PARSERS, Parsed, parse_text
 from agenttune.gateway.render import Renderer
-from agenttune.gateway.requests import ApiError, ChatRequest, parse_request, render_message
+from agenttune.gateway.requests import ApiError, ChatRequest, parse_request, render_message, shown
 from agenttune.gateway.responses import Choice, assistant_message, completion_reply, error_reply, models_reply
+from agenttune.gateway.routes import CHAT, MODELS, not_found, route_of
 from agenttune.gateway.server import Server
-from agenttune.gateway.session import Entry, Session
+from agenttune.gateway.session import Entry, Exchange, Session
 from agenttune.gateway.transport import Answer, AsyncTransport, Mailbox, RawRequest, SyncTransport
 from agenttune.inference.engine import Engine, GenerateRequest, Generation
 from agenttune.types import Outcome, Sampling
@@ -36,14 +40,16 @@ logger = logging.getLogger(__name__)
 
 Parser = TypeVar("Parser")
 
-REVOKED = "This key is not valid (any more): the rollout it belonged to has ended."
+MOST_REMARKS = 100
 
 
 class Gateway:
     """Serves one model to many rollouts.
 
     `loop` is the serving loop; it runs on a thread of its own. `sampling` holds the defaults of calls that do not set
-    their own. Raises `ConfigError` for an unknown parser, `ModelError` for a tokenizer without a chat template.
+    their own. `who_calls` says which attempt of a rollout the running code belongs to: a session belongs to the one in
+    whose context it is opened, and a call from within another one makes both fail. Raises `ConfigError` for an unknown
+    parser, `ModelError` for a tokenizer without a chat template.
     """
 
     def __init__(
@@ -58,6 +64,7 @@ class Gateway:
         tool_call_parser: str | None = "hermes",
         reasoning_parser: str | None = "deepseek_r1",
         max_calls: int | None = None,
+        who_calls: WhoCalls = nobody,
     ) -> None:
         self.model_name = model_name
         self.engine = engine
@@ -71,11 +78,14 @@ class Gateway:
         self._reasoning_parser = _named(REASONING_PARSERS, reasoning_parser, "reasoning_parser")
         self._max_calls = max_calls
         self._sessions: dict[str, Session] = {}
+        self._ended = EndedKeys()
+        self._said: set[str] = set()
         self._lost: EngineLostError | None = None
-        self._server = Server(self.start, loop)
+        self._who_calls = who_calls
+        self._server = Server(self.start, loop, who_calls)
         inbox = Mailbox()
-        self._async_transport = AsyncTransport(self.start, loop, inbox)
-        self._sync_transport = SyncTransport(self.start, loop, inbox)
+        self._async_transport = AsyncTransport(self.start, loop, inbox, who_calls)
+        self._sync_transport = SyncTransport(self.start, loop, inbox, who_calls)
 
     def open(
         self,
@@ -112,8 +122,9 @@ class Gateway:
                 version=lambda: self.engine.version,
                 recorded=record,
             ),
-            revoke=functools.partial(self._sessions.pop, key, None),
+            revoke=functools.partial(self._revoke, key),
             loop=self.loop,
+            owner=self._who_calls(),
             tally=tally,
         )
         self._sessions[key] = session
@@ -136,13 +147,16 @@ class Gateway:
     async def _answer(self, session: Session | None, raw: RawRequest) -> Answer:
         try:
             if session is None:
-                raise ApiError(REVOKED, status=401, code="invalid_api_key", kind="authentication_error")
-            route = (raw.method, raw.path.rstrip("/").removeprefix("/v1"))
-            if route == ("POST", "/chat/completions"):
+                raise self._ended.refusal(raw.key, raw.caller)
+            if (misuse := foreign_use(session.owner, raw.caller)) is not None:
+                self._note_foreign(session, raw)
+                raise foreign_error(misuse)
+            route = route_of(raw.method, raw.path)
+            if route == CHAT:
                 return await self._chat(session, raw)
-            if route == ("GET", "/models"):
+            if route == MODELS:
                 return Answer(reply=models_reply(self.model_name))
-            raise ApiError(f"There is no {raw.method} {raw.path} here.", status=404, code="not_found")
+            raise not_found(raw.method, raw.path)
         except ApiError as error:
             return Answer(reply=error_reply(error))
         except Exception as error:
@@ -156,8 +170,26 @@ class Gateway:
             session.fail(Outcome.INFRASTRUCTURE, reason)
             return Answer(reply=error_reply(ApiError(reason, status=500, kind="server_error")))
 
+    def _revoke(self, key: str) -> None:
+        session = self._sessions.pop(key, None)
+        if session is not None:
+            self._ended.add(key, session.rollout_id, session.owner)
+
+    def _note_foreign(self, session: Session, raw: RawRequest) -> None:
+        """Record a call that is refused since it came from within another rollout."""
+        with contextlib.suppress(ApiError):  # what is no request would have been no call
+            request = _parse(raw.body, self.model_name, session)
+            session.entry(
+                exchange=Exchange(foreign=True),
+                prompt=self._prompt(session, request),
+                sampling=request.sampling,
+                messages=request.messages,
+                tools=request.tools,
+            )
+
     async def _chat(self, session: Session, raw: RawRequest) -> Answer:
         request = _parse(raw.body, self.model_name, session)
+        self._remark(request)
         if session.tally is not None and (refusal := session.tally.admit()) is not None:
             raise ApiError(str(refusal), status=403, code="token_cap_reached", kind="permission_error")
         prompt = self._prompt(session, request)
@@ -165,7 +197,7 @@ class Gateway:
             message = f"This rollout may make {session.max_calls} calls at most."
             session.fail(Outcome.CALL_LIMIT, message)
             raise ApiError(message, code="call_limit_exceeded")
-        exchange = session.exchange(raw.body, raw.retry)
+        exchange = session.exchange(raw)
         entries = [
             session.entry(
                 exchange=exchange,
@@ -176,9 +208,14 @@ class Gateway:
             )
             for _ in range(request.n)
         ]
+        for entry in entries if request.n > 1 else ():
+            entry.request = entries[0].index
         session.count("prompt_tokens", len(prompt.ids_P))
         session.count("forks", int(entries[0].index > 0 and prompt.parent is None))
-        choices = await self._choices(session, request, entries)
+        try:
+            choices = await self._choices(session, request, entries)
+        finally:
+            exchange.ended = True
         reply = completion_reply(
             request,
             choices,
@@ -190,6 +227,22 @@ class Gateway:
             renderer=self._renderer,
         )
         return Answer(reply=reply, exchange=exchange)
+
+    def _remark(self, request: ChatRequest) -> None:
+        """Say once what was accepted without effect."""
+        remarks = [
+            f"messages have a field {name!r}, which the model's chat template does not read: it changes nothing"
+            for name in sorted(request.further_fields)
+            if not self._renderer.mentions(name)
+        ]
+        if request.model != self.model_name:
+            remarks.append(
+                f"a call asks for the model {shown(request.model)}: its key is for {self.model_name}, which answers it"
+            )
+        for remark in remarks:
+            if remark not in self._said and len(self._said) < MOST_REMARKS:
+                self._said.add(remark)
+                logger.warning("%s (said once)", remark)
 
     def _prompt(self, session: Session, request: ChatRequest) -> Prompt:
         kwargs = {**self._template_kwargs, **request.template_kwargs}
@@ -235,6 +288,8 @@ class Gateway:
                 generation = await self.engine.generate(wanted)
         except ContextOverflowError:
             raise self._overflow(session, prompt) from None
+        except SamplingError as error:
+            raise ApiError(f"{error}.", code="invalid_sampling") from error
         entry.seconds = time.perf_counter() - started
         _check(generation)
         parsed = self._parsed(request, prompt, generation)
@@ -273,11 +328,7 @@ class Gateway:
 
 
 def _parse(content: bytes, model_name: str, session: Session) -> ChatRequest:
-    try:
-        body = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise ApiError(f"The request body is not JSON: {error}") from error
-    return parse_request(body, model_name=model_name, defaults=session.sampling, greedy=session.greedy)
+    return parse_request(decode(content), model_name=model_name, defaults=session.sampling, greedy=session.greedy)
 
 
 def _check(generation: Generation) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from agenttune.gateway.body import is_text
+
 THINK, END_THINK = "<think>", "</think>"
 TOOL_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 WHITESPACE = re.compile(r"[ \t\n\r]*")
@@ -113,7 +115,7 @@ def _parse_call(text: str) -> ToolCall | None:
     if set(members) != {"name", "arguments"}:
         return None
     name, arguments = members["name"][0], members["arguments"]
-    if not isinstance(name, str) or not name or not isinstance(arguments[0], dict):
+    if not isinstance(name, str) or not name or not is_text(name) or not isinstance(arguments[0], dict):
         return None
     return ToolCall(name=name, arguments=arguments[1])
 

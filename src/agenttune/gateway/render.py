@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from jinja2 import TemplateError
 
 from agenttune.errors import ModelError
+from agenttune.gateway.body import is_shallow, is_text
 from agenttune.gateway.requests import ApiError
 from agenttune.types import IntArray
 
@@ -38,10 +40,15 @@ class Renderer:
         self._backend = copy.deepcopy(backend)  # truncation and padding that others set must not reach prompts
         self._backend.no_truncation()
         self._backend.no_padding()
+        self._words = frozenset(re.findall(r"\w+", str(tokenizer.chat_template)))
         self._special_ids = frozenset(tokenizer.all_special_ids)
         self._encode = functools.lru_cache(maxsize=cache_size)(self._encode_uncached)
         self._context_text = functools.lru_cache(maxsize=cache_size)(self._decode)
         self._string_arguments = self._template_keeps_argument_strings()
+
+    def mentions(self, field: str) -> bool:
+        """Whether the template may read a field of this name."""
+        return field in self._words
 
     def render(
         self,
@@ -60,7 +67,7 @@ class Renderer:
         try:
             text = self._apply(messages, tools, kwargs, continue_final=continue_final, closed=closed)
             text.encode()  # a lone surrogate is no text: no tokenizer takes it
-        except (TemplateError, TypeError, ValueError) as error:  # foreign code: what it refuses is the request
+        except Exception as error:  # foreign code, which knows nothing but the request: whatever it raises is about it
             raise ApiError(f"The chat template refused the messages: {error}", param="messages") from error
         return text
 
@@ -151,7 +158,9 @@ def _with_parsed_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
         function = call["function"]
         try:
             arguments = json.loads(function["arguments"])
-        except ValueError:
-            arguments = function["arguments"]  # not JSON: the template shows it as it came
+            if not is_shallow(arguments) or not is_text(json.dumps(arguments, ensure_ascii=False)):
+                arguments = function["arguments"]
+        except (ValueError, RecursionError):
+            arguments = function["arguments"]  # not JSON, or more than can be written: shown as it came
         calls.append({**call, "function": {**function, "arguments": arguments}})
     return {**message, "tool_calls": calls}

@@ -2,6 +2,7 @@
 
 In: HTTP requests on 127.0.0.1, at a port the system chose, each with its rollout's key as bearer token. Out: responses.
 Starts when a `base_url` is first asked for, and runs on the serving loop. A client that disconnects aborts its request.
+A connection that a rollout's code is known to have opened serves one request (see `connections`).
 """
 
 from __future__ import annotations
@@ -12,22 +13,28 @@ import threading
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from agenttune.gateway.caller import WhoCalls
+from agenttune.gateway.connections import Connections
 from agenttune.gateway.transport import Answer, Start, ended, raw_request
 
 START_TIMEOUT_S = 30.0
 CLIENT_CLOSED_REQUEST = 499
+METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+"""All of them are answered; most with what to ask instead."""
 
 
 class Server:
     """The HTTP server of a gateway."""
 
-    def __init__(self, start: Start, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, start: Start, loop: asyncio.AbstractEventLoop, who_calls: WhoCalls) -> None:
         self._start_request = start
+        self._who_calls = who_calls
+        self._connections: Connections | None = None
         self._loop = loop
         self._lock = threading.Lock()
         self._server: uvicorn.Server | None = None
@@ -53,9 +60,10 @@ class Server:
         self._server = self._serving = None
 
     async def _listen(self) -> str:
-        app = Starlette(routes=[Route("/{path:path}", self._endpoint, methods=["GET", "POST"])])
+        app = Starlette(routes=[Route("/{path:path}", self._endpoint, methods=METHODS)])
         config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", ws="none")
         listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
+        self._connections = Connections(listener.getsockname()[1], self._who_calls)
         self._server = uvicorn.Server(config)
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
         while not self._server.started:
@@ -63,7 +71,13 @@ class Server:
         return f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
 
     async def _endpoint(self, request: Request) -> Response:
-        raw = raw_request(request.method, request.url.path, request.headers, await request.body())
+        assert self._connections is not None
+        caller = self._connections.opener(request.client.port) if request.client is not None else None
+        try:
+            body = await request.body()
+        except ClientDisconnect:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        raw = raw_request(request.method, request.url.path, request.headers, body, caller, in_process=False)
         task = self._start_request(raw)
         gone = asyncio.create_task(_disconnected(request))
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -71,18 +85,20 @@ class Server:
             task.cancel()
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         gone.cancel()
-        return _AnswerResponse(ended() if task.cancelled() else task.result())
+        return _AnswerResponse(ended() if task.cancelled() else task.result(), last=caller is not None)
 
 
 class _AnswerResponse(Response):
     """A response that notes its delivery as it goes out to a client that is still there.
 
-    Before the last byte, not after: the client may end its rollout as soon as it has that byte.
+    Before the last byte, not after: the client may end its rollout as soon as it has that byte. `last`: the connection
+    is closed behind it.
     """
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Answer, *, last: bool) -> None:
         reply = answer.reply
-        super().__init__(reply.body, status_code=reply.status, headers={"content-type": reply.content_type})
+        headers = {"content-type": reply.content_type, **({"connection": "close"} if last else {})}
+        super().__init__(reply.body, status_code=reply.status, headers=headers)
         self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

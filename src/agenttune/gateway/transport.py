@@ -19,22 +19,29 @@ from typing import Any
 
 import httpx
 
+from agenttune.gateway.caller import Caller, WhoCalls
+from agenttune.gateway.keys import key_of
 from agenttune.gateway.requests import ApiError
 from agenttune.gateway.responses import Reply, error_reply
 from agenttune.gateway.session import Exchange
 
-RETRY_HEADER = "x-stainless-retry-count"
+RETRY_HEADER, IDEMPOTENCY_HEADER = "x-stainless-retry-count", "idempotency-key"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawRequest:
-    """A request as it came: `key` is the bearer token, `retry` how many times the client has already tried."""
+    """A request as it came: `key` is its rollout's, `retry` how many times the client has already tried, `caller`
+    the attempt whose code sent it, where that is known. `idempotency_key`: the same for all tries of one request; empty
+    where the client sends none. `in_process`: it came through a client of ours, which says exactly when it gives up."""
 
     method: str
     path: str
     key: str
     retry: int
     body: bytes
+    caller: Caller | None = None
+    idempotency_key: str = ""
+    in_process: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,15 +60,20 @@ class Answer:
 Start = Callable[[RawRequest], "asyncio.Task[Answer]"]
 
 
-def raw_request(method: str, path: str, headers: Any, body: bytes) -> RawRequest:
+def raw_request(
+    method: str, path: str, headers: Any, body: bytes, caller: Caller | None, *, in_process: bool
+) -> RawRequest:
     """Read what matters of a request's headers (any mapping that ignores case)."""
     retry = headers.get(RETRY_HEADER, "0")
     return RawRequest(
         method=method,
         path=path,
-        key=headers.get("authorization", "").removeprefix("Bearer "),
-        retry=int(retry) if retry.isdecimal() else 0,
+        key=key_of(headers),
+        retry=int(retry) if retry.isdecimal() and len(retry) < 10 else 0,
         body=body,
+        caller=caller,
+        idempotency_key=headers.get(IDEMPOTENCY_HEADER, ""),
+        in_process=in_process,
     )
 
 
@@ -120,13 +132,14 @@ def ended() -> Answer:
 class AsyncTransport(httpx.AsyncBaseTransport):
     """For `openai.AsyncOpenAI`, on any running loop; shared by all rollouts, the key tells them apart."""
 
-    def __init__(self, start: Start, loop: asyncio.AbstractEventLoop, inbox: Mailbox) -> None:
-        self._start, self._loop, self._inbox = start, loop, inbox
+    def __init__(self, start: Start, loop: asyncio.AbstractEventLoop, inbox: Mailbox, who_calls: WhoCalls) -> None:
+        self._start, self._loop, self._inbox, self._who_calls = start, loop, inbox, who_calls
         self._outboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox] = weakref.WeakKeyDictionary()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send to the serving loop and wait for the answer there."""
-        raw = raw_request(request.method, request.url.path, request.headers, await request.aread())
+        body, caller = await request.aread(), self._who_calls()
+        raw = raw_request(request.method, request.url.path, request.headers, body, caller, in_process=True)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Answer] = loop.create_future()
         outbox = self._outboxes.setdefault(loop, Mailbox())
@@ -162,14 +175,15 @@ class AsyncTransport(httpx.AsyncBaseTransport):
 class SyncTransport(httpx.BaseTransport):
     """For `openai.OpenAI`, on any thread but the serving loop's."""
 
-    def __init__(self, start: Start, loop: asyncio.AbstractEventLoop, inbox: Mailbox) -> None:
-        self._start, self._loop, self._inbox = start, loop, inbox
+    def __init__(self, start: Start, loop: asyncio.AbstractEventLoop, inbox: Mailbox, who_calls: WhoCalls) -> None:
+        self._start, self._loop, self._inbox, self._who_calls = start, loop, inbox, who_calls
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Send to the serving loop and block this thread until the answer is there."""
         if asyncio._get_running_loop() is self._loop:
             raise RuntimeError("a synchronous client would block the serving loop; use it on another thread")
-        raw = raw_request(request.method, request.url.path, request.headers, request.read())
+        body, caller = request.read(), self._who_calls()
+        raw = raw_request(request.method, request.url.path, request.headers, body, caller, in_process=True)
         future: concurrent.futures.Future[Answer] = concurrent.futures.Future()
         job = _Job(self._start, raw, future.set_result)
         self._inbox.post(self._loop, job.run)

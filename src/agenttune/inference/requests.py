@@ -5,6 +5,8 @@ In: a `GenerateRequest`, the engine's context and vocabulary. Out: how many toke
 
 from __future__ import annotations
 
+import numpy as np
+
 from agenttune.errors import ContextOverflowError, SamplingError
 from agenttune.inference.engine import GenerateRequest
 
@@ -31,12 +33,19 @@ def _check_sampling(request: GenerateRequest) -> None:
     sampling = request.sampling
     if not (0.0 <= sampling.temperature < float("inf")):
         raise SamplingError(f"temperature must be 0 or more, not {sampling.temperature}")
-    if not (0.0 < sampling.top_p <= 1.0):
+    if sampling.temperature > 0.0 and np.float32(sampling.temperature) == 0.0:
+        raise SamplingError(f"temperature {sampling.temperature:g} is too small to divide by: use 0 (greedy)")
+    if not (0.0 < np.float32(sampling.top_p) <= 1.0):
         raise SamplingError(f"top_p must be above 0 and at most 1, not {sampling.top_p}")
-    if sampling.top_k < 0 or sampling.max_tokens < 1 or request.top_logprobs < 0:
+    if not 0 <= sampling.top_k < 2**31 or sampling.max_tokens < 1 or request.top_logprobs < 0:
         raise SamplingError(
-            f"top_k must be 0 or more, max_tokens 1 or more, top_logprobs 0 or more; got {sampling.top_k}, "
+            f"top_k must be from 0 to 2**31 - 1, max_tokens and top_logprobs at least 1 and 0; got {sampling.top_k}, "
             f"{sampling.max_tokens}, {request.top_logprobs}"
         )
     if "" in sampling.stop:
         raise SamplingError("a stop string must not be empty")
+    for string in sampling.stop:
+        try:
+            string.encode()
+        except UnicodeEncodeError:  # half of a surrogate pair: the engine's loop, which others share, would stumble
+            raise SamplingError(f"a stop string must be text, not {string!a}") from None

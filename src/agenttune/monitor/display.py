@@ -19,14 +19,16 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from agenttune.monitor import spent
 from agenttune.monitor.stream import LastingStream
-from agenttune.monitor.table import comparison_lines
+from agenttune.monitor.table import comparison_lines, number, shortened
 
 if TYPE_CHECKING:
     from rich.text import Text
 
     from agenttune.monitor.statistics import Evaluation
+    from agenttune.monitor.verdict import Verdict
 
 PLAIN_WIDTH = 100
+LIVE_WIDTH = 80
 BARS = "▁▂▃▄▅▆▇█"
 _COLOUR = {True: "green", False: "bold red"}
 _PART_COLOURS = {"generating": "green", "waiting": "bright_black", "training": "blue", "syncing": "yellow"}
@@ -42,7 +44,8 @@ class StepReport:
     `certified` is whether every check of the run certificate held, None where there is none.
     With `seconds_left` None the display estimates it from the last steps. `note` is a remark on this step
     (`3 of 128 rollouts excluded`). A run without rollouts has a `loss` instead of a reward. `spent` says where the
-    step's time went (`monitor.spent`), empty where that was not measured.
+    step's time went (`monitor.spent`), empty where that was not measured. `metrics` are the means of what workflow and
+    judge measured, under the name of who did (`judge/right`).
     """
 
     step: int
@@ -55,6 +58,7 @@ class StepReport:
     note: str = ""
     loss: float | None = None
     spent: spent.Shares = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class Display:
@@ -91,6 +95,8 @@ class Display:
             self._rewards.append(shown)
         if self._live is None:
             self._print(self._step_line(report))
+            if report.metrics:
+                self._print(f"  {metrics_line(report.metrics, PLAIN_WIDTH - 2)}")
             self._tell_spent(report.spent)
         else:
             self._live.refresh()
@@ -126,16 +132,20 @@ class Display:
     def usage(
         self,
         run_dir: Path,
-        model_dir: Path,
+        verdict: Verdict,
         picture: Path | None,
         *,
         tensorboard: bool = True,
         tool_call_parser: str | None = "hermes",
     ) -> None:
-        """Print how to use the model and where to look; the very last line is `run directory: PATH`."""
+        """Print how to use the model that the verdict recommends, where to look, and the verdict; the very last line is
+        `run directory: PATH`."""
         self.close()
         self._print("")
-        for line in usage_lines(run_dir, model_dir, picture, tensorboard, tool_call_parser):
+        for line in usage_lines(run_dir, verdict.model, picture, tensorboard, tool_call_parser):
+            self._print(line)
+        self._print("")
+        for line in verdict.lines():
             self._print(line)
         self.run_directory(run_dir)
 
@@ -218,6 +228,8 @@ class Display:
             block.append(f"   flat groups {report.flat}")
         if report and report.certified is not None:
             block.append("   ✓ certified" if report.certified else "   ✗ not certified", _COLOUR[report.certified])
+        if report and report.metrics:
+            block.append(f"\n{'':{_BAR}}  {metrics_line(report.metrics, LIVE_WIDTH - _BAR - 2)}", "bright_black")
         if report and report.spent:
             _append_shares(block, report.spent)
         doing = f"{self._doing} {duration(time.monotonic() - self._doing_since)}" if self._doing else ""
@@ -245,19 +257,30 @@ def _can_redraw(stream: TextIO) -> bool:
 
 
 def usage_lines(
-    run_dir: Path, model_dir: Path, picture: Path | None, tensorboard: bool, tool_call_parser: str | None
+    run_dir: Path, model: str, picture: Path | None, tensorboard: bool, tool_call_parser: str | None
 ) -> list[str]:
     """How to use the model and where to look."""
     tools = f" --enable-auto-tool-choice --tool-call-parser {tool_call_parser}" if tool_call_parser else ""
     lines = [
-        f'transformers:  AutoModelForCausalLM.from_pretrained("{model_dir}")',
-        f"vLLM:          vllm serve {model_dir}{tools}",
+        f'transformers:  AutoModelForCausalLM.from_pretrained("{model}")',
+        f"vLLM:          vllm serve {model}{tools}",
     ]
     if picture is not None:
         lines.append(f"reward curve:  {picture}")
     if tensorboard:
         lines.append(f"TensorBoard:   tensorboard --logdir {run_dir / 'monitor' / 'tensorboard'}")
     return lines
+
+
+def metrics_line(metrics: Mapping[str, float], width: int) -> str:
+    """As many of the metrics as fit, and how many more there are: `judge/right 0.523  workflow/turns 3.0  (+2)`."""
+    parts = [f"{shortened(name, width // 2)} {number(value)}" for name, value in metrics.items()]
+    for count in range(len(parts), 0, -1):
+        rest = len(parts) - count
+        line = "  ".join([*parts[:count], *([f"(+{rest})"] if rest else [])])
+        if len(line) <= width:
+            return line
+    return f"({len(parts)} metrics)"
 
 
 def sparkline(values: Sequence[float] | deque[float], width: int) -> str:

@@ -41,6 +41,7 @@ class Difference:
 class Evaluation:
     """Rewards by task id, greedy and sampled (a task evaluated several times has its mean), and of further datasets.
 
+    `metrics` has, by mode, what workflow and judge measured: by its name, its value for each task that has one.
     `without_calls` counts, by mode, rollouts that never called the model. `no_result` is a sentence, where the figures
     say nothing of the model and nothing may be concluded from them.
     """
@@ -48,6 +49,7 @@ class Evaluation:
     greedy: Mapping[str, float]
     sampled: Mapping[str, float]
     further: Mapping[str, Evaluation] = field(default_factory=dict)
+    metrics: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
     without_calls: Mapping[str, int] = field(default_factory=dict)
     no_result: str = ""
 
@@ -69,18 +71,24 @@ def accuracy(rewards_N: Iterable[float]) -> Accuracy:
     return Accuracy(accuracy=mean, low=low, high=high, num_tasks=num_tasks)
 
 
-def wilson(num_successes: int, num_tasks: int) -> tuple[float, float]:
-    """Wilson's 95% score interval of a proportion, without continuity correction."""
-    share, z2 = num_successes / num_tasks, Z95 * Z95
+def quantile(looks: int = 1) -> float:
+    """What an interval reaches, in standard errors, so that `looks` of them hold all at once with 95% (Bonferroni)."""
+    return Z95 if looks == 1 else NormalDist().inv_cdf(1 - 0.025 / looks)
+
+
+def wilson(num_successes: int, num_tasks: int, z: float = Z95) -> tuple[float, float]:
+    """Wilson's score interval of a proportion (95% unless `z` says otherwise), without continuity correction."""
+    share, z2 = num_successes / num_tasks, z * z
     centre = (share + z2 / (2 * num_tasks)) / (1 + z2 / num_tasks)
-    half = Z95 / (1 + z2 / num_tasks) * math.sqrt(share * (1 - share) / num_tasks + z2 / (4 * num_tasks**2))
+    half = z / (1 + z2 / num_tasks) * math.sqrt(share * (1 - share) / num_tasks + z2 / (4 * num_tasks**2))
     low = 0.0 if num_successes == 0 else centre - half
     high = 1.0 if num_successes == num_tasks else centre + half
     return low, high
 
 
-def paired_difference(before: Mapping[str, float], after: Mapping[str, float]) -> Difference:
-    """After minus before over the tasks in both. For rewards of 0 and 1 Newcombe's interval, else the normal one.
+def paired_difference(before: Mapping[str, float], after: Mapping[str, float], looks: int = 1) -> Difference:
+    """After minus before over the tasks in both. For rewards of 0 and 1 Newcombe's interval, else the normal one; as
+    one of `looks` that are to hold at once it is wider.
 
     Newcombe, "Improved confidence intervals for the difference between binomial proportions based on paired data",
     Statistics in Medicine 17 (1998), method 10: Wilson's limits of the two shares, squared and added, less their
@@ -95,18 +103,37 @@ def paired_difference(before: Mapping[str, float], after: Mapping[str, float]) -
         both = sum(pair == (1, 1) for pair in pairs)
         gained = sum(pair == (0, 1) for pair in pairs)
         lost = sum(pair == (1, 0) for pair in pairs)
-        low, high = newcombe(both, gained, lost, num_tasks - both - gained - lost)
+        low, high = newcombe(both, gained, lost, num_tasks - both - gained - lost, quantile(looks))
     else:
-        low, high = _normal(differences)
+        low, high = _normal(differences, quantile(looks))
     return Difference(difference=fmean(differences), low=low, high=high, num_tasks=num_tasks)
 
 
-def newcombe(both: int, gained: int, lost: int, neither: int) -> tuple[float, float]:
-    """Method 10's 95% interval of (share after - share before), from the four counts of paired outcomes."""
+def loss_difference(
+    before: Mapping[str, tuple[float, int]], after: Mapping[str, tuple[float, int]], looks: int = 1
+) -> Difference:
+    """Loss after minus loss before over the rows in both. Each row has the sum of its losses and their number; a loss
+    is the sum of all sums over all numbers, so that the interval is that of a ratio: the normal one of
+    `(difference of the sums - ratio x number) / mean number` (linearization).
+
+    Source: W. Cochran, "Sampling techniques", 1977, equation 6.13.
+    """
+    pairs = [(after[row][0] - before[row][0], before[row][1]) for row in before if row in after]
+    num_rows, total = len(pairs), sum(count for _, count in pairs)
+    if total == 0:
+        return Difference(difference=math.nan, low=math.nan, high=math.nan, num_tasks=num_rows)
+    ratio = sum(change for change, _ in pairs) / total
+    rests = [(change - ratio * count) * num_rows / total for change, count in pairs]
+    low, high = _normal(rests, quantile(looks))
+    return Difference(difference=ratio, low=ratio + low, high=ratio + high, num_tasks=num_rows)
+
+
+def newcombe(both: int, gained: int, lost: int, neither: int, z: float = Z95) -> tuple[float, float]:
+    """Method 10's interval of (share after - share before), from the four counts of paired outcomes."""
     num_tasks = both + gained + lost + neither
     after, before = (both + gained) / num_tasks, (both + lost) / num_tasks
-    after_low, after_high = wilson(both + gained, num_tasks)
-    before_low, before_high = wilson(both + lost, num_tasks)
+    after_low, after_high = wilson(both + gained, num_tasks, z)
+    before_low, before_high = wilson(both + lost, num_tasks, z)
     phi = _correlation(both, gained, lost, neither)
 
     def reach(one: float, other: float) -> float:
@@ -128,10 +155,10 @@ def _correlation(both: int, gained: int, lost: int, neither: int) -> float:
     return excess / math.sqrt(product)
 
 
-def _normal(values_N: list[float]) -> tuple[float, float]:
+def _normal(values_N: list[float], z: float = Z95) -> tuple[float, float]:
     if len(values_N) < 2:
         return math.nan, math.nan
-    half = Z95 * stdev(values_N) / math.sqrt(len(values_N))
+    half = z * stdev(values_N) / math.sqrt(len(values_N))
     return fmean(values_N) - half, fmean(values_N) + half
 
 
@@ -147,7 +174,8 @@ def by_mode(evaluation: Evaluation | None) -> dict[str, Accuracy]:
 
 
 def accuracy_metrics(evaluation: Evaluation, prefix: str = "eval") -> dict[str, float]:
-    """An evaluation as metrics: `eval/greedy/accuracy`, `.../low`, `.../high`; further sets as `eval_<name>/...`."""
+    """An evaluation as metrics: `eval/greedy/accuracy`, `.../low`, `.../high`, and the means of what workflow and judge
+    measured (`eval/greedy/judge/<name>`); further sets as `eval_<name>/...`."""
     metrics: dict[str, float] = {}
     for mode, rewards in (("greedy", evaluation.greedy), ("sampled", evaluation.sampled)):
         if rewards:
@@ -159,6 +187,8 @@ def accuracy_metrics(evaluation: Evaluation, prefix: str = "eval") -> dict[str, 
             }
         if mode in evaluation.without_calls:
             metrics[f"{prefix}/{mode}/without_calls"] = float(evaluation.without_calls[mode])
+    for mode, by_name in evaluation.metrics.items():
+        metrics |= {f"{prefix}/{mode}/{name}": fmean(values.values()) for name, values in by_name.items() if values}
     for name, further in evaluation.further.items():
         metrics |= accuracy_metrics(further, f"{prefix}_{name}")
     return metrics

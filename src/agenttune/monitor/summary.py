@@ -11,11 +11,12 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agenttune.monitor.statistics import Accuracy, Evaluation, accuracy
+from agenttune.monitor.statistics import Accuracy, Evaluation, accuracy, paired_difference
+from agenttune.monitor.verdict import Verdict
 
 _LOADED = time.monotonic()
 
@@ -27,7 +28,7 @@ class Summary:
 
     `sampled_tokens` came from the engine for training, `trained_tokens` carried loss, `computed_tokens` went through
     the trainer's forward pass, prompts included. `held_out` has the numbers of a run without rollouts on held-out rows,
-    before and after (empty: nothing of that kind was measured).
+    before and after (empty: nothing of that kind was measured). `verdict` is None for a run that has not ended.
     """
 
     before: Evaluation | None
@@ -43,11 +44,16 @@ class Summary:
     model_dir: Path | None
     run_dir: Path
     held_out: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    verdict: Verdict | None = None
 
 
 def write_summary(path: Path, summary: Summary) -> None:
     """Write `summary.json`. A number that is not known is null."""
-    content: dict[str, Any] = {"before": _modes(summary.before), "after": _modes(summary.after)}
+    content: dict[str, Any] = {
+        "verdict": None if summary.verdict is None else asdict(summary.verdict),
+        "before": _modes(summary.before),
+        "after": _modes(summary.after),
+    }
     further = {
         name: {
             "before": _modes(summary.before.further.get(name) if summary.before else None),
@@ -57,6 +63,8 @@ def write_summary(path: Path, summary: Summary) -> None:
     }
     if further:
         content["further"] = further
+    if measured := _metrics(summary.before, summary.after):
+        content["metrics"] = measured
     if summary.held_out:
         content["held_out"] = {name: dict(numbers) for name, numbers in summary.held_out.items()}
     content |= {
@@ -74,6 +82,27 @@ def write_summary(path: Path, summary: Summary) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
     os.replace(temporary, path)
+
+
+def _metrics(before: Evaluation | None, after: Evaluation | None) -> dict[str, Any]:
+    """What workflow and judge measured on held-out tasks, by mode and name: before, after, the paired difference."""
+    found: dict[str, Any] = {}
+    first = before.metrics if before is not None else {}
+    second = after.metrics if after is not None else {}
+    for mode in dict.fromkeys([*first, *second]):
+        olds, news = first.get(mode, {}), second.get(mode, {})
+        found[mode] = {
+            name: {
+                "before": _numbers(accuracy(olds.get(name, {}).values())),
+                "after": _numbers(accuracy(news.get(name, {}).values())),
+                "difference": {
+                    part: _finite(value) if isinstance(value, float) else value
+                    for part, value in asdict(paired_difference(olds.get(name, {}), news.get(name, {}))).items()
+                },
+            }
+            for name in sorted({*olds, *news})
+        }
+    return found
 
 
 def _further_names(summary: Summary) -> list[str]:

@@ -29,6 +29,7 @@ from agenttune.plan.sizes import Sizes
 from agenttune.plan.workload import Workload
 from agenttune.sync.schedule import Schedule
 from agenttune.trainer.scores import MAX_LOGITS
+from agenttune.trainer.step_start import SHARE
 
 When = Literal["always", "loading", "training", "generating", "syncing"]
 
@@ -151,12 +152,26 @@ def places(
     moving = _moving(config, models, hardware, vllm=vllm) if serving and not certain else []
     if hardware.kind == "cpu":  # one memory for all processes
         every = [replace(item, num_bytes=num_trainers * item.num_bytes) for item in [*process, *training]]
-        return (_place("this machine", 1, hardware, [*every, *serving, *moving]),)
+        held = [*every, *serving, *moving]
+        start = [] if certain else _step_start(config, held, hardware)
+        return (_place("this machine", 1, hardware, [*held, *start]),)
     if serving and not is_colocated(config):
         trainers = _place("trainer", num_trainers, hardware, [*process, *training, *moving])
         return trainers, _place("engine", num_engines, hardware, [*process, *serving])
     name, count = "trainer and engine" if serving else "trainer", max(num_trainers, num_engines)
     return (_place(name, count, hardware, [*process, *training, *serving, *moving]),)
+
+
+def _step_start(config: RunConfig, held: Sequence[Item], hardware: Hardware) -> list[Item]:
+    """The copy of weights and moments that a step of several updates keeps beside what is held (`trainer.step_start`),
+    if there is room for it."""
+    if config.trainer.num_minibatches * config.trainer.epochs == 1:
+        return []
+    num_bytes = 3 * sum(item.num_bytes for item in held if item.role.endswith("AdamW moments")) // 2
+    lasting = sum(i.num_bytes for i in held if i.when == "always" or i.role.endswith("gradients"))
+    if num_bytes > SHARE * (hardware.memory_bytes - lasting):
+        return []
+    return [Item(role="start of a step, to go back to", num_bytes=num_bytes, when="training")]
 
 
 def num_processes(config: RunConfig) -> int:

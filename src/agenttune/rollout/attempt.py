@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agenttune.errors import ConfigError, DatasetError, TokenCapError
+from agenttune.rollout.choices import returned_text
 from agenttune.rollout.model_exceptions import declares_unusable, named_outcome
 from agenttune.rollout.places import causes, describe, place_of_error
 from agenttune.rollout.signature import judge_arguments, name_of, workflow_arguments
@@ -39,6 +40,10 @@ CONNECTION_ERRORS = {
 
 GATEWAY = "gateway/"
 """Prefix of the metrics that a session counts, beside the user's own."""
+WORKFLOW = "workflow/"
+"""Prefix of the workflow's own metrics, in what is shown and logged; a rollout has them under their plain names."""
+JUDGE = "judge/"
+"""Prefix of the judge's own metrics."""
 AUXILIARY = "auxiliary/"
 """Prefix of the counts of auxiliary models."""
 
@@ -155,15 +160,19 @@ class OpenedSession:
 class Ended:
     """How an attempt ended. `reward` is set when the outcome is OK (None: the workflow gave none, and none is needed).
 
-    Where the workflow gave each call a reward of its own, `call_rewards` holds them by the call's index; calls that are
-    not in it are left out of training. None: `reward` is that of all calls. `outside`: a server that could not be
-    reached made it fail, and nothing that the model said.
+    Where the workflow says which calls take part, `call_rewards` holds what it wrote on each of them, by the call's
+    index; the others are left out of training. None: all take part. `step_rewards` and `states` are those of `Rollout`.
+    `answer` is the text that the workflow returned, where a request asked for several choices. `outside`: a server that
+    could not be reached made it fail, and nothing that the model said.
     """
 
     outcome: Outcome
     reward: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     call_rewards: Mapping[int, float] | None = None
+    step_rewards: Mapping[int, float] = field(default_factory=dict)
+    states: Mapping[int, str] = field(default_factory=dict)
+    answer: str | None = None
     error: str | None = None
     outside: bool = False
 
@@ -179,8 +188,8 @@ class UserFunctions:
         judge: Callable[..., Any] | None,
         workflow_args: Mapping[str, Any],
         *,
-        needs_reward: bool = True,
-        model_exceptions: Sequence[str] = (),
+        needs_reward: bool,
+        model_exceptions: Sequence[str],
     ) -> None:
         self.workflow = workflow
         self.judge = judge
@@ -201,7 +210,7 @@ class UserFunctions:
             failed = Outcome.INFRASTRUCTURE if session.auxiliary_failure is not None else session.failure
             return self._failed(error, failed, Outcome.WORKFLOW_ERROR, task, session)
         failure = session.failure
-        session.close()  # the judge, and what the workflow left running, make no calls in the agent's name
+        calls = session.close()  # the judge, and what the workflow left running, make no calls in the agent's name
         if failure is not None and failure not in MODEL_CAUSED:
             return Ended(outcome=failure, error=f"a model call failed: {session.failure_reason}")
         if (reason := session.auxiliary_failure) is not None:  # that the workflow swallowed
@@ -212,11 +221,18 @@ class UserFunctions:
             if failure is not None:  # e.g. the workflow caught the context overflow and returned None
                 return Ended(outcome=failure, error=str(error))
             raise
+        answer = returned_text(response) if any(call.request is not None for call in calls) else None
         if self.judge is None and reward is None:
-            return Ended(outcome=Outcome.OK, metrics=metrics)
+            return Ended(outcome=Outcome.OK, metrics=metrics, answer=answer)
         if self.judge is None:
             ended = self._scored(reward, metrics, Outcome.WORKFLOW_ERROR, f"workflow_func `{name_of(self.workflow)}`")
-            return dataclasses.replace(ended, call_rewards=getattr(output, "call_rewards", None))
+            return dataclasses.replace(
+                ended,
+                call_rewards=getattr(output, "call_rewards", None),
+                step_rewards=getattr(output, "step_rewards", None) or {},
+                states=getattr(output, "states", None) or {},
+                answer=answer,
+            )
         try:
             further = self._optional(self._judge_takes, session)
             judgement = await self.judge(task=row, response=response, **further)
@@ -227,8 +243,10 @@ class UserFunctions:
         if (reason := session.auxiliary_failure) is not None:  # that the judge swallowed: its score means nothing
             return Ended(outcome=Outcome.JUDGE_ERROR, error=reason, outside=True)
         judged = getattr(judgement, "reward", judgement)
-        metrics = {**metrics, **self._read_metrics(getattr(judgement, "metrics", None))}
-        return self._scored(judged, metrics, Outcome.JUDGE_ERROR, f"judge_func `{name_of(self.judge)}`")
+        of_judge = self._read_metrics(getattr(judgement, "metrics", None))
+        metrics = {**metrics, **{f"{JUDGE}{name}": value for name, value in of_judge.items()}}
+        ended = self._scored(judged, metrics, Outcome.JUDGE_ERROR, f"judge_func `{name_of(self.judge)}`")
+        return dataclasses.replace(ended, answer=answer)
 
     def _optional(self, names: frozenset[str], session: OpenedSession) -> dict[str, Any]:
         """Those of the optional arguments that a function takes; nothing in them is shared between attempts."""
@@ -278,7 +296,9 @@ class UserFunctions:
         if any(map(is_connection_error, causes(error))):
             return Outcome.INFRASTRUCTURE
         outcome = named_outcome(error, self._model_exceptions)
-        return Outcome.TOKEN_LIMIT if cut and outcome != Outcome.CALL_LIMIT else outcome or otherwise
+        if cut and outcome != Outcome.CALL_LIMIT and (outcome is not None or not isinstance(error, OSError)):
+            return Outcome.TOKEN_LIMIT
+        return outcome or otherwise
 
     def _read_output(self, output: Any) -> tuple[Any, Any, dict[str, float]]:
         """(reward, response, metrics) of a `WorkflowOutput`, of an object like it, or of a plain number."""
@@ -303,7 +323,9 @@ class UserFunctions:
             self._warn_once(
                 "reward", "workflow_func `%s` returns a reward, but there is a judge_func: the judge's counts", name
             )
-        return output_reward, response, self._read_metrics(metrics)
+        own = self._read_metrics(metrics)
+        taken = (GATEWAY, AUXILIARY, WORKFLOW, JUDGE)
+        return output_reward, response, {f"{WORKFLOW * name.startswith(taken)}{name}": own[name] for name in own}
 
     def _scored(self, reward: Any, metrics: dict[str, float], otherwise: Outcome, who: str) -> Ended:
         number = as_number(reward)

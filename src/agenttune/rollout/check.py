@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from statistics import median, pstdev
 
-from agenttune.rollout.statistics import RolloutStatistics, summarize
-from agenttune.types import Call, Group
+from agenttune.config.public import TunerModelConfig
+from agenttune.rollout.agent_habits import cached_answers, own_temperature, own_truncation
+from agenttune.rollout.statistics import NAME_IT, RolloutStatistics, replaced_note, summarize, without_calls
+from agenttune.types import Call, Group, Outcome, Rollout
 
 WIDTH = 80
 MAX_REWARDS_SHOWN = 8
 FAILED_TOO_OFTEN = 0.25
 TRUNCATED_TOO_OFTEN = 0.1
+IDLE_TOO_OFTEN = 0.25
+OUTSIDE = frozenset({Outcome.INFRASTRUCTURE, Outcome.CANCELLED})
+"""Failures that say nothing of the next attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +44,8 @@ class CheckReport:
     """What the check found. `ready` is false if a finding is in the way of training.
 
     `has_signal`: at least one group has rewards that differ, or none are needed. `trains`: a token was sampled that may
-    carry loss. `lengths` are the sampled tokens of a rollout (least, median, most); `seconds` the median of a rollout.
+    carry loss. `all_failed` says why nothing can be trained, where every rollout failed at its first attempt (empty
+    where not). `lengths` are the sampled tokens of a rollout (least, median, most); `seconds` the median of a rollout.
     """
 
     ready: bool
@@ -50,6 +56,7 @@ class CheckReport:
     lengths: tuple[int, float, int]
     seconds: float
     statistics: RolloutStatistics
+    all_failed: str = ""
 
     def lines(self) -> list[str]:
         """The report as plain text, at most 80 columns wide."""
@@ -77,9 +84,11 @@ class CheckReport:
         return text
 
 
-def check_groups(groups: Sequence[Group], *, needs_reward: bool = True) -> CheckReport:
+def check_groups(
+    groups: Sequence[Group], *, needs_reward: bool = True, model: TunerModelConfig | None = None
+) -> CheckReport:
     """Judge the groups of the check. Without `needs_reward` rewards that do not differ, or are not there, are in
-    nobody's way."""
+    nobody's way. `model` says how calls are sampled that do not set it themselves."""
     statistics = summarize(groups)
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     calls = [call for rollout in rollouts for call in rollout.calls]
@@ -94,16 +103,51 @@ def check_groups(groups: Sequence[Group], *, needs_reward: bool = True) -> Check
     )
     has_signal = not needs_reward or _has_signal(tasks)
     problems = [*_problems(statistics, tasks, bool(calls), has_signal), *_nothing_trains(calls)]
+    all_failed = _all_failed(groups, statistics)
+    if all_failed and not statistics.failures:  # a retry saved each of them
+        problems.append(" ".join(all_failed.split()))
+    habits = [cached_answers(groups)]
+    if model is not None:
+        problems += filter(None, [own_truncation(groups, model)])
+        habits.append(own_temperature(groups, model))
     return CheckReport(
         ready=not problems,
         has_signal=has_signal,
         trains=any(call.trainable for call in calls),
-        findings=(*problems, *_remarks(statistics, calls)),
+        findings=(*problems, *_remarks(statistics, calls), *filter(None, habits)),
         tasks=tasks,
         lengths=(min(tokens), median(tokens), max(tokens)),
         seconds=median([rollout.seconds for rollout in rollouts] or [0.0]),
         statistics=statistics,
+        all_failed=all_failed,
     )
+
+
+def _all_failed(groups: Sequence[Group], found: RolloutStatistics) -> str:
+    """Why nothing can be trained, if every rollout's first attempt failed; servers that were not there may be there
+    again, where a later attempt shows it."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    firsts = {(one.group_id, one.index): one for group in groups for one in (*group.rollouts, *group.attempts)}
+    firsts |= {(one.group_id, one.index): one for group in groups for one in group.attempts if one.attempt == 0}
+    if not rollouts or any(first.scored for first in firsts.values()):
+        return ""
+    if any(one.scored for one in rollouts) and any(first.outcome in OUTSIDE for first in firsts.values()):
+        return ""
+    return (
+        f"the first attempt of each of the {len(firsts)} rollouts failed; by cause, with the first error of each:\n"
+        + "\n".join(f"  {line}" for line in _causes_of(firsts.values()))
+    )
+
+
+def _causes_of(failed: Collection[Rollout]) -> list[str]:
+    by_cause: dict[Outcome, list[Rollout]] = {}
+    for rollout in failed:
+        by_cause.setdefault(rollout.outcome, []).append(rollout)
+    hint = {Outcome.WORKFLOW_ERROR: f" ({NAME_IT})"}
+    return [
+        f"{len(found)} x {cause.value}: {found[0].error or 'no message'}{hint.get(cause, '')}"
+        for cause, found in by_cause.items()
+    ]
 
 
 def _has_signal(tasks: Sequence[TaskCheck]) -> bool:
@@ -123,6 +167,8 @@ def _problems(found: RolloutStatistics, tasks: Sequence[TaskCheck], any_calls: b
         problems.append("no rollout called the model: the workflow must use the `model` it is handed (model.client)")
     elif found.num_excluded < found.num_rollouts and not has_signal:
         problems.append(_no_spread(tasks))
+    if any_calls and found.num_without_calls > IDLE_TOO_OFTEN * found.num_rollouts:
+        problems.append(without_calls(found, "they teach nothing"))
     return problems
 
 
@@ -171,6 +217,8 @@ def _remarks(found: RolloutStatistics, calls: Sequence[Call]) -> list[str]:
                 f"{outcome.value}: {found.first_errors.get(outcome, 'no message')}" for outcome in outcomes
             )
             remarks.append(f"{sum(found.retries.values())} attempts failed and were repeated: {first}")
+    if found.num_replaced:
+        remarks.append(replaced_note(found))
     if found.truncated_share > TRUNCATED_TOO_OFTEN:
         remarks.append(
             f"{_percent(found.truncated_share)} of the calls stopped at their token limit: raise model.max_tokens "
@@ -186,10 +234,8 @@ def _remarks(found: RolloutStatistics, calls: Sequence[Call]) -> list[str]:
         remarks.append(
             "tools were offered, but no answer called one: check model.tool_call_parser and the model's chat template"
         )
-    if found.num_without_calls and calls:
-        remarks.append(
-            f"{found.num_without_calls} of {found.num_rollouts} rollouts made no model call: they teach nothing"
-        )
+    if calls and 0 < found.num_without_calls <= IDLE_TOO_OFTEN * found.num_rollouts:
+        remarks.append(without_calls(found, "they teach nothing"))
     return remarks
 
 

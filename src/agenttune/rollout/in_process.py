@@ -18,7 +18,15 @@ from typing import Any, Literal, Protocol
 from agenttune.errors import ConfigError, EngineLostError
 from agenttune.rollout.attempt import Ended, OpenedSession, Session, UserFunctions
 from agenttune.rollout.places import describe, place_of_task
-from agenttune.rollout.user_loop import GRACE_S, WATCH_EVERY_S, LoopAbandonedError, LoopBlockedError, Run, UserLoop
+from agenttune.rollout.user_loop import (
+    GRACE_S,
+    WATCH_EVERY_S,
+    LoopAbandonedError,
+    LoopBlockedError,
+    Run,
+    UserLoop,
+    context_of,
+)
 from agenttune.types import Call, Outcome, Task
 
 log = logging.getLogger("agenttune.rollout")
@@ -79,15 +87,16 @@ class InProcess:
         """See `Attempts.run`. On any one event loop."""
         began = time.monotonic()
         assert callable(asked.opens)
-        try:
-            session = OpenedSession(asked.opens(asked.rollout_id, asked.noise_seed))
+        run = Run(asked.rollout_id, self._timeout_s)
+        try:  # in the run's context, so that the session knows whose it is
+            session = OpenedSession(context_of(run).run(asked.opens, asked.rollout_id, asked.noise_seed))
         except (ConfigError, EngineLostError):  # would fail every rollout alike
             raise
         except Exception as error:  # the failure boundary of the serving side
             ended = Ended(outcome=Outcome.INFRASTRUCTURE, error=describe(error))
             return Attempted(ended=ended, noticed={}, seconds=time.monotonic() - began)
         code = functools.partial(self._functions.attempt, asked.task, session)
-        run = self._users.start(code, label=asked.rollout_id, timeout_s=self._timeout_s)
+        self._users.start(run, code)
         try:
             ended, counts = await self._supervise(run, session)
         finally:
@@ -125,6 +134,8 @@ class InProcess:
             self._users.cancel(run)
             await self._wait_for_end(run, changed)
         error = run.future.exception() if run.future.done() else None
+        if run.misuse is not None:
+            return Ended(outcome=Outcome.WORKFLOW_ERROR, error=run.misuse), True
         if isinstance(error, LoopBlockedError):
             return Ended(outcome=Outcome.BLOCKED_LOOP, error=str(error)), True
         if isinstance(error, LoopAbandonedError):

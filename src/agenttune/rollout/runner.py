@@ -28,7 +28,8 @@ from typing import Any
 
 from agenttune.config.run import RolloutConfig
 from agenttune.errors import RolloutError
-from agenttune.rollout.attempt import UserFunctions
+from agenttune.rollout.attempt import Ended, UserFunctions
+from agenttune.rollout.choices import only_used, requests
 from agenttune.rollout.in_process import Asked, Attempted, Attempts, InProcess, Opens
 from agenttune.rollout.retries import is_final
 from agenttune.types import MODEL_CAUSED, Call, CallStatus, Group, Outcome, Rollout, Task
@@ -89,6 +90,7 @@ class RolloutRunner:
         self._attempts = attempts(functions) if attempts is not None else InProcess(functions, config.timeout_s)
         self._fatal: Exception | None = None
         self._fatal_place: TracebackType | None = None
+        self._said_unused = False
         self._closed = False
         self._groups: set[asyncio.Task[Any]] = set()
         self._members: set[asyncio.Task[Any]] = set()
@@ -270,16 +272,37 @@ class RolloutRunner:
             task_id=ticket.task.id,
             index=ticket.index,
             attempt=attempt,
-            calls=calls if ended.call_rewards is None else _leave_out(calls, ended.call_rewards),
+            calls=self._marked(calls, ended),
             outcome=ended.outcome,
             reward=reward,
             metrics={**came.noticed, **ended.metrics},
             call_rewards=ended.call_rewards or {},
+            step_rewards=ended.step_rewards,
+            states=ended.states,
             error=ended.error,
             seconds=came.seconds,
             unrecorded_answers=None if came.num_answers is None else came.num_answers if not calls else 0,
         )
         return rollout, came
+
+    def _marked(self, calls: tuple[Call, ...], ended: Ended) -> tuple[Call, ...]:
+        """The calls, with those marked that the workflow left out, or where it does not say which it used, the choices
+        that it did not go on with."""
+        if ended.call_rewards is not None:
+            return _leave_out(calls, ended.call_rewards)
+        if self._config.choices == "all":
+            return calls
+        marked = only_used(calls, ended.answer)
+        for choices in requests(calls):
+            if not self._said_unused and all(marked[call.index].status == CallStatus.UNUSED for call in choices):
+                self._said_unused = True
+                log.warning(
+                    "a request for %d choices, of which nothing tells which one the agent used: none of them is "
+                    "trained. Go on from its message, or return its text as WorkflowOutput.response; for an agent that "
+                    "uses all of them (a vote) set rollout.choices: all",
+                    len(choices),
+                )
+        return marked
 
 
 def _retrieve(group: asyncio.Task[Any]) -> None:

@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 from statistics import fmean, median, pstdev
 
 from agenttune.errors import RolloutError
-from agenttune.rollout.attempt import AUXILIARY, GATEWAY
+from agenttune.rollout.attempt import AUXILIARY, GATEWAY, JUDGE, WORKFLOW
 from agenttune.rollout.retries import replaced
 from agenttune.types import Group, Outcome, Rollout
 
+OF_USER = (JUDGE, WORKFLOW)
+"""How a step's metrics begin that workflow and judge gave."""
 QUICK = 0.1
 """A rollout without a call that took less than this share of what one with calls takes did nothing itself."""
 CACHED = (
@@ -81,7 +83,8 @@ class RolloutStatistics:
         return self.num_replaced / self.num_rollouts if self.num_rollouts else 0.0
 
     def metrics(self) -> dict[str, float]:
-        """Numbers for the monitors; what has no value is left out. The user's own are under `workflow/`."""
+        """Numbers for the monitors; what has no value is left out. The user's own are under
+        `workflow/` and `judge/`."""
         numbers = {
             "reward/mean": self.reward_mean,
             "reward/std": self.reward_std,
@@ -117,10 +120,7 @@ class RolloutStatistics:
             number, causes = sum(self.scored_failures.values()), _counted(self.scored_failures)
             found.append(f"{number} of {self.num_rollouts} rollouts failed by the model: failure_reward ({causes})")
         if self.num_replaced:
-            found.append(
-                f"{self.num_replaced} of {self.num_rollouts} rollouts replaced by a retry that gave other answers "
-                f"({_counted(self.replaced)})"
-            )
+            found.append(replaced_note(self))
         if self.num_without_calls:
             found.append(without_calls(self, "they teach nothing"))
         if hint := self._hint():
@@ -192,6 +192,14 @@ def check_excluded(groups: Iterable[Group], max_excluded_share: float) -> None:
     )
 
 
+def replaced_note(found: RolloutStatistics) -> str:
+    """How many rollouts a retry gave other answers than those that failed, by what had failed."""
+    return (
+        f"{found.num_replaced} of {found.num_rollouts} rollouts replaced by a retry that gave other answers "
+        f"({_counted(found.replaced)})"
+    )
+
+
 def without_calls(found: RolloutStatistics, otherwise: str) -> str:
     """What rollouts that ended well without an answer of the model mean: a cache, where they took no time, else
     `otherwise`."""
@@ -205,8 +213,8 @@ def without_calls(found: RolloutStatistics, otherwise: str) -> str:
 
 
 def is_flat(group: Group) -> bool:
-    """Whether two or more rollouts of a group have rewards, all the same."""
-    rewards = [rollout.reward for rollout in group.scored if rollout.reward is not None]
+    """Whether two or more rollouts of a group in which the model answered have rewards, all the same."""
+    rewards = [rollout.reward for rollout in group.scored if rollout.answered and rollout.reward is not None]
     return len(rewards) > 1 and len(set(rewards)) == 1
 
 
@@ -247,7 +255,13 @@ def _auxiliary_totals(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def _namespaced(name: str) -> str:
-    return name if name.startswith((GATEWAY, AUXILIARY)) else f"workflow/{name}"
+    return name if name.startswith((GATEWAY, AUXILIARY, JUDGE, WORKFLOW)) else f"{WORKFLOW}{name}"
+
+
+def given(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Of a rollout's metrics those that workflow and judge gave, under the name of who gave them."""
+    own = {name: value for name, value in metrics.items() if not name.startswith((GATEWAY, AUXILIARY))}
+    return dict(sorted((_namespaced(name), value) for name, value in own.items()))
 
 
 def _median(values: Sequence[float]) -> float:

@@ -63,7 +63,8 @@ class LoopAbandonedError(RuntimeError):
 
 
 class Run:
-    """One piece of user code on the loop. `started` and `future` resolve from the loop's thread."""
+    """One piece of user code on the loop. `started` and `future` resolve from the loop's thread. `misuse`: why it
+    fails, whatever its code makes of it, if it called another run's model, or another one called its own."""
 
     def __init__(self, label: str, timeout_s: float) -> None:
         self.label = label
@@ -72,6 +73,11 @@ class Run:
         self.future: Future[Any] = Future()
         self.task: asyncio.Task[None] | None = None
         self.cancelled = False
+        self.misuse: str | None = None
+
+    def fail(self, reason: str) -> None:
+        """Let it fail; the first reason stays. From any thread."""
+        self.misuse = self.misuse or reason
 
     def overdue(self, now: float) -> bool:
         """Whether its time limit, and the grace to end after it, have passed."""
@@ -86,6 +92,13 @@ class Run:
                 self.future.set_result(result)
         except InvalidStateError:
             pass  # abandoned before, and ended after all
+
+
+def context_of(run: Run) -> contextvars.Context:
+    """A context in which code belongs to this run."""
+    context = contextvars.copy_context()
+    context.run(owner.set, run)
+    return context
 
 
 class DaemonThreads(ThreadPoolExecutor):
@@ -149,9 +162,7 @@ class LoopThread:
         if run.cancelled or run.future.done():
             run.resolve(error=asyncio.CancelledError())
             return
-        context = contextvars.copy_context()
-        context.run(owner.set, run)
-        run.task = self.loop.create_task(self._run(run, code), name=run.label, context=context)
+        run.task = self.loop.create_task(self._run(run, code), name=run.label, context=context_of(run))
 
     async def _run(self, run: Run, code: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         run.started.set_result(time.monotonic())
@@ -207,12 +218,10 @@ class UserLoop:
         """Loops that user code hung so far."""
         return len(self._left_behind)
 
-    def start(self, code: Callable[[], Coroutine[Any, Any, Any]], *, label: str, timeout_s: float) -> Run:
-        """Run a coroutine function. The time limit is only what the watchdog measures blocking code by."""
-        run = Run(label, timeout_s)
+    def start(self, run: Run, code: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        """Run a coroutine function. The run's time limit is only what the watchdog measures blocking code by."""
         with self._lock:
             self._current.start(run, code)
-        return run
 
     def cancel(self, run: Run) -> None:
         """Ask a run to end. Code that blocks the loop, or swallows the cancellation, does not."""

@@ -5,7 +5,8 @@ In: held-out rows, the tutor and the trainer. Out: `HeldOutLoss`: the mean over 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,13 +16,13 @@ from agenttune.errors import DatasetError
 from agenttune.execution.trainers import AnySupervisedTrainer
 from agenttune.supervised.batches import weighted
 from agenttune.supervised.lessons import Tutor
-from agenttune.types import Task
+from agenttune.types import Experience, Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutLoss:
     """`loss` is in nats per token, or the mean over pairs; `accuracy` and `margin` as in `Learnt`. `rows_too_long` were
-    left out of `rows`."""
+    left out of `rows`. `by_row` has for each row the sum of its losses and their number (tokens, or one pair)."""
 
     loss: float
     rows: int
@@ -29,10 +30,11 @@ class HeldOutLoss:
     tokens: int
     accuracy: float | None
     margin: float | None
+    by_row: Mapping[str, tuple[float, int]]
 
     def numbers(self) -> dict[str, float]:
         """By name, without what does not apply."""
-        found = {name: getattr(self, name) for name in self.__slots__}
+        found = {name: getattr(self, name) for name in self.__slots__ if name != "by_row"}
         return {name: float(value) for name, value in found.items() if value is not None}
 
 
@@ -52,6 +54,7 @@ class HeldOut:
         algorithm = self.algorithm if by_pairs else replace(self.algorithm, aggregation="token-mean")
         total, units, num_tokens, num_rows, too_long = 0.0, 0, 0, 0, 0
         margins: list[float] = []
+        by_row: dict[str, tuple[float, int]] = {}
         for start in range(0, len(self.rows), self.batch_size):
             rows = self.rows[start : start + self.batch_size]
             lessons = [self.tutor.lesson(row) for row in rows]
@@ -67,6 +70,8 @@ class HeldOut:
             num_tokens += tokens
             num_rows += sum(bool(lesson.experiences) for lesson in lessons)
             margins += measured.margins.values()
+            sizes = _loss_tokens(experiences)
+            by_row |= {row: (part * count, 1 if by_pairs else sizes[row]) for row, part in measured.rows.items()}
         if not units:
             raise DatasetError(
                 f"none of the {len(self.rows)} held-out rows fits the model: model.max_model_len is "
@@ -79,4 +84,13 @@ class HeldOut:
             tokens=num_tokens,
             accuracy=sum(margin > 0 for margin in margins) / len(margins) if margins else None,
             margin=sum(margins) / len(margins) if margins else None,
+            by_row=by_row,
         )
+
+
+def _loss_tokens(experiences: Sequence[Experience]) -> Counter[str]:
+    """Loss tokens of each row by its id."""
+    sizes: Counter[str] = Counter()
+    for experience in experiences:
+        sizes[experience.rollout_id] += int(np.count_nonzero(experience.loss_mask_T))
+    return sizes

@@ -26,7 +26,8 @@ from agenttune.execution.trainers import AnySupervisedTrainer
 from agenttune.experience.journal import Journal
 from agenttune.monitor.display import Display, StepReport
 from agenttune.monitor.metrics import Monitor
-from agenttune.monitor.statistics import Evaluation, accuracy, accuracy_metrics
+from agenttune.monitor.statistics import Evaluation, accuracy_metrics
+from agenttune.monitor.verdict import RowLosses, is_best, is_least
 from agenttune.steps import Checkpoints, Recorded, TimeLimit, deferred_interrupt
 from agenttune.supervised.batches import split, weighted
 from agenttune.supervised.checks import check_step
@@ -38,13 +39,15 @@ from agenttune.tasks.order import Order, distinct
 from agenttune.types import Check, Experience, Task
 
 KIND = "supervised"
+EVALUATIONS = ("before", "after", "found_at_best")
 
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
     """How far a run is. Saved in every checkpoint; counts are over all its sessions. `version` is the policy that
-    `step` led to; `best` is the accuracy, or the negative held-out loss, of the best checkpoint, which is that of
-    `best_step`."""
+    `step` led to; `found_at_best` and `rows_at_best` are what was found of the checkpoint of `best_step` (None: none
+    was better than the start), `num_evaluated` counts the evaluations of checkpoints. `rows_*` have each held-out row's
+    losses (`HeldOutLoss.by_row`)."""
 
     step: int = 0
     version: int = 0
@@ -53,8 +56,12 @@ class Progress:
     trained_tokens: int = 0
     computed_tokens: int = 0
     seconds_to_first_step: float | None = None
-    best: float | None = None
     best_step: int | None = None
+    num_evaluated: int = 0
+    found_at_best: Evaluation | None = None
+    rows_at_best: RowLosses | None = None
+    rows_before: RowLosses | None = None
+    rows_after: RowLosses | None = None
     before: Evaluation | None = None
     after: Evaluation | None = None
     loss_before: Mapping[str, float] | None = None
@@ -64,19 +71,34 @@ class Progress:
     def to_json(self) -> dict[str, Any]:
         """As plain JSON."""
         content = {name: getattr(self, name) for name in self.__slots__}
-        for name in ("before", "after"):
+        for name in EVALUATIONS:
             content[name] = None if content[name] is None else evaluation_to_json(content[name])
         return {"kind": KIND, **content}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Progress:
-        """The way back. Raises `ConfigError` for the position of a run with rollouts."""
-        fields = dict(content)
-        if fields.pop("kind", None) != KIND:
+        """The way back, also from earlier checkpoints, which noted other things of their best one. Raises `ConfigError`
+        for the position of a run with rollouts."""
+        if content.get("kind") != KIND:
             raise ConfigError("the run of this name learns from rollouts: choose another experiment_name")
-        for name in ("before", "after"):
-            fields[name] = None if fields[name] is None else evaluation_from_json(fields[name])
+        fields = {name: value for name, value in content.items() if name in cls.__slots__}
+        for name in EVALUATIONS:
+            fields[name] = None if fields.get(name) is None else evaluation_from_json(fields[name])
         return cls(**fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What an evaluation found: rewards of the agent; the loss on held-out rows in numbers, and row by row."""
+
+    rewards: Evaluation | None
+    numbers: Mapping[str, float] | None
+    rows: RowLosses | None
+
+    @property
+    def empty(self) -> bool:
+        """Whether there was nothing to evaluate."""
+        return self.rewards is None and self.rows is None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -172,6 +194,7 @@ class SupervisedLoop:
             seconds_to_first_step=self.process_seconds() - evaluation_s if first is None else first,
             after=None,  # a finished run that goes on is evaluated anew
             loss_after=None,
+            rows_after=None,
             order=self.order.state(),
         )
         metrics = {
@@ -206,45 +229,53 @@ class SupervisedLoop:
         if known or not self.config.evaluation.before_and_after:
             return 0.0
         began = time.perf_counter()
-        progress.before, progress.loss_before = self._evaluate("before", with_further=True)
+        found = self._evaluate("before", with_further=True)
+        progress.before, progress.loss_before, progress.rows_before = found.rewards, found.numbers, found.rows
         return time.perf_counter() - began
 
-    def _evaluate(self, name: str, *, with_further: bool) -> tuple[Evaluation | None, Mapping[str, float] | None]:
+    def _evaluate(self, name: str, *, with_further: bool) -> Found:
         """Rewards of the agent, and the loss on held-out rows, as far as there is something to evaluate."""
-        found, numbers = None, None
+        rewards, numbers, rows = None, None, None
         if self.held_out is not None:
-            numbers = self.held_out.measure().numbers()
+            measured = self.held_out.measure()
+            numbers, rows = measured.numbers(), measured.by_row
             self.monitor.log(self.progress.step, {f"eval/{key}": value for key, value in numbers.items()})
             self.display.message(f"evaluated {name}: held-out loss {numbers['loss']:.4f} on {numbers['rows']:g} rows")
         if self.evaluator is not None and self.serving is not None:
             self.serving.publish(self.trainer.version, self.trainer.state_tensors())
-            found = self.evaluator.evaluate(self.trainer.version, name=name, with_further=with_further)
-            self.monitor.log(self.progress.step, accuracy_metrics(found))
-        return found, numbers
+            rewards = self.evaluator.evaluate(self.trainer.version, name=name, with_further=with_further)
+            self.monitor.log(self.progress.step, accuracy_metrics(rewards))
+        return Found(rewards=rewards, numbers=numbers, rows=rows)
 
     def _save_and_evaluate(self) -> None:
         step, algorithm = self.progress.step, self.config.algorithm
         if step >= self.total_steps:
             return
         if step % algorithm.eval_interval_steps == 0:
-            self._save(_merit(*self._evaluate(f"step {step}", with_further=False)))
+            self._save(self._evaluate(f"step {step}", with_further=False))
         elif step % algorithm.save_interval_steps == 0:
             self._save()
 
     def _finish(self) -> None:
         """Evaluate the final weights and save them, unless an earlier session did."""
-        progress, merit = self.progress, None
+        progress, found = self.progress, None
         known = progress.after is not None or progress.loss_after is not None
         if not known and self.config.evaluation.before_and_after:
-            progress.after, progress.loss_after = self._evaluate("after", with_further=True)
-            merit = _merit(progress.after, progress.loss_after)
-        self._save(merit)
+            found = self._evaluate("after", with_further=True)
+            progress.after, progress.loss_after, progress.rows_after = found.rewards, found.numbers, found.rows
+        self._save(found)
 
-    def _save(self, merit: float | None = None) -> None:
-        """Write a checkpoint of the last whole step; it becomes `best` if it is no worse than that."""
+    def _save(self, found: Found | None = None) -> None:
+        """Write a checkpoint of the last whole step; it becomes `best` if it is better than the start and no worse than
+        the best so far."""
         progress = self.progress
-        if merit is not None and (progress.best is None or merit >= progress.best):
-            self.progress = replace(progress, best=merit, best_step=progress.step)
+        if found is not None and not found.empty:
+            progress = replace(progress, num_evaluated=progress.num_evaluated + 1)
+            if self._is_best(found):
+                progress = replace(
+                    progress, best_step=progress.step, found_at_best=found.rewards, rows_at_best=found.rows
+                )
+            self.progress = progress
         self.checkpoints.save(self._recorded())
 
     def _recorded(self) -> Recorded:
@@ -253,15 +284,16 @@ class SupervisedLoop:
             step=progress.step, version=progress.version, best_step=progress.best_step, position=progress.to_json()
         )
 
+    def _is_best(self, found: Found) -> bool:
+        """By the agent's rewards, else by the held-out loss."""
+        progress = self.progress
+        if found.rewards is not None:
+            return is_best(found.rewards, progress.found_at_best, progress.before, self.config.evaluation.decided_by)
+        assert found.rows is not None
+        return is_least(found.rows, progress.rows_at_best, progress.rows_before)
+
 
 def _note(num_rows: int, too_long: int, empty: int, max_model_len: int) -> str:
     """What was left out of a step, if anything."""
     said = [f"{too_long} of {num_rows} rows left out: longer than {max_model_len} tokens"] if too_long else []
     return "; ".join(said + ([f"{empty} of {num_rows} rows have no token to learn"] if empty else []))
-
-
-def _merit(found: Evaluation | None, numbers: Mapping[str, float] | None) -> float | None:
-    """What checkpoints are compared by: the agent's greedy accuracy, else the held-out loss (less is better)."""
-    if found is not None:
-        return accuracy(found.greedy.values()).accuracy
-    return None if numbers is None else -numbers["loss"]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agenttune.algorithm.supervised import SupervisedAlgorithm, resolve_supervised
-from agenttune.assembly import Opened, make_evaluator, make_monitor, open_run
+from agenttune.assembly import Opened, best_of, make_evaluator, make_monitor, models_left, open_run
 from agenttune.certificate.certificate import write_certificate
 from agenttune.config.functions import import_function
 from agenttune.config.load import Resolved
@@ -27,8 +27,9 @@ from agenttune.forecast import after_run
 from agenttune.interrupts import stop_signals
 from agenttune.monitor.curve import draw_loss_curve, draw_reward_curve
 from agenttune.monitor.metrics import check_monitor
-from agenttune.monitor.statistics import by_mode
+from agenttune.monitor.statistics import Evaluation, by_mode
 from agenttune.monitor.summary import Summary, peak_memory_mb, process_seconds, write_summary
+from agenttune.monitor.verdict import Candidates, Verdict, judge_losses, judge_rewards
 from agenttune.result import TuneResult
 from agenttune.rollout.signature import judge_arguments, workflow_arguments
 from agenttune.supervised.data import RowData, make_tutor, read_data
@@ -68,7 +69,8 @@ def run_supervised(
     data = read_data(config, algorithm, workflow is not None)
     lines = (*_idle(resolved, workflow is not None), *data.messages)
     with contextlib.ExitStack() as stack:
-        opened = stack.enter_context(open_run(resolved, config_path, data.training, lines))
+        rows = {"train_dataset": data.training, "held_out": data.tasks or data.held_out}
+        opened = stack.enter_context(open_run(resolved, config_path, rows, lines))
         from agenttune.execution.shared_weights import publish_adapters_alone
 
         serving = None if workflow is None else start_serving(config, workflow, judge)
@@ -87,11 +89,13 @@ def run_supervised(
         loop = _assemble(opened, algorithm, serving, trainer, data)
         stack.callback(loop.monitor.close)
         stack.callback(loop.journal.close)
+        verdict = None
         try:
             loop.run()
+            verdict = _verdict(loop, opened.directory)
         finally:
-            _write_outcome(loop, opened.directory)
-        return _outcome(loop, opened.directory)
+            _write_outcome(loop, opened.directory, verdict)
+        return _outcome(loop, opened.directory, folder, verdict)
 
 
 def _check(
@@ -185,7 +189,28 @@ def _assemble(
     )
 
 
-def _write_outcome(loop: SupervisedLoop, directory: RunDirectory) -> None:
+def _models(loop: SupervisedLoop, directory: RunDirectory) -> Candidates[Any]:
+    """With what they are compared by: rewards of the agent where it was evaluated, else losses of held-out rows."""
+    progress = loop.progress
+    by_rewards = progress.before is not None or progress.after is not None
+    return models_left(
+        directory,
+        loop.config.model.model_path,
+        before=progress.before if by_rewards else progress.rows_before,
+        after=progress.after if by_rewards else progress.rows_after,
+        best=progress.found_at_best if by_rewards else progress.rows_at_best,
+        num_evaluated=progress.num_evaluated,
+    )
+
+
+def _verdict(loop: SupervisedLoop, directory: RunDirectory) -> Verdict:
+    models = _models(loop, directory)
+    if isinstance(models.before, Evaluation):
+        return judge_rewards(models, loop.config.evaluation.decided_by)
+    return judge_losses(models)
+
+
+def _write_outcome(loop: SupervisedLoop, directory: RunDirectory, verdict: Verdict | None) -> None:
     from agenttune.trainer.checkpoint import pointed
 
     progress = loop.progress
@@ -204,6 +229,7 @@ def _write_outcome(loop: SupervisedLoop, directory: RunDirectory) -> None:
         model_dir=pointed(directory.path, "latest"),
         run_dir=directory.path,
         held_out={name: numbers for name, numbers in measured.items() if numbers is not None},
+        verdict=verdict,
     )
     write_summary(directory.summary, summary)
     if loop.monitor.line:
@@ -218,9 +244,8 @@ def _write_outcome(loop: SupervisedLoop, directory: RunDirectory) -> None:
         draw_reward_curve(directory.metrics, directory.picture, title=directory.path.name)
 
 
-def _outcome(loop: SupervisedLoop, directory: RunDirectory) -> TuneResult:
-    from agenttune.trainer.checkpoint import pointed
-
+def _outcome(loop: SupervisedLoop, directory: RunDirectory, folder: Path, verdict: Verdict) -> TuneResult:
+    models = _models(loop, directory)
     progress, display = loop.progress, loop.display
     if progress.before is not None and progress.after is not None:
         display.table(progress.before, progress.after)
@@ -236,15 +261,14 @@ def _outcome(loop: SupervisedLoop, directory: RunDirectory) -> TuneResult:
             f"{progress.rows_too_long} rows were left out: longer than model.max_model_len "
             f"({loop.config.model.max_model_len} tokens)"
         )
-    model_dir = pointed(directory.path, "latest")
-    assert model_dir is not None, "the last step is always saved"
     picture = directory.picture if loop.evaluator is not None else None
     display.message(f"loss curve:    {directory.path / 'loss_curve.png'}")
-    display.usage(directory.path, model_dir, picture, tensorboard=loop.config.monitor_type == "tensorboard")
+    display.usage(directory.path, verdict, picture, tensorboard=loop.config.monitor_type == "tensorboard")
     return TuneResult(
         run_dir=directory.path,
-        model_dir=model_dir,
-        best_model_dir=pointed(directory.path, "best") or model_dir,
+        verdict=verdict,
+        model_dir=models.last.folder,
+        best_model_dir=best_of(directory, models, folder),
         before=by_mode(progress.before),
         after=by_mode(progress.after),
         rewards_before=progress.before,

@@ -58,9 +58,11 @@ class Learnt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Losses of some experiences: their sum with their weights, and the margin of each pair by its id."""
+    """Losses of some experiences: their sum with their weights, each row's (or pair's) part of it by id, and the margin
+    of each pair."""
 
     loss: float
+    rows: Mapping[str, float]
     margins: Mapping[str, float]
 
 
@@ -144,7 +146,7 @@ class SupervisedTrainer:
         for _ in range(self._config.epochs):
             for work, reference in zip(works, references, strict=True):
                 self._optimizer.zero_grad()
-                total, of_pairs = self._losses(work, reference, backward=True)
+                total, _, of_pairs = self._losses(work, reference, backward=True)
                 norm = self._optimizer.norm(self.version)
                 with self._start.update():
                     rate = self._optimizer.apply(self.version, norm)
@@ -170,8 +172,8 @@ class SupervisedTrainer:
     def measure(self, experiences: Sequence[Experience]) -> Measured:
         """The loss of these experiences, without training on them."""
         packs = self._packs(experiences)
-        total, found = self._losses(packs, self._reference_logprobs(packs), backward=False)
-        return Measured(loss=total, margins=found)
+        total, rows, found = self._losses(packs, self._reference_logprobs(packs), backward=False)
+        return Measured(loss=total, rows=rows, margins=found)
 
     def back_to(self, version: int) -> bool:
         """Have the weights of this version, whole; see `Trainer.back_to`."""
@@ -226,16 +228,17 @@ class SupervisedTrainer:
 
     def _losses(
         self, packs: Sequence[Pack], references: Sequence[torch.Tensor | None], *, backward: bool
-    ) -> tuple[float, dict[str, float]]:
-        """The loss of an update and its pairs' margins by id; its gradient is added if asked for."""
+    ) -> tuple[float, dict[str, float], dict[str, float]]:
+        """The loss of an update, its rows' parts of it and its pairs' margins by id; its gradient is added if asked
+        for."""
         reference_of = dict(zip(map(id, packs), references, strict=True))
 
-        def compute(part: Pack) -> tuple[float, dict[str, float]]:
+        def compute(part: Pack) -> tuple[float, dict[str, float], dict[str, float]]:
             with torch.set_grad_enabled(backward):
-                loss, of_pairs = self._loss(part, reference_of[id(part)])
+                loss, of_rows, of_pairs = self._loss(part, reference_of[id(part)])
             if backward:
                 loss.backward()  # type: ignore[no-untyped-call]
-            return float(loss.detach()), of_pairs
+            return float(loss.detach()), of_rows, of_pairs
 
         def idle() -> None:
             if backward:
@@ -245,24 +248,31 @@ class SupervisedTrainer:
                 self.policy.score(IDLE)
 
         found = self._team.map(packs, compute, idle)
-        margins_by_id = {name: margin for _, of_pairs in found for name, margin in of_pairs.items()}
-        return sum(loss for loss, _ in found), margins_by_id
+        margins_by_id = {name: margin for _, _, of_pairs in found for name, margin in of_pairs.items()}
+        rows: dict[str, float] = {}
+        for _, of_rows, _ in found:  # a row's sequences may be in several packs
+            rows |= {name: rows.get(name, 0.0) + loss for name, loss in of_rows.items()}
+        return sum(loss for loss, _, _ in found), rows, margins_by_id
 
-    def _loss(self, part: Pack, reference_E: torch.Tensor | None) -> tuple[torch.Tensor, dict[str, float]]:
-        """The pack's part of the update's loss, and its pairs' margins by id."""
+    def _loss(
+        self, part: Pack, reference_E: torch.Tensor | None
+    ) -> tuple[torch.Tensor, dict[str, float], dict[str, float]]:
+        """The pack's part of the update's loss, its rows' parts of that and its pairs' margins by id."""
         logprobs_E = self.policy.score(part).logprobs_E
         weights_E = to_device(part.weights_E, logprobs_E.device).to(logprobs_E.dtype)
-        if self._algorithm.pair_loss is None:
-            return cross_entropy(logprobs_E, weights_E), {}
-        assert reference_E is not None
         present, numbers = np.unique(part.rollouts_E, return_inverse=True)
+        names = [part.rollout_ids[number] for number in present]
         pairs_E = to_device(numbers, logprobs_E.device)
+        if self._algorithm.pair_loss is None:
+            rows_N = weights_E.new_zeros(len(present)).index_add(0, pairs_E, -(weights_E * logprobs_E).detach())
+            return cross_entropy(logprobs_E, weights_E), dict(zip(names, rows_N.tolist(), strict=True)), {}
+        assert reference_E is not None
         sides_E = to_device(part.advantages_E, logprobs_E.device).to(logprobs_E.dtype)
         margins_N = margins(logprobs_E, to_device(reference_E, logprobs_E.device), sides_E, pairs_E, len(present))
         weights_N = weights_E.new_zeros(len(present)).index_add(0, pairs_E, weights_E)
-        loss = (weights_N * self._algorithm.pair_loss(margins_N, **self._algorithm.pair_loss_args)).sum()
-        names = [part.rollout_ids[number] for number in present]
-        return loss, dict(zip(names, margins_N.detach().tolist(), strict=True))
+        losses_N = weights_N * self._algorithm.pair_loss(margins_N, **self._algorithm.pair_loss_args)
+        parts = dict(zip(names, losses_N.detach().tolist(), strict=True))
+        return losses_N.sum(), parts, dict(zip(names, margins_N.detach().tolist(), strict=True))
 
 
 def _units(experiences: Sequence[Experience], limit: int) -> Iterable[list[Experience]]:

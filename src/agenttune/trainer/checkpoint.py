@@ -190,10 +190,17 @@ def step_directory(root: Path, step: int) -> Path:
     return root / f"{PREFIX}{step}"
 
 
+def step_of(directory: Path) -> int:
+    """The step of a checkpoint, by its name; 0 for another name."""
+    number = directory.name.removeprefix(PREFIX)
+    return int(number) if number.isdigit() else 0
+
+
 def write_directory(directory: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary sibling, flush it to the disk, and rename it to `directory`: whole, or not there.
 
-    Raises `CheckpointError` if anything cannot be written; the sibling is removed, what was at `directory` stays.
+    Raises `CheckpointError` if anything cannot be written; then, and when interrupted, the sibling is removed and what
+    was at `directory` stays. What a kill leaves is put right by `repair`.
     """
     partial = directory.with_name(f".{directory.name}.partial")
     replaced = directory.with_name(f".{directory.name}.replaced")
@@ -209,10 +216,12 @@ def write_directory(directory: Path, write: Callable[[Path], None]) -> None:
             directory.rename(replaced)
         partial.rename(directory)
         _flush(directory.parent)
-    except (OSError, SafetensorError) as error:
+    except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
         if replaced.exists() and not directory.exists():
             replaced.rename(directory)
+        if not isinstance(error, (OSError, SafetensorError)):
+            raise
         raise CheckpointError(
             f"could not write the checkpoint {directory}: {error}. Earlier checkpoints are untouched"
         ) from error
@@ -220,26 +229,31 @@ def write_directory(directory: Path, write: Callable[[Path], None]) -> None:
 
 
 def point(root: Path, name: Pointer, target: Path) -> None:
-    """Make `root/name` a link to a directory in `root`, in one move; without links, a file with its name."""
+    """Make `root/name` a link to a directory in `root`, in one move, which is on the disk on return; without links, a
+    file with its name."""
     partial = root / f".{name}.partial"
     partial.unlink(missing_ok=True)
     try:
         partial.symlink_to(target.name, target_is_directory=True)
     except (OSError, NotImplementedError):  # a file system or user without symbolic links
         partial.write_text(target.name + "\n")
+        _flush(partial)
     partial.replace(root / name)
+    _flush(root)
 
 
 def pointed(root: Path, name: Pointer) -> Path | None:
     """The checkpoint that `root/name` points to, if it is there."""
+    named = _named(root, name)
+    return root / named if named and (root / named).is_dir() else None
+
+
+def _named(root: Path, name: Pointer) -> str | None:
+    """What `root/name` points to, there or not; None where there is no pointer."""
     pointer = root / name
     if pointer.is_symlink():
-        target = root / os.readlink(pointer)
-    elif pointer.is_file():
-        target = root / pointer.read_text().strip()
-    else:
-        return None
-    return target if target.is_dir() else None
+        return os.readlink(pointer)
+    return pointer.read_text().strip() if pointer.is_file() else None
 
 
 def prune(root: Path, keep: int) -> list[Path]:
@@ -248,8 +262,65 @@ def prune(root: Path, keep: int) -> list[Path]:
     steps = _steps(root)
     others = sorted((path for path in steps if path not in kept), key=steps.__getitem__, reverse=True)
     for path in others[keep:]:
-        shutil.rmtree(path)
+        removed = path.with_name(f".{path.name}.removed")  # half a checkpoint never has a checkpoint's name
+        path.rename(removed)
+        shutil.rmtree(removed)
     return others[keep:]
+
+
+def repair(root: Path) -> list[str]:
+    """Put right what a kill, or somebody's hand, left of the checkpoints in `root`; a sentence for each thing done.
+
+    Afterwards `latest` and `best` point to checkpoints that are there, or are not there, and `latest` can be resumed
+    from. Raises `CheckpointError` if there are checkpoints, but none that is whole.
+    """
+    said = [_put_back(replaced) for replaced in sorted(root.glob(f".{PREFIX}*.replaced"))]
+    for left in (*root.glob(f".{PREFIX}*.partial"), *root.glob(f".{PREFIX}*.removed")):
+        shutil.rmtree(left)
+    if _named(root, "best") is not None and pointed(root, "best") is None:
+        said.append(f"`best` pointed to {_named(root, 'best')}, which is not there: it is removed")
+        (root / "best").unlink()
+    return [*filter(None, said), *_repair_latest(root)]
+
+
+def _put_back(replaced: Path) -> str:
+    """A checkpoint that was being replaced: the new one if that is there, else the old one."""
+    directory = replaced.with_name(replaced.name.removeprefix(".").removesuffix(".replaced"))
+    if directory.is_dir():
+        shutil.rmtree(replaced)
+        return ""
+    replaced.rename(directory)
+    return f"{directory.name} was being replaced when the run was killed: it is back as it was before"
+
+
+def _repair_latest(root: Path) -> list[str]:
+    named = _named(root, "latest")
+    if named and is_whole(root / named):
+        return []
+    steps = _steps(root)
+    what = "there is no `latest`" if named is None else f"`latest` points to {named or 'nothing'}, which is not whole"
+    if whole := [path for path in steps if is_whole(path)]:
+        newest = max(whole, key=steps.__getitem__)
+        point(root, "latest", newest)
+        return [f"{what}: it now points to {newest.name}, the newest whole checkpoint"]
+    if steps or named is not None:
+        raise CheckpointError(
+            f"cannot go on in {root}: {what}, and none of its checkpoints is whole "
+            f"({', '.join(sorted(path.name for path in steps)) or 'there are none'}). Put a copy of one back "
+            f"({PREFIX}N with its {STATE}/), or choose another experiment_name"
+        )
+    return []
+
+
+def is_whole(directory: Path) -> bool:
+    """Whether a checkpoint has everything that a resume reads."""
+    inner = directory / STATE
+    needed = (directory / "config.json", *(inner / f"{name}.safetensors" for name in ("optimizer", "random")))
+    return (
+        (inner / "state.json").is_file()
+        and all(file.is_file() for file in needed)
+        and any(directory.glob("*.safetensors"))
+    )
 
 
 def _steps(root: Path) -> dict[Path, int]:

@@ -6,10 +6,11 @@ the same packs with advantages token by token, and the returns that the critic l
 step, before its first update.
 
 The tokens of a rollout are its calls' sampled tokens in the order of the calls, whatever sequences hold them. With a
-critic a call's recorded advantage is the reward that comes after its last token; a KL penalty is taken from the reward
-of its own token. Without a critic the recorded advantage stays, and each token is charged the penalties from it to the
-end of its rollout (as in REINFORCE++, arXiv 2501.03262), after the group's own normalization. What a teacher says of a
-token is added to the advantage of that token alone, with a critic to its reward.
+critic a call's recorded advantage is the reward that comes after its last token, of its rollout or (`per_call`) of that
+call by itself, where GAE ends with the call; a KL penalty is taken from the reward of its own token. Without a critic
+the recorded advantage stays, and each token is charged the penalties from it to the end of its rollout (as in
+REINFORCE++, arXiv 2501.03262), after the group's own normalization. What a teacher says of a token is added to the
+advantage of that token alone, with a critic to its reward.
 
 Shape suffixes: S loss tokens of a step, rollout after rollout; E loss entries of a pack.
 """
@@ -90,7 +91,8 @@ def assign(parts: Sequence[Part], algorithm: Algorithm) -> Credit:
             "nothing was updated. Lower critic.learning_rate, or train in float32"
         )
     rewards_S = np.where(last_S, recorded_S, 0.0) - penalties_S + taught_S
-    advantages_S, returns_S = algorithm.token_advantages(rewards_S, values_S, rollouts_S)
+    episodes_S = np.cumsum(np.append([False], last_S[:-1])) if algorithm.per_call else rollouts_S
+    advantages_S, returns_S = algorithm.token_advantages(rewards_S, values_S, episodes_S)
     _set_advantages(parts, _spread(parts, order_S, advantages_S))
     for part, returns_E in zip(parts, _spread(parts, order_S, returns_S), strict=True):
         assert part.values_E is not None

@@ -18,10 +18,8 @@ from torch.distributed.tensor import DTensor
 from agenttune.trainer.host_memory import available_bytes
 from agenttune.trainer.optimizer import Optimizer
 
-_SHARE = 0.5
+SHARE = 0.5
 """Of the memory that is free, the share that a start may take."""
-_PINNED_BYTES = 2**20
-"""Less is not worth it."""
 
 
 class StepStart:
@@ -34,6 +32,7 @@ class StepStart:
         self._kept: tuple[int, frozenset[tuple[int, str]], Any] | None = None
         self._changing = False
         self._copied: torch.cuda.Event | None = None
+        self._device: torch.device | None = None
         self._keeps, self.line = num_updates > 1, ""
         if self._keeps:
             self._keeps, self.line = _room(self._optimizers, num_ranks)
@@ -50,7 +49,7 @@ class StepStart:
     def update(self) -> Iterator[None]:
         """In this block weights and version change. Where it is left by an error, nobody knows what they are."""
         if self._copied is not None:
-            torch.cuda.current_stream().wait_event(self._copied)
+            self._copied.wait(torch.cuda.current_stream(self._device))
         self._changing = True
         yield
         self._changing = False
@@ -87,37 +86,34 @@ class StepStart:
     def _copy_out(self, live: dict[tuple[int, str], torch.Tensor]) -> None:
         for key, tensor in live.items():
             if key not in self._memory:
-                self._memory[key] = torch.empty_like(tensor, device="cpu")
-                if tensor.is_cuda:
-                    _pin(self._memory[key])
-        if not any(tensor.is_cuda for tensor in live.values()):
+                self._memory[key] = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+        device = next(iter(live.values())).device
+        if device.type != "cuda":
             for key, tensor in live.items():
                 self._memory[key].copy_(tensor)
             return
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             for key, tensor in live.items():
                 self._memory[key].copy_(tensor, non_blocking=True)
-        self._copied = stream.record_event()
-
-
-def _pin(tensor: torch.Tensor) -> None:
-    """Let a GPU copy into this memory by itself. Where that cannot be, the copy is the same, and waited for. PyTorch's
-    own pinned memory would be rounded up to powers of two."""
-    if tensor.nbytes >= _PINNED_BYTES:
-        torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)  # type: ignore[no-untyped-call]
+        self._copied, self._device = stream.record_event(), device
 
 
 def _room(optimizers: Sequence[Optimizer], num_ranks: int) -> tuple[bool, str]:
     """Whether there is memory for a start, and what to tell the user if not."""
     weights = [p.to_local() if isinstance(p, DTensor) else p for o in optimizers for p in o.parameters]
-    start = 3 * num_ranks * sum(weight.nbytes for weight in weights)  # the weights and two moments
+    start = 3 * num_ranks * sum(map(_host_bytes, weights))  # the weights and two moments
     to_come = num_ranks * sum(3 * weight.nbytes for weight in weights if not weight.is_cuda)  # moments, gradients
     free = max(0, available_bytes() - to_come)
-    if start <= _SHARE * free:
+    if start <= SHARE * free:
         return True, ""
     return False, (
         f"the start of a step is not kept: it takes {start / 2**30:.1f} GiB of memory, and {free / 2**30:.1f} GiB will "
         "be free. A step that fails behind its first update leaves the last checkpoint as it is"
     )
+
+
+def _host_bytes(tensor: torch.Tensor) -> int:
+    """What a copy takes: memory that a GPU copies into is handed out in powers of two."""
+    return 1 << (tensor.nbytes - 1).bit_length() if tensor.is_cuda else tensor.nbytes

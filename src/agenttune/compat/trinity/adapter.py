@@ -6,8 +6,11 @@ workflow object of its own.
 
 What a workflow returns, and what comes of it:
 
-- experiences of this rollout, each with a finite reward: the rollout's reward is that of the last call, each call's own
-  is kept; calls that were not returned, or masked out, are not trained
+- experiences of this rollout, each with a finite reward: the rollout's reward is that of the last call, and counts
+  once; what was written on each call is kept, and never added up; calls that were not returned, or masked out, are not
+  trained
+- `exp.info["step_reward"]`: the reward of that step, which is added to those of the other steps where an algorithm uses
+  rewards of steps; `exp.info["env_state_hash"]`: the state of the environment in which the step began
 - no experience, one without a reward, or one whose reward is not finite: this rollout fails
 - something that is no list of experiences, experiences of another rollout or of an auxiliary model, of several runs, or
   changed in place: a `ConfigError`, which stops the run
@@ -22,7 +25,7 @@ import math
 import typing
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from agenttune.compat.trinity.experience import Experience, is_number
@@ -33,10 +36,13 @@ from agenttune.compat.trinity.task import generation_config, task_of
 from agenttune.compat.trinity.workflow import Workflow, overrides
 from agenttune.config.run import RunConfig, TasksetConfig
 from agenttune.errors import ConfigError
+from agenttune.rollout.attempt import as_number
 from agenttune.rollout.user_loop import owner
 
 log = logging.getLogger("agenttune.workflow")
 
+STEP_REWARD, STATE = "step_reward", "env_state_hash"
+"""What of `exp.info` is read, under Trinity-RFT's names."""
 LAST_STEP_COUNTS = "step_wise_grpo"
 """The advantage that is defined by the last step's reward: rewards that differ within a rollout are expected there."""
 
@@ -45,11 +51,14 @@ WorkflowFunction = Callable[..., Awaitable["WorkflowResult"]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkflowResult:
-    """What a rollout gave. `call_rewards` is None where an endpoint answered, whose calls have no index."""
+    """What a rollout gave, as `Rollout` has it. `call_rewards` is None where an endpoint answered, whose calls have no
+    index."""
 
     reward: float
     metrics: Mapping[str, Any]
     call_rewards: Mapping[int, float] | None
+    step_rewards: Mapping[int, float] = field(default_factory=dict)
+    states: Mapping[int, str] = field(default_factory=dict)
 
 
 def configured_workflow(workflow: Any, judge: Any, config: RunConfig) -> Any:
@@ -66,7 +75,7 @@ def configured_workflow(workflow: Any, judge: Any, config: RunConfig) -> Any:
         raise ConfigError(
             f"{workflow.__qualname__} is a Trinity Workflow, which sets the rewards itself: leave the judge out"
         )
-    return workflow_function(workflow, config.taskset, config.workflow_args, _has_no_use(config))
+    return workflow_function(workflow, config.taskset, config.workflow_args, *_uses(config))
 
 
 def workflow_function(
@@ -74,9 +83,10 @@ def workflow_function(
     taskset: TasksetConfig,
     workflow_args: Mapping[str, Any],
     no_use_in: str | None = None,
+    uses_steps: bool = False,
 ) -> WorkflowFunction:
     """The function that runs `workflow` on a task. Where rewards differ within a rollout, it says once that the
-    algorithm `no_use_in` makes no use of that.
+    algorithm `no_use_in` makes no use of that; with `uses_steps`, unless they are rewards of steps.
 
     Raises `ConfigError` for an unknown name, a class that is no `Workflow` or that cannot be constructed with a task
     and a model, an unknown reward function or sampling setting.
@@ -114,13 +124,15 @@ def workflow_function(
         else:  # constructed in its thread too: what it opens may belong to one thread (a database connection)
             experiences = await asyncio.to_thread(lambda: _prepared(found, arguments).run())
         result = result_of(name, experiences, policy)
-        if not warned and len(set((result.call_rewards or {}).values())) > 1:
+        differ = len(set((result.call_rewards or {}).values())) > 1 and not (uses_steps and result.step_rewards)
+        if differ and not warned:
             warned = True
             log.warning(
                 "workflow %s rewards the calls of a rollout differently, but %s trains all of them with the rollout's "
-                "reward, that of its last call",
+                "reward, that of its last call%s",
                 name,
                 no_use_in,
+                f" (a reward of a step goes into exp.info[{STEP_REWARD!r}])" if uses_steps else "",
             )
         return result
 
@@ -162,6 +174,8 @@ def result_of(name: str, experiences: Any, model: ModelWrapper) -> WorkflowResul
         reward=rewards[max(rewards)] if rewards else float(experiences[-1].reward),
         metrics=_mean_metrics(experiences),
         call_rewards={index: reward for index, reward in rewards.items() if index in trained} if rewards else None,
+        step_rewards=_of_steps(name, experiences),
+        states=_states(experiences),
     )
 
 
@@ -194,15 +208,18 @@ def _annotation(workflow: type[Workflow]) -> str:
     return ""
 
 
-def _has_no_use(config: RunConfig) -> str | None:
-    """The configured algorithm, if it has no use for rewards that differ within a rollout (and is a known one)."""
+def _uses(config: RunConfig) -> tuple[str | None, bool]:
+    """The configured algorithm, if it has no use for rewards that differ within a rollout (and is a known one), and
+    whether it uses rewards of steps."""
     from agenttune.algorithm.advantages import ADVANTAGES
     from agenttune.algorithm.presets import PRESETS
 
     preset = PRESETS.get(config.algorithm.algorithm_type)
     name = config.loss.advantage or (preset.advantage if preset is not None else "")
-    has_use = name not in ADVANTAGES or ADVANTAGES[name].per_call or name == LAST_STEP_COUNTS
-    return None if has_use else config.algorithm.algorithm_type
+    if name not in ADVANTAGES:
+        return None, False
+    has_use = ADVANTAGES[name].per_call or name == LAST_STEP_COUNTS
+    return None if has_use else config.algorithm.algorithm_type, ADVANTAGES[name].per_step
 
 
 def _rollout() -> str:
@@ -264,6 +281,44 @@ def _call_rewards(name: str, experiences: Sequence[Experience]) -> dict[int, flo
                     f"{rewards[call.index]:g} and {experience.reward:g}: return each call once"
                 )
     return rewards
+
+
+def _of_steps(name: str, experiences: Sequence[Experience]) -> dict[int, float]:
+    """The rewards of steps, each by the last call of its step."""
+    rewards: dict[int, float] = {}
+    for experience in _once(experiences):
+        value = experience.info.get(STEP_REWARD)
+        if value is None or not experience.calls:
+            continue
+        reward = as_number(value)
+        if reward is None:
+            raise ConfigError(
+                f"workflow {name} set exp.info[{STEP_REWARD!r}] to {_shown(value)}: it must be a number, the reward of "
+                "that step"
+            )
+        if not math.isfinite(reward):
+            raise ValueError(f"workflow {name} set exp.info[{STEP_REWARD!r}] to {reward}: it must be a finite number")
+        index = experience.calls[-1].index
+        if index in rewards:
+            raise ConfigError(
+                f"workflow {name} returned call {index} in two experiences with exp.info[{STEP_REWARD!r}]: return each "
+                "call once"
+            )
+        rewards[index] = reward
+    return rewards
+
+
+def _states(experiences: Sequence[Experience]) -> dict[int, str]:
+    """The states of the environment that the workflow names, each by the first call made in it."""
+    return {
+        experience.calls[0].index: str(experience.info[STATE])
+        for experience in experiences
+        if experience.calls and experience.info.get(STATE) is not None
+    }
+
+
+def _once(experiences: Sequence[Experience]) -> list[Experience]:
+    return list({id(experience): experience for experience in experiences}.values())
 
 
 def _mean_metrics(experiences: Sequence[Experience]) -> dict[str, Any]:

@@ -142,13 +142,15 @@ def _advantage(draft: Draft, usual: str) -> None:
     function = ADVANTAGES.get(name)
     if function is None:
         return
-    if name == "ppo":
-        draft.set_default("loss.advantage_args.lam", 1.0, f"{key}_args.lam")
+    if name == usual and function.differs:
+        draft.set_default("loss.advantage", function.name, key)
+    if name == "gigpo":
+        draft.set_default("loss.advantage_args.across_tasks", True, key)
     given = _arguments(draft, f"{key}_args", function)
     if name in DISTILL and usual in DISTILL:
         divergence(draft, name, given, key)
     if given.get("std_cal_level") == "batch":
-        draft.set("loss.advantage", "grpo_batch_std", f"{key}_args.std_cal_level")
+        draft.set("loss.advantage", "grpo_global_std", f"{key}_args.std_cal_level")
     _one_of(draft, given, f"{key}_args.std_cal_level", ("group", "batch"))
     _one_of(draft, given, f"{key}_args.opmd_baseline", ("mean", "logavgexp"))
     if "tau" in given:
@@ -188,6 +190,8 @@ def _policy_loss(draft: Draft, usual: str) -> None:
         draft.set("loss.policy_loss", POLICY_LOSSES[name].name, key)
         if name == "ppo":
             draft.set_default("loss.dual_clip", 3.0, f"{key}_args.clip_ratio_c")
+    elif POLICY_LOSSES[name].differs:
+        draft.set_default("loss.policy_loss", POLICY_LOSSES[name].name, key)
     given = _arguments(draft, f"{key}_args", POLICY_LOSSES[name])
     if name in MIXED:
         _mixed(draft, name, given, key)

@@ -13,13 +13,15 @@ from typing import Any
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Function:
     """A function that exists here. `moves`: arguments and the settings they become; `off`: arguments with the value
-    that is how it is here; `idle`: arguments that mean nothing without another one.
+    that is how it is here; `idle`: arguments that mean nothing without another one. `differs`: our preset of the
+    algorithm has another function, after its paper, so that this one is named where the file is silent.
     """
 
     name: str
     moves: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     off: Mapping[str, Any] = field(default_factory=dict)
     idle: tuple[str, ...] = ()
+    differs: bool = False
 
 
 _OF_GROUP = {"epsilon": 1e-6, "duplicate_experiences": False, "rank_penalty": None}
@@ -51,10 +53,10 @@ ADVANTAGES = {
         moves={**_THRESHOLD, "enable_step_norm": ("loss.step_norm",), "std_cal_level": ()},
         off={"epsilon": 1e-6},
     ),
-    "ppo": Function(name="gae", moves={**_own("advantage", "gamma"), **_own("advantage", "lam")}),
+    "ppo": Function(name="call_gae", moves={**_own("advantage", "gamma"), **_own("advantage", "lam")}, differs=True),
     "remax": Function(name="remax"),
     "rloo": Function(name="rloo"),
-    "reinforceplusplus": Function(name="reinforceplusplus", off={"gamma": 1.0}),
+    "reinforceplusplus": Function(name="reinforceplusplus_tokens", off={"gamma": 1.0}, differs=True),
     "reinforce": Function(name="reinforce"),
     "opmd": Function(name="opmd", moves={"opmd_baseline": (), "tau": ()}),
     "asymre": Function(name="asymre", moves=_own("advantage", "baseline_shift")),
@@ -93,7 +95,11 @@ POLICY_LOSSES = {
         off={"enable_mask_clip": False},
         idle=("mask_clip_range_low", "mask_clip_range_high"),
     ),
-    "sapo": Function(name="sapo", moves={**_own("policy_loss", "tau_pos"), **_own("policy_loss", "tau_neg")}),
+    "sapo": Function(
+        name="sapo_gate",
+        moves={**_own("policy_loss", "tau_pos"), **_own("policy_loss", "tau_neg")},
+        differs=True,
+    ),
     "topr": Function(name="topr", moves={"advantage_threshold": ("loss.policy_loss_args.threshold",)}),
     "opmd": Function(name="opmd", moves=_own("policy_loss", "tau")),
     "sppo": Function(name="sppo", moves=_own("policy_loss", "epsilon")),
@@ -165,11 +171,15 @@ SUPERVISED = {
 """The algorithms that learn from rows, with their loss."""
 
 DIFFERENT = {
-    "ppo": "the critic's settings are our own (critic.*), whatever trainer_config.critic says",
+    "ppo": "advantages call by call, as Trinity-RFT's (loss.advantage: gae is over a rollout's calls); the critic's "
+    "settings are our own (critic.*), whatever trainer_config.critic says",
+    "reinforceplusplus": "whitened over tokens, as Trinity-RFT's (loss.advantage: reinforceplusplus: over rollouts)",
+    "sapo": "the loss is Trinity-RFT's (loss.policy_loss: sapo is the paper's, of half its slope)",
     "dapo": "where the file is silent the paper's values hold: clip 0.2 and 0.28, groups without spread dropped",
     "gspo": "where the file is silent the paper's values hold: mean over sequences (Trinity-RFT: over tokens)",
     "cpt": "each text gets an end token (Trinity-RFT: what the tokenizer adds by itself)",
     "rec": "where the file is silent: bounds on one side, no KL (Trinity-RFT: none, k2 0.001)",
-    "gigpo": "where the file is silent the paper's values hold: KL low_var_kl 0.01, no dual clip (Trinity-RFT: k2)",
+    "gigpo": "where the file is silent the paper's values hold: KL low_var_kl 0.01, no dual clip (Trinity-RFT: k2); a "
+    "call without info['env_state_hash'] has what the environment showed as its state (Trinity-RFT: none)",
 }
-"""Algorithms whose values, where a file is silent, are not those of Trinity-RFT."""
+"""Algorithms of which a line says what is Trinity-RFT's here and what is not."""

@@ -1,6 +1,7 @@
 """Trinity's workflow bases for agents that act step by step: a reward for each step, or one for all of them.
 
-In: what a subclass writes: `step` (or `step_async`), `reward`, `max_step_num`. Out: the experiences of all steps.
+In: what a subclass writes: `step` (or `step_async`), `reward`, `max_step_num`. Out: the experiences of all steps. A
+reward of a step is noted as such (`info["step_reward"]`), once, however many calls the step made.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class StepWiseRewardWorkflow(_SteppedWorkflow):
         for step_num in range(self.max_step_num):
             goes_on = self.step(step_num=step_num)
             made = self._experiences_of(step_num)
-            _give(made, self.reward(made, step_num=step_num))
+            _note_step(experiences, _give(made, reward := self.reward(made, step_num=step_num)), reward)
             experiences += made
             if not goes_on:
                 break
@@ -83,7 +84,7 @@ class AsyncStepWiseRewardWorkflow(StepWiseRewardWorkflow):
         for step_num in range(self.max_step_num):
             goes_on = await self.step_async(step_num=step_num)
             made = self._experiences_of(step_num)
-            _give(made, await self.reward_async(made, step_num=step_num))
+            _note_step(experiences, _give(made, reward := await self.reward_async(made, step_num=step_num)), reward)
             experiences += made
             if not goes_on:
                 break
@@ -134,6 +135,17 @@ class AsyncRewardPropagationWorkflow(RewardPropagationWorkflow):
     async def reward_async(self, exps: list[Experience]) -> float:
         """The reward of the whole run."""
         raise NotImplementedError
+
+
+def _note_step(earlier: list[Experience], made: list[Experience], reward: float) -> None:
+    """Note the reward of a step on the last call so far, unless the subclass did: the last that the step `made`, or
+    where it made none the one before it."""
+    if any("step_reward" in experience.info for experience in made):
+        return
+    if made:
+        made[-1].info["step_reward"] = made[-1].reward
+    elif earlier:
+        earlier[-1].info["step_reward"] = earlier[-1].info.get("step_reward", 0.0) + reward
 
 
 def _give(experiences: list[Experience], reward: float, **metrics: Any) -> list[Experience]:

@@ -84,7 +84,13 @@ class RayServing:
         quiet_transformers()
         self.folder = model_folder(config.model.model_path)
         self._config = config
-        functions = UserFunctions(workflow, judge, config.workflow_args, needs_reward=needs_reward)
+        functions = UserFunctions(
+            workflow,
+            judge,
+            config.workflow_args,
+            needs_reward=needs_reward,
+            model_exceptions=config.rollout.model_exceptions,
+        )
         self._functions = pickled(functions)
         self._published: tuple[int, Any] = (0, None)
         self._generating_s = 0.0

@@ -1,0 +1,314 @@
+"""A run's directory: found again, put right after a kill, never begun anew over what was trained."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agenttune.config.load import Resolved, resolve
+from agenttune.errors import CheckpointError, ConfigError
+from agenttune.execution.identity import Identity, model_identity, rows_identity
+from agenttune.execution.run_directory import RunDirectory, open_run_directory
+from agenttune.experience.journal import Journal
+from agenttune.tasks.source import Row
+from agenttune.trainer.checkpoint import STATE, is_whole, point, pointed, repair, step_directory, write_directory
+from agenttune.types import Task
+
+NOTHING: Mapping[str, Identity] = {}
+ROWS: Mapping[str, Identity] = {"train_dataset": {"rows": 40, "digest": "ab"}, "model": {"bytes": 900, "digest": "cd"}}
+
+
+def settings(root: Path, **changed: object) -> Resolved:
+    """Of the run `one`; a changed setting is named with `__` for its dots."""
+    given = {
+        "checkpoint_root_dir": str(root),
+        "name": "one",
+        "train_dataset.path": "tasks.jsonl",
+        "model": {"model_path": "toy", "max_model_len": 64},
+        **{name.replace("__", "."): value for name, value in changed.items()},
+    }
+    return resolve(None, given)
+
+
+def checkpoint(root: Path, step: int, content: str = "") -> Path:
+    """A checkpoint with everything that one has, in small."""
+
+    def write(partial: Path) -> None:
+        (partial / STATE).mkdir()
+        for name in ("config.json", f"{STATE}/state.json"):
+            (partial / name).write_text("{}")
+        for name in ("model", f"{STATE}/optimizer", f"{STATE}/random"):
+            (partial / f"{name}.safetensors").write_text(content)
+
+    target = step_directory(root, step)
+    write_directory(target, write)
+    return target
+
+
+def run_directory(root: Path, *steps: int) -> Path:
+    """That of the run `one`, which has trained so many steps; the last is `latest`."""
+    path = root / "AgentTune" / "one"
+    path.mkdir(parents=True, exist_ok=True)
+    for step in steps:
+        point(path, "latest", checkpoint(path, step))
+    lines = [json.dumps({"step": step, "reward/mean": 0.5}) for step in range(max(steps, default=0) + 1)]
+    (path / "metrics.jsonl").write_text("\n".join([*lines, ""]))
+    return path
+
+
+def opened(resolved: Resolved, identities: Mapping[str, Identity] = NOTHING) -> RunDirectory:
+    with open_run_directory(resolved, None, identities) as directory:
+        return directory
+
+
+def begun(root: Path, *steps: int, identities: Mapping[str, Identity] = NOTHING, **changed: object) -> Path:
+    """The directory of a run that was begun with these settings and has trained so many steps."""
+    opened(settings(root, **changed), identities)
+    return run_directory(root, *steps)
+
+
+def kill_in_replacement(path: Path, step: int) -> None:
+    """Write a checkpoint again in a process of its own, which is gone between the two renames."""
+    target = step_directory(path, step)
+
+    class Dies(type(target)):  # type: ignore[misc]
+        def rename(self, new):
+            if not Path(new).name.endswith(".replaced"):
+                os._exit(9)
+            return super().rename(new)
+
+    if (child := os.fork()) == 0:
+        write_directory(Dies(target), lambda partial: None)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert not target.exists()
+
+
+def test_a_kill_between_the_two_renames_of_a_replacement_loses_nothing(tmp_path: Path):
+    """Red without `repair`: `latest` points to nothing, and the run began anew over its own records."""
+    path = begun(tmp_path, 2, 4)
+    kill_in_replacement(path, 4)
+    assert pointed(path, "latest") is None
+    directory = opened(settings(tmp_path))
+    assert directory.checkpoint == step_directory(path, 4)
+    assert is_whole(directory.checkpoint)
+    assert directory.notes == ("global_step_4 was being replaced when the run was killed: it is back as it was before",)
+    assert not list(path.glob(".global_step_*"))
+    assert opened(settings(tmp_path)).notes == ()
+
+
+def test_an_interrupt_between_the_two_renames_leaves_nothing_behind(tmp_path: Path):
+    """A second Ctrl-C there. Red when only failures of the disk are cleaned up behind."""
+    path = run_directory(tmp_path, 2)
+
+    class Interrupted(type(path)):  # type: ignore[misc]
+        def rename(self, new):
+            if self.name.endswith(".partial"):
+                raise KeyboardInterrupt
+            return super().rename(new)
+
+    with pytest.raises(KeyboardInterrupt):
+        write_directory(Interrupted(step_directory(path, 2)), lambda partial: None)
+    assert is_whole(step_directory(path, 2))
+    assert not list(path.glob(".global_step_*"))
+
+
+def test_what_a_kill_behind_the_renames_left_goes(tmp_path: Path):
+    path = run_directory(tmp_path, 4)
+    checkpoint(path, 4, "old").rename(path / ".global_step_4.replaced")
+    checkpoint(path, 4, "new")
+    (path / ".global_step_6.partial").mkdir()
+    (path / ".global_step_2.removed").mkdir()
+    assert repair(path) == []
+    assert (path / "global_step_4" / "model.safetensors").read_text() == "new"
+    assert not list(path.glob(".global_step_*"))
+
+
+@pytest.mark.parametrize("how", ["missing", "dangling", "empty", "not whole"])
+def test_a_broken_latest_is_put_right_from_the_newest_whole_checkpoint(how: str, tmp_path: Path):
+    path = begun(tmp_path, 2, 4, 10)
+    (path / "global_step_10" / STATE / "optimizer.safetensors").unlink()
+    (path / "latest").unlink()
+    if how == "dangling":
+        point(path, "latest", step_directory(path, 12))
+    elif how == "empty":  # without symbolic links a pointer is a file
+        (path / "latest").write_text("")
+    elif how == "not whole":
+        point(path, "latest", step_directory(path, 10))
+    directory = opened(settings(tmp_path))
+    assert directory.checkpoint == step_directory(path, 4)
+    (note,) = directory.notes
+    assert note.endswith("it now points to global_step_4, the newest whole checkpoint")
+    assert pointed(path, "latest") == step_directory(path, 4)
+
+
+def test_a_best_that_points_to_nothing_goes(tmp_path: Path):
+    path = begun(tmp_path, 2)
+    point(path, "best", step_directory(path, 7))
+    assert opened(settings(tmp_path)).notes == ("`best` pointed to global_step_7, which is not there: it is removed",)
+    assert not os.path.lexists(path / "best")
+
+
+def test_checkpoints_of_which_none_is_whole_are_refused_and_nothing_is_written(tmp_path: Path):
+    path = run_directory(tmp_path, 2)
+    (path / "global_step_2" / STATE / "state.json").unlink()
+    before = sorted(file.name for file in path.iterdir())
+    with pytest.raises(CheckpointError, match=r"`latest` points to global_step_2, which is not whole, and none"):
+        opened(settings(tmp_path))
+    assert sorted(file.name for file in path.iterdir()) == sorted([*before, "run.lock"])
+
+
+@pytest.mark.parametrize("record", ["run.db", "metrics.jsonl"])
+def test_steps_without_a_checkpoint_are_never_begun_anew_over(record: str, tmp_path: Path):
+    """Red when a missing `latest` means a fresh run: the metrics of its steps were wiped without a word."""
+    path = run_directory(tmp_path, 3)
+    for pointer in ("latest", "global_step_3"):
+        (path / pointer).rename(tmp_path / pointer)
+    if record == "run.db":
+        (path / "metrics.jsonl").unlink()
+        with Journal(path / record) as journal:
+            for step in (1, 2, 3):
+                journal.add_step(step, step, {})
+    before = (path / record).read_bytes()
+    with pytest.raises(ConfigError, match=r"'one' has trained 3 steps and left no checkpoint .* Move or delete the"):
+        opened(settings(tmp_path))
+    assert (path / record).read_bytes() == before
+    assert not (path / "resolved.json").exists()
+
+
+def test_a_run_that_trained_no_step_is_begun_anew(tmp_path: Path):
+    """A check that failed, an evaluation before: nothing to lose."""
+    path = run_directory(tmp_path)
+    Journal(path / "run.db").close()
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "rew')
+    assert opened(settings(tmp_path)).checkpoint is None
+
+
+def test_a_directory_is_held_while_it_is_open(tmp_path: Path):
+    def twice() -> None:
+        with open_run_directory(settings(tmp_path), None, NOTHING):
+            opened(settings(tmp_path))
+
+    with pytest.raises(ConfigError, match="'one' is in use"):
+        twice()
+    assert opened(settings(tmp_path)).checkpoint is None
+
+
+def test_runs_of_the_same_second_get_names_of_their_own(tmp_path: Path):
+    names = {opened(settings(tmp_path, name=None)).path.name for _ in range(4)}
+    assert len(names) == 4
+
+
+def resolved_of(path: Path, name: str = "resolved.json") -> dict[str, object]:
+    return {key: entry["value"] for key, entry in json.loads((path / name).read_text()).items()}
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"algorithm__algorithm_type": "dapo"}, "algorithm.algorithm_type: 'multi_step_grpo' -> 'dapo'"),
+        ({"model__model_path": "other"}, "model.model_path: 'toy' -> 'other'"),
+        ({"train_dataset__path": "more.jsonl"}, "train_dataset.path: 'tasks.jsonl' -> 'more.jsonl'"),
+        ({"eval_dataset__path": "test.jsonl"}, "eval_dataset.path: none -> 'test.jsonl'"),
+        ({"workflow_args": {"a.b": 3}}, "workflow_args.a.b: none -> 3"),
+        (
+            {"auxiliary_models__judge": {"model_path": "j", "max_model_len": 9}},
+            "auxiliary_models.judge.model_path: none",
+        ),
+        ({"trainer__lora": {"rank": 4}}, "trainer.lora.rank: none -> 4"),
+        ({"seed": 1, "loss__kl": "k1"}, "loss.kl: none -> 'k1'\n  - seed: 0 -> 1"),
+    ],
+)
+def test_another_run_under_the_same_name_is_refused_with_both_values(changed, said: str, tmp_path: Path):
+    """Red when only kind and model name are compared: the run went on, and its settings were overwritten, which broke
+    the certificate."""
+    path = begun(tmp_path, 2)
+    before = {file.name: file.read_bytes() for file in path.iterdir() if file.is_file()}
+    with pytest.raises(ConfigError) as refused:
+        opened(settings(tmp_path, **changed))
+    assert said in str(refused.value)
+    assert "choose another experiment_name" in str(refused.value)
+    assert {file.name: file.read_bytes() for file in path.iterdir() if file.is_file()} == before
+
+
+def test_what_may_change_is_said_and_the_settings_before_are_kept(tmp_path: Path):
+    path = begun(tmp_path, 2, 4, algorithm__learning_rate=1e-3)
+    again = settings(tmp_path, algorithm__learning_rate=1e-4, train_dataset__total_steps=9)
+    assert opened(again).notes == (
+        "changed since the run was last begun: algorithm.learning_rate: 0.001 -> 0.0001",
+        "changed since the run was last begun: train_dataset.total_steps: none -> 9",
+    )
+    assert opened(again).notes == ()
+    assert resolved_of(path)["algorithm.learning_rate"] == 1e-4
+    assert resolved_of(path, "resolved.until_step_4.json")["algorithm.learning_rate"] == 1e-3
+    assert len(list(path.glob("resolved.until_step_*.json"))) == 1
+
+
+def test_settings_whose_steps_were_undone_are_not_kept(tmp_path: Path):
+    """1e-3 made steps up to 4; 1e-4 went on from there and was killed; so did 1e-5; then `latest` was set back to 2."""
+    path = begun(tmp_path, 2, 4, algorithm__learning_rate=1e-3)
+    for rate in (1e-4, 1e-5):
+        opened(settings(tmp_path, algorithm__learning_rate=rate))
+    assert resolved_of(path, "resolved.until_step_4.json")["algorithm.learning_rate"] == 1e-3
+    point(path, "latest", step_directory(path, 2))
+    opened(settings(tmp_path, algorithm__learning_rate=1e-6))
+    assert [file.name for file in path.glob("resolved.until_step_*.json")] == ["resolved.until_step_2.json"]
+    assert resolved_of(path, "resolved.until_step_2.json")["algorithm.learning_rate"] == 1e-3
+
+
+def test_what_has_moved_is_known_by_what_it_holds(tmp_path: Path):
+    begun(tmp_path, 2, identities=ROWS)
+    moved = {"model__model_path": "/mnt/other", "train_dataset__path": "/mnt/rows.parquet"}
+    assert opened(settings(tmp_path, **moved), ROWS).notes == ()
+    other = {**ROWS, "train_dataset": {"rows": 41, "digest": "ef"}}
+    with pytest.raises(ConfigError, match=r"what train_dataset holds: 40 rows \(digest ab\) -> 41 rows \(digest ef\)"):
+        opened(settings(tmp_path), other)
+    assert opened(settings(tmp_path, **moved)).checkpoint is not None  # not noted: not compared
+
+
+def test_functions_are_known_by_file_and_name_as_far_as_they_have_one(tmp_path: Path):
+    begun(tmp_path, 2, workflow="here/agent.py:run_agent")
+    assert opened(settings(tmp_path, workflow="/there/agent.py:run_agent")).notes == ()
+    with pytest.raises(ConfigError, match=r"workflow: '/there/agent.py:run_agent' -> 'agent.py:other'"):
+        opened(settings(tmp_path, workflow="agent.py:other"))
+    assert opened(settings(tmp_path)).notes == ()
+
+
+def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path):
+    """Settings that came since had their default; those that went are not compared."""
+    path = begun(tmp_path, 2)
+    entries = json.loads((path / "resolved.json").read_text())
+    del entries["sampling.replay_share"]
+    entries["loss.of_old"] = {"value": 3, "origin": "run.yaml"}
+    (path / "resolved.json").write_text(json.dumps(entries))
+    assert opened(settings(tmp_path)).notes == ()
+    (path / "resolved.json").write_text(json.dumps(entries))
+    with pytest.raises(ConfigError, match=r"sampling.replay_share: 0.0 -> 0.5"):
+        opened(settings(tmp_path, sampling__replay_share=0.5))
+    (path / "resolved.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"cannot read .*resolved.json"):
+        opened(settings(tmp_path))
+    (path / "resolved.json").unlink()
+    assert "resolved.json is missing" in opened(settings(tmp_path)).notes[0]
+
+
+def test_identities_tell_other_content_and_know_the_same_elsewhere(toy_model_dir: Path, tmp_path: Path):
+    rows = [Task(id=str(index), index=index, row=Row(question=f"q {index}", image=b"x")) for index in range(3000)]
+    found = rows_identity(rows)
+    assert found == rows_identity([replace(row, id="other") for row in rows])
+    assert found["rows"] == 3000
+    assert found != rows_identity([*rows[:-1], replace(rows[-1], row=Row(question="q", image=b"x"))])
+    assert found != rows_identity(rows[:-1])
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in toy_model_dir.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    assert model_identity(copy) == model_identity(toy_model_dir)
+    weights = bytearray((copy / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (copy / "model.safetensors").write_bytes(weights)
+    assert model_identity(copy) != model_identity(toy_model_dir)

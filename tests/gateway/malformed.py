@@ -1,0 +1,119 @@
+"""Requests that are almost right: valid ones in which one place holds anything at all.
+
+In: hypothesis. Out: the bytes of a body. Values are put in as raw JSON, so that they may be what no encoder writes.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+from hypothesis import strategies as st
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+BASE: dict[str, Any] = {
+    "model": "toy",
+    "messages": [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": [{"type": "text", "text": "2+2"}], "name": "bob"},
+        {
+            "role": "assistant",
+            "content": "",
+            "reasoning_content": "so",
+            "tool_calls": [{"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}],
+        },
+        {"role": "tool", "tool_call_id": "c", "content": "4", "name": "add"},
+        {"role": "assistant", "content": "4"},
+    ],
+    "tools": [{"type": "function", "function": {"name": "add", "description": "adds", "parameters": SCHEMA}}],
+    "tool_choice": {"type": "function", "function": {"name": "add"}},
+    "parallel_tool_calls": True,
+    "stop": ["x", "yz"],
+    "temperature": 0.7,
+    "top_p": 0.9,
+    "top_k": 5,
+    "max_tokens": 7,
+    "n": 2,
+    "seed": 3,
+    "logprobs": True,
+    "top_logprobs": 2,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "continue_final_message": True,
+    "chat_template_kwargs": {"enable_thinking": False},
+    "return_token_ids": True,
+    "frequency_penalty": 0,
+    "logit_bias": {},
+    "response_format": {"type": "text"},
+    "metadata": {"a": "b"},
+    "user": "u",
+}
+RAW = (
+    *("null", "true", "false", "0", "-1", "1", "0.5", "1e-320", "1e-30", "1e999", "-1e999", "NaN", "Infinity"),
+    *("9223372036854775808", "1" + "0" * 400, "-" + "9" * 400, "9" * 5000, "2147483648", "4e18"),
+    *('""', '"x"', '"required"', '"none"', '"assistant"', '"\\ud800"', '"a\\udc00b"', '"\\ud83d\\ude00"', '"\\u0000"'),
+    *("[]", "{}", "[[]]", "[{}]", '{"a": {"b": []}}', '{"\\ud800": 1}', '["\\ud800"]', '[""]', "[1, null]"),
+    *("[" * 63 + "]" * 63, "[" * 300 + "]" * 300, "[" * 50_000 + "]" * 50_000, '{"a":' * 200 + "1" + "}" * 200),
+    *(json.dumps("[" * 300 + "]" * 300), json.dumps("[" * 50_000), json.dumps('{"a": "\\ud800"}'), '"[1e999, NaN]"'),
+    *(
+        '{"type": "function"}',
+        '{"type": "function", "function": {"name": {}}}',
+        '[{"type": "text", "text": "\\ud800"}]',
+    ),
+    *('[{"type": {}, "text": 1}]', '{"role": "user", "content": "x"}', '[{"role": [], "content": {}}]', "{,}", "", "]"),
+)
+KEYS = (
+    *("name", "id", "type", "role", "content", "tool_calls", "function", "arguments", "reasoning_content", "refusal"),
+    *("provider_specific_fields", "index", "plain_text", "n", "max_completion_tokens", "presence_penalty", "messages"),
+    *("tokenize", "conversations", "self", "raise_exception", "bos_token", "", "\u0000", "é"),
+)
+MARK = "@@here@@"
+
+
+def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The paths of all values, and of new members of all objects."""
+    found = [path]
+    if isinstance(value, dict):
+        found += [(*path, key) for key in KEYS if key not in value]
+    members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, member in members:
+        found += _places(member, (*path, key))
+    return found
+
+
+PLACES = _places(BASE)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(codec=None)),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+).map(json.dumps)
+DROPPED = ("tool_choice", "stop", "n", "stream", "stream_options", "continue_final_message", "logprobs", "tools")
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> bytes:
+    """The bytes of a request that is wrong in one or two places, or cut."""
+    body: Any = {key: copy.deepcopy(value) for key, value in BASE.items()}
+    for key in draw(st.sets(st.sampled_from(DROPPED), max_size=3)):
+        del body[key]
+    values = []
+    for _ in range(draw(st.integers(1, 2))):
+        path = draw(st.sampled_from(PLACES))
+        if not path:
+            continue
+        target = body
+        try:
+            for step in path[:-1]:
+                target = target[step]
+            target[path[-1]] = MARK
+        except (KeyError, TypeError, IndexError):  # what was dropped, or is a mark now
+            continue
+        values.append(draw(st.sampled_from(RAW) | JSON))
+    text = json.dumps(body)
+    for value in values:
+        text = text.replace(json.dumps(MARK), value, 1)
+    content = text.encode("utf-8", "surrogatepass")
+    if draw(st.integers(0, 19)) == 0:
+        return draw(st.binary(max_size=40) | st.just(content[: len(content) // 2]) | st.just(text.encode("utf-16")))
+    return content

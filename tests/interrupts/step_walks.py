@@ -1,0 +1,304 @@
+"""Runs on a toy model that are ended at a chosen place of a step, as often as one likes.
+
+The parts of a run are put together once, as `tune` does. What its first session rolled out is handed to all others
+again (`Again`), so that they train bit for bit the same, in milliseconds. A *place* is a line of the code that trains,
+records and saves, in the second step of a session, whose first one is not saved: the first or the second time that it
+is reached in that step.
+"""
+
+import contextlib
+import io
+import os
+import shutil
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import agenttune
+from agenttune import WorkflowOutput
+from agenttune.assembly import open_run
+from agenttune.config.load import Resolved, resolve
+from agenttune.execution.trainers import make_trainer
+from agenttune.experience.buffer import Buffer
+from agenttune.experience.journal import Journal
+from agenttune.experience.reading import read_groups, read_steps, read_taught, read_trained
+from agenttune.loop import Loop, Progress
+from agenttune.monitor.display import Display
+from agenttune.monitor.metrics import JsonlSink, Monitor
+from agenttune.rollout.refill import RolledOut
+from agenttune.supervised import run as supervised_run
+from agenttune.supervised.loop import Progress as SupervisedProgress
+from agenttune.supervised.loop import SupervisedLoop
+from agenttune.tasks.selection import make_order
+from agenttune.trainer.checkpoint import load, point, pointed
+from agenttune.tuning import open_loop
+
+STEPS, BATCH_SIZE, GROUP_SIZE = 3, 4, 4
+ROOT = Path(agenttune.__file__).parent
+WALKED = (
+    "loop.py", "steps.py", "supervised/loop.py", "supervised/trainer.py", "trainer/trainer.py", "trainer/critic.py",
+    "trainer/optimizer.py", "trainer/step_start.py", "trainer/checkpoint.py", "experience/buffer.py",
+    "experience/journal.py", "monitor/metrics.py",
+)  # fmt: skip
+SAVES = ("steps.py", "trainer/checkpoint.py")
+"""Where an error may be one of saving itself, which leaves the last checkpoint."""
+
+
+class Place(NamedTuple):
+    """A line, and how often it was reached."""
+
+    file: str
+    function: str
+    line: int
+    time: int
+
+
+class Walker:
+    """Traces the lines of `WALKED`; at some places something happens."""
+
+    def __init__(self, acts: Mapping[Place, Callable[[], None]], begun: Callable[[], bool]) -> None:
+        self.seen: list[Place] = []
+        self._acts, self._begun = dict(acts), begun
+        self._files = {str(ROOT / name): name for name in WALKED}
+        self._times: Counter[tuple[str, int]] = Counter()
+
+    def __call__(self, frame: Any, event: str, _: Any) -> Any:
+        file = self._files.get(frame.f_code.co_filename)
+        if file is None:
+            return None
+        if event == "line" and self._begun():
+            self._times[file, frame.f_lineno] += 1
+            place = Place(file, frame.f_code.co_name, frame.f_lineno, self._times[file, frame.f_lineno])
+            self.seen.append(place)
+            if act := self._acts.pop(place, None):
+                act()
+        return self
+
+
+@contextlib.contextmanager
+def walking(acts: Mapping[Place, Callable[[], None]], begun: Callable[[], bool]) -> Iterator[Walker]:
+    """From when the session has `begun` its second step."""
+    walker, before = Walker(acts, begun), sys.gettrace()
+    sys.settrace(walker)
+    try:
+        yield walker
+    finally:
+        sys.settrace(before)
+
+
+class Planted(Exception):
+    """An error that nobody has in a list."""
+
+
+def fail() -> None:
+    raise Planted("here")
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+class Again:
+    """An explorer that hands out what was rolled out before."""
+
+    def __init__(self, groups: list, orders: list[Mapping[str, Any]], done: int) -> None:
+        self.schedule = SimpleNamespace(overlaps=False, max_staleness=0)
+        self._groups, self._orders, self._done = groups, orders, done
+
+    def gather(self, trainer: Any) -> RolledOut:
+        groups = tuple(group for group in self._groups if group.id.startswith(f"step-{self._done}/"))
+        self._done += 1
+        size = len(groups)
+        return RolledOut(groups=groups, batch_size=size, usable=size, refill_rounds=0, seconds=0.1, refill_s=0.0)
+
+    def probe(self) -> tuple:
+        return ()
+
+    def settle(self, trainer: Any) -> None: ...
+
+    def position(self) -> tuple[Mapping[str, Any], list]:
+        return self._orders[self._done - 1], []
+
+    def take_times(self) -> dict[str, float]:
+        return dict.fromkeys(("rollout", "generate", "wait", "drain", "idle", "sync"), 0.0)
+
+    def close(self) -> None: ...
+
+
+class Session(NamedTuple):
+    """How a session went: what ended it, the step it had recorded, and the places that it came to."""
+
+    error: BaseException | None
+    step: int
+    seen: list[Place]
+
+
+class Bench:
+    """One kind of run. `start` is a run directory before its first step; `whole` has the checkpoint of each step as it
+    must be, `quiet` a run that nobody disturbed."""
+
+    def __init__(self, folder: Path, loop: Any, resume: Callable[[Any, Path, Progress], dict[str, Any]]) -> None:
+        self._folder, self._loop, self._resume = folder, loop, resume
+        self._number = 0
+        self.start = folder / "start"
+        loop.trainer.save(self.start / "global_step_0", loop.progress.to_json())
+        point(self.start, "latest", self.start / "global_step_0")
+        self.quiet = self.copy()
+        self.play(self.quiet, interval=1)
+        self.whole = {step: content(self.quiet / f"global_step_{step}") for step in range(STEPS + 1)}
+
+    def copy(self) -> Path:
+        """A run directory before the first step."""
+        self._number += 1
+        return Path(shutil.copytree(self.start, self._folder / str(self._number), symlinks=True))
+
+    def play(
+        self, run_dir: Path, acts: Mapping[Place, Callable[[], None]] | None = None, *, interval: int = 2
+    ) -> Session:
+        """One session in this directory, from its latest checkpoint to the end, or to what ends it."""
+        old, latest = self._loop, pointed(run_dir, "latest")
+        assert latest is not None
+        progress = type(old.progress).from_json(old.trainer.restore(latest))
+        progress.version = old.trainer.version
+        algorithm = old.config.algorithm.model_copy(update={"save_interval_steps": interval})
+        sink = JsonlSink(run_dir / "metrics.jsonl", progress.step)
+        error, walker = None, None
+        with Journal(run_dir / "run.db") as journal, contextlib.closing(sink):
+            loop = replace(
+                old,
+                config=old.config.model_copy(update={"algorithm": algorithm}),
+                journal=journal,
+                monitor=Monitor([sink]),
+                display=Display(STEPS, io.StringIO()),
+                run_dir=run_dir,
+                total_steps=STEPS,
+                progress=progress,
+                **self._resume(old, run_dir, progress, journal),
+            )
+            with walking(acts or {}, lambda: loop.progress.step > progress.step) as walker:
+                try:
+                    loop.run()
+                except (Planted, KeyboardInterrupt) as caught:
+                    error = caught
+        return Session(error, loop.progress.step, walker.seen)
+
+    def places(self) -> list[Place]:
+        """Where the second step of a session comes by, up to its save: each line, the first two times."""
+        seen = self.play(self.copy()).seen
+        saved = [number for number, place in enumerate(seen) if place[:2] == ("trainer/checkpoint.py", "prune")]
+        return [place for place in seen[: saved[0] + 8] if place.time <= 2]
+
+
+def content(checkpoint: Path) -> dict[str, Any]:
+    """All weights and moments of a checkpoint, and the position without what differs between any two runs."""
+    saved = load(checkpoint)
+    tensors = {path.name: path.read_bytes() for path in checkpoint.rglob("*.safetensors") if path.stem != "random"}
+    position = {k: v for k, v in saved.state["position"].items() if k != "seconds_to_first_step"}
+    return {**tensors, **saved.state, "position": position}
+
+
+def records(run_dir: Path) -> dict[str, Any]:
+    """What a run says of itself, step by step, without times."""
+    steps = {step.step: step for step in read_steps(run_dir / "run.db")}
+    journal = run_dir / "run.db"
+    return {
+        "steps": {number: (step.version, untimed(step.metrics)) for number, step in steps.items()},
+        "trained": {step: read_trained(journal, step=step) for step in steps},
+        "taught": read_taught(journal),
+        "metrics": [untimed(line) for line in map(_json, (run_dir / "metrics.jsonl").read_text().splitlines())],
+    }
+
+
+def untimed(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("time", "tokens/per_s", "trainer/seconds")
+    return {name: value for name, value in numbers.items() if not name.startswith(names)}
+
+
+def _json(line: str) -> dict[str, Any]:
+    import json
+
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+async def letters(task, model):
+    """One call; the reward is the share of the letter 'e'."""
+    reply = await model.client.chat.completions.create(
+        model=model.name, messages=[{"role": "user", "content": task["question"]}], max_tokens=8
+    )
+    return WorkflowOutput(reward=(reply.choices[0].message.content or "").count("e") / 8)
+
+
+def settings(folder: Path, model: Path, dataset: Path, algorithm: str, **more: Any) -> Resolved:
+    return resolve(
+        settings={
+            "checkpoint_root_dir": str(folder),
+            "train_dataset": {"path": str(dataset), "split": "train", "total_steps": STEPS},
+            "model": {"model_path": str(model), "max_model_len": 128, "max_tokens": 8},
+            "algorithm": {
+                "algorithm_type": algorithm,
+                "group_size": GROUP_SIZE,
+                "batch_size": BATCH_SIZE,
+                "learning_rate": 1e-2,
+            },
+            "evaluation": {"before_and_after": False, "hold_out": False},
+            "check.enabled": False,
+            "deterministic": True,
+            "trainer.num_minibatches": 2,
+            "trainer.keep_checkpoints": 9,
+            **more,
+        }
+    )
+
+
+@contextlib.contextmanager
+def rollouts_bench(folder: Path, model: Path, dataset: Path, algorithm: str, **more: Any) -> Iterator[Bench]:
+    """Of a run with rollouts: they are rolled out once, by the real engine."""
+    resolved = settings(folder, model, dataset, algorithm, **more)
+    with open_loop(resolved, letters, None) as (loop, directory):
+        loop.trainer.save(folder / "untrained", {})
+        start, orders = loop.progress.order, []
+        while loop.progress.step < STEPS:
+            loop._one_step(0.0)
+            orders.append(loop.progress.order)
+        loop.journal.flush()
+        groups = list(read_groups(directory.journal))
+        trained = {name: tensor.clone() for name, tensor in loop.trainer.state_tensors().items()}
+        loop.trainer.restore(folder / "untrained")
+        loop.progress = Progress(order=start)
+
+        def resume(old: Loop, run_dir: Path, progress: Progress, journal: Journal) -> dict[str, Any]:
+            return {"explorer": Again(groups, orders, progress.step), "buffer": Buffer(journal), "times": []}
+
+        bench = Bench(folder, loop, resume)
+        bench.trained = trained
+        yield bench
+
+
+@contextlib.contextmanager
+def rows_bench(folder: Path, model: Path, dataset: Path, algorithm: str, **more: Any) -> Iterator[Bench]:
+    """Of a run that learns from rows."""
+    resolved = settings(folder, model, dataset, algorithm, **more)
+    config = resolved.config
+    rules = supervised_run._check(config, None, None)
+    data = supervised_run.read_data(config, rules, False)
+    with open_run(resolved, None, data.training, ()) as opened, contextlib.ExitStack() as stack:
+        trainer = make_trainer(config, rules, Path(config.model.model_path), total_steps=STEPS)
+        stack.callback(trainer.close)
+        loop: SupervisedLoop = supervised_run._assemble(opened, rules, None, trainer, data)
+        stack.callback(loop.journal.close)
+        stack.callback(loop.monitor.close)
+
+        def resume(
+            old: SupervisedLoop, run_dir: Path, progress: SupervisedProgress, journal: Journal
+        ) -> dict[str, Any]:
+            order = make_order(data.training, config.sampling, seed=config.seed, batch_size=BATCH_SIZE)
+            order.restore(progress.order)
+            return {"order": order}
+
+        yield Bench(folder, loop, resume)

@@ -1,0 +1,90 @@
+"""Runs that are killed at random moments, or interrupted twice, and go on until they are done: as if nobody had.
+
+`KILLS=50 pytest -m slow tests/interrupts/test_kills.py` kills as often; `KILLS_SEED` chooses the moments.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from killed_run import STEPS, main
+from step_walks import content, records
+
+from agenttune.certify import certify
+from agenttune.trainer.checkpoint import load, pointed
+
+pytestmark = pytest.mark.slow
+
+KILLS = int(os.environ.get("KILLS", "4"))
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, toy_model_dir, toy_dataset) -> Path:
+    return main(tmp_path_factory.mktemp("undisturbed"), toy_model_dir, toy_dataset, "run")
+
+
+def session(arguments: list[str], run_dir: Path, after_s: float, send: list[signal.Signals]) -> int:
+    """One process, to which these signals are sent some time after it began to train and has a checkpoint to go on
+    from; its exit code."""
+    process = subprocess.Popen(
+        [sys.executable, str(HERE / "killed_run.py"), *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, sys.path)])},
+        text=True,
+    )
+    metrics = run_dir / "metrics.jsonl"
+    before = metrics.stat().st_size if metrics.exists() else 0
+    while process.poll() is None and (pointed(run_dir, "latest") is None or metrics.stat().st_size <= before):
+        time.sleep(0.01)
+    time.sleep(after_s)
+    for number in send:
+        process.send_signal(number)
+        time.sleep(0.03)
+    _, errors = process.communicate(timeout=600)
+    assert process.returncode in (0, -signal.SIGKILL, 1, -signal.SIGINT), errors
+    assert process.returncode != 1 or "KeyboardInterrupt" in errors, errors
+    return process.returncode
+
+
+def check_whole(run_dir: Path) -> None:
+    """Whatever is there under its name is whole, and `latest` points to it."""
+    latest = pointed(run_dir, "latest")
+    assert latest is not None
+    for folder in run_dir.glob("global_step_*"):
+        saved = load(folder)
+        step = int(folder.name.removeprefix("global_step_"))
+        assert (saved.state["position"]["step"], saved.state["version"]) == (step, 2 * step)
+        assert all(tensor.isfinite().all() for tensor in saved.weights.values())
+
+
+@pytest.mark.parametrize(
+    "send", [[signal.SIGKILL], [signal.SIGINT, signal.SIGINT]], ids=["killed", "interrupted twice"]
+)
+def test_a_run_that_is_ended_at_random_moments_ends_as_if_nobody_had(
+    tmp_path, toy_model_dir, toy_dataset, undisturbed, send
+):
+    rng, ended, runs, whole = random.Random(int(os.environ.get("KILLS_SEED", "0"))), 0, 0, content_of_end(undisturbed)
+    while ended < KILLS:
+        runs += 1
+        arguments = [str(tmp_path), str(toy_model_dir), str(toy_dataset), f"run {runs}"]
+        run_dir, code = tmp_path / "P" / f"run {runs}", -1
+        while code != 0:
+            code = session(arguments, run_dir, rng.uniform(0.0, 1.5), send if ended < KILLS else [])
+            ended += code != 0
+            check_whole(run_dir)
+        assert content_of_end(run_dir) == whole
+        assert records(run_dir) == records(undisturbed)
+        certificate = certify(run_dir, logprobs=False)
+        assert certificate.holds, certificate.problems
+    print(f"ended {ended} times in {runs} runs")
+
+
+def content_of_end(run_dir: Path) -> dict:
+    return content(run_dir / f"global_step_{STEPS}")

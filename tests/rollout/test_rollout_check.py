@@ -1,0 +1,110 @@
+"""What the pre-flight check finds in an agent's own habits, and where it stops the run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from scripted_serving import make_call, make_task
+
+from agenttune.config.public import TunerModelConfig
+from agenttune.rollout.check import check_groups
+from agenttune.types import Call, Group, Outcome, Rollout, Sampling
+
+MODEL = TunerModelConfig(model_path="m", max_model_len=64)
+
+
+def rollout(group: int, index: int, ended: float | Outcome, *calls: Call, **changes: Any) -> Rollout:
+    failed = isinstance(ended, Outcome)
+    values: dict[str, Any] = {
+        "id": f"g{group}/{index}",
+        "group_id": f"g{group}",
+        "task_id": f"train/{group}",
+        "index": index,
+        "attempt": 0,
+        "calls": calls or (make_call(),),
+        "outcome": ended if failed else Outcome.OK,
+        "reward": None if failed else ended,
+        "error": f"broke as {ended.value}" if isinstance(ended, Outcome) else None,
+        "seconds": 2.0,
+    }
+    return Rollout(**{**values, **changes})
+
+
+def group(number: int, *rollouts: Rollout, attempts: tuple[Rollout, ...] = ()) -> Group:
+    return Group(id=f"g{number}", task=make_task(number), version=0, rollouts=rollouts, attempts=attempts)
+
+
+def test_a_temperature_of_the_agents_own_is_said_with_what_it_does_to_groups() -> None:
+    """As LlamaIndex does it: 0.1, whatever the run says."""
+    low = make_call(sampling=Sampling(temperature=0.1))
+    groups = [group(n, rollout(n, 0, float(n == 0), low), rollout(n, 1, 0.0, low)) for n in range(8)]
+    report = check_groups(groups, model=MODEL)
+    assert report.ready
+    assert report.findings == (
+        "the agent sets temperature 0.1 itself in 16 of 16 calls, where model.temperature is 1: answers to one task "
+        "differ little, and groups of one reward teach nothing (7 of 8 groups have one reward); remove it from the "
+        "agent's code (LlamaIndex sends 0.1 unless told otherwise), or set model.temperature to it",
+    )
+    mixed = [group(0, rollout(0, 0, 1.0, low, make_call(1)), rollout(0, 1, 0.0))]
+    assert "temperature 0.1 itself in 1 of 3 calls, where model.temperature is 1: that one holds" in str(
+        check_groups(mixed, model=MODEL).findings
+    )
+    as_the_run = TunerModelConfig(model_path="m", max_model_len=64, temperature=0.1)
+    assert check_groups(groups, model=as_the_run).findings == ()
+
+
+@pytest.mark.parametrize(("sampling", "said"), [({"top_p": 0.9}, "top_p 0.9"), ({"top_k": 20}, "top_k 20")])
+def test_a_truncation_of_the_agents_own_is_in_the_way(sampling: dict[str, Any], said: str) -> None:
+    cut = make_call(sampling=Sampling(**sampling))
+    report = check_groups([group(0, rollout(0, 0, 1.0, cut), rollout(0, 1, 0.0))], model=MODEL)
+    assert not report.ready
+    assert report.findings[0].startswith(f"the agent sets {said} itself in 1 of 2 calls (model.top_p is 1)")
+
+
+def test_an_answer_that_a_cache_served_to_a_sibling_is_found() -> None:
+    """Red when examples in the prompt are taken for it, or the sibling's answer is not recognized."""
+    tool = {"id": "a", "function": {"name": "add", "arguments": "{}"}}
+    example = {"role": "assistant", "content": "an example"}
+    first = make_call(0, messages=(example,), response={"role": "assistant", "content": None, "tool_calls": [tool]})
+    served = {"role": "assistant", "content": None, "tool_calls": [{**tool, "id": "b"}]}
+    second = make_call(1, messages=(example, served), response={"role": "assistant", "content": "an example"})
+    alone = make_call(0, messages=(example, served), response={"role": "assistant", "content": "5"})
+    asked = group(0, rollout(0, 0, 1.0, first, second), rollout(0, 1, 0.0, first, second))
+    assert check_groups([asked]).findings == ()
+    cached = group(0, rollout(0, 0, 1.0, first, second), rollout(0, 1, 0.0, alone))
+    (finding,) = check_groups([cached]).findings
+    assert finding.startswith("1 of 2 rollouts (the first: g0/1) go on from an answer that another rollout of their")
+
+
+def test_a_check_in_which_many_rollouts_called_no_model_is_not_ready() -> None:
+    silent = [rollout(0, index, float(index % 2), calls=(), seconds=0.001) for index in range(1, 4)]
+    report = check_groups([group(0, rollout(0, 0, 1.0), *silent)])
+    assert not report.ready
+    assert "3 of 4 rollouts made no model call, and took 0.001 s where the others took 2.00 s" in report.findings[0]
+
+
+def test_a_check_in_which_every_first_attempt_failed_stops_the_run() -> None:
+    """Also where a retry succeeded: it may have been drawn until it did. Servers that were late are forgiven."""
+    error, down = Outcome.WORKFLOW_ERROR, Outcome.INFRASTRUCTURE
+    failed = check_groups([group(0, *(rollout(0, index, error) for index in range(16)))])
+    assert failed.all_failed == (
+        "the first attempt of each of the 16 rollouts failed; by cause, with the first error of each:\n"
+        "  16 x workflow_error: broke as workflow_error (if the model's answer caused it, name it in "
+        "rollout.model_exceptions, or raise UnusableAnswerError)"
+    )
+    again = (rollout(0, 0, 1.0, attempt=1), rollout(0, 1, 0.0, attempt=1))
+    firsts = (rollout(0, 0, error), rollout(0, 1, Outcome.TIMEOUT))
+    saved = check_groups([group(0, *again, attempts=firsts)])
+    assert "1 x timeout: broke as timeout" in saved.all_failed
+    assert (saved.ready, saved.findings[0].startswith("the first attempt of each of the 2 rollouts failed")) == (
+        False,
+        True,
+    )
+    assert "2 of 2 rollouts replaced by a retry" not in str(saved.findings)  # with the answers that had failed
+    assert check_groups([group(0, *again, attempts=firsts[:1])]).all_failed == ""
+    late = (rollout(0, 0, down), rollout(0, 1, down))
+    assert check_groups([group(0, *again, attempts=late)]).all_failed == ""
+    assert "2 x infrastructure" in check_groups([group(0, *late)]).all_failed
+    punished = rollout(0, 0, Outcome.UNUSABLE_ANSWER, reward=-1.0)
+    assert check_groups([group(0, punished, rollout(0, 1, error))]).all_failed == ""
