@@ -206,7 +206,7 @@ def _assemble(opened: Opened, algorithm: Algorithm, serving: Served, trainer: An
         monitor=make_monitor(config, directory, progress.step, display),
         display=display,
         watch=Watch(config),
-        evaluator=make_evaluator(config, serving, data.held_out, data.further, display) if data.held_out else None,
+        evaluator=make_evaluator(opened, serving, data.held_out, data.further) if data.held_out else None,
         run_dir=directory.path,
         total_steps=opened.total_steps,
         progress=progress,

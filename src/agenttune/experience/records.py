@@ -81,6 +81,10 @@ BASELINE = 2
 EXPERT = "expert/"
 """How the ids of an expert's rows begin where they stand among rollouts; a group's begins with its step."""
 
+EVALUATIONS = "evaluations.db"
+"""A second journal beside `run.db`, with the same tables: the rollouts of evaluations, which never train. The ids of
+its groups say of which: `before/held-out/sampled/<task id>`."""
+
 INT_BYTES = np.dtype("<i4")
 FLOAT_BYTES = np.dtype("<f4")
 
