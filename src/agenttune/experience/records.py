@@ -159,6 +159,11 @@ def insert_checks(connection: sqlite3.Connection, step: int, checks: Iterable[Ch
         _insert(connection, "checks", step=step, **dataclasses.asdict(check))
 
 
+def insert_parity(connection: sqlite3.Connection, measured: Mapping[str, Any]) -> None:
+    """Write what rounding was measured to be."""
+    connection.execute("INSERT OR REPLACE INTO meta VALUES ('parity', ?)", (_to_json(measured),))
+
+
 def _insert_rollout(connection: sqlite3.Connection, group_key: int, is_final: int, rollout: Rollout) -> None:
     rollout_key = _insert(
         connection,
