@@ -29,7 +29,7 @@ from agenttune.certificate.rules import Rules
 from agenttune.config.explain import InvalidConfigError, explain
 from agenttune.config.run import RunConfig
 from agenttune.errors import ConfigError
-from agenttune.experience.reading import read_checks, read_groups_at
+from agenttune.experience.reading import read_checks, read_groups_at, read_parity
 from agenttune.sync.schedule import Schedule
 from agenttune.types import Call, Experience, Rollout
 
@@ -194,6 +194,8 @@ def _recomputed_gaps(
             f"{in_words(sorted(gone))}); these stand as the run compared them"
         )
     model = load_trained(model_folder(config.model.model_path), config.trainer, torch.device(_device(config)))
+    rounding = (read_parity(run_dir / "run.db") or {}).get("rounding")
+    tolerance = Tolerance.of(model.compute_dtype, rounding=rounding)
     total: list[LogprobGap] = []
     for version, source in sorted(folders.items()):
         if source is not None and sampled[version]:
@@ -203,7 +205,7 @@ def _recomputed_gaps(
             for part in pack(sampled[version], config.trainer.max_tokens_per_micro_batch):
                 gap.add(part, model.score(part).logprobs_E)
         try:
-            gap.check(Tolerance.of(model.compute_dtype))
+            gap.check(tolerance)
         except ParityError as error:
             problems.append(str(error))
         total.append(gap)
