@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from agenttune.errors import JournalError
 from agenttune.experience.records import (
@@ -24,6 +24,7 @@ from agenttune.experience.records import (
     TaughtRow,
     insert_checks,
     insert_group,
+    insert_parity,
     insert_step,
     insert_taught,
 )
@@ -77,6 +78,11 @@ class Journal:
         experiences = tuple(experiences)
         write = partial(insert_step, step=step, version=version, metrics=metrics, experiences=experiences)
         self._put(_Item(write=write))
+
+    def add_parity(self, measured: Mapping[str, Any]) -> None:
+        """Take in what rounding was measured to be, by which engine and trainer are compared; the last session's is
+        kept."""
+        self._put(_Item(write=partial(insert_parity, measured=dict(measured))))
 
     def flush(self) -> None:
         """Return once everything taken in so far is on disk. Raises `JournalError` if it is not."""

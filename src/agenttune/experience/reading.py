@@ -55,6 +55,14 @@ class RolloutEntry:
     num_calls: int
 
 
+def read_parity(path: Path | str) -> Mapping[str, Any] | None:
+    """What rounding was measured to be (`trainer.rounding.Rounding`); None where everything was computed in float32,
+    or an older AgentTune wrote the journal."""
+    with closing(_open(path)) as connection:
+        row = connection.execute("SELECT value FROM meta WHERE key = 'parity'").fetchone()
+    return None if row is None else json.loads(row[0])
+
+
 def find_rollouts(path: Path | str, *, part: str = "", last: int | None = None) -> list[RolloutEntry]:
     """Rollouts whose id contains `part`, in the order they were added; only those of the `last` so many groups."""
     with closing(_open(path)) as connection:

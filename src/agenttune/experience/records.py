@@ -81,6 +81,10 @@ BASELINE = 2
 EXPERT = "expert/"
 """How the ids of an expert's rows begin where they stand among rollouts; a group's begins with its step."""
 
+EVALUATIONS = "evaluations.db"
+"""A second journal beside `run.db`, with the same tables: the rollouts of evaluations, which never train. The ids of
+its groups say of which: `before/held-out/sampled/<task id>`."""
+
 INT_BYTES = np.dtype("<i4")
 FLOAT_BYTES = np.dtype("<f4")
 
@@ -153,6 +157,11 @@ def insert_checks(connection: sqlite3.Connection, step: int, checks: Iterable[Ch
     """Write the checks of a step's certificate."""
     for check in checks:
         _insert(connection, "checks", step=step, **dataclasses.asdict(check))
+
+
+def insert_parity(connection: sqlite3.Connection, measured: Mapping[str, Any]) -> None:
+    """Write what rounding was measured to be."""
+    connection.execute("INSERT OR REPLACE INTO meta VALUES ('parity', ?)", (_to_json(measured),))
 
 
 def _insert_rollout(connection: sqlite3.Connection, group_key: int, is_final: int, rollout: Rollout) -> None:

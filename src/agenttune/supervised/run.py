@@ -180,7 +180,7 @@ def _assemble(
         monitor=make_monitor(config, directory, progress.step, display),
         display=display,
         serving=serving,
-        evaluator=None if serving is None else make_evaluator(config, serving, data.tasks, data.further, display),
+        evaluator=None if serving is None else make_evaluator(opened, serving, data.tasks, data.further),
         held_out=held_out,
         run_dir=directory.path,
         total_steps=opened.total_steps,
