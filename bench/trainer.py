@@ -83,7 +83,7 @@ def make_experience(
         ids_T=np.array(ids, np.int32),
         loss_mask_T=mask_T,
         logprobs_T=np.where(mask_T, np.float32(-6), np.float32(0)),
-        versions_T=np.where(mask_T, -1, -1).astype(np.int32),
+        versions_T=np.where(mask_T, 0, -1).astype(np.int32),
         calls_T=np.where(mask_T, 0, -1).astype(np.int32),
         temperatures_T=np.ones(len(ids), np.float32),
         advantages_T=np.where(mask_T, np.float32(advantage), np.float32(0)),

@@ -6,6 +6,10 @@ from pathlib import Path
 import pytest
 
 from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
+from agenttune.certify import certify
+from agenttune.cli.main import main
+from agenttune.errors import ConfigError
+from agenttune.experience.reading import read_groups
 
 
 async def prefers_letter(task, model):
@@ -58,6 +62,36 @@ def test_reward_rises_and_everything_is_left_in_the_run_directory(tmp_path, toy_
     assert (result.verdict.kind, result.verdict.model) == ("better", str(result.model_dir))
     assert (summary["verdict"]["kind"], summary["verdict"]["model"]) == ("better", str(result.model_dir))
     assert result.best_model_dir == result.model_dir
+    what_the_agent_did_is_kept(result.run_dir, capsys)
+
+
+def what_the_agent_did_is_kept(run_dir, capsys):
+    """Both evaluations, in a file of their own: `run.db`, and so the certificate, has none of it."""
+    kept = [group.id for group in read_groups(run_dir / "evaluations.db")]
+    expected = [
+        f"{when}/held-out/{mode}/test/{task}"
+        for when in ("before", "after")
+        for mode in ("greedy", "sampled")
+        for task in range(10)
+    ]
+    assert kept == expected
+    assert all(group.rollouts[0].calls for group in read_groups(run_dir / "evaluations.db"))
+    assert {group.id.split("/")[0] for group in read_groups(run_dir / "run.db")} == {f"step-{n}" for n in range(12)}
+    assert certify(run_dir, logprobs=False).holds
+    for mode in ("sampled", "greedy"):
+        assert main(["show", str(run_dir), "--task", "3", "--mode", mode]) == 0
+        shown = capsys.readouterr().out
+        assert shown.startswith(f"before/held-out/{mode}/test/3")
+        before, after = shown.split("=== BEFORE ===")[1].split("=== AFTER ===")
+        assert f"rollout before/held-out/{mode}/test/3/0" in before
+        assert f"rollout after/held-out/{mode}/test/3/0" in after
+        for part in (before, after):
+            assert "question 3" in part
+            assert "workflow/length" in part
+            assert ("no loss (an evaluation)" if mode == "sampled" else "no loss (temperature 0)") in part
+        assert max(map(len, shown.splitlines())) <= 100
+    assert main(["show", str(run_dir), "--rollout", "after/held-out/sampled/test/3/0"]) == 0
+    assert "question 3" in capsys.readouterr().out
 
 
 def test_a_run_that_made_the_model_worse_says_so_and_offers_the_original(tmp_path, toy_model_dir, toy_dataset, capsys):
@@ -167,12 +201,31 @@ def test_trap_25_two_deterministic_runs_are_bitwise_equal(tmp_path, toy_model_di
     assert weights[0] == weights[1]
 
 
+def shortened(dataset: Path, folder: Path) -> Path:
+    """A copy of the dataset, under the same names, with one row to evaluate on."""
+    folder.mkdir()
+    for file in dataset.glob("*.jsonl"):
+        lines = file.read_text().splitlines(keepends=True)
+        (folder / file.name).write_text("".join(lines[:1] if file.stem == "test" else lines))
+    return folder
+
+
 def test_a_finished_run_that_goes_on_is_evaluated_again(tmp_path, toy_model_dir, toy_dataset):
-    """Red when `_record` (loop.py) keeps `progress.after`: the table would show the weights of the first session."""
+    """Red when `_record` (loop.py) keeps `progress.after`: the table would show the weights of the first session.
+
+    With another seed, or other rows, it does not go on: red without `check_same_run`. Its certificate holds over a
+    change that is allowed.
+    """
     options = {"project_name": "P", "experiment_name": "longer"}
     first = run(tmp_path, toy_model_dir, toy_dataset, steps=2, **options)
-    second = run(tmp_path, toy_model_dir, toy_dataset, steps=4, **options)
+    with pytest.raises(ConfigError, match=r"'longer' exists, .*\n  - seed: 0 -> 1\n"):
+        run(tmp_path, toy_model_dir, toy_dataset, steps=2, settings={"seed": 1}, **options)
+    with pytest.raises(ConfigError, match=r"what held_out holds: 10 rows .* -> 1 rows"):
+        run(tmp_path, toy_model_dir, shortened(toy_dataset, tmp_path / "shorter"), steps=2, **options)
+    second = run(tmp_path, toy_model_dir, toy_dataset, steps=4, settings={"trainer.warmup_steps": 1}, **options)
     lines = [json.loads(line) for line in (second.run_dir / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "eval/greedy/accuracy" in line] == [0, 2, 4]
     assert second.rewards_before == first.rewards_before
     assert second.model_dir.name == "global_step_4"
+    assert (second.run_dir / "resolved.until_step_2.json").exists()
+    assert certify(second.run_dir, logprobs=False).holds

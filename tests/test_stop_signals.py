@@ -5,10 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from agenttune.cli.main import main
 from agenttune.interrupts import stop_signals
 from agenttune.steps import deferred_interrupt
 
@@ -113,3 +116,31 @@ def test_a_run_outlives_its_terminal_and_its_pipe_and_saves_on_sigterm(tmp_path:
     assert (run_dir / "latest").resolve().name == "global_step_2"
     steps = [json.loads(line)["step"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert steps == [1, 2]
+
+
+def test_a_run_without_rollouts_saves_on_sigterm_too(tmp_path: Path, toy_model_dir):
+    rows = [{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}] * 4
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = {
+        "name": "two",
+        "checkpoint_root_dir": str(tmp_path),
+        "train_dataset": {"path": "rows.jsonl", "total_steps": 400},
+        "model": {"model_path": str(toy_model_dir), "max_model_len": 64},
+        "algorithm": {"algorithm_type": "sft", "batch_size": 2, "save_interval_steps": 100_000},
+        "evaluation": {"before_and_after": False, "hold_out": False},
+    }
+    (tmp_path / "run.yaml").write_text(json.dumps(settings))
+    run_dir = tmp_path / "AgentTune" / "two"
+    metrics = run_dir / "metrics.jsonl"
+
+    def stop() -> None:
+        while not metrics.exists() or metrics.read_text().count("\n") < 3:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=stop, daemon=True)
+    thread.start()
+    assert main(["run", "--config", str(tmp_path / "run.yaml")]) == 130
+    thread.join()
+    last = json.loads(metrics.read_text().splitlines()[-1])["step"]
+    assert (run_dir / "latest").resolve().name == f"global_step_{last}"

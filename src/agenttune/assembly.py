@@ -26,14 +26,36 @@ from agenttune.monitor.stream import lasting_output
 from agenttune.monitor.verdict import Candidates, Checkpoint
 from agenttune.tasks.order import Order
 from agenttune.tasks.selection import make_order
-from agenttune.types import Task
+from agenttune.types import Group, Task
 
 if TYPE_CHECKING:
     from agenttune.evaluate import Evaluator
     from agenttune.execution.run_directory import RunDirectory
     from agenttune.execution.start import Served
+    from agenttune.experience.journal import Journal
 
 T = TypeVar("T")
+
+
+class Transcripts:
+    """The rollouts of evaluations, in a journal of their own at `path`, made when there is something to keep."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._journal: Journal | None = None
+
+    def add(self, group: Group) -> None:
+        """Keep a group. Raises `JournalError` if an earlier one could not be written."""
+        if self._journal is None:
+            from agenttune.experience.journal import Journal
+
+            self._journal = Journal(self._path)
+        self._journal.add(group)
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self._journal is not None:
+            self._journal.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +67,7 @@ class Opened:
     order: Order
     total_steps: int
     display: Display
+    transcripts: Transcripts
 
 
 @contextlib.contextmanager
@@ -67,12 +90,20 @@ def open_run(
         stop_signals(),
         lasting_output(),
         contextlib.closing(Display(total_steps, sys.stdout)) as display,
+        contextlib.closing(Transcripts(directory.evaluations)) as transcripts,
     ):
         for line in (*resolved.notices, *resolved.overrides, *directory.notes, *lines):
             display.message(line)
         for line in before_run(config, directory.path):
             display.message(line)
-        yield Opened(config=config, directory=directory, order=order, total_steps=total_steps, display=display)
+        yield Opened(
+            config=config,
+            directory=directory,
+            order=order,
+            total_steps=total_steps,
+            display=display,
+            transcripts=transcripts,
+        )
 
 
 def make_monitor(config: RunConfig, directory: RunDirectory, step: int, display: Display) -> Monitor:
@@ -89,19 +120,20 @@ def make_monitor(config: RunConfig, directory: RunDirectory, step: int, display:
 
 
 def make_evaluator(
-    config: RunConfig, serving: Served, tasks: Sequence[Task], further: Mapping[str, Sequence[Task]], display: Display
+    opened: Opened, serving: Served, tasks: Sequence[Task], further: Mapping[str, Sequence[Task]]
 ) -> Evaluator:
     """Evaluates the model that serves on `tasks`, and on the `further` sets by name."""
     from agenttune.evaluate import Evaluator
 
     return Evaluator(
-        config=config,
+        config=opened.config,
         runner=serving.runner,
         modes=serving.modes,
         tasks=tasks,
         further=further,
-        progress=display.evaluation,
-        message=display.message,
+        progress=opened.display.evaluation,
+        message=opened.display.message,
+        keep=opened.transcripts.add,
     )
 
 

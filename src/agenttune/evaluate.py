@@ -27,6 +27,8 @@ from agenttune.execution.remote import RemoteModel
 from agenttune.execution.serving import ServingThread
 from agenttune.execution.sessions import EndpointSession, RolloutSession
 from agenttune.execution.start import start_serving
+from agenttune.experience.journal import Journal
+from agenttune.experience.records import EVALUATIONS
 from agenttune.monitor.display import Display
 from agenttune.monitor.statistics import Evaluation, accuracy
 from agenttune.monitor.table import with_interval
@@ -38,6 +40,7 @@ from agenttune.rollout.statistics import RolloutStatistics, given, summarize, wi
 from agenttune.tasks.source import load_tasks
 from agenttune.types import Group, Outcome, Rollout, Task
 
+HELD_OUT = "held-out"
 Progress = Callable[[str, int, int], None]
 """Called with the name of what is evaluated, rollouts done, and their total."""
 
@@ -45,7 +48,9 @@ Progress = Callable[[str, int, int], None]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluator:
     """Runs evaluations. `modes` says how each mode opens its sessions; `further` are other task sets, reported
-    beside. `config` says what a failure counts, and what is too much of what an evaluation may lack.
+    beside. `config` says what a failure counts, and what is too much of what an evaluation may lack. `keep` gets each
+    group that was evaluated, under an id that says when, of which tasks and in which mode
+    (`before/held-out/sampled/<task id>`).
     """
 
     config: RunConfig
@@ -55,6 +60,7 @@ class Evaluator:
     further: Mapping[str, Sequence[Task]]
     progress: Progress
     message: Callable[[str], None]
+    keep: Callable[[Group], None] | None = None
 
     def evaluate(self, version: int, *, name: str, with_further: bool) -> Evaluation:
         """Evaluate the weights that are served now. Raises `RolloutError` if no task could be evaluated,
@@ -72,6 +78,7 @@ class Evaluator:
         no_result: list[str] = []
         for mode, open_session in self.modes.items():
             groups = self._groups(open_session, tasks, version, f"{name} ({mode})")
+            self._keep(groups, name, mode)
             rewards[mode] = self._rewards(groups, f"{name} ({mode})")
             metrics[mode] = metrics_by_task(groups)
             found = summarize(groups)
@@ -86,6 +93,18 @@ class Evaluator:
             without_calls=without_calls,
             no_result="; ".join(no_result),
         )
+
+    def _keep(self, groups: Sequence[Group], name: str, mode: Mode) -> None:
+        if self.keep is None:
+            return
+        when, _, tasks = name.partition(", ")
+        for group in groups:
+            id_ = f"{when.replace(' ', '-')}/{tasks or HELD_OUT}/{mode}/{group.task.id}"
+
+            def named(rollouts: Iterable[Rollout], group_id: str = id_) -> tuple[Rollout, ...]:
+                return tuple(replace(one, id=f"{group_id}/{one.index}", group_id=group_id) for one in rollouts)
+
+            self.keep(replace(group, id=id_, rollouts=named(group.rollouts), attempts=named(group.attempts)))
 
     def _groups(self, open_session: Opens, tasks: Sequence[Task], version: int, name: str) -> list[Group]:
         done = 0
@@ -146,11 +165,13 @@ def evaluate(
     *,
     endpoint: Mapping[str, str] | None = None,
     output: Path | None = None,
+    transcripts: Path | None = None,
 ) -> Evaluation:
     """Evaluate the configured model, or an endpoint (`base_url`, `model_name`, `api_key`), on `eval_dataset`.
 
     Without `eval_dataset` the training dataset is evaluated. An endpoint samples as the agent asks it to, so it has one
-    mode. Prints the accuracies; `output` receives the reward of every task as JSON. Raises as `tune()` does.
+    mode. Prints the accuracies; `output` receives the reward of every task as JSON, the folder `transcripts` what the
+    agent did (of an endpoint outcome and reward alone: its calls are not recorded). Raises as `tune()` does.
     """
     config = resolved.config
     check_auxiliary_models(config)
@@ -192,6 +213,7 @@ def evaluate(
             further=further,
             progress=display.evaluation,
             message=display.message,
+            keep=None if transcripts is None else stack.enter_context(Journal(_made(transcripts) / EVALUATIONS)).add,
         )
         found = evaluator.evaluate(0, name="model", with_further=True)
         for line in evaluation_lines(found):
@@ -199,6 +221,11 @@ def evaluate(
     if output is not None:
         output.write_text(json.dumps(evaluation_to_json(found), indent=2) + "\n", encoding="utf-8")
     return found
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _sessions_of(policy: RemoteModel, auxiliary: AuxiliaryModels) -> OpenSession:

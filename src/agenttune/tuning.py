@@ -21,6 +21,7 @@ from agenttune.compat.trinity import configured_workflow
 from agenttune.config.load import Resolved, load_config, resolve
 from agenttune.config.public import AlgorithmConfig, DatasetConfig, MonitorType, TunerModelConfig
 from agenttune.errors import ConfigError, NoSignalError, RolloutError
+from agenttune.execution.probe import probe_at_start
 from agenttune.execution.start import start_serving
 from agenttune.execution.threads import let_idle_workers_sleep
 from agenttune.execution.trainers import AnyTrainer, make_trainer
@@ -128,7 +129,14 @@ def open_loop(
         serving = start_serving(config, workflow, judge, needs_reward=algorithm.needs_reward)
         stack.callback(serving.close)
         opened.display.message(serving.line)
-        trainer = make_trainer(config, algorithm, serving.folder, total_steps=opened.total_steps, ranks=serving.ranks)
+        trainer = make_trainer(
+            config,
+            algorithm,
+            serving.folder,
+            total_steps=opened.total_steps,
+            ranks=serving.ranks,
+            probe=probe_at_start(config, serving, data.training),
+        )
         stack.callback(trainer.close)
         stack.enter_context(stop_signals())  # once more: Ray sets handlers of its own as it starts
         loop = _assemble(opened, algorithm, serving, trainer, data)
@@ -168,6 +176,9 @@ def _assemble(opened: Opened, algorithm: Algorithm, serving: Served, trainer: An
     progress = _restored(opened, serving, trainer, expert)
     _join_weights(opened, serving, trainer, progress.step, shared=not schedule.overlaps)
     journal = Journal(directory.journal)
+    journal.begin(progress.step, trainer.version)
+    if trainer.rounding is not None:
+        journal.add_parity(trainer.rounding.to_json())
     replay = Replay.of(config, algorithm, ahead=schedule.max_staleness)
     if replay is not None and directory.checkpoint is not None:
         replay.restore(directory.journal, algorithm, step=progress.step, version=trainer.version)
@@ -196,7 +207,7 @@ def _assemble(opened: Opened, algorithm: Algorithm, serving: Served, trainer: An
         monitor=make_monitor(config, directory, progress.step, display),
         display=display,
         watch=Watch(config),
-        evaluator=make_evaluator(config, serving, data.held_out, data.further, display) if data.held_out else None,
+        evaluator=make_evaluator(opened, serving, data.held_out, data.further) if data.held_out else None,
         run_dir=directory.path,
         total_steps=opened.total_steps,
         progress=progress,

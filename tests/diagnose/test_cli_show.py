@@ -78,6 +78,8 @@ def make_rollout(group, index, reward, tokenizer, *, sampling=None, outcome=Outc
         outcome=outcome,
         reward=reward,
         metrics={"steps": 2.0},
+        step_rewards={1: 0.25},
+        states={1: "hall"},
         error=error,
         seconds=1.5,
     )
@@ -124,6 +126,7 @@ def test_a_rollout_in_a_pipe_is_plain_text_of_at_most_100_columns(run_dir):
     assert max(map(len, text.splitlines())) <= 100
     words = " ".join(text.split())
     assert "outcome ok reward 1 calls 2" in words
+    assert words.count("step reward 0.25, state hall") == 1  # of the second call
     assert "[image_url]" in words
     assert words.count("What is 2 + 2?") == 12, "the prompt of the second call repeats the first one's: shown once"
     assert "<tool_call>go</tool_call><|im_end|>" in words

@@ -52,13 +52,16 @@ def test_trap_09_an_error_that_all_agree_on_is_raised_as_itself_and_changes_noth
     assert group.version == 0
     assert_same_weights(one, group, absolute=0.0)
     late = [replace(e, versions_T=np.where(e.loss_mask_T, 1, -1)) for e in wrong]
-    with pytest.raises(ParityError):
+    with pytest.raises(ParityError, match="the trainer is at 0"):
         group.train_step([*toy.batches(), RankBatch(experiences=late)])
+    assert group.version == 0
+    huge = list(toy.experiences)
+    huge[3] = replace(huge[3], weights_T=np.where(huge[3].loss_mask_T, np.inf, 0.0).astype(np.float32))
+    with pytest.raises(TrainingError, match="NaN or infinite; the update was not made"):
+        group.train_step([*toy.batches(), RankBatch(experiences=huge)])
     one.train_step(toy.batches())
     assert group.version == 1
     assert_same_weights(one, group)
-    huge = list(toy.experiences)
-    huge[3] = replace(huge[3], weights_T=np.where(huge[3].loss_mask_T, np.inf, 0.0).astype(np.float32))
     with pytest.raises(TrainingError, match="NaN or infinite; the update was not made"):
         group.train_step([RankBatch(experiences=huge)])
     assert group.version == 1

@@ -13,6 +13,7 @@ from trainer_toys import make_experience, make_model
 from agenttune.algorithm.resolve import resolve
 from agenttune.config.run import DistillConfig, ExpertConfig, LossConfig
 from agenttune.config.trainer import CriticConfig
+from agenttune.errors import ParityError
 from agenttune.execution.ranks.trainer import RankBatch
 
 pytestmark = pytest.mark.distributed
@@ -91,3 +92,18 @@ def test_an_expert_and_clipping_by_entropy(tmp_path):
     values = both(plan, [RankBatch(experiences=toy.experiences, experts=rows)], step=1)
     assert values["expert_loss"] > 0.0
     assert values["entropy_clip_fraction"] > 0.0
+
+
+def test_rounding_is_measured_before_the_model_is_divided(tmp_path):
+    """Each rank has its share of the probe, and all of them the whole figure: that of one process. An engine that
+    serves another model is refused by all alike."""
+    toy = make_toy(tmp_path / "model")
+    plan = replace(make_plan(toy, dtype="bfloat16"), probe=toy.experiences)
+    alone, group = one_process(plan).rounding, group_of(plan).rounding
+    assert alone.num_tokens > 50
+    for name, value in alone.to_json().items():
+        assert group.to_json()[name] == (value if isinstance(value, str) else pytest.approx(value, rel=0.01)), name
+    other = make_toy(tmp_path / "other", seed=1)
+    with pytest.raises(ParityError, match="trainer and engine differ at policy version 0"):
+        group_of(replace(plan, probe=[replace(one, logprobs_T=one.logprobs_T - 1) for one in other.experiences]))
+    assert group_of(plan).rounding == group  # the ranks are still in use

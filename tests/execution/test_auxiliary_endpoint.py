@@ -233,6 +233,39 @@ def test_a_time_limit_of_the_client_holds(endpoint: FakeEndpoint, make_config: A
     session.close()
 
 
+def test_an_equal_request_made_at_the_same_time_is_no_repetition(
+    endpoint: FakeEndpoint, make_config: Any, open_models: Any
+) -> None:
+    """Of two equal requests in flight one fails, then the other is answered: the first one failed. Red when a success
+    clears a failure that came after its own beginning."""
+    failed, both = threading.Event(), threading.Barrier(2)
+    first = threading.Lock()
+
+    def one_of_two(body: dict[str, Any]) -> Response:
+        both.wait(60)
+        if first.acquire(blocking=False):
+            return failure(503)
+        failed.wait(60)
+        return completion()
+
+    endpoint.answer = one_of_two
+    session = open_models(make_config(judge={"base_url": endpoint.url})).open("g/0", 1)
+    client = session.models["judge"].client.with_options(max_retries=0)
+
+    async def ask_once() -> None:
+        try:
+            await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hello"}])
+        except openai.InternalServerError:
+            failed.set()
+
+    async def main() -> None:
+        await asyncio.gather(ask_once(), ask_once())
+
+    asyncio.run(main())
+    assert session.failure is not None
+    assert "503" in session.failure
+
+
 def test_what_runs_at_the_end_is_cancelled_and_later_calls_are_refused(
     endpoint: FakeEndpoint, make_config: Any, open_models: Any
 ) -> None:

@@ -193,6 +193,65 @@ def test_trap_27_of_a_retried_call_only_the_retry_is_used(serve: Any) -> None:
     assert statuses == [CallStatus.ABANDONED, CallStatus.ABANDONED, CallStatus.USED, CallStatus.USED]
 
 
+async def told_apart(serve: Any, *requests: tuple[str, str]) -> list[CallStatus]:
+    """Statuses of equal requests over HTTP, each (retry count, idempotency key), one after the other."""
+    session = serve("hi").open()
+    url, key = f"{session.model.base_url}/chat/completions", session.model.api_key
+    async with httpx.AsyncClient() as client:
+        for retry, idempotency_key in requests:
+            headers = {"api-key": key, "x-stainless-retry-count": retry}
+            if idempotency_key:
+                headers["idempotency-key"] = idempotency_key
+            await client.post(url, headers=headers, json={"model": "toy", "messages": USER})
+    return [call.status for call in session.close()]
+
+
+USED, ABANDONED = CallStatus.USED, CallStatus.ABANDONED
+
+
+def test_trap_27_an_idempotency_key_says_which_request_is_repeated(serve: Any) -> None:
+    """Red when `Session._abandon_repeated` goes by the body alone: then all but the last are abandoned."""
+    statuses = asyncio.run(told_apart(serve, ("0", "a"), ("0", "b"), ("0", "c"), ("1", "b")))
+    assert statuses == [USED, ABANDONED, USED, USED]
+
+
+def test_trap_27_where_it_cannot_be_told_none_is_trained(serve: Any) -> None:
+    """Three equal requests, of which one is repeated though all were answered: only the repetition is known to be in
+    the agent's hands. Red when the last one alone is taken for the repeated one."""
+    statuses = asyncio.run(told_apart(serve, ("0", ""), ("0", ""), ("0", ""), ("1", "")))
+    assert statuses == [ABANDONED, ABANDONED, ABANDONED, USED]
+
+
+@pytest.mark.parametrize("transport", ["in-process", "http"])
+def test_trap_27_of_equal_requests_at_once_the_one_that_timed_out_is_repeated(serve: Any, transport: str) -> None:
+    """Eight equal requests (a vote); one of them gives up and tries again: the others are used. Red when
+    `Session._abandon_repeated` takes the last one with an equal body, as it did: a used call is abandoned."""
+    served = serve(lambda request: "hi")
+    served.serving.call(served.engine.hold)
+    session = served.open()
+
+    async def main() -> None:
+        client = session.model.client
+        if transport == "http":
+            client = openai.AsyncOpenAI(base_url=session.model.base_url, api_key=session.model.api_key, max_retries=0)
+        ask = client.chat.completions.create
+        impatient = asyncio.create_task(ask(model="toy", messages=USER))
+        await asyncio.to_thread(served.engine.waiting.acquire)
+        patient = [asyncio.create_task(ask(model="toy", messages=USER)) for _ in range(7)]
+        for _ in patient:
+            await asyncio.to_thread(served.engine.waiting.acquire)
+        impatient.cancel()
+        await asyncio.wait([impatient])
+        await asyncio.to_thread(eventually, lambda: served.engine.cancelled == 1)
+        served.serving.call(served.engine.release)
+        await asyncio.gather(*patient)
+        await ask(model="toy", messages=USER, extra_headers={"x-stainless-retry-count": "1"})
+        await client.close()
+
+    asyncio.run(main())
+    assert [call.status for call in session.close()] == [ABANDONED, *[USED] * 8]
+
+
 def test_trap_27_the_clients_own_retry(serve: Any) -> None:
     """A client that times out and tries again: the first call is not trained. Red when a timeout does not abort."""
     served = held(serve)

@@ -40,7 +40,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
     ({"messages": [{"role": "owner", "content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0].content"),
-    ({"messages": [{"role": "user", "content": "x", "mood": "good"}]}, "messages[0].mood"),
+    ({"messages": [{"role": "user", "content": "x", "audio": {"id": "a"}}]}, "messages[0].audio"),
+    ({"messages": [{"role": "assistant", "function_call": {"name": "add"}}]}, "messages[0].function_call"),
+    ({"messages": [{"role": "assistant", "content": "x", "prefix": True}]}, "messages[0].prefix"),
 ]
 
 
@@ -71,11 +73,6 @@ def test_harmless_parameters_are_accepted(serve: Any) -> None:
     session = serve("hi").open()
     ask(session, user="u", store=False, metadata={"a": "b"}, frequency_penalty=0, response_format={"type": "text"})
     assert len(session.close()) == 1
-
-
-def test_another_model_is_not_found(serve: Any) -> None:
-    with pytest.raises(openai.NotFoundError, match="use 'toy'"):
-        ask(serve("hi").open(), model="gpt-9")
 
 
 def test_prompt_longer_than_the_context(serve: Any) -> None:
@@ -145,9 +142,64 @@ def test_one_failed_choice_fails_the_request(serve: Any) -> None:
 def test_revoked_key(serve: Any) -> None:
     session = serve("hi").open()
     session.close()
-    with pytest.raises(openai.AuthenticationError):
+    with pytest.raises(openai.AuthenticationError, match="g/0 has ended"):
         ask(session)
     assert session.close() == ()
+
+
+UNKNOWN = {"Authorization": "Bearer sk-of-another-server"}
+NO_KEY: list[tuple[dict[str, str], str, str]] = [
+    ({}, "missing_api_key", "send model.api_key as"),
+    ({"Authorization": "Bearer"}, "missing_api_key", "send model.api_key as"),
+    (UNKNOWN, "invalid_api_key", "never a rollout's here"),
+]
+
+
+@pytest.mark.parametrize(("headers", "code", "said"), NO_KEY)
+def test_a_401_says_which_of_three_it_is(serve: Any, headers: dict[str, str], code: str, said: str) -> None:
+    """The third is that of `test_revoked_key`."""
+    reply = httpx.get(f"{serve('hi').open().model.base_url}/models", headers=headers)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (401, code)
+    assert said in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("header", ["Authorization: bearer ", "authorization: BEARER   ", "X-Api-Key: ", "api-key: "])
+def test_the_homes_of_a_key(serve: Any, header: str) -> None:
+    """Red when `key_of` (gateway/keys.py) looks for "Bearer " alone."""
+    session = serve("hi").open()
+    name, _, scheme = header.partition(": ")
+    headers = {name: f"{scheme}{session.model.api_key}"}
+    assert httpx.get(f"{session.model.base_url}/models", headers=headers).status_code == 200
+
+
+NOT_FOUND: list[tuple[str, str, str]] = [
+    ("POST", "/v1/v1/chat/completions", "base_url without: model.base_url.removesuffix"),
+    ("POST", "/v1/openai/deployments/toy/chat/completions", "with nothing added"),
+    ("GET", "/v1/chat/completions", "use POST"),
+    ("PUT", "/v1/models", "use GET"),
+    ("POST", "/v1/responses", "OpenAIChatCompletionsModel"),
+    ("POST", "/v1/completions", "send messages"),
+    ("POST", "/v1/embeddings", "ask another server"),
+    ("POST", "/v1/messages", "Anthropic"),
+    ("GET", "/v1", "ends in /v1"),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "said"), NOT_FOUND)
+def test_a_404_names_the_remedy(serve: Any, method: str, path: str, said: str) -> None:
+    session = serve("hi").open()
+    url = session.model.base_url.removesuffix("/v1") + path
+    reply = httpx.request(method, url, headers={"api-key": session.model.api_key}, json={})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (404, "not_found")
+    assert said in reply.json()["error"]["message"]
+
+
+def test_a_base_url_without_v1_is_fine(serve: Any) -> None:
+    session = serve("hi").open()
+    with openai.OpenAI(
+        base_url=session.model.base_url.removesuffix("/v1"), api_key=session.model.api_key, max_retries=0
+    ) as client:
+        assert client.chat.completions.create(model="toy", messages=USER).choices[0].message.content == "hi"
 
 
 def test_template_errors_are_the_request(serve: Any) -> None:

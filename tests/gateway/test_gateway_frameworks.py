@@ -7,6 +7,7 @@ from typing import Any
 import openai
 import pytest
 from pydantic import BaseModel
+from scripted import toy_tokenizer
 
 CALLS = '<tool_call>\n{"name": "answer", "arguments": {"value": 4}}\n</tool_call>'
 SCHEMA = {"type": "object", "properties": {"value": {"type": "integer"}}, "required": ["value"]}
@@ -68,6 +69,56 @@ def test_what_frameworks_send_is_accepted(serve: Any, options: dict[str, Any]) -
     if "tools" in options:
         assert reply.choices[0].message.tool_calls[0].function.name == "answer"
         assert reply.choices[0].finish_reason == "tool_calls"
+
+
+def of_litellm(message: Any) -> dict[str, Any]:
+    """An assistant message as litellm sends it back."""
+    calls = [{**call.model_dump(), "index": at} for at, call in enumerate(message.tool_calls)]
+    fields = {"provider_specific_fields": {"refusal": None}, "thinking_blocks": [], "function_call": None}
+    return {"role": "assistant", "content": None, "tool_calls": calls, **fields}
+
+
+def test_a_tool_loop_through_litellm(serve: Any, caplog: Any) -> None:
+    """Its messages carry fields that no template reads: the conversation goes on as one sequence, and it is said once.
+    Red when `_other_fields` (gateway/requests.py) refuses them."""
+    session = serve(CALLS).open()
+    create = session.model.sync_client.chat.completions.create
+    messages: list[Any] = [{"role": "user", "content": "2+2"}]
+    for _ in range(3):
+        message = create(model="toy", messages=messages, tools=[TOOL]).choices[0].message
+        (call,) = message.tool_calls
+        messages += [of_litellm(message), {"role": "tool", "tool_call_id": call.id, "content": "4"}]
+    assert [call.parent for call in session.close()] == [None, 0, 1]
+    said = [record.message for record in caplog.records]
+    assert len(said) == 2
+    assert "'provider_specific_fields', which the model's chat template does not read" in said[0]
+    caplog.clear()
+
+
+def test_a_field_that_the_template_reads_is_in_the_prompt(serve: Any, caplog: Any) -> None:
+    """Which is what it means to this model; nothing is to be said."""
+    tokenizer = toy_tokenizer()
+    tokenizer.chat_template = "{% for message in messages %}{{ message.mood }}: {{ message.content }}{% endfor %}"
+    served = serve("hi", tokenizer=tokenizer)
+    messages: Any = [{"role": "user", "content": "2+2", "mood": "curious"}]
+    served.open().model.sync_client.chat.completions.create(model="toy", messages=messages)
+    assert tokenizer.decode(served.engine.requests[0].prompt_ids) == "curious: 2+2"
+    assert not caplog.records
+
+
+def test_the_key_says_which_model_answers_whatever_it_is_called(serve: Any, caplog: Any) -> None:
+    """Frameworks cut names at a slash, or know none but OpenAI's."""
+    session = serve("hi").open()
+    for name in ("gpt-4o", "openai/toy", "gpt-4o"):
+        reply = session.model.sync_client.chat.completions.create(model=name, messages=PARTS)  # type: ignore[call-overload]
+        assert reply.model == "toy"
+    assert [record.message.split(":")[0] for record in caplog.records] == [
+        "a call asks for the model 'gpt-4o'",
+        "a call asks for the model 'openai/toy'",
+    ]
+    caplog.clear()
+    with pytest.raises(openai.BadRequestError, match="must be a string"):
+        session.model.sync_client.chat.completions.create(model=7, messages=PARTS)  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED])

@@ -266,3 +266,19 @@ def test_a_client_closed_by_one_rollout_serves_the_others(serve: Any) -> None:
     first.model.sync_client.close()
     assert ask(second).choices[0].message.content == "hi"
     assert copy.deepcopy({"model": second.model})["model"] is second.model
+
+
+@pytest.mark.parametrize("record", [True, False])
+def test_answers_are_counted_and_a_cut_one_is_known_recorded_or_not(serve: Any, record: bool) -> None:
+    """An evaluation records nothing, and must tell an agent that failed on an answer from one that got none."""
+    served = serve("hi there")
+    session = served.open(record=record)
+    assert (session.num_answers, session.cut) == (0, False)
+    with pytest.raises(openai.BadRequestError):
+        ask(session, temperature=-1)
+    assert session.num_answers == 0
+    ask(session, max_tokens=1)
+    assert (session.num_answers, session.cut) == (1, True)
+    ask(session)
+    assert (session.num_answers, session.cut) == (2, False)
+    assert len(session.close()) == (2 if record else 0)

@@ -287,7 +287,7 @@ def rows_bench(folder: Path, model: Path, dataset: Path, algorithm: str, **more:
     config = resolved.config
     rules = supervised_run._check(config, None, None)
     data = supervised_run.read_data(config, rules, False)
-    with open_run(resolved, None, data.training, ()) as opened, contextlib.ExitStack() as stack:
+    with open_run(resolved, None, {"train_dataset": data.training}, ()) as opened, contextlib.ExitStack() as stack:
         trainer = make_trainer(config, rules, Path(config.model.model_path), total_steps=STEPS)
         stack.callback(trainer.close)
         loop: SupervisedLoop = supervised_run._assemble(opened, rules, None, trainer, data)

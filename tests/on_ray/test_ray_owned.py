@@ -58,9 +58,12 @@ def ray_of(pid: int) -> list[psutil.Process]:
     ]
 
 
-def test_ctrl_c_ends_the_actors_and_the_ray_that_the_run_started(tmp_path, toy_model_dir, toy_dataset):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_end_the_actors_and_the_ray_that_the_run_started(
+    number, tmp_path, toy_model_dir, toy_dataset
+):
     """The workflow is the script's own. Red when `Connection.close` does not leave: Ray's processes stay until the
-    script ends."""
+    script ends; SIGTERM also when Ray's own handler for it stays, which saves nothing."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(data=str(toy_dataset), model=str(toy_model_dir), out=str(tmp_path)))
     shown = tmp_path / "shown.txt"
@@ -70,7 +73,7 @@ def test_ctrl_c_ends_the_actors_and_the_ray_that_the_run_started(tmp_path, toy_m
         while "   2/1000" not in shown.read_text() and run.poll() is None and time.monotonic() < until:
             time.sleep(0.2)
         family = ray_of(run.pid)
-        run.send_signal(signal.SIGINT)
+        run.send_signal(number)
         run.wait(300)
     text = shown.read_text()
     assert "execution: ray (started here), 1 engine(s) (embedded) and 1 rollout worker(s)" in text, text

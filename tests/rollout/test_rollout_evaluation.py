@@ -131,7 +131,7 @@ def test_equal_answers_in_no_time_are_a_finding_of_the_step() -> None:
         for index in range(4)
     ]
     found = summarize([Group(id="g", task=make_task(), version=0, rollouts=tuple(rollouts))])
-    (_, note) = found.notes()
+    *_, note = found.notes()
     assert note.startswith(
         "3 of 4 rollouts made no model call, and took 0.001 s where the others took 1.50 s: the agent's framework "
         "answers from a cache"

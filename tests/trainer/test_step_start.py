@@ -136,6 +136,24 @@ def test_an_update_left_in_the_midst_is_not_whole_until_its_step_is_undone():
     assert parameter.tolist() == [1.0] * 4
 
 
+@pytest.mark.gpu
+def test_a_gpu_copies_its_start_out_while_it_computes():
+    parameter = torch.nn.Parameter(torch.randn(2**22, device="cuda"))
+    optimizer = Optimizer([("w", parameter)], TrainerConfig(), peak_learning_rate=0.1, planned_updates=4)
+    start, before = StepStart([optimizer], num_updates=2), parameter.detach().clone()
+    for _ in range(2):  # without and with moments
+        start.begin(0, 2)
+        parameter.grad = torch.ones_like(parameter)
+        with start.update():
+            optimizer.step(0)
+        assert not torch.equal(parameter, before)
+        assert start.go_back(0) == (True, None)
+        assert torch.equal(parameter, before)
+        optimizer.step(0)
+        before = parameter.detach().clone()
+    assert all(tensor.is_pinned() for tensor in start._memory.values() if tensor.numel() > 1)
+
+
 def test_without_memory_for_it_no_start_is_kept_and_a_line_says_so():
     """So many ranks that no machine holds as many starts."""
     start, _ = make_start(num_ranks=10**12)

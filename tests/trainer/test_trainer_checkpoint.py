@@ -36,9 +36,7 @@ def step(trainer):
     """A step on rollouts of the trainer's present weights, as they compute in fp32."""
     module = plain_copy(trainer.policy.module)
     experiences = [
-        replace(
-            e, versions_T=np.where(e.loss_mask_T, trainer.version - (trainer.policy.compute_dtype != torch.float32), -1)
-        )
+        replace(e, versions_T=np.where(e.loss_mask_T, trainer.version, -1))
         for e in record(module, make_experiences(seed=trainer.version))
     ]
     trainer.train_step([Batch(experiences=tuple(experiences))])

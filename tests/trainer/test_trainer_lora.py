@@ -179,7 +179,7 @@ def test_in_bfloat16_they_agree_within_the_tolerance_of_a_run():
     experiences = make_experiences()
     with torch.no_grad():
         gaps = (packed_logprobs(policy, experiences) - packed_logprobs(engine, experiences)).abs()
-    assert 0 < gaps.mean() < Tolerance.of(torch.bfloat16).mean
+    assert 0 < gaps.mean() < 0.01
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

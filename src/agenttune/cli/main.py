@@ -84,6 +84,9 @@ def build_parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--api-key-env", metavar="VAR", help="environment variable that holds the endpoint's key")
     evaluate.add_argument("--dataset", metavar="PATH", help="dataset (default: eval_dataset)")
     evaluate.add_argument("--split", metavar="S", help="split of the dataset")
+    evaluate.add_argument(
+        "--transcripts", type=Path, metavar="DIR", help="keep there what the agent did: agenttune show DIR --task ID"
+    )
     evaluate.add_argument("--output", type=Path, metavar="FILE", help="write each task's reward as JSON")
 
     explain = commands.add_parser("explain", help="print every setting and where its value comes from")
@@ -146,7 +149,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         options["eval_dataset.split"] = arguments.split
     endpoint = _endpoint(arguments)
     resolved, workflow, judge = _load(arguments, options)
-    return call_evaluate(resolved, workflow, judge, endpoint, arguments.output)
+    return call_evaluate(resolved, workflow, judge, endpoint, arguments.output, arguments.transcripts)
 
 
 def _endpoint(arguments: argparse.Namespace) -> dict[str, str] | None:
@@ -241,7 +244,12 @@ def call_check(resolved: Resolved, workflow: Function, judge: Function | None) -
 
 
 def call_evaluate(
-    resolved: Resolved, workflow: Function, judge: Function | None, endpoint: dict[str, str] | None, output: Path | None
+    resolved: Resolved,
+    workflow: Function,
+    judge: Function | None,
+    endpoint: dict[str, str] | None,
+    output: Path | None,
+    transcripts: Path | None = None,
 ) -> int:
     """Evaluate a model directory, or an endpoint (`base_url`, `model_name`, `api_key`)."""
     from agenttune.execution.threads import let_idle_workers_sleep
@@ -250,7 +258,7 @@ def call_evaluate(
     from agenttune.evaluate import evaluate
 
     _print_overrides(resolved)
-    evaluate(resolved, workflow, judge, endpoint=endpoint, output=output)
+    evaluate(resolved, workflow, judge, endpoint=endpoint, output=output, transcripts=transcripts)
     return DONE
 
 

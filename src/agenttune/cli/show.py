@@ -1,4 +1,5 @@
-"""`agenttune show RUN_DIR --rollout ID`: a rollout as it was, for reading in a terminal.
+"""`agenttune show RUN_DIR --rollout ID`: a rollout as it was, for reading in a terminal; `--task ID` (`show_task`):
+what the agent did with a held-out task before and after.
 
 In: a run directory, the id of a rollout (or a unique end or beginning of it). Out: its messages by role, its tool
 calls, and for each model call the sampled tokens, coloured by how likely they were, dimmed where they carry no loss.
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from agenttune.errors import ConfigError, ModelError
+from agenttune.experience.records import EVALUATIONS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,6 +46,10 @@ def add_show(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rollout", metavar="ID", help="its id, or a unique end or beginning of it (default: list the last groups)"
     )
+    parser.add_argument("--task", metavar="ID", help="a held-out task as it went before and after the training")
+    parser.add_argument(
+        "--mode", choices=("sampled", "greedy"), default="sampled", help="which evaluation of it (default: sampled)"
+    )
     parser.add_argument("--call", type=int, metavar="N", help="only this call, with its whole prompt")
     parser.add_argument("--tokens", action="store_true", help="the sampled tokens as a table")
 
@@ -51,7 +57,14 @@ def add_show(parser: argparse.ArgumentParser) -> None:
 def run_show(arguments: argparse.Namespace, out: IO[str] | None = None) -> int:
     """Print it. Raises `ConfigError` where there is no such run, rollout or call."""
     out = out or sys.stdout
-    journal = arguments.run_dir / "run.db"
+    journal, evaluations = arguments.run_dir / "run.db", arguments.run_dir / EVALUATIONS
+    if arguments.task is not None:
+        from agenttune.cli.show_task import print_task
+
+        console = _console(out)
+        page = _Page(console, _decoder(console, arguments.run_dir), {}, "", untrained="an evaluation")
+        print_task(evaluations, arguments.task, arguments.mode, page)
+        return 0
     if not journal.exists():
         raise ConfigError(f"{arguments.run_dir} is not the directory of a run: it has no run.db")
     console = _console(out)
@@ -60,7 +73,12 @@ def run_show(arguments: argparse.Namespace, out: IO[str] | None = None) -> int:
             raise ConfigError("--call and --tokens belong to --rollout, which was not given")
         _list(console, journal, arguments.run_dir)
         return 0
-    rollout = read_rollout(journal, arguments.rollout)
+    try:
+        rollout = read_rollout(journal, arguments.rollout)
+    except ConfigError:
+        if not evaluations.exists():
+            raise
+        rollout = read_rollout(evaluations, arguments.rollout)
     if arguments.call is not None and not 0 <= arguments.call < len(rollout.calls):
         raise ConfigError(f"--call {arguments.call}: rollout {rollout.id} has {len(rollout.calls)} calls, from 0")
     decode, number = _decoder(console, arguments.run_dir), _number(arguments.run_dir)
@@ -118,12 +136,19 @@ class _Page:
     """Prints one rollout. `trained` holds the calls that carried loss, by index, `number` says what their number is."""
 
     def __init__(
-        self, console: Console, decode: Decode | None, trained: Mapping[int, TrainedCall], number: str
+        self,
+        console: Console,
+        decode: Decode | None,
+        trained: Mapping[int, TrainedCall],
+        number: str,
+        *,
+        untrained: str = "its rollout was not trained",
     ) -> None:
         self._console = console
         self._decode = decode
         self._trained = trained
         self._number = number
+        self._untrained = untrained
 
     def rollout(self, rollout: Rollout, *, only: int | None, tokens: bool) -> None:
         """All calls, or one with its whole prompt."""
@@ -131,33 +156,38 @@ class _Page:
         for call in rollout.calls:
             if only is None or call.index == only:
                 before = rollout.calls[call.index - 1] if call.index and only is None else None
-                self._call(call, before, rollout.call_rewards.get(call.index), tokens=tokens)
+                self._call(call, before, _given(rollout, call.index), tokens=tokens)
         if not tokens and self._decode is not None and self._console.is_terminal:
             self._legend()
 
     def _head(self, rollout: Rollout) -> None:
         reward = "none" if rollout.reward is None else f"{rollout.reward:g}"
         num_tokens = sum(len(call.sampled_ids_S) for call in rollout.calls)
-        self._line(f"rollout {rollout.id}", "bold")
-        self._line(
+        self.line(f"rollout {rollout.id}", "bold")
+        self.line(
             f"task {rollout.task_id}   outcome {rollout.outcome.value}   reward {reward}   "
             f"calls {len(rollout.calls)}   sampled tokens {num_tokens}   {rollout.seconds:.2f} s"
             + (f"   attempt {rollout.attempt}" if rollout.attempt else "")
         )
-        if rollout.metrics:
-            self._line("metrics: " + ", ".join(f"{name} {value:g}" for name, value in rollout.metrics.items()))
-        if rollout.error:
-            self._line(f"error: {rollout.error}", "red")
+        from agenttune.rollout.attempt import AUXILIARY, GATEWAY
+        from agenttune.rollout.statistics import given
 
-    def _call(self, call: Call, before: Call | None, reward: float | None, *, tokens: bool) -> None:
+        if rollout.metrics:
+            noticed = {name: value for name, value in rollout.metrics.items() if name.startswith((GATEWAY, AUXILIARY))}
+            metrics = {**given(rollout.metrics), **noticed}
+            self.line("metrics: " + ", ".join(f"{name} {value:g}" for name, value in metrics.items()))
+        if rollout.error:
+            self.line(f"error: {rollout.error}", "red")
+
+    def _call(self, call: Call, before: Call | None, given: Sequence[str], *, tokens: bool) -> None:
         new = _new_messages(call, before)
         if before is not None and len(new) == len(call.messages):
-            self._line("")
-            self._line("(a conversation of its own)", "dim")
+            self.line("")
+            self.line("(a conversation of its own)", "dim")
         for message in new:
             self._message(message)
-        self._line("")
-        self._line(f"call {call.index}: {self._facts(call, reward)}", "bold")
+        self.line("")
+        self.line(f"call {call.index}: {self._facts(call, given)}", "bold")
         if tokens:
             self._table(call)
         else:
@@ -165,7 +195,7 @@ class _Page:
         for used in call.response.get("tool_calls") or ():
             self._body(_tool_call(used), "bold")
 
-    def _facts(self, call: Call, reward: float | None) -> str:
+    def _facts(self, call: Call, given: Sequence[str]) -> str:
         versions = sorted(set(call.versions_S.tolist()))
         spread = f"{versions[0]} to {versions[-1]}" if len(versions) > 1 else "".join(map(str, versions))
         trained = self._trained.get(call.index)
@@ -174,19 +204,19 @@ class _Page:
             f"version {spread or '-'}",
             f"temperature {call.sampling.temperature:g}",
             str(call.finish_reason),
-            f"trained, {self._number} {trained.advantage:+.3g}" if trained else f"no loss ({_why_no_loss(call)})",
+            f"trained, {self._number} {trained.advantage:+.3g}"
+            if trained
+            else f"no loss ({_why_no_loss(call) or self._untrained})",
         ]
         if len(call.logprobs_S):
             facts.insert(1, f"logprob {float(call.logprobs_S.mean()):.3g}")
-        if reward is not None:
-            facts.append(f"reward {reward:g}")
-        return ", ".join(facts)
+        return ", ".join((*facts, *given))
 
     def _message(self, message: Mapping[str, Any]) -> None:
         role = str(message.get("role", "?"))
         name = message.get("name")
-        self._line("")
-        self._line(role + (f" ({name})" if name and name != role else "") + ":", _ROLE_STYLES.get(role, ""))
+        self.line("")
+        self.line(role + (f" ({name})" if name and name != role else "") + ":", _ROLE_STYLES.get(role, ""))
         if message.get("reasoning_content"):
             self._body(f"(reasoning) {message['reasoning_content']}", "dim")
         text = _content(message.get("content"))
@@ -233,7 +263,8 @@ class _Page:
             text.append(name, colour).append("  ")
         self._console.print(text.append("dim: no loss", "dim"))
 
-    def _line(self, line: str, style: str = "") -> None:
+    def line(self, line: str, style: str = "") -> None:
+        """One line, wrapped."""
         _print_wrapped(self._console, line, style=style)
 
     def _body(self, body: str | Text, style: str = "") -> None:
@@ -291,12 +322,19 @@ def _tool_call(used: Mapping[str, Any]) -> str:
     return f"-> {function.get('name')}({function.get('arguments')})"
 
 
+def _given(rollout: Rollout, call: int) -> list[str]:
+    """What the workflow gave with a call."""
+    numbers = {"reward": rollout.call_rewards, "step reward": rollout.step_rewards}
+    shown = [f"{name} {rewards[call]:g}" for name, rewards in numbers.items() if call in rewards]
+    return [*shown, f"state {rollout.states[call]}"] if call in rollout.states else shown
+
+
 def _why_no_loss(call: Call) -> str:
     if call.status != "used":
         return str(call.status.value)
     if call.sampling.temperature <= 0:
         return "temperature 0"
-    return "its rollout was not trained"
+    return ""
 
 
 def _trained(journal: Path, rollout: Rollout) -> dict[int, TrainedCall]:

@@ -50,7 +50,7 @@ FIXED: Mapping[str, tuple[str, ...]] = {
         *("workflow", "judge", "workflow_args"),
         *("taskset.prompt_key", "taskset.response_key", "taskset.system_prompt", "taskset.reply_prefix"),
         *("taskset.reward_fn", "taskset.reward_fn_args", "taskset.rollout_args"),
-        *("rollout.max_calls", "rollout.failure_reward", "rollout.model_exceptions"),
+        *("rollout.max_calls", "rollout.failure_reward", "rollout.model_exceptions", "rollout.choices"),
         *("auxiliary_models.*.model_path", "auxiliary_models.*.max_model_len", "auxiliary_models.*.temperature"),
         *("auxiliary_models.*.top_p", "auxiliary_models.*.max_tokens", "auxiliary_models.*.enable_thinking"),
         *("auxiliary_models.*.tool_call_parser", "auxiliary_models.*.reasoning_parser"),

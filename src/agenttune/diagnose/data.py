@@ -46,9 +46,9 @@ class Row:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
     """A rollout in short. `cut` is whether the model ran into a limit of tokens or context; `untrained` says of calls
-    without loss why (`greedy`, `left_out`, `abandoned`, `empty`). `repeated` is the share of n-grams of its sampled
-    tokens that came before within the same window, None where a call is too short to tell; `fingerprint` is equal for
-    rollouts that sampled the same tokens. `metrics` are what workflow and judge gave.
+    without loss why (`greedy`, `left_out`, `unused`, `abandoned`, `empty`). `repeated` is the share of n-grams of its
+    sampled tokens that came before within the same window, None where a call is too short to tell; `fingerprint` is
+    equal for rollouts that sampled the same tokens. `metrics` are what workflow and judge gave.
     """
 
     id: str

@@ -176,6 +176,7 @@ def empty_masks(data: RunData) -> Finding | None:
 _REASONS = {
     "greedy": "sampled at temperature 0",
     "left_out": "left out by the workflow",
+    "unused": "one of several answers, and the agent went on with another",
     "abandoned": "never delivered",
     "empty": "nothing sampled",
 }

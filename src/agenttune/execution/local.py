@@ -93,11 +93,13 @@ class Serving:
         """Load new weights into the engine; returns when it serves them. Those of auxiliary models never change."""
         self.thread.call(publish(version, tensors, [self.engine]))
 
-    def probe(self, prompt_ids_P: IntArray, *, noise: int) -> Future[tuple[Experience, ...]]:
-        """Begin to sample probes with the weights that serve; see `execution.probe`."""
-        return self.thread.start(
-            sample_probes(self.engine, prompt_ids_P, temperature=self._config.model.temperature, noise=noise)
-        )
+    def probe(
+        self, prompt_ids_P: IntArray, *, noise: int, temperature: float | None = None
+    ) -> Future[tuple[Experience, ...]]:
+        """Begin to sample probes with the weights that serve, at the run's temperature unless another is given; see
+        `execution.probe`."""
+        chosen = self._config.model.temperature if temperature is None else temperature
+        return self.thread.start(sample_probes(self.engine, prompt_ids_P, temperature=chosen, noise=noise))
 
     def generating_s(self) -> float:
         """Seconds so far in which the engine had a request to work on."""

@@ -198,6 +198,7 @@ class RemoteUse:
         if self.tally is not None and generates and (refusal := _cap_reached(self.tally)) is not None:
             return _refused(refusal)
         exchange = hash((request.url.path, request.content))
+        repeats = exchange in self._failures  # an equal request that was made at the same time is no repetition
         try:
             request = self._addressed(request)
         except ApiError as error:
@@ -212,7 +213,8 @@ class RemoteUse:
                 self._fail(exchange, f"{self.remote.base_url} answered {response.status_code}")
             content = self._watched(exchange, response)
         else:
-            self._failures.pop(exchange, None)
+            if repeats:
+                self._failures.pop(exchange, None)
             content = self._watched(exchange, response)
             self.num_answers += generates
             if self.tally is not None and generates:

@@ -25,6 +25,7 @@ from agenttune.execution.identity import Identity
 from agenttune.execution.run_lock import locked
 from agenttune.execution.same_run import NOTED, Recorded, check_same_run, keep_settings, read_recorded
 from agenttune.experience.reading import read_steps
+from agenttune.experience.records import EVALUATIONS
 from agenttune.trainer.checkpoint import pointed, repair, step_of
 
 
@@ -46,6 +47,11 @@ class RunDirectory:
     def metrics(self) -> Path:
         """One JSON line for each logged step."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def evaluations(self) -> Path:
+        """What the agent did when it was evaluated."""
+        return self.path / EVALUATIONS
 
     @property
     def picture(self) -> Path:

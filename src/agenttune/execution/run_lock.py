@@ -46,7 +46,8 @@ def locked(directory: Path) -> Iterator[str]:
 
 def _write(descriptor: int, holder: Mapping[str, int | str]) -> None:
     os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{json.dumps(holder)}\n".encode(), 0)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    os.write(descriptor, f"{json.dumps(holder)}\n".encode())
 
 
 def _now() -> str:
@@ -76,7 +77,8 @@ def _take(descriptor: int, directory: Path) -> bool:
 def _holder(descriptor: int) -> str:
     """What the holder wrote about itself."""
     try:
-        holder = json.loads(os.pread(descriptor, 4096, 0))
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        holder = json.loads(os.read(descriptor, 4096))
         return f"process {holder['pid']} on {holder['host']} has it since {holder['since']}"
     except (ValueError, KeyError, TypeError):
         return "another process has it"

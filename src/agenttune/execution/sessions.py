@@ -134,19 +134,20 @@ def make_gateway(config: RunConfig, engine: Engine, tokenizer: Any, loop: asynci
 
 
 def session_kinds(config: RunConfig, gateway: Gateway, auxiliary: AuxiliaryModels) -> Mapping[SessionKind, OpenSession]:
-    """How each kind of session is opened: recorded for training, greedy beside it, and for evaluation."""
+    """How each kind of session is opened: for training, greedy beside it, and for evaluation. Every one records its
+    calls."""
     greedy = Sampling(temperature=0.0, max_tokens=config.model.max_tokens)
 
-    def opener(sampling: Sampling | None, record: bool) -> OpenSession:
+    def opener(sampling: Sampling | None) -> OpenSession:
         def open_session(rollout_id: str, noise_seed: int) -> Session:
-            policy = gateway.open(rollout_id, noise_seed=noise_seed, sampling=sampling, record=record)
+            policy = gateway.open(rollout_id, noise_seed=noise_seed, sampling=sampling)
             return RolloutSession(policy, auxiliary.open(rollout_id, noise_seed))
 
         return open_session
 
     return {
-        "recorded": opener(None, True),
-        "baseline": opener(greedy, True),
-        "greedy": opener(greedy, False),
-        "sampled": opener(None, False),
+        "recorded": opener(None),
+        "baseline": opener(greedy),
+        "greedy": opener(greedy),
+        "sampled": opener(None),
     }

@@ -5,6 +5,7 @@ In: a run's configuration and algorithm. Out: a trainer; or `ConfigError` before
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, overload
 
@@ -12,6 +13,7 @@ from agenttune.config.run import RunConfig
 from agenttune.errors import ConfigError
 from agenttune.execution.engine_choice import check_gpu
 from agenttune.execution.teacher_files import teacher_folder
+from agenttune.types import Experience
 
 if TYPE_CHECKING:
     from agenttune.algorithm.presets import Algorithm
@@ -53,7 +55,13 @@ def check_processes(config: RunConfig, *, num_gpus: int) -> None:
 
 @overload
 def make_trainer(
-    config: RunConfig, algorithm: Algorithm, folder: Path, *, total_steps: int, ranks: StartRanks | None = ...
+    config: RunConfig,
+    algorithm: Algorithm,
+    folder: Path,
+    *,
+    total_steps: int,
+    ranks: StartRanks | None = ...,
+    probe: Sequence[Experience] = ...,
 ) -> AnyTrainer: ...
 @overload
 def make_trainer(
@@ -66,9 +74,11 @@ def make_trainer(
     *,
     total_steps: int,
     ranks: StartRanks | None = None,
+    probe: Sequence[Experience] = (),
 ) -> AnyTrainer | AnySupervisedTrainer:
     """A trainer of the model in `folder`, for rollouts or for rows as the algorithm says; `ranks` starts it in several
-    places elsewhere. Raises `ModelError` for architectures not supported, `RankError` if a process does not start."""
+    places elsewhere; `probe` is that of `execution.probe.probe_at_start`. Raises `ParityError` if the engine that gave
+    it serves another model; `ModelError` for architectures not supported, `RankError` if a process does not start."""
     from agenttune.algorithm.supervised import SupervisedAlgorithm
     from agenttune.execution.ranks.trainer import TrainerPlan, load_trainer
 
@@ -82,6 +92,8 @@ def make_trainer(
         seed=config.seed,
         teacher_path=None if teacher_path is None else str(teacher_path),
         critic=config.critic,
+        probe=tuple(probe),
+        engine_dtype=config.engine.dtype,
     )
     if ranks is None and not config.trainer.has_ranks:
         return load_trainer(plan, config.engine.device)

@@ -27,7 +27,7 @@ from agenttune.gateway.meter import Tally
 from agenttune.gateway.model import ChatModel
 from agenttune.gateway.parsers import REASONING_PARSERS, THINK, TOOL_PARSERS, Parsed, parse_text
 from agenttune.gateway.render import Renderer
-from agenttune.gateway.requests import ApiError, ChatRequest, parse_request, render_message
+from agenttune.gateway.requests import ApiError, ChatRequest, parse_request, render_message, shown
 from agenttune.gateway.responses import Choice, assistant_message, completion_reply, error_reply, models_reply
 from agenttune.gateway.routes import CHAT, MODELS, not_found, route_of
 from agenttune.gateway.server import Server
@@ -39,6 +39,8 @@ from agenttune.types import Outcome, Sampling
 logger = logging.getLogger(__name__)
 
 Parser = TypeVar("Parser")
+
+MOST_REMARKS = 100
 
 
 class Gateway:
@@ -77,6 +79,7 @@ class Gateway:
         self._max_calls = max_calls
         self._sessions: dict[str, Session] = {}
         self._ended = EndedKeys()
+        self._said: set[str] = set()
         self._lost: EngineLostError | None = None
         self._who_calls = who_calls
         self._server = Server(self.start, loop, who_calls)
@@ -177,7 +180,7 @@ class Gateway:
         with contextlib.suppress(ApiError):  # what is no request would have been no call
             request = _parse(raw.body, self.model_name, session)
             session.entry(
-                exchange=Exchange(fingerprint=0, retry=0, foreign=True),
+                exchange=Exchange(foreign=True),
                 prompt=self._prompt(session, request),
                 sampling=request.sampling,
                 messages=request.messages,
@@ -186,6 +189,7 @@ class Gateway:
 
     async def _chat(self, session: Session, raw: RawRequest) -> Answer:
         request = _parse(raw.body, self.model_name, session)
+        self._remark(request)
         if session.tally is not None and (refusal := session.tally.admit()) is not None:
             raise ApiError(str(refusal), status=403, code="token_cap_reached", kind="permission_error")
         prompt = self._prompt(session, request)
@@ -193,7 +197,7 @@ class Gateway:
             message = f"This rollout may make {session.max_calls} calls at most."
             session.fail(Outcome.CALL_LIMIT, message)
             raise ApiError(message, code="call_limit_exceeded")
-        exchange = session.exchange(raw.body, raw.retry)
+        exchange = session.exchange(raw)
         entries = [
             session.entry(
                 exchange=exchange,
@@ -208,7 +212,10 @@ class Gateway:
             entry.request = entries[0].index
         session.count("prompt_tokens", len(prompt.ids_P))
         session.count("forks", int(entries[0].index > 0 and prompt.parent is None))
-        choices = await self._choices(session, request, entries)
+        try:
+            choices = await self._choices(session, request, entries)
+        finally:
+            exchange.ended = True
         reply = completion_reply(
             request,
             choices,
@@ -220,6 +227,22 @@ class Gateway:
             renderer=self._renderer,
         )
         return Answer(reply=reply, exchange=exchange)
+
+    def _remark(self, request: ChatRequest) -> None:
+        """Say once what was accepted without effect."""
+        remarks = [
+            f"messages have a field {name!r}, which the model's chat template does not read: it changes nothing"
+            for name in sorted(request.further_fields)
+            if not self._renderer.mentions(name)
+        ]
+        if request.model != self.model_name:
+            remarks.append(
+                f"a call asks for the model {shown(request.model)}: its key is for {self.model_name}, which answers it"
+            )
+        for remark in remarks:
+            if remark not in self._said and len(self._said) < MOST_REMARKS:
+                self._said.add(remark)
+                logger.warning("%s (said once)", remark)
 
     def _prompt(self, session: Session, request: ChatRequest) -> Prompt:
         kwargs = {**self._template_kwargs, **request.template_kwargs}

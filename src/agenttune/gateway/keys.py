@@ -13,7 +13,7 @@ from typing import Any
 from agenttune.gateway.caller import Caller, describe_foreign_use
 from agenttune.gateway.requests import ApiError
 
-BEARER = re.compile(r"\s*bearer\s+", re.IGNORECASE)
+BEARER = re.compile(r"\s*bearer(\s+|$)", re.IGNORECASE)
 OTHER_HEADERS = ("x-api-key", "api-key")
 HOW = "send model.api_key as 'Authorization: Bearer <key>' (or as x-api-key, or api-key)"
 REMEMBERED = 10_000

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,10 +40,15 @@ class Renderer:
         self._backend = copy.deepcopy(backend)  # truncation and padding that others set must not reach prompts
         self._backend.no_truncation()
         self._backend.no_padding()
+        self._words = frozenset(re.findall(r"\w+", str(tokenizer.chat_template)))
         self._special_ids = frozenset(tokenizer.all_special_ids)
         self._encode = functools.lru_cache(maxsize=cache_size)(self._encode_uncached)
         self._context_text = functools.lru_cache(maxsize=cache_size)(self._decode)
         self._string_arguments = self._template_keeps_argument_strings()
+
+    def mentions(self, field: str) -> bool:
+        """Whether the template may read a field of this name."""
+        return field in self._words
 
     def render(
         self,

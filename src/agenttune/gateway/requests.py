@@ -2,7 +2,8 @@
 
 In: the decoded JSON body of one request and the sampling defaults of its session. Out: `ChatRequest`, or `ApiError` in
 OpenAI's error format. Nothing is silently ignored: a parameter is honoured, harmless (accepted and named in
-`HARMLESS`), a wish that nothing forces (`NOT_FORCED`), or refused by name.
+`HARMLESS`), a wish that nothing forces (`NOT_FORCED`), or refused by name. Further fields of messages go to the chat
+template, which decides what they mean; the gateway says once what it does not read.
 """
 
 from __future__ import annotations
@@ -41,6 +42,13 @@ ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 MESSAGE_FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"})
 DROPPED_FIELDS = frozenset({"refusal", "annotations"})
 """Fields of our own responses (or OpenAI's) that agents send back and no template renders."""
+OTHER_CONTENT: Mapping[str, str] = {
+    "audio": "only text is supported",
+    "function_call": "send 'tool_calls'",
+    "partial": "send 'continue_final_message' with the request",
+    "prefix": "send 'continue_final_message' with the request",
+}
+"""Fields of messages that mean something which is not done here, unless they are null, false or empty."""
 RESERVED_TEMPLATE_KWARGS = frozenset(
     {"conversation", "messages", "tools", "documents", "chat_template", "tokenize", "add_generation_prompt"}
     | {"continue_final_message", "return_dict", "sanitize_control_tokens", "return_assistant_tokens_mask"}
@@ -77,9 +85,12 @@ class ChatRequest:
     """One validated request: `messages` as sent, `rendered` as the template gets them, `tools` empty for none.
 
     `plain_text`: no parser reads the sampled text, and each choice says which call it is (`call_index`).
-    `continue_final`: the last message is the beginning of the answer.
+    `continue_final`: the last message is the beginning of the answer. `model` is the name that was asked for, whatever
+    it is; `further_fields` are those of messages that only the chat template can know.
     """
 
+    model: str
+    further_fields: frozenset[str]
     messages: tuple[Mapping[str, Any], ...]
     rendered: tuple[dict[str, Any], ...]
     tools: tuple[Mapping[str, Any], ...]
@@ -108,14 +119,9 @@ def parse_request(body: Any, *, model_name: str, defaults: Sampling, greedy: boo
         raise ApiError("The request body must be a JSON object.")
     given = {key: value for key, value in body.items() if value is not None}
     _refuse_unknown(given)
-    model = given.get("model")
-    if model != model_name:
-        raise ApiError(
-            f"The model {model!r} does not exist here; use {model_name!r} (`model.name`).",
-            status=404,
-            code="model_not_found",
-            param="model",
-        )
+    model = given.get("model", model_name)
+    if not isinstance(model, str):
+        raise ApiError(f"'model' is {shown(model)}; it must be a string: {model_name!r} (`model.name`).", param="model")
     messages = given.get("messages")
     if not isinstance(messages, list) or not messages:
         raise ApiError("'messages' must be a list with at least one message.", param="messages")
@@ -124,9 +130,12 @@ def parse_request(body: Any, *, model_name: str, defaults: Sampling, greedy: boo
     logprobs = _boolean(given, "logprobs")
     if top_logprobs and not logprobs:
         raise ApiError("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
+    rendered = tuple(render_message(message, position, further=True) for position, message in enumerate(messages))
     return ChatRequest(
+        model=model,
+        further_fields=frozenset(key for message in rendered for key in message if key not in MESSAGE_FIELDS),
         messages=tuple(messages),
-        rendered=tuple(render_message(message, position) for position, message in enumerate(messages)),
+        rendered=rendered,
         tools=_tools(given),
         sampling=_sampling(given, defaults, greedy),
         n=_integer(given, "n", 1, 1, MAX_CHOICES),
@@ -142,18 +151,19 @@ def parse_request(body: Any, *, model_name: str, defaults: Sampling, greedy: boo
     )
 
 
-def render_message(message: Any, position: int) -> dict[str, Any]:
-    """A message as chat templates expect it: text content, no nulls, `developer` as `system`. Raises `ApiError`."""
+def render_message(message: Any, position: int, *, further: bool = False) -> dict[str, Any]:
+    """A message as chat templates expect it: text content, no nulls, `developer` as `system`.
+
+    With `further` fields that are not OpenAI's are kept for the template. Raises `ApiError`.
+    """
     where = f"messages[{position}]"
     if not isinstance(message, dict):
         raise ApiError(f"'{where}' must be an object.", param=where)
     role = message.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise ApiError(f"'{where}.role' is {shown(role)}; it must be one of {sorted(ROLES)}.", param=f"{where}.role")
-    for key, value in message.items():
-        if value is not None and key not in MESSAGE_FIELDS and key not in DROPPED_FIELDS:
-            raise ApiError(f"'{where}.{key}' is not supported here.", param=f"{where}.{key}")
-    rendered: dict[str, Any] = {"role": "system" if role == "developer" else role}
+    others = _other_fields(message, where, further)
+    rendered: dict[str, Any] = {**others, "role": "system" if role == "developer" else role}
     rendered["content"] = _text(message.get("content"), f"{where}.content")
     for key in ("name", "tool_call_id", "reasoning_content"):
         value = message.get(key)
@@ -168,6 +178,20 @@ def render_message(message: Any, position: int) -> dict[str, Any]:
             raise ApiError(f"'{where}.tool_calls' belongs to assistant messages only.", param=f"{where}.tool_calls")
         rendered["tool_calls"] = _tool_calls(tool_calls, f"{where}.tool_calls")
     return rendered
+
+
+def _other_fields(message: Mapping[str, Any], where: str, further: bool) -> dict[str, Any]:
+    others = {}
+    for key, value in message.items():
+        if value is None or key in MESSAGE_FIELDS or key in DROPPED_FIELDS:
+            continue
+        if key in OTHER_CONTENT and not value:
+            continue
+        if key in OTHER_CONTENT or not further:
+            hint = f": {OTHER_CONTENT[key]}" if key in OTHER_CONTENT else ""
+            raise ApiError(f"'{where}.{key}' is not supported here{hint}.", param=f"{where}.{key}")
+        others[key] = value
+    return others
 
 
 def _refuse_unknown(given: Mapping[str, Any]) -> None:

@@ -77,7 +77,7 @@ class Server:
             body = await request.body()
         except ClientDisconnect:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        raw = raw_request(request.method, request.url.path, request.headers, body, caller)
+        raw = raw_request(request.method, request.url.path, request.headers, body, caller, in_process=False)
         task = self._start_request(raw)
         gone = asyncio.create_task(_disconnected(request))
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)

@@ -23,15 +23,22 @@ from agenttune.types import Call, CallStatus, Outcome, Sampling
 
 if TYPE_CHECKING:
     from agenttune.gateway.model import ChatModel
+    from agenttune.gateway.transport import RawRequest
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Exchange:
-    """One admitted request. `delivered` is set by the transport that handed the response over."""
+    """One admitted request. `delivered` is set by the transport that handed the response over; where `certain`, the
+    agent has it then, else (over HTTP) its client may have gone away in that moment. `ended`: the engine is done with
+    it. `repeated`: a retry of it has come."""
 
-    fingerprint: int
-    retry: int
+    body: bytes = b""
+    retry: int = 0
+    idempotency_key: str = ""
+    certain: bool = True
+    ended: bool = False
     delivered: bool = False
+    repeated: bool = False
     abandoned: bool = False
     foreign: bool = False
 
@@ -181,18 +188,37 @@ class Session:
         """Whether so many more calls are within the limit."""
         return self.max_calls is None or len(self._entries) + num_choices <= self.max_calls
 
-    def exchange(self, body: bytes, retry: int) -> Exchange:
-        """A new exchange. If it is a client's retry, the attempt that it repeats is abandoned, delivered or not."""
-        exchange = Exchange(fingerprint=hash(body), retry=retry)
-        if retry > 0:
-            for earlier in reversed(self._exchanges):
-                if earlier.retry < retry and earlier.fingerprint == exchange.fingerprint:
-                    earlier.abandoned = True
-                    break
+    def exchange(self, raw: RawRequest) -> Exchange:
+        """A new exchange; what it repeats, if it is a client's retry, is abandoned (see `_abandon_repeated`)."""
+        body = hashlib.blake2b(raw.body, digest_size=16).digest()
+        exchange = Exchange(body=body, retry=raw.retry, idempotency_key=raw.idempotency_key, certain=raw.in_process)
+        if raw.retry > 0:
+            self._abandon_repeated(exchange)
         self._exchanges.append(exchange)
         if self.tally is not None:
             self.tally.add(calls=1)
         return exchange
+
+    def _abandon_repeated(self, retry: Exchange) -> None:
+        """Abandon the attempts that a retry repeats: the agent has not got, or has dropped, what they were answered.
+
+        Of equal requests that were made at the same time only one is repeated, and a body does not say which. Where the
+        client sends an idempotency key, those with its key are. Else it is one that came to nothing (cancelled, timed
+        out, failed), which is abandoned anyway. If there is none, the client went away in the moment of the answer, or
+        its attempt was lost on the way here: then it cannot be told which of the others the agent has not got, and none
+        that its client may have dropped is trained.
+        """
+        earlier = [
+            one for one in self._exchanges if one.body == retry.body and one.retry < retry.retry and not one.repeated
+        ]
+        if retry.idempotency_key:
+            repeated = [one for one in earlier if one.idempotency_key == retry.idempotency_key]
+        else:
+            earlier = [one for one in earlier if not one.idempotency_key]
+            nothing = [one for one in earlier if one.ended and not one.delivered]
+            repeated = nothing[:1] or [one for one in earlier if not one.certain]
+        for one in repeated:
+            one.repeated = one.abandoned = True
 
     def entry(self, **fields: Any) -> Entry:
         """A new entry, with the next index."""

@@ -25,13 +25,14 @@ from agenttune.gateway.requests import ApiError
 from agenttune.gateway.responses import Reply, error_reply
 from agenttune.gateway.session import Exchange
 
-RETRY_HEADER = "x-stainless-retry-count"
+RETRY_HEADER, IDEMPOTENCY_HEADER = "x-stainless-retry-count", "idempotency-key"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawRequest:
     """A request as it came: `key` is its rollout's, `retry` how many times the client has already tried, `caller`
-    the attempt whose code sent it, where that is known."""
+    the attempt whose code sent it, where that is known. `idempotency_key`: the same for all tries of one request; empty
+    where the client sends none. `in_process`: it came through a client of ours, which says exactly when it gives up."""
 
     method: str
     path: str
@@ -39,6 +40,8 @@ class RawRequest:
     retry: int
     body: bytes
     caller: Caller | None = None
+    idempotency_key: str = ""
+    in_process: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +60,9 @@ class Answer:
 Start = Callable[[RawRequest], "asyncio.Task[Answer]"]
 
 
-def raw_request(method: str, path: str, headers: Any, body: bytes, caller: Caller | None) -> RawRequest:
+def raw_request(
+    method: str, path: str, headers: Any, body: bytes, caller: Caller | None, *, in_process: bool
+) -> RawRequest:
     """Read what matters of a request's headers (any mapping that ignores case)."""
     retry = headers.get(RETRY_HEADER, "0")
     return RawRequest(
@@ -67,6 +72,8 @@ def raw_request(method: str, path: str, headers: Any, body: bytes, caller: Calle
         retry=int(retry) if retry.isdecimal() and len(retry) < 10 else 0,
         body=body,
         caller=caller,
+        idempotency_key=headers.get(IDEMPOTENCY_HEADER, ""),
+        in_process=in_process,
     )
 
 
@@ -131,7 +138,8 @@ class AsyncTransport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send to the serving loop and wait for the answer there."""
-        raw = raw_request(request.method, request.url.path, request.headers, await request.aread(), self._who_calls())
+        body, caller = await request.aread(), self._who_calls()
+        raw = raw_request(request.method, request.url.path, request.headers, body, caller, in_process=True)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Answer] = loop.create_future()
         outbox = self._outboxes.setdefault(loop, Mailbox())
@@ -174,7 +182,8 @@ class SyncTransport(httpx.BaseTransport):
         """Send to the serving loop and block this thread until the answer is there."""
         if asyncio._get_running_loop() is self._loop:
             raise RuntimeError("a synchronous client would block the serving loop; use it on another thread")
-        raw = raw_request(request.method, request.url.path, request.headers, request.read(), self._who_calls())
+        body, caller = request.read(), self._who_calls()
+        raw = raw_request(request.method, request.url.path, request.headers, body, caller, in_process=True)
         future: concurrent.futures.Future[Answer] = concurrent.futures.Future()
         job = _Job(self._start, raw, future.set_result)
         self._inbox.post(self._loop, job.run)

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agenttune.algorithm.supervised import SupervisedAlgorithm, resolve_supervised
 from agenttune.certificate.certificate import Certificate, LossGaps, add_up, problems_of, recorded_certificate
+from agenttune.certificate.lineage import read_lineage
 from agenttune.config.run import RunConfig
 from agenttune.errors import DatasetError, ModelError
 from agenttune.execution.model_files import model_folder, quiet_transformers
@@ -29,6 +30,8 @@ from agenttune.tasks.order import distinct
 from agenttune.tasks.selection import make_order
 from agenttune.types import Check
 
+_FLOAT32, _BFLOAT16 = 1e-4, 1e-2
+"""How far a loss, the mean of many tokens, may be from the one noted: the same code computed both, on some machine."""
 _OF_PAIRS = 10.0
 """A pair's loss adds up the gaps of all tokens of two answers: so many times the tolerance of a mean over tokens."""
 
@@ -47,7 +50,8 @@ def recompute(run_dir: Path, config: RunConfig, *, losses: bool) -> Certificate:
     """Recompute what a run without rollouts certified; `losses=False` measures none, and loads no model."""
     algorithm = resolve_supervised(config.algorithm.algorithm_type, config.loss)
     journal = run_dir / "run.db"
-    steps = {record.step: record for record in read_steps(journal)}
+    lineage = read_lineage(run_dir)
+    steps = {record.step: record for record in lineage.steps}
     recorded = read_checks(journal)
     found = _Found()
     gaps = None
@@ -67,18 +71,14 @@ def recompute(run_dir: Path, config: RunConfig, *, losses: bool) -> Certificate:
     for step in steps:
         found.checks.setdefault(step, recorded.get(step, ()))
     by_step = {step: found.checks[step] for step in steps}
-    noted = recorded_certificate(run_dir)
+    noted = recorded_certificate(run_dir, lineage)
     if add_up(by_step.values()) != noted.checks:
         found.problems.append("the checks recomputed differ from those that the run noted")
-    return Certificate(
-        steps=len(steps),
+    return replace(
+        noted,
         checks=add_up(by_step.values()),
-        logprob_gaps=None,
-        outcomes={},
-        calls={},
-        rows=noted.rows,
         losses=gaps,
-        problems=(*problems_of(by_step), *found.problems),
+        problems=tuple(dict.fromkeys((*noted.problems, *problems_of(by_step), *found.problems))),
         not_recomputed=tuple(found.missing),
     )
 
@@ -169,7 +169,6 @@ def _losses(
     from agenttune.supervised.held_out import HeldOut
     from agenttune.supervised.trainer import SupervisedTrainer
     from agenttune.trainer import checkpoint
-    from agenttune.trainer.parity import Tolerance
 
     try:
         base = model_folder(config.model.model_path)
@@ -186,8 +185,8 @@ def _losses(
         seed=config.seed,
     )
     folders = {int(path.name.removeprefix(checkpoint.PREFIX)): path for path in run_dir.glob(f"{checkpoint.PREFIX}*")}
-    tolerance = Tolerance.of(trainer.policy.compute_dtype)
-    bound = (tolerance.max or tolerance.mean or 0.0) * (1.0 if algorithm.pair_loss is None else _OF_PAIRS)
+    rounded = str(trainer.policy.compute_dtype) == "torch.bfloat16"
+    bound = (_BFLOAT16 if rounded else _FLOAT32) * (1.0 if algorithm.pair_loss is None else _OF_PAIRS)
     held_out = HeldOut(
         rows=data.held_out,
         tutor=tutor,

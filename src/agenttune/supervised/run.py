@@ -160,6 +160,8 @@ def _assemble(
         progress.version = trainer.version
         order.restore(progress.order)
         display.message(f"continuing {directory.path.name} after step {progress.step}")
+    journal = Journal(directory.journal)
+    journal.begin(progress.step, trainer.version)
     held_out = None
     if data.held_out:
         held_out = HeldOut(
@@ -176,11 +178,11 @@ def _assemble(
         trainer=trainer,
         rows=data.training,
         order=order,
-        journal=Journal(directory.journal),
+        journal=journal,
         monitor=make_monitor(config, directory, progress.step, display),
         display=display,
         serving=serving,
-        evaluator=None if serving is None else make_evaluator(config, serving, data.tasks, data.further, display),
+        evaluator=None if serving is None else make_evaluator(opened, serving, data.tasks, data.further),
         held_out=held_out,
         run_dir=directory.path,
         total_steps=opened.total_steps,

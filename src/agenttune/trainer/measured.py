@@ -104,6 +104,8 @@ def summarize(
         values["logprob_gap_max"] = max(gap.max for gap in measured)
         values["logprob_gap_kl"] = sum(gap.kl * gap.num_tokens for gap in measured) / num_tokens
         values["logprob_gap_tokens"] = num_tokens
+        if judged := sum(gap.num_judged for gap in measured):
+            values["logprob_gap_off"] = sum(gap.num_off for gap in measured) / judged
     critics = [update.critic for update in updates if update.critic is not None]
     if critics:
         values["value_loss"] = sum(critic.loss for critic in critics) / len(critics)

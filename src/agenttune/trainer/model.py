@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -31,6 +32,7 @@ from agenttune.trainer.varlen import Varlen
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.utils.hooks import RemovableHandle
 
     from agenttune.trainer.team import Team
 
@@ -196,6 +198,27 @@ class TrainedModel:
             statistic_E=found[2] if statistic is not None else None,
         )
 
+    @contextmanager
+    def computing_in(self, dtype: torch.dtype) -> Iterator[None]:
+        """Compute in another type for as long as this lasts, float32 by nothing that rounds. Not for a divided model,
+        whose layers are gathered in their own type."""
+        before = self.compute_dtype, self._varlen
+        self.compute_dtype = dtype
+        if dtype == torch.bfloat16:
+            try:
+                yield
+            finally:
+                self.compute_dtype = before[0]
+            return
+        self._varlen = None  # it computes in half precision
+        hooks = [hook for layer in self.module.modules() if _is_rounded(layer) for hook in _widened(layer, dtype)]
+        try:
+            yield
+        finally:
+            self.compute_dtype, self._varlen = before
+            for hook in hooks:
+                hook.remove()
+
     def compare(self, pack: Pack, divergence: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Compared:
         """This model as another one's `compared`, for the same pack."""
         device = self.device
@@ -272,6 +295,24 @@ class TrainedModel:
         return (
             "" if with_kernel <= allowed else f"logprobs are {with_kernel:.3g} away on average, {rounded:.3g} without"
         )
+
+
+def _is_rounded(layer: torch.nn.Module) -> bool:
+    """Whether it is a linear layer that is kept in bfloat16, as frozen ones are."""
+    return isinstance(layer, torch.nn.Linear) and layer.weight.dtype == torch.bfloat16
+
+
+def _widened(layer: torch.nn.Module, dtype: torch.dtype) -> list[RemovableHandle]:
+    """Hooks by which a layer is in another type while it computes: one layer at a time, and back without loss."""
+    kept = next(layer.parameters()).dtype
+
+    def widen(layer: torch.nn.Module, _: Any) -> None:
+        layer.to(dtype)
+
+    def put_back(layer: torch.nn.Module, _: Any, __: Any) -> None:
+        layer.to(kept)
+
+    return [layer.register_forward_pre_hook(widen), layer.register_forward_hook(put_back)]
 
 
 def _gaps(logits_NV: torch.Tensor, own_NV: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ memory, so that no GPU ever holds more than a layer of it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -26,12 +27,19 @@ def resolve_device(device: str | torch.device) -> torch.device:
 
 
 def load_roles(
-    model_path: str | Path, config: TrainerConfig, device: torch.device, team: Team, *, needs_reference: bool
+    model_path: str | Path,
+    config: TrainerConfig,
+    device: torch.device,
+    team: Team,
+    *,
+    needs_reference: bool,
+    look: Callable[[TrainedModel], None] = lambda policy: None,
 ) -> tuple[TrainedModel, Scorer | None]:
-    """The model that is trained, and the same before training if it is needed. Raises `ModelError` for architectures
-    not supported."""
+    """The model that is trained, and the same before training if it is needed. `look` sees the first of them while it
+    is whole. Raises `ModelError` for architectures not supported."""
     config, first = _loading(config, device)
     policy = load_trained(model_path, config, first)
+    look(policy)
     team.divide(policy, cpu_offload=config.cpu_offload)
     if not needs_reference:
         return policy, None

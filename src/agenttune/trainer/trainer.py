@@ -24,6 +24,7 @@ from agenttune.algorithm.kl import adapted
 from agenttune.algorithm.objective import ObjectiveSums, policy_objective
 from agenttune.algorithm.presets import Algorithm
 from agenttune.config.trainer import CriticConfig, TrainerConfig
+from agenttune.errors import ParityError
 from agenttune.trainer import checkpoint
 from agenttune.trainer.credit import Part, assign
 from agenttune.trainer.critic import Critic
@@ -31,11 +32,12 @@ from agenttune.trainer.entropy_clip import clip_by_entropy
 from agenttune.trainer.expert import backward as backward_expert
 from agenttune.trainer.lora import adapters_line
 from agenttune.trainer.measured import StepMetrics, Update, sample_share, summarize
-from agenttune.trainer.model import Scorer, TrainedModel
+from agenttune.trainer.model import DType, Scorer, TrainedModel, resolve_dtype
 from agenttune.trainer.optimizer import Optimizer
 from agenttune.trainer.packing import Pack
-from agenttune.trainer.parity import LogprobGap, Tolerance
+from agenttune.trainer.parity import LogprobGap, Tolerance, check_versions
 from agenttune.trainer.roles import load_roles, load_teacher, resolve_device
+from agenttune.trainer.rounding import Rounding, measure
 from agenttune.trainer.scores import to_device
 from agenttune.trainer.step_start import StepStart
 from agenttune.trainer.teacher import Teacher
@@ -89,10 +91,12 @@ class Trainer:
         critic: Critic | None = None,
         teacher: Teacher | None = None,
         tolerance: Tolerance | None = None,
+        rounding: Rounding | None = None,
         team: Team | None = None,
     ) -> None:
         """Train `policy`. `reference`, `critic` and `teacher` must be given exactly if the algorithm needs one; all are
-        divided already where `team` has several ranks."""
+        divided already where `team` has several ranks. What `rounding` was measured to be is the tolerance, where none
+        is given."""
         assert (reference is not None) == algorithm.needs_reference
         assert (critic is not None) == algorithm.needs_critic
         assert (teacher is not None) == algorithm.needs_teacher
@@ -106,7 +110,9 @@ class Trainer:
         self._reference = reference
         self._critic = critic
         self._teacher = teacher
-        self._tolerance = tolerance or Tolerance.of(policy.compute_dtype)
+        self.rounding = rounding
+        measured = None if rounding is None else rounding.rounding
+        self._tolerance = tolerance or Tolerance.of(policy.compute_dtype, measured)
         self._team = team or Team()
         self._start = StepStart(
             [self._optimizer, *([] if critic is None else [critic.optimizer])],
@@ -129,17 +135,29 @@ class Trainer:
         critic: CriticConfig | None = None,
         teacher_path: str | Path | None = None,
         team: Team | None = None,
+        probe: Sequence[Experience] = (),
+        engine_dtype: DType = "auto",
     ) -> Trainer:
         """Load a model directory as policy, and again as the frozen reference if the algorithm has a KL term (with
         adapters, the policy without them is the reference), and as the critic's start if it has a critic. The model
         in `teacher_path` is the teacher, if the algorithm has one; its vocabulary must be the policy's.
 
         `planned_updates` is what the learning-rate schedule spans. Each rank of a `team` calls this, with its own
-        `device`. Raises `ModelError` for architectures not supported.
+        `device`. `probe` is what an engine with the same weights, which computes in `engine_dtype`, continued some
+        prompts by: by it rounding is measured, where there is any. Raises `ModelError` for architectures not supported,
+        `ParityError` if that engine serves another model.
         """
         torch.manual_seed(seed)
-        place, team = resolve_device(device), team or Team()
-        policy, reference = load_roles(model_path, config, place, team, needs_reference=algorithm.needs_reference)
+        place, team, rounding = resolve_device(device), team or Team(), None
+
+        def look(policy: TrainedModel) -> None:
+            nonlocal rounding
+            dtype = resolve_dtype(engine_dtype, place)
+            most = config.max_tokens_per_micro_batch
+            rounding = measure(policy, probe, engine_dtype=dtype, max_tokens=most, team=team)
+
+        needs_reference = algorithm.needs_reference
+        policy, reference = load_roles(model_path, config, place, team, needs_reference=needs_reference, look=look)
         value_model = None
         if algorithm.needs_critic:
             value_model = Critic.load(
@@ -164,13 +182,16 @@ class Trainer:
             critic=value_model,
             teacher=teacher,
             tolerance=tolerance,
+            rounding=rounding,
             team=team,
         )
 
     @property
     def lines(self) -> tuple[str, ...]:
         """What to tell the user of the model: how much of it is trained, with which kernels."""
-        return tuple(line for line in (adapters_line(self.policy), *self.policy.kernels, self._start.line) if line)
+        measured = self.rounding.line if self.rounding is not None else ""
+        lines = (adapters_line(self.policy), *self.policy.kernels, self._start.line, measured)
+        return tuple(line for line in lines if line)
 
     def train_step(
         self, batches: Sequence[Batch], *, step: int | None = None, probe: Sequence[Experience] = ()
@@ -186,7 +207,7 @@ class Trainer:
         assert step is not None or self._algorithm.expert is None
         works = [self._prepare(batch) for batch in batches]
         works = [work for work in works if work.parts or work.experts]
-        probed = self._compare(probe, works)
+        probed = self._compare(probe, works, [one for batch in batches for one in batch.experiences])
         parts = [part for work in works for part in work.parts]
         credit = assign(parts, self._algorithm)
         clipped = clip_by_entropy(parts, self.policy, self._algorithm, self._team)
@@ -292,15 +313,27 @@ class Trainer:
         skipped_tokens = _num_loss_tokens(experiences) - _num_loss_tokens(kept)
         return _Work(parts=parts, experts=experts, skipped_tokens=skipped_tokens)
 
-    def _compare(self, probe: Sequence[Experience], works: Sequence[_Work]) -> LogprobGap:
-        """Score the probe if nothing in the first update is of the current version. Raises `ParityError`."""
+    def _compare(
+        self, probe: Sequence[Experience], works: Sequence[_Work], experiences: Sequence[Experience]
+    ) -> LogprobGap:
+        """Score the probe if nothing in the first update is of the current version; without one a fresh group of the
+        step, if it has any. Raises `ParityError`, also if nothing comes to be compared that should."""
         gap = LogprobGap(self.version)
-        parts = works[0].parts if works else []
-        if works and not any((part.pack.versions_E == self.version).any() for part in parts):
-            compared = [Part(pack=packed) for packed in self._packs(probe)]
-            for part, now_E in self._each(compared, lambda pack: self.policy.score(pack).logprobs_E):
-                gap.add(part.pack, now_E)
-            gap.check(self._tolerance)
+        check_versions((*experiences, *probe), self.version)
+        if not works or any((part.pack.versions_E == self.version).any() for part in works[0].parts):
+            return gap  # the first update compares its own
+        fresh = [one for one in experiences if (one.versions_T[one.loss_mask_T] == self.version).any()]
+        compared = probe or [one for one in fresh if one.group_id == fresh[0].group_id]
+        parts = [Part(pack=packed) for packed in self._packs(compared)]
+        for part, now_E in self._each(parts, lambda pack: self.policy.score(pack).logprobs_E):
+            gap.add(part.pack, now_E)
+        if compared and not gap.num_tokens:
+            raise ParityError(
+                f"none of the {_num_loss_tokens(compared)} tokens to compare with the engine is of policy version "
+                f"{self.version}, though it was to serve that: nothing was compared, and nothing was updated. A weight "
+                "update did not reach the engine, or it counts versions wrongly"
+            )
+        gap.check(self._tolerance)
         return gap
 
     def _packs(self, experiences: Sequence[Experience]) -> list[Pack]:

@@ -165,10 +165,12 @@ class RayServing:
             return ranks_in(self._ray, self._num_ranks, "engine", share=2)
         return ranks_in(self._ray, self._num_ranks)
 
-    def probe(self, prompt_ids_P: IntArray, *, noise: int) -> Future[tuple[Experience, ...]]:
-        """Begin to sample probes with the weights that serve; see `execution.probe`."""
-        temperature = self._config.model.temperature
-        return self.thread.start(sample_probes(self.engine, prompt_ids_P, temperature=temperature, noise=noise))
+    def probe(
+        self, prompt_ids_P: IntArray, *, noise: int, temperature: float | None = None
+    ) -> Future[tuple[Experience, ...]]:
+        """Begin to sample probes with the weights that serve; see `local.Serving.probe`."""
+        chosen = self._config.model.temperature if temperature is None else temperature
+        return self.thread.start(sample_probes(self.engine, prompt_ids_P, temperature=chosen, noise=noise))
 
     def generating_s(self) -> float:
         """Seconds so far in which an engine had a request to work on, of the busiest one in each span."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from agenttune.supervised.trainer import Learnt, Measured
     from agenttune.trainer.measured import StepMetrics
+    from agenttune.trainer.rounding import Rounding
     from agenttune.trainer.trainer import Batch
 
 
@@ -110,6 +111,11 @@ class RankGroup:
 
 class TrainerGroup(RankGroup):
     """`trainer.trainer.Trainer` in several processes."""
+
+    def __init__(self, ranks: Calls) -> None:
+        """Take over ranks that have loaded their models."""
+        super().__init__(ranks)
+        self.rounding: Rounding | None = self._call("look", "rounding")
 
     def train_step(
         self, batches: Sequence[Batch], *, step: int | None = None, probe: Sequence[Experience] = ()

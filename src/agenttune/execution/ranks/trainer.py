@@ -18,6 +18,7 @@ from agenttune.algorithm.presets import Algorithm
 from agenttune.algorithm.supervised import SupervisedAlgorithm
 from agenttune.config.trainer import CriticConfig, TrainerConfig
 from agenttune.supervised.trainer import SupervisedTrainer
+from agenttune.trainer.model import DType
 from agenttune.trainer.sharding import whole
 from agenttune.trainer.team import Ranks, Team
 from agenttune.trainer.trainer import Trainer
@@ -37,6 +38,8 @@ class TrainerPlan:
     seed: int
     teacher_path: str | None = None
     critic: CriticConfig = field(default_factory=CriticConfig)
+    probe: Sequence[Experience] = ()
+    engine_dtype: DType = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +80,13 @@ def load_trainer(
     if isinstance(plan.algorithm, SupervisedAlgorithm):
         return SupervisedTrainer.from_pretrained(Path(plan.model_path), algorithm=plan.algorithm, **arguments)
     return Trainer.from_pretrained(
-        plan.model_path, algorithm=plan.algorithm, teacher_path=plan.teacher_path, critic=plan.critic, **arguments
+        plan.model_path,
+        algorithm=plan.algorithm,
+        teacher_path=plan.teacher_path,
+        critic=plan.critic,
+        probe=plan.probe,
+        engine_dtype=plan.engine_dtype,
+        **arguments,
     )
 
 
@@ -96,7 +105,7 @@ class RankTrainer:
         return getattr(self._trainer, method)(*arguments, **named)
 
     def look(self, name: str) -> Any:
-        """An attribute of the trainer: `version`, `lines`."""
+        """An attribute of the trainer: `version`, `lines`, `rounding`."""
         return getattr(self._trainer, name)
 
     def weight_specs(self) -> list[WeightSpec]:
