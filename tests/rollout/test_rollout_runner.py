@@ -19,6 +19,7 @@ from scripted_serving import FakeServing, MakeRunner, make_task
 from agenttune.config.run import RolloutConfig
 from agenttune.errors import ConfigError, EngineLostError, RolloutError
 from agenttune.rollout.runner import RolloutRunner, noise_seed
+from agenttune.rollout.user_loop import Suspicion
 from agenttune.types import Outcome, Rollout
 
 
@@ -201,6 +202,38 @@ def test_a_short_block_is_warned_of_once_for_each_place(
     (message,) = [record.getMessage() for record in caplog.records]
     assert "in workflow blocks the event loop" in message
     assert "asyncio.to_thread" in message
+
+
+def test_a_first_import_is_not_taken_for_the_users_own_blocking(
+    make_runner: MakeRunner, caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red on the code before: 'blocks the event loop. Use an async call', of a line that imports."""
+    (tmp_path / "slow_to_import.py").write_text("import slow_within\n")
+    (tmp_path / "slow_within.py").write_text("import time\nfor _ in range(28):\n    time.sleep(0.05)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    async def workflow(task: Any, model: Any) -> float:
+        import slow_to_import  # type: ignore[import-not-found]
+
+        return float(bool(slow_to_import))
+
+    with caplog.at_level(logging.WARNING, "agenttune.rollout"):
+        make_runner(workflow, group_size=1).submit(make_task(), "g", 0).result()
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert "imports slow_to_import for the first time" in message
+    assert "blocks the event loop" not in message
+
+
+def test_time_in_which_the_machine_was_busy_elsewhere_is_nobodys_block() -> None:
+    """The watchdog that comes 5 s late counts them where the loop's thread computed them (it held the interpreter), or
+    where the system does not say; not where neither had its turn. Red on the code before: 5.2 s in all three."""
+    for cpu_s, blocked_s in ((0.0, 0.3), (5.0, 5.2), (None, 5.2)):
+        suspicion = Suspicion()
+        assert suspicion.look("task", 100.0, None if cpu_s is None else 0.0) == 0.0
+        assert suspicion.look("task", 100.1, None if cpu_s is None else 0.0) == pytest.approx(0.1)
+        assert suspicion.look("task", 105.2, cpu_s) == pytest.approx(blocked_s)
+        assert suspicion.look("another", 105.3, cpu_s) == 0.0
+        assert suspicion.look(None, 105.4, cpu_s) == 0.0
 
 
 def test_blocking_agents_in_threads_run_side_by_side(make_runner: MakeRunner) -> None:

@@ -47,6 +47,16 @@ def place_of_frame(frame: FrameType | None, *, user_only: bool = False) -> str |
     return _innermost(frames)
 
 
+def imported_by(frame: FrameType | None) -> str | None:
+    """The module that a thread is importing now, the outermost one if imports are nested; None if it imports none."""
+    found = None
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>" and frame.f_code.co_name == "_find_and_load":
+            found = str(frame.f_locals.get("name"))
+        frame = frame.f_back
+    return found
+
+
 def place_of_task(task: asyncio.Task[Any] | None) -> str | None:
     """The same for what a suspended task is waiting in."""
     frames: list[tuple[CodeType, int]] = []

@@ -24,7 +24,7 @@ from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from agenttune.rollout.places import place_of_frame
+from agenttune.rollout.places import imported_by, place_of_frame
 
 log = logging.getLogger("agenttune.rollout")
 
@@ -153,6 +153,16 @@ class LoopThread:
         place = place_of_frame(sys._current_frames().get(self.thread.ident or 0), user_only=task is None)
         return task, self._owners.get(task) if task is not None else None, place
 
+    def importing(self) -> str | None:
+        """The module that the loop's thread is importing right now."""
+        return imported_by(sys._current_frames().get(self.thread.ident or 0))
+
+    def cpu_s(self) -> float | None:
+        """Seconds that the loop's thread has computed; None where the system does not say."""
+        if not hasattr(time, "pthread_getcpuclockid") or self.thread.ident is None or not self.thread.is_alive():
+            return None
+        return time.clock_gettime(time.pthread_getcpuclockid(self.thread.ident))
+
     def stop(self) -> None:
         """Cancel what runs and end the thread, as soon as it gets to it."""
         self._stopping = True
@@ -199,6 +209,28 @@ class LoopThread:
         self.loop.close()
 
 
+class Suspicion:
+    """For how long the loop has been in one thing, as the watchdog may say it. Time in which the watchdog itself did
+    not get its turn, and the loop's thread did not compute either, belongs to neither: the machine was busy elsewhere.
+    """
+
+    def __init__(self) -> None:
+        self.what: Any = None
+        self._since = self._looked = 0.0
+        self._cpu_s: float | None = None
+
+    def look(self, what: Any, now: float, cpu_s: float | None) -> float:
+        """Seconds; `what` the loop is in now (None: nothing), `cpu_s` that its thread has computed so far, if known."""
+        late = now - self._looked - 2 * WATCH_EVERY_S
+        computed = late if cpu_s is None or self._cpu_s is None else max(0.0, cpu_s - self._cpu_s)
+        self._looked, self._cpu_s = now, cpu_s
+        if what is None or what != self.what:
+            self.what, self._since = what, now
+        elif late > 0.0:
+            self._since += max(0.0, late - computed)
+        return now - self._since
+
+
 class UserLoop:
     """Runs user code on a loop thread of its own and replaces the thread when user code hangs it."""
 
@@ -209,7 +241,7 @@ class UserLoop:
         self._left_behind: list[LoopThread] = []
         self._warned: set[str] = set()
         self._closed = threading.Event()
-        self._suspect: tuple[Any, float] = (None, 0.0)
+        self._suspect = Suspicion()
         self._watchdog = threading.Thread(target=self._watch, name="agenttune-watchdog", daemon=True)
         self._watchdog.start()
 
@@ -232,7 +264,7 @@ class UserLoop:
 
     def is_blocked(self) -> bool:
         """Whether the loop has not answered the watchdog's last look."""
-        return self._suspect[0] is not None
+        return self._suspect.what is not None
 
     def close(self) -> None:
         """Cancel everything and end the threads; what hangs is left behind as a daemon."""
@@ -253,27 +285,35 @@ class UserLoop:
         """One look of the watchdog: the same task on the loop since an unanswered heartbeat is a block."""
         current = self._current
         if not current.beat_pending:
-            self._suspect = (None, now)
+            self._suspect.look(None, now, current.cpu_s())
             current.beat()
             return
         task, run, place = current.doing()
-        what = task if task is not None else place
-        if what is None or what != self._suspect[0]:
-            self._suspect = (what, now)
+        blocked_s = self._suspect.look(task if task is not None else place, now, current.cpu_s())
+        if self._suspect.what is None or not blocked_s:
             return
-        blocked_s = now - self._suspect[1]
         if blocked_s < self._warn_after_s and not (run is not None and run.overdue(now)):
             return
-        self._warn(run, place, blocked_s)
+        self._warn(run, place, blocked_s, current.importing())
         limit_s = min((other.timeout_s for other in tuple(current.runs)), default=float("inf"))
         if blocked_s >= GRACE_S / 2 and ((run is not None and run.overdue(now)) or blocked_s > limit_s):
             self._abandon(current, run, place)
 
-    def _warn(self, run: Run | None, place: str | None, blocked_s: float) -> None:
+    def _warn(self, run: Run | None, place: str | None, blocked_s: float, module: str | None) -> None:
         where = place or "code that cannot be seen from Python"
-        if where in self._warned:
+        if (what := f"{where} {module}") in self._warned:
             return
-        self._warned.add(where)
+        self._warned.add(what)
+        if module is not None:
+            log.warning(
+                "%s imports %s for the first time (%.1f s so far, rollout %s): all rollouts wait for it, this once. "
+                "Import it where your module begins",
+                where,
+                module,
+                blocked_s,
+                run.label if run is not None else "unknown",
+            )
+            return
         log.warning(
             "%s blocks the event loop (%.1f s so far, rollout %s): all rollouts wait for it. "
             "Use an async call, or `await asyncio.to_thread(...)`",
@@ -286,7 +326,7 @@ class UserLoop:
         with self._lock:
             self._current = LoopThread()
             self._left_behind.append(hung)
-        self._suspect = (None, 0.0)
+        self._suspect = Suspicion()
         where = place or "code that cannot be seen from Python"
         known = culprit is not None and not culprit.future.done()
         name = culprit.label if culprit is not None else "unknown"
