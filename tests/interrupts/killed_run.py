@@ -26,7 +26,7 @@ def main(folder: Path, model: Path, dataset: Path, name: str) -> Path:
         train_dataset=DatasetConfig(path=str(dataset), split="train", total_steps=STEPS),
         model=TunerModelConfig(model_path=str(model), max_model_len=128, max_tokens=8),
         algorithm=AlgorithmConfig(
-            algorithm_type="grpo", group_size=4, batch_size=4, learning_rate=1e-3, save_interval_steps=2
+            algorithm_type="grpo", group_size=4, batch_size=4, learning_rate=1e-3, save_interval_steps=1
         ),
         project_name="P",
         experiment_name=name,

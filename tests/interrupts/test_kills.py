@@ -104,6 +104,7 @@ def test_a_run_that_is_ended_at_random_moments_ends_as_if_nobody_had(
                 code = session(parent, f"run {runs}", run_dir, rng.uniform(0.0, 1.5), send if ended < KILLS else [])
                 ended += code != 0
                 check_whole(run_dir)
+                print(f"{ended} of {KILLS}: run {runs}, exit code {code}, {pointed(run_dir, 'latest')}", flush=True)
             assert content_of_end(run_dir) == whole
             assert records(run_dir) == records(undisturbed)
             certificate = certify(run_dir, logprobs=False)
