@@ -91,7 +91,7 @@ def test_an_advantage_that_was_not_what_the_rewards_say_is_found(run_dir):
 def test_a_call_that_was_not_trained_is_found(run_dir):
     edit(run_dir, "DELETE FROM trained WHERE step = 2 AND call = 0")
     problems = certify(run_dir, logprobs=False).problems
-    assert any(problem.startswith("step 2: ") and "drawn again, but not trained" in problem for problem in problems)
+    assert any(problem.startswith("step 2: ") and "takes part, and was not trained" in problem for problem in problems)
 
 
 def test_a_missing_rollout_is_found(run_dir):

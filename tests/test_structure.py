@@ -15,7 +15,6 @@ EDGES = {
     ("gateway", "inference"),
     ("experience", "algorithm"),
     ("certificate", "experience"),  # run.db, and the tables that it reads and adds to
-    ("certificate", "algorithm"),
     ("trainer", "algorithm"),
     ("compat", "algorithm"),  # whether an algorithm uses the rewards that Trinity workflows give their calls
     ("compat", "gateway"),  # a conversation's messages are compared as the gateway's history compares them

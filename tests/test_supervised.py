@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
 from agenttune.algorithm.supervised import SUPERVISED, cross_entropy, dpo, margins, resolve_supervised
-from agenttune.certificate.audit import broken_sentences
+from agenttune.certificate.checks import broken_sentences
 from agenttune.cli.main import main
 from agenttune.config.run import LossConfig, SupervisedConfig
 from agenttune.config.trainer import TrainerConfig

@@ -1,44 +1,40 @@
 """The run certificate, recomputed offline from the records.
 
-In: a run directory. Out: a `Certificate`, compared with what the run noted: each step's batches are drawn again and
-held against the recorded calls, and the tokens are scored again with every checkpoint whose policy version sampled
-some.
-
-Shape suffixes: E loss tokens of a pack.
+In: a run directory. Out: a `Certificate` of the steps behind its weights, compared with what the run noted: what each
+step stored as trained is held against the recorded calls (`certificate.recompute`), and the tokens are scored again
+with every checkpoint whose policy version sampled some. The forward pass is the trainer's; nothing else is shared with
+what made the batches.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from pydantic import ValidationError
 
-from agenttune.algorithm.presets import Algorithm
-from agenttune.algorithm.resolve import algorithm_of
 from agenttune.algorithm.supervised import SUPERVISED
-from agenttune.certificate.audit import MEANING_OF_ROWS, audit
 from agenttune.certificate.certificate import Certificate, LogprobGaps, add_up, problems_of, recorded_certificate
+from agenttune.certificate.checks import MEANING_OF_ROWS
+from agenttune.certificate.expectation import carries_loss, has_part
+from agenttune.certificate.lineage import Lineage, in_words, read_lineage
+from agenttune.certificate.recompute import recompute_steps
+from agenttune.certificate.rules import Rules
 from agenttune.config.explain import InvalidConfigError, explain
 from agenttune.config.run import RunConfig
 from agenttune.errors import ConfigError
-from agenttune.experience.draw import Batch, draw_batches
-from agenttune.experience.reading import (
-    TrainedCall,
-    read_checks,
-    read_groups_at,
-    read_last_groups,
-    read_steps,
-    read_trained,
-)
-from agenttune.experience.records import EXPERT
-from agenttune.experience.replay import Replay, mixed
+from agenttune.experience.reading import read_checks, read_groups_at, read_parity
 from agenttune.sync.schedule import Schedule
-from agenttune.types import Check, Group
+from agenttune.types import Call, Experience, Rollout
 
-_ADVANTAGE_TOLERANCE = 1e-5
+if TYPE_CHECKING:
+    from agenttune.trainer.parity import LogprobGap
 
 
 def certify(run_dir: Path, *, logprobs: bool = True) -> Certificate:
@@ -54,78 +50,81 @@ def certify(run_dir: Path, *, logprobs: bool = True) -> Certificate:
         from agenttune.supervised.recompute import recompute
 
         return recompute(run_dir, config, losses=logprobs)
-    algorithm = algorithm_of(config)
-    journal = run_dir / "run.db"
-    steps = {record.step: record.metrics for record in read_steps(journal)}
-    by_step: dict[int, tuple[Check, ...]] = {}
-    problems: list[str] = []
-    trained = _last_trained(journal)
-    replay = Replay.of(config, algorithm, ahead=Schedule.of(config, total=1).max_staleness)
-    versions = {record.step: record.version for record in read_steps(journal)}
-    for step, groups in _steps(journal, steps):
-        version = versions.get(step - 1, 0)
-        replayed = [kept.group for kept in replay.draw(step, version)] if replay is not None else []
-        order = mixed(groups, replayed, algorithm)
-        batches = draw_batches(order, algorithm, config.trainer.num_minibatches)
-        by_step[step] = audit(
-            groups,
-            batches,
-            algorithm,
-            version=version,
-            group_size=config.algorithm.group_size,
-            batch_size=config.algorithm.batch_size,
-            max_staleness=int(steps[step].get("sync/staleness_allowed", 0)),
-            replayed=replayed,
-            replay_staleness=replay.max_staleness if replay is not None else 0,
-        )
-        if replay is not None:
-            replay.keep(order, batches)
-        problems += _differences(step, batches, trained.get(step, {}))
-    problems += [f"step {step} was trained, but its groups are not in run.db" for step in steps if step not in by_step]
-    gaps = _recomputed_gaps(run_dir, config, problems) if logprobs else None
-    recorded = recorded_certificate(run_dir)
-    for step, checks in read_checks(journal).items():
+    settings, lineage = Settings.of(run_dir, config), read_lineage(run_dir)
+    found = recompute_steps(run_dir, lineage, settings.rules, settings.replay_staleness)
+    recorded = recorded_certificate(run_dir, lineage)
+    problems, missing = found.problems, [*found.not_compared, *_not_recomputed(Rules.of(config))]
+    gaps = _recomputed_gaps(run_dir, config, lineage, settings, problems, missing) if logprobs else None
+    if not logprobs:
+        missing.append("the logprobs, which were not asked for: they stand as the run compared them")
+    by_step = dict(found.checks)
+    for step, checks in read_checks(run_dir / "run.db").items():
         if step in by_step:
             by_step[step] += tuple(check for check in checks if check.name in MEANING_OF_ROWS)
-    if add_up(by_step.values()) != recorded.checks:
-        problems.append("the checks recomputed differ from those that the run noted")
-    return Certificate(
-        steps=len(steps),
+    return replace(
+        recorded,
         checks=add_up(by_step.values()),
         logprob_gaps=gaps,
-        staleness=recorded.staleness,
-        outcomes=recorded.outcomes,
-        calls=recorded.calls,
-        problems=(*problems_of(by_step), *problems),
-        not_recomputed=_not_recomputed(algorithm),
+        problems=tuple(dict.fromkeys((*recorded.problems, *problems_of(by_step), *problems))),
+        not_recomputed=tuple(missing),
     )
 
 
-def _not_recomputed(algorithm: Algorithm) -> tuple[str, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The settings that each step was trained with: those of now, and earlier ones by the last step that they held
+    for."""
+
+    now: RunConfig
+    earlier: dict[int, RunConfig] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, run_dir: Path, now: RunConfig) -> Settings:
+        """Read what the run kept when it went on with other settings."""
+        names = {path: re.fullmatch(r"resolved\.until_step_(\d+)\.json", path.name) for path in run_dir.iterdir()}
+        earlier = {int(match.group(1)): read_resolved(path) for path, match in names.items() if match is not None}
+        return cls(now=now, earlier=dict(sorted(earlier.items())))
+
+    def config(self, step: int) -> RunConfig:
+        """Those of a step."""
+        return next((config for until, config in self.earlier.items() if step <= until), self.now)
+
+    def rules(self, step: int) -> Rules:
+        """What they ask of it."""
+        return Rules.of(self.config(step))
+
+    def replay_staleness(self, step: int) -> int:
+        """How many policy versions a group that trains again may be behind in it."""
+        config = self.config(step)
+        updates = config.trainer.num_minibatches * config.trainer.epochs
+        return config.sampling.max_staleness or 4 * updates + Schedule.of(config, total=1).max_staleness
+
+
+def _not_recomputed(rules: Rules) -> tuple[str, ...]:
     """What the records do not determine: advantages that the trainer makes with a critic or the reference model, and
     what was read from an expert's dataset."""
     exceptions = []
-    if algorithm.clips_by_entropy:
+    if rules.entropy_clip:
         exceptions.append(
             "which tokens lost their advantage by what they do to the entropy, which needs the weights of every step; "
             "the advantages before it were recomputed"
         )
-    if algorithm.expert is not None:
+    if rules.expert:
         exceptions.append(
             "rows, mask and rendered, which are of the expert's rows and stand as the run noted them (their dataset is "
-            "not part of the records)"
+            "not part of the records), and what the expert's tokens weigh"
         )
-    if algorithm.needs_critic:
+    if rules.critic:
         exceptions.append(
             "the advantages of single tokens, which need the critic's weights at every step; the rewards of calls that "
             "they are made from were recomputed"
         )
-    if algorithm.needs_teacher:
+    if rules.teacher:
         exceptions.append(
             "what the teacher says of the tokens, and advantages or losses made from it, which need its weights; the "
             "advantages before it were recomputed"
         )
-    if algorithm.scores_tokens and algorithm.needs_reference and algorithm.kl_in == "reward":
+    if rules.kl_in_reward:
         exceptions.append(
             "the KL penalty of single tokens, which needs the reference model; the advantages before it were recomputed"
         )
@@ -150,53 +149,22 @@ def read_resolved(path: Path) -> RunConfig:
         raise InvalidConfigError.of(f"{path} is of another version of AgentTune", explain(RunConfig, error)) from None
 
 
-def _steps(journal: Path, steps: Mapping[int, Any]) -> Iterator[tuple[int, list[Group]]]:
-    """The groups of each trained step, the last ones where a step was done again after an interruption."""
-    for step, keys in read_last_groups(journal).items():
-        if step in steps:
-            yield step, read_groups_at(journal, keys)
-
-
-def _last_trained(journal: Path) -> dict[int, dict[tuple[str, int], TrainedCall]]:
-    found: dict[int, dict[tuple[str, int], TrainedCall]] = {}
-    for call in read_trained(journal):
-        if call.rollout_id.startswith(EXPERT):
-            continue
-        found.setdefault(call.step, {})[call.rollout_id, call.call] = call
-    return found
-
-
-def _differences(step: int, batches: Sequence[Batch], trained: Mapping[tuple[str, int], TrainedCall]) -> Iterator[str]:
-    """What the run noted as trained, against the batches drawn again."""
-    drawn: dict[tuple[str, int], tuple[int, float]] = {}
-    for batch in batches:
-        for experience in batch.experiences:
-            for place in experience.loss_mask_T.nonzero()[0].tolist():
-                key = (experience.rollout_id, int(experience.calls_T[place]))
-                count, _ = drawn.get(key, (0, 0.0))
-                drawn[key] = (count + 1, float(experience.advantages_T[place]))
-    for key in drawn.keys() ^ trained.keys():
-        where = "trained, but not in the batch drawn again" if key in trained else "drawn again, but not trained"
-        yield f"step {step}: rollout {key[0]}, call {key[1]} was {where}"
-    for key in drawn.keys() & trained.keys():
-        count, advantage = drawn[key]
-        if count != trained[key].num_tokens or abs(advantage - trained[key].advantage) > _ADVANTAGE_TOLERANCE:
-            yield (
-                f"step {step}: rollout {key[0]}, call {key[1]} was trained on {trained[key].num_tokens} tokens with "
-                f"advantage {trained[key].advantage:.6g}, but {count} and {advantage:.6g} were expected"
-            )
-
-
-def _recomputed_gaps(run_dir: Path, config: RunConfig, problems: list[str]) -> LogprobGaps | None:
+def _recomputed_gaps(
+    run_dir: Path,
+    config: RunConfig,
+    lineage: Lineage,
+    settings: Settings,
+    problems: list[str],
+    missing: list[str],
+) -> LogprobGaps | None:
     """Score the recorded tokens again with each checkpoint whose version sampled some, and the model before training.
 
-    Adds a sentence to `problems` for each version out of tolerance.
+    Adds a sentence to `problems` for each version out of tolerance, and to `missing` what there is no checkpoint for.
     """
     import torch
 
     from agenttune.errors import ParityError
     from agenttune.execution.model_files import model_folder, quiet_transformers
-    from agenttune.experience.merge import merge, whole_support
     from agenttune.trainer import checkpoint
     from agenttune.trainer.lora import load_trained
     from agenttune.trainer.packing import pack
@@ -206,29 +174,48 @@ def _recomputed_gaps(run_dir: Path, config: RunConfig, problems: list[str]) -> L
     folders: dict[int, Path | None] = {0: None}
     for folder in sorted(run_dir.glob(f"{checkpoint.PREFIX}*")):
         folders[int(checkpoint.load(folder).state["version"])] = folder
-    groups_of: dict[int, list[Group]] = {version: [] for version in folders}
-    steps = {record.step: None for record in read_steps(run_dir / "run.db")}
-    for _, groups in _steps(run_dir / "run.db", steps):
-        for group in groups:
-            if group.version in groups_of:
-                groups_of[group.version].append(group)
+    sampled: dict[int, list[Experience]] = {version: [] for version in folders}
+    gone: Counter[int] = Counter()
+    without: set[int] = set()
+    num_trained = 0
+    for step, rollout, call in _trained_calls(run_dir, lineage, settings):
+        versions, counts = np.unique(call.versions_S, return_counts=True)
+        for version, count in zip(versions.tolist(), counts.tolist(), strict=True):
+            num_trained += count
+            if version in sampled:
+                sampled[version].append(_sequence(rollout, call))
+            else:
+                gone[version] += count
+                without.add(step)
+    if gone:
+        missing.append(
+            f"the logprobs of {sum(gone.values())} of {num_trained} trained tokens, of steps "
+            f"{in_words(sorted(without))}: no checkpoint is left of the weights that sampled them (versions "
+            f"{in_words(sorted(gone))}); these stand as the run compared them"
+        )
     model = load_trained(model_folder(config.model.model_path), config.trainer, torch.device(_device(config)))
+    rounding = (read_parity(run_dir / "run.db") or {}).get("rounding")
+    tolerance = Tolerance.of(model.compute_dtype, rounding=rounding)
     total: list[LogprobGap] = []
     for version, source in sorted(folders.items()):
-        rollouts = [rollout for group in groups_of[version] for rollout in group.scored if whole_support(rollout)]
-        experiences = [experience for rollout in rollouts for experience in merge(rollout)]
-        if source is not None and experiences:
+        if source is not None and sampled[version]:
             checkpoint.restore_policy(model, checkpoint.load(source), source)
         gap = LogprobGap(version)
         with torch.no_grad():
-            for part in pack(experiences, config.trainer.max_tokens_per_micro_batch):
+            for part in pack(sampled[version], config.trainer.max_tokens_per_micro_batch):
                 gap.add(part, model.score(part).logprobs_E)
         try:
-            gap.check(Tolerance.of(model.compute_dtype))
+            gap.check(tolerance)
         except ParityError as error:
             problems.append(str(error))
         total.append(gap)
-    compared = [gap for gap in total if gap.num_tokens]
+    if num_trained and not any(gap.num_tokens for gap in total):
+        problems.append(f"of {num_trained} trained tokens no logprob could be compared")
+    return _added_up(total)
+
+
+def _added_up(gaps: list[LogprobGap]) -> LogprobGaps | None:
+    compared = [gap for gap in gaps if gap.num_tokens]
     num_tokens = sum(gap.num_tokens for gap in compared)
     if not num_tokens:
         return None
@@ -238,6 +225,43 @@ def _recomputed_gaps(run_dir: Path, config: RunConfig, problems: list[str]) -> L
         kl=sum(gap.kl * gap.num_tokens for gap in compared) / num_tokens,
         num_tokens=num_tokens,
         versions=tuple(gap.version for gap in compared),
+    )
+
+
+def _trained_calls(run_dir: Path, lineage: Lineage, settings: Settings) -> Iterator[tuple[int, Rollout, Call]]:
+    """The calls of the steps behind the weights that carry loss, or would if their group had not been left out."""
+    for step, keys in lineage.groups.items():
+        rules = settings.rules(step)
+        for key in keys:
+            (group,) = read_groups_at(run_dir / "run.db", [key])
+            for rollout in group.rollouts:
+                for call in rollout.calls if has_part(rollout, rules) else ():
+                    if carries_loss(call) and call.sampling.full_support:
+                        yield step, rollout, call
+
+
+def _sequence(rollout: Rollout, call: Call) -> Experience:
+    """A call as a sequence of its own, to be scored. What calls have in common is computed once (`trainer.packing`)."""
+    start, count = len(call.prompt_ids_P), len(call.sampled_ids_S)
+    length = start + count
+
+    def behind(values_S: Any, fill: float, dtype: Any) -> Any:
+        values_T = np.full(length, fill, dtype)
+        values_T[start:] = values_S
+        return values_T
+
+    return Experience(
+        rollout_id=rollout.id,
+        group_id=rollout.group_id,
+        task_id=rollout.task_id,
+        ids_T=np.concatenate([call.prompt_ids_P, call.sampled_ids_S]),
+        loss_mask_T=behind(True, False, np.bool_),
+        logprobs_T=behind(call.logprobs_S, 0.0, np.float32),
+        versions_T=behind(call.versions_S, -1, np.int32),
+        calls_T=behind(call.index, -1, np.int32),
+        temperatures_T=behind(call.sampling.temperature, 1.0, np.float32),
+        advantages_T=np.zeros(length, np.float32),
+        weights_T=np.zeros(length, np.float32),
     )
 
 

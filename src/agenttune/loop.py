@@ -25,7 +25,10 @@ from typing import Any
 import numpy as np
 
 from agenttune.algorithm.presets import Algorithm
-from agenttune.certificate.audit import audit, broken_sentences
+from agenttune.certificate.audit import audit
+from agenttune.certificate.checks import broken_sentences
+from agenttune.certificate.delivery import delivery
+from agenttune.certificate.rules import Rules
 from agenttune.config.run import RunConfig
 from agenttune.diagnose.diagnosis import Watch
 from agenttune.evaluate import Evaluator, evaluation_from_json, evaluation_to_json
@@ -34,6 +37,7 @@ from agenttune.execution.trainers import AnyTrainer
 from agenttune.experience.buffer import Buffer
 from agenttune.experience.draw import Batch, draw_batches
 from agenttune.experience.journal import Journal
+from agenttune.experience.records import Delivery
 from agenttune.experience.replay import Replay, mixed, probe
 from agenttune.explorer import Explorer
 from agenttune.monitor import spent
@@ -100,6 +104,7 @@ class StepResult:
     rolled_out: RolledOut
     batches: tuple[Batch, ...]
     trained: StepMetrics | None
+    delivered: Delivery
     checks: tuple[Check, ...]
     replay: Mapping[str, float]
     rollout_s: float
@@ -184,7 +189,8 @@ class Loop:
         of_expert: tuple[Check, ...] = ()
         if self.expert is not None:
             batches, of_expert = self.expert.join(batches)
-        checks = self._certify(drawn, batches, of_expert, replayed)
+        delivered = delivery(batches, {group.id for group in replayed})
+        checks = self._certify(drawn, delivered, of_expert, replayed)
         training = [batch for batch in batches if batch.experiences or batch.experts]
         compared = self.explorer.probe() or (probe(drawn) if replayed else ())
         trained = self.trainer.train_step(training, step=step, probe=compared) if training else None
@@ -203,6 +209,7 @@ class Loop:
             rolled_out=rolled_out,
             batches=batches,
             trained=trained,
+            delivered=delivered,
             checks=checks,
             replay=self.replay.metrics(kept, version) if self.replay is not None else {},
             rollout_s=times.pop("rollout"),
@@ -234,7 +241,7 @@ class Loop:
     def _certify(
         self,
         groups: Sequence[Group],
-        batches: Sequence[Batch],
+        delivered: Delivery,
         of_expert: tuple[Check, ...],
         replayed: Sequence[Group],
     ) -> tuple[Check, ...]:
@@ -242,11 +249,9 @@ class Loop:
         `CertificateError`, or warns."""
         checks = audit(
             groups,
-            batches,
-            self.algorithm,
+            delivered,
+            Rules.of(self.config),
             version=self.trainer.version,
-            group_size=self.config.algorithm.group_size,
-            batch_size=self.config.algorithm.batch_size,
             max_staleness=self.explorer.schedule.max_staleness,
             replayed=replayed,
             replay_staleness=self.replay.max_staleness if self.replay is not None else 0,
@@ -319,7 +324,7 @@ class Loop:
         ]
         self.monitor.log(progress.step, metrics)
         trained = [one for batch in result.batches for one in (*batch.experiences, *batch.experts)]
-        self.journal.add_step(progress.step, progress.version, metrics, trained)
+        self.journal.add_step(progress.step, progress.version, metrics, trained, result.delivered)
         self.progress = progress
         self.times.append({name: value for name, value in metrics.items() if name.startswith("time/")})
         report = StepReport(

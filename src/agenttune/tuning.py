@@ -176,6 +176,7 @@ def _assemble(opened: Opened, algorithm: Algorithm, serving: Served, trainer: An
     progress = _restored(opened, serving, trainer, expert)
     _join_weights(opened, serving, trainer, progress.step, shared=not schedule.overlaps)
     journal = Journal(directory.journal)
+    journal.begin(progress.step, trainer.version)
     if trainer.rounding is not None:
         journal.add_parity(trainer.rounding.to_json())
     replay = Replay.of(config, algorithm, ahead=schedule.max_staleness)

@@ -113,7 +113,7 @@ def test_ctrl_c_in_a_terminal_and_the_end_of_a_job_are_exit_code_130(
     """In step 3 the whole process group is interrupted, or the coordinator and its ranks get SIGHUP and SIGTERM: as for
     one process, a checkpoint, one line, 130. It goes on exactly. Red when the ranks do not ignore SIGTERM: they are
     lost before anything is saved."""
-    process = command(undisturbed, tmp_path, workflow)
+    process = command(undisturbed, tmp_path, workflow, "algorithm.save_interval_steps=100")
     _, errors = process.communicate(timeout=240)
     assert process.returncode == 130, errors
     assert "agenttune: interrupted" in errors

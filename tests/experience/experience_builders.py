@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 
-from agenttune.types import Call, CallStatus, Group, Outcome, Rollout, Sampling, Task
+from agenttune.algorithm.presets import Algorithm
+from agenttune.certificate.audit import audit
+from agenttune.certificate.delivery import delivery
+from agenttune.certificate.rules import Rules
+from agenttune.experience.draw import Batch
+from agenttune.types import Call, CallStatus, Check, Group, Outcome, Rollout, Sampling, Task
 
 
 def make_call(
@@ -61,6 +66,45 @@ def two_turns(reward: float | None = 1.0, group: str = "g", index: int = 0, merg
     first = make_call(0, [1, 2, 3], [4, 5])
     second = make_call(1, [1, 2, 3, 4, 5, 6, 7], [8], parent=0 if merged else None)
     return make_rollout([first, second], reward, group, index)
+
+
+def rules_of(algorithm: Algorithm, group_size: int = 2, **changes: Any) -> Rules:
+    """What the certificate is told of an algorithm that no configuration made."""
+    shaping = algorithm.shaping
+    values: dict[str, Any] = {
+        "advantage": algorithm.advantage,
+        "arguments": algorithm.advantage_args,
+        "aggregation": algorithm.aggregation,
+        "constant_length": algorithm.constant_length,
+        "std_threshold": algorithm.std_threshold,
+        "drop_truncated": shaping.drop_truncated,
+        "overlong_cache": shaping.cache,
+        "overlong_length": shaping.max_length,
+        "overlong_penalty": shaping.penalty,
+        "reward_low": shaping.reward_low,
+        "reward_high": shaping.reward_high,
+        "group_size": group_size,
+    }
+    if (batch_size := changes.get("batch_size")) is not None:
+        values["most_further"] = algorithm.most_further(batch_size)
+    return Rules(**values | changes)
+
+
+def audited(
+    groups: Sequence[Group],
+    batches: Sequence[Batch],
+    algorithm: Algorithm,
+    *,
+    replayed: Sequence[Group] = (),
+    options: Mapping[str, Any] | None = None,
+    **rules: Any,
+) -> dict[str, Check]:
+    """The checks of a step by name. `rules` are changes of the rules, `options` those of the audit (by default tokens
+    of the versions 0 and 1 may train); as many minibatches as there are batches."""
+    delivered = delivery(batches, {group.id for group in replayed})
+    rules = {"num_minibatches": max(len(batches), 1), "replayed_groups": len(replayed)} | rules
+    values = {"replayed": replayed, **(options or {"version": 1, "max_staleness": 1})}
+    return {check.name: check for check in audit(groups, delivered, rules_of(algorithm, **rules), **values)}
 
 
 ids = st.lists(st.integers(0, 9), min_size=1, max_size=5)

@@ -4,10 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from experience_builders import make_call, make_group, make_rollout, two_turns
+from experience_builders import audited, make_call, make_group, make_rollout, two_turns
 
 from agenttune.algorithm.presets import PRESETS
-from agenttune.certificate.audit import audit
 from agenttune.experience.draw import draw_batches, left_out
 from agenttune.experience.journal import Journal
 from agenttune.experience.reading import find_rollouts, read_groups
@@ -27,8 +26,7 @@ def group(greedy: Rollout | None) -> Group:
 
 def broken(given: Group) -> list[str]:
     batches = draw_batches([given], REMAX, 1)
-    found = audit([given], batches, REMAX, version=0, group_size=2)
-    return [check.first or "" for check in found if check.broken]
+    return [check.first or "" for check in audited([given], batches, REMAX).values() if check.broken]
 
 
 def test_rewards_are_compared_with_the_baseline_and_it_is_not_trained() -> None:

@@ -6,14 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from experience_builders import make_call, make_group, make_rollout, two_turns
+from experience_builders import audited, make_call, make_group, make_rollout, two_turns
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agenttune.algorithm.presets import PRESETS, Algorithm
 from agenttune.algorithm.resolve import resolve
 from agenttune.algorithm.shaping import Shaping
-from agenttune.certificate.audit import audit
 from agenttune.config.run import LossConfig, SamplingConfig
 from agenttune.experience.draw import Batch, draw_batches, left_out, make_batch, split_minibatches
 from agenttune.experience.journal import Journal
@@ -33,8 +32,7 @@ def cut(group: str, index: int, reward: float = 1.0) -> Rollout:
 
 
 def check(name: str, groups: list[Group], batches: list[Batch], algorithm: Algorithm) -> Check:
-    checks = audit(groups, batches, algorithm, version=0, group_size=len(groups[0].rollouts))
-    return next(check for check in checks if check.name == name)
+    return audited(groups, batches, algorithm, group_size=len(groups[0].rollouts))[name]
 
 
 def test_each_reason_by_hand() -> None:
@@ -152,8 +150,7 @@ def test_the_certificate_counts_the_groups_of_a_refilled_step(names: str, max_re
     algorithm = replace(FILTERING, max_refill=max_refill)
     groups = [group_of(name, 1.0, 0.0 if name.islower() else 1.0) for name in names]
     batch = make_batch(groups, algorithm)
-    checks = audit(groups, [batch], algorithm, version=0, group_size=2, batch_size=2)
-    accounted = next(check for check in checks if check.name == "accounted")
+    accounted = audited(groups, [batch], algorithm, batch_size=2)["accounted"]
     assert (accounted.broken == 0) is right
     assert right or (accounted.first or "").startswith(f"{len(names)} groups of 2, of which")
 

@@ -228,7 +228,7 @@ def test_a_full_disk_is_a_clear_error_at_the_next_call_and_nothing_is_lost_silen
 
 
 def test_a_full_disk_leaves_the_groups_in_the_buffer(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "run.db", max_bytes=100_000)
+    journal = Journal(tmp_path / "run.db", max_bytes=150_000)
     buffer = Buffer(journal)
     buffer.add(big_group("a"))
     with pytest.raises(JournalError):

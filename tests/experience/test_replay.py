@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from experience_builders import make_call, make_group, make_rollout
+from experience_builders import audited, make_call, make_group, make_rollout
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agenttune.algorithm.presets import PRESETS, Algorithm
 from agenttune.algorithm.resolve import resolve
-from agenttune.certificate.audit import audit
 from agenttune.config.run import RunConfig, SamplingConfig
 from agenttune.errors import ConfigError
 from agenttune.experience.draw import draw_batches, split_minibatches
@@ -328,9 +327,8 @@ def test_the_journal_shows_what_was_replayed(tmp_path: Path) -> None:
 
 def checks(fresh: list[Group], old: list[Group], **options: Any) -> dict[str, Check]:
     batches = draw_batches([*fresh, old[0]], GRPO, 1)
-    values: dict[str, Any] = {"version": 2, "group_size": 2, "batch_size": len(fresh), "replay_staleness": 2}
-    found = audit(fresh, batches, GRPO, replayed=old, **values | options)
-    return {check.name: check for check in found}
+    options = {"version": 2, "replay_staleness": 2} | options
+    return audited(fresh, batches, GRPO, replayed=old, options=options, batch_size=len(fresh))
 
 
 def test_the_certificate_tells_replayed_groups_from_fresh_ones() -> None:

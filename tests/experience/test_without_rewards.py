@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from experience_builders import make_call, make_group, make_rollout, two_turns
+from experience_builders import audited, make_call, make_group, make_rollout, two_turns
 
 from agenttune.algorithm.presets import PRESETS
 from agenttune.algorithm.returns import Scores
-from agenttune.certificate.audit import FAILURES, audit
+from agenttune.certificate.checks import FAILURES
 from agenttune.experience.draw import left_out, make_batch
 from agenttune.types import Outcome
 
@@ -33,7 +33,7 @@ def test_rollouts_without_reward_train_and_failed_ones_do_not():
     assert math.isclose(float(experience.weights_T.sum()), 1.0, rel_tol=1e-6)
     assert (batch.num_rollouts, batch.num_excluded_rollouts, batch.num_zero_variance_groups) == (1, 1, 0)
     assert not any(name.startswith("reward") for name in batch.metrics())
-    checks = {check.name: check for check in audit([group], [batch], JSD, version=0, group_size=2)}
+    checks = audited([group], [batch], JSD)
     assert checks[FAILURES].checked == 1
     assert not any(check.broken for check in checks.values())
     assert left_out(make_group([failed]), JSD) == "small"
@@ -51,12 +51,10 @@ def test_the_certificate_sees_a_failed_rollout_and_a_missing_reward_where_one_is
     """Red when `_check_failure` lets every rollout without a reward pass."""
     group = make_group([without_reward(0), without_reward(1)])
     batch = make_batch([group], JSD)
-    (needed,) = (
-        c for c in audit([group], [batch], PRESETS["reinforce"], version=0, group_size=2) if c.name == FAILURES
-    )
+    needed = audited([group], [batch], PRESETS["reinforce"])[FAILURES]
     assert needed.broken == 2
     broken = replace(group, rollouts=(replace(group.rollouts[0], outcome=Outcome.TIMEOUT), group.rollouts[1]))
-    (check,) = (c for c in audit([broken], [batch], JSD, version=0, group_size=2) if c.name == FAILURES)
+    check = audited([broken], [batch], JSD)[FAILURES]
     assert check.broken == 1
     assert check.first == "rollout g/0 (timeout, reward None)"
 

@@ -1,4 +1,4 @@
-"""The run certificate: what was asserted in every step, as one file.
+"""The run certificate: what was asserted in every step behind the run's weights, as one file.
 
 In: a run directory, whose `run.db` holds what its steps noted. Out: `certificate.json`, written by the run itself;
 `certify` recomputes it from the recorded calls.
@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agenttune.certificate.audit import sentence
-from agenttune.experience.reading import count_calls, count_outcomes, count_taught, read_checks, read_steps
+from agenttune.certificate.checks import sentence
+from agenttune.certificate.lineage import Lineage, in_words, read_lineage
+from agenttune.experience.reading import count_calls, count_outcomes, count_taught, read_checks
 from agenttune.types import Check
 
 
@@ -42,14 +43,18 @@ class LossGaps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """What holds for a run. `checks` adds up the steps'; `problems` says what does not hold, in sentences.
+    """What holds for the `steps` behind a checkpoint, which `weights` names (None: no checkpoint was saved). `checks`
+    adds up the steps'; `problems` says what does not hold, in sentences. `undone` counts steps in `run.db` that are
+    behind no weights: they were done again, or not saved.
 
     `outcomes` counts the rollouts of the run, `calls` their calls by status, `rows` what became of the rows of a run
     without rollouts; `staleness` is (the age of the oldest trained token, the age allowed) in policy versions where
     rollouts ran ahead. `not_recomputed` says what cannot be recomputed, and so is not part of what holds.
     """
 
+    weights: str | None
     steps: int
+    undone: int = 0
     checks: tuple[Check, ...]
     logprob_gaps: LogprobGaps | None
     staleness: tuple[int, int] | None = None
@@ -94,6 +99,8 @@ class Certificate:
             if counts:
                 said = ", ".join(f"{count} {kind}" for kind, count in counts.items())
                 lines.append(f"{'':>7}  {name:<12} {said}")
+        if self.undone:
+            lines.append(f"{'':>7}  undone       {self.undone:>12,} steps in run.db are behind no weights: not counted")
         lines += [f"  - not recomputed: {exception}" for exception in self.not_recomputed]
         return [*lines, *(f"  ! {problem}" for problem in self.problems)]
 
@@ -108,26 +115,48 @@ def write_certificate(run_dir: Path) -> Certificate:
     return certificate
 
 
-def recorded_certificate(run_dir: Path) -> Certificate:
-    """The certificate as the run's steps noted it."""
-    journal = run_dir / "run.db"
-    by_step = read_checks(journal)
-    steps = {record.step: record.metrics for record in read_steps(journal)}
+def recorded_certificate(run_dir: Path, lineage: Lineage | None = None) -> Certificate:
+    """The certificate as the steps behind the run's weights noted it."""
+    journal, lineage = run_dir / "run.db", lineage or read_lineage(run_dir)
+    steps = {record.step: record.metrics for record in lineage.steps}
+    by_step = {step: checks for step, checks in read_checks(journal).items() if step in steps}
+    groups = {key for keys in lineage.groups.values() for key in keys}
     return Certificate(
+        weights=None if lineage.weights is None else lineage.weights.name,
         steps=len(steps),
+        undone=lineage.undone,
         checks=add_up(by_step.values()),
         logprob_gaps=_recorded_gaps(steps.values()),
         staleness=_recorded_staleness(steps.values()),
-        outcomes=count_outcomes(journal),
-        calls=count_calls(journal),
-        rows=count_taught(journal),
-        problems=problems_of(by_step),
+        outcomes=count_outcomes(journal, groups),
+        calls=count_calls(journal, groups),
+        rows=count_taught(journal, steps),
+        problems=(*lineage.problems, *problems_of(by_step), *_unchecked(steps, by_step)),
     )
+
+
+def _unchecked(steps: Mapping[int, Mapping[str, float]], by_step: Mapping[int, Sequence[Check]]) -> list[str]:
+    """Steps of which nothing was looked at, or no logprob compared where there were some of the current weights."""
+    found = []
+    if without := [step for step in steps if not by_step.get(step)]:
+        found.append(f"no check was noted in {len(without)} steps: {in_words(without)}")
+    uncompared = [
+        step
+        for step, metrics in steps.items()
+        if metrics.get("batch/loss_tokens") and "sync/staleness_max" not in metrics and not _compared(metrics)
+    ]
+    if uncompared:
+        found.append(f"no logprob was compared with the engine's in {len(uncompared)} steps: {in_words(uncompared)}")
+    return found
+
+
+def _compared(metrics: Mapping[str, float]) -> float:
+    return metrics.get("trainer/logprob_gap_tokens", 0.0)
 
 
 def _recorded_gaps(steps: Any) -> LogprobGaps | None:
     prefix = "trainer/logprob_gap_"
-    rows = [metrics for metrics in steps if metrics.get(f"{prefix}tokens")]
+    rows = [metrics for metrics in steps if _compared(metrics)]
     num_tokens = int(sum(row[f"{prefix}tokens"] for row in rows))
     if not num_tokens:
         return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import secrets
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -21,10 +22,12 @@ from agenttune.errors import JournalError
 from agenttune.experience.records import (
     SCHEMA,
     SCHEMA_VERSION,
+    Delivery,
     TaughtRow,
     insert_checks,
     insert_group,
     insert_parity,
+    insert_session,
     insert_step,
     insert_taught,
 )
@@ -56,6 +59,7 @@ class Journal:
         self._failure: BaseException | None = None
         self._num_unsaved = 0
         self._closed = False
+        self._session: str | None = None
         self._writer = threading.Thread(target=self._write_all, name="agenttune-journal", daemon=True)
         self._writer.start()
 
@@ -71,12 +75,31 @@ class Journal:
         """Take in the rows that a step without rollouts is about to train."""
         self._put(_Item(write=partial(insert_taught, step=step, rows=tuple(rows))))
 
+    def begin(self, step: int, version: int) -> None:
+        """Note that the steps to come are those of one session, which goes on behind `step` with weights of this policy
+        version: which steps are behind which weights is said by it."""
+        self._session = secrets.token_hex(8)
+        self._put(_Item(write=partial(insert_session, session=self._session, step=step, version=version)))
+
     def add_step(
-        self, step: int, version: int, metrics: Mapping[str, float], experiences: Iterable[Experience] = ()
+        self,
+        step: int,
+        version: int,
+        metrics: Mapping[str, float],
+        experiences: Iterable[Experience] = (),
+        delivery: Delivery | None = None,
     ) -> None:
-        """Take a trained step in: the version it led to, its metrics, and the experiences whose calls carried loss."""
-        experiences = tuple(experiences)
-        write = partial(insert_step, step=step, version=version, metrics=metrics, experiences=experiences)
+        """Take a trained step in: the version it led to, its metrics, the experiences whose calls carried loss, and
+        what the trainer received."""
+        write = partial(
+            insert_step,
+            step=step,
+            version=version,
+            metrics=metrics,
+            experiences=tuple(experiences),
+            delivery=delivery,
+            session=self._session,
+        )
         self._put(_Item(write=write))
 
     def add_parity(self, measured: Mapping[str, Any]) -> None:

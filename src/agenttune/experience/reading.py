@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,17 +20,25 @@ from typing import Any
 import numpy as np
 
 from agenttune.errors import JournalError
-from agenttune.experience.records import BASELINE, FLOAT_BYTES, INT_BYTES, SCHEMA_VERSION, TaughtRow
+from agenttune.experience.records import (
+    BASELINE,
+    FLOAT_BYTES,
+    INT_BYTES,
+    SCHEMA_VERSION,
+    TaughtRow,
+)
 from agenttune.types import Call, CallStatus, Check, FloatArray, Group, IntArray, Outcome, Rollout, Sampling, Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """A trained step: the policy version it led to and its metrics."""
+    """A trained step: the policy version it led to, its metrics, and the session that trained it (None where none was
+    noted)."""
 
     step: int
     version: int
     metrics: Mapping[str, float]
+    session: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +67,14 @@ class RolloutEntry:
 def read_parity(path: Path | str) -> Mapping[str, Any] | None:
     """What rounding was measured to be (`trainer.rounding.Rounding`); None where everything was computed in float32,
     or an older AgentTune wrote the journal."""
-    with closing(_open(path)) as connection:
+    with closing(open_journal(path)) as connection:
         row = connection.execute("SELECT value FROM meta WHERE key = 'parity'").fetchone()
     return None if row is None else json.loads(row[0])
 
 
 def find_rollouts(path: Path | str, *, part: str = "", last: int | None = None) -> list[RolloutEntry]:
     """Rollouts whose id contains `part`, in the order they were added; only those of the `last` so many groups."""
-    with closing(_open(path)) as connection:
+    with closing(open_journal(path)) as connection:
         rows = connection.execute(
             "SELECT id, group_id, outcome, reward, (SELECT COUNT(*) FROM calls WHERE rollout_key = rollouts.key)"
             " AS num_calls FROM rollouts WHERE is_final AND instr(id, :part) AND group_key IN"
@@ -77,19 +86,19 @@ def find_rollouts(path: Path | str, *, part: str = "", last: int | None = None) 
 
 def read_group_ids(path: Path | str) -> list[tuple[int, str]]:
     """(place in the journal, id) of all groups, in the order they were added."""
-    with closing(_open(path)) as connection:
+    with closing(open_journal(path)) as connection:
         return [(key, id_) for key, id_ in connection.execute("SELECT key, id FROM groups ORDER BY key")]
 
 
 def read_groups_at(path: Path | str, keys: Iterable[int]) -> list[Group]:
     """The groups at these places in the journal."""
-    with closing(_open(path)) as connection:
+    with closing(open_journal(path)) as connection:
         return [_read_group(connection, key) for key in keys]
 
 
 def read_groups(path: Path | str, *, group_id: str | None = None, last: int | None = None) -> Iterator[Group]:
     """Groups in the order they were added: all, those with `group_id`, or only the `last` so many."""
-    with closing(_open(path)) as connection:
+    with closing(open_journal(path)) as connection:
         keys = [
             key
             for (key,) in connection.execute(
@@ -137,9 +146,14 @@ def _step_of(group_id: str) -> int | None:
 
 def read_steps(path: Path | str) -> list[StepRecord]:
     """Trained steps, in the order they were added."""
-    with closing(_open(path)) as connection:
-        rows = connection.execute("SELECT step, version, metrics FROM steps ORDER BY key").fetchall()
-    return [StepRecord(step=row["step"], version=row["version"], metrics=json.loads(row["metrics"])) for row in rows]
+    with closing(open_journal(path)) as connection:
+        session = "NULL"
+        if has(connection, "step_sessions"):
+            session = "(SELECT session FROM step_sessions WHERE step_key = key)"
+        rows = connection.execute(
+            f"SELECT step, version, metrics, {session} AS session FROM steps ORDER BY key"
+        ).fetchall()
+    return [StepRecord(**dict(row) | {"metrics": json.loads(row["metrics"])}) for row in rows]
 
 
 def read_trained(path: Path | str, *, step: int | None = None) -> list[TrainedCall]:
@@ -149,7 +163,7 @@ def read_trained(path: Path | str, *, step: int | None = None) -> list[TrainedCa
 
 def read_checks(path: Path | str) -> dict[int, tuple[Check, ...]]:
     """The checks of each step's certificate; those of the last time that the step was trained."""
-    with closing(_open(path)) as connection:
+    with closing(open_journal(path)) as connection:
         rows = connection.execute("SELECT step, name, checked, broken, first FROM checks ORDER BY rowid").fetchall()
     found: dict[int, dict[str, Check]] = {}
     for row in rows:
@@ -160,8 +174,8 @@ def read_checks(path: Path | str) -> dict[int, tuple[Check, ...]]:
 
 def read_taught(path: Path | str) -> dict[int, list[TaughtRow]]:
     """The rows that each step of a run without rollouts drew; empty for a run that did not note them."""
-    with closing(_open(path)) as connection:
-        if not _has_table(connection, "taught"):
+    with closing(open_journal(path)) as connection:
+        if not has(connection, "taught"):
             return {}
         rows = connection.execute("SELECT * FROM taught ORDER BY rowid").fetchall()
     found: dict[int, list[TaughtRow]] = {}
@@ -171,9 +185,11 @@ def read_taught(path: Path | str) -> dict[int, list[TaughtRow]]:
     return found
 
 
-def count_taught(path: Path | str) -> dict[str, int]:
-    """What became of the rows that the steps of a run without rollouts drew (step 0 has those held out)."""
-    rows = [row for step, taught in read_taught(path).items() if step for row in taught]
+def count_taught(path: Path | str, steps: Collection[int] | None = None) -> dict[str, int]:
+    """What became of the rows that the steps of a run without rollouts drew (step 0 has those held out); of all steps,
+    or of these."""
+    taught = read_taught(path).items()
+    rows = [row for step, found in taught if step and (steps is None or step in steps) for row in found]
     counts = {
         "trained": sum(row.num_tokens > 0 for row in rows),
         "too long": sum(row.too_long for row in rows),
@@ -182,19 +198,19 @@ def count_taught(path: Path | str) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
-def count_outcomes(path: Path | str) -> dict[str, int]:
-    """Rollouts by outcome, attempts that were repeated included."""
-    return _counts(path, "SELECT outcome, COUNT(*) FROM rollouts GROUP BY outcome ORDER BY COUNT(*) DESC")
+def count_outcomes(path: Path | str, groups: Collection[int] | None = None) -> dict[str, int]:
+    """Rollouts by outcome, attempts that were repeated included; of all groups, or of those at these places."""
+    return _counts(path, "outcome", "rollouts", "group_key", groups)
 
 
-def count_calls(path: Path | str) -> dict[str, int]:
-    """Calls by status."""
-    return _counts(path, "SELECT status, COUNT(*) FROM calls GROUP BY status ORDER BY COUNT(*) DESC")
+def count_calls(path: Path | str, groups: Collection[int] | None = None) -> dict[str, int]:
+    """Calls by status; of all groups, or of those at these places."""
+    return _counts(path, "status", "calls JOIN rollouts ON rollouts.key = rollout_key", "group_key", groups)
 
 
 def _groups(path: Path | str) -> list[tuple[int, str, int]]:
     """(place in the journal, id, policy version) of all groups, in the order they were added."""
-    with closing(_open(path)) as connection:
+    with closing(open_journal(path)) as connection:
         return [tuple(row) for row in connection.execute("SELECT key, id, version FROM groups ORDER BY key")]
 
 
@@ -215,7 +231,7 @@ def _last_groups(groups: Iterable[tuple[int, str]]) -> dict[int, list[int]]:
 
 
 def _read_trained(path: Path | str, first: int | None, last: int | None) -> list[TrainedCall]:
-    with closing(_open(path)) as connection:
+    with closing(open_journal(path)) as connection:
         rows = connection.execute(
             "SELECT step, group_id, rollout_id, call, num_tokens, advantage FROM trained"
             " WHERE (:first IS NULL OR step >= :first) AND (:last IS NULL OR step <= :last) ORDER BY rowid",
@@ -224,12 +240,24 @@ def _read_trained(path: Path | str, first: int | None, last: int | None) -> list
     return [TrainedCall(**dict(row)) for row in rows]
 
 
-def _counts(path: Path | str, query: str) -> dict[str, int]:
-    with closing(_open(path)) as connection:
-        return dict(connection.execute(query).fetchall())
+def _counts(path: Path | str, what: str, table: str, of: str, keys: Collection[int] | None) -> dict[str, int]:
+    chosen = None if keys is None else set(keys)
+    counts: Counter[str] = Counter()
+    with closing(open_journal(path)) as connection:
+        for value, key, count in connection.execute(
+            f"SELECT {what}, {of}, COUNT(*) FROM {table} GROUP BY {what}, {of}"
+        ):
+            counts[value] += count if chosen is None or key in chosen else 0
+    return {value: count for value, count in counts.most_common() if count}
 
 
-def _open(path: Path | str) -> sqlite3.Connection:
+def has(connection: sqlite3.Connection, table: str) -> bool:
+    """Whether the journal has this table: those that were added later may be missing."""
+    return connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone() is not None
+
+
+def open_journal(path: Path | str) -> sqlite3.Connection:
+    """Open a journal to read. Raises `JournalError` if it is none, or of another version."""
     try:
         connection = sqlite3.connect(f"{Path(path).resolve().as_uri()}?mode=ro", uri=True)
     except sqlite3.Error as error:
@@ -292,17 +320,13 @@ def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row) -> Rollout:
 
 def _read_notes(connection: sqlite3.Connection, rollout_key: int) -> list[sqlite3.Row]:
     """What the owner said of single calls; nothing in a journal of before there was a place for it."""
-    if not _has_table(connection, "call_notes"):
+    if not has(connection, "call_notes"):
         return []
     return connection.execute("SELECT * FROM call_notes WHERE rollout_key = ?", (rollout_key,)).fetchall()
 
 
-def _has_table(connection: sqlite3.Connection, name: str) -> bool:
-    return connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (name,)).fetchone() is not None
-
-
 def _read_call(earlier: list[Call], row: sqlite3.Row, request: int | None) -> Call:
-    prompt_ids_P = _ints(row["prompt_suffix"])
+    prompt_ids_P = ints(row["prompt_suffix"])
     messages: list[Mapping[str, Any]] = json.loads(row["messages_suffix"])
     if row["base"] is not None:
         base = earlier[row["base"]]
@@ -313,9 +337,9 @@ def _read_call(earlier: list[Call], row: sqlite3.Row, request: int | None) -> Ca
         index=row["idx"],
         parent=row["parent"],
         prompt_ids_P=prompt_ids_P,
-        sampled_ids_S=_ints(row["sampled"]),
-        logprobs_S=_floats(row["logprobs"]),
-        versions_S=_ints(row["versions"]),
+        sampled_ids_S=ints(row["sampled"]),
+        logprobs_S=floats(row["logprobs"]),
+        versions_S=ints(row["versions"]),
         sampling=Sampling(
             temperature=row["temperature"],
             top_p=row["top_p"],
@@ -333,9 +357,11 @@ def _read_call(earlier: list[Call], row: sqlite3.Row, request: int | None) -> Ca
     )
 
 
-def _ints(blob: bytes) -> IntArray:
+def ints(blob: bytes) -> IntArray:
+    """Numbers as they are stored."""
     return np.frombuffer(blob, dtype=INT_BYTES).astype(np.int32, copy=False)
 
 
-def _floats(blob: bytes) -> FloatArray:
+def floats(blob: bytes) -> FloatArray:
+    """Numbers as they are stored."""
     return np.frombuffer(blob, dtype=FLOAT_BYTES).astype(np.float32, copy=False)

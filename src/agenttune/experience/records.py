@@ -9,7 +9,7 @@ beginning. `prompt_kept` counts the ids taken over from the base's prompt and sa
 messages taken over from the base's messages and its response. Tool schemas and task rows are stored once for each
 distinct value (`texts`).
 
-Shape suffixes: P prompt tokens of a call, N prompt and sampled tokens of a call.
+Shape suffixes: P prompt tokens of a call, N prompt and sampled tokens of a call, S loss tokens of a call.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from agenttune.types import Call, Check, Experience, Group, IntArray, Rollout
+from agenttune.types import Call, Check, Experience, FloatArray, Group, IntArray, Rollout
 
 SCHEMA_VERSION = 2
 
@@ -73,6 +73,21 @@ CREATE TABLE IF NOT EXISTS taught (
     row_digest BLOB NOT NULL, ids_digest BLOB NOT NULL
 );
 CREATE INDEX IF NOT EXISTS taught_step ON taught (step);
+CREATE TABLE IF NOT EXISTS spans (
+    step INTEGER NOT NULL, update_number INTEGER NOT NULL, sequence INTEGER NOT NULL, group_id TEXT NOT NULL,
+    rollout_id TEXT NOT NULL, call INTEGER NOT NULL, first INTEGER NOT NULL, num_tokens INTEGER NOT NULL, places BLOB,
+    advantage REAL, advantages BLOB, weight REAL, weights BLOB, ids BLOB NOT NULL, records BLOB NOT NULL
+);
+CREATE INDEX IF NOT EXISTS spans_step ON spans (step);
+CREATE TABLE IF NOT EXISTS step_groups (
+    step INTEGER NOT NULL, update_number INTEGER NOT NULL, group_id TEXT NOT NULL, group_key INTEGER NOT NULL,
+    left_out TEXT, replayed INTEGER NOT NULL
+);
+CREATE INDEX IF NOT EXISTS step_groups_step ON step_groups (step);
+CREATE TABLE IF NOT EXISTS sessions (
+    key INTEGER PRIMARY KEY, id TEXT NOT NULL, step INTEGER NOT NULL, version INTEGER NOT NULL
+);
+CREATE TABLE IF NOT EXISTS step_sessions (step_key INTEGER PRIMARY KEY, session TEXT NOT NULL);
 """
 
 BASELINE = 2
@@ -104,6 +119,44 @@ class TaughtRow:
     ids_digest: bytes
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LossSpan:
+    """The loss tokens of one call in one sequence, as the trainer receives them: in which update of the step (from 0)
+    and which of its sequences, where they stand (S), their advantages and weights. `ids` is a digest of the sequence's
+    ids up to the last of them, `records` one of their logprobs, versions and temperatures. `source` is the sequence
+    itself while it is there."""
+
+    update: int
+    sequence: int
+    group_id: str
+    rollout_id: str
+    call: int
+    places_S: IntArray
+    advantages_S: FloatArray
+    weights_S: FloatArray
+    ids: bytes
+    records: bytes
+    source: Experience | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPlace:
+    """What became of a group in a step: its update, or why it was left out; whether it had trained before."""
+
+    group_id: str
+    update: int
+    left_out: str | None
+    replayed: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """What the trainer received in a step."""
+
+    spans: tuple[LossSpan, ...]
+    places: tuple[GroupPlace, ...]
+
+
 def insert_group(connection: sqlite3.Connection, group: Group) -> None:
     """Write a group with its rollouts, earlier attempts and calls."""
     task = group.task
@@ -128,11 +181,17 @@ def insert_step(
     version: int,
     metrics: Mapping[str, float],
     experiences: Iterable[Experience],
+    delivery: Delivery | None = None,
+    session: str | None = None,
 ) -> None:
     """Write a trained step, and for each call that carried loss in it its tokens and its advantage; they replace those
-    of a step of that number which an interruption undid."""
+    of a step of that number which an interruption undid. So does what the trainer received (`delivery`), if given.
+    `session` is the one that trained it."""
     connection.execute("DELETE FROM trained WHERE step = ?", (step,))
-    _insert(connection, "steps", step=step, version=version, metrics=_to_json(metrics))
+    key = _insert(connection, "steps", step=step, version=version, metrics=_to_json(metrics))
+    if session is not None:
+        _insert(connection, "step_sessions", step_key=key, session=session)
+    _insert_delivery(connection, step, delivery)
     for experience in experiences:
         mask_T = experience.loss_mask_T
         calls, firsts, counts = np.unique(experience.calls_T[mask_T], return_index=True, return_counts=True)
@@ -144,6 +203,51 @@ def insert_step(
                 for values in zip(calls.tolist(), counts.tolist(), advantages.tolist(), strict=True)
             ],
         )
+
+
+def insert_session(connection: sqlite3.Connection, session: str, step: int, version: int) -> None:
+    """Write that a session begins behind this step, with weights of this policy version."""
+    _insert(connection, "sessions", id=session, step=step, version=version)
+
+
+def _insert_delivery(connection: sqlite3.Connection, step: int, delivery: Delivery | None) -> None:
+    for table in ("spans", "step_groups"):
+        connection.execute(f"DELETE FROM {table} WHERE step = ?", (step,))
+    if delivery is None:
+        return
+    for span in delivery.spans:
+        first, count = int(span.places_S[0]), len(span.places_S)
+        contiguous = bool((np.diff(span.places_S) == 1).all())
+        advantage, weight = _constant(span.advantages_S), _constant(span.weights_S)
+        _insert(
+            connection,
+            "spans",
+            step=step,
+            update_number=span.update,
+            sequence=span.sequence,
+            group_id=span.group_id,
+            rollout_id=span.rollout_id,
+            call=span.call,
+            first=first,
+            num_tokens=count,
+            places=None if contiguous else _to_bytes(span.places_S, INT_BYTES),
+            advantage=advantage,
+            advantages=None if advantage is not None else _to_bytes(span.advantages_S, FLOAT_BYTES),
+            weight=weight,
+            weights=None if weight is not None else _to_bytes(span.weights_S, FLOAT_BYTES),
+            ids=span.ids,
+            records=span.records,
+        )
+    connection.executemany(
+        "INSERT INTO step_groups SELECT ?, ?, ?, COALESCE(MAX(key), 0), ?, ? FROM groups WHERE id = ?",
+        [(step, one.update, one.group_id, one.left_out, one.replayed, one.group_id) for one in delivery.places],
+    )
+
+
+def _constant(numbers_S: FloatArray) -> float | None:
+    """The number that all are, if they are, and SQLite has it."""
+    same = np.isfinite(numbers_S[0]) and (numbers_S == numbers_S[0]).all()
+    return float(numbers_S[0]) if same else None
 
 
 def insert_taught(connection: sqlite3.Connection, step: int, rows: Iterable[TaughtRow]) -> None:

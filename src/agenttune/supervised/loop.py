@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from agenttune.algorithm.supervised import SupervisedAlgorithm
-from agenttune.certificate.audit import broken_sentences
+from agenttune.certificate.checks import broken_sentences
 from agenttune.config.run import RunConfig
 from agenttune.errors import ConfigError, DatasetError
 from agenttune.evaluate import Evaluator, evaluation_from_json, evaluation_to_json

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agenttune.algorithm.supervised import SupervisedAlgorithm, resolve_supervised
 from agenttune.certificate.certificate import Certificate, LossGaps, add_up, problems_of, recorded_certificate
+from agenttune.certificate.lineage import read_lineage
 from agenttune.config.run import RunConfig
 from agenttune.errors import DatasetError, ModelError
 from agenttune.execution.model_files import model_folder, quiet_transformers
@@ -49,7 +50,8 @@ def recompute(run_dir: Path, config: RunConfig, *, losses: bool) -> Certificate:
     """Recompute what a run without rollouts certified; `losses=False` measures none, and loads no model."""
     algorithm = resolve_supervised(config.algorithm.algorithm_type, config.loss)
     journal = run_dir / "run.db"
-    steps = {record.step: record for record in read_steps(journal)}
+    lineage = read_lineage(run_dir)
+    steps = {record.step: record for record in lineage.steps}
     recorded = read_checks(journal)
     found = _Found()
     gaps = None
@@ -69,18 +71,14 @@ def recompute(run_dir: Path, config: RunConfig, *, losses: bool) -> Certificate:
     for step in steps:
         found.checks.setdefault(step, recorded.get(step, ()))
     by_step = {step: found.checks[step] for step in steps}
-    noted = recorded_certificate(run_dir)
+    noted = recorded_certificate(run_dir, lineage)
     if add_up(by_step.values()) != noted.checks:
         found.problems.append("the checks recomputed differ from those that the run noted")
-    return Certificate(
-        steps=len(steps),
+    return replace(
+        noted,
         checks=add_up(by_step.values()),
-        logprob_gaps=None,
-        outcomes={},
-        calls={},
-        rows=noted.rows,
         losses=gaps,
-        problems=(*problems_of(by_step), *found.problems),
+        problems=tuple(dict.fromkeys((*noted.problems, *problems_of(by_step), *found.problems))),
         not_recomputed=tuple(found.missing),
     )
 

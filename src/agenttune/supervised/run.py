@@ -160,6 +160,8 @@ def _assemble(
         progress.version = trainer.version
         order.restore(progress.order)
         display.message(f"continuing {directory.path.name} after step {progress.step}")
+    journal = Journal(directory.journal)
+    journal.begin(progress.step, trainer.version)
     held_out = None
     if data.held_out:
         held_out = HeldOut(
@@ -176,7 +178,7 @@ def _assemble(
         trainer=trainer,
         rows=data.training,
         order=order,
-        journal=Journal(directory.journal),
+        journal=journal,
         monitor=make_monitor(config, directory, progress.step, display),
         display=display,
         serving=serving,

@@ -1,0 +1,49 @@
+"""What checks shares no code with what it checks: by imports, in the source and when it runs."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import agenttune
+
+ROOT = Path(agenttune.__file__).parent
+CHECKED = (
+    "agenttune.experience.draw",
+    "agenttune.experience.merge",
+    "agenttune.experience.scores",
+    "agenttune.experience.replay",
+    "agenttune.algorithm.advantages",
+    "agenttune.algorithm.aggregation",
+    "agenttune.algorithm.gae",
+    "agenttune.algorithm.presets",
+    "agenttune.algorithm.resolve",
+    "agenttune.algorithm.returns",
+    "agenttune.algorithm.shaping",
+    "agenttune.trainer.credit",
+)
+"""What makes batches, advantages and weights."""
+
+
+def imported(path: Path) -> set[str]:
+    """Every module that a file names in an import, wherever in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def test_the_certificate_imports_nothing_of_what_it_checks() -> None:
+    """Red when `expectation` imports `token_weights`, or `certify` draws batches again."""
+    for path in (*(ROOT / "certificate").glob("*.py"), ROOT / "certify.py"):
+        assert not imported(path) & set(CHECKED), path
+
+
+def test_nor_does_what_it_imports() -> None:
+    """In a process of its own, with every file of the folder loaded."""
+    names = [f"agenttune.certificate.{path.stem}" for path in (ROOT / "certificate").glob("*.py")]
+    code = f"import sys, {', '.join(names)}\nfound = set({CHECKED!r}) & set(sys.modules)\nassert not found, found"
+    subprocess.run([sys.executable, "-c", code], check=True)
