@@ -60,11 +60,17 @@ def test_eval_of_a_checkpoint_agrees_with_the_run(config, tmp_path, capsys):
     model = tmp_path / "runs/AgentTune/first/latest"
     output = tmp_path / "rewards.json"
     options = ["--set", "algorithm.batch_size=2", "--output", str(output), "--model", str(model)]
+    options += ["--transcripts", str(tmp_path / "kept")]
     assert main(["eval", "--config", str(config), *options]) == 0
     rewards = json.loads(output.read_text())["greedy"]
     assert len(rewards) == 40  # without eval_dataset all training tasks; the run held out four of them
     assert summary["after"]["greedy"]["num_tasks"] == 4
     assert "held-out greedy:" in capsys.readouterr().out
+    assert main(["show", str(tmp_path / "kept"), "--task", "7", "--mode", "greedy"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("model/held-out/greedy/")
+    assert "no loss (temperature 0)" in shown
+    assert "tokens are shown as ids" not in shown  # the settings beside it name the tokenizer
 
 
 class Canned(BaseHTTPRequestHandler):
@@ -91,11 +97,14 @@ def test_eval_of_an_endpoint(config, capsys):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     url = f"http://127.0.0.1:{server.server_port}/v1"
     try:
-        assert main(["eval", "--config", str(config), "--base-url", url, "--model-name", "canned"]) == 0
+        given = ["--base-url", url, "--model-name", "canned", "--transcripts", str(config.parent / "kept")]
+        assert main(["eval", "--config", str(config), *given]) == 0
     finally:
         server.shutdown()
         server.server_close()
     assert "held-out sampled: 1.000" in capsys.readouterr().out
+    assert main(["show", str(config.parent / "kept"), "--task", "7"]) == 0
+    assert "outcome ok   reward 1   calls 0" in capsys.readouterr().out  # its calls are not recorded
 
 
 def test_bad_input_is_exit_code_2_and_failure_1(config, tmp_path, capsys):

@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from agenttune.compat.agentscope import silent_agents
-from agenttune.config.load import Resolved
+from agenttune.config.load import Resolved, write_resolved
 from agenttune.config.run import RunConfig
 from agenttune.errors import ConfigError, RolloutError
 from agenttune.execution.auxiliary import AuxiliaryModels
@@ -213,7 +213,7 @@ def evaluate(
             further=further,
             progress=display.evaluation,
             message=display.message,
-            keep=None if transcripts is None else stack.enter_context(Journal(_made(transcripts) / EVALUATIONS)).add,
+            keep=None if transcripts is None else stack.enter_context(_transcripts(transcripts, resolved)).add,
         )
         found = evaluator.evaluate(0, name="model", with_further=True)
         for line in evaluation_lines(found):
@@ -223,9 +223,12 @@ def evaluate(
     return found
 
 
-def _made(folder: Path) -> Path:
+def _transcripts(folder: Path, resolved: Resolved) -> Journal:
+    """A journal in the folder, with the settings beside it (they name the tokenizer), but in a run's own folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    if not (folder / "resolved.json").exists():
+        write_resolved(folder / "resolved.json", resolved)
+    return Journal(folder / EVALUATIONS)
 
 
 def _sessions_of(policy: RemoteModel, auxiliary: AuxiliaryModels) -> OpenSession:

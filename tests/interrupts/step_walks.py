@@ -46,7 +46,8 @@ WALKED = (
     "experience/journal.py", "monitor/metrics.py",
 )  # fmt: skip
 SAVES = ("steps.py", "trainer/checkpoint.py")
-"""Where an error may be one of saving itself, which leaves the last checkpoint."""
+SAVING = ("save", "_save", "_recorded", "state_tensors")
+"""Files and functions in which an error may be one of saving itself, which leaves the last checkpoint."""
 
 
 class Place(NamedTuple):
@@ -215,8 +216,9 @@ def records(run_dir: Path) -> dict[str, Any]:
 
 
 def untimed(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("time", "tokens/per_s", "trainer/seconds")
-    return {name: value for name, value in numbers.items() if not name.startswith(names)}
+    """Without what says how long something took."""
+    words = ("time", "second", "per_s")
+    return {name: value for name, value in numbers.items() if not any(word in name for word in words)}
 
 
 def _json(line: str) -> dict[str, Any]:
