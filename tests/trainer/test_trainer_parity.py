@@ -305,7 +305,8 @@ def test_trap_35_gspo_clips_nothing_at_identical_weights_in_bfloat16():
 
 
 def test_in_float32_a_gap_counts_as_it_is_in_logits_below_temperature_1():
-    """1e-3 in a logprob at 0.02 is 2e-5 in a logit; above 1 logprobs count as they are. Break: leave the temperature out of `add`."""
+    """1e-3 in a logprob at 0.02 is 2e-5 in a logit; above 1 logprobs count as they are. Break: leave the temperature
+    out of `add`."""
     module = make_model("qwen3", FLOAT32)
     trainer = make_trainer(module, dtype=FLOAT32)
     for temperature, fine, wrong in ((0.02, 1e-3, 1e-2), (1.0, 2e-5, 2e-4), (2.0, 2e-5, 2e-4)):
