@@ -105,7 +105,7 @@ def test_honest_engines_in_bfloat16_are_not_stopped_at_any_temperature(family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_honest_engines_in_float32_are_not_stopped_near_temperature_0(family):
-    """Rounding of 1e-6 in a logit is 2e-4 in a logprob at 0.005. Break: leave the temperature out of `_note_worst`."""
+    """Rounding of 1e-6 in a logit is 2e-4 in a logprob at 0.005."""
     module = make_model(family, FLOAT32)
     trainer = make_trainer(module, dtype=FLOAT32)
     assert trainer._tolerance == Tolerance(max=1e-4)
@@ -302,3 +302,20 @@ def test_trap_35_gspo_clips_nothing_at_identical_weights_in_bfloat16():
     against_the_record = calibrated(twin, algorithm="gspo")
     against_the_record._algorithm = replace(against_the_record._algorithm, behaviour="none")
     assert against_the_record.train_step([with_advantages(engine_says(twin))]).values["clip_fraction"] > 0.1
+
+
+def test_in_float32_a_gap_counts_as_it_is_in_logits_below_temperature_1():
+    """1e-3 in a logprob at 0.02 is 2e-5 in a logit; above 1 logprobs count as they are. Break: leave the temperature
+    out of `add`."""
+    module = make_model("qwen3", FLOAT32)
+    trainer = make_trainer(module, dtype=FLOAT32)
+    for temperature, fine, wrong in ((0.02, 1e-3, 1e-2), (1.0, 2e-5, 2e-4), (2.0, 2e-5, 2e-4)):
+        said = engine_says(module, dtype=FLOAT32, temperatures=(temperature,), num_prompts=2)
+        for shift in (fine, wrong):
+            moved = [replace(e, logprobs_T=e.logprobs_T - np.float32(shift) * e.loss_mask_T) for e in said]
+            gap = gap_of(trainer, moved)
+            if shift == fine:
+                gap.check(trainer._tolerance)
+                continue
+            with pytest.raises(ParityError, match="below temperature 1 times the temperature"):
+                gap.check(trainer._tolerance)
