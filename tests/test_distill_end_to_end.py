@@ -127,9 +127,13 @@ def test_a_flat_group_trains_and_a_run_goes_on_with_the_same_teacher_only(
     assert rows(whole)[0]["reward/mean"] == 0.5
     assert rows(whole)[0]["trainer/grad_norm"] > 0
     assert rows(whole)[0]["batch/loss_tokens_zero_variance"] == 0
-    another = write_toy_model(tmp_path / "another", seed=8)
-    with pytest.raises(CheckpointError, match="a run with another teacher"):
-        run(tmp_path, toy_model_dir, another, toy_dataset, steps=3, experiment_name="parts", **options)
+    named, renamed = (write_toy_model(tmp_path / place, seed=8) for place in ("another", f"there/{teacher_dir.name}"))
+    for other, error, message in (
+        (named, ConfigError, r"distill\.teacher_path"),
+        (renamed, CheckpointError, "a run with another teacher"),
+    ):
+        with pytest.raises(error, match=message):
+            run(tmp_path, toy_model_dir, other, toy_dataset, steps=3, experiment_name="parts", **options)
 
 
 def test_evaluation_without_rewards_is_refused_with_the_way_out(tmp_path, toy_model_dir, teacher_dir, toy_dataset):

@@ -26,4 +26,5 @@ def test_the_script_of_the_front_page_runs(tmp_path: Path, toy_model_dir: Path, 
     (run_dir,) = (tmp_path / "checkpoints" / "AgentTune").iterdir()
     assert run_dir.name.startswith("Experiment-")
     assert (run_dir / "global_step_2" / "model.safetensors").exists()
-    assert done.stdout.splitlines()[-1].endswith(str(run_dir / "global_step_2"))
+    assert done.stdout.splitlines()[-1].startswith("none: 4 held-out tasks")  # too few for a verdict
+    assert done.stdout.splitlines()[-1].endswith(str(toy_model_dir))
