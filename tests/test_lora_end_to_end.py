@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
 from agenttune.certify import certify
-from agenttune.errors import CheckpointError, ConfigError
+from agenttune.errors import ConfigError
 
 ALL = "LoRA: adapters of rank 16"
 
@@ -82,7 +82,7 @@ def test_a_run_in_two_sessions_goes_on_with_its_adapters_and_refuses_others(tmp_
     whole = run(tmp_path / "a", model_dir, toy_dataset, steps=3, settings={**QUIET, "deterministic": True})
     parts = {"settings": {**QUIET, "deterministic": True}, "experiment_name": "parts"}
     run(tmp_path / "b", model_dir, toy_dataset, steps=1, **parts)
-    with pytest.raises(CheckpointError, match=r"adapters .rank 16.* now asks for adapters .rank 8"):
+    with pytest.raises(ConfigError, match=r"trainer\.lora\.rank: 16 -> 8"):
         run(
             tmp_path / "b",
             model_dir,

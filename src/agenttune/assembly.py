@@ -86,7 +86,7 @@ def open_run(
     order = make_order(rows["train_dataset"], config.sampling, seed=config.seed, batch_size=config.algorithm.batch_size)
     total_steps = config.train_dataset.total_steps or order.num_batches(config.train_dataset.total_epochs)
     with (
-        open_run_directory(resolved, config_path, identities) as directory,
+        open_run_directory(resolved, config_path, identities, rows["train_dataset"]) as directory,
         stop_signals(),
         lasting_output(),
         contextlib.closing(Display(total_steps, sys.stdout)) as display,

@@ -192,7 +192,7 @@ class Loop:
         delivered = delivery(batches, {group.id for group in replayed})
         checks = self._certify(drawn, delivered, of_expert, replayed)
         training = [batch for batch in batches if batch.experiences or batch.experts]
-        compared = self.explorer.probe() or (probe(drawn) if replayed else ())
+        compared = self.explorer.probe() or (probe(drawn, version) if replayed else ())
         trained = self.trainer.train_step(training, step=step, probe=compared) if training else None
         trained_at = time.perf_counter()
         failure: BaseException | None = None

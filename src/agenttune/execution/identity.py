@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agenttune.experience.reading import read_task_rows, read_taught
+from agenttune.experience.records import row_text
 from agenttune.types import Task
 
 Identity = Mapping[str, int | str]
@@ -30,6 +32,22 @@ def rows_identity(rows: Sequence[Task]) -> Identity:
         row = rows[place * (len(rows) - 1) // max(looked_at - 1, 1)].row
         digest.update(json.dumps(row, default=_foreign, sort_keys=True).encode())
     return {"rows": len(rows), "digest": digest.hexdigest()}
+
+
+def trained_rows_stay(journal: Path, rows: Sequence[Task]) -> bool:
+    """Whether the rows that a run has met so far, by its journal, are all there as they were, whatever became of the
+    others (one that could not be read may have been repaired). False if it has met none."""
+    from agenttune.supervised.taught import row_digest  # supervised runs are opened through here
+
+    if not journal.exists():
+        return False
+    met: dict[str, str | bytes] = dict(read_task_rows(journal))
+    met |= {row.row_id: row.row_digest for step, some in read_taught(journal).items() if step for row in some}
+    now = {row.id: row for row in rows if row.id in met}
+    return bool(met) and all(
+        id_ in now and known == (row_digest(now[id_]) if isinstance(known, bytes) else row_text(now[id_].row))
+        for id_, known in met.items()
+    )
 
 
 def model_identity(folder: Path) -> Identity:

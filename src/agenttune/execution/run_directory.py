@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import count
 from pathlib import Path
@@ -21,12 +21,16 @@ import yaml
 from agenttune.config.load import Resolved, write_resolved
 from agenttune.config.run import RunConfig
 from agenttune.errors import ConfigError
-from agenttune.execution.identity import Identity
+from agenttune.execution.identity import Identity, trained_rows_stay
 from agenttune.execution.run_lock import locked
 from agenttune.execution.same_run import NOTED, Recorded, check_same_run, keep_settings, read_recorded
 from agenttune.experience.reading import read_steps
 from agenttune.experience.records import EVALUATIONS
 from agenttune.trainer.checkpoint import pointed, repair, step_of
+from agenttune.types import Task
+
+TRAINING = "train_dataset"
+"""Under this name the rows to train on are known again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +70,10 @@ class RunDirectory:
 
 @contextlib.contextmanager
 def open_run_directory(
-    resolved: Resolved, config_path: Path | None, identities: Mapping[str, Identity]
+    resolved: Resolved, config_path: Path | None, identities: Mapping[str, Identity], rows: Sequence[Task] = ()
 ) -> Iterator[RunDirectory]:
     """Make the directory, or find that of the fixed name again, with its latest checkpoint, and hold it. `identities`
-    say what model and datasets are; they are noted beside the settings.
+    say what model and datasets are; they are noted beside the settings. `rows` are those to train on.
 
     Nothing is written before it is known that the run may go on there. Raises `ConfigError` if another run holds the
     directory, if a fixed name's directory belongs to another run, or if it has steps but no checkpoint to go on from;
@@ -83,7 +87,7 @@ def open_run_directory(
         if checkpoint is None:
             _check_unused(path)
         else:
-            notes += _go_on(path, Recorded.of(config, identities), checkpoint)
+            notes += _go_on(path, Recorded.of(config, identities), checkpoint, rows)
         if config_path is not None:
             shutil.copyfile(config_path, path / "config.yaml")
         elif not (path / "config.yaml").exists():
@@ -135,13 +139,24 @@ def _steps_in_metrics(metrics: Path) -> int:
     return found
 
 
-def _go_on(path: Path, now: Recorded, checkpoint: Path) -> list[str]:
+def _go_on(path: Path, now: Recorded, checkpoint: Path, rows: Sequence[Task]) -> list[str]:
     """See to it that the run is the same, and keep the settings that are about to be replaced; what to tell the user.
     Raises `ConfigError` if it is another one."""
     before = read_recorded(path)
     if before is None:
         return ["resolved.json is missing: whether the run goes on with the settings that it began with is not known"]
-    lines = check_same_run(path, before, now)
+    lines = []
+    if _repaired(path, before.identities.get(TRAINING), now.identities.get(TRAINING), rows):
+        lines.append("changed since the run was last begun: rows of train_dataset that it had not met yet")
+        before = replace(before, identities={**before.identities, TRAINING: now.identities[TRAINING]})
+    lines += check_same_run(path, before, now)
     if before.values != now.values:
         keep_settings(path, step_of(checkpoint))
     return lines
+
+
+def _repaired(path: Path, before: Identity | None, now: Identity | None, rows: Sequence[Task]) -> bool:
+    """Whether the training rows are others, as many, and those that the run has met are as they were."""
+    if before is None or now is None or before == now or before["rows"] != now["rows"]:
+        return False
+    return trained_rows_stay(path / "run.db", rows)

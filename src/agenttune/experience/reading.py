@@ -185,6 +185,15 @@ def read_taught(path: Path | str) -> dict[int, list[TaughtRow]]:
     return found
 
 
+def read_task_rows(path: Path | str) -> dict[str, str]:
+    """The row of each task that was rolled out, as `records.row_text` writes it, by the task's id."""
+    with closing(open_journal(path)) as connection:
+        found = connection.execute(
+            "SELECT DISTINCT task_id, texts.json FROM groups JOIN texts ON texts.id = groups.task_row"
+        )
+        return dict(found.fetchall())
+
+
 def count_taught(path: Path | str, steps: Collection[int] | None = None) -> dict[str, int]:
     """What became of the rows that the steps of a run without rollouts drew (step 0 has those held out); of all steps,
     or of these."""

@@ -167,12 +167,17 @@ def insert_group(connection: sqlite3.Connection, group: Group) -> None:
         version=group.version,
         task_id=task.id,
         task_index=task.index,
-        task_row=_text_id(connection, _to_json(task.row, foreign=repr)),
+        task_row=_text_id(connection, row_text(task.row)),
     )
     baseline = () if group.baseline is None else (group.baseline,)
     for is_final, rollouts in ((1, group.rollouts), (0, group.attempts), (BASELINE, baseline)):
         for rollout in rollouts:
             _insert_rollout(connection, group_key, is_final, rollout)
+
+
+def row_text(row: Mapping[str, Any]) -> str:
+    """A task's row as the journal keeps it."""
+    return _to_json(row, foreign=repr)
 
 
 def insert_step(

@@ -184,11 +184,12 @@ def mixed(fresh: Sequence[Group], replayed: Sequence[Group], algorithm: Algorith
     return (*(group for _, group in sorted(places, key=lambda place: place[0])), *rest)
 
 
-def probe(groups: Sequence[Group]) -> tuple[Experience, ...]:
-    """The sequences of one fresh group, to compare with the engine in a step that may train on older ones alone."""
+def probe(groups: Sequence[Group], version: int) -> tuple[Experience, ...]:
+    """The sequences of one fresh group, to compare with the engine in a step that may train on older ones alone; empty
+    if no token is of this policy version (rollouts that run ahead)."""
     for group in groups:
         found = [one for rollout in group.scored if whole_support(rollout) for one in merge(rollout)]
-        if found:
+        if any((one.versions_T[one.loss_mask_T] == version).any() for one in found):
             return tuple(found)
     return ()
 

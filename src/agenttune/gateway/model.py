@@ -46,7 +46,7 @@ class ChatModel:
         self.name = name
         self.api_key = api_key
         self.recorded = recorded
-        """Whether the rollout is kept: false in evaluations, and for auxiliary models."""
+        """Whether its calls are kept: false for auxiliary models."""
         self._server = server
         self._async_transport = async_transport
         self._sync_transport = sync_transport

@@ -1,0 +1,38 @@
+"""A run goes on with repaired rows where those that it has met are as they were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from agenttune.execution.identity import trained_rows_stay
+from agenttune.experience.journal import Journal
+from agenttune.supervised.taught import held_out_row
+from agenttune.types import Group, Task
+
+
+def tasks(**changed: Any) -> list[Task]:
+    rows = {f"train/{n}": {"question": f"{n} + {n}", "answer": str(2 * n)} for n in range(4)} | changed
+    return [Task(id=id_, index=n, row=row) for n, (id_, row) in enumerate(rows.items())]
+
+
+def test_rows_that_were_rolled_out(tmp_path: Path) -> None:
+    path = tmp_path / "run.db"
+    assert not trained_rows_stay(path, tasks())
+    journal = Journal(path)
+    journal.add(Group(id="1/train/2", task=tasks()[2], version=0, rollouts=()))
+    journal.close()
+    assert trained_rows_stay(path, tasks())
+    assert trained_rows_stay(path, tasks(**{"train/3": {"question": "3 + 3", "answer": "repaired"}}))
+    assert not trained_rows_stay(path, tasks(**{"train/2": {"question": "2 + 2", "answer": "another"}}))
+    assert not trained_rows_stay(path, tasks()[:2])
+
+
+def test_rows_that_were_taught(tmp_path: Path) -> None:
+    path = tmp_path / "run.db"
+    journal = Journal(path)
+    journal.add_taught(0, [held_out_row(Task(id="train/9", index=9, row={"held": "out"}))])
+    journal.add_taught(1, [held_out_row(tasks()[1])])
+    journal.close()
+    assert trained_rows_stay(path, tasks(**{"train/0": {"question": "repaired"}}))
+    assert not trained_rows_stay(path, tasks(**{"train/1": {"question": "another"}}))
