@@ -45,7 +45,7 @@ def test_a_judge_on_metric_base(rollouts: Any, said: str, reward: float) -> None
     (group,) = rollouts(said).run(workflow, judge, tasks=[TASK])
     (rollout,) = group.rollouts
     assert (rollout.outcome, rollout.reward) == (Outcome.OK, reward)
-    assert rollout.metrics["contains"] == reward
+    assert rollout.metrics["judge/contains"] == reward
 
 
 def test_a_judge_that_raises_on_an_empty_answer_is_a_failure_of_the_judge(rollouts: Any) -> None:
@@ -84,7 +84,7 @@ def test_agentscopes_own_output_objects(rollouts: Any, agentscope_tuner: ModuleT
     (group,) = rollouts("5").run(their_workflow, their_judge, tasks=[TASK])
     (rollout,) = group.rollouts
     assert (rollout.outcome, rollout.reward) == (Outcome.OK, 0.75)
-    assert {"turns": 1.0, "style": 0.5}.items() <= rollout.metrics.items()
+    assert {"turns": 1.0, "judge/style": 0.5}.items() <= rollout.metrics.items()
 
 
 def test_a_workflow_of_the_oldest_form_returns_a_number(rollouts: Any) -> None:

@@ -133,8 +133,8 @@ def test_the_boxed_agent_uses_the_tool_and_is_judged(rollouts: Any) -> None:
     (rollout,) = group.rollouts
     assert rollout.outcome == Outcome.OK, rollout.error
     assert [each.parent for each in rollout.calls] == [None, 0]
-    assert rollout.metrics["accuracy"] == 1.0
-    assert rollout.reward == sum(rollout.metrics[name] for name in ("accuracy", "format_score"))
+    assert rollout.metrics["judge/accuracy"] == 1.0
+    assert rollout.reward == sum(rollout.metrics[f"judge/{name}"] for name in ("accuracy", "format_score"))
 
 
 def test_the_configuration_file_trains(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
