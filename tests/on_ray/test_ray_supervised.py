@@ -54,7 +54,11 @@ def test_sft_evaluates_its_agent_in_workers(cluster, tmp_path, toy_model_dir, to
         in capsys.readouterr().out
     )
     same_losses(local.run_dir, ray.run_dir)
-    assert ray.rewards_after == local.rewards_after != ray.rewards_before == local.rewards_before
+    (before, after), (before_there, after_there) = (
+        [(found.greedy, found.sampled) for found in (result.rewards_before, result.rewards_after)]
+        for result in (local, ray)
+    )
+    assert after_there == after != before_there == before
 
 
 def test_dpo_has_nothing_but_its_trainer_there(cluster, tmp_path, toy_model_dir, capsys):

@@ -53,13 +53,14 @@ def test_trap_26_calls_of_many_rollouts_are_recorded_where_they_belong(serving):
     assert max(sampled.values()) < 30  # noise of its own for each
 
 
-def test_evaluation_and_baseline_are_greedy_and_unrecorded_where_they_should_be(serving):
+def test_evaluation_and_baseline_are_greedy_where_they_should_be(serving):
     """Red when the worker opens every session as "recorded"."""
     (group,) = run(serving, make_tasks(1), "baseline-", open_baseline=serving.baseline)
     assert [call.sampling.temperature for call in group.rollouts[0].calls] == [1.0, 1.0]
     assert [call.sampling.temperature for call in group.baseline.calls] == [0.0, 0.0]
     (evaluated,) = run(serving, make_tasks(1), "evaluated-", open_session=serving.modes["greedy"])
-    assert {len(rollout.calls) for rollout in evaluated.rollouts} == {0}
+    found = [call.sampling.temperature for rollout in evaluated.rollouts for call in rollout.calls]
+    assert set(found) == {0.0}, "kept as transcripts"
 
 
 def test_a_task_that_crashes_its_process_fails_alone(serving):
@@ -85,7 +86,7 @@ def test_failures_have_their_causes_on_workers_too(serving, evaluation):
     expected = [Outcome.UNUSABLE_ANSWER, Outcome.UNUSABLE_ANSWER, Outcome.WORKFLOW_ERROR]
     assert [rollout.outcome for rollout in rollouts] == expected
     assert [rollout.num_answers for rollout in rollouts] == [1, 1, 1]
-    assert [len(rollout.calls) for rollout in rollouts] == [0 if evaluation else 1] * 3
+    assert [len(rollout.calls) for rollout in rollouts] == [1, 1, 1]
 
 
 def test_an_engine_that_dies_is_started_again_with_the_current_weights(serving, toy_model_dir, caplog):
