@@ -66,14 +66,14 @@ def test_runs_whose_engine_is_killed_end_with_one_error_and_go_on_from_there(tmp
     when `open` (gateway/gateway.py) does not look: every rollout would be tried again, and the error would be another
     one; or hangs when `load` (inference/vllm.py) waits for vLLM's answer alone."""
     run_dir = tmp_path / "P" / "fixed"
-    for done, (when, style, words) in enumerate(
+    for done, (when, words) in enumerate(
         [
-            ("generating", "fully_async", "vLLM's processes died while they were generating"),
-            ("moving", "fixed", "new weights could not be loaded into vLLM"),
+            ("generating", "vLLM's processes died while they were generating"),
+            ("moving", "new weights could not be loaded into vLLM"),
         ],
         start=2,
     ):
-        ran = run(tmp_path, temporary, toy_dataset, style, when)
+        ran = run(tmp_path, temporary, toy_dataset, when)
         assert ran.returncode == 1, ran.stderr
         assert words in ran.stderr.splitlines()[-1]
         assert "Traceback" not in ran.stderr
@@ -83,7 +83,7 @@ def test_runs_whose_engine_is_killed_end_with_one_error_and_go_on_from_there(tmp
         assert len(rows(run_dir)) == done
         position = load(pointed(run_dir, "latest")).state["position"]
         assert position["step"] == done
-    ran = run(tmp_path, temporary, toy_dataset, "fixed", "never", "--set", "engine.type=embedded")
+    ran = run(tmp_path, temporary, toy_dataset, "never", "--set", "engine.type=embedded")
     assert ran.returncode == 0, ran.stderr
     recorded = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in recorded if "rollout/count" in row] == [1, 2, 3, 4]
@@ -103,9 +103,7 @@ def left(temporary: Path) -> list[psutil.Process]:
         time.sleep(0.2)
 
 
-def run(
-    folder: Path, temporary: Path, dataset: Path, style: str, when: str, *more: str
-) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, temporary: Path, dataset: Path, when: str, *more: str) -> subprocess.CompletedProcess[str]:
     """`agenttune run`, in a process of its own."""
     (folder / "agent.py").write_text(AGENT)
     (folder / "run.yaml").write_text(
@@ -114,7 +112,7 @@ def run(
         f"model: {{model_path: {MODEL}, max_model_len: 256}}\n"
         "algorithm: {group_size: 4, batch_size: 3, learning_rate: 1.0e-4, save_interval_steps: 99}\n"
         "evaluation: {before_and_after: false, hold_out: false}\ncheck: {enabled: false}\n"
-        f"sync: {{style: {style}}}\nengine: {{type: vllm, kv_cache_mb: 64, max_slots: 24}}\n"
+        "engine: {type: vllm, kv_cache_mb: 64, max_slots: 24}\n"
     )
     command = [sys.executable, "-m", "agenttune.cli.main", "run", "--config", str(folder / "run.yaml"), *more]
     metrics = folder / "P" / "fixed" / "metrics.jsonl"
