@@ -49,6 +49,13 @@ def test_a_gpu_that_is_here() -> None:
 
 
 @pytest.mark.skipif("__import__('torch').cuda.is_available()")
+def test_an_engine_on_a_gpu_that_is_not_here_is_refused() -> None:
+    """Also where nothing is trained (`agenttune eval`)."""
+    with pytest.raises(ConfigError, match=r"engine\.device is cuda, but"):
+        choose_engine(config({"device": "cuda"}))
+
+
+@pytest.mark.skipif("__import__('torch').cuda.is_available()")
 @pytest.mark.parametrize("algorithm", ["grpo", "sft"])
 def test_a_run_on_a_gpu_that_is_not_here_is_refused(toy_model_dir: Path, tmp_path: Path, algorithm: str) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": [{"role": "user", "content": "a"}]}) + "\n")

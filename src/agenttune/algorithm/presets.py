@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agenttune.algorithm.advantages import ADVANTAGES, reward_spread
+from agenttune.algorithm.advantages import ADVANTAGES
 from agenttune.algorithm.clip_entropy import BoolArray
 from agenttune.algorithm.distill import Distill
 from agenttune.algorithm.expert import Expert
@@ -158,11 +158,6 @@ class Algorithm:
         """The largest standard deviation of what is compared within one group, whose scores these are; 0.0 if and only
         if nothing differs."""
         return ADVANTAGES[self.advantage].spread(scores, **self._of_rewards)
-
-    @property
-    def compares_rewards(self) -> bool:
-        """Whether it is the rewards of rollouts that are compared."""
-        return ADVANTAGES[self.advantage].spread is reward_spread
 
     @property
     def _of_rewards(self) -> Mapping[str, Any]:
