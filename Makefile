@@ -119,7 +119,7 @@ bench-trl: .venv-trl/installed
 
 .venv/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
-		{ echo "AgentTune needs Python 3.11 to 3.13; this is $$($(PYTHON) --version). Use: make PYTHON=python3.11"; exit 2; }
+		{ echo "Sharpen needs Python 3.11 to 3.13; this is $$($(PYTHON) --version). Use: make PYTHON=python3.11"; exit 2; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet $(TORCH_INDEX) "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'

@@ -27,8 +27,8 @@ import agentscope
 from gateway import Crowd, NullEngine, make_tokenizer, questions
 from report import OUT, machine
 
-from agenttune.compat.agentscope import present, silent_agents
-from agenttune.gateway.gateway import Gateway
+from sharpen.compat.agentscope import present, silent_agents
+from sharpen.gateway.gateway import Gateway
 
 PROMPT = "You are a helpful math problem solving agent."
 NUM_CALLS = 2

@@ -38,14 +38,14 @@ import report
 import torch
 from agent import MAX_CALLS, MAX_TOKENS, SYSTEM, TOOLS, calculator, judge
 
-from agenttune import WorkflowOutput
-from agenttune.config.load import resolve
-from agenttune.execution.local import Serving
-from agenttune.inference.engine import Engine, GenerateRequest, Generation
-from agenttune.loop import Loop
-from agenttune.monitor import spent
-from agenttune.monitor.statistics import Accuracy, Evaluation, by_mode
-from agenttune.tuning import open_loop
+from sharpen import WorkflowOutput
+from sharpen.config.load import resolve
+from sharpen.execution.local import Serving
+from sharpen.inference.engine import Engine, GenerateRequest, Generation
+from sharpen.loop import Loop
+from sharpen.monitor import spent
+from sharpen.monitor.statistics import Accuracy, Evaluation, by_mode
+from sharpen.tuning import open_loop
 
 MEDIAN_S, PERCENTILE_95_S, Z_95 = 0.5, 3.0, 1.645
 IN_FLIGHT = 64

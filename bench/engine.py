@@ -34,10 +34,10 @@ import torch
 from report import finish
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from agenttune.inference.embedded import EmbeddedEngine
-from agenttune.inference.engine import GenerateRequest
-from agenttune.inference.matmul import float32_matmul
-from agenttune.types import Sampling
+from sharpen.inference.embedded import EmbeddedEngine
+from sharpen.inference.engine import GenerateRequest
+from sharpen.inference.matmul import float32_matmul
+from sharpen.types import Sampling
 
 TARGETS = {
     "equal_fp32": 1.15,

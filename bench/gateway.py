@@ -34,8 +34,8 @@ from report import finish
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from agenttune.gateway.gateway import Gateway
-from agenttune.inference.engine import GenerateRequest, Generation
+from sharpen.gateway.gateway import Gateway
+from sharpen.inference.engine import GenerateRequest, Generation
 
 QUICKSTART = Path(__file__).parent.parent / "examples" / "quickstart"
 TOOL: Any = {

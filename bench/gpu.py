@@ -85,7 +85,7 @@ def part_in_process(name: str, *, smoke: bool, out: Path, limit_s: float) -> dic
     result, log = out / f"gpu_{name}.json", out / f"gpu_{name}.log"
     result.unlink(missing_ok=True)
     command = [sys.executable, str(HERE / "gpu.py"), "--part", name, "--out", str(out), *(["--smoke"] if smoke else [])]
-    environment = {**os.environ, "AGENTTUNE_BENCH_OUT": str(out)}
+    environment = {**os.environ, "SHARPEN_BENCH_OUT": str(out)}
     began = time.monotonic()
     with log.open("w") as sink:
         process = subprocess.Popen(

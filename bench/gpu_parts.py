@@ -21,9 +21,9 @@ import torch
 from gpu_formulas import Shape, decode_bound, known_peak
 from transformers import ContinuousBatchingConfig, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
-from agenttune.inference.embedded import EmbeddedEngine
-from agenttune.inference.engine import GenerateRequest, Generation
-from agenttune.types import Sampling
+from sharpen.inference.embedded import EmbeddedEngine
+from sharpen.inference.engine import GenerateRequest, Generation
+from sharpen.types import Sampling
 
 QUICKSTART = Path(__file__).parent.parent / "examples" / "quickstart"
 

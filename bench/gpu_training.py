@@ -33,17 +33,17 @@ from torch.nn.attention import (
 from torch.nn.functional import scaled_dot_product_attention
 from trainer import Batch, make_experience
 
-from agenttune.algorithm.resolve import resolve
-from agenttune.config.run import LossConfig
-from agenttune.config.trainer import TrainerConfig
-from agenttune.inference.embedded import EmbeddedEngine
-from agenttune.trainer.attention import TreeLayout, _per_segment
-from agenttune.trainer.model import TrainedModel
-from agenttune.trainer.packing import Pack, pack
-from agenttune.trainer.parity import LogprobGap, Tolerance
-from agenttune.trainer.trainer import Trainer
-from agenttune.trainer.varlen import TorchVarlen, varlen_attention
-from agenttune.types import Experience
+from sharpen.algorithm.resolve import resolve
+from sharpen.config.run import LossConfig
+from sharpen.config.trainer import TrainerConfig
+from sharpen.inference.embedded import EmbeddedEngine
+from sharpen.trainer.attention import TreeLayout, _per_segment
+from sharpen.trainer.model import TrainedModel
+from sharpen.trainer.packing import Pack, pack
+from sharpen.trainer.parity import LogprobGap, Tolerance
+from sharpen.trainer.trainer import Trainer
+from sharpen.trainer.varlen import TorchVarlen, varlen_attention
+from sharpen.types import Experience
 
 QUICKSTART = Path(__file__).parent.parent / "examples" / "quickstart"
 CONTEXT = 32
@@ -301,7 +301,7 @@ def quickstart_part(setting: Setting) -> list[Row]:
     sys.path.insert(0, str(QUICKSTART))
     from agent import judge, run_agent
 
-    from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
+    from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
 
     small: dict[str, Any] = {"evaluation.max_tasks": 16} if setting.smoke else {}
     with tempfile.TemporaryDirectory() as folder:
@@ -326,7 +326,7 @@ def quickstart_part(setting: Setting) -> list[Row]:
                 **small,
             },
         )
-        if (out := os.environ.get("AGENTTUNE_BENCH_OUT")) is not None:
+        if (out := os.environ.get("SHARPEN_BENCH_OUT")) is not None:
             for name in ("reward_curve.png", "metrics.jsonl", "summary.json"):
                 if (result.run_dir / name).exists():
                     shutil.copy(result.run_dir / name, Path(out) / f"quickstart_{name}")

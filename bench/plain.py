@@ -1,4 +1,4 @@
-"""The plain loop: the quickstart's work done with transformers and PyTorch alone, without AgentTune.
+"""The plain loop: the quickstart's work done with transformers and PyTorch alone, without Sharpen.
 
 Role: the other side of `bench-step`, and the proof that the quickstart's targets can be reached. It is written as a
 competent engineer would without a framework: `generate` on a left-padded batch for each call of the agent (the whole

@@ -25,9 +25,9 @@ import report
 import torch
 from agent import judge, run_agent
 
-from agenttune.config.load import resolve
-from agenttune.loop import Loop
-from agenttune.tuning import open_loop
+from sharpen.config.load import resolve
+from sharpen.loop import Loop
+from sharpen.tuning import open_loop
 
 TARGET = 2.7
 
@@ -75,9 +75,9 @@ def main() -> int:
             optimizer = plain.make_optimizer(model, settings)
             tasks = plain.load_tasks("train")
             draw = random.Random(0)
-            sides: dict[str, list[Seconds]] = {"agenttune": [], "plain highest": [], "plain medium": []}
+            sides: dict[str, list[Seconds]] = {"sharpen": [], "plain highest": [], "plain medium": []}
             for repeat in range(arguments.repeats + 1):  # the first of each warms up
-                turn = {"agenttune": _ours(loop)}
+                turn = {"sharpen": _ours(loop)}
                 for precision in ("highest", "medium"):
                     torch.set_float32_matmul_precision(precision)
                     batch = draw.sample(tasks, settings.num_tasks)
@@ -91,7 +91,7 @@ def main() -> int:
         side: tuple(statistics.median(column) for column in zip(*seconds, strict=True))
         for side, seconds in sides.items()
     }
-    mine = medians.pop("agenttune")
+    mine = medians.pop("sharpen")
     best = min(medians, key=lambda side: medians[side][0])
     other = medians[best]
     names = ("step", "rollouts", "training")
@@ -99,11 +99,11 @@ def main() -> int:
     rows = [(name, b, a, b / a) for name, a, b in zip(names, mine, other, strict=True)]
     return report.finish(
         "step",
-        header=("16 x 8 rollouts", f"{best} s", "agenttune s", "ratio"),
+        header=("16 x 8 rollouts", f"{best} s", "sharpen s", "ratio"),
         rows=rows,
         ratios=ratios,
         at_least={"step": TARGET},
-        extra={"repeats": arguments.repeats, "medians": {"agenttune": mine, **medians}},
+        extra={"repeats": arguments.repeats, "medians": {"sharpen": mine, **medians}},
     )
 
 

@@ -35,13 +35,13 @@ import report
 import torch
 from agent import judge, run_agent
 
-from agenttune.config.load import resolve
-from agenttune.execution.ranks.processes import lay_out, view
-from agenttune.execution.ranks.shared_file import SharedFile
-from agenttune.execution.ranks.trainer import WeightSpec
-from agenttune.inference.weights_file import WeightsFile, mapped
-from agenttune.loop import Loop
-from agenttune.tuning import open_loop
+from sharpen.config.load import resolve
+from sharpen.execution.ranks.processes import lay_out, view
+from sharpen.execution.ranks.shared_file import SharedFile
+from sharpen.execution.ranks.trainer import WeightSpec
+from sharpen.inference.weights_file import WeightsFile, mapped
+from sharpen.loop import Loop
+from sharpen.tuning import open_loop
 
 TARGETS = {"in_process_ms": 10, "in_process_copied_ms": 10, "copied_tensors": 0, "through_file": 3, "through_memory": 3}
 COUNT, SIDE = 64, 2048

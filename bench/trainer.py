@@ -31,15 +31,15 @@ import torch
 from report import finish
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from agenttune.algorithm.resolve import resolve
-from agenttune.config.run import LossConfig
-from agenttune.config.trainer import TrainerConfig
-from agenttune.trainer.model import TrainedModel
-from agenttune.trainer.optimizer import Optimizer
-from agenttune.trainer.packing import Pack, pack
-from agenttune.trainer.parity import Tolerance
-from agenttune.trainer.trainer import Trainer
-from agenttune.types import Experience
+from sharpen.algorithm.resolve import resolve
+from sharpen.config.run import LossConfig
+from sharpen.config.trainer import TrainerConfig
+from sharpen.trainer.model import TrainedModel
+from sharpen.trainer.optimizer import Optimizer
+from sharpen.trainer.packing import Pack, pack
+from sharpen.trainer.parity import Tolerance
+from sharpen.trainer.trainer import Trainer
+from sharpen.types import Experience
 
 TARGETS = {"packed": 2.0}
 VOCABULARY = 512

@@ -27,11 +27,11 @@ import torch
 from report import finish
 from trainer import compare, make_model, sharing_side
 
-from agenttune.algorithm.resolve import resolve
-from agenttune.config.run import LossConfig
-from agenttune.experience.draw import make_batch
-from agenttune.trainer.packing import Pack, pack
-from agenttune.types import Call, CallStatus, Experience, Group, Outcome, Rollout, Sampling, Task
+from sharpen.algorithm.resolve import resolve
+from sharpen.config.run import LossConfig
+from sharpen.experience.draw import make_batch
+from sharpen.trainer.packing import Pack, pack
+from sharpen.types import Call, CallStatus, Experience, Group, Outcome, Rollout, Sampling, Task
 
 TARGETS = {"computed_tokens": 7.0, "sharing": 0.9, "step_time": 4.0}
 GROUPS, ROLLOUTS, CALLS = 2, 8, 10

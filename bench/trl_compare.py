@@ -1,4 +1,4 @@
-"""`make bench-trl`: the quickstart tuned by Hugging Face TRL's `GRPOTrainer` and by AgentTune, the same work for both.
+"""`make bench-trl`: the quickstart tuned by Hugging Face TRL's `GRPOTrainer` and by Sharpen, the same work for both.
 
 Both sides: the quickstart's model, tasks, tool and judge; 40 steps of 16 tasks x 8 rollouts; learning rate 3e-4, betas
 0.9 and 0.95, no weight decay, no KL, gradients clipped to norm 1, fp32, temperature 1, token-mean over the batch; three
@@ -43,7 +43,7 @@ import trl_runs
 from trl_runs import Held, Interval, Mode, Run
 
 HERE = Path(__file__).parent
-SIDES = {"trl": "trl_peer.py", "agenttune": "trl_ours.py"}
+SIDES = {"trl": "trl_peer.py", "sharpen": "trl_ours.py"}
 MODES: tuple[Mode, ...] = ("greedy", "sampled")
 TARGET = 3.0
 JUDGED = ("greedy_equal_steps_high", "sampled_equal_steps_high", "sampled_quarter_low")
@@ -162,12 +162,12 @@ def measure(seed: int, folder: Path, knobs: Sequence[str], arguments: argparse.N
         return evaluate(places[side] / "steps" / str(steps), places[side] / f"held_out_{steps}.json", arguments)
 
     def moment(steps: int) -> Moment:
-        then = runs["trl"].steps_at(runs["agenttune"].steps[steps - 1].end_s)
-        return Moment(our_steps=steps, trl_steps=then, ours=held("agenttune", steps), trl=held("trl", then))
+        then = runs["trl"].steps_at(runs["sharpen"].steps[steps - 1].end_s)
+        return Moment(our_steps=steps, trl_steps=then, ours=held("sharpen", steps), trl=held("trl", then))
 
     return Pair(
         trl=runs["trl"],
-        ours=runs["agenttune"],
+        ours=runs["sharpen"],
         trl_held=held("trl", arguments.steps),
         quarter=moment(trl_runs.quarter(arguments.steps)),
         end=moment(arguments.steps),
@@ -184,7 +184,7 @@ def summary(pair: Pair) -> dict[str, Any]:
     held = {"trl": pair.trl_held}
     for name in ("quarter", "end"):
         moment: Moment = getattr(pair, name)
-        held |= {f"trl_at_{name}": moment.trl, f"agenttune_at_{name}": moment.ours}
+        held |= {f"trl_at_{name}": moment.trl, f"sharpen_at_{name}": moment.ours}
     return {
         "runs": [asdict(pair.trl), asdict(pair.ours)],
         "trl_steps": {"quarter": pair.quarter.trl_steps, "end": pair.end.trl_steps},
@@ -266,7 +266,7 @@ def main() -> int:
     before = evaluate(plain.QUICKSTART / "model", folder / "held_out_before.json", arguments)
     pairs = [measure(seed, folder, knobs, arguments) for seed in range(arguments.seeds)]
     rows, ratios = make_rows(pairs, before)
-    header = (f"seeds: {arguments.seeds}", f"TRL {version('trl')}", "AgentTune", "ratio, points (95%)")
+    header = (f"seeds: {arguments.seeds}", f"TRL {version('trl')}", "Sharpen", "ratio, points (95%)")
     trl_picture.draw([pair.trl for pair in pairs], [pair.ours for pair in pairs], arguments.picture)
     if arguments.markdown:
         print(f"\n{markdown(header, rows)}")

@@ -1,4 +1,4 @@
-"""One run of AgentTune on the quickstart, as `bench-trl` compares it: `examples/quickstart/agent.py` as it is.
+"""One run of Sharpen on the quickstart, as `bench-trl` compares it: `examples/quickstart/agent.py` as it is.
 
 Role: our side, in a process of its own. In: a seed and the number of steps. Out: `RUN/run.json` (`trl_runs.Run`), the
 models after a quarter of the steps and after the last in `RUN/steps/N`. The settings are those of
@@ -25,9 +25,9 @@ import torch
 import trl_runs
 from agent import judge, run_agent
 
-from agenttune.config.load import Resolved, resolve
-from agenttune.trainer.checkpoint import step_directory
-from agenttune.tuning import open_loop
+from sharpen.config.load import Resolved, resolve
+from sharpen.trainer.checkpoint import step_directory
+from sharpen.tuning import open_loop
 
 
 def resolve_settings(arguments: argparse.Namespace) -> Resolved:
@@ -74,7 +74,7 @@ def main() -> int:
     for step in (trl_runs.quarter(arguments.steps), arguments.steps):
         model, target = step_directory(directory.path, step), arguments.out / "steps" / str(step)
         shutil.copytree(model, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("trainer_state"))
-    trl_runs.write_run(arguments.out, side="agenttune", seed=arguments.seed, steps=steps)
+    trl_runs.write_run(arguments.out, side="sharpen", seed=arguments.seed, steps=steps)
     return 0
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from trl_runs import Run, band, smoothed
 
 INK, MUTED, GRID = "#1f2937", "#6b7280", "#e5e7eb"
-COLORS = {"TRL": "#d97706", "AgentTune": "#2563eb"}
+COLORS = {"TRL": "#d97706", "Sharpen": "#2563eb"}
 POINTS = 400
 
 
@@ -24,7 +24,7 @@ def draw(trl: Sequence[Run], ours: Sequence[Run], picture: Path) -> None:
     figure = Figure(figsize=(8, 3.8), dpi=200, layout="constrained")
     FigureCanvasAgg(figure)
     over_steps, over_seconds = figure.subplots(1, 2, sharey=True)
-    for name, runs in (("TRL", trl), ("AgentTune", ours)):
+    for name, runs in (("TRL", trl), ("Sharpen", ours)):
         rewards = [smoothed([step.reward for step in run.steps]) for run in runs]
         _curve(over_steps, range(1, len(rewards[0]) + 1), rewards, name)
         first, last = max(run.steps[0].end_s for run in runs), min(run.train_s for run in runs)
@@ -35,7 +35,7 @@ def draw(trl: Sequence[Run], ours: Sequence[Run], picture: Path) -> None:
     over_steps.set_ylabel("training reward", color=MUTED)
     over_steps.set_ylim(0, 1.02)
     over_seconds.set_xlim(left=0)
-    title = "The quickstart, tuned by TRL and by AgentTune"
+    title = "The quickstart, tuned by TRL and by Sharpen"
     figure.suptitle(title, x=0.02, ha="left", fontsize=11, fontweight="bold", color=INK)
     handles, labels = over_steps.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=9, labelcolor=INK)

@@ -20,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from agenttune.monitor.summary import peak_memory_mb, process_seconds
+from sharpen.monitor.summary import peak_memory_mb, process_seconds
 
 NUM_THREADS = 2
 Mode = Literal["greedy", "sampled"]

@@ -17,21 +17,21 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from agenttune.config.explain import is_mapping, section_class
-from agenttune.config.resuming import FIXED, MAY_CHANGE
-from agenttune.config.run import RunConfig
+from sharpen.config.explain import is_mapping, section_class
+from sharpen.config.resuming import FIXED, MAY_CHANGE
+from sharpen.config.run import RunConfig
 
 PAGE = Path(__file__).with_name("configuration.md")
 INTRODUCTION = """\
 # Configuration
 
-<!-- Written by docs/make_configuration.py from src/agenttune/config; a test compares the two. -->
+<!-- Written by docs/make_configuration.py from src/sharpen/config; a test compares the two. -->
 
-A run is configured by `agenttune run --config run.yaml`, by keyword arguments of `tune()`, or by both: arguments
+A run is configured by `sharpen run --config run.yaml`, by keyword arguments of `tune()`, or by both: arguments
 override the file, and each override is printed. `--set section.name=value` overrides one setting on the command line.
 An unknown setting is an error that names the nearest one. Relative paths in a file that exist beside it are meant;
 others are left as they are. `resolved.json` in the run directory holds every value and where it came from;
-`agenttune explain --config run.yaml` prints the same before any run, and for a setting that is left out the value that
+`sharpen explain --config run.yaml` prints the same before any run, and for a setting that is left out the value that
 acts in its place and what decides it (`loss.clip_high = 0.0004  [preset gspo]`).
 
 The smallest `run.yaml`:
@@ -122,7 +122,7 @@ def _lines_beneath_fields(model: type[BaseModel]) -> dict[str, str]:
     """Those of the class itself, and of the configuration classes that it extends."""
     found: dict[str, str] = {}
     for base in reversed(model.__mro__):
-        if issubclass(base, BaseModel) and base.__module__.startswith("agenttune."):
+        if issubclass(base, BaseModel) and base.__module__.startswith("sharpen."):
             found |= _own_lines(base)
     return found
 

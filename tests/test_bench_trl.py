@@ -63,10 +63,10 @@ def test_bands_and_smoothing_by_hand(bench):
 
 
 def test_a_run_and_its_rewards_survive_the_disk(bench, tmp_path):
-    steps = make_run(bench, "agenttune", step_s=2.0).steps
-    bench.runs.write_run(tmp_path, side="agenttune", seed=3, steps=steps)
+    steps = make_run(bench, "sharpen", step_s=2.0).steps
+    bench.runs.write_run(tmp_path, side="sharpen", seed=3, steps=steps)
     run = bench.runs.read_run(tmp_path)
-    assert (run.side, run.seed, run.steps) == ("agenttune", 3, steps)
+    assert (run.side, run.seed, run.steps) == ("sharpen", 3, steps)
     assert run.peak_memory_mb > 10
     assert run.process_s > 0
     held = bench.runs.Held(greedy=(1.0, 0.0), sampled=(0.5, 0.75))
@@ -84,7 +84,7 @@ def make_pair(bench, ours, theirs, quarter):
 
     return bench.compare.Pair(
         trl=make_run(bench, "trl", step_s=6.0),
-        ours=make_run(bench, "agenttune", step_s=1.5, process_s=50.0, peak_memory_mb=500.0),
+        ours=make_run(bench, "sharpen", step_s=1.5, process_s=50.0, peak_memory_mb=500.0),
         trl_held=held(theirs),
         quarter=moment(1, 1, quarter),
         end=moment(3, 2, theirs),
@@ -111,7 +111,7 @@ def test_the_table_and_what_is_judged(bench):
 
 
 def test_the_picture_is_drawn(bench, tmp_path):
-    trl, ours = ([make_run(bench, side, step_s=step_s)] for side, step_s in (("trl", 6.0), ("agenttune", 1.5)))
+    trl, ours = ([make_run(bench, side, step_s=step_s)] for side, step_s in (("trl", 6.0), ("sharpen", 1.5)))
     bench.picture.draw(trl, ours, tmp_path / "images" / "trl.png")
     assert (tmp_path / "images" / "trl.png").read_bytes().startswith(b"\x89PNG")
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from agenttune.certify import certify, read_resolved
-from agenttune.cli.main import main
-from agenttune.errors import ConfigError
+from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
+from sharpen.certify import certify, read_resolved
+from sharpen.cli.main import main
+from sharpen.errors import ConfigError
 
 
 async def two_calls(task, model):

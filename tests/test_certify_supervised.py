@@ -9,14 +9,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
-from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
-from agenttune.certify import certify
-from agenttune.cli.main import main
-from agenttune.config.run import SupervisedConfig
-from agenttune.gateway.render import Renderer
-from agenttune.supervised.lessons import Tutor
-from agenttune.supervised.taught import row_digest, taught_row
-from agenttune.types import Task
+from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
+from sharpen.certify import certify
+from sharpen.cli.main import main
+from sharpen.config.run import SupervisedConfig
+from sharpen.gateway.render import Renderer
+from sharpen.supervised.lessons import Tutor
+from sharpen.supervised.taught import row_digest, taught_row
+from sharpen.types import Task
 
 SAID = ("yes", "no", "perhaps")
 

@@ -1,4 +1,4 @@
-"""`agenttune run`, `check` and `eval` for real, on a toy model: what they print and their exit codes."""
+"""`sharpen run`, `check` and `eval` for real, on a toy model: what they print and their exit codes."""
 
 import json
 import signal
@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from agenttune.cli.main import main
+from sharpen.cli.main import main
 
 AGENT = """
 import asyncio
-from agenttune import WorkflowOutput
+from sharpen import WorkflowOutput
 
 async def answer(task, model):
     messages = [{"role": "user", "content": task["question"]}]
@@ -56,8 +56,8 @@ def test_check_says_ready_or_what_to_fix(config, capsys):
 
 def test_eval_of_a_checkpoint_agrees_with_the_run(config, tmp_path, capsys):
     assert main(["run", "--config", str(config), "--set", "name=first"]) == 0
-    summary = json.loads((tmp_path / "runs/AgentTune/first/summary.json").read_text())
-    model = tmp_path / "runs/AgentTune/first/latest"
+    summary = json.loads((tmp_path / "runs/Sharpen/first/summary.json").read_text())
+    model = tmp_path / "runs/Sharpen/first/latest"
     output = tmp_path / "rewards.json"
     options = ["--set", "algorithm.batch_size=2", "--output", str(output), "--model", str(model)]
     options += ["--transcripts", str(tmp_path / "kept")]
@@ -113,7 +113,7 @@ def test_bad_input_is_exit_code_2_and_failure_1(config, tmp_path, capsys):
     (tmp_path / "agent.py").write_text("async def broken(task, model):\n    raise RuntimeError('no luck')\n")
     broken = f"workflow={tmp_path / 'agent.py'}:broken"
     # a module is loaded once in a process, so this one runs in its own
-    command = [sys.executable, "-m", "agenttune.cli.main", "run", "--config", str(config), "--set", broken]
+    command = [sys.executable, "-m", "sharpen.cli.main", "run", "--config", str(config), "--set", broken]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
     assert "no luck" in done.stderr
@@ -123,9 +123,9 @@ def test_bad_input_is_exit_code_2_and_failure_1(config, tmp_path, capsys):
 def test_ctrl_c_saves_a_checkpoint_and_exits_130(config, tmp_path):
     workflow = f"workflow={tmp_path / 'agent.py'}:slow"
     settings = ["name=stopped", workflow, "train_dataset.total_steps=500", "evaluation.before_and_after=false"]
-    command = [sys.executable, "-m", "agenttune.cli.main", "run", "--config", str(config)]
+    command = [sys.executable, "-m", "sharpen.cli.main", "run", "--config", str(config)]
     command += [part for setting in settings for part in ("--set", setting)]
-    run = tmp_path / "runs/AgentTune/stopped"
+    run = tmp_path / "runs/Sharpen/stopped"
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     metrics = run / "metrics.jsonl"
     deadline = time.monotonic() + 400

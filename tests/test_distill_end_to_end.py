@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from agenttune.certify import certify
-from agenttune.cli.show import add_show, run_show
-from agenttune.diagnose.diagnosis import diagnose, read_run
-from agenttune.errors import CheckpointError, ConfigError, ModelError
-from agenttune.experience.reading import read_groups, read_trained
-from agenttune.types import Outcome
+from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
+from sharpen.certify import certify
+from sharpen.cli.show import add_show, run_show
+from sharpen.diagnose.diagnosis import diagnose, read_run
+from sharpen.errors import CheckpointError, ConfigError, ModelError
+from sharpen.experience.reading import read_groups, read_trained
+from sharpen.types import Outcome
 
 
 @pytest.fixture(scope="module")

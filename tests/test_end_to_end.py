@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from agenttune.certify import certify
-from agenttune.cli.main import main
-from agenttune.errors import ConfigError
-from agenttune.experience.reading import read_groups
+from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
+from sharpen.certify import certify
+from sharpen.cli.main import main
+from sharpen.errors import ConfigError
+from sharpen.experience.reading import read_groups
 
 
 async def prefers_letter(task, model):

@@ -2,8 +2,8 @@
 
 import json
 
-from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from agenttune.certify import certify
+from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
+from sharpen.certify import certify
 
 
 async def holds_letter(task, model):

@@ -7,20 +7,20 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from agenttune.algorithm.resolve import resolve
-from agenttune.certify import certify
-from agenttune.cli.main import main
-from agenttune.config.run import LossConfig, SupervisedConfig
-from agenttune.errors import ConfigError, DatasetError
-from agenttune.experience.draw import make_batch
-from agenttune.experience.reading import read_trained
-from agenttune.gateway.render import Renderer
-from agenttune.supervised.expert import SFT, ExpertRows
-from agenttune.supervised.lessons import Tutor
-from agenttune.tasks.order import TaskOrder
-from agenttune.tasks.source import load_tasks
-from agenttune.trainer.checkpoint import load, pointed
+from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
+from sharpen.algorithm.resolve import resolve
+from sharpen.certify import certify
+from sharpen.cli.main import main
+from sharpen.config.run import LossConfig, SupervisedConfig
+from sharpen.errors import ConfigError, DatasetError
+from sharpen.experience.draw import make_batch
+from sharpen.experience.reading import read_trained
+from sharpen.gateway.render import Renderer
+from sharpen.supervised.expert import SFT, ExpertRows
+from sharpen.supervised.lessons import Tutor
+from sharpen.tasks.order import TaskOrder
+from sharpen.tasks.source import load_tasks
+from sharpen.trainer.checkpoint import load, pointed
 
 NUM_ROWS, ROWS_A_STEP = 7, 3
 

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agenttune.algorithm.resolve import resolve as resolve_algorithm
-from agenttune.config.run import LossConfig, RunConfig
-from agenttune.errors import EngineError, ParityError
-from agenttune.explorer import Explorer
-from agenttune.sync.schedule import Schedule
-from agenttune.tasks.order import TaskOrder
-from agenttune.types import Call, CallStatus, Group, Outcome, Rollout, Sampling, Task
+from sharpen.algorithm.resolve import resolve as resolve_algorithm
+from sharpen.config.run import LossConfig, RunConfig
+from sharpen.errors import EngineError, ParityError
+from sharpen.explorer import Explorer
+from sharpen.sync.schedule import Schedule
+from sharpen.tasks.order import TaskOrder
+from sharpen.types import Call, CallStatus, Group, Outcome, Rollout, Sampling, Task
 
 
 class Runner:

@@ -7,9 +7,9 @@ import os
 import shutil
 from pathlib import Path
 
-from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, UnusableAnswerError, WorkflowOutput, tune
-from agenttune.experience.reading import read_groups, read_trained
-from agenttune.types import Outcome
+from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, UnusableAnswerError, WorkflowOutput, tune
+from sharpen.experience.reading import read_groups, read_trained
+from sharpen.types import Outcome
 
 
 async def ask(task, model):

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
 
-from agenttune import DatasetConfig, TunerModelConfig, tune
-from agenttune.cli.main import main
-from agenttune.config.load import resolve
-from agenttune.config.public import AlgorithmConfig
-from agenttune.config.run import RunConfig
-from agenttune.errors import ConfigError
-from agenttune.forecast import after_run, before_run, certainly_short
-from agenttune.plan.hardware import Hardware
-from agenttune.plan.predict import read_models
-from agenttune.plan.record import FILE
-from agenttune.trainer.host_memory import total_bytes
+from sharpen import DatasetConfig, TunerModelConfig, tune
+from sharpen.cli.main import main
+from sharpen.config.load import resolve
+from sharpen.config.public import AlgorithmConfig
+from sharpen.config.run import RunConfig
+from sharpen.errors import ConfigError
+from sharpen.forecast import after_run, before_run, certainly_short
+from sharpen.plan.hardware import Hardware
+from sharpen.plan.predict import read_models
+from sharpen.plan.record import FILE
+from sharpen.trainer.host_memory import total_bytes
 
 
 def write_model(folder: Path, *, width: int, depth: int) -> Path:

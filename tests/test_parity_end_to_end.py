@@ -3,8 +3,8 @@ run is not stopped."""
 
 import pytest
 
-from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from agenttune.experience.reading import read_parity, read_steps
+from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
+from sharpen.experience.reading import read_parity, read_steps
 
 
 async def prefers_letter(task, model):

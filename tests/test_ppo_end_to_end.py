@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from agenttune.certify import certify
-from agenttune.cli.show import add_show, run_show
-from agenttune.errors import ConfigError
-from agenttune.experience.reading import read_groups
-from agenttune.trainer import checkpoint
+from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
+from sharpen.certify import certify
+from sharpen.cli.show import add_show, run_show
+from sharpen.errors import ConfigError
+from sharpen.experience.reading import read_groups
+from sharpen.trainer import checkpoint
 
 
 async def prefers_letter(task, model):
@@ -50,7 +50,7 @@ def run(folder: Path, model: Path, dataset: Path, *, algorithm="ppo", group_size
 
 
 def shown(run_dir):
-    """What `agenttune show` prints of the last group's first rollout with a reward."""
+    """What `sharpen show` prints of the last group's first rollout with a reward."""
     *_, group = read_groups(run_dir / "run.db", last=1)
     parser, out = argparse.ArgumentParser(), io.StringIO()
     add_show(parser)

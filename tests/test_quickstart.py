@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
-from agenttune.experience.reading import read_groups
+from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
+from sharpen.experience.reading import read_groups
 
 QUICKSTART = Path(__file__).parent.parent / "examples" / "quickstart"
 

@@ -23,7 +23,7 @@ def test_the_script_of_the_front_page_runs(tmp_path: Path, toy_model_dir: Path, 
     (tmp_path / "script.py").write_text(code, encoding="utf-8")
     done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    (run_dir,) = (tmp_path / "checkpoints" / "AgentTune").iterdir()
+    (run_dir,) = (tmp_path / "checkpoints" / "Sharpen").iterdir()
     assert run_dir.name.startswith("Experiment-")
     assert (run_dir / "global_step_2" / "model.safetensors").exists()
     assert done.stdout.splitlines()[-1].startswith("none: 4 held-out tasks")  # too few for a verdict

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from agenttune.certify import certify
-from agenttune.experience.reading import read_group_ids, read_groups, read_groups_at, read_steps
-from agenttune.tasks.order import TaskOrder
-from agenttune.trainer.checkpoint import load, pointed
+from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
+from sharpen.certify import certify
+from sharpen.experience.reading import read_group_ids, read_groups, read_groups_at, read_steps
+from sharpen.tasks.order import TaskOrder
+from sharpen.trainer.checkpoint import load, pointed
 
 BATCH_SIZE = 4
 NUM_TASKS = 40
@@ -241,7 +241,7 @@ def test_groups_are_read_at_their_places(tmp_path, toy_model_dir, toy_dataset):
 
 @pytest.mark.parametrize("name", ["sampling.max_refil", "sampling.ordr"])
 def test_a_misspelt_setting_is_refused_with_the_nearest(tmp_path, toy_model_dir, toy_dataset, name):
-    from agenttune.errors import ConfigError
+    from sharpen.errors import ConfigError
 
     with pytest.raises(ConfigError, match="did you mean"):
         run(tmp_path, toy_model_dir, toy_dataset, steps=1, settings={name: 1})

@@ -3,10 +3,10 @@
 import json
 from statistics import fmean
 
-from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from agenttune.certify import certify
-from agenttune.cli.show import read_rollout
-from agenttune.experience.reading import read_groups, read_trained
+from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
+from sharpen.certify import certify
+from sharpen.cli.show import read_rollout
+from sharpen.experience.reading import read_groups, read_trained
 
 
 async def prefers_letter(task, model):

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from agenttune.certify import certify
-from agenttune.cli.main import main
-from agenttune.diagnose.diagnosis import diagnose, read_run
-from agenttune.errors import ConfigError
-from agenttune.experience.reading import read_groups, read_steps, read_trained
-from agenttune.trainer.checkpoint import load, pointed
+from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
+from sharpen.certify import certify
+from sharpen.cli.main import main
+from sharpen.diagnose.diagnosis import diagnose, read_run
+from sharpen.errors import ConfigError
+from sharpen.experience.reading import read_groups, read_steps, read_trained
+from sharpen.trainer.checkpoint import load, pointed
 
 BATCH_SIZE = 3
 REPLAY = {"sampling.replay_share": 0.7, "sampling.max_staleness": 4, "trainer.num_minibatches": 2}

@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 import torch
 
-from agenttune import WorkflowOutput
-from agenttune.algorithm.resolve import resolve as resolve_algorithm
-from agenttune.config.load import resolve
-from agenttune.config.run import LossConfig
-from agenttune.config.trainer import TrainerConfig
-from agenttune.errors import EngineError
-from agenttune.execution.shared_weights import share_weights
-from agenttune.inference.embedded import EmbeddedEngine
-from agenttune.inference.engine import GenerateRequest, Generation
-from agenttune.trainer.checkpoint import STATE, pointed
-from agenttune.trainer.trainer import Trainer
-from agenttune.tuning import open_loop
-from agenttune.types import Sampling
+from sharpen import WorkflowOutput
+from sharpen.algorithm.resolve import resolve as resolve_algorithm
+from sharpen.config.load import resolve
+from sharpen.config.run import LossConfig
+from sharpen.config.trainer import TrainerConfig
+from sharpen.errors import EngineError
+from sharpen.execution.shared_weights import share_weights
+from sharpen.inference.embedded import EmbeddedEngine
+from sharpen.inference.engine import GenerateRequest, Generation
+from sharpen.trainer.checkpoint import STATE, pointed
+from sharpen.trainer.trainer import Trainer
+from sharpen.tuning import open_loop
+from sharpen.types import Sampling
 
 
 def make_engine(folder: Path, dtype: Any = "float32") -> EmbeddedEngine:

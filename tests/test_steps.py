@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agenttune.errors import CheckpointError, ConfigError, JournalError, SamplingError
-from agenttune.steps import Checkpoints, Recorded
-from agenttune.trainer.checkpoint import point, pointed, write_directory
+from sharpen.errors import CheckpointError, ConfigError, JournalError, SamplingError
+from sharpen.steps import Checkpoints, Recorded
+from sharpen.trainer.checkpoint import point, pointed, write_directory
 
 
 class Trainer:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from agenttune.cli.main import main
-from agenttune.interrupts import stop_signals
-from agenttune.steps import deferred_interrupt
+from sharpen.cli.main import main
+from sharpen.interrupts import stop_signals
+from sharpen.steps import deferred_interrupt
 
 NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
 
@@ -102,7 +102,7 @@ def test_a_run_outlives_its_terminal_and_its_pipe_and_saves_on_sigterm(tmp_path:
     }
     (tmp_path / "run.yaml").write_text(json.dumps(settings))
     with subprocess.Popen(
-        [sys.executable, "-m", "agenttune.cli.main", "run", "--config", "run.yaml"],
+        [sys.executable, "-m", "sharpen.cli.main", "run", "--config", "run.yaml"],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -111,8 +111,8 @@ def test_a_run_outlives_its_terminal_and_its_pipe_and_saves_on_sigterm(tmp_path:
         process.stdout.readline()
         process.stdout.close()
         assert process.wait(120) == 130, process.stderr.read().decode()
-        assert process.stderr.read().decode().endswith("agenttune: interrupted\n")
-    run_dir = tmp_path / "AgentTune" / "one"
+        assert process.stderr.read().decode().endswith("sharpen: interrupted\n")
+    run_dir = tmp_path / "Sharpen" / "one"
     assert (run_dir / "latest").resolve().name == "global_step_2"
     steps = [json.loads(line)["step"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert steps == [1, 2]
@@ -130,7 +130,7 @@ def test_a_run_without_rollouts_saves_on_sigterm_too(tmp_path: Path, toy_model_d
         "evaluation": {"before_and_after": False, "hold_out": False},
     }
     (tmp_path / "run.yaml").write_text(json.dumps(settings))
-    run_dir = tmp_path / "AgentTune" / "two"
+    run_dir = tmp_path / "Sharpen" / "two"
     metrics = run_dir / "metrics.jsonl"
 
     def stop() -> None:

@@ -6,9 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import agenttune
+import sharpen
 
-ROOT = Path(agenttune.__file__).parent
+ROOT = Path(sharpen.__file__).parent
 STAGES = {path.name for path in ROOT.iterdir() if path.is_dir() and path.name != "__pycache__"}
 EVERYONE_MAY = {"types", "errors", "config"}
 EDGES = {
@@ -54,11 +54,11 @@ def edges() -> set[tuple[str, str, str]]:
             elif isinstance(node, ast.ImportFrom):
                 assert node.level == 0, f"{path}: relative import"
                 names = [node.module or ""]
-                if node.module == "agenttune":
-                    names = [f"agenttune.{alias.name}" for alias in node.names]
+                if node.module == "sharpen":
+                    names = [f"sharpen.{alias.name}" for alias in node.names]
             for name in names:
                 parts = name.split(".")
-                if parts[0] == "agenttune" and len(parts) > 1 and parts[1] != importer:
+                if parts[0] == "sharpen" and len(parts) > 1 and parts[1] != importer:
                     found.add((importer, parts[1], str(path.relative_to(ROOT))))
     return found
 
@@ -77,11 +77,11 @@ def test_no_stage_knows_the_coordinator():
 
 
 def test_import_is_light():
-    """`import agenttune` loads neither torch nor transformers nor pydantic, and is fast (median of five, in its own
+    """`import sharpen` loads neither torch nor transformers nor pydantic, and is fast (median of five, in its own
     process; of processor time, which says the same on a loaded machine).
     """
     code = (
-        "import time; t = time.process_time(); import agenttune; s = time.process_time() - t\n"
+        "import time; t = time.process_time(); import sharpen; s = time.process_time() - t\n"
         "import sys; heavy = {'torch', 'transformers', 'datasets', 'openai', 'pydantic', 'numpy'} & set(sys.modules)\n"
         "assert not heavy, heavy\nprint(s)"
     )
@@ -94,7 +94,7 @@ def test_import_is_light():
 
 def test_public_names_stay_what_they_are_whatever_is_imported_before():
     """A submodule of the same name would replace the function as soon as it is imported."""
-    code = "import agenttune.tuning, agenttune.cli.main\nfrom agenttune import tune\nassert callable(tune), tune"
+    code = "import sharpen.tuning, sharpen.cli.main\nfrom sharpen import tune\nassert callable(tune), tune"
     subprocess.run([sys.executable, "-c", code], check=True)
-    names = set(agenttune.__all__) & {path.stem for path in ROOT.iterdir()}
+    names = set(sharpen.__all__) & {path.stem for path in ROOT.iterdir()}
     assert not names

@@ -16,20 +16,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from agenttune.algorithm.supervised import SUPERVISED, cross_entropy, dpo, margins, resolve_supervised
-from agenttune.certificate.checks import broken_sentences
-from agenttune.cli.main import main
-from agenttune.config.run import LossConfig, SupervisedConfig
-from agenttune.config.trainer import TrainerConfig
-from agenttune.errors import CertificateError, ConfigError, DatasetError
-from agenttune.gateway.render import Renderer
-from agenttune.supervised.batches import split, weighted
-from agenttune.supervised.checks import check_step
-from agenttune.supervised.lessons import Tutor
-from agenttune.supervised.trainer import SupervisedTrainer
-from agenttune.trainer.model import TrainedModel
-from agenttune.types import Task
+from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
+from sharpen.algorithm.supervised import SUPERVISED, cross_entropy, dpo, margins, resolve_supervised
+from sharpen.certificate.checks import broken_sentences
+from sharpen.cli.main import main
+from sharpen.config.run import LossConfig, SupervisedConfig
+from sharpen.config.trainer import TrainerConfig
+from sharpen.errors import CertificateError, ConfigError, DatasetError
+from sharpen.gateway.render import Renderer
+from sharpen.supervised.batches import split, weighted
+from sharpen.supervised.checks import check_step
+from sharpen.supervised.lessons import Tutor
+from sharpen.supervised.trainer import SupervisedTrainer
+from sharpen.trainer.model import TrainedModel
+from sharpen.types import Task
 
 QUICKSTART = Path(__file__).parent.parent / "examples" / "quickstart"
 TOOL = {"type": "function", "function": {"name": "calculator", "description": "Work out.", "parameters": {}}}
@@ -532,7 +532,7 @@ def test_a_run_from_yaml_without_a_workflow_goes_on_where_it_was(tmp_path, toy_m
     assert main(parts) == 0
     assert "continuing parts after step 4" in capsys.readouterr().out
     weights = [
-        AutoModelForCausalLM.from_pretrained(tmp_path / "runs" / "AgentTune" / name / "global_step_12").state_dict()
+        AutoModelForCausalLM.from_pretrained(tmp_path / "runs" / "Sharpen" / name / "global_step_12").state_dict()
         for name in ("whole", "parts")
     ]
     assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
@@ -545,7 +545,7 @@ def test_a_run_from_yaml_without_a_workflow_goes_on_where_it_was(tmp_path, toy_m
 
 
 AGENT = """
-from agenttune import JudgeOutput, WorkflowOutput
+from sharpen import JudgeOutput, WorkflowOutput
 
 
 async def run_agent(task, model):

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from agenttune.algorithm.resolve import resolve as resolve_algorithm
-from agenttune.arguments import check_sync
-from agenttune.certify import certify
-from agenttune.config.load import resolve
-from agenttune.errors import ConfigError
-from agenttune.experience.reading import read_groups, read_groups_at, read_last_groups, read_steps, read_trained
-from agenttune.trainer.checkpoint import load, pointed
+from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
+from sharpen.algorithm.resolve import resolve as resolve_algorithm
+from sharpen.arguments import check_sync
+from sharpen.certify import certify
+from sharpen.config.load import resolve
+from sharpen.errors import ConfigError
+from sharpen.experience.reading import read_groups, read_groups_at, read_last_groups, read_steps, read_trained
+from sharpen.trainer.checkpoint import load, pointed
 
 BATCH_SIZE, GROUP_SIZE, STEPS = 3, 4, 6
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agenttune.config.run import RunConfig
-from agenttune.errors import ConfigError
-from agenttune.sync.schedule import Action, Counters, Schedule, what_ages
+from sharpen.config.run import RunConfig
+from sharpen.errors import ConfigError
+from sharpen.sync.schedule import Action, Counters, Schedule, what_ages
 
 
 def schedule(style: str = "fixed", interval: int = 1, offset: int = 0, *, total: int = 4, updates: int = 1, **given):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from agenttune.errors import NoSignalError
+from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
+from sharpen.errors import NoSignalError
 
 
 async def greedy(task, model):

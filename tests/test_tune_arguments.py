@@ -4,8 +4,8 @@ import functools
 
 import pytest
 
-from agenttune import AlgorithmConfig, AuxiliaryModelConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from agenttune.errors import ConfigError, DatasetError, ModelError
+from sharpen import AlgorithmConfig, AuxiliaryModelConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
+from sharpen.errors import ConfigError, DatasetError, ModelError
 
 
 async def workflow(task, model):
@@ -116,7 +116,7 @@ def test_missing_field_stops_the_run_and_names_it(arguments):
 
 
 def test_every_reward_the_same_stops_where_asked(arguments):
-    from agenttune.errors import NoSignalError
+    from sharpen.errors import NoSignalError
 
     arguments["settings"] |= {"check.stop_without_signal": True, "evaluation.before_and_after": False}
     with pytest.raises(NoSignalError, match="every reward was the same"):

@@ -25,7 +25,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
     run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), cwd=folder)
-    (wheel,) = folder.glob("agenttune-*.whl")
+    (wheel,) = folder.glob("sharpen-*.whl")
     target = folder / "site"
     pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(target))
     run(*pip, str(wheel), cwd=folder)
@@ -33,16 +33,23 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_wheel_is_what_is_imported_and_is_typed(site: Path, tmp_path: Path):
-    code = "import agenttune; print(agenttune.__file__, agenttune.tune.__module__)"
+    code = "import sharpen; print(sharpen.__file__, sharpen.tune.__module__)"
     place, module = run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(site)).split()
     assert Path(place).parent.parent == site
-    assert module == "agenttune.tuning"
-    assert (site / "agenttune" / "py.typed").exists()
+    assert module == "sharpen.tuning"
+    assert (site / "sharpen" / "py.typed").exists()
+
+
+def test_an_extra_is_added_to_the_wheel_that_was_installed(site: Path, tmp_path: Path):
+    code = "from sharpen.config.extras import install_command; print(install_command('vllm'))"
+    (wheel,) = site.parent.glob("sharpen-*.whl")
+    shown = run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(site))
+    assert shown.strip() == f"pip install 'sharpen[vllm] @ {wheel.as_uri()}'"
 
 
 def test_wheel_trains_from_outside_the_repository(site: Path, tmp_path: Path, toy_model_dir: Path, toy_dataset: Path):
     (tmp_path / "agent.py").write_text(
-        "from agenttune import WorkflowOutput\n\n\n"
+        "from sharpen import WorkflowOutput\n\n\n"
         "async def answer(task, model):\n"
         "    messages = [{'role': 'user', 'content': task['question']}]\n"
         "    reply = await model.client.chat.completions.create(model=model.name, messages=messages, max_tokens=4)\n"
@@ -54,8 +61,8 @@ def test_wheel_trains_from_outside_the_repository(site: Path, tmp_path: Path, to
         f"model: {{model_path: {toy_model_dir}, max_model_len: 64}}\n"
         "algorithm: {group_size: 4, batch_size: 2, learning_rate: 0.001}\n"
     )
-    command = (sys.executable, "-m", "agenttune.cli.main", "run", "--config", "run.yaml")
+    command = (sys.executable, "-m", "sharpen.cli.main", "run", "--config", "run.yaml")
     output = run(*command, cwd=tmp_path, PYTHONPATH=str(site))
     last = output.splitlines()[-1]
-    assert last.startswith(f"run directory: {tmp_path / 'checkpoints' / 'AgentTune' / 'Experiment-'}")
+    assert last.startswith(f"run directory: {tmp_path / 'checkpoints' / 'Sharpen' / 'Experiment-'}")
     assert (Path(last.removeprefix("run directory: ")) / "latest" / "model.safetensors").exists()

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from agenttune import DatasetConfig, TrinityChatModel, TunerModelConfig, WorkflowOutput, tune
-from agenttune.compat.agentscope import imported_line, present
-from agenttune.errors import ConfigError
-from agenttune.execution.endpoint import Endpoint
-from agenttune.gateway.model import ChatModel
+from sharpen import DatasetConfig, TrinityChatModel, TunerModelConfig, WorkflowOutput, tune
+from sharpen.compat.agentscope import imported_line, present
+from sharpen.errors import ConfigError
+from sharpen.execution.endpoint import Endpoint
+from sharpen.gateway.model import ChatModel
 
 
 def chat_model() -> ChatModel:

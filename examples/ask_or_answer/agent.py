@@ -16,7 +16,7 @@ from typing import Any
 from openai import AsyncOpenAI
 from parts.model_judge import ask_judge
 
-from agenttune import JudgeOutput, WorkflowOutput
+from sharpen import JudgeOutput, WorkflowOutput
 
 SYSTEM = (
     "You answer requests from an address book. If the request fits exactly one person, reply ANSWER: and the answer. "

@@ -19,7 +19,7 @@ from parts.command_line import (
 from parts.model_judge import read_case, verdict_text
 from parts.stand_in import Message, Reply
 
-from agenttune import DatasetConfig, TuneResult, tune
+from sharpen import DatasetConfig, TuneResult, tune
 
 HERE = Path(__file__).resolve().parent
 

@@ -17,7 +17,7 @@ from email_search.inbox import tool_schemas, use_tool
 from openai import AsyncOpenAI
 from parts.model_judge import ask_judge
 
-from agenttune import JudgeOutput, WorkflowOutput
+from sharpen import JudgeOutput, WorkflowOutput
 
 SYSTEM = (
     "You answer Robin's questions from the inbox. Search it, read the emails that matter (the newest counts), then "

@@ -14,7 +14,7 @@ from typing import Any
 import gymnasium
 from openai import AsyncOpenAI
 
-from agenttune import WorkflowOutput
+from sharpen import WorkflowOutput
 
 MOVES = {"left": 0, "down": 1, "right": 2, "up": 3}
 """Gymnasium's number of each move."""

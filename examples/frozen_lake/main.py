@@ -10,7 +10,7 @@ from frozen_lake.make_data import write_lakes
 from frozen_lake.make_model import make_model
 from parts.command_line import algorithm_config, model_config, options, settings
 
-from agenttune import DatasetConfig, TuneResult, tune
+from sharpen import DatasetConfig, TuneResult, tune
 
 HERE = Path(__file__).resolve().parent
 OWN_MODEL = "random"

@@ -20,7 +20,7 @@ from pydantic import SecretStr
 from quickstart.agent import SYSTEM
 from quickstart.agent import calculator as work_out
 
-from agenttune import WorkflowOutput
+from sharpen import WorkflowOutput
 
 MAX_STEPS = 6
 """Nodes that run at most: three calls of the model with a round of tools after each."""

@@ -9,7 +9,7 @@ from langgraph_agent.agent import run_agent
 from parts.command_line import algorithm_config, model_config, options, settings
 from quickstart.agent import judge
 
-from agenttune import DatasetConfig, TuneResult, tune
+from sharpen import DatasetConfig, TuneResult, tune
 
 QUICKSTART = Path(__file__).resolve().parents[1] / "quickstart"
 

@@ -20,8 +20,8 @@ from agentscope.message import Msg, TextBlock
 from agentscope.model import OpenAIChatModel
 from agentscope.tool import Toolkit, ToolResponse
 
-from agenttune import AlgorithmConfig, DatasetConfig, JudgeOutput, TuneResult, TunerModelConfig, WorkflowOutput, tune
-from agenttune.compat.trinity.rewards import MathBoxedRewardFn
+from sharpen import AlgorithmConfig, DatasetConfig, JudgeOutput, TuneResult, TunerModelConfig, WorkflowOutput, tune
+from sharpen.compat.trinity.rewards import MathBoxedRewardFn
 
 EXAMPLES = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(EXAMPLES))
@@ -83,7 +83,7 @@ async def judge_boxed(task: dict[str, Any], response: Msg) -> JudgeOutput:
 
 
 async def run_and_judge(task: dict[str, Any], model: OpenAIChatModel) -> WorkflowOutput:
-    """Workflow and judge in one, for `agenttune run --config config.yaml`: Trinity's files know no judges."""
+    """Workflow and judge in one, for `sharpen run --config config.yaml`: Trinity's files know no judges."""
     output = await run_react_agent(task, model)
     return WorkflowOutput(reward=(await judge_number(task, output.response)).reward)
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from parts.stand_in import Reply, stand_in
 
-from agenttune import AlgorithmConfig, TunerModelConfig
-from agenttune.config.run import AuxiliaryModelConfig
+from sharpen import AlgorithmConfig, TunerModelConfig
+from sharpen.config.run import AuxiliaryModelConfig
 
 TINY_MODEL = str(Path(__file__).resolve().parents[1] / "quickstart" / "model")
 """The model in this repository, 2M parameters: enough to see every part run, too small to learn most tasks."""

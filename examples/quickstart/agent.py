@@ -15,7 +15,7 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-from agenttune import JudgeOutput, WorkflowOutput
+from sharpen import JudgeOutput, WorkflowOutput
 
 SYSTEM = "Solve the problem. End with #### and the number."
 TOOLS: list[Any] = [

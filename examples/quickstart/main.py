@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agent import judge, run_agent
 
-from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
+from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
 
 HERE = Path(__file__).parent
 

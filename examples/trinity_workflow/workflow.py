@@ -1,6 +1,6 @@
 """A Trinity-RFT `Workflow`: the quickstart's ReAct agent, asked through Trinity's model wrapper, scored call by call.
 
-Role: what an owner of a Trinity workflow brings; only the import line names AgentTune.
+Role: what an owner of a Trinity workflow brings; only the import line names Sharpen.
 In: a `Task` with a row in GSM8K's layout, a `ModelWrapper`. Out: an `Experience` for each call, with its reward.
 """
 
@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the examples' fo
 
 from quickstart.agent import last_number, solve
 
-from agenttune.compat.trinity import WORKFLOWS, Experience, ModelWrapper, Task, Workflow
+from sharpen.compat.trinity import WORKFLOWS, Experience, ModelWrapper, Task, Workflow
 
 
 @WORKFLOWS.register_module("calculator_workflow")

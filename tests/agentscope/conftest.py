@@ -13,16 +13,16 @@ import pytest
 from environments import belongs, installed, test_files
 from scripted import ScriptedEngine, ServingLoop, toy_tokenizer
 
-from agenttune.compat.agentscope import silent_agents
-from agenttune.config.run import RolloutConfig
-from agenttune.execution.auxiliary import AuxiliarySession
-from agenttune.execution.sessions import RolloutSession
-from agenttune.gateway.gateway import Gateway
-from agenttune.inference.engine import GenerateRequest
-from agenttune.rollout.attempt import Session
-from agenttune.rollout.runner import RolloutRunner
-from agenttune.rollout.user_loop import owner
-from agenttune.types import Group, Task
+from sharpen.compat.agentscope import silent_agents
+from sharpen.config.run import RolloutConfig
+from sharpen.execution.auxiliary import AuxiliarySession
+from sharpen.execution.sessions import RolloutSession
+from sharpen.gateway.gateway import Gateway
+from sharpen.inference.engine import GenerateRequest
+from sharpen.rollout.attempt import Session
+from sharpen.rollout.runner import RolloutRunner
+from sharpen.rollout.user_loop import owner
+from sharpen.types import Group, Task
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else its import asks a server for prices
 collect_ignore = [name for name in test_files() if not belongs(name, installed())]

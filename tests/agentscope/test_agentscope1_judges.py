@@ -13,8 +13,8 @@ from agentscope.formatter import OpenAIChatFormatter
 from agentscope.message import Msg, TextBlock
 from agentscope.model import OpenAIChatModel
 
-from agenttune import JudgeOutput, WorkflowOutput
-from agenttune.types import Outcome
+from sharpen import JudgeOutput, WorkflowOutput
+from sharpen.types import Outcome
 
 
 async def workflow(task: dict[str, Any], model: OpenAIChatModel) -> WorkflowOutput:

@@ -13,11 +13,11 @@ from agent_scripts import call, tool_results
 from agentscope.message import Msg, TextBlock
 from transformers import AutoTokenizer
 
-from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
-from agenttune.cli.main import main as command_line
-from agenttune.config.load import load_config, resolve, value_leaves
-from agenttune.experience.reading import read_groups, read_steps
-from agenttune.types import Outcome
+from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
+from sharpen.cli.main import main as command_line
+from sharpen.config.load import load_config, resolve, value_leaves
+from sharpen.experience.reading import read_groups, read_steps
+from sharpen.types import Outcome
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 EXAMPLE = EXAMPLES / "math_agent"
@@ -138,7 +138,7 @@ def test_the_boxed_agent_uses_the_tool_and_is_judged(rollouts: Any) -> None:
 
 
 def test_the_configuration_file_trains(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`agenttune run`, and `tune(config_path=...)` with workflow and judge; the file's values arrive."""
+    """`sharpen run`, and `tune(config_path=...)` with workflow and judge; the file's values arrive."""
     monkeypatch.setenv("MATH_AGENT_CHECKPOINTS", str(tmp_path))
     short = {"train_dataset.total_steps": 1, "algorithm.batch_size": 2, "evaluation.max_tasks": 8}
     settings = [part for name, value in short.items() for part in ("--set", f"{name}={value}")]

@@ -14,8 +14,8 @@ import pytest
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-import agenttune
-from agenttune.errors import NotIncludedError
+import sharpen
+from sharpen.errors import NotIncludedError
 
 NOT_INCLUDED = {"tune_prompt", "PromptTuneConfig", "select_model", "TinkerConfig"}
 CLASSES = {
@@ -47,13 +47,13 @@ def test_every_public_name(agentscope_tuner: ModuleType) -> None:
         for node in ast.parse(source).body
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__"
     ]
-    assert set(names) - set(agenttune.__all__) == NOT_INCLUDED
+    assert set(names) - set(sharpen.__all__) == NOT_INCLUDED
     for name in names:
         if name in NOT_INCLUDED:
-            with pytest.raises(NotIncludedError, match=f"{name} is not part of AgentTune"):
-                getattr(agenttune, name)
+            with pytest.raises(NotIncludedError, match=f"{name} is not part of Sharpen"):
+                getattr(sharpen, name)
         else:
-            assert getattr(agenttune, name) is not None
+            assert getattr(sharpen, name) is not None
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -61,7 +61,7 @@ def test_fields_and_defaults(agentscope_tuner: ModuleType, name: str) -> None:
     expected = fields(theirs(CLASSES[name], name))
     if name == "TunerModelConfig":
         assert expected.pop("tinker_config") is None  # taken as None only, see tests/config
-    assert fields(getattr(agenttune, name)) == expected
+    assert fields(getattr(sharpen, name)) == expected
 
 
 @pytest.mark.parametrize(
@@ -76,20 +76,20 @@ def test_fields_and_defaults(agentscope_tuner: ModuleType, name: str) -> None:
 )
 def test_types_of_the_fields(agentscope_tuner: ModuleType, name: str, annotations: dict[str, Any]) -> None:
     """The same, or wider where `annotations` says so."""
-    ours, expected = getattr(agenttune, name).model_fields, theirs(CLASSES[name], name).model_fields
+    ours, expected = getattr(sharpen, name).model_fields, theirs(CLASSES[name], name).model_fields
     wider = {field for field in ours if ours[field].annotation != expected[field].annotation}
     assert wider == set(annotations)
     assert {field: ours[field].annotation for field in annotations} == annotations
 
 
 def test_required_fields_are_required(agentscope_tuner: ModuleType) -> None:
-    required = [name for name, default in fields(agenttune.TunerModelConfig).items() if default is PydanticUndefined]
+    required = [name for name, default in fields(sharpen.TunerModelConfig).items() if default is PydanticUndefined]
     assert required == ["model_path", "max_model_len"]
 
 
 def test_the_arguments_of_tune(agentscope_tuner: ModuleType) -> None:
     expected = inspect.signature(theirs("_tune", "tune")).parameters
-    ours = inspect.signature(agenttune.tune).parameters
+    ours = inspect.signature(sharpen.tune).parameters
     assert set(ours) - set(expected) == {"settings"}
     assert ours["workflow_func"].default is None  # required there; here supervised algorithms need no workflow
     shared = set(expected) - {"workflow_func"}
@@ -106,7 +106,7 @@ def test_what_their_check_takes_ours_takes(agentscope_tuner: ModuleType) -> None
     async def unknown(task: Any, model: Any, response: Any, tools: Any) -> None: ...
 
     config = importlib.import_module("agentscope.tuner._config")
-    for module in (config, agenttune):
+    for module in (config, sharpen):
         module.check_workflow_function(workflow)
         module.check_judge_function(judge)
         for check in (module.check_workflow_function, module.check_judge_function):

@@ -15,9 +15,9 @@ from agentscope.model import ChatModelBase, OpenAIChatModel
 from agentscope.tool import Toolkit, ToolResponse
 from pydantic import BaseModel, Field
 
-from agenttune import WorkflowOutput
-from agenttune.experience.merge import merge
-from agenttune.types import Call, CallStatus, Outcome
+from sharpen import WorkflowOutput
+from sharpen.experience.merge import merge
+from sharpen.types import Call, CallStatus, Outcome
 
 
 def add(a: int, b: int) -> ToolResponse:

@@ -8,10 +8,10 @@ import pytest
 from agent_scripts import call, turns
 from agentscope.model import OpenAIChatModel
 
-from agenttune.compat.trinity import Workflow, workflow_function
-from agenttune.config.run import TasksetConfig
-from agenttune.errors import ConfigError
-from agenttune.types import CallStatus, Outcome
+from sharpen.compat.trinity import Workflow, workflow_function
+from sharpen.config.run import TasksetConfig
+from sharpen.errors import ConfigError
+from sharpen.types import CallStatus, Outcome
 
 GSM8K = TasksetConfig(prompt_key="question", response_key="answer")
 ROW = {"question": "What is 6 times 7?", "answer": "6*7=<<6*7=42>>42\n#### 42"}

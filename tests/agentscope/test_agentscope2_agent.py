@@ -15,9 +15,9 @@ from agentscope.state import AgentState
 from agentscope.tool import FunctionTool, Toolkit
 from pydantic import BaseModel, Field
 
-from agenttune import WorkflowOutput
-from agenttune.experience.merge import merge
-from agenttune.types import Call, CallStatus, Outcome
+from sharpen import WorkflowOutput
+from sharpen.experience.merge import merge
+from sharpen.types import Call, CallStatus, Outcome
 
 
 def add(a: int, b: int) -> str:

@@ -16,9 +16,9 @@ from agentscope.state import AgentState
 from agentscope.tool import FunctionTool, Toolkit
 from transformers import AutoTokenizer
 
-from agenttune import AlgorithmConfig, DatasetConfig, JudgeOutput, TuneResult, TunerModelConfig, WorkflowOutput, tune
-from agenttune.experience.reading import read_groups
-from agenttune.types import Outcome
+from sharpen import AlgorithmConfig, DatasetConfig, JudgeOutput, TuneResult, TunerModelConfig, WorkflowOutput, tune
+from sharpen.experience.reading import read_groups
+from sharpen.types import Outcome
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path.insert(0, str(EXAMPLES))

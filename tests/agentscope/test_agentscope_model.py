@@ -13,10 +13,10 @@ import openai
 import pytest
 from agentscope.model import OpenAIChatModel
 
-from agenttune import TrinityChatModel, WorkflowOutput
-from agenttune.compat.agentscope import SILENCE, present, silent_agents
-from agenttune.execution.endpoint import Endpoint
-from agenttune.types import Outcome
+from sharpen import TrinityChatModel, WorkflowOutput
+from sharpen.compat.agentscope import SILENCE, present, silent_agents
+from sharpen.execution.endpoint import Endpoint
+from sharpen.types import Outcome
 
 USER: Any = [{"role": "user", "content": "hello"}]
 
@@ -92,7 +92,7 @@ def test_agents_are_silent_during_a_run_unless_the_user_says_otherwise(monkeypat
 def test_installed_but_not_imported_is_not_in_use() -> None:
     code = (
         "import sys\n"
-        "from agenttune.compat.agentscope import imported_line, present\n"
+        "from sharpen.compat.agentscope import imported_line, present\n"
         "model = object()\n"
         "assert imported_line() is None and present(model) is model and 'agentscope' not in sys.modules\n"
     )

@@ -9,10 +9,10 @@ from typing import Any
 import dspy
 import pytest
 
-from agenttune import WorkflowOutput
-from agenttune.config.run import RunConfig
-from agenttune.evaluate import Evaluator
-from agenttune.types import Outcome, Task
+from sharpen import WorkflowOutput
+from sharpen.config.run import RunConfig
+from sharpen.evaluate import Evaluator
+from sharpen.types import Outcome, Task
 
 TASK = {"question": "2+3", "answer": "5"}
 ANSWER = "[[ ## answer ## ]]\n5\n\n[[ ## completed ## ]]"

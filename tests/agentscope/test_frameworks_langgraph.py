@@ -9,8 +9,8 @@ from langchain.agents import create_agent
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 
-from agenttune import WorkflowOutput
-from agenttune.types import CallStatus, Outcome
+from sharpen import WorkflowOutput
+from sharpen.types import CallStatus, Outcome
 
 
 @tool

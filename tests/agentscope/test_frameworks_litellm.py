@@ -11,8 +11,8 @@ import litellm
 import pytest
 from agent_scripts import add_numbers_of_the_question, add_then_answer
 
-from agenttune import WorkflowOutput
-from agenttune.types import CallStatus, Outcome
+from sharpen import WorkflowOutput
+from sharpen.types import CallStatus, Outcome
 
 TOOL = {
     "type": "function",

@@ -9,9 +9,9 @@ from llama_index.core import Settings
 from llama_index.core.llms import ChatMessage
 from llama_index.llms.litellm import LiteLLM
 
-from agenttune import TunerModelConfig, WorkflowOutput
-from agenttune.rollout.check import check_groups
-from agenttune.types import CallStatus, Outcome
+from sharpen import TunerModelConfig, WorkflowOutput
+from sharpen.rollout.check import check_groups
+from sharpen.types import CallStatus, Outcome
 
 TASK = {"question": "2+3", "answer": "5"}
 

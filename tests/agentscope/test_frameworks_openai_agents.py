@@ -19,8 +19,8 @@ from agents import (
 )
 from openai import AsyncOpenAI
 
-from agenttune import WorkflowOutput
-from agenttune.types import CallStatus, Outcome
+from sharpen import WorkflowOutput
+from sharpen.types import CallStatus, Outcome
 
 TASK = {"question": "2+3", "answer": "The answer is 5."}
 

@@ -10,8 +10,8 @@ from pydantic_ai import Agent, ModelRetry, TextOutput
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from agenttune import WorkflowOutput
-from agenttune.types import Outcome
+from sharpen import WorkflowOutput
+from sharpen.types import Outcome
 
 TASK = {"question": "2+3", "answer": 5}
 

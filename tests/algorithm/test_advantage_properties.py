@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agenttune.algorithm import advantages
-from agenttune.algorithm.advantages import ADVANTAGES
-from agenttune.algorithm.returns import FloatArray, Scores, discounted_returns, std
+from sharpen.algorithm import advantages
+from sharpen.algorithm.advantages import ADVANTAGES
+from sharpen.algorithm.returns import FloatArray, Scores, discounted_returns, std
 
 EIGHTHS = st.integers(-16, 16).map(lambda n: n / 8)  # exact in floating point, so that equal rewards are equal
 GROUPS = st.lists(st.lists(EIGHTHS, min_size=4, max_size=6), min_size=1, max_size=4)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agenttune.algorithm import advantages
-from agenttune.algorithm.advantages import ADVANTAGES
-from agenttune.algorithm.returns import FloatArray, Scores, std
+from sharpen.algorithm import advantages
+from sharpen.algorithm.advantages import ADVANTAGES
+from sharpen.algorithm.returns import FloatArray, Scores, std
 
 
 def grpo(rewards_G: FloatArray, *, std_normalize: bool = True) -> FloatArray:

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agenttune.algorithm.advantages import grpo
-from agenttune.algorithm.aggregation import AGGREGATIONS, CONSTANT_LENGTH, token_weights
-from agenttune.algorithm.losses import ppo_clip
-from agenttune.algorithm.returns import Scores
+from sharpen.algorithm.advantages import grpo
+from sharpen.algorithm.aggregation import AGGREGATIONS, CONSTANT_LENGTH, token_weights
+from sharpen.algorithm.losses import ppo_clip
+from sharpen.algorithm.returns import Scores
 
 # Rollout 0 has call 0 (1 token) and call 1 (3 tokens); rollout 1 has call 2 (2 tokens).
 ROLLOUTS = np.array([0, 0, 0, 0, 1, 1])

@@ -8,13 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agenttune.algorithm.behaviour import CORRECTIONS, behaviour_weights
-from agenttune.algorithm.losses import POLICY_LOSSES
-from agenttune.algorithm.objective import policy_objective
-from agenttune.algorithm.presets import PRESETS, Algorithm
-from agenttune.algorithm.resolve import resolve
-from agenttune.config.run import LossConfig
-from agenttune.errors import ConfigError
+from sharpen.algorithm.behaviour import CORRECTIONS, behaviour_weights
+from sharpen.algorithm.losses import POLICY_LOSSES
+from sharpen.algorithm.objective import policy_objective
+from sharpen.algorithm.presets import PRESETS, Algorithm
+from sharpen.algorithm.resolve import resolve
+from sharpen.config.run import LossConfig
+from sharpen.errors import ConfigError
 
 GRPO = replace(PRESETS["grpo"], kl="none", kl_coef=0.0)
 

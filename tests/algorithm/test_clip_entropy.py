@@ -9,15 +9,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agenttune.algorithm.clip_entropy import (
+from sharpen.algorithm.clip_entropy import (
     clip_by_batch,
     clip_by_vocabulary,
     discriminator,
     mean_discriminator,
 )
-from agenttune.algorithm.resolve import resolve
-from agenttune.config.run import LossConfig
-from agenttune.errors import ConfigError
+from sharpen.algorithm.resolve import resolve
+from sharpen.config.run import LossConfig
+from sharpen.errors import ConfigError
 
 ZEROS = np.zeros(5)
 

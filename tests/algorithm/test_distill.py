@@ -7,11 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agenttune.algorithm.distill import Distill, jensen_shannon, kl, sampled_advantages
-from agenttune.algorithm.presets import PRESETS
-from agenttune.algorithm.resolve import resolve
-from agenttune.config.run import DistillConfig, LossConfig, SamplingConfig
-from agenttune.errors import ConfigError
+from sharpen.algorithm.distill import Distill, jensen_shannon, kl, sampled_advantages
+from sharpen.algorithm.presets import PRESETS
+from sharpen.algorithm.resolve import resolve
+from sharpen.config.run import DistillConfig, LossConfig, SamplingConfig
+from sharpen.errors import ConfigError
 
 STUDENT, TEACHER = [0.5, 0.25, 0.25], [0.25, 0.25, 0.5]
 

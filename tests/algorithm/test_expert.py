@@ -7,12 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agenttune.algorithm.expert import Expert, configured
-from agenttune.algorithm.presets import PRESETS
-from agenttune.algorithm.resolve import resolve
-from agenttune.config.public import DatasetConfig
-from agenttune.config.run import ExpertConfig, LossConfig
-from agenttune.errors import ConfigError
+from sharpen.algorithm.expert import Expert, configured
+from sharpen.algorithm.presets import PRESETS
+from sharpen.algorithm.resolve import resolve
+from sharpen.config.public import DatasetConfig
+from sharpen.config.run import ExpertConfig, LossConfig
+from sharpen.errors import ConfigError
 
 ROWS = DatasetConfig(path="rows.jsonl")
 LOGPROBS = st.lists(st.floats(-30.0, -1e-6), min_size=1, max_size=20)

@@ -6,11 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agenttune.algorithm.gae import explained_variance, gae, sums_to_end, whitened
-from agenttune.algorithm.losses import value_loss
-from agenttune.algorithm.resolve import resolve
-from agenttune.algorithm.returns import Scores, rewards_after_calls
-from agenttune.config.run import LossConfig
+from sharpen.algorithm.gae import explained_variance, gae, sums_to_end, whitened
+from sharpen.algorithm.losses import value_loss
+from sharpen.algorithm.resolve import resolve
+from sharpen.algorithm.returns import Scores, rewards_after_calls
+from sharpen.config.run import LossConfig
 
 numbers = st.integers(-16, 16).map(lambda n: n / 4)
 token = st.tuples(numbers, numbers)

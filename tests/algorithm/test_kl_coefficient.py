@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agenttune.algorithm.kl import adapted
-from agenttune.algorithm.resolve import resolve
-from agenttune.config.run import LossConfig
-from agenttune.errors import ConfigError
+from sharpen.algorithm.kl import adapted
+from sharpen.algorithm.resolve import resolve
+from sharpen.config.run import LossConfig
+from sharpen.errors import ConfigError
 
 
 def test_adapted_by_hand() -> None:

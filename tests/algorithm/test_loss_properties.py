@@ -9,10 +9,10 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from agenttune.algorithm.kl import ESTIMATORS
-from agenttune.algorithm.losses import POLICY_LOSSES, entropy
-from agenttune.algorithm.objective import policy_objective
-from agenttune.algorithm.presets import Algorithm
+from sharpen.algorithm.kl import ESTIMATORS
+from sharpen.algorithm.losses import POLICY_LOSSES, entropy
+from sharpen.algorithm.objective import policy_objective
+from sharpen.algorithm.presets import Algorithm
 
 logprob = st.floats(-4.0, -0.01)
 Token = tuple[float, float, float, int]

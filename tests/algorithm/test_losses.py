@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from agenttune.algorithm import losses
-from agenttune.algorithm.kl import ESTIMATORS, absolute, corrected_k3, k1, k2, k3, low_var_kl
-from agenttune.algorithm.losses import POLICY_LOSSES, entropy, ppo_clip
+from sharpen.algorithm import losses
+from sharpen.algorithm.kl import ESTIMATORS, absolute, corrected_k3, k1, k2, k3, low_var_kl
+from sharpen.algorithm.losses import POLICY_LOSSES, entropy, ppo_clip
 
 
 def tensor(*values: float) -> torch.Tensor:

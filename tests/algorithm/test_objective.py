@@ -10,14 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agenttune.algorithm.aggregation import AGGREGATIONS, token_weights
-from agenttune.algorithm.objective import (
+from sharpen.algorithm.aggregation import AGGREGATIONS, token_weights
+from sharpen.algorithm.objective import (
     effective_sample_share,
     policy_objective,
     sample_share_alarm,
     sequence_log_ratios,
 )
-from agenttune.algorithm.presets import PRESETS, Algorithm
+from sharpen.algorithm.presets import PRESETS, Algorithm
 
 FULL = replace(PRESETS["grpo"], kl="k3", kl_coef=0.1, entropy_coef=0.01)
 

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from agenttune.algorithm.presets import PRESETS
-from agenttune.algorithm.resolve import resolve
-from agenttune.algorithm.returns import Scores
-from agenttune.config.run import LossConfig
-from agenttune.errors import ConfigError
+from sharpen.algorithm.presets import PRESETS
+from sharpen.algorithm.resolve import resolve
+from sharpen.algorithm.returns import Scores
+from sharpen.config.run import LossConfig
+from sharpen.errors import ConfigError
 
 
 @pytest.mark.parametrize("name", ["grpo", "multi_step_grpo"])

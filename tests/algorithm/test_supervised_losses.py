@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agenttune.algorithm.supervised import cross_entropy, dpo, margins
+from sharpen.algorithm.supervised import cross_entropy, dpo, margins
 
 logprob = st.floats(-4.0, -0.01)
 # Its logprob now and before, on the better side or not, the number of its pair.

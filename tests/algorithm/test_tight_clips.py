@@ -4,11 +4,11 @@ trainer's."""
 import pytest
 import torch
 
-from agenttune.algorithm.losses import POLICY_LOSSES
-from agenttune.algorithm.objective import policy_objective
-from agenttune.algorithm.presets import PRESETS
-from agenttune.algorithm.resolve import resolve
-from agenttune.config.run import LossConfig
+from sharpen.algorithm.losses import POLICY_LOSSES
+from sharpen.algorithm.objective import policy_objective
+from sharpen.algorithm.presets import PRESETS
+from sharpen.algorithm.resolve import resolve
+from sharpen.config.run import LossConfig
 
 ROUNDING = 0.02
 """Nats, as bfloat16 leaves them between two ways of computing the same model."""

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from experience_builders import make_call, make_group, make_rollout
 
-from agenttune.algorithm.resolve import algorithm_of
-from agenttune.certificate.audit import audit
-from agenttune.certificate.delivery import delivery
-from agenttune.certificate.rules import Rules
-from agenttune.config.load import Resolved, resolve, write_resolved
-from agenttune.experience.draw import Batch, draw_batches
-from agenttune.experience.journal import Journal
-from agenttune.types import Call, Check, Group, Outcome, Rollout
+from sharpen.algorithm.resolve import algorithm_of
+from sharpen.certificate.audit import audit
+from sharpen.certificate.delivery import delivery
+from sharpen.certificate.rules import Rules
+from sharpen.config.load import Resolved, resolve, write_resolved
+from sharpen.experience.draw import Batch, draw_batches
+from sharpen.experience.journal import Journal
+from sharpen.types import Call, Check, Group, Outcome, Rollout
 
 VERSION = 0
 MINIBATCHES = 2
@@ -96,7 +96,7 @@ def online(
 def leave(
     run_dir: Path, groups: Sequence[Group], batches: Sequence[Batch], run: Resolved, *, stored: bool = True
 ) -> Path:
-    """The directory of a run that trained one step on these batches. Not `stored`: by an AgentTune that did not store
+    """The directory of a run that trained one step on these batches. Not `stored`: by an Sharpen that did not store
     what the trainer receives."""
     run_dir.mkdir()
     write_resolved(run_dir / "resolved.json", run)

@@ -9,10 +9,10 @@ from experience_builders import audited, call_trees, make_call, make_group, make
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agenttune.algorithm.presets import PRESETS
-from agenttune.certificate.checks import MEANING, sentence
-from agenttune.experience.draw import Batch, make_batch
-from agenttune.types import Call, CallStatus, Check, Experience, Group, Outcome
+from sharpen.algorithm.presets import PRESETS
+from sharpen.certificate.checks import MEANING, sentence
+from sharpen.experience.draw import Batch, make_batch
+from sharpen.types import Call, CallStatus, Check, Experience, Group, Outcome
 
 GRPO = PRESETS["grpo"]
 

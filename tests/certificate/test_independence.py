@@ -5,22 +5,22 @@ import subprocess
 import sys
 from pathlib import Path
 
-import agenttune
+import sharpen
 
-ROOT = Path(agenttune.__file__).parent
+ROOT = Path(sharpen.__file__).parent
 CHECKED = (
-    "agenttune.experience.draw",
-    "agenttune.experience.merge",
-    "agenttune.experience.scores",
-    "agenttune.experience.replay",
-    "agenttune.algorithm.advantages",
-    "agenttune.algorithm.aggregation",
-    "agenttune.algorithm.gae",
-    "agenttune.algorithm.presets",
-    "agenttune.algorithm.resolve",
-    "agenttune.algorithm.returns",
-    "agenttune.algorithm.shaping",
-    "agenttune.trainer.credit",
+    "sharpen.experience.draw",
+    "sharpen.experience.merge",
+    "sharpen.experience.scores",
+    "sharpen.experience.replay",
+    "sharpen.algorithm.advantages",
+    "sharpen.algorithm.aggregation",
+    "sharpen.algorithm.gae",
+    "sharpen.algorithm.presets",
+    "sharpen.algorithm.resolve",
+    "sharpen.algorithm.returns",
+    "sharpen.algorithm.shaping",
+    "sharpen.trainer.credit",
 )
 """What makes batches, advantages and weights."""
 
@@ -44,6 +44,6 @@ def test_the_certificate_imports_nothing_of_what_it_checks() -> None:
 
 def test_nor_does_what_it_imports() -> None:
     """In a process of its own, with every file of the folder loaded."""
-    names = [f"agenttune.certificate.{path.stem}" for path in (ROOT / "certificate").glob("*.py")]
+    names = [f"sharpen.certificate.{path.stem}" for path in (ROOT / "certificate").glob("*.py")]
     code = f"import sys, {', '.join(names)}\nfound = set({CHECKED!r}) & set(sys.modules)\nassert not found, found"
     subprocess.run([sys.executable, "-c", code], check=True)

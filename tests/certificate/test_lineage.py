@@ -12,13 +12,13 @@ import pytest
 from experience_builders import make_group
 from planted_run import MINIBATCHES, a_rollout, draw, online, resolved
 
-from agenttune.certificate.certificate import recorded_certificate
-from agenttune.certificate.delivery import delivery
-from agenttune.certificate.lineage import in_words, read_lineage
-from agenttune.certify import certify
-from agenttune.config.load import write_resolved
-from agenttune.experience.journal import Journal
-from agenttune.types import Group
+from sharpen.certificate.certificate import recorded_certificate
+from sharpen.certificate.delivery import delivery
+from sharpen.certificate.lineage import in_words, read_lineage
+from sharpen.certify import certify
+from sharpen.config.load import write_resolved
+from sharpen.experience.journal import Journal
+from sharpen.types import Group
 
 RUN = resolved(**{"algorithm.batch_size": 2, "algorithm.group_size": 2})
 
@@ -158,7 +158,7 @@ def test_a_step_that_nothing_was_looked_at_in_is_said(run_dir: Path) -> None:
     )
 
 
-def test_what_an_older_agenttune_did_not_store_is_named(run_dir: Path) -> None:
+def test_what_an_older_sharpen_did_not_store_is_named(run_dir: Path) -> None:
     """A directory without the tables that came later still certifies, by what it has."""
     session(run_dir, 0, [1, 2])
     checkpoint(run_dir, 2)

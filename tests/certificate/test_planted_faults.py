@@ -24,11 +24,11 @@ from planted_run import (
     with_rollout,
 )
 
-from agenttune.certificate.checks import MEANING
-from agenttune.certify import certify
-from agenttune.config.load import Resolved
-from agenttune.experience.draw import Batch
-from agenttune.types import Call, CallStatus, Experience, Group
+from sharpen.certificate.checks import MEANING
+from sharpen.certify import certify
+from sharpen.config.load import Resolved
+from sharpen.experience.draw import Batch
+from sharpen.types import Call, CallStatus, Experience, Group
 
 Batches = tuple[Batch, ...]
 Groups = list[Group]

@@ -10,17 +10,17 @@ import pytest
 from experience_builders import audited, make_call, make_group, make_rollout, rules_of
 from planted_run import a_step, resolved
 
-from agenttune.algorithm.advantages import ADVANTAGES
-from agenttune.algorithm.aggregation import AGGREGATIONS, CONSTANT_LENGTH
-from agenttune.algorithm.presets import PRESETS, Algorithm
-from agenttune.algorithm.resolve import algorithm_of
-from agenttune.algorithm.shaping import Shaping
-from agenttune.certificate import rules
-from agenttune.certificate.expectation import expect
-from agenttune.certificate.formulas import FORMULAS
-from agenttune.certificate.rules import Rules
-from agenttune.experience.draw import draw_batches
-from agenttune.types import CallStatus, Group, Sampling
+from sharpen.algorithm.advantages import ADVANTAGES
+from sharpen.algorithm.aggregation import AGGREGATIONS, CONSTANT_LENGTH
+from sharpen.algorithm.presets import PRESETS, Algorithm
+from sharpen.algorithm.resolve import algorithm_of
+from sharpen.algorithm.shaping import Shaping
+from sharpen.certificate import rules
+from sharpen.certificate.expectation import expect
+from sharpen.certificate.formulas import FORMULAS
+from sharpen.certificate.rules import Rules
+from sharpen.experience.draw import draw_batches
+from sharpen.types import CallStatus, Group, Sampling
 
 
 def tool_messages(seen: int, id_: str) -> tuple[dict[str, object], ...]:

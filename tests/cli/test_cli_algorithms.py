@@ -1,4 +1,4 @@
-"""`agenttune algorithms` and `agenttune certify`."""
+"""`sharpen algorithms` and `sharpen certify`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from agenttune.algorithm.presets import PRESETS
-from agenttune.algorithm.supervised import SUPERVISED
-from agenttune.cli.algorithms import WIDTH, print_algorithms
-from agenttune.cli.main import BAD_INPUT, main
+from sharpen.algorithm.presets import PRESETS
+from sharpen.algorithm.supervised import SUPERVISED
+from sharpen.cli.algorithms import WIDTH, print_algorithms
+from sharpen.cli.main import BAD_INPUT, main
 
 
 def test_names_come_one_a_line(capsys):
@@ -29,7 +29,7 @@ def test_the_list_says_formula_source_and_defaults_and_fits_the_terminal():
 
 
 def test_a_reader_that_has_enough_ends_it_quietly():
-    command = f"{sys.executable} -m agenttune.cli.main algorithms | head -1"
+    command = f"{sys.executable} -m sharpen.cli.main algorithms | head -1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("grpo\n", "")
 

@@ -1,4 +1,4 @@
-"""`agenttune explain`: no null where a preset or a rule decides, for every algorithm; what it looks like."""
+"""`sharpen explain`: no null where a preset or a rule decides, for every algorithm; what it looks like."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import re
 
 import pytest
 
-from agenttune.algorithm.advantages import ADVANTAGES
-from agenttune.algorithm.losses import POLICY_LOSSES
-from agenttune.algorithm.presets import PRESETS
-from agenttune.algorithm.resolve import algorithm_of
-from agenttune.algorithm.supervised import SUPERVISED
-from agenttune.cli.explain import explain
-from agenttune.config.load import resolve
+from sharpen.algorithm.advantages import ADVANTAGES
+from sharpen.algorithm.losses import POLICY_LOSSES
+from sharpen.algorithm.presets import PRESETS
+from sharpen.algorithm.resolve import algorithm_of
+from sharpen.algorithm.supervised import SUPERVISED
+from sharpen.cli.explain import explain
+from sharpen.config.load import resolve
 
 BASE = {
     "train_dataset": {"path": "tasks.jsonl"},

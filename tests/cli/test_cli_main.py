@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agenttune.cli.main import BAD_INPUT, DONE, FAILED, INTERRUPTED, build_parser, main
-from agenttune.errors import ConfigError, DatasetError, EngineError, ModelError, SamplingError
+from sharpen.cli.main import BAD_INPUT, DONE, FAILED, INTERRUPTED, build_parser, main
+from sharpen.errors import ConfigError, DatasetError, EngineError, ModelError, SamplingError
 
 AGENT = "async def run_agent(task, model):\n    return None\n"
 RUN = """\
@@ -50,7 +50,7 @@ def test_exit_codes_tell_the_truth_in_one_line(error, code, config: Path, capsys
     assert main(["run", "--config", str(config)], ending_with(error)) == code
     written = capsys.readouterr()
     assert written.out == ""
-    assert written.err == ("agenttune: interrupted\n" if code == INTERRUPTED else "agenttune: wrong\n")
+    assert written.err == ("sharpen: interrupted\n" if code == INTERRUPTED else "sharpen: wrong\n")
 
 
 def test_done_is_zero(config: Path):
@@ -64,7 +64,7 @@ def test_a_bug_of_ours_keeps_its_traceback(config: Path):
 
 def test_no_arguments_print_help_and_are_bad_input(capsys):
     assert main([]) == BAD_INPUT
-    assert "usage: agenttune" in capsys.readouterr().err
+    assert "usage: sharpen" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_wrong_command_line_is_bad_input(argv, capsys):
     with pytest.raises(SystemExit) as caught:
         main(argv)
     assert caught.value.code == BAD_INPUT
-    assert "usage: agenttune" in capsys.readouterr().err
+    assert "usage: sharpen" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -116,10 +116,10 @@ def test_eval_takes_a_model_directory_or_an_endpoint():
 
 
 def test_import_and_help_are_light():
-    """`import agenttune` loads no torch, transformers or pydantic, and `--help` no more than argparse."""
+    """`import sharpen` loads no torch, transformers or pydantic, and `--help` no more than argparse."""
     code = (
-        "import sys, json; import agenttune\n"
-        "from agenttune.cli.main import build_parser; build_parser().format_help()\n"
+        "import sys, json; import sharpen\n"
+        "from sharpen.cli.main import build_parser; build_parser().format_help()\n"
         "heavy = [m for m in ('torch', 'transformers', 'pydantic', 'datasets', 'rich', 'yaml') if m in sys.modules]\n"
         "print(json.dumps(heavy))"
     )
@@ -128,6 +128,6 @@ def test_import_and_help_are_light():
 
 
 def test_the_installed_command_answers():
-    done = subprocess.run([sys.executable, "-m", "agenttune.cli.main", "--version"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "sharpen.cli.main", "--version"], capture_output=True, text=True)
     assert done.returncode == 0
-    assert done.stdout.startswith("agenttune 0.")
+    assert done.stdout.startswith("sharpen 0.")

@@ -1,4 +1,4 @@
-"""`agenttune plan`: what it prints, and its exit codes."""
+"""`sharpen plan`: what it prints, and its exit codes."""
 
 import json
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import Qwen3Config
 
-from agenttune.cli.main import main
+from sharpen.cli.main import main
 
 Plan = Callable[..., int]
 
@@ -108,7 +108,7 @@ def test_as_json(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
 def test_bad_input(plan: Plan, capsys: pytest.CaptureFixture[str], options: list[str], said: str) -> None:
     assert plan(*options) == 2
     err = capsys.readouterr().err
-    assert err.startswith("agenttune: ")
+    assert err.startswith("sharpen: ")
     assert said in err
 
 

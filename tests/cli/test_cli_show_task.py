@@ -1,4 +1,4 @@
-"""`agenttune show --task`: which task and which evaluations it means."""
+"""`sharpen show --task`: which task and which evaluations it means."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from agenttune.cli.main import BAD_INPUT, main
-from agenttune.experience.journal import Journal
-from agenttune.types import Group, Outcome, Rollout, Task
+from sharpen.cli.main import BAD_INPUT, main
+from sharpen.experience.journal import Journal
+from sharpen.types import Group, Outcome, Rollout, Task
 
 
 def group(id_: str, reward: float) -> Group:

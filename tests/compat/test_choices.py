@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from trinity_serving import MakePlace
 
-from agenttune import WorkflowOutput
-from agenttune.compat.trinity import Workflow
-from agenttune.experience.journal import Journal
-from agenttune.experience.merge import merge
-from agenttune.experience.reading import read_groups
-from agenttune.types import CallStatus, Rollout
+from sharpen import WorkflowOutput
+from sharpen.compat.trinity import Workflow
+from sharpen.experience.journal import Journal
+from sharpen.experience.merge import merge
+from sharpen.experience.reading import read_groups
+from sharpen.types import CallStatus, Rollout
 
 USED, UNUSED, LEFT_OUT = CallStatus.USED, CallStatus.UNUSED, CallStatus.LEFT_OUT
 ASK = {"role": "user", "content": "?"}
@@ -91,7 +91,7 @@ def test_a_returned_message_shows_which_one_was_used(make_place: MakePlace) -> N
 
 def test_where_nothing_tells_none_is_trained_and_that_is_said_once(make_place: MakePlace, caplog: Any) -> None:
     place = make_place(numbered())
-    with caplog.at_level(logging.WARNING, "agenttune.rollout"):
+    with caplog.at_level(logging.WARNING, "sharpen.rollout"):
         (group,) = place.run(votes, group_size=2)
     assert [status(rollout) for rollout in group.rollouts] == [[UNUSED] * 3] * 2
     assert all(rollout.answered for rollout in group.rollouts)  # the model's answers earned the reward all the same

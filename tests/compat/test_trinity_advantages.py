@@ -16,17 +16,17 @@ import pytest
 import torch
 from trinity_serving import MakePlace
 
-from agenttune.algorithm.losses import POLICY_LOSSES
-from agenttune.algorithm.presets import PRESETS, Algorithm
-from agenttune.algorithm.resolve import algorithm_of
-from agenttune.compat.trinity import RewardPropagationWorkflow, StepWiseRewardWorkflow, Workflow
-from agenttune.compat.trinity.settings import convert
-from agenttune.config.load import resolve
-from agenttune.errors import ConfigError
-from agenttune.experience.draw import make_batch, score
-from agenttune.trainer.credit import Part, assign
-from agenttune.trainer.packing import pack
-from agenttune.types import Group
+from sharpen.algorithm.losses import POLICY_LOSSES
+from sharpen.algorithm.presets import PRESETS, Algorithm
+from sharpen.algorithm.resolve import algorithm_of
+from sharpen.compat.trinity import RewardPropagationWorkflow, StepWiseRewardWorkflow, Workflow
+from sharpen.compat.trinity.settings import convert
+from sharpen.config.load import resolve
+from sharpen.errors import ConfigError
+from sharpen.experience.draw import make_batch, score
+from sharpen.trainer.credit import Part, assign
+from sharpen.trainer.packing import pack
+from sharpen.types import Group
 
 TASKS: dict[str, list[dict[str, Any]]] = {
     "first": [
@@ -270,7 +270,7 @@ def test_std_cal_level_batch_of_a_trinity_file(make_place: MakePlace, keys: Any,
 
 def test_std_cal_level_batch_divides_by_the_deviation_of_all_rewards() -> None:
     """Two tasks, one easy and one hard, so that rewards differ far more over the step than within a group."""
-    from agenttune.algorithm.returns import Scores
+    from sharpen.algorithm.returns import Scores
 
     chosen = algorithm("grpo", advantage_fn_args={"std_cal_level": "batch"})
     rewards = [1.0, 0.9, 1.0, 0.95, 0.1, 0.0, 0.05, 0.0]
@@ -359,11 +359,11 @@ def test_a_reward_of_a_step_is_a_finite_number(make_place: MakePlace) -> None:
 
 
 def test_rewards_that_differ_without_being_of_steps_are_said(make_place: MakePlace, caplog: Any) -> None:
-    from agenttune.compat.trinity import workflow_function
-    from agenttune.config.run import TasksetConfig
+    from sharpen.compat.trinity import workflow_function
+    from sharpen.config.run import TasksetConfig
 
     place = make_place("a long answer, cut")
-    with caplog.at_level(logging.WARNING, "agenttune.workflow"):
+    with caplog.at_level(logging.WARNING, "sharpen.workflow"):
         place.run(workflow_function(Climb, TasksetConfig(), {}, "gigpo", True), {"prompt": "first"})
         assert caplog.messages == []
         place.run(workflow_function(OwnRewards, TasksetConfig(), {}, "gigpo", True), {"prompt": "first"})

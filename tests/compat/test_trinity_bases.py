@@ -10,7 +10,7 @@ import openai
 import pytest
 from trinity_serving import MakePlace, Place
 
-from agenttune.compat.trinity import (
+from sharpen.compat.trinity import (
     AsyncMathBoxedWorkflow,
     AsyncMathWorkflow,
     AsyncRewardPropagationWorkflow,
@@ -28,10 +28,10 @@ from agenttune.compat.trinity import (
     Workflow,
     workflow_function,
 )
-from agenttune.config.run import TasksetConfig
-from agenttune.errors import ConfigError, DatasetError
-from agenttune.experience.merge import merge
-from agenttune.types import CallStatus, Outcome
+from sharpen.config.run import TasksetConfig
+from sharpen.errors import ConfigError, DatasetError
+from sharpen.experience.merge import merge
+from sharpen.types import CallStatus, Outcome
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -409,7 +409,7 @@ class Positional(Workflow):
 def test_without_agentscope_its_workflow_says_so():
     code = (
         "import sys; sys.modules['agentscope'] = None\n"
-        "from agenttune.compat.trinity.react import AgentScopeReActAgent, BoxedResult\n"
+        "from sharpen.compat.trinity.react import AgentScopeReActAgent, BoxedResult\n"
         "AgentScopeReActAgent(openai_client=None, model_name='m', system_prompt='', generate_kwargs={}, "
         "response_structure=BoxedResult)"
     )
@@ -444,7 +444,7 @@ def test_which_of_both_is_meant(make_place: MakePlace):
         (AsyncRun, {}, r"workflow AsyncRun: run\(\) is asynchronous; call it run_async\(\)"),
         (SyncRunAsync, {}, r"workflow SyncRunAsync: run_async\(\) is not asynchronous"),
         (Positional, {}, "workflow Positional cannot be constructed: missing a required argument: 'temperature'"),
-        (dict, {}, "is not a subclass of agenttune.compat.trinity.Workflow"),
+        (dict, {}, "is not a subclass of sharpen.compat.trinity.Workflow"),
         ("math_workflw", {}, "there is no workflow 'math_workflw'; did you mean 'math_workflow'"),
         (Both, {"reward_fn": "math_rewrd"}, "there is no reward function 'math_rewrd'; did you mean 'math_reward'"),
         (Both, {"reward_fn": "json:dumps"}, "'json:dumps' is not a class"),

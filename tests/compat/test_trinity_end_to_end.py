@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from trinity_serving import talking_server
 
-from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
-from agenttune.cli.main import main
-from agenttune.compat.trinity import AsyncStepWiseRewardWorkflow, Workflow
-from agenttune.errors import ConfigError
+from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
+from sharpen.cli.main import main
+from sharpen.compat.trinity import AsyncStepWiseRewardWorkflow, Workflow
+from sharpen.errors import ConfigError
 
 FLOW = '''
 from typing import List, Optional
 
-from agenttune.compat.trinity import Experience, ModelWrapper, Task, Workflow, WORKFLOWS
+from sharpen.compat.trinity import Experience, ModelWrapper, Task, Workflow, WORKFLOWS
 
 
 @WORKFLOWS.register_module("NAME")
@@ -68,7 +68,7 @@ def config(tmp_path: Path, toy_model_dir: Path, toy_dataset: Path) -> Path:
 
 def test_a_workflow_class_is_trained_from_the_command_line(config: Path, tmp_path: Path, capsys):
     assert main(["run", "--config", str(config)]) == 0
-    run = tmp_path / "runs/AgentTune/guess"
+    run = tmp_path / "runs/Sharpen/guess"
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [step["workflow/is_eval"] for step in steps if "workflow/is_eval" in step] == [0.0, 0.0]
     summary = json.loads((run / "summary.json").read_text())

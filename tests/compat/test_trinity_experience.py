@@ -14,10 +14,10 @@ import pytest
 import torch
 from trinity_serving import MakePlace, talking_server
 
-from agenttune.compat.trinity import EID, Experience, ModelWrapper
-from agenttune.compat.trinity.adapter import result_of
-from agenttune.errors import ConfigError
-from agenttune.execution.endpoint import Endpoint
+from sharpen.compat.trinity import EID, Experience, ModelWrapper
+from sharpen.compat.trinity.adapter import result_of
+from sharpen.errors import ConfigError
+from sharpen.execution.endpoint import Endpoint
 
 ASK = [{"role": "user", "content": "?"}]
 
@@ -207,7 +207,7 @@ def test_an_experience_is_not_constructed():
 
 def test_the_layer_is_imported_without_torch():
     code = (
-        "import sys, agenttune.compat.trinity as trinity\n"
+        "import sys, sharpen.compat.trinity as trinity\n"
         "assert 'openai' not in sys.modules and 'pydantic' not in sys.modules\n"
         "for name in trinity.__all__: getattr(trinity, name)\n"
         "heavy = {'torch', 'transformers', 'agentscope', 'math_verify', 'sympy', 'datasets'} & set(sys.modules)\n"

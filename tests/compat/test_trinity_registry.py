@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from agenttune.compat.trinity import WORKFLOWS, MathWorkflow, SimpleWorkflow, Workflow
-from agenttune.compat.trinity.registry import Registry
-from agenttune.errors import ConfigError
+from sharpen.compat.trinity import WORKFLOWS, MathWorkflow, SimpleWorkflow, Workflow
+from sharpen.compat.trinity.registry import Registry
+from sharpen.errors import ConfigError
 
 
 class Mine(Workflow):
@@ -22,7 +22,7 @@ class Other(Workflow):
 
 
 def test_a_class_is_registered_by_a_decorator_or_a_call():
-    registry = Registry("workflow", {"math_workflow": "agenttune.compat.trinity.simple:MathWorkflow"})
+    registry = Registry("workflow", {"math_workflow": "sharpen.compat.trinity.simple:MathWorkflow"})
     assert registry.register_module("mine")(Mine) is Mine
     assert registry.register_module("other", module_cls=Other) is Other
     assert (registry.get("mine"), registry.get("other"), registry.get("math_workflow")) == (Mine, Other, MathWorkflow)
@@ -32,7 +32,7 @@ def test_a_class_is_registered_by_a_decorator_or_a_call():
 
 
 def test_a_name_is_taken_once():
-    registry = Registry("workflow", {"math_workflow": "agenttune.compat.trinity.simple:MathWorkflow"})
+    registry = Registry("workflow", {"math_workflow": "sharpen.compat.trinity.simple:MathWorkflow"})
     registry.register_module("mine")(Mine)
     registry.register_module("mine")(Mine)
     for name in ("mine", "math_workflow"):
@@ -46,7 +46,7 @@ def test_a_name_is_taken_once():
 
 def test_a_file_that_is_loaded_twice_registers_once(tmp_path: Path):
     code = (
-        "from agenttune.compat.trinity import WORKFLOWS, Workflow\n"
+        "from sharpen.compat.trinity import WORKFLOWS, Workflow\n"
         "@WORKFLOWS.register_module('twice_loaded')\n"
         "class Twice(Workflow):\n    def run(self):\n        return []\n"
     )
@@ -59,9 +59,9 @@ def test_a_file_that_is_loaded_twice_registers_once(tmp_path: Path):
 
 
 def test_where_a_class_is():
-    for name in ("agenttune.compat.trinity.simple:SimpleWorkflow", "agenttune.compat.trinity.simple.SimpleWorkflow"):
+    for name in ("sharpen.compat.trinity.simple:SimpleWorkflow", "sharpen.compat.trinity.simple.SimpleWorkflow"):
         assert WORKFLOWS.get(name) is SimpleWorkflow
     with pytest.raises(ConfigError, match="did you mean 'SimpleWorkflow'"):
-        WORKFLOWS.get("agenttune.compat.trinity.simple.SimpelWorkflow")
+        WORKFLOWS.get("sharpen.compat.trinity.simple.SimpelWorkflow")
     with pytest.raises(ConfigError, match="one of your own is named"):
         WORKFLOWS.get("alfworld_workflow")

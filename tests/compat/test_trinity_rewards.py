@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agenttune.compat.trinity import (
+from sharpen.compat.trinity import (
     REWARD_FUNCTIONS,
     AccuracyReward,
     CountDownRewardFn,
@@ -19,9 +19,9 @@ from agenttune.compat.trinity import (
     MathBoxedRewardFn,
     MathRewardFn,
 )
-from agenttune.compat.trinity import equality as equality_module
-from agenttune.compat.trinity.equality import bare, equal, number_in
-from agenttune.compat.trinity.rewards import answer_in_tags, last_boxed, truth_in
+from sharpen.compat.trinity import equality as equality_module
+from sharpen.compat.trinity.equality import bare, equal, number_in
+from sharpen.compat.trinity.rewards import answer_in_tags, last_boxed, truth_in
 
 SOLUTION = "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\nAltogether 48+24 = <<48+24=72>>72.\n#### 72"
 
@@ -155,7 +155,7 @@ def test_expressions_are_compared_by_math_verify(answer: str, truth: str, same: 
 
 def test_an_expression_that_never_ends_is_not_equal_and_others_go_on(caplog):
     began = time.monotonic()
-    with caplog.at_level(logging.WARNING, "agenttune.rewards"):
+    with caplog.at_level(logging.WARNING, "sharpen.rewards"):
         assert not equal("9^{9^{9^{9}}}", "5")
     assert time.monotonic() - began < equality_module.LIMIT_S + 120
     assert "takes longer than 3 s: not equal" in caplog.text
@@ -173,12 +173,13 @@ def test_many_threads_ask_at_once():
 def test_without_math_verify_the_functions_say_so():
     code = (
         "import sys; sys.modules['math_verify'] = None\n"
-        "from agenttune.compat.trinity import AccuracyReward, FormatReward, MathBoxedRewardFn, MathRewardFn\n"
-        "from agenttune.errors import ConfigError\n"
+        "from sharpen.compat.trinity import AccuracyReward, FormatReward, MathBoxedRewardFn, MathRewardFn\n"
+        "from sharpen.config.extras import install_command\n"
+        "from sharpen.errors import ConfigError\n"
         "FormatReward()\n"
         "for function in (MathBoxedRewardFn, MathRewardFn, AccuracyReward):\n"
         "    try:\n        function()\n"
-        "    except ConfigError as error:\n        assert \"pip install 'agenttune[math]'\" in str(error)\n"
+        "    except ConfigError as error:\n        assert install_command('math') in str(error)\n"
         "    else:\n        raise AssertionError(function)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

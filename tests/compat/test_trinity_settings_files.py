@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from agenttune.algorithm.resolve import resolve as resolve_algorithm
-from agenttune.algorithm.supervised import SUPERVISED, resolve_supervised
-from agenttune.cli.explain import explain
-from agenttune.config.load import Resolved, load_config, resolve
-from agenttune.config.public import DatasetConfig, TunerModelConfig
-from agenttune.experience.replay import Replay
+from sharpen.algorithm.resolve import resolve as resolve_algorithm
+from sharpen.algorithm.supervised import SUPERVISED, resolve_supervised
+from sharpen.cli.explain import explain
+from sharpen.config.load import Resolved, load_config, resolve
+from sharpen.config.public import DatasetConfig, TunerModelConfig
+from sharpen.experience.replay import Replay
 
 FILES = sorted((Path(__file__).parent / "yaml").glob("*.yaml"))
 PARTS = {path for path in FILES if path.stem.startswith("fragment") or path.stem == "agentscope_tuner"}

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agenttune.compat.trinity.settings import convert
-from agenttune.compat.trinity.settings_table import RULES
-from agenttune.config.load import ConfigFile
-from agenttune.errors import ConfigError
+from sharpen.compat.trinity.settings import convert
+from sharpen.compat.trinity.settings_table import RULES
+from sharpen.config.load import ConfigFile
+from sharpen.errors import ConfigError
 
 ENVIRONMENT = dict.fromkeys(("OPENAI_BASE_URL", "text", "7", "false"), "http://endpoint.invalid/v1")
 VALUES = [True, False, 0, 1, 7, 0.5, "text", "7", "false", "", [], ["a"], [1, 2], {}, {"a": 1}, {"a": {"b": [1]}}]

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from agenttune.compat.trinity.settings import convert
-from agenttune.compat.trinity.settings_algorithm_names import ADVANTAGES, ALGORITHMS, KL, POLICY_LOSSES, SUPERVISED
-from agenttune.config.load import load_config, resolve
-from agenttune.config.public import AlgorithmConfig, TunerModelConfig
-from agenttune.errors import ConfigError
+from sharpen.compat.trinity.settings import convert
+from sharpen.compat.trinity.settings_algorithm_names import ADVANTAGES, ALGORITHMS, KL, POLICY_LOSSES, SUPERVISED
+from sharpen.config.load import load_config, resolve
+from sharpen.config.public import AlgorithmConfig, TunerModelConfig
+from sharpen.errors import ConfigError
 
 FILE = """\
 algorithm: {algorithm_type: grpo, repeat_times: 8}
@@ -51,7 +51,7 @@ def refusal(content: dict[str, Any], **environment: str) -> str:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ("mode: explore", "'mode' is 'explore': sampling alone is `agenttune eval` or `agenttune check`"),
+        ("mode: explore", "'mode' is 'explore': sampling alone is `sharpen eval` or `sharpen check`"),
         ("mode: train", "'mode' is 'train': training on stored experiences does not exist here yet: use mode both"),
         ("mode: serve", "'mode' is 'serve': serve a checkpoint with any server"),
         ("mode: bot", "'mode' must be both, bench, colocate, explore, train or serve, but 'bot' came"),
@@ -73,7 +73,7 @@ def refusal(content: dict[str, Any], **environment: str) -> str:
         ("explorer: {max_retry_times: many}", "'explorer.max_retry_times' must be a number, but 'many' came"),
         ("explorer: {rollout_model: {engine_type: external}}", "a model behind an endpoint cannot be trained"),
         ("explorer: {rollout_model: {dtype: float16}}", "is 'float16': use auto, bfloat16 or float32"),
-        ("explorer: {bench_on_latest_checkpoint: true}", "name the checkpoint instead: agenttune eval"),
+        ("explorer: {bench_on_latest_checkpoint: true}", "name the checkpoint instead: sharpen eval"),
         ("explorer: {env_vars: {KEY: 1}}", "are set by the shell that starts the run, before it does: export KEY=1"),
         ("monitor: {monitor_type: swanlab}", "there is no SwanLab sink: use tensorboard, wandb or mlflow"),
         ("monitor: {monitor_type: wandb, monitor_args: {base_url: x}}", "WANDB_BASE_URL"),
@@ -349,11 +349,11 @@ def test_arguments_keep_their_types(tmp_path):
 
 
 def test_every_algorithm_name_of_trinity_is_known_and_its_parts_exist():
-    from agenttune.algorithm.advantages import ADVANTAGES as OUR_ADVANTAGES
-    from agenttune.algorithm.kl import ESTIMATORS as OUR_KL
-    from agenttune.algorithm.losses import POLICY_LOSSES as OUR_LOSSES
-    from agenttune.algorithm.presets import PRESETS
-    from agenttune.algorithm.supervised import SUPERVISED as OUR_SUPERVISED
+    from sharpen.algorithm.advantages import ADVANTAGES as OUR_ADVANTAGES
+    from sharpen.algorithm.kl import ESTIMATORS as OUR_KL
+    from sharpen.algorithm.losses import POLICY_LOSSES as OUR_LOSSES
+    from sharpen.algorithm.presets import PRESETS
+    from sharpen.algorithm.supervised import SUPERVISED as OUR_SUPERVISED
 
     assert set(ALGORITHMS) <= set(PRESETS)
     assert set(SUPERVISED) == set(OUR_SUPERVISED)

@@ -1,4 +1,4 @@
-"""`agenttune check`, `run`, `eval` and `explain`, and `tune()`, with a Trinity-RFT file, on a toy model."""
+"""`sharpen check`, `run`, `eval` and `explain`, and `tune()`, with a Trinity-RFT file, on a toy model."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from agenttune import AlgorithmConfig, tune
-from agenttune.cli.main import BAD_INPUT, main
-from agenttune.errors import ConfigError
+from sharpen import AlgorithmConfig, tune
+from sharpen.cli.main import BAD_INPUT, main
+from sharpen.errors import ConfigError
 
 WORKFLOW = """
-from agenttune.compat.trinity import Workflow
+from sharpen.compat.trinity import Workflow
 
 class Flow(Workflow):
     def __init__(self, *, task, model, auxiliary_models=None):
@@ -119,7 +119,7 @@ def test_a_file_of_rows_trains_without_rollouts(tmp_path, toy_model_dir, capsys)
     assert main(["run", "--config", str(path), "--set", "evaluation.hold_out=false"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "synchronizer.sync_method: sft learns from rows, without rollouts" in printed
-    run = tmp_path / "runs/AgentTune/taught"
+    run = tmp_path / "runs/Sharpen/taught"
     assert (run / "global_step_3").is_dir()
     values = json.loads((run / "resolved.json").read_text())
     assert values["supervised.turns"]["value"] == "last"
@@ -205,7 +205,7 @@ def test_bad_files_are_bad_input(config, capsys):
 
 def test_explain_prints_every_value_and_its_origin_and_is_light(config):
     code = (
-        "import sys; from agenttune.cli.main import main; code = main(sys.argv[1:])\n"
+        "import sys; from sharpen.cli.main import main; code = main(sys.argv[1:])\n"
         "heavy = {'transformers', 'datasets', 'openai'} & set(sys.modules)\n"
         "assert not heavy, heavy\nsys.exit(code)"
     )
@@ -222,7 +222,7 @@ def test_explain_prints_every_value_and_its_origin_and_is_light(config):
 
 def test_explain_fits_a_terminal(config):
     mine, theirs = pty.openpty()
-    code = "import sys; from agenttune.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; from sharpen.cli.main import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "explain", "--config", str(config)]
     with subprocess.Popen(command, stdout=theirs, env={**os.environ, "COLUMNS": "140", "TERM": "xterm"}) as process:
         os.close(theirs)

@@ -11,12 +11,12 @@ import openai
 import pytest
 from trinity_serving import MakePlace
 
-from agenttune.compat.trinity import Experience, ModelWrapper, Task, Workflow, configured_workflow
-from agenttune.config.public import AlgorithmConfig, DatasetConfig, TunerModelConfig
-from agenttune.config.run import LossConfig, RunConfig
-from agenttune.errors import ConfigError
-from agenttune.experience.merge import merge
-from agenttune.types import CallStatus, Outcome
+from sharpen.compat.trinity import Experience, ModelWrapper, Task, Workflow, configured_workflow
+from sharpen.config.public import AlgorithmConfig, DatasetConfig, TunerModelConfig
+from sharpen.config.run import LossConfig, RunConfig
+from sharpen.errors import ConfigError
+from sharpen.experience.merge import merge
+from sharpen.types import CallStatus, Outcome
 
 
 def ask(client: openai.OpenAI, text: str) -> str:
@@ -99,7 +99,7 @@ def test_calls_that_are_not_returned_are_not_trained(make_place: MakePlace):
 
 def test_rewards_that_differ_are_said_once(make_place: MakePlace, caplog):
     place = make_place("yes")
-    with caplog.at_level(logging.WARNING, "agenttune.workflow"):
+    with caplog.at_level(logging.WARNING, "sharpen.workflow"):
         place.run(TwoOfThree, group_size=3, no_use_in="grpo", workflow_args={"rewards": [1.0, 1.0]})
         place.run(TwoOfThree, group_size=3)
         assert caplog.messages == []
@@ -127,7 +127,7 @@ def test_which_algorithms_have_no_use_for_them(make_place: MakePlace, caplog, al
         algorithm=AlgorithmConfig(algorithm_type=algorithm),
         loss=LossConfig(advantage=advantage),
     )
-    with caplog.at_level(logging.WARNING, "agenttune.workflow"):
+    with caplog.at_level(logging.WARNING, "sharpen.workflow"):
         make_place("yes").run(configured_workflow(TwoOfThree, None, config))
     assert len(caplog.messages) == said
     assert all(algorithm in message for message in caplog.messages)
@@ -138,7 +138,7 @@ def test_a_function_is_left_as_it_is_and_a_taskset_beside_it_is_said_to_have_no_
         return 1.0
 
     config = {"train_dataset": DatasetConfig(path="none"), "model": TunerModelConfig(model_path="m", max_model_len=64)}
-    with caplog.at_level(logging.WARNING, "agenttune.workflow"):
+    with caplog.at_level(logging.WARNING, "sharpen.workflow"):
         assert configured_workflow(function, None, RunConfig(**config)) is function
         assert caplog.messages == []
         assert configured_workflow(function, None, RunConfig(**config, taskset={"prompt_key": "q"})) is function

@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from agenttune.compat.trinity import workflow_function
-from agenttune.config.run import RolloutConfig, TasksetConfig
-from agenttune.execution.serving import ServingThread
-from agenttune.gateway.gateway import Gateway
-from agenttune.gateway.session import Session
-from agenttune.inference.engine import GenerateRequest, Generation
-from agenttune.rollout.runner import RolloutRunner
-from agenttune.tasks.source import Row
-from agenttune.types import Call, Group, Rollout, Task
+from sharpen.compat.trinity import workflow_function
+from sharpen.config.run import RolloutConfig, TasksetConfig
+from sharpen.execution.serving import ServingThread
+from sharpen.gateway.gateway import Gateway
+from sharpen.gateway.session import Session
+from sharpen.inference.engine import GenerateRequest, Generation
+from sharpen.rollout.runner import RolloutRunner
+from sharpen.tasks.source import Row
+from sharpen.types import Call, Group, Rollout, Task
 
 Script = Callable[[str], str]
 MakePlace = Callable[..., "Place"]

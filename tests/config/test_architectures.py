@@ -13,11 +13,11 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from agenttune.config.architectures import refuse_architecture
-from agenttune.errors import ModelError
-from agenttune.inference.embedded import EmbeddedEngine
-from agenttune.inference.vllm_start import read_skeleton
-from agenttune.trainer.model import TrainedModel
+from sharpen.config.architectures import refuse_architecture
+from sharpen.errors import ModelError
+from sharpen.inference.embedded import EmbeddedEngine
+from sharpen.inference.vllm_start import read_skeleton
+from sharpen.trainer.model import TrainedModel
 
 SEES = (Qwen2VLConfig, Gemma3Config, LlavaConfig)
 ROUTES = (MixtralConfig, Qwen3MoeConfig)

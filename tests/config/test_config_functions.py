@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agenttune.config.functions import import_function
-from agenttune.errors import ConfigError
+from sharpen.config.functions import import_function
+from sharpen.errors import ConfigError
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from agenttune.config.load import load_yaml, parse_assignments, resolve, write_resolved
-from agenttune.config.public import AlgorithmConfig, DatasetConfig, TunerModelConfig
-from agenttune.errors import ConfigError
+from sharpen.config.load import load_yaml, parse_assignments, resolve, write_resolved
+from sharpen.config.public import AlgorithmConfig, DatasetConfig, TunerModelConfig
+from sharpen.errors import ConfigError
 
 SMALLEST = {"train_dataset": {"path": "data"}, "model": {"model_path": "m", "max_model_len": 64}}
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-import agenttune
-from agenttune import Algorithm, AlgorithmConfig, Dataset, DatasetConfig, TunerChatModel, TunerModelConfig
-from agenttune.config.load import resolve
-from agenttune.errors import AgentTuneError, ConfigError
+import sharpen
+from sharpen import Algorithm, AlgorithmConfig, Dataset, DatasetConfig, TunerChatModel, TunerModelConfig
+from sharpen.config.load import resolve
+from sharpen.errors import ConfigError, SharpenError
 
 ROWS = [{"question": "What is 2 + 2?", "answer": "4"}, {"question": "What is 4 + 4?", "answer": "8"}]
 
@@ -54,25 +54,25 @@ def test_earlier_names_are_the_same_settings() -> None:
 
 @pytest.mark.parametrize("name", ["tune_prompt", "PromptTuneConfig", "select_model", "TinkerConfig"])
 def test_what_is_not_included_says_so(name: str) -> None:
-    with pytest.raises(ImportError, match=f"^{name} is not part of AgentTune: .*agentscope.tuner") as raised:
-        exec(f"from agenttune import {name}")
-    assert isinstance(raised.value, AgentTuneError)
-    assert name not in dir(agenttune)
+    with pytest.raises(ImportError, match=f"^{name} is not part of Sharpen: .*agentscope.tuner") as raised:
+        exec(f"from sharpen import {name}")
+    assert isinstance(raised.value, SharpenError)
+    assert name not in dir(sharpen)
 
 
 def test_a_name_that_nobody_knows_is_an_ordinary_error() -> None:
     with pytest.raises(ImportError, match="cannot import name 'tunee'"):
-        exec("from agenttune import tunee")
+        exec("from sharpen import tunee")
 
 
 def test_every_public_name_can_be_had() -> None:
-    assert [getattr(agenttune, name) for name in agenttune.__all__]
+    assert [getattr(sharpen, name) for name in sharpen.__all__]
 
 
 @pytest.mark.parametrize("model", [TunerModelConfig, TunerChatModel])
 def test_hosted_training_is_refused_by_name(model: type[TunerModelConfig]) -> None:
     assert model(model_path="m", max_model_len=64, tinker_config=None) == model(model_path="m", max_model_len=64)
-    with pytest.raises(ConfigError, match="has a tinker_config, which is not part of AgentTune"):
+    with pytest.raises(ConfigError, match="has a tinker_config, which is not part of Sharpen"):
         model(model_path="m", max_model_len=64, tinker_config={"rank": 16})
     with pytest.raises(ConfigError, match="'model' has a tinker_config"):
         resolve(
@@ -84,21 +84,21 @@ def test_the_oldest_form_gives_workflow_and_file_by_position() -> None:
     async def workflow(task, model) -> float:
         return 1.0
 
-    assert inspect.signature(agenttune.tune).bind(workflow, "config.yaml").arguments == {
+    assert inspect.signature(sharpen.tune).bind(workflow, "config.yaml").arguments == {
         "workflow_func": workflow,
         "config_path": "config.yaml",
     }
     with pytest.raises(ConfigError, match=r"nowhere/config\.yaml"):
-        agenttune.tune(workflow, "nowhere/config.yaml")
+        sharpen.tune(workflow, "nowhere/config.yaml")
 
 
 def test_the_checks_of_the_two_functions_are_value_errors() -> None:
     async def workflow(task, model): ...
     async def judge(task, response): ...
 
-    agenttune.check_workflow_function(workflow)
-    agenttune.check_judge_function(judge)
+    sharpen.check_workflow_function(workflow)
+    sharpen.check_judge_function(judge)
     with pytest.raises(ValueError, match="task, response, but not model"):
-        agenttune.check_workflow_function(judge)
+        sharpen.check_workflow_function(judge)
     with pytest.raises(ValueError, match="task, model, but not response"):
-        agenttune.check_judge_function(workflow)
+        sharpen.check_judge_function(workflow)

@@ -2,9 +2,9 @@
 
 from collections import Counter
 
-from agenttune.config.explain import settings_of
-from agenttune.config.resuming import FIXED, MAY_CHANGE, may_change, setting_of
-from agenttune.config.run import RunConfig
+from sharpen.config.explain import settings_of
+from sharpen.config.resuming import FIXED, MAY_CHANGE, may_change, setting_of
+from sharpen.config.run import RunConfig
 
 
 def test_every_setting_is_in_exactly_one_of_the_two_lists():

@@ -1,4 +1,4 @@
-"""The smallest `run.yaml` of docs/configuration.md is enough for `agenttune check`, with its two files beside it."""
+"""The smallest `run.yaml` of docs/configuration.md is enough for `sharpen check`, with its two files beside it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from agenttune.cli.main import main
+from sharpen.cli.main import main
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 AGENT = """

@@ -7,10 +7,10 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agenttune.config.public import DatasetConfig, TunerModelConfig
-from agenttune.config.run import RunConfig
-from agenttune.diagnose.data import Row, RunData, Seen
-from agenttune.types import Outcome
+from sharpen.config.public import DatasetConfig, TunerModelConfig
+from sharpen.config.run import RunConfig
+from sharpen.diagnose.data import Row, RunData, Seen
+from sharpen.types import Outcome
 
 STEPS = 40
 GROUPS, SIZE = 12, 8

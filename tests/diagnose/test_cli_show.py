@@ -1,4 +1,4 @@
-"""`agenttune show`: a rollout in a terminal and in a pipe."""
+"""`sharpen show`: a rollout in a terminal and in a pipe."""
 
 import argparse
 import io
@@ -8,11 +8,11 @@ import re
 import numpy as np
 import pytest
 
-from agenttune.cli.show import add_show, clean, pieces, run_show
-from agenttune.errors import ConfigError
-from agenttune.experience.draw import make_batch
-from agenttune.experience.journal import Journal
-from agenttune.types import Call, CallStatus, Group, Outcome, Rollout, Sampling, Task
+from sharpen.cli.show import add_show, clean, pieces, run_show
+from sharpen.errors import ConfigError
+from sharpen.experience.draw import make_batch
+from sharpen.experience.journal import Journal
+from sharpen.types import Call, CallStatus, Group, Outcome, Rollout, Sampling, Task
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 QUESTION = {"role": "user", "content": [{"type": "text", "text": "What is 2 + 2? " * 12}, {"type": "image_url"}]}
@@ -46,7 +46,7 @@ def run_dir(tmp_path_factory, toy_model_dir, tokenizer):
 
 
 def experiences(group):
-    from agenttune.algorithm.presets import PRESETS
+    from sharpen.algorithm.presets import PRESETS
 
     return make_batch([group], PRESETS["grpo"]).experiences
 
@@ -117,7 +117,7 @@ def show(run_dir, *options, out=None):
 def test_without_a_rollout_the_last_groups_are_listed(run_dir):
     lines = show(run_dir).splitlines()
     assert lines[:2] == ["step-3/train/17   1 0 judge_error", "step-13/train/17  1 0 judge_error"]
-    assert lines[-1] == f"read one:  agenttune show {run_dir} --rollout step-13/train/17/0"
+    assert lines[-1] == f"read one:  sharpen show {run_dir} --rollout step-13/train/17/0"
 
 
 def test_a_rollout_in_a_pipe_is_plain_text_of_at_most_100_columns(run_dir):

@@ -2,7 +2,7 @@
 
 from diagnose_plants import STEPS, config, curves, run_data
 
-from agenttune.diagnose.diagnosis import diagnose
+from sharpen.diagnose.diagnosis import diagnose
 
 
 def names(**metrics: list[float]) -> list[str]:

@@ -10,9 +10,9 @@ from diagnose_plants import GROUPS, MIXED, SIZE, STEPS, config, curves, group, g
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agenttune.diagnose.data import Row, RunData, digest, is_scale_free, repeated_share, trend
-from agenttune.diagnose.diagnosis import RULES, diagnose, scale_free
-from agenttune.types import Call, CallStatus, Outcome, Rollout, Sampling
+from sharpen.diagnose.data import Row, RunData, digest, is_scale_free, repeated_share, trend
+from sharpen.diagnose.diagnosis import RULES, diagnose, scale_free
+from sharpen.types import Call, CallStatus, Outcome, Rollout, Sampling
 
 FLAT = (0.0,) * SIZE
 RIGHT = (1.0,) * SIZE

@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from agenttune import AlgorithmConfig, DatasetConfig, JudgeOutput, TunerModelConfig, WorkflowOutput, tune
-from agenttune.cli.diagnose import run_diagnose
-from agenttune.diagnose.data import by_group
-from agenttune.diagnose.diagnosis import diagnose, read_rows, read_run
-from agenttune.errors import ConfigError, RolloutError
-from agenttune.experience.journal import Journal
-from agenttune.types import Group, Outcome, Rollout, Task
+from sharpen import AlgorithmConfig, DatasetConfig, JudgeOutput, TunerModelConfig, WorkflowOutput, tune
+from sharpen.cli.diagnose import run_diagnose
+from sharpen.diagnose.data import by_group
+from sharpen.diagnose.diagnosis import diagnose, read_rows, read_run
+from sharpen.errors import ConfigError, RolloutError
+from sharpen.experience.journal import Journal
+from sharpen.types import Group, Outcome, Rollout, Task
 
 
 async def answers(task, model):
@@ -123,7 +123,7 @@ def test_a_judge_that_fails_on_some_tasks(run):
 def test_a_run_that_its_judge_stopped_can_be_diagnosed_without_any_step(run, tmp_path):
     with pytest.raises(RolloutError):
         run(always_breaks, steps=2, **{"rollout.max_attempts": 1})
-    (run_dir,) = (tmp_path / "AgentTune").iterdir()
+    (run_dir,) = (tmp_path / "Sharpen").iterdir()
     data = read_run(run_dir)
     assert data.rows == ()
     assert next(finding.name for finding in diagnose(data)) == "judge_failures"
@@ -171,7 +171,7 @@ def write_settings(folder, **more):
 def test_settings_of_another_version_are_told(tmp_path):
     write_settings(tmp_path, **{"rollout.attempts": 3})
     Journal(tmp_path / "run.db").close()
-    with pytest.raises(ConfigError, match=r"is of another version of AgentTune.*rollout\.attempts"):
+    with pytest.raises(ConfigError, match=r"is of another version of Sharpen.*rollout\.attempts"):
         read_run(tmp_path)
 
 

@@ -12,10 +12,10 @@ from diagnose_plants import config, noisy, rows
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
-from agenttune.cli.diagnose import run_diagnose
-from agenttune.diagnose.diagnosis import diagnose, read_run
-from agenttune.diagnose.supervised import TaughtData
+from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
+from sharpen.cli.diagnose import run_diagnose
+from sharpen.diagnose.diagnosis import diagnose, read_run
+from sharpen.diagnose.supervised import TaughtData
 
 STEPS = 40
 

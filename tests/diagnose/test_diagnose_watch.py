@@ -6,8 +6,8 @@ import tracemalloc
 import numpy as np
 from diagnose_plants import config, curves, noisy, rows
 
-from agenttune.diagnose.diagnosis import PATIENCE, REMIND_STEPS, Watch
-from agenttune.types import Call, CallStatus, Group, Outcome, Rollout, Sampling, Task
+from sharpen.diagnose.diagnosis import PATIENCE, REMIND_STEPS, Watch
+from sharpen.types import Call, CallStatus, Group, Outcome, Rollout, Sampling, Task
 
 SIZE = 8
 

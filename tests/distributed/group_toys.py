@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from trainer_toys import make_experiences, make_model, plain_copy, record
 
-from agenttune.algorithm.resolve import resolve
-from agenttune.config.run import LossConfig
-from agenttune.config.trainer import TrainerConfig
-from agenttune.errors import RankError
-from agenttune.execution.ranks.group import TrainerGroup
-from agenttune.execution.ranks.processes import RankProcesses
-from agenttune.execution.ranks.trainer import RankBatch, TrainerPlan, load_trainer
-from agenttune.types import Experience
+from sharpen.algorithm.resolve import resolve
+from sharpen.config.run import LossConfig
+from sharpen.config.trainer import TrainerConfig
+from sharpen.errors import RankError
+from sharpen.execution.ranks.group import TrainerGroup
+from sharpen.execution.ranks.processes import RankProcesses
+from sharpen.execution.ranks.trainer import RankBatch, TrainerPlan, load_trainer
+from sharpen.types import Experience
 
 TIMEOUT_S = 120.0
 
@@ -33,7 +33,7 @@ def ranks_of(parent: int) -> dict[int, int]:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        if b"agenttune.execution.ranks.main" in command and int(fields[1]) == parent:
+        if b"sharpen.execution.ranks.main" in command and int(fields[1]) == parent:
             found[int(folder.name)] = int(fields[19])
     return found
 
@@ -46,7 +46,7 @@ def leftover_ranks() -> dict[int, int]:
 def leftover_folders(process_id: int | None = None) -> list[Path]:
     """What ranks of a process (by default this one) left where temporary files are, but for the ones in common."""
     own = process_id is None
-    found = list(Path(tempfile.gettempdir()).glob(f"agenttune-ranks-{os.getpid() if own else process_id}-*"))
+    found = list(Path(tempfile.gettempdir()).glob(f"sharpen-ranks-{os.getpid() if own else process_id}-*"))
     return found[1:] if own and SHARED.process_ids else found
 
 
@@ -126,7 +126,7 @@ class RaisesOn:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Ranks cannot import this module."""
-        error = f"__import__('agenttune.errors').errors.TrainingError('on rank {self._rank} alone')"
+        error = f"__import__('sharpen.errors').errors.TrainingError('on rank {self._rank} alone')"
         this = "__import__('torch').distributed.get_rank()"
         return eval, (f"'version' if {this} != {self._rank} else (_ for _ in ()).throw({error})",)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from group_toys import ranks_of
 
-from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
+from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
 
 BATCH_SIZE, GROUP_SIZE = 3, 4
 

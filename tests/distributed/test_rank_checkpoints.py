@@ -16,7 +16,7 @@ from group_toys import (
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from agenttune.errors import CheckpointError
+from sharpen.errors import CheckpointError
 
 pytestmark = pytest.mark.distributed
 

@@ -26,10 +26,10 @@ from group_toys import (
 from trainer_toys import SIZES
 from transformers import Qwen3MoeConfig
 
-from agenttune.errors import ModelError, ParityError, RankError, TrainingError
-from agenttune.execution.ranks.group import TrainerGroup
-from agenttune.execution.ranks.processes import RankProcesses
-from agenttune.execution.ranks.trainer import RankBatch
+from sharpen.errors import ModelError, ParityError, RankError, TrainingError
+from sharpen.execution.ranks.group import TrainerGroup
+from sharpen.execution.ranks.processes import RankProcesses
+from sharpen.execution.ranks.trainer import RankBatch
 
 pytestmark = pytest.mark.distributed
 
@@ -153,7 +153,7 @@ SCRIPT = """
 import os, signal, sys
 from pathlib import Path
 from group_toys import make_plan, make_toy
-from agenttune.execution.ranks.processes import RankProcesses
+from sharpen.execution.ranks.processes import RankProcesses
 toy = make_toy(Path(sys.argv[1]))
 ranks = RankProcesses(make_plan(toy), 2, on_gpus=False)
 print(*ranks.process_ids, flush=True)

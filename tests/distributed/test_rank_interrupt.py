@@ -25,8 +25,8 @@ from group_toys import (
 )
 from rank_runs import assert_same_losses, interrupted_here, rows, run
 
-from agenttune.execution.ranks.group import TrainerGroup
-from agenttune.execution.ranks.processes import RankProcesses
+from sharpen.execution.ranks.group import TrainerGroup
+from sharpen.execution.ranks.processes import RankProcesses
 
 pytestmark = pytest.mark.distributed
 
@@ -38,7 +38,7 @@ def command(undisturbed: Path, folder: Path, workflow: str, *settings: str) -> s
     settings = (f"checkpoint_root_dir={folder}", "project=P", "name=fixed", "trainer.num_processes=2", *settings)
     settings = (f"workflow={Path(__file__).parent / 'rank_runs.py'}:{workflow}", *settings)
     return subprocess.Popen(
-        [sys.executable, "-m", "agenttune.cli.main", "run", "--config", str(undisturbed / "config.yaml")]
+        [sys.executable, "-m", "sharpen.cli.main", "run", "--config", str(undisturbed / "config.yaml")]
         + [part for setting in settings for part in ("--set", setting)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -116,7 +116,7 @@ def test_ctrl_c_in_a_terminal_and_the_end_of_a_job_are_exit_code_130(
     process = command(undisturbed, tmp_path, workflow, "algorithm.save_interval_steps=100")
     _, errors = process.communicate(timeout=240)
     assert process.returncode == 130, errors
-    assert "agenttune: interrupted" in errors
+    assert "sharpen: interrupted" in errors
     assert "Traceback" not in errors, errors
     assert not leftover_folders(process.pid)
     run_dir = tmp_path / "P" / "fixed"

@@ -10,11 +10,11 @@ import torch
 from group_toys import assert_same_numbers, assert_same_weights, group_of, make_plan, make_toy, one_process
 from trainer_toys import make_experience, make_model
 
-from agenttune.algorithm.resolve import resolve
-from agenttune.config.run import DistillConfig, ExpertConfig, LossConfig
-from agenttune.config.trainer import CriticConfig
-from agenttune.errors import ParityError
-from agenttune.execution.ranks.trainer import RankBatch
+from sharpen.algorithm.resolve import resolve
+from sharpen.config.run import DistillConfig, ExpertConfig, LossConfig
+from sharpen.config.trainer import CriticConfig
+from sharpen.errors import ParityError
+from sharpen.execution.ranks.trainer import RankBatch
 
 pytestmark = pytest.mark.distributed
 

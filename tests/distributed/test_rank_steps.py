@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from group_toys import assert_same_numbers, assert_same_weights, group_of, make_plan, make_toy, one_process
 
-from agenttune.config.trainer import LoraConfig
-from agenttune.errors import TrainingError
-from agenttune.execution.ranks.trainer import RankBatch
+from sharpen.config.trainer import LoraConfig
+from sharpen.errors import TrainingError
+from sharpen.execution.ranks.trainer import RankBatch
 
 pytestmark = pytest.mark.distributed
 

@@ -11,11 +11,11 @@ import pytest
 from group_toys import leftover_ranks, rank_process_ids
 from rank_runs import BATCH_SIZE, GROUP_SIZE, assert_same_losses, disturbing, rows, run
 
-from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
-from agenttune.certify import certify
-from agenttune.cli.main import FAILED, main
-from agenttune.errors import RankError
-from agenttune.experience.reading import read_groups_at, read_last_groups, read_steps
+from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
+from sharpen.certify import certify
+from sharpen.cli.main import FAILED, main
+from sharpen.errors import RankError
+from sharpen.experience.reading import read_groups_at, read_last_groups, read_steps
 
 pytestmark = pytest.mark.distributed
 
@@ -83,7 +83,7 @@ def test_the_command_says_so_by_its_exit_code(capsys):
         raise error
 
     assert main(["check", "--config", "run.yaml"], commands={"check": fails}) == FAILED
-    assert re.match("rank 1:\nits traceback\nagenttune: a process .* rank 1 was killed", capsys.readouterr().err)
+    assert re.match("rank 1:\nits traceback\nsharpen: a process .* rank 1 was killed", capsys.readouterr().err)
 
 
 TAUGHT = {

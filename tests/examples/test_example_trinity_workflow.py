@@ -13,8 +13,8 @@ def run(scripted, play, *replies):
     """The experiences of one run on a scripted model, and the contents that its last request added."""
     from trinity_workflow.workflow import CalculatorWorkflow
 
-    from agenttune.compat.trinity import FormatConfig, ModelWrapper, Task
-    from agenttune.execution.endpoint import Endpoint
+    from sharpen.compat.trinity import FormatConfig, ModelWrapper, Task
+    from sharpen.execution.endpoint import Endpoint
 
     model = scripted(*replies)
     task = Task(
@@ -47,7 +47,7 @@ def test_a_guess_costs(scripted, play, answer, reward):
 def test_two_steps_by_the_command_line(tmp_path, check_run, capsys):
     from types import SimpleNamespace
 
-    from agenttune.cli.main import main
+    from sharpen.cli.main import main
 
     options = {
         "checkpoint_root_dir": str(tmp_path),

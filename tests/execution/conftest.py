@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from fake_endpoint import FakeEndpoint, completion
 
-from agenttune.config.public import DatasetConfig, TunerModelConfig
-from agenttune.config.run import AuxiliaryModelConfig, RunConfig
+from sharpen.config.public import DatasetConfig, TunerModelConfig
+from sharpen.config.run import AuxiliaryModelConfig, RunConfig
 
 MakeConfig = Callable[..., RunConfig]
 
@@ -52,8 +52,8 @@ def make_config(toy_model_dir: Path) -> MakeConfig:
 @pytest.fixture
 def open_models() -> Iterator[Any]:
     """Start the auxiliary models of a configuration."""
-    from agenttune.execution.auxiliary import AuxiliaryModels
-    from agenttune.execution.serving import ServingThread
+    from sharpen.execution.auxiliary import AuxiliaryModels
+    from sharpen.execution.serving import ServingThread
 
     thread = ServingThread()
     started: list[AuxiliaryModels] = []

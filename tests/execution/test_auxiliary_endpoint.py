@@ -14,8 +14,8 @@ import pytest
 from fake_endpoint import FakeEndpoint, completion, failure, stream
 from starlette.responses import Response
 
-from agenttune.compat.trinity.model import ModelWrapper
-from agenttune.errors import ConfigError, TokenCapError
+from sharpen.compat.trinity.model import ModelWrapper
+from sharpen.errors import ConfigError, TokenCapError
 
 USER = [{"role": "user", "content": "hello"}]
 
@@ -100,7 +100,7 @@ def test_streams_are_counted_by_their_usage_else_by_their_chunks(
             texts += [choice.delta.content for choice in chunk.choices]
         return texts
 
-    with caplog.at_level(logging.WARNING, "agenttune.auxiliary"):
+    with caplog.at_level(logging.WARNING, "sharpen.auxiliary"):
         assert asyncio.run(read()) == ["a", "b", "c", None]
         for _ in range(2):
             assert [c.choices[0].delta.content for c in ask(judge, stream=True) if c.choices] == ["a", "b", "c", None]
@@ -123,7 +123,7 @@ def test_compressed_answers_and_answers_without_usage(
     assert ask(judge).choices[0].message.content == "good"
     assert session.counts == {"judge/calls": 1.0, "judge/tokens": 13.0}
     endpoint.answer = lambda body: completion(usage=False)
-    with caplog.at_level(logging.WARNING, "agenttune.auxiliary"):
+    with caplog.at_level(logging.WARNING, "sharpen.auxiliary"):
         ask(judge)
         ask(judge)
     assert session.counts == {"judge/calls": 3.0, "judge/tokens": 13.0}

@@ -9,8 +9,8 @@ from typing import Any
 import openai
 import pytest
 
-from agenttune.errors import ConfigError, ModelError
-from agenttune.execution.auxiliary_settings import check_auxiliary_models
+from sharpen.errors import ConfigError, ModelError
+from sharpen.execution.auxiliary_settings import check_auxiliary_models
 
 
 async def ask(model: Any, content: str, **options: Any) -> Any:

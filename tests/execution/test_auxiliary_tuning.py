@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from fake_endpoint import FakeEndpoint, completion, failure
 
-from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from agenttune.cli.main import main
-from agenttune.config.load import resolve
-from agenttune.errors import RolloutError, TokenCapError
-from agenttune.evaluate import evaluate
-from agenttune.experience.reading import read_groups, read_trained
+from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
+from sharpen.cli.main import main
+from sharpen.config.load import resolve
+from sharpen.errors import RolloutError, TokenCapError
+from sharpen.evaluate import evaluate
+from sharpen.experience.reading import read_groups, read_trained
 
 
 async def workflow(task: Any, model: Any) -> WorkflowOutput:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from agenttune.config.load import resolve
-from agenttune.config.run import RunConfig
-from agenttune.errors import ConfigError
-from agenttune.execution.cluster.connect import check_ray, check_size
-from agenttune.execution.cluster.placement import choose, needs, num_ranks
-from agenttune.execution.cluster.weights import to_arrays, to_tensors
-from agenttune.execution.start import check_execution
+from sharpen.config.extras import install_command
+from sharpen.config.load import resolve
+from sharpen.config.run import RunConfig
+from sharpen.errors import ConfigError
+from sharpen.execution.cluster.connect import check_ray, check_size
+from sharpen.execution.cluster.placement import choose, needs, num_ranks
+from sharpen.execution.cluster.weights import to_arrays, to_tensors
+from sharpen.execution.start import check_execution
 
 Make = Callable[..., RunConfig]
 
@@ -45,7 +47,7 @@ def test_execution_is_ray_where_it_is_said_or_where_anything_is_set_in_cluster(m
 
 @pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
 def test_ray_that_is_not_installed_is_said_before_anything_is_loaded(make):
-    with pytest.raises(ConfigError, match=r"Ray is not installed: `pip install 'agenttune\[ray\]'`"):
+    with pytest.raises(ConfigError, match=re.escape(f"Ray is not installed: `{install_command('ray')}`")):
         check_execution(make(execution="ray"))
 
 

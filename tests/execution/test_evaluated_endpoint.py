@@ -6,8 +6,8 @@ import openai
 import pytest
 from fake_endpoint import FakeEndpoint
 
-from agenttune.execution.remote import RemoteModel
-from agenttune.execution.sessions import EndpointSession
+from sharpen.execution.remote import RemoteModel
+from sharpen.execution.sessions import EndpointSession
 
 
 def test_answers_of_an_endpoint_are_counted(endpoint: FakeEndpoint) -> None:

@@ -24,15 +24,15 @@ import pytest
 from fake_endpoint import FakeEndpoint
 from scripted import ScriptedEngine, ServingLoop, toy_tokenizer
 
-from agenttune.config.run import RolloutConfig
-from agenttune.execution.auxiliary import AuxiliarySession
-from agenttune.execution.remote import RemoteModel
-from agenttune.execution.sessions import EndpointSession, RolloutSession
-from agenttune.gateway.gateway import Gateway
-from agenttune.gateway.meter import Meter, Tally
-from agenttune.rollout.runner import RolloutRunner
-from agenttune.rollout.user_loop import owner
-from agenttune.types import CallStatus, Group, Outcome, Rollout, Task
+from sharpen.config.run import RolloutConfig
+from sharpen.execution.auxiliary import AuxiliarySession
+from sharpen.execution.remote import RemoteModel
+from sharpen.execution.sessions import EndpointSession, RolloutSession
+from sharpen.gateway.gateway import Gateway
+from sharpen.gateway.meter import Meter, Tally
+from sharpen.rollout.runner import RolloutRunner
+from sharpen.rollout.user_loop import owner
+from sharpen.types import CallStatus, Group, Outcome, Rollout, Task
 
 TASKS, GROUP_SIZE, TURNS = 12, 4, 3
 Workflow = Callable[..., Any]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from agenttune.execution.identity import trained_rows_stay
-from agenttune.experience.journal import Journal
-from agenttune.supervised.taught import held_out_row
-from agenttune.types import Group, Task
+from sharpen.execution.identity import trained_rows_stay
+from sharpen.experience.journal import Journal
+from sharpen.supervised.taught import held_out_row
+from sharpen.types import Group, Task
 
 
 def tasks(**changed: Any) -> list[Task]:

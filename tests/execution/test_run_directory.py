@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from agenttune.config.load import Resolved, resolve
-from agenttune.errors import CheckpointError, ConfigError
-from agenttune.execution.identity import Identity, model_identity, rows_identity
-from agenttune.execution.run_directory import RunDirectory, open_run_directory
-from agenttune.experience.journal import Journal
-from agenttune.tasks.source import Row
-from agenttune.trainer.checkpoint import STATE, is_whole, point, pointed, repair, step_directory, write_directory
-from agenttune.types import Task
+from sharpen.config import former
+from sharpen.config.load import Resolved, resolve
+from sharpen.errors import CheckpointError, ConfigError
+from sharpen.execution.identity import Identity, model_identity, rows_identity
+from sharpen.execution.run_directory import RunDirectory, open_run_directory
+from sharpen.experience.journal import Journal
+from sharpen.tasks.source import Row
+from sharpen.trainer.checkpoint import STATE, is_whole, point, pointed, repair, step_directory, write_directory
+from sharpen.types import Task
 
 NOTHING: Mapping[str, Identity] = {}
 ROWS: Mapping[str, Identity] = {"train_dataset": {"rows": 40, "digest": "ab"}, "model": {"bytes": 900, "digest": "cd"}}
@@ -50,7 +51,7 @@ def checkpoint(root: Path, step: int, content: str = "") -> Path:
 
 def run_directory(root: Path, *steps: int) -> Path:
     """That of the run `one`, which has trained so many steps; the last is `latest`."""
-    path = root / "AgentTune" / "one"
+    path = root / "Sharpen" / "one"
     path.mkdir(parents=True, exist_ok=True)
     for step in steps:
         point(path, "latest", checkpoint(path, step))
@@ -68,6 +69,16 @@ def begun(root: Path, *steps: int, identities: Mapping[str, Identity] = NOTHING,
     """The directory of a run that was begun with these settings and has trained so many steps."""
     opened(settings(root, **changed), identities)
     return run_directory(root, *steps)
+
+
+def test_a_run_begun_under_the_former_name_goes_on_where_it_is(tmp_path: Path):
+    """Red when only `Sharpen/` is looked into: the run began anew there."""
+    path = begun(tmp_path, 2)
+    (tmp_path / "Sharpen").rename(tmp_path / former.PROJECT)
+    directory = opened(settings(tmp_path))
+    assert directory.path == tmp_path / former.PROJECT / path.name
+    assert directory.checkpoint == step_directory(directory.path, 2)
+    assert not (tmp_path / "Sharpen" / "one").exists()
 
 
 def kill_in_replacement(path: Path, step: int) -> None:

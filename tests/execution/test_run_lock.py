@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from agenttune.errors import ConfigError
-from agenttune.execution.run_lock import locked
+from sharpen.errors import ConfigError
+from sharpen.execution.run_lock import locked
 
 HOLDS = """
 import os, sys, time
 from pathlib import Path
-from agenttune.execution.run_lock import locked
+from sharpen.execution.run_lock import locked
 
 with locked(Path(sys.argv[1])):
     child = os.fork() if "fork" in sys.argv else 0

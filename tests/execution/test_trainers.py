@@ -5,12 +5,12 @@ import pickle
 import pytest
 import torch
 
-from agenttune.config.load import resolve
-from agenttune.errors import ConfigError, RankError
-from agenttune.execution.ranks.processes import lay_out, view
-from agenttune.execution.ranks.shared_file import SharedFile
-from agenttune.execution.ranks.trainer import WeightSpec
-from agenttune.execution.trainers import check_processes
+from sharpen.config.load import resolve
+from sharpen.errors import ConfigError, RankError
+from sharpen.execution.ranks.processes import lay_out, view
+from sharpen.execution.ranks.shared_file import SharedFile
+from sharpen.execution.ranks.trainer import WeightSpec
+from sharpen.execution.trainers import check_processes
 
 
 def config(**settings):

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from agenttune.algorithm.presets import Algorithm
-from agenttune.certificate.audit import audit
-from agenttune.certificate.delivery import delivery
-from agenttune.certificate.rules import Rules
-from agenttune.experience.draw import Batch
-from agenttune.types import Call, CallStatus, Check, Group, Outcome, Rollout, Sampling, Task
+from sharpen.algorithm.presets import Algorithm
+from sharpen.certificate.audit import audit
+from sharpen.certificate.delivery import delivery
+from sharpen.certificate.rules import Rules
+from sharpen.experience.draw import Batch
+from sharpen.types import Call, CallStatus, Check, Group, Outcome, Rollout, Sampling, Task
 
 
 def make_call(

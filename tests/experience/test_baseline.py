@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 from experience_builders import audited, make_call, make_group, make_rollout, two_turns
 
-from agenttune.algorithm.presets import PRESETS
-from agenttune.experience.draw import draw_batches, left_out
-from agenttune.experience.journal import Journal
-from agenttune.experience.reading import find_rollouts, read_groups
-from agenttune.types import Group, Outcome, Rollout, Sampling
+from sharpen.algorithm.presets import PRESETS
+from sharpen.experience.draw import draw_batches, left_out
+from sharpen.experience.journal import Journal
+from sharpen.experience.reading import find_rollouts, read_groups
+from sharpen.types import Group, Outcome, Rollout, Sampling
 
 REMAX = PRESETS["remax"]
 GREEDY = Sampling(temperature=0.0)

@@ -8,11 +8,11 @@ from experience_builders import call_trees, make_call, make_group, make_rollout,
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agenttune.algorithm.aggregation import AGGREGATIONS, CONSTANT_LENGTH
-from agenttune.algorithm.presets import PRESETS, Algorithm
-from agenttune.errors import CallError
-from agenttune.experience.draw import Batch, make_batch, score, split_minibatches
-from agenttune.types import Call, CallStatus, Experience, Group
+from sharpen.algorithm.aggregation import AGGREGATIONS, CONSTANT_LENGTH
+from sharpen.algorithm.presets import PRESETS, Algorithm
+from sharpen.errors import CallError
+from sharpen.experience.draw import Batch, make_batch, score, split_minibatches
+from sharpen.types import Call, CallStatus, Experience, Group
 
 GRPO = PRESETS["grpo"]
 

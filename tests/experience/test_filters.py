@@ -10,14 +10,14 @@ from experience_builders import audited, make_call, make_group, make_rollout, tw
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agenttune.algorithm.presets import PRESETS, Algorithm
-from agenttune.algorithm.resolve import resolve
-from agenttune.algorithm.shaping import Shaping
-from agenttune.config.run import LossConfig, SamplingConfig
-from agenttune.experience.draw import Batch, draw_batches, left_out, make_batch, split_minibatches
-from agenttune.experience.journal import Journal
-from agenttune.experience.reading import read_trained
-from agenttune.types import Check, Group, Rollout
+from sharpen.algorithm.presets import PRESETS, Algorithm
+from sharpen.algorithm.resolve import resolve
+from sharpen.algorithm.shaping import Shaping
+from sharpen.config.run import LossConfig, SamplingConfig
+from sharpen.experience.draw import Batch, draw_batches, left_out, make_batch, split_minibatches
+from sharpen.experience.journal import Journal
+from sharpen.experience.reading import read_trained
+from sharpen.types import Check, Group, Rollout
 
 GRPO = PRESETS["grpo"]
 FILTERING = replace(GRPO, std_threshold=0.0, shaping=Shaping(reward_low=0.2, reward_high=0.8))

@@ -15,13 +15,13 @@ from experience_builders import call_trees, make_call, make_group, make_rollout,
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agenttune.algorithm.presets import PRESETS
-from agenttune.errors import JournalError
-from agenttune.experience.buffer import Buffer
-from agenttune.experience.draw import make_batch
-from agenttune.experience.journal import Journal
-from agenttune.experience.reading import StepRecord, TrainedCall, read_groups, read_steps, read_trained
-from agenttune.types import Call, Group, Outcome, Rollout, Sampling
+from sharpen.algorithm.presets import PRESETS
+from sharpen.errors import JournalError
+from sharpen.experience.buffer import Buffer
+from sharpen.experience.draw import make_batch
+from sharpen.experience.journal import Journal
+from sharpen.experience.reading import StepRecord, TrainedCall, read_groups, read_steps, read_trained
+from sharpen.types import Call, Group, Outcome, Rollout, Sampling
 
 
 def same(ours: Any, theirs: Any) -> bool:

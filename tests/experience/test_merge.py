@@ -5,9 +5,9 @@ import pytest
 from experience_builders import call_trees, make_call, make_rollout, two_turns
 from hypothesis import given, settings
 
-from agenttune.errors import CallError, SamplingError
-from agenttune.experience.merge import merge
-from agenttune.types import Call, CallStatus, Sampling
+from sharpen.errors import CallError, SamplingError
+from sharpen.experience.merge import merge
+from sharpen.types import Call, CallStatus, Sampling
 
 
 def test_two_turns_become_one_sequence() -> None:

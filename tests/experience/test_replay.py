@@ -11,15 +11,15 @@ from experience_builders import audited, make_call, make_group, make_rollout
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agenttune.algorithm.presets import PRESETS, Algorithm
-from agenttune.algorithm.resolve import resolve
-from agenttune.config.run import RunConfig, SamplingConfig
-from agenttune.errors import ConfigError
-from agenttune.experience.draw import draw_batches, split_minibatches
-from agenttune.experience.journal import Journal
-from agenttune.experience.reading import read_last_groups, read_trained
-from agenttune.experience.replay import Kept, Replay, mixed, oldest_version, priority
-from agenttune.types import Check, Group
+from sharpen.algorithm.presets import PRESETS, Algorithm
+from sharpen.algorithm.resolve import resolve
+from sharpen.config.run import RunConfig, SamplingConfig
+from sharpen.errors import ConfigError
+from sharpen.experience.draw import draw_batches, split_minibatches
+from sharpen.experience.journal import Journal
+from sharpen.experience.reading import read_last_groups, read_trained
+from sharpen.experience.replay import Kept, Replay, mixed, oldest_version, priority
+from sharpen.types import Check, Group
 
 GRPO = PRESETS["grpo"]
 

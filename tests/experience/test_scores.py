@@ -9,14 +9,14 @@ from experience_builders import make_call, make_group, make_rollout, two_turns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agenttune.algorithm.presets import PRESETS, Algorithm
-from agenttune.algorithm.returns import discounted_returns
-from agenttune.algorithm.shaping import Shaping
-from agenttune.experience.draw import left_out, make_batch, score
-from agenttune.experience.journal import Journal
-from agenttune.experience.reading import read_groups
-from agenttune.experience.scores import scores_of, shown, state_of
-from agenttune.types import Call, CallStatus, Group, Rollout, Sampling
+from sharpen.algorithm.presets import PRESETS, Algorithm
+from sharpen.algorithm.returns import discounted_returns
+from sharpen.algorithm.shaping import Shaping
+from sharpen.experience.draw import left_out, make_batch, score
+from sharpen.experience.journal import Journal
+from sharpen.experience.reading import read_groups
+from sharpen.experience.scores import scores_of, shown, state_of
+from sharpen.types import Call, CallStatus, Group, Rollout, Sampling
 
 GRPO, GIGPO, PPO = PRESETS["grpo"], PRESETS["gigpo"], PRESETS["ppo"]
 STEPS = replace(GRPO, advantage="step_rewards", advantage_args={})

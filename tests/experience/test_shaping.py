@@ -8,12 +8,12 @@ from experience_builders import make_call, make_group, make_rollout, two_turns
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agenttune.algorithm.resolve import resolve
-from agenttune.algorithm.shaping import Shaping, length_penalty, was_cut
-from agenttune.config.run import LossConfig, SamplingConfig
-from agenttune.errors import ConfigError
-from agenttune.experience.draw import make_batch
-from agenttune.types import CallStatus, Outcome, Rollout, Sampling
+from sharpen.algorithm.resolve import resolve
+from sharpen.algorithm.shaping import Shaping, length_penalty, was_cut
+from sharpen.config.run import LossConfig, SamplingConfig
+from sharpen.errors import ConfigError
+from sharpen.experience.draw import make_batch
+from sharpen.types import CallStatus, Outcome, Rollout, Sampling
 
 
 def rollout_of(*lengths: int, **changes: object) -> Rollout:

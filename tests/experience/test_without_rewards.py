@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from experience_builders import audited, make_call, make_group, make_rollout, two_turns
 
-from agenttune.algorithm.presets import PRESETS
-from agenttune.algorithm.returns import Scores
-from agenttune.certificate.checks import FAILURES
-from agenttune.experience.draw import left_out, make_batch
-from agenttune.types import Outcome
+from sharpen.algorithm.presets import PRESETS
+from sharpen.algorithm.returns import Scores
+from sharpen.certificate.checks import FAILURES
+from sharpen.experience.draw import left_out, make_batch
+from sharpen.types import Outcome
 
 JSD = PRESETS["jsd"]
 

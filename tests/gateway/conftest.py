@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from scripted import Script, ScriptedEngine, ServingLoop, toy_tokenizer
 
-from agenttune.gateway.gateway import Gateway
-from agenttune.gateway.session import Session
+from sharpen.gateway.gateway import Gateway
+from sharpen.gateway.session import Session
 
 
 @dataclass

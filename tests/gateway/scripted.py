@@ -14,7 +14,7 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from agenttune.inference.engine import GenerateRequest, Generation
+from sharpen.inference.engine import GenerateRequest, Generation
 
 END = "<|im_end|>"
 CHATML = """

@@ -2,7 +2,7 @@
 
 import time
 
-from agenttune.gateway.busy import BusyClock
+from sharpen.gateway.busy import BusyClock
 
 
 def test_overlapping_requests_count_once_and_pauses_not_at_all():

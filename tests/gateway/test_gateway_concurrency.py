@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from agenttune.types import CallStatus
+from sharpen.types import CallStatus
 
 USER = [{"role": "user", "content": "hello"}]
 

@@ -9,9 +9,9 @@ import openai
 import pytest
 from scripted import ScriptedEngine, toy_tokenizer
 
-from agenttune.errors import ConfigError, EngineError, EngineLostError, ModelError
-from agenttune.gateway.gateway import Gateway
-from agenttune.types import CallStatus, Outcome
+from sharpen.errors import ConfigError, EngineError, EngineLostError, ModelError
+from sharpen.gateway.gateway import Gateway
+from sharpen.types import CallStatus, Outcome
 
 USER = [{"role": "user", "content": "hello"}]
 TOOL = {"type": "function", "function": {"name": "add"}}

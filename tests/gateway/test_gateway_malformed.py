@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from malformed import bodies
 from scripted import generation, toy_tokenizer
 
-from agenttune.errors import SamplingError
-from agenttune.gateway.body import MAX_DEPTH
-from agenttune.gateway.transport import RawRequest
-from agenttune.types import MODEL_CAUSED
+from sharpen.errors import SamplingError
+from sharpen.gateway.body import MAX_DEPTH
+from sharpen.gateway.transport import RawRequest
+from sharpen.types import MODEL_CAUSED
 
 USER = [{"role": "user", "content": "hello"}]
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agenttune.gateway.parsers import parse_deepseek_r1, parse_hermes, parse_qwen3
+from sharpen.gateway.parsers import parse_deepseek_r1, parse_hermes, parse_qwen3
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 

@@ -9,7 +9,7 @@ import openai
 import pytest
 from scripted import END
 
-from agenttune.types import CallStatus
+from sharpen.types import CallStatus
 
 THOUGHT = "<think>\nhm\n</think>\n\nyes"
 ASK = [{"role": "user", "content": "?"}]

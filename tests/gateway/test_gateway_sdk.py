@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from agenttune.types import CallStatus
+from sharpen.types import CallStatus
 
 USER = [{"role": "user", "content": "hello"}]
 TOOL: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
@@ -174,7 +174,7 @@ def test_sampling_parameters_reach_the_engine_and_the_record(serve: Any) -> None
 
 
 def test_a_greedy_session_is_greedy_whatever_is_asked(serve: Any) -> None:
-    from agenttune.types import Sampling
+    from sharpen.types import Sampling
 
     session = serve("hi").open(sampling=Sampling(temperature=0.0, max_tokens=9))
     ask(session, temperature=1.0)

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scripted import generation, spaced_tokenizer, toy_tokenizer
 
-from agenttune.types import CallStatus, Outcome
+from sharpen.types import CallStatus, Outcome
 
 USER = [{"role": "user", "content": "hello"}]
 TOOL: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
+from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
 ROUNDED = {"engine.dtype": "bfloat16", "trainer.dtype": "bfloat16"}

@@ -7,15 +7,15 @@ import torch
 from group_toys import assert_same_numbers, assert_same_weights, make_plan, make_toy
 from trainer_toys import Batch, make_experiences, make_model, plain_copy, record
 
-from agenttune.algorithm.resolve import resolve
-from agenttune.config.run import LossConfig
-from agenttune.config.trainer import TrainerConfig
-from agenttune.execution.ranks.group import TrainerGroup
-from agenttune.execution.ranks.processes import RankProcesses
-from agenttune.inference.embedded import EmbeddedEngine
-from agenttune.trainer.model import TrainedModel
-from agenttune.trainer.parity import Tolerance
-from agenttune.trainer.trainer import Trainer
+from sharpen.algorithm.resolve import resolve
+from sharpen.config.run import LossConfig
+from sharpen.config.trainer import TrainerConfig
+from sharpen.execution.ranks.group import TrainerGroup
+from sharpen.execution.ranks.processes import RankProcesses
+from sharpen.inference.embedded import EmbeddedEngine
+from sharpen.trainer.model import TrainedModel
+from sharpen.trainer.parity import Tolerance
+from sharpen.trainer.trainer import Trainer
 
 
 def make_trainer(module, compute_dtype, **config):

@@ -11,8 +11,8 @@ import torch
 from toy_engines import make_engine, make_model, prompt_of, request, run_all
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from agenttune.inference.embedded import EmbeddedEngine
-from agenttune.inference.engine import GenerateRequest, Generation
+from sharpen.inference.embedded import EmbeddedEngine
+from sharpen.inference.engine import GenerateRequest, Generation
 
 REQUESTS = [
     request(prompt_of(30, 0) + prompt_of(length, length), noise=length, max_tokens=4 + length % 11)

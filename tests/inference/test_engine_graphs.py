@@ -9,9 +9,9 @@ import pytest
 import torch
 from toy_engines import make_engine, make_model, prompt_of, request, run_all
 
-from agenttune.inference.embedded import EmbeddedEngine
-from agenttune.inference.graphs import DecodeGraphs, rounded_length
-from agenttune.inference.kv import KVPool
+from sharpen.inference.embedded import EmbeddedEngine
+from sharpen.inference.graphs import DecodeGraphs, rounded_length
+from sharpen.inference.kv import KVPool
 
 
 class FakeRecorder:

@@ -10,8 +10,8 @@ import pytest
 import torch
 from toy_engines import END, make_engine, make_model, prompt_of, request, run_all
 
-from agenttune.errors import ContextOverflowError, EngineError, SamplingError
-from agenttune.inference.engine import Engine, Generation
+from sharpen.errors import ContextOverflowError, EngineError, SamplingError
+from sharpen.inference.engine import Engine, Generation
 
 
 def spell(ids: list[int]) -> str:

@@ -10,8 +10,8 @@ import pytest
 import torch
 from toy_engines import FAMILIES, VOCAB, full_logits, make_engine, make_model, prompt_of, request, run_all, scored
 
-from agenttune.errors import ModelError
-from agenttune.inference.engine import Generation
+from sharpen.errors import ModelError
+from sharpen.inference.engine import Generation
 
 
 def weights_of(family: str, seed: int) -> Mapping[str, torch.Tensor]:

@@ -19,13 +19,13 @@ from transformers import (
     MixtralForCausalLM,
 )
 
-from agenttune.errors import ModelError
-from agenttune.inference.attention import AttentionRule, SlotAttention
-from agenttune.inference.embedded import EmbeddedEngine
-from agenttune.inference.families import end_token_ids, inspect_model
-from agenttune.inference.forward import GenericForward
-from agenttune.inference.kv import KVPool
-from agenttune.inference.matmul import choose_float32_matmul
+from sharpen.errors import ModelError
+from sharpen.inference.attention import AttentionRule, SlotAttention
+from sharpen.inference.embedded import EmbeddedEngine
+from sharpen.inference.families import end_token_ids, inspect_model
+from sharpen.inference.forward import GenericForward
+from sharpen.inference.kv import KVPool
+from sharpen.inference.matmul import choose_float32_matmul
 
 SMALL: dict[str, Any] = {
     "vocab_size": 97,

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agenttune.errors import EngineError, EngineLostError, ModelError
-from agenttune.inference.engine import GenerateRequest, Generation
-from agenttune.inference.routing import Replicas
-from agenttune.types import Sampling
+from sharpen.errors import EngineError, EngineLostError, ModelError
+from sharpen.inference.engine import GenerateRequest, Generation
+from sharpen.inference.routing import Replicas
+from sharpen.types import Sampling
 
 
 class Scripted:
@@ -170,7 +170,7 @@ def test_a_lost_replica_leaves_its_calls_and_sessions_to_the_others(caplog):
         with pytest.raises(EngineLostError, match="no replica"):
             await replicas.generate(request("mine"))
 
-    with caplog.at_level(logging.ERROR, "agenttune"):
+    with caplog.at_level(logging.ERROR, "sharpen"):
         asyncio.run(scenario())
     assert [record.getMessage() for record in caplog.records] == [
         "replica 0 of the engine is lost, 1 of 2 go on: its processes died"

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_engines import make_engine, make_model, prompt_of, request, run_all, scored
 
-from agenttune.inference.embedded import EmbeddedEngine
-from agenttune.inference.engine import GenerateRequest, Generation
+from sharpen.inference.embedded import EmbeddedEngine
+from sharpen.inference.engine import GenerateRequest, Generation
 
 REFERENCE = make_model("qwen3")
 

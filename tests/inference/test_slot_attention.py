@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from agenttune.inference.attention import AttentionRule, Segment, SlotAttention
-from agenttune.inference.kv import KVPool
+from sharpen.inference.attention import AttentionRule, Segment, SlotAttention
+from sharpen.inference.kv import KVPool
 
 
 @pytest.mark.parametrize("start", [0, 30])

@@ -10,12 +10,12 @@ import pytest
 import torch
 from toy_engines import make_model, prompt_of, request
 
-from agenttune.inference.families import inspect_model
-from agenttune.inference.forward import FastForward, GenericForward
-from agenttune.inference.kv import KVPool
-from agenttune.inference.scheduler import Scheduler
-from agenttune.inference.slots import Job
-from agenttune.inference.stepper import Stepper
+from sharpen.inference.families import inspect_model
+from sharpen.inference.forward import FastForward, GenericForward
+from sharpen.inference.kv import KVPool
+from sharpen.inference.scheduler import Scheduler
+from sharpen.inference.slots import Job
+from sharpen.inference.stepper import Stepper
 
 META = torch.device("meta")
 SAMPLING = [{}, {"temperature": 0.7, "top_p": 0.9}, {"temperature": 0.0}, {"top_k": 3}, {"top_logprobs": 2}]

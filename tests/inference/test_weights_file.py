@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from agenttune.inference.weights_file import WeightsFile
+from sharpen.inference.weights_file import WeightsFile
 
 READ = """
 import sys

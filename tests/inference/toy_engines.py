@@ -25,9 +25,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from agenttune.inference.embedded import EmbeddedEngine
-from agenttune.inference.engine import GenerateRequest, Generation
-from agenttune.types import Sampling
+from sharpen.inference.embedded import EmbeddedEngine
+from sharpen.inference.engine import GenerateRequest, Generation
+from sharpen.types import Sampling
 
 torch.set_num_threads(1)  # toy products: a second thread only waits
 

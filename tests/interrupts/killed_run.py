@@ -14,7 +14,7 @@ import torch  # noqa: F401 (before the forks)
 import transformers.models.qwen3.modeling_qwen3  # noqa: F401
 from step_walks import letters
 
-from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
+from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
 
 STEPS = 16
 

@@ -19,27 +19,27 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-import agenttune
-from agenttune import WorkflowOutput
-from agenttune.assembly import open_run
-from agenttune.config.load import Resolved, resolve
-from agenttune.execution.trainers import make_trainer
-from agenttune.experience.buffer import Buffer
-from agenttune.experience.journal import Journal
-from agenttune.experience.reading import read_groups, read_steps, read_taught, read_trained
-from agenttune.loop import Loop, Progress
-from agenttune.monitor.display import Display
-from agenttune.monitor.metrics import JsonlSink, Monitor
-from agenttune.rollout.refill import RolledOut
-from agenttune.supervised import run as supervised_run
-from agenttune.supervised.loop import Progress as SupervisedProgress
-from agenttune.supervised.loop import SupervisedLoop
-from agenttune.tasks.selection import make_order
-from agenttune.trainer.checkpoint import load, point, pointed
-from agenttune.tuning import open_loop
+import sharpen
+from sharpen import WorkflowOutput
+from sharpen.assembly import open_run
+from sharpen.config.load import Resolved, resolve
+from sharpen.execution.trainers import make_trainer
+from sharpen.experience.buffer import Buffer
+from sharpen.experience.journal import Journal
+from sharpen.experience.reading import read_groups, read_steps, read_taught, read_trained
+from sharpen.loop import Loop, Progress
+from sharpen.monitor.display import Display
+from sharpen.monitor.metrics import JsonlSink, Monitor
+from sharpen.rollout.refill import RolledOut
+from sharpen.supervised import run as supervised_run
+from sharpen.supervised.loop import Progress as SupervisedProgress
+from sharpen.supervised.loop import SupervisedLoop
+from sharpen.tasks.selection import make_order
+from sharpen.trainer.checkpoint import load, point, pointed
+from sharpen.tuning import open_loop
 
 STEPS, BATCH_SIZE, GROUP_SIZE = 3, 4, 4
-ROOT = Path(agenttune.__file__).parent
+ROOT = Path(sharpen.__file__).parent
 WALKED = (
     "loop.py", "steps.py", "supervised/loop.py", "supervised/trainer.py", "trainer/trainer.py", "trainer/critic.py",
     "trainer/optimizer.py", "trainer/step_start.py", "trainer/checkpoint.py", "experience/buffer.py",

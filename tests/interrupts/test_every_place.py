@@ -22,7 +22,7 @@ from step_walks import (
     rows_bench,
 )
 
-from agenttune.trainer.checkpoint import load, pointed
+from sharpen.trainer.checkpoint import load, pointed
 
 
 def check_directory(bench: Bench, run_dir: Path, step: int, place: Place) -> None:

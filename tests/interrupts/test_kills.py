@@ -19,8 +19,8 @@ import pytest
 from killed_run import STEPS, main
 from step_walks import content, records
 
-from agenttune.certify import certify
-from agenttune.trainer.checkpoint import load, pointed
+from sharpen.certify import certify
+from sharpen.trainer.checkpoint import load, pointed
 
 pytestmark = pytest.mark.slow
 

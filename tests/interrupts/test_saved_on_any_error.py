@@ -3,9 +3,9 @@
 import pytest
 from step_walks import letters
 
-from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
-from agenttune.errors import AgentTuneError
-from agenttune.trainer.checkpoint import load, pointed
+from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
+from sharpen.errors import SharpenError
+from sharpen.trainer.checkpoint import load, pointed
 
 
 def test_a_sampling_that_cannot_be_trained_in_step_3_saves_step_2(tmp_path, toy_model_dir, toy_dataset, capsys):
@@ -21,7 +21,7 @@ def test_a_sampling_that_cannot_be_trained_in_step_3_saves_step_2(tmp_path, toy_
             )
         return await letters(task, model)
 
-    with pytest.raises(AgentTuneError, match="top_p"):
+    with pytest.raises(SharpenError, match="top_p"):
         tune(
             workflow_func=cuts_the_tail,
             train_dataset=DatasetConfig(path=str(toy_dataset), split="train", total_steps=5),

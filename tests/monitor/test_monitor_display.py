@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from agenttune.monitor.display import Display, StepReport, duration, metrics_line, sparkline
-from agenttune.monitor.statistics import Evaluation
-from agenttune.monitor.verdict import Verdict
+from sharpen.monitor.display import Display, StepReport, duration, metrics_line, sparkline
+from sharpen.monitor.statistics import Evaluation
+from sharpen.monitor.verdict import Verdict
 
 
 class Terminal(io.StringIO):
@@ -196,7 +196,7 @@ def test_sparkline_and_durations():
 
 
 def test_a_pipe_that_nobody_reads_costs_the_display_alone():
-    """Red when the error of a write goes on up: `agenttune run | head` ended the run."""
+    """Red when the error of a write goes on up: `sharpen run | head` ended the run."""
     reading, writing = os.pipe()
     with os.fdopen(writing, "w") as stream:
         display = Display(10, stream)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from agenttune.errors import ConfigError, JournalError
-from agenttune.monitor.metrics import Beside, JsonlSink, MlflowSink, Monitor, WandbSink, check_monitor, open_monitor
-from agenttune.monitor.tensorboard import TensorBoardSink
+from sharpen.config.extras import install_command
+from sharpen.errors import ConfigError, JournalError
+from sharpen.monitor.metrics import Beside, JsonlSink, MlflowSink, Monitor, WandbSink, check_monitor, open_monitor
+from sharpen.monitor.tensorboard import TensorBoardSink
 
 
 def rows(path: Path) -> list[dict[str, float]]:
@@ -171,7 +173,7 @@ def test_metrics_jsonl_itself_is_not_given_up_in_silence(tmp_path: Path):
 def test_a_missing_package_is_said_with_what_to_install(package, tmp_path: Path):
     if find_spec(package) is not None:
         pytest.skip(f"{package} is installed")
-    with pytest.raises(ConfigError, match=rf"pip install 'agenttune\[{package}\]'"):
+    with pytest.raises(ConfigError, match=re.escape(install_command(package))):
         check_monitor(package)
     with pytest.raises(ConfigError, match="needs the package"):
         open_monitor(tmp_path, package, project="p", name="n", config={}, say=print)

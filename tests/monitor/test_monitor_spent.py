@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from agenttune.monitor import spent
-from agenttune.monitor.display import Display, StepReport
+from sharpen.monitor import spent
+from sharpen.monitor.display import Display, StepReport
 
 
 def step(seconds: float, *parts: float) -> dict[str, float]:

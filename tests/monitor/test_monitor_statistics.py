@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agenttune.monitor.statistics import (
+from sharpen.monitor.statistics import (
     Evaluation,
     accuracy,
     accuracy_metrics,

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from agenttune.monitor.curve import draw_reward_curve, read_curve, smoothed
-from agenttune.monitor.statistics import Evaluation
-from agenttune.monitor.summary import Summary, peak_memory_mb, process_seconds, write_summary
-from agenttune.monitor.verdict import Verdict
+from sharpen.monitor.curve import draw_reward_curve, read_curve, smoothed
+from sharpen.monitor.statistics import Evaluation
+from sharpen.monitor.summary import Summary, peak_memory_mb, process_seconds, write_summary
+from sharpen.monitor.verdict import Verdict
 
 NUMBERS = {
     "seconds": 12.5,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agenttune.monitor.statistics import Evaluation, loss_difference, newcombe, paired_difference, quantile
-from agenttune.monitor.verdict import Candidates, Checkpoint, is_best, is_least, judge_losses, judge_rewards
+from sharpen.monitor.statistics import Evaluation, loss_difference, newcombe, paired_difference, quantile
+from sharpen.monitor.verdict import Candidates, Checkpoint, is_best, is_least, judge_losses, judge_rewards
 
 
 def right(share: float, tasks: int = 200, start: int = 0) -> dict[str, float]:

@@ -58,8 +58,8 @@ def cluster() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def make_serving(cluster: Any, toy_model_dir: Path) -> Iterator[Callable[..., Any]]:
     """`RayServing` over the toy model, closed at the end; keyword arguments are settings, with `__` for the dot."""
-    from agenttune.config.load import resolve
-    from agenttune.execution.cluster.serving import RayServing
+    from sharpen.config.load import resolve
+    from sharpen.execution.cluster.serving import RayServing
 
     made: list[RayServing] = []
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import psutil
 
-from agenttune import UnusableAnswerError, WorkflowOutput
-from agenttune.errors import DatasetError
-from agenttune.types import Task
+from sharpen import UnusableAnswerError, WorkflowOutput
+from sharpen.errors import DatasetError
+from sharpen.types import Task
 
 
 def actors_of(kind: str) -> list[psutil.Process]:

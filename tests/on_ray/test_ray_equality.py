@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from ray_workflows import prefers_letter
 
-from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
-from agenttune.algorithm.resolve import algorithm_of
-from agenttune.certify import certify, read_resolved
-from agenttune.execution.cluster.ranks import RankActor, RayRanks
-from agenttune.execution.trainers import make_trainer
-from agenttune.experience.draw import draw_batches
-from agenttune.experience.reading import read_groups
+from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
+from sharpen.algorithm.resolve import algorithm_of
+from sharpen.certify import certify, read_resolved
+from sharpen.execution.cluster.ranks import RankActor, RayRanks
+from sharpen.execution.trainers import make_trainer
+from sharpen.experience.draw import draw_batches
+from sharpen.experience.reading import read_groups
 
 
 def run(folder: Path, model: Path, data: Path, **settings: Any) -> Path:

@@ -16,11 +16,11 @@ import ray
 from ray_workflows import actors_of, has_ended, waits_at_a_gate
 from test_ray_equality import run, steps
 
-from agenttune.certify import certify
-from agenttune.errors import RankError
-from agenttune.execution.cluster.ranks import RayRanks
-from agenttune.execution.ranks.processes import Answer
-from agenttune.experience.reading import read_groups, read_trained
+from sharpen.certify import certify
+from sharpen.errors import RankError
+from sharpen.execution.cluster.ranks import RayRanks
+from sharpen.execution.ranks.processes import Answer
+from sharpen.experience.reading import read_groups, read_trained
 
 QUICK = {
     "workflow": waits_at_a_gate,

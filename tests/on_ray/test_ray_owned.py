@@ -11,14 +11,14 @@ import time
 import psutil
 import pytest
 
-from agenttune.config.cluster import ClusterConfig
-from agenttune.errors import ConfigError
-from agenttune.execution.cluster.connect import Connection
+from sharpen.config.cluster import ClusterConfig
+from sharpen.errors import ConfigError
+from sharpen.execution.cluster.connect import Connection
 
 SCRIPT = """
 import asyncio
 import ray
-from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
+from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
 
 async def workflow(task, model):
     messages = [{{"role": "user", "content": task["question"]}}]

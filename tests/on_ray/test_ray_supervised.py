@@ -12,8 +12,8 @@ import pytest
 from ray_workflows import prefers_letter
 from test_ray_equality import steps
 
-from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
-from agenttune.certify import certify
+from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
+from sharpen.certify import certify
 
 
 def rows(folder: Path, *fields: str) -> DatasetConfig:

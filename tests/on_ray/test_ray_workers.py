@@ -11,11 +11,11 @@ import torch
 from ray_workflows import actors_of, does_what_the_task_says, make_tasks
 from transformers import AutoModelForCausalLM
 
-from agenttune.compat.trinity import workflow_function
-from agenttune.config.functions import import_function
-from agenttune.config.run import TasksetConfig
-from agenttune.errors import ConfigError, DatasetError
-from agenttune.types import Outcome
+from sharpen.compat.trinity import workflow_function
+from sharpen.config.functions import import_function
+from sharpen.config.run import TasksetConfig
+from sharpen.errors import ConfigError, DatasetError
+from sharpen.types import Outcome
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,7 @@ def test_what_cannot_be_sent_is_refused_before_anything_starts(make_serving):
 
 
 ASKS_THE_JUDGE_TOO = """
-from agenttune.compat.trinity import REWARD_FUNCTIONS, RewardFn, Workflow
+from sharpen.compat.trinity import REWARD_FUNCTIONS, RewardFn, Workflow
 
 @REWARD_FUNCTIONS.register_module("letters_of_a_file", force=True)
 class Letters(RewardFn):

@@ -6,9 +6,9 @@ from typing import Any
 
 from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 
-from agenttune.config.load import resolve
-from agenttune.config.run import RunConfig
-from agenttune.plan.hardware import Hardware
+from sharpen.config.load import resolve
+from sharpen.config.run import RunConfig
+from sharpen.plan.hardware import Hardware
 
 FAMILIES = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig}
 

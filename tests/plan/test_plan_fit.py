@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_toys import gpu, model_config, run_config, write_config
 
-from agenttune.plan.fit import Limits, apply, smaller, suggest
-from agenttune.plan.memory import Models, places
-from agenttune.plan.predict import plan, read_models
-from agenttune.plan.sizes import sizes_of
-from agenttune.plan.workload import Workload, expected
+from sharpen.plan.fit import Limits, apply, smaller, suggest
+from sharpen.plan.memory import Models, places
+from sharpen.plan.predict import plan, read_models
+from sharpen.plan.sizes import sizes_of
+from sharpen.plan.workload import Workload, expected
 
 SETTINGS: dict[str, Any] = {
     "model.max_model_len": 512,

@@ -8,9 +8,9 @@ from plan_toys import FAMILIES, model_config
 from torch.utils import _pytree as pytree
 from transformers import AutoModelForCausalLM
 
-from agenttune.config.trainer import LoraConfig
-from agenttune.plan.live import LiveBytes, Pass, _one_sequence, _peaks, pass_bytes
-from agenttune.trainer.model import TrainedModel
+from sharpen.config.trainer import LoraConfig
+from sharpen.plan.live import LiveBytes, Pass, _one_sequence, _peaks, pass_bytes
+from sharpen.trainer.model import TrainedModel
 
 
 class RealBytes(LiveBytes):

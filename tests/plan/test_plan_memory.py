@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from plan_toys import CPU, gpu, model_config, run_config, write_config
 
-from agenttune.plan.engine import in_flight, slot_length
-from agenttune.plan.memory import SLACK, Item, Place, offloaded_bytes, places
-from agenttune.plan.predict import Plan, plan, read_models
-from agenttune.plan.workload import expected
+from sharpen.plan.engine import in_flight, slot_length
+from sharpen.plan.memory import SLACK, Item, Place, offloaded_bytes, places
+from sharpen.plan.predict import Plan, plan, read_models
+from sharpen.plan.workload import expected
 
 P = 500 * 64 + 3 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 160 + 2 * 64 + 2 * 16) + 64
 """Parameters of the toy: Qwen3 has two norms of a head besides."""

@@ -7,9 +7,9 @@ import pytest
 from plan_toys import FAMILIES, model_config, write_config
 from transformers import AutoModelForCausalLM
 
-from agenttune.config.trainer import LoraConfig
-from agenttune.errors import ModelError
-from agenttune.plan.sizes import read_model_config, sizes_of
+from sharpen.config.trainer import LoraConfig
+from sharpen.errors import ModelError
+from sharpen.plan.sizes import read_model_config, sizes_of
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from plan_toys import CPU, gpu, model_config, run_config, write_config
 
-from agenttune.errors import ConfigError
-from agenttune.plan.hardware import GPUS, chosen_hardware, gpu_by_name, measured_rates, parse_memory, this_machine
-from agenttune.plan.predict import read_models
-from agenttune.plan.sizes import sizes_of
-from agenttune.plan.timing import EFFICIENCIES, forward_flops, generation_seconds, step_time
-from agenttune.plan.workload import Workload, expected, metrics_of, of_run
+from sharpen.errors import ConfigError
+from sharpen.plan.hardware import GPUS, chosen_hardware, gpu_by_name, measured_rates, parse_memory, this_machine
+from sharpen.plan.predict import read_models
+from sharpen.plan.sizes import sizes_of
+from sharpen.plan.timing import EFFICIENCIES, forward_flops, generation_seconds, step_time
+from sharpen.plan.workload import Workload, expected, metrics_of, of_run
 
 LINEAR = 3 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 160)
 WORK = Workload(

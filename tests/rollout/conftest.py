@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from scripted_serving import FakeServing, MakeRunner
 
-from agenttune.config.run import RolloutConfig
-from agenttune.rollout.runner import RolloutRunner
+from sharpen.config.run import RolloutConfig
+from sharpen.rollout.runner import RolloutRunner
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from agenttune.errors import TokenCapError
-from agenttune.rollout.runner import RolloutRunner
-from agenttune.types import Call, CallStatus, Outcome, Sampling, Task
+from sharpen.errors import TokenCapError
+from sharpen.rollout.runner import RolloutRunner
+from sharpen.types import Call, CallStatus, Outcome, Sampling, Task
 
 MakeRunner = Callable[..., RolloutRunner]
 

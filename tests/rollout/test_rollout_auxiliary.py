@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from scripted_serving import FakeServing, MakeRunner, make_task
 
-from agenttune.config.public import WorkflowOutput
-from agenttune.errors import RolloutError, TokenCapError
-from agenttune.rollout.statistics import summarize
-from agenttune.types import Group, Outcome
+from sharpen.config.public import WorkflowOutput
+from sharpen.errors import RolloutError, TokenCapError
+from sharpen.rollout.statistics import summarize
+from sharpen.types import Group, Outcome
 
 
 @pytest.fixture(autouse=True)

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from scripted_serving import MakeRunner, make_task
 
-from agenttune.config.public import JudgeOutput, WorkflowOutput
-from agenttune.errors import ConfigError
-from agenttune.types import Group, Outcome, Rollout
+from sharpen.config.public import JudgeOutput, WorkflowOutput
+from sharpen.errors import ConfigError
+from sharpen.types import Group, Outcome, Rollout
 
 
 def run_one(runner: Any) -> Group:
@@ -107,7 +107,7 @@ def test_a_judges_metrics_that_are_no_numbers_are_skipped_and_the_run_goes_on(
     async def judge(task: Any, response: Any) -> JudgeOutput:
         return JudgeOutput(reward=1.0, metrics={"exact": 1, "why": "because", "parts": [1, 2]})
 
-    with caplog.at_level(logging.WARNING, "agenttune.rollout"):
+    with caplog.at_level(logging.WARNING, "sharpen.rollout"):
         rollout = only(run_one(make_runner(Agent(0.0), judge)))
     assert (rollout.reward, rollout.metrics) == (1.0, {"judge/exact": 1.0})
     assert {"'why'", "'parts'"} == {message.split()[1] for message in caplog.messages if message.startswith("metric ")}

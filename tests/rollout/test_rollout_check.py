@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from scripted_serving import make_call, make_task
 
-from agenttune.config.public import TunerModelConfig
-from agenttune.rollout.check import check_groups
-from agenttune.types import Call, Group, Outcome, Rollout, Sampling
+from sharpen.config.public import TunerModelConfig
+from sharpen.rollout.check import check_groups
+from sharpen.types import Call, Group, Outcome, Rollout, Sampling
 
 MODEL = TunerModelConfig(model_path="m", max_model_len=64)
 

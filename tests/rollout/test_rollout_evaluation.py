@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from scripted_serving import FakeServing, MakeRunner, make_call, make_task
 
-from agenttune.config.public import DatasetConfig, TunerModelConfig
-from agenttune.config.run import RunConfig
-from agenttune.errors import UnusableAnswerError
-from agenttune.evaluate import Evaluator, evaluation_from_json, evaluation_to_json
-from agenttune.monitor.statistics import Evaluation, accuracy_metrics
-from agenttune.rollout.statistics import summarize
-from agenttune.types import Group, Outcome, Rollout
+from sharpen.config.public import DatasetConfig, TunerModelConfig
+from sharpen.config.run import RunConfig
+from sharpen.errors import UnusableAnswerError
+from sharpen.evaluate import Evaluator, evaluation_from_json, evaluation_to_json
+from sharpen.monitor.statistics import Evaluation, accuracy_metrics
+from sharpen.rollout.statistics import summarize
+from sharpen.types import Group, Outcome, Rollout
 
 
 def evaluate(runner: Any, serving: FakeServing, *rows: dict[str, Any], **settings: Any) -> tuple[Evaluation, list[str]]:

@@ -14,11 +14,11 @@ import openai
 import pytest
 from scripted_serving import FakeServing, MakeRunner, make_task
 
-from agenttune.config.public import JudgeOutput, WorkflowOutput
-from agenttune.errors import ConfigError, DatasetError
-from agenttune.rollout.statistics import summarize
-from agenttune.tasks.source import MissingFieldError, Row
-from agenttune.types import Group, Outcome
+from sharpen.config.public import JudgeOutput, WorkflowOutput
+from sharpen.errors import ConfigError, DatasetError
+from sharpen.rollout.statistics import summarize
+from sharpen.tasks.source import MissingFieldError, Row
+from sharpen.types import Group, Outcome
 
 
 def run_one(runner: Any, **arguments: Any) -> Group:
@@ -71,10 +71,10 @@ def test_kinds_of_output(make_runner: MakeRunner, output: Any) -> None:
 
 def test_optional_arguments_are_passed(make_runner: MakeRunner, serving: FakeServing) -> None:
     async def workflow(task: Any, model: Any, auxiliary_models: Any, logger: logging.Logger) -> float:
-        return float(auxiliary_models == {} and logger.name == "agenttune.workflow")
+        return float(auxiliary_models == {} and logger.name == "sharpen.workflow")
 
     async def judge(task: Any, response: Any, auxiliary_models: Any, logger: logging.Logger) -> float:
-        return float(auxiliary_models == {} and logger.name == "agenttune.workflow")
+        return float(auxiliary_models == {} and logger.name == "sharpen.workflow")
 
     assert run_one(make_runner(workflow)).rollouts[0].reward == 1.0
     assert run_one(make_runner(workflow, judge)).rollouts[0].reward == 1.0
@@ -273,7 +273,7 @@ def test_metrics_that_are_no_numbers_are_skipped_with_one_warning(
     async def workflow(task: Any, model: Any) -> Any:
         return SimpleNamespace(reward=1.0, metrics={"turns": 2, "note": "fine", "loss": math.nan})
 
-    with caplog.at_level(logging.WARNING, "agenttune.rollout"):
+    with caplog.at_level(logging.WARNING, "sharpen.rollout"):
         group = run_one(make_runner(workflow), group_size=8)
     assert all(rollout.metrics == {"turns": 2.0} for rollout in group.rollouts)
     assert sorted(record.getMessage() for record in caplog.records) == [

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from scripted_serving import MakeRunner, make_task
 
-from agenttune.rollout.places import causes, describe
-from agenttune.types import Outcome
+from sharpen.rollout.places import causes, describe
+from sharpen.types import Outcome
 
 
 @pytest.fixture

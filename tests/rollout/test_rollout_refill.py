@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agenttune.errors import RolloutError
-from agenttune.rollout.refill import RolledOut, roll_out
-from agenttune.types import Group, Task
+from sharpen.errors import RolloutError
+from sharpen.rollout.refill import RolledOut, roll_out
+from sharpen.types import Group, Task
 
 
 class Supply:

@@ -15,14 +15,14 @@ import openai
 import pytest
 from scripted_serving import FakeServing, MakeRunner, make_call, make_task
 
-from agenttune import UnusableAnswerError
-from agenttune.config.functions import import_function
-from agenttune.config.run import RolloutConfig
-from agenttune.errors import ConfigError, RolloutError
-from agenttune.rollout.model_exceptions import KNOWN
-from agenttune.rollout.retries import replaced
-from agenttune.rollout.statistics import check_excluded, summarize
-from agenttune.types import CallStatus, Group, Outcome, Rollout
+from sharpen import UnusableAnswerError
+from sharpen.config.functions import import_function
+from sharpen.config.run import RolloutConfig
+from sharpen.errors import ConfigError, RolloutError
+from sharpen.rollout.model_exceptions import KNOWN
+from sharpen.rollout.retries import replaced
+from sharpen.rollout.statistics import check_excluded, summarize
+from sharpen.types import CallStatus, Group, Outcome, Rollout
 
 
 def run_one(runner: Any, **arguments: Any) -> Group:

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 from scripted_serving import FakeServing, MakeRunner, make_task
 
-from agenttune.config.run import RolloutConfig
-from agenttune.errors import ConfigError, EngineLostError, RolloutError
-from agenttune.rollout.runner import RolloutRunner, noise_seed
-from agenttune.rollout.user_loop import Suspicion
-from agenttune.types import Outcome, Rollout
+from sharpen.config.run import RolloutConfig
+from sharpen.errors import ConfigError, EngineLostError, RolloutError
+from sharpen.rollout.runner import RolloutRunner, noise_seed
+from sharpen.rollout.user_loop import Suspicion
+from sharpen.types import Outcome, Rollout
 
 
 async def right(task: Any, model: Any) -> float:
@@ -144,7 +144,7 @@ def test_trap_27_an_ignored_cancellation_holds_nobody_up_and_its_key_is_revoked(
         return 1.0
 
     runner = make_runner(workflow, timeout_s=0.4, max_attempts=2)
-    with caplog.at_level(logging.WARNING, "agenttune.rollout"):
+    with caplog.at_level(logging.WARNING, "sharpen.rollout"):
         group = runner.submit(make_task(), "g", 0).result(60)
     assert [rollout.outcome for rollout in group.rollouts] == [Outcome.TIMEOUT] * 2
     assert [len(rollout.calls) for rollout in group.rollouts] == [1, 1]
@@ -167,7 +167,7 @@ def test_code_that_blocks_the_loop_is_named_and_the_others_go_on(
         return 1.0
 
     runner = make_runner(workflow, timeout_s=1.0, max_attempts=2, group_size=1)
-    with caplog.at_level(logging.WARNING, "agenttune.rollout"):
+    with caplog.at_level(logging.WARNING, "sharpen.rollout"):
         groups = runner.run([make_task(n, index=n) for n in range(4)], group_ids=list("abcd"))
     culprit = groups[1].rollouts[0]
     assert (culprit.outcome, culprit.reward) == (Outcome.BLOCKED_LOOP, None)
@@ -196,7 +196,7 @@ def test_a_short_block_is_warned_of_once_for_each_place(
                 break
         return 1.0
 
-    with caplog.at_level(logging.WARNING, "agenttune.rollout"):
+    with caplog.at_level(logging.WARNING, "sharpen.rollout"):
         group = make_runner(workflow).submit(make_task(), "g", 0).result()
     assert [rollout.outcome for rollout in group.rollouts] == [Outcome.OK] * 2
     (message,) = [record.getMessage() for record in caplog.records]
@@ -217,7 +217,7 @@ def test_a_first_import_is_not_taken_for_the_users_own_blocking(
 
         return float(bool(slow_to_import))
 
-    with caplog.at_level(logging.WARNING, "agenttune.rollout"):
+    with caplog.at_level(logging.WARNING, "sharpen.rollout"):
         make_runner(workflow, group_size=1).submit(make_task(), "g", 0).result()
     (message,) = [record.getMessage() for record in caplog.records]
     assert "imports slow_to_import for the first time" in message
@@ -268,7 +268,7 @@ def test_user_code_has_a_loop_and_thread_of_its_own(make_runner: MakeRunner) -> 
     make_runner(workflow).submit(
         make_task(), "g", 0, on_rollout=lambda _: names.add(threading.current_thread().name)
     ).result()
-    assert names == {"agenttune-user-code", "agenttune-rollouts"}
+    assert names == {"sharpen-user-code", "sharpen-rollouts"}
 
 
 def test_cancelling_and_closing_revoke_what_runs(make_runner: MakeRunner, serving: FakeServing) -> None:
@@ -319,8 +319,8 @@ SCRIPT = """
 import asyncio, sys, time
 sys.path.insert(0, {folder!r})
 from scripted_serving import FakeServing, make_task
-from agenttune.config.run import RolloutConfig
-from agenttune.rollout.runner import RolloutRunner
+from sharpen.config.run import RolloutConfig
+from sharpen.rollout.runner import RolloutRunner
 
 async def workflow(task, model):
     print("started", flush=True)

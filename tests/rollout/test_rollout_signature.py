@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from agenttune.errors import ConfigError
-from agenttune.rollout.signature import judge_arguments, name_of, workflow_arguments
+from sharpen.errors import ConfigError
+from sharpen.rollout.signature import judge_arguments, name_of, workflow_arguments
 
 
 async def workflow(task: Any, model: Any) -> None: ...

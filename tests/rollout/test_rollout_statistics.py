@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from scripted_serving import make_call, make_task
 
-from agenttune.errors import RolloutError
-from agenttune.rollout.check import check_groups
-from agenttune.rollout.statistics import check_excluded, given, is_flat, summarize
-from agenttune.types import Call, CallStatus, Group, Outcome, Rollout, Sampling
+from sharpen.errors import RolloutError
+from sharpen.rollout.check import check_groups
+from sharpen.rollout.statistics import check_excluded, given, is_flat, summarize
+from sharpen.types import Call, CallStatus, Group, Outcome, Rollout, Sampling
 
 Reward = float | Outcome
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from scripted_serving import FakeModel, MakeRunner, make_task
 
-from agenttune import JudgeOutput, WorkflowOutput
-from agenttune.rollout.check import check_groups
-from agenttune.rollout.statistics import is_flat, summarize
-from agenttune.types import Outcome
+from sharpen import JudgeOutput, WorkflowOutput
+from sharpen.rollout.check import check_groups
+from sharpen.rollout.statistics import is_flat, summarize
+from sharpen.types import Outcome
 
 
 async def answers(task: dict[str, Any], model: FakeModel) -> WorkflowOutput:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from agenttune.config.explain import settings_of
-from agenttune.config.run import RunConfig
-from agenttune.monitor.display import usage_lines
-from agenttune.monitor.statistics import wilson
+from sharpen.config.explain import settings_of
+from sharpen.config.run import RunConfig
+from sharpen.monitor.display import usage_lines
+from sharpen.monitor.statistics import wilson
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")

@@ -125,7 +125,7 @@ def test_the_model_is_agentscopes_own_class(math_agent: Path):
     script = """
 import program
 from agentscope.model import ChatModelBase, OpenAIChatModel
-from agenttune import AlgorithmConfig, DatasetConfig, TrinityChatModel, TunerModelConfig, tune
+from sharpen import AlgorithmConfig, DatasetConfig, TrinityChatModel, TunerModelConfig, tune
 seen = set()
 async def workflow(task, model, auxiliary_models):
     seen.add(tuple(isinstance(model, kind) for kind in (OpenAIChatModel, ChatModelBase, TrinityChatModel)))
@@ -179,12 +179,12 @@ tune(
 
 @pytest.mark.parametrize("edition", ["", "_zh"])
 def test_the_trinity_workflow(edition: str, math_agent: Path):
-    """`agenttune run --config gsm8k.yaml`, with the documents' workflow class and AgentScope's agent in it."""
+    """`sharpen run --config gsm8k.yaml`, with the documents' workflow class and AgentScope's agent in it."""
     put_model(math_agent, "Qwen/Qwen3-8B")
     put_gsm8k(math_agent)
     for name in (f"react_workflow{edition}.py", f"gsm8k{edition}.yaml"):
         shutil.copy(PROGRAMS / name, math_agent / name)
-    lines = run(math_agent, "-m", "agenttune.cli.main", "run", "--config", f"gsm8k{edition}.yaml")
+    lines = run(math_agent, "-m", "sharpen.cli.main", "run", "--config", f"gsm8k{edition}.yaml")
     run_dir = run_dir_of(lines)
     assert any("sync.style dynamic_by_explorer, interval 2" in line for line in lines)
     name = "react-gsm8k" + edition.replace("_", "-")

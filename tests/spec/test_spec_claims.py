@@ -10,13 +10,13 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from pydantic import ValidationError
 
-from agenttune import AlgorithmConfig, DatasetConfig, JudgeOutput, TunerModelConfig, WorkflowOutput, tune
-from agenttune.algorithm.resolve import resolve as resolve_algorithm
-from agenttune.config.load import load_config, resolve
-from agenttune.config.run import RunConfig
-from agenttune.errors import ConfigError
-from agenttune.rollout.signature import judge_arguments, workflow_arguments
-from agenttune.tasks.source import load_tasks
+from sharpen import AlgorithmConfig, DatasetConfig, JudgeOutput, TunerModelConfig, WorkflowOutput, tune
+from sharpen.algorithm.resolve import resolve as resolve_algorithm
+from sharpen.config.load import load_config, resolve
+from sharpen.config.run import RunConfig
+from sharpen.errors import ConfigError
+from sharpen.rollout.signature import judge_arguments, workflow_arguments
+from sharpen.tasks.source import load_tasks
 
 HERE = Path(__file__).parent
 BLOCKS, PROGRAMS = HERE / "blocks", HERE / "programs"
@@ -193,7 +193,7 @@ def test_without_a_project_name_the_folder_is_ours(math_agent, toy_model_dir):
     async def workflow(task, model):
         return WorkflowOutput(reward=float(len(await ask(model, task["question"]))))
 
-    assert train(toy_model_dir, workflow).run_dir.parent == Path("checkpoints/AgentTune").absolute()
+    assert train(toy_model_dir, workflow).run_dir.parent == Path("checkpoints/Sharpen").absolute()
 
 
 # where the documents disagree

@@ -7,9 +7,9 @@ from types import ModuleType
 
 import pytest
 
-from agenttune import DatasetConfig
-from agenttune.errors import DatasetError
-from agenttune.tasks.source import load_tasks, read_rows
+from sharpen import DatasetConfig
+from sharpen.errors import DatasetError
+from sharpen.tasks.source import load_tasks, read_rows
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "math_agent" / "gsm8k.py"
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agenttune.errors import ConfigError, DatasetError
-from agenttune.tasks.order import TaskOrder, hold_out
+from sharpen.errors import ConfigError, DatasetError
+from sharpen.tasks.order import TaskOrder, hold_out
 
 sizes = st.integers(min_value=1, max_value=40)
 

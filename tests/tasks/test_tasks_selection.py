@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agenttune.config.run import SamplingConfig
-from agenttune.errors import ConfigError, DatasetError
-from agenttune.tasks.difficulty import DifficultyOrder
-from agenttune.tasks.order import TaskOrder
-from agenttune.tasks.selection import easy_to_hard, make_order
-from agenttune.types import Task
+from sharpen.config.run import SamplingConfig
+from sharpen.errors import ConfigError, DatasetError
+from sharpen.tasks.difficulty import DifficultyOrder
+from sharpen.tasks.order import TaskOrder
+from sharpen.tasks.selection import easy_to_hard, make_order
+from sharpen.types import Task
 
 SETTINGS = SamplingConfig(order="difficulty")
 

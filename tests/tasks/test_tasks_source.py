@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from agenttune.config.public import DatasetConfig
-from agenttune.errors import DatasetError
-from agenttune.tasks.source import MissingFieldError, load_tasks, read_rows
+from sharpen.config.public import DatasetConfig
+from sharpen.errors import DatasetError
+from sharpen.tasks.source import MissingFieldError, load_tasks, read_rows
 
 ROWS = [{"question": f"{n} + {n}?", "answer": str(2 * n)} for n in range(5)]
 
@@ -151,8 +151,8 @@ def refuse(event, arguments):
     if event in ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname"):
         raise SystemExit(f"network: {{event}} {{arguments}}")
 sys.addaudithook(refuse)
-from agenttune.config.public import DatasetConfig
-from agenttune.tasks.source import load_tasks, read_rows
+from sharpen.config.public import DatasetConfig
+from sharpen.tasks.source import load_tasks, read_rows
 assert "datasets" not in sys.modules
 assert len(load_tasks(DatasetConfig(path={str(folder)!r}))) == 5
 assert len(load_tasks(DatasetConfig(path={str(folder / "train.jsonl")!r}))) == 5

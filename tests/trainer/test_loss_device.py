@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from agenttune.algorithm.objective import policy_objective
-from agenttune.algorithm.presets import PRESETS
-from agenttune.trainer.scores import Compared, score_rows
+from sharpen.algorithm.objective import policy_objective
+from sharpen.algorithm.presets import PRESETS
+from sharpen.trainer.scores import Compared, score_rows
 
 META = torch.device("meta")
 ROWS, ENTRIES, SIZE, VOCABULARY = 12, 20, 8, 50

@@ -7,20 +7,20 @@ import pytest
 import torch
 from trainer_toys import Batch, make_experiences, make_model, plain_copy, record
 
-from agenttune.algorithm.resolve import resolve
-from agenttune.algorithm.supervised import resolve_supervised
-from agenttune.config.run import LossConfig
-from agenttune.config.trainer import CriticConfig, LoraConfig, TrainerConfig
-from agenttune.errors import TrainingError
-from agenttune.supervised.trainer import SupervisedTrainer
-from agenttune.trainer import step_start
-from agenttune.trainer.critic import Critic
-from agenttune.trainer.lora import AdaptedModel
-from agenttune.trainer.model import TrainedModel
-from agenttune.trainer.optimizer import Optimizer
-from agenttune.trainer.parity import Tolerance
-from agenttune.trainer.step_start import StepStart
-from agenttune.trainer.trainer import Trainer
+from sharpen.algorithm.resolve import resolve
+from sharpen.algorithm.supervised import resolve_supervised
+from sharpen.config.run import LossConfig
+from sharpen.config.trainer import CriticConfig, LoraConfig, TrainerConfig
+from sharpen.errors import TrainingError
+from sharpen.supervised.trainer import SupervisedTrainer
+from sharpen.trainer import step_start
+from sharpen.trainer.critic import Critic
+from sharpen.trainer.lora import AdaptedModel
+from sharpen.trainer.model import TrainedModel
+from sharpen.trainer.optimizer import Optimizer
+from sharpen.trainer.parity import Tolerance
+from sharpen.trainer.step_start import StepStart
+from sharpen.trainer.trainer import Trainer
 
 EXPERIENCES = record(plain_copy(make_model("qwen3", torch.float32)), make_experiences(num_groups=4))
 HALVES = EXPERIENCES[:6], EXPERIENCES[6:]

@@ -12,12 +12,12 @@ import torch
 from trainer_toys import Batch, make_experiences, plain_copy, record
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agenttune.algorithm.resolve import resolve
-from agenttune.config.run import LossConfig
-from agenttune.config.trainer import TrainerConfig
-from agenttune.errors import CheckpointError
-from agenttune.trainer.checkpoint import point, pointed, prune, step_directory, write_directory
-from agenttune.trainer.trainer import Trainer
+from sharpen.algorithm.resolve import resolve
+from sharpen.config.run import LossConfig
+from sharpen.config.trainer import TrainerConfig
+from sharpen.errors import CheckpointError
+from sharpen.trainer.checkpoint import point, pointed, prune, step_directory, write_directory
+from sharpen.trainer.trainer import Trainer
 
 
 def make_trainer(folder, **config):
@@ -43,7 +43,7 @@ def step(trainer):
 
 
 def test_plain_transformers_reproduces_the_trained_model(toy_model_dir: Path, tmp_path: Path):
-    """Logits, tokenizer, chat template and generation config of a checkpoint, loaded without AgentTune."""
+    """Logits, tokenizer, chat template and generation config of a checkpoint, loaded without Sharpen."""
     trainer = make_trainer(toy_model_dir)
     step(trainer)
     trainer.save(tmp_path / "global_step_1", {"step": 1})

@@ -7,17 +7,17 @@ import pytest
 import torch
 from trainer_toys import Batch, hf_logprobs, make_experiences, make_model, plain_copy, record
 
-from agenttune.algorithm.resolve import resolve
-from agenttune.config.run import LossConfig
-from agenttune.config.trainer import CriticConfig, TrainerConfig
-from agenttune.errors import CheckpointError, TrainingError
-from agenttune.trainer import checkpoint
-from agenttune.trainer.credit import Part
-from agenttune.trainer.critic import Critic
-from agenttune.trainer.model import TrainedModel
-from agenttune.trainer.packing import pack
-from agenttune.trainer.parity import Tolerance
-from agenttune.trainer.trainer import Trainer
+from sharpen.algorithm.resolve import resolve
+from sharpen.config.run import LossConfig
+from sharpen.config.trainer import CriticConfig, TrainerConfig
+from sharpen.errors import CheckpointError, TrainingError
+from sharpen.trainer import checkpoint
+from sharpen.trainer.credit import Part
+from sharpen.trainer.critic import Critic
+from sharpen.trainer.model import TrainedModel
+from sharpen.trainer.packing import pack
+from sharpen.trainer.parity import Tolerance
+from sharpen.trainer.trainer import Trainer
 
 PLAIN = LossConfig(kl="none")
 ANY = Tolerance(mean=None, max=None)

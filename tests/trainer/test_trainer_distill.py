@@ -19,16 +19,16 @@ from trainer_toys import (
 )
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from agenttune.algorithm.distill import Distill
-from agenttune.algorithm.resolve import resolve
-from agenttune.config.run import DistillConfig, LossConfig
-from agenttune.config.trainer import TrainerConfig
-from agenttune.errors import CheckpointError, TrainingError
-from agenttune.trainer.model import TrainedModel
-from agenttune.trainer.packing import pack
-from agenttune.trainer.parity import Tolerance
-from agenttune.trainer.teacher import Teacher
-from agenttune.trainer.trainer import Trainer
+from sharpen.algorithm.distill import Distill
+from sharpen.algorithm.resolve import resolve
+from sharpen.config.run import DistillConfig, LossConfig
+from sharpen.config.trainer import TrainerConfig
+from sharpen.errors import CheckpointError, TrainingError
+from sharpen.trainer.model import TrainedModel
+from sharpen.trainer.packing import pack
+from sharpen.trainer.parity import Tolerance
+from sharpen.trainer.teacher import Teacher
+from sharpen.trainer.trainer import Trainer
 
 ANY = Tolerance(mean=None, max=None)
 FORMS = ("reverse_sampled", "forward", "reverse", "js")

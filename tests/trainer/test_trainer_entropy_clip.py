@@ -5,12 +5,12 @@ import pytest
 import torch
 from trainer_toys import Batch, hf_logprobs, make_experiences, make_model, plain_copy, record
 
-from agenttune.algorithm.resolve import resolve
-from agenttune.config.run import LossConfig
-from agenttune.config.trainer import TrainerConfig
-from agenttune.trainer.model import TrainedModel
-from agenttune.trainer.parity import Tolerance
-from agenttune.trainer.trainer import Trainer
+from sharpen.algorithm.resolve import resolve
+from sharpen.config.run import LossConfig
+from sharpen.config.trainer import TrainerConfig
+from sharpen.trainer.model import TrainedModel
+from sharpen.trainer.parity import Tolerance
+from sharpen.trainer.trainer import Trainer
 
 ARGUMENTS = {"clipb": {"mu": 0.3}, "clipv": {"mu": 0.3, "max_frac": 0.05}}
 

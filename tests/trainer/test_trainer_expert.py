@@ -7,14 +7,14 @@ import pytest
 import torch
 from trainer_toys import hf_logprobs, make_experience, make_experiences, make_model, plain_copy, record
 
-from agenttune.algorithm.expert import Expert
-from agenttune.algorithm.resolve import resolve
-from agenttune.config.run import LossConfig
-from agenttune.config.trainer import TrainerConfig
-from agenttune.trainer.model import TrainedModel
-from agenttune.trainer.parity import Tolerance
-from agenttune.trainer.trainer import Trainer
-from agenttune.types import Experience
+from sharpen.algorithm.expert import Expert
+from sharpen.algorithm.resolve import resolve
+from sharpen.config.run import LossConfig
+from sharpen.config.trainer import TrainerConfig
+from sharpen.trainer.model import TrainedModel
+from sharpen.trainer.parity import Tolerance
+from sharpen.trainer.trainer import Trainer
+from sharpen.types import Experience
 
 CHORD = Expert(mu=0.6, valley=0.2, warmup_steps=2, decay_steps=2, phi=True)
 

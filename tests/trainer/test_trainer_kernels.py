@@ -10,13 +10,13 @@ import pytest
 import torch
 from trainer_toys import FAMILIES, make_experiences, make_model
 
-from agenttune.trainer import liger
-from agenttune.trainer.attention import TreeLayout, _per_segment, check_varlen, choose_varlen
-from agenttune.trainer.model import TrainedModel
-from agenttune.trainer.output import exact_logits, output_logits
-from agenttune.trainer.packing import pack
-from agenttune.trainer.scores import MAX_LOGITS, max_logits_on
-from agenttune.trainer.varlen import Paths, TorchVarlen, varlen_attention
+from sharpen.trainer import liger
+from sharpen.trainer.attention import TreeLayout, _per_segment, check_varlen, choose_varlen
+from sharpen.trainer.model import TrainedModel
+from sharpen.trainer.output import exact_logits, output_logits
+from sharpen.trainer.packing import pack
+from sharpen.trainer.scores import MAX_LOGITS, max_logits_on
+from sharpen.trainer.varlen import Paths, TorchVarlen, varlen_attention
 
 
 class PlainVarlen:

@@ -1,6 +1,7 @@
 """LoRA: adapters compute what the merged weights compute, train by the chain rule, and leave plain models behind."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -13,20 +14,22 @@ from torch import nn
 from trainer_toys import FAMILIES, Batch, hf_logprobs, make_experiences, make_model, plain_copy, record
 from transformers import AutoModelForCausalLM
 
-from agenttune.algorithm.resolve import resolve
-from agenttune.config.run import LossConfig
-from agenttune.config.trainer import LoraConfig, TrainerConfig
-from agenttune.errors import CheckpointError, ConfigError
-from agenttune.inference.weights import copy_weights
-from agenttune.trainer import checkpoint
-from agenttune.trainer.lora import AdaptedModel, WithoutAdapters, adapters_line, load_reference, load_trained
-from agenttune.trainer.lora_settings import check_lora
-from agenttune.trainer.model import TrainedModel
-from agenttune.trainer.packing import pack
-from agenttune.trainer.parity import Tolerance
-from agenttune.trainer.trainer import Trainer
+from sharpen.algorithm.resolve import resolve
+from sharpen.config.extras import install_command
+from sharpen.config.run import LossConfig
+from sharpen.config.trainer import LoraConfig, TrainerConfig
+from sharpen.errors import CheckpointError, ConfigError
+from sharpen.inference.weights import copy_weights
+from sharpen.trainer import checkpoint
+from sharpen.trainer.lora import AdaptedModel, WithoutAdapters, adapters_line, load_reference, load_trained
+from sharpen.trainer.lora_settings import check_lora
+from sharpen.trainer.model import TrainedModel
+from sharpen.trainer.packing import pack
+from sharpen.trainer.parity import Tolerance
+from sharpen.trainer.trainer import Trainer
 
 CPU = torch.device("cpu")
+INSTALL = install_command("lora")
 ANY = Tolerance(mean=None, max=None)
 
 
@@ -408,19 +411,17 @@ def test_peft_that_is_missing_or_too_old_is_a_clear_error(tmp_path, monkeypatch)
     old.mkdir()
     (old / "METADATA").write_text("Metadata-Version: 2.1\nName: peft\nVersion: 0.17.1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(
-        ConfigError, match=r"needs peft 0.18 or newer, but 0.17.1 came: pip install 'agenttune\[lora\]'"
-    ):
+    with pytest.raises(ConfigError, match=re.escape(f"needs peft 0.18 or newer, but 0.17.1 came: {INSTALL}")):
         check_lora(lora)
     monkeypatch.setattr(sys, "path", [])
-    with pytest.raises(ConfigError, match=r"peft, which is not installed: pip install 'agenttune\[lora\]'"):
+    with pytest.raises(ConfigError, match=re.escape(f"peft, which is not installed: {INSTALL}")):
         check_lora(lora)
     check_lora(TrainerConfig())
 
 
 def test_peft_is_loaded_only_where_adapters_are_asked_for():
     """It takes seconds. Break: import peft at the top of `trainer/lora.py`."""
-    code = "import sys, agenttune.trainer.trainer, agenttune.supervised.trainer\nassert 'peft' not in sys.modules"
+    code = "import sys, sharpen.trainer.trainer, sharpen.supervised.trainer\nassert 'peft' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 

@@ -8,10 +8,10 @@ import torch
 from trainer_toys import FAMILIES, SIZES, hf_logprobs, make_experience, make_experiences, make_model, plain_copy
 from transformers import Gemma2Config, Gemma2ForCausalLM, MixtralConfig, MixtralForCausalLM
 
-from agenttune.errors import ModelError
-from agenttune.trainer.attention import TreeLayout, _Cascade, _per_segment
-from agenttune.trainer.model import TrainedModel
-from agenttune.trainer.packing import pack
+from sharpen.errors import ModelError
+from sharpen.trainer.attention import TreeLayout, _Cascade, _per_segment
+from sharpen.trainer.model import TrainedModel
+from sharpen.trainer.packing import pack
 
 
 def packed_loss(trained: TrainedModel, experiences, max_tokens=10_000, min_shared=4):

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from agenttune.config.trainer import TrainerConfig
-from agenttune.errors import CheckpointError, TrainingError
-from agenttune.trainer.optimizer import Optimizer, learning_rate
+from sharpen.config.trainer import TrainerConfig
+from sharpen.errors import CheckpointError, TrainingError
+from sharpen.trainer.optimizer import Optimizer, learning_rate
 
 
 def rates(config: TrainerConfig, planned: int, count: int) -> list[float]:

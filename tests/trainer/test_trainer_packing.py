@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainer_toys import make_experience, make_experiences
 
-from agenttune.errors import CallError
-from agenttune.trainer.packing import Pack, pack
+from sharpen.errors import CallError
+from sharpen.trainer.packing import Pack, pack
 
 
 def path_of(packed: Pack, index: int) -> list[int]:

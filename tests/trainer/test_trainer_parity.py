@@ -10,18 +10,18 @@ import pytest
 import torch
 from trainer_toys import FAMILIES, VOCABULARY, Batch, make_model, plain_copy
 
-from agenttune.algorithm.resolve import resolve
-from agenttune.config.run import LossConfig
-from agenttune.config.trainer import LoraConfig, TrainerConfig
-from agenttune.errors import ParityError
-from agenttune.execution.probe import sample_probes
-from agenttune.inference.embedded import EmbeddedEngine
-from agenttune.trainer.lora import AdaptedModel
-from agenttune.trainer.model import TrainedModel
-from agenttune.trainer.parity import FALSE_ALARM, LogprobGap, Tolerance, most_allowed, too_many
-from agenttune.trainer.rounding import measure
-from agenttune.trainer.team import Team
-from agenttune.trainer.trainer import Trainer
+from sharpen.algorithm.resolve import resolve
+from sharpen.config.run import LossConfig
+from sharpen.config.trainer import LoraConfig, TrainerConfig
+from sharpen.errors import ParityError
+from sharpen.execution.probe import sample_probes
+from sharpen.inference.embedded import EmbeddedEngine
+from sharpen.trainer.lora import AdaptedModel
+from sharpen.trainer.model import TrainedModel
+from sharpen.trainer.parity import FALSE_ALARM, LogprobGap, Tolerance, most_allowed, too_many
+from sharpen.trainer.rounding import measure
+from sharpen.trainer.team import Team
+from sharpen.trainer.trainer import Trainer
 
 BFLOAT16, FLOAT32 = torch.bfloat16, torch.float32
 

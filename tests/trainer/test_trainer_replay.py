@@ -7,13 +7,13 @@ import pytest
 import torch
 from trainer_toys import Batch, hf_logprobs, make_experiences, make_model, plain_copy, record
 
-from agenttune.algorithm.resolve import resolve
-from agenttune.config.run import LossConfig
-from agenttune.config.trainer import TrainerConfig
-from agenttune.errors import ParityError
-from agenttune.trainer.model import TrainedModel
-from agenttune.trainer.trainer import Trainer
-from agenttune.types import Experience
+from sharpen.algorithm.resolve import resolve
+from sharpen.config.run import LossConfig
+from sharpen.config.trainer import TrainerConfig
+from sharpen.errors import ParityError
+from sharpen.trainer.model import TrainedModel
+from sharpen.trainer.trainer import Trainer
+from sharpen.types import Experience
 
 
 def make_trainer(module, loss=None):

@@ -7,13 +7,13 @@ import pytest
 import torch
 from trainer_toys import Batch, hf_logprobs, make_experience, make_experiences, make_model, plain_copy, record
 
-from agenttune.algorithm.resolve import resolve
-from agenttune.config.run import LossConfig
-from agenttune.config.trainer import TrainerConfig
-from agenttune.errors import ParityError, TrainingError
-from agenttune.trainer.model import TrainedModel
-from agenttune.trainer.parity import Tolerance
-from agenttune.trainer.trainer import Trainer
+from sharpen.algorithm.resolve import resolve
+from sharpen.config.run import LossConfig
+from sharpen.config.trainer import TrainerConfig
+from sharpen.errors import ParityError, TrainingError
+from sharpen.trainer.model import TrainedModel
+from sharpen.trainer.parity import Tolerance
+from sharpen.trainer.trainer import Trainer
 
 PLAIN = LossConfig(kl="none")
 ANY = Tolerance(mean=None, max=None)

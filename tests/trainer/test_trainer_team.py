@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trainer_toys import make_experiences, make_model
 
-from agenttune.errors import CheckpointError
-from agenttune.trainer.model import TrainedModel
-from agenttune.trainer.packing import pack
-from agenttune.trainer.team import IDLE, Ranks, Team, backward_nothing, deal
+from sharpen.errors import CheckpointError
+from sharpen.trainer.model import TrainedModel
+from sharpen.trainer.packing import pack
+from sharpen.trainer.team import IDLE, Ranks, Team, backward_nothing, deal
 
 
 @given(sizes=st.lists(st.integers(1, 1000), max_size=30), num_ranks=st.integers(1, 5))

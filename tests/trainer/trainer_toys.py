@@ -15,7 +15,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from agenttune.types import Experience
+from sharpen.types import Experience
 
 VOCABULARY = 60
 SIZES: dict[str, Any] = {

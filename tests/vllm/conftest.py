@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from agenttune.errors import EngineError
-from agenttune.execution.engine_choice import installed_builds
+from sharpen.errors import EngineError
+from sharpen.execution.engine_choice import installed_builds
 
 HERE = Path(__file__).parent
 collect_ignore = [] if installed_builds() else [path.name for path in HERE.glob("test_*.py")]

@@ -10,9 +10,9 @@ import pytest
 from test_sync_end_to_end import GROUP_SIZE, ages_by_step, check_accounted, rows, run
 from vllm_served import MODEL, vllm_left, vllm_processes
 
-from agenttune import WorkflowOutput
-from agenttune.certify import certify
-from agenttune.experience.reading import read_groups
+from sharpen import WorkflowOutput
+from sharpen.certify import certify
+from sharpen.experience.reading import read_groups
 
 SETTINGS = {"engine": {"type": "vllm", "kv_cache_mb": 64, "max_slots": 24}}
 LORA = {"trainer.lora": {"rank": 4, "target_modules": ["q_proj", "v_proj", "up_proj"]}}

@@ -14,10 +14,10 @@ import pytest
 import torch
 from vllm_served import Served, request, scored, start, vllm_left, vllm_processes, weights
 
-from agenttune.errors import EngineLostError
-from agenttune.inference.routing import Replicas
-from agenttune.inference.vllm_broadcast import _COMMUNICATORS, Group, in_thread, lay_out
-from agenttune.inference.vllm_loading import Loader
+from sharpen.errors import EngineLostError
+from sharpen.inference.routing import Replicas
+from sharpen.inference.vllm_broadcast import _COMMUNICATORS, Group, in_thread, lay_out
+from sharpen.inference.vllm_loading import Loader
 
 CPU = torch.device("cpu")
 LIMIT_S = 300.0

@@ -13,14 +13,14 @@ import psutil
 from test_sync_end_to_end import check_accounted, rows
 from vllm_served import MODEL
 
-from agenttune.certify import certify
-from agenttune.trainer.checkpoint import load, pointed
+from sharpen.certify import certify
+from sharpen.trainer.checkpoint import load, pointed
 
 AGENT = """
 import asyncio, contextlib, os, signal, threading, time
 from pathlib import Path
 import psutil
-from agenttune import WorkflowOutput
+from sharpen import WorkflowOutput
 
 WHEN, METRICS = os.environ["KILL_WHEN"], Path(os.environ["METRICS"])
 begun = answered = 0
@@ -36,7 +36,7 @@ def target(number):
 
 def kill_as_weights_move():
     # They move as soon as the file in which they do is there; the core, which is stopped, cannot answer.
-    while not any("agenttune-weights" in path for path in map(target, os.listdir("/proc/self/fd"))):
+    while not any("sharpen-weights" in path for path in map(target, os.listdir("/proc/self/fd"))):
         time.sleep(0.01)
     time.sleep(0.2)
     send(signal.SIGKILL)
@@ -104,7 +104,7 @@ def left(temporary: Path) -> list[psutil.Process]:
 
 
 def run(folder: Path, temporary: Path, dataset: Path, when: str, *more: str) -> subprocess.CompletedProcess[str]:
-    """`agenttune run`, in a process of its own."""
+    """`sharpen run`, in a process of its own."""
     (folder / "agent.py").write_text(AGENT)
     (folder / "run.yaml").write_text(
         f"workflow: agent.py:agent\nproject: P\nname: fixed\ncheckpoint_root_dir: {folder}\n"
@@ -114,7 +114,7 @@ def run(folder: Path, temporary: Path, dataset: Path, when: str, *more: str) -> 
         "evaluation: {before_and_after: false, hold_out: false}\ncheck: {enabled: false}\n"
         "engine: {type: vllm, kv_cache_mb: 64, max_slots: 24}\n"
     )
-    command = [sys.executable, "-m", "agenttune.cli.main", "run", "--config", str(folder / "run.yaml"), *more]
+    command = [sys.executable, "-m", "sharpen.cli.main", "run", "--config", str(folder / "run.yaml"), *more]
     metrics = folder / "P" / "fixed" / "metrics.jsonl"
     environment = {**os.environ, "TMPDIR": str(temporary), "KILL_WHEN": when, "METRICS": str(metrics)}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)

@@ -6,8 +6,8 @@ import numpy as np
 from transformers import AutoTokenizer
 from vllm_served import MODEL, request, scored
 
-from agenttune.gateway.gateway import Gateway
-from agenttune.types import Sampling
+from sharpen.gateway.gateway import Gateway
+from sharpen.types import Sampling
 
 
 def test_the_second_call_begins_with_the_ids_of_the_first(served, model):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from vllm_served import endless, generating, request, scored, weights
 
-from agenttune.errors import ModelError
+from sharpen.errors import ModelError
 
 LONG = [(7 * i + 3) % 500 for i in range(300)]  # more than two blocks of the prefix cache
 
@@ -91,7 +91,7 @@ def test_weights_of_another_model_are_refused_and_nothing_changes(served, model,
 def test_a_worker_tells_why_it_cannot_read_the_trainers_gpu(served):
     """There is none here. The core would be of no use any more if the worker let the error through."""
     packed = base64.b64encode(pickle.dumps(("GPU of another machine", []))).decode()
-    ((elsewhere, reason),) = served.run(served.engine._llm.collective_rpc("agenttune_try_to_read", args=(packed,)))
+    ((elsewhere, reason),) = served.run(served.engine._llm.collective_rpc("sharpen_try_to_read", args=(packed,)))
     assert reason
     assert not elsewhere
     served.generate(request([506, 61]))

@@ -22,10 +22,10 @@ from vllm_served import (
     vllm_processes,
 )
 
-from agenttune.config.trainer import LoraConfig
-from agenttune.errors import ModelError
-from agenttune.trainer.lora import AdaptedModel
-from agenttune.trainer.model import read_module
+from sharpen.config.trainer import LoraConfig
+from sharpen.errors import ModelError
+from sharpen.trainer.lora import AdaptedModel
+from sharpen.trainer.model import read_module
 
 LORA = LoraConfig(rank=6, alpha=12)
 LONG = [(7 * i + 3) % 500 for i in range(300)]  # more than two blocks of the prefix cache

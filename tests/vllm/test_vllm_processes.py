@@ -13,13 +13,13 @@ from pathlib import Path
 import psutil
 from vllm_served import MODEL
 
-from agenttune.inference.vllm_start import make_folder
+from sharpen.inference.vllm_start import make_folder
 
 KILLED = f"""
 import asyncio, os, signal, psutil
 
 async def main():
-    from agenttune.inference.vllm import VLLMEngine
+    from sharpen.inference.vllm import VLLMEngine
     before = dict(os.environ)
     model = {str(MODEL)!r}
     await VLLMEngine.start(model, stop_decoder=str, max_model_len=64, max_slots=4, kv_cache_mb=64)

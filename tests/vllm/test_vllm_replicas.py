@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from vllm_served import Served, begun, request, scored, start, vllm_left, vllm_processes, weights
 
-from agenttune.errors import EngineLostError
-from agenttune.inference.routing import Replicas
+from sharpen.errors import EngineLostError
+from sharpen.inference.routing import Replicas
 
 
 def check(model, asked, generations, version):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from vllm_served import MAX_MODEL_LEN, MODEL, begun, frozen, request, scored
 
-from agenttune.errors import ContextOverflowError, SamplingError
+from sharpen.errors import ContextOverflowError, SamplingError
 
 END = 507
 PROMPT = [506, 70, 80, 90, 100, 101]

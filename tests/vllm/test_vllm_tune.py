@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from vllm_served import MODEL, vllm_left, vllm_processes
 
-from agenttune import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
-from agenttune.experience.reading import read_groups
+from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
+from sharpen.experience.reading import read_groups
 
 QUICKSTART = MODEL.parent
 

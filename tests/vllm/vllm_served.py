@@ -13,10 +13,10 @@ import numpy as np
 import psutil
 import torch
 
-from agenttune.execution.serving import ServingThread
-from agenttune.inference.engine import GenerateRequest, Generation
-from agenttune.inference.sampling import truncated_log_softmax
-from agenttune.types import Sampling
+from sharpen.execution.serving import ServingThread
+from sharpen.inference.engine import GenerateRequest, Generation
+from sharpen.inference.sampling import truncated_log_softmax
+from sharpen.types import Sampling
 
 MODEL = Path(__file__).parents[2] / "examples" / "quickstart" / "model"
 MAX_MODEL_LEN = 512
@@ -59,7 +59,7 @@ class Served:
 def start(thread: ServingThread | None = None, **settings: Any) -> Served:
     from transformers import AutoTokenizer
 
-    from agenttune.inference.vllm import VLLMEngine
+    from sharpen.inference.vllm import VLLMEngine
 
     thread = thread or ServingThread()
     decode = AutoTokenizer.from_pretrained(MODEL).decode

@@ -1,7 +1,7 @@
 from typing import Dict
 
-from agenttune import tune, WorkflowOutput, JudgeOutput, Dataset
-from agenttune import TrinityChatModel
+from sharpen import tune, WorkflowOutput, JudgeOutput, Dataset
+from sharpen import TrinityChatModel
 from agentscope.agent import ReActAgent
 from agentscope.formatter import OpenAIChatFormatter
 from agentscope.message import Msg

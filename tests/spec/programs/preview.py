@@ -1,4 +1,4 @@
-from agenttune import DatasetConfig
+from sharpen import DatasetConfig
 DatasetConfig(path="my_dataset", split="train").preview()
 # Output:
 # [

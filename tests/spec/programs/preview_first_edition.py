@@ -1,4 +1,4 @@
-from agenttune import Dataset
+from sharpen import Dataset
 
 Dataset(path="my_dataset", split="train").preview()
 

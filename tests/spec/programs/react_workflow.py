@@ -6,7 +6,7 @@ from agentscope.formatter import OpenAIChatFormatter
 from agentscope.message import Msg
 from agentscope.model import OpenAIChatModel
 
-from agenttune.compat.trinity import Experience, ModelWrapper, Task, Workflow
+from sharpen.compat.trinity import Experience, ModelWrapper, Task, Workflow
 
 model_name = "Qwen/Qwen3-8B"
 generate_kwargs = {"temperature": 1.0, "max_tokens": 16}

@@ -1,1 +1,0 @@
-"""The `agenttune` command: run, check, eval."""

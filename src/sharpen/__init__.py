@@ -1,0 +1,81 @@
+"""Sharpen: reinforcement learning for the model inside your agent.
+
+`import sharpen` is light: every public name is loaded on first use, and torch only when training starts.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "tune": "sharpen.tuning",
+    "TuneResult": "sharpen.result",
+    "DatasetConfig": "sharpen.config.public",
+    "TunerModelConfig": "sharpen.config.public",
+    "AlgorithmConfig": "sharpen.config.public",
+    "AuxiliaryModelConfig": "sharpen.config.run",
+    "WorkflowOutput": "sharpen.config.public",
+    "JudgeOutput": "sharpen.config.public",
+    "WorkflowType": "sharpen.config.public",
+    "JudgeType": "sharpen.config.public",
+    "check_workflow_function": "sharpen.rollout.signature",
+    "check_judge_function": "sharpen.rollout.signature",
+    "Dataset": "sharpen.config.public",
+    "TunerChatModel": "sharpen.config.public",
+    "Algorithm": "sharpen.config.public",
+    "TrinityChatModel": "sharpen.compat.agentscope",
+    "SharpenError": "sharpen.errors",
+    "UnusableAnswerError": "sharpen.errors",
+}
+
+_NOT_INCLUDED = {
+    "tune_prompt": "it tunes prompts, Sharpen tunes weights",
+    "PromptTuneConfig": "it tunes prompts, Sharpen tunes weights",
+    "select_model": "it compares models of others, Sharpen tunes one",
+    "TinkerConfig": "it configures a hosted service, Sharpen trains on your own machine",
+}
+"""Names of AgentScope's tuner that are not part of Sharpen, and why."""
+
+__all__ = [*_HOMES, "__version__"]
+
+if TYPE_CHECKING:
+    from sharpen.compat.agentscope import TrinityChatModel as TrinityChatModel
+    from sharpen.config.public import Algorithm as Algorithm
+    from sharpen.config.public import AlgorithmConfig as AlgorithmConfig
+    from sharpen.config.public import Dataset as Dataset
+    from sharpen.config.public import DatasetConfig as DatasetConfig
+    from sharpen.config.public import JudgeOutput as JudgeOutput
+    from sharpen.config.public import JudgeType as JudgeType
+    from sharpen.config.public import TunerChatModel as TunerChatModel
+    from sharpen.config.public import TunerModelConfig as TunerModelConfig
+    from sharpen.config.public import WorkflowOutput as WorkflowOutput
+    from sharpen.config.public import WorkflowType as WorkflowType
+    from sharpen.config.run import AuxiliaryModelConfig as AuxiliaryModelConfig
+    from sharpen.errors import SharpenError as SharpenError
+    from sharpen.errors import UnusableAnswerError as UnusableAnswerError
+    from sharpen.result import TuneResult as TuneResult
+    from sharpen.rollout.signature import check_judge_function as check_judge_function
+    from sharpen.rollout.signature import check_workflow_function as check_workflow_function
+    from sharpen.tuning import tune as tune
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NOT_INCLUDED:
+        from sharpen.errors import NotIncludedError
+
+        raise NotIncludedError(
+            f"{name} is not part of Sharpen: {_NOT_INCLUDED[name]}. AgentScope 1.0 has it in agentscope.tuner",
+            name=__name__,
+        )
+    if name not in _HOMES:
+        raise AttributeError(f"module 'sharpen' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,121 @@
+"""Distillation: how far the policy is from a teacher, token by token, and which settings say so.
+
+In: logprobs of policy and teacher over the vocabulary, at the states that the policy itself came to. Out: one
+divergence for each state, differentiable in the policy. The form `reverse_sampled` looks at the sampled token only, and
+makes an advantage of it instead (`sampled_advantages`).
+
+The states are data: no gradient goes through how they were sampled (as in GKD, arXiv 2306.13649).
+
+Shape suffixes: E tokens that carry loss, R states, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from sharpen.config.run import DistillConfig, DistillDivergence, LossConfig, SamplingConfig
+from sharpen.errors import ConfigError
+
+FORMULAS: Mapping[DistillDivergence, str] = {
+    "reverse_sampled": "A + coef (log teacher - log π when sampled) of the sampled token",
+    "forward": "coef KL(teacher || π) over the vocabulary",
+    "reverse": "coef KL(π || teacher) over the vocabulary",
+    "js": "coef (β KL(teacher || m) + (1 - β) KL(π || m)) over the vocabulary, m = β teacher + (1 - β) π",
+}
+"""By their names in the configuration."""
+_BY_REWARD = ("max_refill", "reward_low", "reward_high", "overlong_cache")
+_BY_ADVANTAGE = ("policy_loss", "policy_loss_args", "clip_low", "clip_high", "dual_clip", "behaviour")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distill:
+    """The part of an algorithm that compares with a teacher: which divergence, its weight in the loss (or of the
+    advantage), and for `js` the teacher's weight β in the mixture, between 0 and 1."""
+
+    divergence: DistillDivergence
+    coef: float = 1.0
+    beta: float = 0.5
+
+    @property
+    def of_vocabulary(self) -> bool:
+        """Whether the divergence is over the whole vocabulary, a term of the loss; else of sampled tokens, an
+        advantage."""
+        return self.divergence != "reverse_sampled"
+
+    def divergences(self, logprobs_RV: torch.Tensor, teacher_RV: torch.Tensor) -> torch.Tensor:
+        """The divergence at each state (R, in nats, not weighted); only if `of_vocabulary`."""
+        if self.divergence == "forward":
+            return kl(teacher_RV, logprobs_RV)
+        if self.divergence == "reverse":
+            return kl(logprobs_RV, teacher_RV)
+        assert self.divergence == "js", f"{self.divergence} is not over the vocabulary"
+        return jensen_shannon(logprobs_RV, teacher_RV, self.beta)
+
+
+def kl(first_RV: torch.Tensor, second_RV: torch.Tensor) -> torch.Tensor:
+    """KL(first || second) in nats of each row of logprobs, shape R."""
+    return (first_RV.exp() * (first_RV - second_RV)).sum(dim=-1)
+
+
+def jensen_shannon(logprobs_RV: torch.Tensor, teacher_RV: torch.Tensor, beta: float) -> torch.Tensor:
+    """`β KL(teacher || m) + (1 - β) KL(policy || m)` with `m = β teacher + (1 - β) policy`, shape R.
+
+    Never negative, at most the entropy of (β, 1 - β). Divided by β it becomes KL(teacher || policy) as β goes to 0,
+    divided by 1 - β it becomes KL(policy || teacher) as β goes to 1.
+
+    Source: generalized JSD of GKD, arXiv 2306.13649, equation 1.
+    """
+    mixture_RV = torch.logaddexp(teacher_RV + math.log(beta), logprobs_RV + math.log1p(-beta))
+    return beta * kl(teacher_RV, mixture_RV) + (1.0 - beta) * kl(logprobs_RV, mixture_RV)
+
+
+def sampled_advantages(distill: Distill, teacher_E: torch.Tensor, sampled_E: torch.Tensor) -> torch.Tensor:
+    """`coef (log teacher - log π)` of each sampled token, π when it was sampled: the policy gradient that descends
+    KL(π || teacher) at each state, later tokens not counted (a discount of 0).
+
+    Source: "On-Policy Distillation", Thinking Machines Lab, 2025; `on_policy_distill` of Trinity-RFT 0.6.0.
+    """
+    return distill.coef * (teacher_E - sampled_E)
+
+
+def configured(name: str, preset: Distill | None, config: DistillConfig | None) -> Distill | None:
+    """The preset's part with the settings of `config`. Raises `ConfigError` for a setting without effect."""
+    given: dict[str, Any] = {} if config is None else config.model_dump(exclude_none=True)
+    given.pop("teacher_path", None)  # which teacher it is, is no part of the algorithm
+    if preset is None:
+        if config is not None and config != DistillConfig():
+            raise ConfigError(
+                f"the settings of distill have no effect: {name!r} has no teacher (on_policy_distill and jsd have)"
+            )
+        return None
+    chosen = replace(preset, **given)
+    if "beta" in given and chosen.divergence != "js":
+        raise ConfigError(
+            f"distill.beta is {chosen.beta:g}, but distill.divergence is {chosen.divergence!r}: only js has a mixture; "
+            "leave it out"
+        )
+    return chosen
+
+
+def check_without_rewards(
+    name: str, distill: Distill | None, loss: LossConfig, sampling: SamplingConfig | None
+) -> None:
+    """Raise `ConfigError` for settings that go by rewards, or by advantages, in an algorithm without."""
+    if distill is None:
+        raise ConfigError(f"loss.advantage is 'none', and {name!r} has no teacher: nothing would be learnt")
+    idle: dict[str, Any] = {"loss.std_threshold": loss.std_threshold}
+    if sampling is not None:
+        idle |= {f"sampling.{setting}": getattr(sampling, setting) for setting in _BY_REWARD}
+    if distill.of_vocabulary:
+        idle |= {f"loss.{setting}": getattr(loss, setting) for setting in _BY_ADVANTAGE}
+    for setting, value in idle.items():
+        if value not in (None, {}, "none"):
+            raise ConfigError(
+                f"{setting} is {value}, but {name!r} learns what its teacher says, whatever the rewards are: leave it "
+                "out"
+            )

@@ -1,0 +1,88 @@
+"""The expert's part of a step that learns from rollouts and from an expert's rows at once.
+
+In: the number of the step, logprobs of the expert's tokens. Out: the weight of the expert's part, and a loss for each
+of its tokens. An update's loss is `(1 - mu) policy loss of the rollouts + mu expert loss`, where each part is
+normalized over its own tokens of the whole update.
+
+Shape suffixes: E the expert's tokens that carry loss.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import cos, pi
+
+import torch
+
+from sharpen.config.run import ExpertConfig
+from sharpen.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expert:
+    """How much the expert's part weighs, and how its tokens are weighed.
+
+    `mu` is the weight, or the peak of its schedule: it rises linearly over `warmup_steps` steps, then falls to `valley`
+    along a cosine over `decay_steps` (None: it stays). With `phi` a token's loss is weighed by p (1 - p), without
+    gradient.
+    """
+
+    mu: float = 0.1
+    valley: float | None = None
+    warmup_steps: int = 0
+    decay_steps: int | None = None
+    phi: bool = False
+
+    def weight(self, step: int) -> float:
+        """The weight of the expert's part in a step; the first step is 1.
+
+        Source: the global coefficient μ of CHORD, arXiv 2508.11408; the schedule is that of its implementation in
+        Trinity-RFT 0.6.0.
+        """
+        if step < self.warmup_steps:
+            return self.mu * step / self.warmup_steps
+        if self.decay_steps is None or self.valley is None:
+            return self.mu
+        behind = step - self.warmup_steps
+        if behind >= self.decay_steps:
+            return self.valley
+        return self.valley + (self.mu - self.valley) * 0.5 * (1.0 + cos(pi * behind / self.decay_steps))
+
+    def token_losses(self, logprobs_E: torch.Tensor) -> torch.Tensor:
+        """`-log π`, or with `phi` `-p (1 - p) log π`, where p is π without gradient: tokens that the model is already
+        sure of, or finds next to impossible, teach little. Source: φ of CHORD, arXiv 2508.11408.
+        """
+        if not self.phi:
+            return -logprobs_E
+        p_E = logprobs_E.detach().exp()
+        return -p_E * (1.0 - p_E) * logprobs_E
+
+    @property
+    def formula(self) -> str:
+        """The loss, for people."""
+        token = "p (1 - p) log π, p = π without gradient" if self.phi else "log π"
+        return f"(1 - mu) policy loss + mu expert loss; of each expert's token: -{token}"
+
+
+def configured(preset: Expert | None, settings: ExpertConfig, name: str) -> Expert | None:
+    """The preset's expert part with the run's settings.
+
+    Raises `ConfigError` for an algorithm without one that has such settings, and for one that lacks the rows.
+    """
+    if preset is None:
+        if settings != ExpertConfig():
+            raise ConfigError(
+                f"the settings of expert have no effect: {name!r} learns from rollouts alone (mix and mix_chord learn "
+                "from an expert's rows too)"
+            )
+        return None
+    if settings.dataset is None:
+        raise ConfigError(f"{name!r} learns from an expert's rows too: set expert.dataset (its rows are those of sft)")
+    given = {
+        "mu": settings.mu,
+        "valley": settings.mu_valley,
+        "warmup_steps": settings.mu_warmup_steps,
+        "decay_steps": settings.mu_decay_steps,
+        "phi": settings.phi,
+    }
+    return replace(preset, **{part: value for part, value in given.items() if value is not None})  # type: ignore[arg-type]

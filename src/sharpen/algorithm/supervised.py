@@ -1,0 +1,116 @@
+"""The algorithms that learn from what is given, not from rollouts: their losses, defaults and sources.
+
+In: a name and the run's `loss` settings. Out: a `SupervisedAlgorithm`. Losses are pure functions of logprobs.
+
+Shape suffixes: E tokens that carry loss, N pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+
+from sharpen.config.run import Aggregation, LossConfig
+from sharpen.errors import ConfigError
+
+
+def cross_entropy(logprobs_E: torch.Tensor, weights_E: torch.Tensor) -> torch.Tensor:
+    """`-Σ w log π`, a scalar."""
+    return -(weights_E * logprobs_E).sum()
+
+
+def margins(
+    logprobs_E: torch.Tensor, reference_E: torch.Tensor, sides_E: torch.Tensor, pairs_E: torch.Tensor, num_pairs: int
+) -> torch.Tensor:
+    """The log ratio to the reference of each pair's better answer minus that of its worse one, shape N.
+
+    `sides_E` is 1 for tokens of the better answer and -1 for the others, `pairs_E` numbers the pairs; all tokens of a
+    pair must be given together.
+    """
+    return logprobs_E.new_zeros(num_pairs).index_add(0, pairs_E, sides_E * (logprobs_E - reference_E))
+
+
+def dpo(margins_N: torch.Tensor, *, beta: float = 0.1) -> torch.Tensor:
+    """`-log sigmoid(β m)` of each pair's margin m, shape N. Source: DPO, arXiv 2305.18290, equation 7."""
+    return F.softplus(-beta * margins_N)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisedAlgorithm:
+    """What is taught. `data` says what rows hold; `pair_loss` is the loss of a pair by its margin, None where each
+    token has a loss of its own, weighted by `aggregation` (a call being an answer, a rollout a row)."""
+
+    name: str
+    data: Literal["conversations", "texts", "pairs"]
+    formula: str
+    source: str
+    aggregation: Aggregation = "token-mean"
+    constant_length: int | None = None
+    pair_loss: Callable[..., torch.Tensor] | None = None
+    pair_loss_args: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether logprobs of the model before training are used."""
+        return self.pair_loss is not None
+
+
+_ALGORITHMS = (
+    SupervisedAlgorithm(
+        name="sft",
+        data="conversations",
+        formula="-log π of the assistant's tokens, their end token included",
+        source="Supervised fine-tuning: InstructGPT, arXiv 2203.02155, section 3.",
+    ),
+    SupervisedAlgorithm(
+        name="cpt",
+        data="texts",
+        formula="-log π of every token",
+        source="Continued pre-training: 'Don't stop pretraining', arXiv 2004.10964, section 3.",
+    ),
+    SupervisedAlgorithm(
+        name="dpo",
+        data="pairs",
+        formula="-log sigmoid(β (log ρ(chosen) - log ρ(rejected))), ρ the ratio to the model before training",
+        source="DPO, arXiv 2305.18290, equation 7; β 0.1 as in its appendix B; mean over pairs.",
+        aggregation="rollout-mean",
+        pair_loss=dpo,
+        pair_loss_args={"beta": 0.1},
+    ),
+)
+
+SUPERVISED: dict[str, SupervisedAlgorithm] = {algorithm.name: algorithm for algorithm in _ALGORITHMS}
+"""By their names in the configuration."""
+
+
+def resolve_supervised(name: str, loss: LossConfig) -> SupervisedAlgorithm:
+    """The named algorithm with the settings of `loss` that it has. Raises `ConfigError` for one without effect."""
+    algorithm = SUPERVISED[name]
+    given: dict[str, Any] = {
+        key: value for key, value in loss.model_dump(exclude_none=True).items() if value not in ({}, "none")
+    }
+    if algorithm.pair_loss is not None:
+        given_args = given.pop("policy_loss_args", {})
+        if unknown := sorted(given_args.keys() - algorithm.pair_loss_args.keys()):
+            raise ConfigError(
+                f"loss.policy_loss_args.{unknown[0]} has no effect in {name!r}: its loss takes "
+                f"{', '.join(algorithm.pair_loss_args)}"
+            )
+        if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in given_args.values()):
+            raise ConfigError(f"loss.policy_loss_args is {given_args}: it must hold numbers")
+        algorithm = replace(algorithm, pair_loss_args={**algorithm.pair_loss_args, **given_args})
+        allowed: tuple[str, ...] = ()
+    else:
+        allowed = ("aggregation", "constant_length")
+    if idle := sorted(given.keys() - set(allowed)):
+        raise ConfigError(f"loss.{idle[0]} has no effect in {name!r}: leave it out")
+    algorithm = replace(algorithm, **given)
+    if (algorithm.aggregation == "constant-length") != (algorithm.constant_length is not None):
+        raise ConfigError(
+            "loss.aggregation constant-length and loss.constant_length go together: give both, or neither"
+        )
+    return algorithm

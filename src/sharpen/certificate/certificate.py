@@ -1,0 +1,195 @@
+"""The run certificate: what was asserted in every step behind the run's weights, as one file.
+
+In: a run directory, whose `run.db` holds what its steps noted. Out: `certificate.json`, written by the run itself;
+`certify` recomputes it from the recorded calls.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sharpen.certificate.checks import sentence
+from sharpen.certificate.lineage import Lineage, in_words, read_lineage
+from sharpen.experience.reading import count_calls, count_outcomes, count_taught, read_checks
+from sharpen.types import Check
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogprobGaps:
+    """How far the trainer's logprobs were from the engine's, over all compared tokens (natural logarithm). Gaps
+    recomputed for a version have it in `versions`."""
+
+    mean: float
+    max: float
+    kl: float
+    num_tokens: int
+    versions: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossGaps:
+    """How far the losses that a run without rollouts noted are from those measured again, with the checkpoints of these
+    `steps` (0 is the model before training)."""
+
+    compared: int
+    max: float
+    steps: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """What holds for the `steps` behind a checkpoint, which `weights` names (None: no checkpoint was saved). `checks`
+    adds up the steps'; `problems` says what does not hold, in sentences. `undone` counts steps in `run.db` that are
+    behind no weights: they were done again, or not saved.
+
+    `outcomes` counts the rollouts of the run, `calls` their calls by status, `rows` what became of the rows of a run
+    without rollouts; `staleness` is (the age of the oldest trained token, the age allowed) in policy versions where
+    rollouts ran ahead. `not_recomputed` says what cannot be recomputed, and so is not part of what holds.
+    """
+
+    weights: str | None
+    steps: int
+    undone: int = 0
+    checks: tuple[Check, ...]
+    logprob_gaps: LogprobGaps | None
+    staleness: tuple[int, int] | None = None
+    outcomes: Mapping[str, int]
+    calls: Mapping[str, int]
+    rows: Mapping[str, int] = field(default_factory=dict)
+    losses: LossGaps | None = None
+    problems: tuple[str, ...] = field(default=())
+    not_recomputed: tuple[str, ...] = field(default=())
+
+    @property
+    def holds(self) -> bool:
+        """Whether every invariant held in every step."""
+        return not self.problems
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON, `holds` first."""
+        return {"holds": self.holds, **asdict(self)}
+
+    def lines(self) -> list[str]:
+        """For people, one line for each invariant."""
+        lines = [
+            f"{'broken' if check.broken else 'ok':>7}  {check.name:<12} {check.checked:>12,} checked"
+            for check in self.checks
+        ]
+        if self.logprob_gaps is not None:
+            gaps = self.logprob_gaps
+            lines.append(
+                f"{'':>7}  logprobs     {gaps.num_tokens:>12,} compared: mean gap {gaps.mean:.2e}, max {gaps.max:.2e}, "
+                f"KL {gaps.kl:.2e}"
+            )
+        if self.staleness is not None:
+            oldest, allowed = self.staleness
+            lines.append(f"{'':>7}  staleness    at most {oldest} of {allowed} policy versions behind")
+        if self.losses is not None:
+            steps = ", ".join(map(str, self.losses.steps))
+            lines.append(
+                f"{'':>7}  losses       {self.losses.compared:>12,} compared: max gap {self.losses.max:.2e}, with the "
+                f"weights after steps {steps}"
+            )
+        for name, counts in (("rollouts", self.outcomes), ("calls", self.calls), ("rows", self.rows)):
+            if counts:
+                said = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+                lines.append(f"{'':>7}  {name:<12} {said}")
+        if self.undone:
+            lines.append(f"{'':>7}  undone       {self.undone:>12,} steps in run.db are behind no weights: not counted")
+        lines += [f"  - not recomputed: {exception}" for exception in self.not_recomputed]
+        return [*lines, *(f"  ! {problem}" for problem in self.problems)]
+
+
+def write_certificate(run_dir: Path) -> Certificate:
+    """Write `certificate.json` of a run from what its steps noted. Raises `JournalError` if they cannot be read."""
+    certificate = recorded_certificate(run_dir)
+    path = run_dir / "certificate.json"
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(json.dumps(certificate.to_json(), indent=2) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+    return certificate
+
+
+def recorded_certificate(run_dir: Path, lineage: Lineage | None = None) -> Certificate:
+    """The certificate as the steps behind the run's weights noted it."""
+    journal, lineage = run_dir / "run.db", lineage or read_lineage(run_dir)
+    steps = {record.step: record.metrics for record in lineage.steps}
+    by_step = {step: checks for step, checks in read_checks(journal).items() if step in steps}
+    groups = {key for keys in lineage.groups.values() for key in keys}
+    return Certificate(
+        weights=None if lineage.weights is None else lineage.weights.name,
+        steps=len(steps),
+        undone=lineage.undone,
+        checks=add_up(by_step.values()),
+        logprob_gaps=_recorded_gaps(steps.values()),
+        staleness=_recorded_staleness(steps.values()),
+        outcomes=count_outcomes(journal, groups),
+        calls=count_calls(journal, groups),
+        rows=count_taught(journal, steps),
+        problems=(*lineage.problems, *problems_of(by_step), *_unchecked(steps, by_step)),
+    )
+
+
+def _unchecked(steps: Mapping[int, Mapping[str, float]], by_step: Mapping[int, Sequence[Check]]) -> list[str]:
+    """Steps of which nothing was looked at, or no logprob compared where there were some of the current weights."""
+    found = []
+    if without := [step for step in steps if not by_step.get(step)]:
+        found.append(f"no check was noted in {len(without)} steps: {in_words(without)}")
+    uncompared = [
+        step
+        for step, metrics in steps.items()
+        if metrics.get("batch/loss_tokens") and "sync/staleness_max" not in metrics and not _compared(metrics)
+    ]
+    if uncompared:
+        found.append(f"no logprob was compared with the engine's in {len(uncompared)} steps: {in_words(uncompared)}")
+    return found
+
+
+def _compared(metrics: Mapping[str, float]) -> float:
+    return metrics.get("trainer/logprob_gap_tokens", 0.0)
+
+
+def _recorded_gaps(steps: Any) -> LogprobGaps | None:
+    prefix = "trainer/logprob_gap_"
+    rows = [metrics for metrics in steps if _compared(metrics)]
+    num_tokens = int(sum(row[f"{prefix}tokens"] for row in rows))
+    if not num_tokens:
+        return None
+    return LogprobGaps(
+        mean=sum(row[f"{prefix}mean"] * row[f"{prefix}tokens"] for row in rows) / num_tokens,
+        max=max(row[f"{prefix}max"] for row in rows),
+        kl=sum(row[f"{prefix}kl"] * row[f"{prefix}tokens"] for row in rows) / num_tokens,
+        num_tokens=num_tokens,
+    )
+
+
+def _recorded_staleness(steps: Iterable[Mapping[str, float]]) -> tuple[int, int] | None:
+    """(The oldest trained token's age, the age allowed), in policy versions; None where no rollouts ran ahead."""
+    rows = [(row["sync/staleness_max"], row["sync/staleness_allowed"]) for row in steps if "sync/staleness_max" in row]
+    return (int(max(rows)[0]), int(rows[-1][1])) if rows else None
+
+
+def add_up(steps: Iterable[Sequence[Check]]) -> tuple[Check, ...]:
+    """One check for each invariant, added up over the steps."""
+    found: dict[str, Check] = {}
+    for checks in steps:
+        for check in checks:
+            before = found.get(check.name, Check(name=check.name, checked=0, broken=0))
+            found[check.name] = Check(
+                name=check.name,
+                checked=before.checked + check.checked,
+                broken=before.broken + check.broken,
+                first=before.first or check.first,
+            )
+    return tuple(found.values())
+
+
+def problems_of(by_step: Mapping[int, Sequence[Check]]) -> tuple[str, ...]:
+    return tuple(
+        f"step {step}: {sentence(check)}" for step, checks in by_step.items() for check in checks if check.broken
+    )

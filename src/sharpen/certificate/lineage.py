@@ -1,0 +1,148 @@
+"""Which of a journal's steps are behind the weights of a run.
+
+In: a run directory: its step records in the order of writing, the sessions that wrote them, and the checkpoint that
+`latest` points to. Out: a `Lineage`. A run that goes on from an earlier checkpoint does its later steps again: what
+they were before stays in the journal, and is behind no weights.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sharpen.errors import CheckpointError
+from sharpen.experience.evidence import SessionRecord, read_sessions, read_step_groups
+from sharpen.experience.reading import StepRecord, read_last_groups, read_steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """A checkpoint by its folder's name, the step behind which it was saved, and its policy version."""
+
+    name: str
+    step: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineage:
+    """The steps behind the weights, in order, each with its groups that were rolled out for it by their places in the
+    journal. `weights` is None where there is no checkpoint: the steps are then all that were recorded. `undone` counts
+    step records that are behind no weights. `problems` say what is missing, or cannot be."""
+
+    weights: Weights | None
+    steps: tuple[StepRecord, ...]
+    groups: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    undone: int = 0
+    problems: tuple[str, ...] = ()
+
+    def version_before(self, step: int) -> int:
+        """The policy version that a step began with."""
+        return next((record.version for record in self.steps if record.step == step - 1), 0)
+
+
+def read_lineage(run_dir: Path) -> Lineage:
+    """The steps behind what `latest` points to. Raises `JournalError`, and `CheckpointError` for a checkpoint whose
+    state cannot be read."""
+    journal = run_dir / "run.db"
+    weights, records = latest_weights(run_dir), read_steps(journal)
+    steps, problems = chain(records, read_sessions(journal), weights)
+    noted, guessed = read_step_groups(journal), read_last_groups(journal)
+    groups = {
+        one.step: tuple(sorted(key for key, replayed in noted[one.step] if not replayed))
+        if one.step in noted
+        else tuple(guessed.get(one.step, ()))
+        for one in steps
+    }
+    return Lineage(
+        weights=weights, steps=tuple(steps), groups=groups, undone=len(records) - len(steps), problems=tuple(problems)
+    )
+
+
+def latest_weights(run_dir: Path) -> Weights | None:
+    """The checkpoint that `latest` points to; None if there is none."""
+    pointer = run_dir / "latest"
+    folder = run_dir / pointer.read_text().strip() if pointer.is_file() else pointer.resolve()
+    number = re.search(r"\d+$", folder.name)
+    if number is None or not folder.is_dir():
+        return None
+    try:
+        state = json.loads((folder / "trainer_state" / "state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot say which steps are behind {folder}: {error}") from error
+    return Weights(name=folder.name, step=int(number.group()), version=int(state["version"]))
+
+
+def chain(
+    records: Sequence[StepRecord], sessions: Sequence[SessionRecord], weights: Weights | None
+) -> tuple[list[StepRecord], list[str]]:
+    """The records behind `weights` (None: behind the last one), and what is wrong with them."""
+    begins = {session.id: session for session in sessions}
+    found: list[StepRecord] = []
+    problems: list[str] = []
+    ended: set[str] = set()
+    last: str | None = None
+    for record in records:
+        if record.session != last and last is not None:
+            ended.add(last)
+        if record.session in ended:
+            problems.append(
+                f"step {record.step} was trained by a session that had ended: two runs wrote into this directory at "
+                "once"
+            )
+        elif record.session != last and record.session in begins:
+            found = _resume(found, begins[record.session], problems)
+        last = record.session
+        found = [one for one in found if one.step < record.step]
+        found.append(record)
+    if weights is not None:
+        found = [one for one in found if one.step <= weights.step]
+        problems += _missing(found, weights)
+    else:
+        problems += _gaps([one.step for one in found], found[-1].step if found else 0)
+    return found, list(dict.fromkeys(problems))
+
+
+def _resume(found: list[StepRecord], session: SessionRecord, problems: list[str]) -> list[StepRecord]:
+    """What is behind a session that begins."""
+    found = [one for one in found if one.step <= session.step]
+    if found and found[-1].step == session.step and found[-1].version != session.version:
+        problems.append(
+            f"a session went on behind step {session.step} with weights of version {session.version}, but that step in "
+            f"run.db led to version {found[-1].version}: they are not its weights"
+        )
+    return found
+
+
+def _missing(found: Sequence[StepRecord], weights: Weights) -> list[str]:
+    problems = _gaps([one.step for one in found], weights.step)
+    if found and found[-1].step == weights.step and found[-1].version != weights.version:
+        problems.append(
+            f"{weights.name} holds weights of version {weights.version}, but step {weights.step} in run.db led to "
+            f"version {found[-1].version}: they are not its weights"
+        )
+    return problems
+
+
+def _gaps(steps: Sequence[int], until: int) -> list[str]:
+    missing = sorted(set(range(1, until + 1)) - set(steps))
+    if not missing:
+        return []
+    return [
+        f"{len(missing)} of the {until} steps behind the weights are not in run.db, and nothing can be said of them: "
+        f"{in_words(missing)}"
+    ]
+
+
+def in_words(steps: Sequence[int]) -> str:
+    """Steps as ranges: `1 to 4, 7`."""
+    parts: list[list[int]] = []
+    for step in sorted(set(steps)):
+        if parts and parts[-1][-1] == step - 1:
+            parts[-1].append(step)
+        else:
+            parts.append([step])
+    return ", ".join(f"{part[0]} to {part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)

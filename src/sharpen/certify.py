@@ -1,0 +1,274 @@
+"""The run certificate, recomputed offline from the records.
+
+In: a run directory. Out: a `Certificate` of the steps behind its weights, compared with what the run noted: what each
+step stored as trained is held against the recorded calls (`certificate.recompute`), and the tokens are scored again
+with every checkpoint whose policy version sampled some. The forward pass is the trainer's; nothing else is shared with
+what made the batches.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from sharpen.algorithm.supervised import SUPERVISED
+from sharpen.certificate.certificate import Certificate, LogprobGaps, add_up, problems_of, recorded_certificate
+from sharpen.certificate.checks import MEANING_OF_ROWS
+from sharpen.certificate.expectation import carries_loss, has_part
+from sharpen.certificate.lineage import Lineage, in_words, read_lineage
+from sharpen.certificate.recompute import recompute_steps
+from sharpen.certificate.rules import Rules
+from sharpen.config.explain import InvalidConfigError, explain
+from sharpen.config.former import current
+from sharpen.config.run import RunConfig
+from sharpen.errors import ConfigError
+from sharpen.experience.reading import read_checks, read_groups_at, read_parity
+from sharpen.sync.schedule import Schedule
+from sharpen.types import Call, Experience, Rollout
+
+if TYPE_CHECKING:
+    from sharpen.trainer.parity import LogprobGap
+
+
+def certify(run_dir: Path, *, logprobs: bool = True) -> Certificate:
+    """Recompute the certificate of a run, and compare it with what the run noted.
+
+    Raises `ConfigError` if `run_dir` is not a run's directory. `logprobs=False` leaves the models alone.
+    """
+    for name in ("run.db", "resolved.json"):
+        if not (run_dir / name).exists():
+            raise ConfigError(f"{run_dir} is not the directory of a run: it has no {name}")
+    config = read_resolved(run_dir / "resolved.json")
+    if config.algorithm.algorithm_type in SUPERVISED:
+        from sharpen.supervised.recompute import recompute
+
+        return recompute(run_dir, config, losses=logprobs)
+    settings, lineage = Settings.of(run_dir, config), read_lineage(run_dir)
+    found = recompute_steps(run_dir, lineage, settings.rules, settings.replay_staleness)
+    recorded = recorded_certificate(run_dir, lineage)
+    problems, missing = found.problems, [*found.not_compared, *_not_recomputed(Rules.of(config))]
+    gaps = _recomputed_gaps(run_dir, config, lineage, settings, problems, missing) if logprobs else None
+    if not logprobs:
+        missing.append("the logprobs, which were not asked for: they stand as the run compared them")
+    by_step = dict(found.checks)
+    for step, checks in read_checks(run_dir / "run.db").items():
+        if step in by_step:
+            by_step[step] += tuple(check for check in checks if check.name in MEANING_OF_ROWS)
+    return replace(
+        recorded,
+        checks=add_up(by_step.values()),
+        logprob_gaps=gaps,
+        problems=tuple(dict.fromkeys((*recorded.problems, *problems_of(by_step), *problems))),
+        not_recomputed=tuple(missing),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The settings that each step was trained with: those of now, and earlier ones by the last step that they held
+    for."""
+
+    now: RunConfig
+    earlier: dict[int, RunConfig] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, run_dir: Path, now: RunConfig) -> Settings:
+        """Read what the run kept when it went on with other settings."""
+        names = {path: re.fullmatch(r"resolved\.until_step_(\d+)\.json", path.name) for path in run_dir.iterdir()}
+        earlier = {int(match.group(1)): read_resolved(path) for path, match in names.items() if match is not None}
+        return cls(now=now, earlier=dict(sorted(earlier.items())))
+
+    def config(self, step: int) -> RunConfig:
+        """Those of a step."""
+        return next((config for until, config in self.earlier.items() if step <= until), self.now)
+
+    def rules(self, step: int) -> Rules:
+        """What they ask of it."""
+        return Rules.of(self.config(step))
+
+    def replay_staleness(self, step: int) -> int:
+        """How many policy versions a group that trains again may be behind in it."""
+        config = self.config(step)
+        updates = config.trainer.num_minibatches * config.trainer.epochs
+        return config.sampling.max_staleness or 4 * updates + Schedule.of(config, total=1).max_staleness
+
+
+def _not_recomputed(rules: Rules) -> tuple[str, ...]:
+    """What the records do not determine: advantages that the trainer makes with a critic or the reference model, and
+    what was read from an expert's dataset."""
+    exceptions = []
+    if rules.entropy_clip:
+        exceptions.append(
+            "which tokens lost their advantage by what they do to the entropy, which needs the weights of every step; "
+            "the advantages before it were recomputed"
+        )
+    if rules.expert:
+        exceptions.append(
+            "rows, mask and rendered, which are of the expert's rows and stand as the run noted them (their dataset is "
+            "not part of the records), and what the expert's tokens weigh"
+        )
+    if rules.critic:
+        exceptions.append(
+            "the advantages of single tokens, which need the critic's weights at every step; the rewards of calls that "
+            "they are made from were recomputed"
+        )
+    if rules.teacher:
+        exceptions.append(
+            "what the teacher says of the tokens, and advantages or losses made from it, which need its weights; the "
+            "advantages before it were recomputed"
+        )
+    if rules.kl_in_reward:
+        exceptions.append(
+            "the KL penalty of single tokens, which needs the reference model; the advantages before it were recomputed"
+        )
+    return tuple(exceptions)
+
+
+def read_resolved(path: Path) -> RunConfig:
+    """The configuration that a run wrote into `resolved.json`. Raises `ConfigError` if this Sharpen has no such
+    settings any more."""
+    tree: dict[str, Any] = {}
+    for key, entry in json.loads(path.read_text(encoding="utf-8")).items():
+        if entry["origin"] == "derived":
+            continue
+        section = tree
+        *sections, name = key.split(".")
+        for part in sections:
+            section = section.setdefault(part, {})
+        section[name] = current(entry["value"])
+    try:
+        return RunConfig.model_validate(tree)
+    except ValidationError as error:
+        raise InvalidConfigError.of(f"{path} is of another version of Sharpen", explain(RunConfig, error)) from None
+
+
+def _recomputed_gaps(
+    run_dir: Path,
+    config: RunConfig,
+    lineage: Lineage,
+    settings: Settings,
+    problems: list[str],
+    missing: list[str],
+) -> LogprobGaps | None:
+    """Score the recorded tokens again with each checkpoint whose version sampled some, and the model before training.
+
+    Adds a sentence to `problems` for each version out of tolerance, and to `missing` what there is no checkpoint for.
+    """
+    import torch
+
+    from sharpen.errors import ParityError
+    from sharpen.execution.model_files import model_folder, quiet_transformers
+    from sharpen.trainer import checkpoint
+    from sharpen.trainer.lora import load_trained
+    from sharpen.trainer.packing import pack
+    from sharpen.trainer.parity import LogprobGap, Tolerance
+
+    quiet_transformers()
+    folders: dict[int, Path | None] = {0: None}
+    for folder in sorted(run_dir.glob(f"{checkpoint.PREFIX}*")):
+        folders[int(checkpoint.load(folder).state["version"])] = folder
+    sampled: dict[int, list[Experience]] = {version: [] for version in folders}
+    gone: Counter[int] = Counter()
+    without: set[int] = set()
+    num_trained = 0
+    for step, rollout, call in _trained_calls(run_dir, lineage, settings):
+        versions, counts = np.unique(call.versions_S, return_counts=True)
+        for version, count in zip(versions.tolist(), counts.tolist(), strict=True):
+            num_trained += count
+            if version in sampled:
+                sampled[version].append(_sequence(rollout, call))
+            else:
+                gone[version] += count
+                without.add(step)
+    if gone:
+        missing.append(
+            f"the logprobs of {sum(gone.values())} of {num_trained} trained tokens, of steps "
+            f"{in_words(sorted(without))}: no checkpoint is left of the weights that sampled them (versions "
+            f"{in_words(sorted(gone))}); these stand as the run compared them"
+        )
+    model = load_trained(model_folder(config.model.model_path), config.trainer, torch.device(_device(config)))
+    rounding = (read_parity(run_dir / "run.db") or {}).get("rounding")
+    tolerance = Tolerance.of(model.compute_dtype, rounding=rounding)
+    total: list[LogprobGap] = []
+    for version, source in sorted(folders.items()):
+        if source is not None and sampled[version]:
+            checkpoint.restore_policy(model, checkpoint.load(source), source)
+        gap = LogprobGap(version)
+        with torch.no_grad():
+            for part in pack(sampled[version], config.trainer.max_tokens_per_micro_batch):
+                gap.add(part, model.score(part).logprobs_E)
+        try:
+            gap.check(tolerance)
+        except ParityError as error:
+            problems.append(str(error))
+        total.append(gap)
+    if num_trained and not any(gap.num_tokens for gap in total):
+        problems.append(f"of {num_trained} trained tokens no logprob could be compared")
+    return _added_up(total)
+
+
+def _added_up(gaps: list[LogprobGap]) -> LogprobGaps | None:
+    compared = [gap for gap in gaps if gap.num_tokens]
+    num_tokens = sum(gap.num_tokens for gap in compared)
+    if not num_tokens:
+        return None
+    return LogprobGaps(
+        mean=sum(gap.mean * gap.num_tokens for gap in compared) / num_tokens,
+        max=max(gap.max for gap in compared),
+        kl=sum(gap.kl * gap.num_tokens for gap in compared) / num_tokens,
+        num_tokens=num_tokens,
+        versions=tuple(gap.version for gap in compared),
+    )
+
+
+def _trained_calls(run_dir: Path, lineage: Lineage, settings: Settings) -> Iterator[tuple[int, Rollout, Call]]:
+    """The calls of the steps behind the weights that carry loss, or would if their group had not been left out."""
+    for step, keys in lineage.groups.items():
+        rules = settings.rules(step)
+        for key in keys:
+            (group,) = read_groups_at(run_dir / "run.db", [key])
+            for rollout in group.rollouts:
+                for call in rollout.calls if has_part(rollout, rules) else ():
+                    if carries_loss(call) and call.sampling.full_support:
+                        yield step, rollout, call
+
+
+def _sequence(rollout: Rollout, call: Call) -> Experience:
+    """A call as a sequence of its own, to be scored. What calls have in common is computed once (`trainer.packing`)."""
+    start, count = len(call.prompt_ids_P), len(call.sampled_ids_S)
+    length = start + count
+
+    def behind(values_S: Any, fill: float, dtype: Any) -> Any:
+        values_T = np.full(length, fill, dtype)
+        values_T[start:] = values_S
+        return values_T
+
+    return Experience(
+        rollout_id=rollout.id,
+        group_id=rollout.group_id,
+        task_id=rollout.task_id,
+        ids_T=np.concatenate([call.prompt_ids_P, call.sampled_ids_S]),
+        loss_mask_T=behind(True, False, np.bool_),
+        logprobs_T=behind(call.logprobs_S, 0.0, np.float32),
+        versions_T=behind(call.versions_S, -1, np.int32),
+        calls_T=behind(call.index, -1, np.int32),
+        temperatures_T=behind(call.sampling.temperature, 1.0, np.float32),
+        advantages_T=np.zeros(length, np.float32),
+        weights_T=np.zeros(length, np.float32),
+    )
+
+
+def _device(config: RunConfig) -> str:
+    import torch
+
+    if config.engine.device != "auto":
+        return config.engine.device
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,0 +1,1 @@
+"""The `sharpen` command: run, check, eval."""

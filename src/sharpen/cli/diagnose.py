@@ -1,0 +1,106 @@
+"""`sharpen diagnose RUN_DIR`: why the reward is flat, or the loss, with evidence.
+
+In: a run directory. Out: how reward or loss went, then each cause found: what, the numbers, where to look, what to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sharpen.diagnose.data import RunData
+    from sharpen.diagnose.finding import Finding
+    from sharpen.diagnose.supervised import TaughtData
+
+WIDTH = 100
+_INDENT = " " * 4
+
+
+def add_diagnose(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="directory of a run, also of one that goes on")
+
+
+def run_diagnose(arguments: argparse.Namespace, out: IO[str] | None = None) -> int:
+    """Print the causes found. The exit code is 0 whether there are any or not."""
+    from sharpen.diagnose.diagnosis import diagnose, read_run
+
+    out = out or sys.stdout
+    data = read_run(arguments.run_dir)
+    for line in lines(arguments.run_dir, data, diagnose(data)):
+        print(line, file=out)
+    return 0
+
+
+def lines(run_dir: Path, data: RunData | TaughtData, findings: tuple[Finding, ...]) -> Iterator[str]:
+    """The report, at most 100 columns wide (but for ids that are longer)."""
+    from sharpen.diagnose.supervised import TaughtData
+
+    taught = isinstance(data, TaughtData)
+    yield from _course_of_loss(data) if isinstance(data, TaughtData) else _course(run_dir, data)
+    if not findings:
+        yield f"no cause of a {'loss that does not fall' if taught else 'flat reward'} found"
+    for number, finding in enumerate(findings, 1):
+        yield ""
+        yield f"{number}. {finding.name}"
+        yield from _wrapped(finding.what)
+        yield from _wrapped("; ".join(f"{name}: {value:.4g}" for name, value in finding.evidence.items()))
+        yield from (line for quote in finding.quotes for line in _wrapped(f'"{quote}"'))
+        if finding.examples:
+            yield from _wrapped(f"see: {', '.join(finding.examples)}")
+        yield from _wrapped(f"-> {finding.advice}")
+    if any("/" in example for finding in findings for example in finding.examples):
+        yield ""
+        yield f"read a rollout:  sharpen show {run_dir} --rollout ID"
+
+
+def _course(run_dir: Path, data: RunData) -> Iterator[str]:
+    """One line on the steps and the reward, and one on the evaluation where there was one."""
+    from sharpen.diagnose.data import early_mean, late_mean
+
+    rewards = data.values("reward/mean")
+    early, late = early_mean(rewards), late_mean(rewards)
+    if early is None or late is None:
+        yield f"{len(data.rows)} steps, no reward in any of them"
+    else:
+        highest = f", highest {data.reward.peak:.3f}" if data.reward else ""
+        yield f"{len(data.rows)} steps, mean reward {early:.3f} -> {late:.3f} (first and last steps){highest}"
+    summary = run_dir / "summary.json"
+    content = json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {}
+    if content.get("before") and content.get("after"):
+        before, after = (content[when]["greedy"]["accuracy"] for when in ("before", "after"))
+        if before is not None and after is not None:
+            yield f"held-out tasks, greedy: {before:.3f} -> {after:.3f}"
+
+
+def _course_of_loss(data: TaughtData) -> Iterator[str]:
+    """The same of a run without rollouts."""
+    from sharpen.diagnose.data import early_mean, late_mean
+
+    losses = data.values("trainer/loss")
+    early, late = early_mean(losses), late_mean(losses)
+    if early is None or late is None:
+        yield "no step was trained"
+    else:
+        yield f"{len(losses)} steps, training loss {early:.4g} -> {late:.4g} (first and last steps)"
+    if data.held_out:
+        (_, before), (_, after) = data.held_out[0], data.held_out[-1]
+        best_step, best = min(data.held_out, key=lambda pair: pair[1])
+        yield f"held-out loss {before:.4g} -> {after:.4g}, lowest {best:.4g} after step {best_step}"
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=_INDENT,
+        subsequent_indent=_INDENT,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -1,0 +1,135 @@
+"""What decides where a setting says nothing: the algorithm's preset, another setting, or the run when it starts.
+
+In: a run's configuration. Out: for settings that are null (and parameters of the algorithm that have no setting of
+their own) the value that acts, and whence. A null that is not among them means what its line in the documentation says:
+no limit, or not there.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from sharpen.algorithm.advantages import ADVANTAGES
+from sharpen.algorithm.losses import POLICY_LOSSES
+from sharpen.algorithm.presets import PRESETS, Algorithm
+from sharpen.algorithm.resolve import TIGHT_CLIP, algorithm_of
+from sharpen.algorithm.supervised import SUPERVISED, SupervisedAlgorithm, resolve_supervised
+from sharpen.config.run import DistillConfig, ExpertConfig, LossConfig, RunConfig
+from sharpen.experience.replay import Replay
+from sharpen.sync.schedule import Schedule
+
+Effective = tuple[Any, str]
+"""The value that acts, and whence."""
+_LOSS = ("clip_low", "clip_high", "dual_clip")
+_ADVANTAGE = ("std_normalize", "step_norm")
+
+
+def effective(config: RunConfig) -> dict[str, Effective]:
+    """By dotted name. Raises `ConfigError` for settings that the algorithm refuses."""
+    name = config.algorithm.algorithm_type
+    if name in SUPERVISED:
+        found = dict(_of_supervised(resolve_supervised(name, config.loss)))
+    else:
+        algorithm = algorithm_of(config)
+        found = {**dict(_of_algorithm(algorithm, config)), **dict(_of_rollouts(config, algorithm))}
+    return {**found, **dict(_of_run(config))}
+
+
+def _of_algorithm(algorithm: Algorithm, config: RunConfig) -> Iterator[tuple[str, Effective]]:
+    """The section `loss`, and what else a preset decides."""
+    preset, given_loss = f"preset {algorithm.name}", config.loss
+    for part in ("advantage", "policy_loss", "kl", "entropy_coef", "aggregation"):
+        yield f"loss.{part}", (getattr(algorithm, part), preset)
+    own_behaviour = PRESETS[algorithm.name].behaviour == algorithm.behaviour
+    yield "loss.behaviour", (algorithm.behaviour, preset if own_behaviour else f"a clip below {TIGHT_CLIP:g}")
+    yield "loss.kl_coef", (algorithm.kl_coef, "loss.kl none" if given_loss.kl == "none" else preset)
+    advantage, loss = ADVANTAGES[algorithm.advantage].configured, POLICY_LOSSES[algorithm.policy_loss].function
+    for part, own, function, given in (
+        ("advantage", _ADVANTAGE, advantage, algorithm.advantage_args),
+        ("policy_loss", _LOSS, loss, algorithm.policy_loss_args),
+    ):
+        name, parameters = getattr(algorithm, part), _parameters(function, given)
+        whence = preset if getattr(given_loss, part) is None else f"loss.{part} {name}"
+        for setting in own:
+            absent = (None, f"no parameter of loss.{part} {name}")
+            yield f"loss.{setting}", (parameters.pop(setting), whence) if setting in parameters else absent
+        for parameter, value in parameters.items():
+            yield f"loss.{part}_args.{parameter}", (value, whence)
+    no_kl = "no KL term"
+    adapts = "kl_coef stays as it is" if algorithm.needs_reference else no_kl
+    yield "loss.kl_in", (algorithm.kl_in, preset) if algorithm.needs_reference else (None, no_kl)
+    yield "loss.kl_target", (algorithm.kl_target, preset if algorithm.kl_target is not None else adapts)
+    yield "loss.kl_horizon", (algorithm.kl_horizon, preset) if algorithm.kl_target is not None else (None, adapts)
+    for side in ("behaviour_low", "behaviour_high"):
+        bound, correction = getattr(algorithm, side), f"loss.behaviour {algorithm.behaviour}"
+        yield f"loss.{side}", (bound, correction if bound is not None else f"no parameter of {correction}")
+    constant = algorithm.aggregation == "constant-length"
+    of_constant = "model.max_tokens" if constant else f"no parameter of loss.aggregation {algorithm.aggregation}"
+    yield "loss.constant_length", (algorithm.constant_length, of_constant)
+    dropped = preset if algorithm.std_threshold is not None else f"{preset}: none is dropped for it"
+    yield "loss.std_threshold", (algorithm.std_threshold, dropped)
+    yield "sampling.max_refill", (algorithm.max_refill, preset)
+    expert, distill = algorithm.expert, algorithm.distill
+    if expert is not None:
+        for setting in ("mu", "phi"):
+            yield f"expert.{setting}", (getattr(expert, setting), preset)
+        yield "expert.mu_warmup_steps", (expert.warmup_steps, preset)
+        for setting in ("mu_decay_steps", "mu_valley"):
+            yield f"expert.{setting}", (None, f"{preset}: mu stays")
+    if distill is not None:
+        for setting in ("divergence", "coef"):
+            yield f"distill.{setting}", (getattr(distill, setting), preset)
+        mixes = distill.divergence == "js"
+        absent = (None, f"no parameter of distill.divergence {distill.divergence}")
+        yield "distill.beta", (distill.beta, preset) if mixes else absent
+    for section, missing, settings in (
+        ("expert", expert is None, ExpertConfig),
+        ("distill", distill is None, DistillConfig),
+    ):
+        if missing:
+            yield from ((f"{section}.{name}", (None, f"no part of {algorithm.name}")) for name in settings.model_fields)
+
+
+def _of_rollouts(config: RunConfig, algorithm: Algorithm) -> Iterator[tuple[str, Effective]]:
+    """What other settings decide in a run with rollouts."""
+    shapes = config.sampling.overlong_cache is not None
+    length = (algorithm.shaping.max_length, "model.max_tokens") if shapes else (None, "no overlong_cache")
+    yield "sampling.overlong_length", length
+    schedule = Schedule.of(config, total=1)
+    needed = "sync.style, interval and offset, in updates"
+    yield "sync.max_staleness", (schedule.max_staleness, needed)
+    replay = Replay.of(config, algorithm, ahead=schedule.max_staleness)
+    oldest = (None, "no replay") if replay is None else (replay.max_staleness, "four steps' updates, and sync's")
+    yield "sampling.max_staleness", oldest
+    if algorithm.expert is not None:
+        yield "expert.batch_size", (config.algorithm.batch_size, "algorithm.batch_size")
+
+
+def _of_supervised(algorithm: SupervisedAlgorithm) -> Iterator[tuple[str, Effective]]:
+    preset, absent = f"preset {algorithm.name}", (None, f"no part of {algorithm.name}")
+    for section, settings in (("loss", LossConfig), ("expert", ExpertConfig), ("distill", DistillConfig)):
+        yield from ((f"{section}.{name}", absent) for name, field in settings.model_fields.items() if not field.default)
+    for setting in ("sync.max_staleness", "sampling.max_staleness", "sampling.max_refill", "sampling.overlong_length"):
+        yield setting, absent
+    if algorithm.pair_loss is None:
+        yield "loss.aggregation", (algorithm.aggregation, preset)
+    for parameter, value in algorithm.pair_loss_args.items():
+        yield f"loss.policy_loss_args.{parameter}", (value, preset)
+
+
+def _of_run(config: RunConfig) -> Iterator[tuple[str, Effective]]:
+    """What is decided for every run, or when it starts."""
+    yield "name", (None, "Experiment-<time of the start>")
+    yield "execution", ("ray" if config.uses_ray else "local", "whether anything is set in cluster")
+    yield "engine.kv_cache_mb", (None, "at the start: what max_slots needs, in a quarter of the free memory")
+    held_out = "a tenth of train_dataset, at most 512 tasks"
+    if config.algorithm.algorithm_type not in SUPERVISED:
+        yield "eval_dataset", (None, held_out if config.evaluation.hold_out else "nothing is held out")
+
+
+def _parameters(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword parameters of a function with the values that count."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: given.get(p.name, p.default) for p in parameters if p.kind == p.KEYWORD_ONLY}

@@ -1,0 +1,284 @@
+"""The `sharpen` command: `run`, `check`, `plan`, `eval`, `explain`, `algorithms`, `certify`, `diagnose`, `show`.
+
+In: the command line. Out: an exit code that tells the truth: 0 the work asked for was done, 1 it failed, 2 bad input,
+130 interrupted (by Ctrl-C, or by SIGTERM while a run is open). Each command loads what it needs when it runs, so that
+`sharpen --help` is quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sharpen import __version__
+from sharpen.cli.diagnose import add_diagnose, run_diagnose
+from sharpen.cli.plan import add_plan, run_plan
+from sharpen.cli.show import add_show, run_show
+from sharpen.errors import ConfigError, DatasetError, ModelError, SamplingError, SharpenError
+
+if TYPE_CHECKING:
+    from sharpen.config.load import Resolved
+    from sharpen.config.run import RunConfig
+
+DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+_BAD_INPUT = (ConfigError, DatasetError, ModelError, SamplingError)
+
+Function = Callable[..., Any]
+Command = Callable[[argparse.Namespace], int]
+
+
+def main(argv: Sequence[str] | None = None, commands: Mapping[str, Command] | None = None) -> int:
+    """Run one command and return its exit code. Errors that we raise are one message on stderr."""
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
+    if arguments.command is None:
+        parser.print_help(sys.stderr)
+        return BAD_INPUT
+    try:
+        return (commands or COMMANDS)[arguments.command](arguments)
+    except KeyboardInterrupt:
+        _say_at_the_end("sharpen: interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:  # whoever read our output (`| head`) has enough; nothing more can be said there
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except SharpenError as error:
+        _say_at_the_end("\n".join([*getattr(error, "__notes__", ()), f"sharpen: {error}"]))
+        return BAD_INPUT if isinstance(error, _BAD_INPUT) else FAILED
+
+
+def _say_at_the_end(text: str) -> None:
+    """Print to stderr, if somebody still listens there: the exit code does not depend on it."""
+    from sharpen.monitor.stream import LastingStream
+
+    stderr = LastingStream(sys.stderr)
+    stderr.write(f"{text}\n")
+    stderr.flush()
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line's grammar."""
+    parser = argparse.ArgumentParser(
+        prog="sharpen", description="Reinforcement learning for the model inside your agent."
+    )
+    parser.add_argument("--version", action="version", version=f"sharpen {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+
+    run = commands.add_parser("run", help="train, from a configuration file")
+    _add_config(run)
+
+    check = commands.add_parser("check", help="send a few tasks through agent and judge, before any training")
+    _add_config(check)
+    check.add_argument("--tasks", type=_count, metavar="N", help="number of tasks (default: check.num_tasks)")
+
+    evaluate = commands.add_parser("eval", help="evaluate a model or an OpenAI-compatible endpoint on a dataset")
+    _add_config(evaluate)
+    what = evaluate.add_mutually_exclusive_group()
+    what.add_argument("--model", metavar="PATH", help="model directory (default: model.model_path)")
+    what.add_argument("--base-url", metavar="URL", help="an OpenAI-compatible endpoint instead of a model directory")
+    evaluate.add_argument("--model-name", metavar="NAME", help="what the endpoint calls the model")
+    evaluate.add_argument("--api-key-env", metavar="VAR", help="environment variable that holds the endpoint's key")
+    evaluate.add_argument("--dataset", metavar="PATH", help="dataset (default: eval_dataset)")
+    evaluate.add_argument("--split", metavar="S", help="split of the dataset")
+    evaluate.add_argument(
+        "--transcripts", type=Path, metavar="DIR", help="keep there what the agent did: sharpen show DIR --task ID"
+    )
+    evaluate.add_argument("--output", type=Path, metavar="FILE", help="write each task's reward as JSON")
+
+    explain = commands.add_parser("explain", help="print every setting and where its value comes from")
+    _add_config(explain)
+
+    algorithms = commands.add_parser("algorithms", help="list the algorithms with formulas, defaults and sources")
+    algorithms.add_argument("--names", action="store_true", help="only the names, one a line")
+
+    certify = commands.add_parser("certify", help="recompute the certificate of a run from its records")
+    certify.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    certify.add_argument("--no-logprobs", action="store_true", help="do not score the tokens again (loads no model)")
+    certify.add_argument("--json", action="store_true", help="print the certificate as JSON")
+
+    add_diagnose(commands.add_parser("diagnose", help="why is the reward (or the loss) flat? causes, with evidence"))
+    add_plan(commands.add_parser("plan", help="what memory and time a run will take, before anything starts"))
+    add_show(commands.add_parser("show", help="print a rollout of a run, token by token"))
+    return parser
+
+
+def _add_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--config", required=True, type=Path, metavar="FILE", help="configuration file (YAML; ours or Trinity-RFT's)"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override one setting, e.g. algorithm.group_size=4",
+    )
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"at least 1, but {value} came")
+    return value
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    resolved, workflow, judge = _load(arguments, {})
+    if resolved.evaluate_only:
+        return call_evaluate(resolved, workflow, judge, None, None)
+    return call_run(resolved, workflow, judge, arguments.config)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    resolved, workflow, judge = _load(arguments, {"check.num_tasks": arguments.tasks})
+    return call_check(resolved, workflow, judge)
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+    options: dict[str, Any] = {"model.model_path": arguments.model}
+    if arguments.dataset is not None:
+        from sharpen.config.public import DatasetConfig
+
+        split = {} if arguments.split is None else {"split": arguments.split}
+        options["eval_dataset"] = DatasetConfig(path=arguments.dataset, **split)
+    else:
+        options["eval_dataset.split"] = arguments.split
+    endpoint = _endpoint(arguments)
+    resolved, workflow, judge = _load(arguments, options)
+    return call_evaluate(resolved, workflow, judge, endpoint, arguments.output, arguments.transcripts)
+
+
+def _endpoint(arguments: argparse.Namespace) -> dict[str, str] | None:
+    """`base_url`, `model_name`, `api_key` of the endpoint asked for, if one was."""
+    if arguments.base_url is None:
+        for option, value in (("--model-name", arguments.model_name), ("--api-key-env", arguments.api_key_env)):
+            if value is not None:
+                raise ConfigError(f"{option} belongs to --base-url, which was not given")
+        return None
+    if arguments.model_name is None:
+        raise ConfigError("--base-url needs --model-name: what the endpoint calls the model")
+    api_key = "none"
+    if arguments.api_key_env is not None:
+        if arguments.api_key_env not in os.environ:
+            raise ConfigError(f"the environment variable {arguments.api_key_env} (--api-key-env) is not set")
+        api_key = os.environ[arguments.api_key_env]
+    return {"base_url": arguments.base_url, "model_name": arguments.model_name, "api_key": api_key}
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    from sharpen.cli.explain import explain
+
+    explain(_resolve(arguments, {}))
+    return DONE
+
+
+def _algorithms(arguments: argparse.Namespace) -> int:
+    from sharpen.cli.algorithms import print_algorithms
+
+    print_algorithms(names_only=arguments.names)
+    return DONE
+
+
+def _certify(arguments: argparse.Namespace) -> int:
+    from sharpen.cli.certify import print_certificate
+
+    holds = print_certificate(arguments.run_dir, logprobs=not arguments.no_logprobs, as_json=arguments.json)
+    return DONE if holds else FAILED
+
+
+def _resolve(arguments: argparse.Namespace, options: dict[str, Any]) -> Resolved:
+    from sharpen.config.load import load_config, parse_assignments, resolve
+
+    return resolve(load_config(arguments.config), parse_assignments(arguments.set), options)
+
+
+def _load(arguments: argparse.Namespace, options: dict[str, Any]) -> tuple[Resolved, Any, Function | None]:
+    """Configuration, workflow (None where the algorithm needs none to be run) and judge."""
+    from sharpen.config.functions import import_function
+
+    resolved = _resolve(arguments, options)
+    config = resolved.config
+    judge = import_function(config.judge) if config.judge else None
+    if config.workflow is None and arguments.command == "run":
+        from sharpen.algorithm.supervised import SUPERVISED
+
+        if config.algorithm.algorithm_type in SUPERVISED:
+            return resolved, None, judge
+    if config.workflow is None:
+        raise ConfigError(
+            f"{arguments.config}: 'workflow' is missing; name your agent's function, e.g. agent.py:run_agent (in a "
+            "Trinity-RFT file: buffer.explorer_input.taskset.default_workflow_type)"
+        )
+    return resolved, _workflow(config, judge), judge
+
+
+def _workflow(config: RunConfig, judge: Function | None) -> Function:
+    """The configured function; a Trinity `Workflow` class, or its registered name, becomes one."""
+    from sharpen.compat.trinity import configured_workflow
+
+    function: Function = configured_workflow(config.workflow, judge, config)
+    return function
+
+
+def call_run(resolved: Resolved, workflow: Function | None, judge: Function | None, config_path: Path) -> int:
+    """Train; the run itself prints overrides and notices."""
+    from sharpen.tuning import run_config
+
+    run_config(resolved, workflow, judge, config_path)
+    return DONE
+
+
+def call_check(resolved: Resolved, workflow: Function, judge: Function | None) -> int:
+    """Check before any training; not ready is a failure."""
+    from sharpen.tuning import check_config
+
+    _print_overrides(resolved)
+    report = check_config(resolved, workflow, judge)
+    for line in report.lines():
+        print(line)
+    return DONE if report.ready else FAILED
+
+
+def call_evaluate(
+    resolved: Resolved,
+    workflow: Function,
+    judge: Function | None,
+    endpoint: dict[str, str] | None,
+    output: Path | None,
+    transcripts: Path | None = None,
+) -> int:
+    """Evaluate a model directory, or an endpoint (`base_url`, `model_name`, `api_key`)."""
+    from sharpen.execution.threads import let_idle_workers_sleep
+
+    let_idle_workers_sleep()
+    from sharpen.evaluate import evaluate
+
+    _print_overrides(resolved)
+    evaluate(resolved, workflow, judge, endpoint=endpoint, output=output, transcripts=transcripts)
+    return DONE
+
+
+def _print_overrides(resolved: Resolved) -> None:
+    for line in (*resolved.notices, *resolved.overrides):
+        print(line)
+
+
+COMMANDS: Mapping[str, Command] = {
+    "run": _run,
+    "check": _check,
+    "eval": _evaluate,
+    "explain": _explain,
+    "algorithms": _algorithms,
+    "certify": _certify,
+    "diagnose": run_diagnose,
+    "plan": run_plan,
+    "show": run_show,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,207 @@
+"""`ModelWrapper` as Trinity's workflows know it: genuine OpenAI clients, `chat`, and the history of the rollout.
+
+In: the model object of one rollout (`ChatModel`, `Endpoint`, or AgentScope's around one). Out: clients whose calls are
+recorded, and `Experience`s of them. One wrapper belongs to one rollout: nobody else's calls are in its history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from sharpen.compat.trinity.conversation import answers_in
+from sharpen.compat.trinity.endpoint_history import EndpointHistory
+from sharpen.compat.trinity.experience import Answer, Experience
+from sharpen.errors import ConfigError
+from sharpen.types import Call, CallStatus
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI, OpenAI
+    from openai.types.chat import ChatCompletion
+
+PASSED = ("n", "temperature", "top_p", "max_tokens", "stop", "seed", "tools", "tool_choice")
+"""Arguments of `chat` that the endpoint takes under the same name."""
+WITHOUT_EFFECT = ("logprobs",)
+"""The logprob of every sampled token is recorded anyway."""
+ABSENT = {
+    "generate": "a prompt without the chat template: use chat()",
+    "generate_async": "a prompt without the chat template: use chat_async()",
+    "logprobs": "logprobs of tokens that were not sampled: exp.logprobs has those of what was",
+    "logprobs_async": "logprobs of tokens that were not sampled: exp.logprobs has those of what was",
+    "clone_with_isolated_history": "a second history of the same rollout",
+    "sync_model_weights": "weights are loaded by the run itself",
+    "get_lora_request": "adapters",
+    "config": "Trinity's own configuration object: see model_path, api_address and api_key",
+}
+"""What Trinity's wrapper has and this one does not, and why."""
+
+
+class ModelWrapper:
+    """A model as a workflow sees it. Copies are the same object, so that agents may copy what holds it.
+
+    `enable_history` is true for the model that is trained (also while it is evaluated), false for auxiliary ones.
+    """
+
+    def __init__(self, model: Any, *, enable_history: bool) -> None:
+        self.enable_history = enable_history
+        self._model = getattr(model, "sharpen_model", model)  # AgentScope's object holds ours
+        self._history = None if hasattr(self._model, "calls") else EndpointHistory(self._model)
+        self._experiences: dict[int, Experience] = {}
+        self._extracted: set[int] = set()
+
+    @property
+    def model_path(self) -> str:
+        """The model as it was configured, and the name to call it by."""
+        return str(self._model.name)
+
+    @property
+    def model_name(self) -> str:
+        """The same."""
+        return self.model_path
+
+    @property
+    def is_eval(self) -> bool:
+        """Whether the rollout is an evaluation's, of which nothing is trained."""
+        return not getattr(self._model, "recorded", False)
+
+    @property
+    def model_version(self) -> int:
+        """Updates that the served weights have had; 0 for an endpoint."""
+        return int(getattr(self._model, "version", 0))
+
+    @property
+    def api_address(self) -> str:
+        """Where the model is served over HTTP, without `/v1`. The first use starts the server."""
+        return str(self._model.base_url).rstrip("/").removesuffix("/v1")
+
+    @property
+    def api_key(self) -> str:
+        """The key to call it with: this rollout's own."""
+        return str(self._model.api_key)
+
+    def get_openai_client(self) -> OpenAI:
+        """An `openai.OpenAI`, the same each time; its `model_path` is the model's name. Calls block their thread."""
+        client: OpenAI = self._labelled(self._history.sync_client if self._history else self._model.sync_client)
+        return client
+
+    def get_openai_async_client(self) -> AsyncOpenAI:
+        """An `openai.AsyncOpenAI`, the same each time; its `model_path` is the model's name."""
+        client: AsyncOpenAI = self._labelled(self._history.client if self._history else self._model.client)
+        return client
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], **sampling: Any) -> list[Experience]:
+        """Ask the model, `n` times at once; the experiences are in the history too.
+
+        `sampling` takes n, temperature, top_p, top_k, max_tokens, stop, seed, tools, tool_choice; None is the model's
+        own. An assistant message at the end is the beginning of the answer. `response_text` is all that was sampled:
+        no parser takes reasoning or tool calls out of it. Blocks the calling thread; raises `ConfigError` for an
+        unknown argument, and openai's errors.
+        """
+        return self._answered(self.get_openai_client().chat.completions.create(**self._request(messages, sampling)))
+
+    async def chat_async(self, messages: Sequence[Mapping[str, Any]], **sampling: Any) -> list[Experience]:
+        """As `chat`."""
+        client = self.get_openai_async_client()
+        return self._answered(await client.chat.completions.create(**self._request(messages, sampling)))
+
+    def extract_experience_from_history(self, clear_history: bool = True) -> list[Experience]:
+        """An experience for each call that was answered since the last extraction, in the order they were made.
+
+        With `clear_history=False` they stay in the history. Raises `ConfigError` for an auxiliary model, whose calls
+        are never trained.
+        """
+        if not self.enable_history:
+            raise ConfigError(
+                f"the calls of the auxiliary model {self.model_path!r} are never trained, so it has no history: "
+                "extract the experiences of the workflow's own model"
+            )
+        answers = self._answers()
+        fresh = [index for index in sorted(answers) if index not in self._extracted and _delivered(answers[index])]
+        experiences = [self._experience(index, answers) for index in fresh]
+        if clear_history:
+            self._extracted.update(fresh)
+        return experiences
+
+    def convert_messages_to_experience(self, messages: Sequence[Mapping[str, Any]]) -> Experience:
+        """One experience for the answers that made this conversation (see `conversation.answers_in`).
+
+        Nothing is tokenized again: it stands for the recorded calls. Raises `ConfigError` where no call made it.
+        """
+        return Experience.of(answers_in(messages, list(self._answers().values())), self)
+
+    async def convert_messages_to_experience_async(self, messages: Sequence[Mapping[str, Any]]) -> Experience:
+        """As `convert_messages_to_experience`."""
+        return self.convert_messages_to_experience(messages)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ABSENT:
+            raise AttributeError(f"ModelWrapper.{name} is not available here ({ABSENT[name]})")
+        raise AttributeError(f"'ModelWrapper' object has no attribute {name!r}")
+
+    def __copy__(self) -> ModelWrapper:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModelWrapper:
+        return self
+
+    def __repr__(self) -> str:
+        return f"ModelWrapper(model_path={self.model_path!r})"
+
+    def _labelled(self, client: Any) -> Any:
+        client.model_path = self.model_path
+        client.model_wrapper = self
+        return client
+
+    def _request(self, messages: Sequence[Mapping[str, Any]], sampling: Mapping[str, Any]) -> dict[str, Any]:
+        given = {name: value for name, value in sampling.items() if value is not None}
+        extra: dict[str, Any] = dict(given.pop("extra_body", {}))
+        if (top_k := given.pop("top_k", 0)) > 0:
+            extra["top_k"] = top_k
+        for name in set(given) - {*PASSED, *WITHOUT_EFFECT}:
+            near = get_close_matches(name, PASSED, n=1)
+            raise ConfigError(
+                f"model.chat() takes no {name!r}{f'; did you mean {near[0]!r}?' if near else ''} "
+                f"(it takes {', '.join((*PASSED, 'top_k'))})"
+            )
+        if messages and messages[-1].get("role") == "assistant":
+            extra["continue_final_message"] = True
+        if self._history is None:
+            extra["plain_text"] = True
+        kept = {name: given[name] for name in PASSED if name in given}
+        return {"model": self.model_path, "messages": list(messages), "extra_body": extra, **kept}
+
+    def _answered(self, completion: ChatCompletion) -> list[Experience]:
+        """The experiences of a response's choices."""
+        if self._history is not None:
+            indexes = self._history.indexes_of(completion.id)
+        else:
+            indexes = [int((choice.model_extra or {})["call_index"]) for choice in completion.choices]
+        answers = self._answers()
+        return [self._experience(index, answers) for index in indexes]
+
+    def _answers(self) -> dict[int, Answer]:
+        if self._history is not None:
+            return self._history.answers()
+        return {call.index: _answer(call, self._model.prompt_text) for call in self._model.calls()}
+
+    def _experience(self, index: int, answers: Mapping[int, Answer]) -> Experience:
+        """The experience of a call: the same object whenever it is asked for, so that what was set on it stays."""
+        if index not in self._experiences:
+            self._experiences[index] = Experience.of([answers[index]], self)
+        return self._experiences[index]
+
+
+def _delivered(answer: Answer) -> bool:
+    return answer.call is None or answer.call.status == CallStatus.USED
+
+
+def _answer(call: Call, prompt_text: Callable[[int], str]) -> Answer:
+    return Answer(
+        messages=call.messages,
+        tools=call.tools,
+        response=call.response,
+        finish_reason=call.finish_reason,
+        call=call,
+        prompt_text=lambda: prompt_text(call.index),
+    )

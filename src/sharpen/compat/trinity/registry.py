@@ -1,0 +1,116 @@
+"""Workflows and reward functions by the names that Trinity's users give them.
+
+In: a name (built in, or registered by the user's code) or where a class is. Out: the class, or a `ConfigError`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from typing import Any, TypeVar, overload
+
+from sharpen.config.functions import import_function
+from sharpen.errors import ConfigError
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+
+class Registry:
+    """Classes by name. `built_in` says where ours are (`module:Class`); they are imported when asked for."""
+
+    def __init__(self, kind: str, built_in: Mapping[str, str]) -> None:
+        self.kind = kind
+        self._built_in = dict(built_in)
+        self._registered: dict[str, Callable[..., Any]] = {}
+
+    @overload
+    def register_module(self, module_name: str, module_cls: None = None, force: bool = False) -> Callable[[C], C]: ...
+    @overload
+    def register_module(self, module_name: str, module_cls: C, force: bool = False) -> C: ...
+    def register_module(
+        self, module_name: str, module_cls: C | None = None, force: bool = False
+    ) -> C | Callable[[C], C]:
+        """Register a class under a name; without a class, a decorator that does.
+
+        Raises `ConfigError` if the name is taken, unless `force` is set (or the same file is loaded again).
+        """
+        if not isinstance(module_name, str) or not module_name:
+            raise ConfigError(f"a {self.kind} is registered under a name, but {module_name!r} came")
+        if module_cls is None:
+            return lambda found: self._register(module_name, found, force=force)
+        return self._register(module_name, module_cls, force=force)
+
+    def get(self, name: str) -> Callable[..., Any]:
+        """The class of that name, or that `module:Class`, `path/file.py:Class` or `module.Class` says.
+
+        Raises `ConfigError`, with the nearest name, if there is none.
+        """
+        if name in self._registered:
+            return self._registered[name]
+        if name in self._built_in:
+            return import_function(self._built_in[name])
+        if ":" in name:
+            return import_function(name)
+        module, dot, attribute = name.rpartition(".")
+        if dot:
+            return import_function(f"{module}:{attribute}")
+        near = get_close_matches(name, self.names(), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(
+            f"there is no {self.kind} {name!r}{hint} (there are {', '.join(self.names())}; one of your own is named "
+            "'package.module:Class' or 'path/file.py:Class')"
+        )
+
+    def names(self) -> list[str]:
+        """All names, sorted."""
+        return sorted({*self._built_in, *self._registered})
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._registered or name in self._built_in
+
+    def _register(self, name: str, found: C, *, force: bool) -> C:
+        taken = self._registered.get(name) or (self.get(name) if name in self._built_in else None)
+        if taken is not None and not force and _origin(taken) != _origin(found):
+            raise ConfigError(
+                f"the {self.kind} {name!r} is registered already, as {_origin(taken)[1]} of {_origin(taken)[0]}: "
+                "choose another name, or pass force=True"
+            )
+        self._registered[name] = found
+        return found
+
+
+def _origin(found: Callable[..., Any]) -> tuple[str, str]:
+    """The file and the qualified name of a class, which stay the same where its file is loaded a second time."""
+    file = getattr(sys.modules.get(found.__module__), "__file__", None)
+    return str(file or found.__module__), found.__qualname__
+
+
+_HERE = "sharpen.compat.trinity"
+
+WORKFLOWS = Registry(
+    "workflow",
+    {
+        "simple_workflow": f"{_HERE}.simple:SimpleWorkflow",
+        "async_simple_workflow": f"{_HERE}.simple:AsyncSimpleWorkflow",
+        "math_workflow": f"{_HERE}.simple:MathWorkflow",
+        "async_math_workflow": f"{_HERE}.simple:AsyncMathWorkflow",
+        "math_boxed_workflow": f"{_HERE}.simple:MathBoxedWorkflow",
+        "async_math_boxed_workflow": f"{_HERE}.simple:AsyncMathBoxedWorkflow",
+        "agentscope_react_workflow": f"{_HERE}.react:AgentScopeReActWorkflow",
+        "as_react_workflow": f"{_HERE}.react:AgentScopeReActWorkflow",
+        "on_policy_distill_workflow": f"{_HERE}.distillation:OnPolicyDistillWorkflow",
+        "on_policy_distill_math_workflow": f"{_HERE}.distillation:OnPolicyDistillMathWorkflow",
+    },
+)
+
+REWARD_FUNCTIONS = Registry(
+    "reward function",
+    {
+        "math_reward": f"{_HERE}.rewards:MathRewardFn",
+        "math_boxed_reward": f"{_HERE}.rewards:MathBoxedRewardFn",
+        "accuracy_reward": f"{_HERE}.rewards:AccuracyReward",
+        "format_reward": f"{_HERE}.rewards:FormatReward",
+        "countdown_reward": f"{_HERE}.rewards:CountDownRewardFn",
+    },
+)

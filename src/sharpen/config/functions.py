@@ -1,0 +1,80 @@
+"""The user's workflow and judge, named in YAML.
+
+In: `package.module:function` or `path/file.py:function`. Out: the function, or a `ConfigError` that says what is wrong.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import zlib
+from collections.abc import Callable
+from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from sharpen.config.former import current
+from sharpen.errors import ConfigError
+
+FILE_MODULE = "sharpen_user_"
+"""Modules that were loaded from a file are named so."""
+
+
+def import_function(name: str) -> Callable[..., Any]:
+    """Import what `name` says. The current folder, or the file's own, is importable by the code, as for a script.
+
+    Raises `ConfigError` for a wrong form, a missing file or module, code that fails while it is imported, and a
+    function that is not there (with the nearest name).
+    """
+    place, colon, function = current(name).rpartition(":")
+    if not colon or not place or not function.isidentifier():
+        raise ConfigError(
+            f"a function is named 'package.module:function' or 'path/file.py:function', but {name!r} came"
+        )
+    module = _load_file(Path(place), name) if place.endswith(".py") else _load_module(place, name)
+    value = getattr(module, function, None)
+    if value is None:
+        near = get_close_matches(function, [key for key, item in vars(module).items() if callable(item)], n=1)
+        raise ConfigError(f"{place} has no {function!r}{f'; did you mean {near[0]!r}?' if near else ''}")
+    if not callable(value):
+        raise ConfigError(f"{name} is a {type(value).__name__}, not a function")
+    return value  # type: ignore[no-any-return]
+
+
+def _load_file(path: Path, name: str) -> ModuleType:
+    if not path.is_file():
+        raise ConfigError(f"{name}: there is no file {path}")
+    path = path.resolve()
+    module_name = f"{FILE_MODULE}{path.stem}_{zlib.crc32(str(path).encode()):08x}"
+    if module_name in sys.modules:
+        return sys.modules[module_name]
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    _make_importable(path.parent)
+    module = sys.modules[module_name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # the user's code: whatever it raises is reported as his
+        del sys.modules[module_name]
+        raise ConfigError(f"{path} fails when it is imported: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _load_module(place: str, name: str) -> ModuleType:
+    _make_importable(Path.cwd())
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (place == error.name or place.startswith(f"{error.name}.")):
+            raise ConfigError(f"{name}: there is no module {error.name!r} (looked in {Path.cwd()} too)") from error
+        raise ConfigError(f"module {place} fails when it is imported: {error}") from error
+    except Exception as error:  # the user's code: whatever it raises is reported as his
+        raise ConfigError(f"module {place} fails when it is imported: {type(error).__name__}: {error}") from error
+
+
+def _make_importable(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))

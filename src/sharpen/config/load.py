@@ -1,0 +1,347 @@
+"""From a YAML file and keyword arguments to one validated configuration, and where each of its values came from.
+
+In: a YAML file in our layout or Trinity-RFT's, settings, arguments. Out: `Resolved`. Arguments override settings,
+settings override the file, and every override is a line to print. Every problem is a `ConfigError` that names the
+setting.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from sharpen.config.explain import InvalidConfigError, Place, Problem, explain, settings_of
+from sharpen.config.public import DatasetConfig
+from sharpen.config.run import RunConfig
+from sharpen.errors import ConfigError
+
+Origin = str
+"""`default`, `run.yaml`, `argument`, or the file and key of another layout (`gsm8k.yaml: buffer.batch_size`)."""
+Leaves = dict[Place, Any]
+_ABSENT = object()
+_SHARED = frozenset({"project", "name", "checkpoint_root_dir", "model", "algorithm", "trainer", "cluster"})
+"""Sections that our layout and Trinity-RFT's both have."""
+_PARTS: Mapping[Place, tuple[str, ...]] = {
+    ("algorithm", "algorithm_type"): ("",),
+    ("loss", "advantage"): ("advantage",),
+    ("loss", "policy_loss"): ("policy_loss", "dual_clip"),
+}
+"""What chooses an algorithm and its parts, and how the settings of the loss begin that belong to it."""
+_TRINITY = frozenset(
+    {
+        *("mode", "group", "continue_from_checkpoint", "checkpoint_job_dir", "ray_namespace", "data_processor"),
+        *("ignore_validator_suggestions", "buffer", "explorer", "synchronizer", "monitor", "service"),
+        *("log", "stages"),
+    }
+)
+"""Sections that only Trinity-RFT's layout has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigFile:
+    """What a configuration file says, as settings of ours; `name` is the file's.
+
+    `defaults` apply where nothing else is given, and not where an argument replaces their section; `origins` says where
+    in the file a setting (or a default) comes from, if not under its own name, and `homes` where one that is missing
+    belongs; `notices` are printable. `evaluate_only` asks for an evaluation instead of training.
+    """
+
+    settings: Mapping[str, Any]
+    name: str = ""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    origins: Mapping[Place, Origin] = field(default_factory=dict)
+    homes: Mapping[str, str] = field(default_factory=dict)
+    notices: tuple[str, ...] = ()
+    evaluate_only: bool = False
+
+    def origin(self, place: Place) -> Origin:
+        """Where in the file the value at `place` stands."""
+        found = (self.origins[place[:n]] for n in range(len(place), 0, -1) if place[:n] in self.origins)
+        return next(found, "run.yaml")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """A run's configuration, the origin of every value (by dotted key), one printable line for each override, and what
+    a file in another layout needs to have said (`notices`). `file` is the file's name, empty without one.
+    """
+
+    config: RunConfig
+    origins: Mapping[str, Origin]
+    overrides: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
+    evaluate_only: bool = False
+    file: str = ""
+
+
+def load_config(path: str | Path) -> ConfigFile:
+    """Read a configuration file in our layout, or in Trinity-RFT's, told apart by its sections.
+
+    Raises `ConfigError` as `load_yaml`, for a file that mixes both layouts, and for what cannot be honoured.
+    """
+    path = Path(path)
+    content = _read_yaml(path)
+    theirs = sorted(_TRINITY & content.keys())
+    ours = sorted((RunConfig.model_fields.keys() - _SHARED) & content.keys())
+    if not theirs and not ours:
+        from sharpen.compat.trinity.settings import own_keys
+
+        theirs, ours = own_keys(content)
+    if theirs and ours:
+        raise ConfigError(
+            f"{path} mixes two layouts: {', '.join(theirs)} of Trinity-RFT's, {', '.join(ours)} of our own; "
+            "keep to one of them"
+        )
+    if theirs:
+        from sharpen.compat.trinity.settings import convert
+
+        file = convert(content, path.name, environment=os.environ)
+        _point_beside(file.settings, path.parent)
+        return file
+    _point_beside(content, path.parent)
+    return ConfigFile(settings=content, name=path.name)
+
+
+def load_yaml(path: str | Path) -> dict[str, Any]:
+    """Read a configuration file. Relative paths of datasets, models and code files that exist beside it point there.
+
+    Raises `ConfigError` for a missing file, text that is not YAML (with the line), and a key that comes twice.
+    """
+    path = Path(path)
+    content = _read_yaml(path)
+    _point_beside(content, path.parent)
+    return content
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the configuration file {path}: {error}") from error
+    try:
+        content = yaml.load(text, Loader=_UniqueKeyLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(f"{path}{where}: {error.problem or error.context}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} must hold settings as 'name: value' lines, but holds a {type(content).__name__}")
+    return content
+
+
+def parse_assignments(assignments: list[str]) -> dict[str, Any]:
+    """Turn `["algorithm.group_size=4"]` into `{"algorithm.group_size": 4}`; values are YAML."""
+    settings: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, value = assignment.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"a setting is given as key=value, but {assignment!r} came")
+        try:
+            settings[key.strip()] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"the value of {assignment!r} is not YAML") from error
+    return settings
+
+
+def resolve(
+    yaml: ConfigFile | Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    arguments: Mapping[str, Any] | None = None,
+) -> Resolved:
+    """Merge the three sources and validate the result.
+
+    `settings` has nested sections or dotted keys (`{"algorithm.group_size": 4}`). `arguments` has the same form, and
+    a value of None means not given. A configuration object overrides the fields that were set when it was
+    made; a `DatasetConfig` replaces the file's dataset whole, because it names other data.
+
+    Raises `ConfigError` with every problem at once.
+    """
+    file = yaml if isinstance(yaml, ConfigFile) else ConfigFile(settings=yaml or {})
+    tree: dict[str, Any] = _plain(file.settings)
+    given: dict[Place, Origin] = {place: file.origin(place) for place in _leaves(tree)}
+    overrides: list[str] = []
+    given_arguments = {name: value for name, value in (arguments or {}).items() if value is not None}
+    for source in (_nested(settings or {}), _nested(given_arguments)):
+        before = _leaves(tree)
+        _merge(tree, source)
+        after = _leaves(tree)
+        overrides += _override_lines(before, after, given)
+        given = {place: given[place] if before.get(place, _ABSENT) == after[place] else "argument" for place in after}
+    given |= _add_defaults(
+        tree, file, {name for name, value in given_arguments.items() if isinstance(value, BaseModel)}
+    )
+    try:
+        config = RunConfig.model_validate(tree)
+    except ValidationError as error:
+        problems = [_at_home(problem, file, given) for problem in explain(RunConfig, error)]
+        raise InvalidConfigError.of("the configuration is not valid", problems) from None
+    origins: dict[str, Origin] = {
+        ".".join(place): next((given[place[:n]] for n in range(len(place), 0, -1) if place[:n] in given), "default")
+        for place in value_leaves(config)
+    }
+    return Resolved(
+        config=config,
+        origins=origins,
+        overrides=tuple(overrides),
+        notices=file.notices,
+        evaluate_only=file.evaluate_only,
+        file=file.name,
+    )
+
+
+def _add_defaults(tree: dict[str, Any], file: ConfigFile, replaced: set[str]) -> dict[Place, Origin]:
+    """Fill in the file's defaults where nothing is given; the origin of each one that was. Those of an algorithm's
+    parts hold for the file's algorithm and parts, not for what an argument put in their place."""
+    added: dict[Place, Origin] = {}
+    there, before = _leaves(tree), _leaves(file.settings)
+    changed = {place for place in _PARTS if there.get(place) != before.get(place)}
+    for place, value in _leaves(file.defaults).items():
+        of_another = any(place[:1] == ("loss",) and place[1].startswith(_PARTS[part]) for part in changed)
+        if place not in there and place[0] not in replaced and not of_another:
+            section = tree
+            for name in place[:-1]:
+                section = section.setdefault(name, {})
+            section[place[-1]] = value
+            added[place] = file.origin(place)
+    return added
+
+
+def _at_home(problem: Problem, file: ConfigFile, given: Mapping[Place, Origin]) -> Problem:
+    """A problem with the place in the file that the owner knows it by."""
+    if not file.origins:
+        return problem
+    home = given.get(problem.place) or file.homes.get(".".join(problem.place))
+    text = problem.text if home in (None, "argument") else f"{problem.text} ({home})"
+    return Problem(place=problem.place, text=text, unknown=problem.unknown)
+
+
+def write_resolved(path: Path, resolved: Resolved, derived: Mapping[str, Any] | None = None) -> None:
+    """Write every value and where it came from; `derived` adds values that the run worked out (device)."""
+    entries = {
+        ".".join(place): {"value": value, "origin": resolved.origins[".".join(place)]}
+        for place, value in value_leaves(resolved.config).items()
+    }
+    entries |= {name: {"value": value, "origin": "derived"} for name, value in (derived or {}).items()}
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(json.dumps(entries, indent=2, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def value_leaves(config: RunConfig) -> Leaves:
+    """Every value of a configuration by its place; an absent optional section is one value, None."""
+    return _leaves(config.model_dump(mode="json"))
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """The safe loader, with an error instead of silence where a key comes twice in one section, and with `1e-6` read as
+    a number, as YAML 1.2 has it.
+    """
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = key_node.value
+            if key in seen and key_node.tag != "tag:yaml.org,2002:merge":
+                raise yaml.MarkedYAMLError(problem=f"'{key}' is given twice", problem_mark=key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+_UniqueKeyLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def _point_beside(content: Mapping[str, Any], folder: Path) -> None:
+    places = [(place, False) for place in settings_of(RunConfig) if place[-1] in ("path", "model_path", "teacher_path")]
+    for place, code in [*places, (("workflow",), True), (("judge",), True)]:
+        for section in _sections(content, place[:-1]):
+            value = section.get(place[-1])
+            if not isinstance(value, str) or section.get("base_url") is not None:  # there it is a name, not a folder
+                continue
+            name, colon, function = value.rpartition(":") if code else (value, "", "")
+            if name and (folder / name).exists():
+                section[place[-1]] = f"{folder / name}{colon}{function}"
+
+
+def _sections(content: Any, path: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    """The sections at `path`, where `*` stands for any key."""
+    if not isinstance(content, dict):
+        return
+    if not path:
+        yield content
+    elif path[0] == "*":
+        for inner in content.values():
+            yield from _sections(inner, path[1:])
+    elif path[0] in content:
+        yield from _sections(content[path[0]], path[1:])
+
+
+def _plain(value: Any) -> Any:
+    """Configuration objects as mappings of the fields that were set; mappings are copied, so that merging is safe."""
+    if isinstance(value, BaseModel):
+        return {name: _plain(getattr(value, name)) for name in value.model_fields_set}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    return value
+
+
+def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for key, value in settings.items():
+        name, _, rest = str(key).partition(".")
+        if rest:
+            _merge(tree, {name: _nested({rest: value})})
+        elif isinstance(value, Mapping):
+            _merge(tree, {name: value})
+        else:
+            tree[name] = value
+    return tree
+
+
+def _merge(tree: dict[str, Any], source: Mapping[str, Any]) -> None:
+    for key, value in source.items():
+        if isinstance(value, DatasetConfig) or not isinstance(value, Mapping | BaseModel):
+            tree[key] = _plain(value)
+            continue
+        inner = tree.get(key)
+        if not isinstance(inner, dict):
+            inner = tree[key] = {}
+        _merge(inner, _fields(value))
+
+
+def _fields(value: Mapping[str, Any] | BaseModel) -> Mapping[str, Any]:
+    if isinstance(value, BaseModel):
+        return {name: getattr(value, name) for name in type(value).model_fields if name in value.model_fields_set}
+    return value
+
+
+def _leaves(tree: Any, within: tuple[str, ...] = ()) -> Leaves:
+    if not isinstance(tree, Mapping):
+        return {within: tree}
+    leaves: Leaves = {}
+    for key, value in tree.items():
+        leaves |= _leaves(value, (*within, str(key)))
+    return leaves
+
+
+def _override_lines(before: Leaves, after: Leaves, given: Mapping[Place, Origin]) -> Iterator[str]:
+    for place, value in before.items():
+        name, source = ".".join(place), given[place]
+        now = after.get(place, _ABSENT)
+        if now is _ABSENT:
+            yield f"override: {name} = {value!r} ({source}) does not apply: an argument replaces its section"
+        elif now != value:
+            yield f"override: {name} = {now!r} (argument) instead of {value!r} ({source})"

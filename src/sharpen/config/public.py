@@ -1,0 +1,184 @@
+"""The configuration objects that users build in Python, with the names, fields and defaults of AgentScope's tuner.
+
+In: keyword arguments. Out: validated pydantic objects; an unknown field is an error that names the nearest known one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from itertools import islice
+from typing import Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from sharpen.config.explain import InvalidConfigError, explain
+
+_NUMBERS = (int, float, int | None, float | None)
+
+
+class Strict(BaseModel):
+    """Base of every configuration object: unknown fields are errors, values do not change after construction.
+
+    Construction raises `ConfigError`, with a sentence for each wrong field and the nearest name for an unknown one.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
+
+    def __init__(self, **data: Any) -> None:
+        try:
+            super().__init__(**data)
+        except ValidationError as error:
+            raise InvalidConfigError.of(type(self).__name__, explain(type(self), error)) from None
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_bool_as_number(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, bool) and cls.model_fields[info.field_name or ""].annotation in _NUMBERS:
+            raise ValueError(f"must be a number, but {value} came")
+        return value
+
+
+class DatasetConfig(Strict):
+    """Where the tasks are: a Hugging Face dataset, a folder or a single file (JSONL, JSON, Parquet, CSV)."""
+
+    path: str
+    """Folder, file, or dataset name on the Hugging Face hub."""
+    name: str | None = None
+    """Configuration of the dataset (for GSM8K: `main`)."""
+    split: str | None = "train"
+    """Split to use."""
+    total_epochs: int = Field(default=1, ge=1)
+    """Passes over the tasks."""
+    total_steps: int | None = Field(default=None, ge=1)
+    """Steps to run; overrides `total_epochs`."""
+
+    def preview(self, n: int = 5) -> list[dict[str, Any]]:
+        """Print the first `n` rows as JSON and return them."""
+        rows = self._first_rows(n)
+        _print_json(rows)
+        return rows
+
+    def _first_rows(self, n: int) -> list[dict[str, Any]]:
+        from sharpen.tasks.source import read_rows
+
+        return [dict(row) for row in islice(read_rows(self), n)]
+
+
+class Dataset(DatasetConfig):
+    """`DatasetConfig` under the name of the first tuner, whose preview went by column."""
+
+    def preview(self, n: int = 5) -> dict[str, list[Any]]:  # type: ignore[override]
+        """Print the first `n` rows as JSON, column by column, and return them so (None where a row has no value)."""
+        rows = self._first_rows(n)
+        columns = {
+            name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)
+        }
+        _print_json(columns)
+        return columns
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+class TunerModelConfig(Strict):
+    """The model to tune (or an auxiliary one) and how it samples by default."""
+
+    model_path: str
+    """Folder with a Hugging Face model, or a model name on the hub."""
+    max_model_len: int = Field(ge=2)
+    """Prompt plus sampled tokens of one call, at most."""
+    temperature: float = Field(default=1.0, ge=0.0)
+    """Sampling temperature of calls that do not set their own."""
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Nucleus of calls that do not set their own."""
+    max_tokens: int = Field(default=8192, ge=1)
+    """Sampled tokens of one call, at most, where the call does not say."""
+    enable_thinking: bool | None = None
+    """Passed to the chat template (Qwen3)."""
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    """GPUs of one engine (vLLM); without GPUs, workers on cores of their own."""
+    inference_engine_num: int = Field(default=1, ge=1)
+    """Engines that serve this model."""
+    tool_call_parser: str | None = "hermes"
+    """How tool calls are read from the sampled text; None leaves them in it."""
+    reasoning_parser: str | None = "deepseek_r1"
+    """How reasoning is read from the sampled text; None leaves it in it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_hosted_training(cls, data: Any) -> Any:
+        """AgentScope's field for a hosted service: None is what it means here, anything else is refused by name."""
+        if not isinstance(data, dict) or "tinker_config" not in data:
+            return data
+        if data["tinker_config"] is not None:
+            raise ValueError(
+                "has a tinker_config, which is not part of Sharpen: it configures a hosted service, and Sharpen "
+                "trains on your own machine; remove it"
+            )
+        return {name: value for name, value in data.items() if name != "tinker_config"}
+
+
+class TunerChatModel(TunerModelConfig):
+    """`TunerModelConfig` under its earlier name, which workflows of that time also use to annotate their `model`."""
+
+
+class AlgorithmConfig(Strict):
+    """What is optimized, and by how much data a step."""
+
+    algorithm_type: str = "multi_step_grpo"
+    """Name of the algorithm."""
+    learning_rate: float = Field(default=1e-6, ge=0.0)
+    """Peak learning rate."""
+    group_size: int = Field(default=8, ge=1)
+    """Rollouts of one task."""
+    batch_size: int = Field(default=32, ge=1)
+    """Tasks of one step."""
+    save_interval_steps: int = Field(default=100, ge=1)
+    """Steps between checkpoints (the last one is always saved)."""
+    eval_interval_steps: int = Field(default=100, ge=1)
+    """Steps between evaluations."""
+
+
+class Algorithm(AlgorithmConfig):
+    """`AlgorithmConfig` under its earlier name."""
+
+
+class WorkflowOutput(BaseModel):
+    """What a workflow returns: a reward, or a response for the judge. Metrics are logged; those that are no numbers are
+    skipped with a warning.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    reward: float | None = None
+    response: Any | None = None
+    metrics: dict[str, Any] | None = None
+
+
+class JudgeOutput(BaseModel):
+    """What a judge returns. A reward that is not finite counts as a failure of the judge."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    reward: float
+    metrics: dict[str, Any] | None = None
+
+
+MonitorType = Literal["tensorboard", "wandb", "mlflow"]
+"""Where metrics are written."""
+
+WorkflowType = Callable[..., Awaitable[WorkflowOutput | float]]
+"""`async def workflow(task, model)`; also `auxiliary_models` and `logger`, by name, where it takes them."""
+
+JudgeType = Callable[..., Awaitable[JudgeOutput]]
+"""`async def judge(task, response)`; also `auxiliary_models` and `logger`, by name, where it takes them."""

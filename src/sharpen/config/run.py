@@ -1,0 +1,385 @@
+"""The whole configuration of a run: one immutable object that every stage reads its own section of.
+
+In: YAML (`config.load`), keyword arguments of `tune()`. Out: `RunConfig`. Defaults are the vetted recipe.
+"""
+
+from __future__ import annotations
+
+import builtins
+import re
+from pathlib import PurePath
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from sharpen.config.cluster import ClusterConfig
+from sharpen.config.public import AlgorithmConfig, DatasetConfig, MonitorType, Strict, TunerModelConfig
+from sharpen.config.sync import SyncConfig
+from sharpen.config.trainer import CriticConfig, TrainerConfig
+
+DEFAULT_PROJECT = "Sharpen"
+KLEstimator = Literal["none", "k1", "k2", "k3", "low_var_kl", "abs", "corrected_k3"]
+KLPlace = Literal["loss", "reward"]
+Behaviour = Literal["none", "plain", "truncated", "masked"]
+DistillDivergence = Literal["reverse_sampled", "forward", "reverse", "js"]
+Aggregation = Literal[
+    "token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum", "rollout-mean", "constant-length"
+]
+
+
+class LossConfig(Strict):
+    """Parts of the algorithm that differ from its preset; None takes the preset's value."""
+
+    advantage: str | None = None
+    """Advantage function (`sharpen algorithms` lists them)."""
+    advantage_args: dict[str, Any] = Field(default_factory=dict)
+    """Its parameters that have no setting of their own here."""
+    policy_loss: str | None = None
+    """Policy loss (`sharpen algorithms` lists them)."""
+    policy_loss_args: dict[str, Any] = Field(default_factory=dict)
+    """Its parameters that have no setting of their own here."""
+    clip_low: float | None = Field(default=None, ge=0.0)
+    """PPO clip below 1."""
+    clip_high: float | None = Field(default=None, ge=0.0)
+    """PPO clip above 1."""
+    dual_clip: float | None = Field(default=None, gt=1.0)
+    """Bound on the ratio where the advantage is negative."""
+    kl: KLEstimator | None = None
+    """Estimator of the divergence from the reference (the model before training)."""
+    kl_coef: float | None = Field(default=None, ge=0.0)
+    """Weight of the KL term."""
+    kl_in: KLPlace | None = None
+    """Where the KL term is: in the loss, or as a penalty of each sampled token in its reward."""
+    kl_target: float | None = Field(default=None, gt=0.0)
+    """Divergence to hold, in nats per token: `kl_coef` then adapts after each step; None leaves it as it is."""
+    kl_horizon: int | None = Field(default=None, ge=1)
+    """Rollouts over which `kl_coef` adapts with `kl_target`."""
+    behaviour: Behaviour | None = None
+    """Weight for tokens whose recorded logprob is not that of the weights that the step starts from: the loss then
+    clips against those weights (decoupled PPO); `none` clips against the record. None takes the algorithm's value, and
+    `truncated` with a clip below 0.05 (`gspo`)."""
+    behaviour_low: float | None = Field(default=None, ge=0.0, le=1.0)
+    """Weights below this are 0 (`masked`)."""
+    behaviour_high: float | None = Field(default=None, ge=1.0)
+    """Weights above this are 0 (`masked`), or this (`truncated`)."""
+    entropy_coef: float | None = Field(default=None, ge=0.0)
+    """Weight of the entropy bonus."""
+    aggregation: Aggregation | None = None
+    """How per-token losses become one number."""
+    constant_length: int | None = Field(default=None, ge=1)
+    """Tokens to divide by with aggregation `constant-length`; None takes `model.max_tokens`."""
+    std_normalize: bool | None = None
+    """Divide advantages by the group's standard deviation."""
+    step_norm: bool | None = None
+    """Divide a rollout's advantage by its number of calls (`multi_step_grpo`)."""
+    std_threshold: float | None = Field(default=None, ge=0.0)
+    """Groups whose reward deviation is at most this are dropped."""
+
+
+class AuxiliaryModelConfig(TunerModelConfig):
+    """A further model that workflow and judge may call: served here by an engine of its own, or by an endpoint."""
+
+    base_url: str | None = None
+    """An OpenAI-compatible endpoint that serves `model_path` (there its name); None serves it here."""
+    api_key_env: str | None = None
+    """Environment variable that holds the endpoint's key."""
+    max_total_tokens: int | None = Field(default=None, ge=1)
+    """Prompt plus sampled tokens of the whole run, at most: the next call stops the run. None is no limit."""
+
+
+class TasksetConfig(Strict):
+    """What a Trinity `Workflow` class gets with each task, beside the row itself."""
+
+    prompt_key: str = "prompt"
+    """Field of the row that holds the question."""
+    response_key: str = "response"
+    """Field of the row that holds the true answer."""
+    system_prompt: str | None = None
+    """System prompt of the simple workflows."""
+    reply_prefix: str | None = None
+    """What the simple workflows begin the answer with."""
+    reward_fn: str | None = None
+    """Registered name of the reward function, or `package.module:Class`."""
+    reward_fn_args: dict[str, Any] = Field(default_factory=dict)
+    """Passed to the reward function when it is made."""
+    rollout_args: dict[str, Any] = Field(default_factory=dict)
+    """Sampling settings that the workflow passes with its calls."""
+
+
+class RolloutConfig(Strict):
+    """How workflows run."""
+
+    max_concurrent_rollouts: int = Field(default=256, ge=1)
+    """Workflows that run at the same time."""
+    timeout_s: float = Field(default=3600.0, gt=0.0)
+    """Time limit of one attempt, the judge included."""
+    max_attempts: int = Field(default=3, ge=1)
+    """Attempts of a rollout that fails by something other than the model."""
+    max_calls: int | None = Field(default=None, ge=1)
+    """Model calls of one rollout, at most; None is no limit."""
+    model_exceptions: tuple[str, ...] = ()
+    """Exceptions of the workflow that mean that the model's answer was at fault, as `package.Class` (subclasses too),
+    beside those of known frameworks (docs/failures.md)."""
+    choices: Literal["used", "all"] = "used"
+    """Which answers to a request for several (`n` > 1) train: the one that the agent went on with or returned, or all
+    of them, as for an agent that takes a vote."""
+    failure_reward: float | None = None
+    """Reward of rollouts that fail by the model's own doing; None excludes them."""
+    max_excluded_share: float = Field(default=0.5, ge=0.0, le=1.0)
+    """The run stops when more than this share of a step's rollouts is excluded, or replaced by a retry that gave other
+    answers."""
+
+    @field_validator("model_exceptions")
+    @classmethod
+    def _are_exceptions(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)+", name):
+                raise ValueError(f"must name exceptions as package.Class (builtins.ValueError), but {name!r} came")
+            package, _, kind = name.partition(".")
+            if package == "builtins" and not _is_exception(getattr(builtins, kind, None)):
+                raise ValueError(f"{name!r} is no exception of Python")
+            if name in ("builtins.Exception", "builtins.BaseException"):
+                raise ValueError(f"{name!r} is every failure, also those that the model did not cause: name its kinds")
+        return value
+
+
+class EngineConfig(Strict):
+    """The inference engine."""
+
+    type: Literal["auto", "embedded", "vllm"] = "auto"
+    """`embedded` is our own, in this process; `vllm` needs vLLM; `auto` takes vLLM where it is installed and a GPU is
+    there."""
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda` or `cuda:<number>`."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Compute type; `auto` is bfloat16 on a GPU and float32 on a CPU."""
+    max_slots: int = Field(default=256, ge=1)
+    """Sequences that decode at the same time."""
+    kv_cache_mb: int | None = Field(default=None, ge=1)
+    """Bound on the KV cache; None takes what `max_slots` needs, within a quarter of the free memory."""
+
+    @field_validator("device")
+    @classmethod
+    def _is_device(cls, value: str) -> str:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
+            raise ValueError(f"must be auto, cpu, cuda or cuda:<number>, but {value!r} came")
+        return value
+
+
+class EvaluationConfig(Strict):
+    """Evaluation on held-out tasks."""
+
+    hold_out: bool = True
+    """Without an evaluation dataset, hold out a tenth of the tasks (at most 512); false trains on all of them."""
+    max_tasks: int | None = Field(default=None, ge=1)
+    """Evaluate on the first so many tasks only."""
+    before_and_after: bool = True
+    """Evaluate, greedy and sampled, before and after training."""
+    decided_by: Literal["sampled", "greedy"] = "sampled"
+    """Which of the two says whether the run made the model better, and which checkpoint is `best`: `sampled` is the
+    agent as it is, `greedy` the same at temperature 0."""
+    max_without_calls: float = Field(default=0.1, ge=0.0, le=1.0)
+    """An evaluation in which more than this share of the rollouts called no model is no result."""
+    further: dict[str, DatasetConfig] = Field(default_factory=dict)
+    """Further datasets, by name, evaluated before and after and reported beside."""
+
+
+class CheckConfig(Strict):
+    """The pre-flight check."""
+
+    enabled: bool = True
+    """Check before training."""
+    num_tasks: int = Field(default=4, ge=1)
+    """Tasks that go through agent and judge."""
+    stop_without_signal: bool = False
+    """Stop, rather than warn, when every reward is the same."""
+
+
+class CertificateConfig(Strict):
+    """The run certificate: what is asserted in every step."""
+
+    on_violation: Literal["stop", "warn"] = "stop"
+    """Stop the run before the update, or only warn and note it in the certificate."""
+
+
+class SamplingConfig(Strict):
+    """Which tasks are rolled out, and which rollouts and groups train."""
+
+    order: Literal["shuffled", "curriculum", "difficulty"] = "shuffled"
+    """Order of the tasks: a permutation for each epoch, from easy to hard by `curriculum_key`, or those preferred whose
+    mean reward is near `difficulty_target`."""
+    curriculum_key: str | None = None
+    """Field of the row that holds a task's difficulty, a number; needed by `curriculum`. With `-` before it the
+    greatest numbers are the easiest (such as `-pass_rate`)."""
+    difficulty_target: float = 0.5
+    """Mean reward of the tasks to prefer with `difficulty`."""
+    difficulty_width: float = Field(default=0.25, gt=0.0)
+    """How far from the target a task's mean reward may be before it is rarely drawn."""
+    difficulty_floor: float = Field(default=0.05, gt=0.0, le=1.0)
+    """Weight of the least suitable task; one at the target, or never drawn yet, has 1."""
+    max_refill: float | None = Field(default=None, ge=0.0)
+    """Further tasks of a step, at most, times `algorithm.batch_size`, in place of groups that are dropped; 0 replaces
+    none, None takes the algorithm's value (4 for `dapo`)."""
+    reward_low: float | None = None
+    """Groups with a mean reward below this are dropped."""
+    reward_high: float | None = None
+    """Groups with a mean reward above this are dropped."""
+    overlong_cache: int | None = Field(default=None, ge=1)
+    """The last so many tokens before `overlong_length` cost reward, linearly; None costs nothing."""
+    overlong_length: int | None = Field(default=None, ge=1)
+    """Sampled tokens of one call from which the whole penalty holds; None takes `model.max_tokens`."""
+    overlong_penalty: float = Field(default=1.0, gt=0.0)
+    """The whole penalty."""
+    overlong_filter: bool = False
+    """Leave rollouts that a token limit cut out of statistics and update."""
+    replay_share: float = Field(default=0.0, ge=0.0)
+    """Groups of earlier steps that train once more, for each task of the step; 0 is no replay."""
+    replay_priority: Literal["signal", "recency"] = "signal"
+    """Which ones: rather those trained lately and seldom, with `signal` also rather those with large advantages."""
+    max_staleness: int | None = Field(default=None, ge=1)
+    """Policy versions (updates) that a replayed group's oldest token may be behind; None is four steps' updates,
+    and what rollouts run ahead."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.reward_low is not None and self.reward_high is not None and self.reward_low > self.reward_high:
+            raise ValueError(f"reward_low ({self.reward_low:g}) must be at most reward_high ({self.reward_high:g})")
+        if (self.order == "curriculum") != (self.curriculum_key is not None):
+            raise ValueError("order curriculum and curriculum_key go together: give both, or neither")
+        return self
+
+
+class SupervisedConfig(Strict):
+    """Where the rows of `sft`, `cpt` and `dpo` hold what is taught."""
+
+    messages_key: str = "messages"
+    """Field with a conversation (`sft`) in the format of OpenAI's API: a list, or its JSON text."""
+    tools_key: str = "tools"
+    """Field with the tools of the conversation: a list, or its JSON text."""
+    prompt_key: str = "prompt"
+    """Field with the prompt, text or messages (`sft` where there are no messages, `dpo`)."""
+    response_key: str = "response"
+    """Field with the answer to the prompt (`sft`)."""
+    chosen_key: str = "chosen"
+    """Field with the better answer, text or messages (`dpo`)."""
+    rejected_key: str = "rejected"
+    """Field with the worse answer (`dpo`)."""
+    text_key: str = "text"
+    """Field with plain text (`cpt`)."""
+    system_prompt: str | None = None
+    """System message of the conversations that have none."""
+    turns: Literal["all", "last"] = "all"
+    """Which of the assistant's turns are taught (`sft`); the others are context."""
+    too_long: Literal["drop", "refuse"] = "drop"
+    """Rows longer than `model.max_model_len`: leave them out, and count them, or stop. Texts are cut into pieces."""
+
+
+class ExpertConfig(Strict):
+    """The expert's rows that `mix` and `mix_chord` learn from beside rollouts; `supervised` says how they are read."""
+
+    dataset: DatasetConfig | None = None
+    """Conversations, in the format of `sft`; passes over them go on as long as the run does."""
+    batch_size: int | None = Field(default=None, ge=1)
+    """Expert rows of one step; None takes `algorithm.batch_size`."""
+    mu: float | None = Field(default=None, ge=0.0, le=1.0)
+    """Weight of the expert's part, 1 less it that of the rollouts (0.1 unless set); the peak where it changes."""
+    mu_warmup_steps: int | None = Field(default=None, ge=0)
+    """Steps over which the weight rises to `mu`."""
+    mu_decay_steps: int | None = Field(default=None, ge=0)
+    """Steps after the warm-up over which it falls to `mu_valley`, along a cosine; None: it stays."""
+    mu_valley: float | None = Field(default=None, ge=0.0, le=1.0)
+    """Where it falls to."""
+    phi: bool | None = None
+    """Weigh each token of the expert by p (1 - p), p its probability; None takes the algorithm's value (`mix_chord`:
+    true)."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if (self.mu_decay_steps is None) != (self.mu_valley is None):
+            raise ValueError("mu_decay_steps and mu_valley go together: give both, or neither")
+        if self.dataset is not None and (self.dataset.total_epochs != 1 or self.dataset.total_steps is not None):
+            raise ValueError("dataset.total_epochs and total_steps have no effect here: train_dataset says how long")
+        return self
+
+
+class DistillConfig(Strict):
+    """The teacher of `on_policy_distill` and `jsd`, and the distance from it; None takes the algorithm's value."""
+
+    teacher_path: str | None = None
+    """Folder with a Hugging Face model, or a model name on the hub, with the vocabulary of the model that is tuned."""
+    divergence: DistillDivergence | None = None
+    """`forward` KL(teacher || policy), `reverse` KL(policy || teacher) and `js` are over the vocabulary and have a
+    gradient of their own; `reverse_sampled` is `reverse` by policy gradient, from the sampled token alone."""
+    beta: float | None = Field(default=None, gt=0.0, lt=1.0)
+    """The teacher's weight in the mixture of `js` (0.5 unless set): near 0 like `forward`, near 1 like `reverse`."""
+    coef: float | None = Field(default=None, gt=0.0)
+    """Weight of the divergence (1 unless set)."""
+
+
+class RunConfig(Strict):
+    """Everything that determines a run."""
+
+    project: str = DEFAULT_PROJECT
+    """Folder of the project's runs, below `checkpoint_root_dir`."""
+    name: str | None = None
+    """A fixed name continues that run; None makes `Experiment-<timestamp>`."""
+    checkpoint_root_dir: str = "checkpoints"
+    """Folder of all runs."""
+    workflow: str | None = None
+    """`package.module:function` or `path/file.py:function` (or a Trinity `Workflow` class, or its registered name); in
+    Python pass the function itself."""
+    judge: str | None = None
+    """As `workflow`; None where the workflow gives the reward."""
+    workflow_args: dict[str, Any] = Field(default_factory=dict)
+    """Passed to the workflow and the judge as `workflow_args`, where they take it."""
+    taskset: TasksetConfig = Field(default_factory=TasksetConfig)
+    train_dataset: DatasetConfig
+    """Tasks to train on."""
+    eval_dataset: DatasetConfig | None = None
+    """Tasks to evaluate on; None holds out a part of the training tasks (`evaluation.hold_out`)."""
+    model: TunerModelConfig
+    """The model to tune."""
+    auxiliary_models: dict[str, AuxiliaryModelConfig] = Field(default_factory=dict)
+    """Further models that workflow and judge may call, by name; never trained."""
+    algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
+    loss: LossConfig = Field(default_factory=LossConfig)
+    sampling: SamplingConfig = Field(default_factory=SamplingConfig)
+    supervised: SupervisedConfig = Field(default_factory=SupervisedConfig)
+    expert: ExpertConfig = Field(default_factory=ExpertConfig)
+    distill: DistillConfig = Field(default_factory=DistillConfig)
+    rollout: RolloutConfig = Field(default_factory=RolloutConfig)
+    engine: EngineConfig = Field(default_factory=EngineConfig)
+    sync: SyncConfig = Field(default_factory=SyncConfig)
+    execution: Literal["local", "ray"] | None = None
+    """Where the parts of the run live: in one process, or in actors of Ray (docs/ray.md); None is `ray` where anything
+    is set in `cluster`, else `local`."""
+    cluster: ClusterConfig = Field(default_factory=ClusterConfig)
+    trainer: TrainerConfig = Field(default_factory=TrainerConfig)
+    critic: CriticConfig = Field(default_factory=CriticConfig)
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    check: CheckConfig = Field(default_factory=CheckConfig)
+    certificate: CertificateConfig = Field(default_factory=CertificateConfig)
+    monitor_type: MonitorType = "tensorboard"
+    """Where metrics go, besides `metrics.jsonl`."""
+    time_limit_s: float | None = Field(default=None, gt=0.0)
+    """Training stops after the step during which this much time has passed."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of everything random in the run."""
+    deterministic: bool = False
+    """Fixed shapes in the engine: bitwise reproducible, slower."""
+
+    @property
+    def uses_ray(self) -> bool:
+        """Whether the run's parts are actors of Ray: by `execution`, or because anything is set in `cluster`."""
+        return self.execution == "ray" or (self.execution is None and self.cluster != ClusterConfig())
+
+    @field_validator("project", "name")
+    @classmethod
+    def _is_folder_name(cls, value: str | None) -> str | None:
+        if value is not None and (value in ("", ".", "..") or PurePath(value).name != value or "\\" in value):
+            raise ValueError(f"must be the name of a folder, without separators, but {value!r} came")
+        return value
+
+
+def _is_exception(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, BaseException)

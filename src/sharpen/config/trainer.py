@@ -1,0 +1,83 @@
+"""Settings of the trainer: how weights are updated.
+
+In: YAML, keyword arguments. Out: sections of `RunConfig`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from sharpen.config.public import Strict
+
+
+class LoraConfig(Strict):
+    """Low-rank adapters (LoRA), trained in place of all weights; needs the extra `lora`."""
+
+    rank: int = Field(default=16, ge=1)
+    """Rank of each adapter."""
+    alpha: int = Field(default=32, ge=1)
+    """Adapters are scaled by `alpha / rank`."""
+    target_modules: tuple[str, ...] | None = Field(default=None, min_length=1)
+    """Last names of the linear layers that get one (`q_proj`); None takes all of the model's blocks."""
+
+
+class TrainerConfig(Strict):
+    """How weights are updated."""
+
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Compute type over fp32 master weights; `auto` as in the engine."""
+    max_tokens_per_micro_batch: int = Field(default=8192, ge=1)
+    """Computed tokens of one forward and backward pass, at most (a longer sequence goes alone)."""
+    epochs: int = Field(default=1, ge=1)
+    """Passes over a step's batch."""
+    num_minibatches: int = Field(default=1, ge=1)
+    """Updates of one pass."""
+    beta1: float = Field(default=0.9, ge=0.0, lt=1.0)
+    """AdamW's decay of the mean gradient."""
+    beta2: float = Field(default=0.999, ge=0.0, lt=1.0)
+    """AdamW's decay of the mean squared gradient."""
+    eps: float = Field(default=1e-8, gt=0.0)
+    """AdamW's guard against division by zero."""
+    weight_decay: float = Field(default=0.01, ge=0.0)
+    """AdamW's decoupled weight decay."""
+    max_grad_norm: float = Field(default=1.0, gt=0.0)
+    """Gradients are clipped to this norm."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Updates until the learning rate is reached."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate after warm-up, over the planned updates."""
+    min_lr_ratio: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Where linear and cosine schedules end."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass."""
+    keep_checkpoints: int = Field(default=2, ge=1)
+    """Checkpoints to keep besides the best and the latest."""
+    num_processes: int = Field(default=1, ge=1)
+    """Processes that train the model together, each with a part of its weights (FSDP2), on a GPU of its own where there
+    are GPUs."""
+    cpu_offload: bool = False
+    """Keep weights and optimizer in the CPU's memory, and on the GPU only the layer that computes."""
+    lora: LoraConfig | None = None
+    """Train adapters in place of all weights; None trains all."""
+
+    @property
+    def has_ranks(self) -> bool:
+        """Whether processes of their own train; for weights kept on the CPU there may be a single one."""
+        return self.num_processes > 1 or self.cpu_offload
+
+
+class CriticConfig(Strict):
+    """The critic of algorithms that have one (`ppo`): a copy of the model with a value head."""
+
+    learning_rate: float = Field(default=1e-5, ge=0.0)
+    """Peak learning rate; schedule, betas and the rest are the trainer's."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Updates until the learning rate is reached."""
+    weight_decay: float = Field(default=0.01, ge=0.0)
+    """AdamW's decoupled weight decay."""
+    max_grad_norm: float = Field(default=1.0, gt=0.0)
+    """Gradients are clipped to this norm."""
+    value_clip: float | None = Field(default=0.2, gt=0.0)
+    """How far an update may move a value before the loss holds it, in units of reward; None is no bound."""

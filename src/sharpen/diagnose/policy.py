@@ -1,0 +1,244 @@
+"""Causes that lie in the updates: a learning rate too high or too low, KL, entropy, clipping.
+
+In: `RunData`. Out: a `Finding`, or None.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from statistics import fmean, median
+
+from sharpen.diagnose.data import RunData, Seen, by_group, edge, late_mean, slope_t
+from sharpen.diagnose.finding import Finding, ids, steps
+
+FALLEN_TO, FALL_Z = 0.3, 4.0
+"""Share of the height above the least reward that is left after a collapse, and standard errors of the fall."""
+PARTLY_FALLEN_TO, PARTLY_FALL_Z = 0.75, 3.0
+"""A lasting loss of a quarter, which counts only if gradients grew too: without that it can be noise."""
+ENTROPY_FACTOR, GRADIENT_FACTOR, LENGTH_FACTOR = 2.0, 3.0, 2.0
+"""How much entropy, gradient norm or length change around a collapse: any of them shows that the policy broke."""
+MIN_MOVEMENT_STEPS = 12
+"""Below this, a sane learning rate need not show beyond noise either."""
+MOVED_T = 3.0
+"""Student's t of a slope that noise alone hardly reaches (1 in 100 with a dozen steps)."""
+MOVED_KL = 1e-3
+"""KL to the model before training, per token, of a policy that has moved (probabilities changed by some per cent)."""
+MAX_FLAT_SHARE = 0.7
+"""With fewer groups than three in ten having a spread, the signal is missing, not the learning rate."""
+KL_REFERENCE, KL_GROWTH = 0.5, 5.0
+"""Nats per token away from the model before training; and how many times its median in the first half."""
+KL_STEP = 0.1
+"""Nats per token within one step. PPO's early stopping is usually set to 0.01 to 0.05."""
+ENTROPY_SHARE, ENTROPY_FLOOR, ENTROPY_FLAT = 0.1, 0.005, 0.5
+"""What is left of the entropy, or its absolute value in nats, and the share of groups that then have no spread."""
+CLIPPED_SHARE = {"gspo": 0.5}
+"""By policy loss, share of tokens whose gradient clipping removes. GSPO's narrow range clips 15% as it should."""
+DEFAULT_CLIPPED_SHARE = 0.3
+
+
+def learning_rate_too_high(data: RunData) -> Finding | None:
+    """There was reward, then next to nothing, and the policy broke on the way."""
+    reward = data.reward
+    if reward is None:
+        return None
+    least, most = data.reward_range
+    height, left = reward.peak - least, reward.late - least
+    if height < 0.05 * (most - least) or height <= 0.0:
+        return None
+    evidence, signs = _breakage(data, reward.peak_at)
+    collapsed = left <= FALLEN_TO * height and reward.fall_z >= FALL_Z and signs
+    partly = left <= PARTLY_FALLEN_TO * height and reward.fall_z >= PARTLY_FALL_Z and "gradient" in signs
+    if not collapsed and not partly:
+        return None
+    rate, beta2 = data.config.algorithm.learning_rate, data.config.trainer.beta2
+    rewarded = [row for row in data.rows if "reward/mean" in row.metrics]
+    at_peak = rewarded[reward.peak_at]
+    fallen = [
+        row
+        for row in rewarded[reward.peak_at :]
+        if row.metrics["reward/mean"] - least <= (FALLEN_TO if collapsed else PARTLY_FALLEN_TO) * height
+    ]
+    return Finding(
+        name="learning_rate_too_high",
+        what=f"The reward was {reward.peak:.3g} around step {at_peak.step} and fell to {reward.late:.3g}, while "
+        f"{' and '.join(signs.values())}: learning rate {rate:g} is too high.",
+        evidence={
+            "mean reward at its peak": reward.peak,
+            "mean reward, last steps": reward.late,
+            "learning rate": rate,
+            "trainer.beta2": beta2,
+            **evidence,
+        },
+        examples=tuple(dict.fromkeys((f"step {at_peak.step}", *steps(fallen[:1])))),
+        advice=(
+            f"Go back to a checkpoint before step {fallen[0].step if fallen else at_peak.step} and lower "
+            f"algorithm.learning_rate to {rate / 3:.1g} or less"
+            + (
+                f"; set trainer.beta2 to 0.95: {beta2:g} averages squared gradients over {1 / (1 - beta2):.0f} steps, "
+                "too slowly to shorten the steps of a gradient that grows."
+                if beta2 >= 0.99
+                else "; add a KL term (loss.kl)."
+            )
+        ),
+    )
+
+
+def _breakage(data: RunData, peak_at: int) -> tuple[dict[str, float], dict[str, str]]:
+    """Numbers around the fall, and what of them shows that the policy broke."""
+    evidence: dict[str, float] = {}
+    signs: dict[str, str] = {}
+    entropy = data.values("trainer/entropy")
+    if len(entropy) > peak_at + 1:
+        before, after = fmean(entropy[: peak_at + 1]), late_mean(entropy) or 0.0
+        evidence |= {"entropy until then": before, "entropy, last steps": after}
+        if after >= ENTROPY_FACTOR * before or after <= before / ENTROPY_FACTOR:
+            signs["entropy"] = f"entropy went from {before:.2g} to {after:.2g}"
+    norms = data.values("trainer/grad_norm")
+    if len(norms) > peak_at + 1:
+        usual, largest = median(norms[: peak_at + 1]), max(norms[max(0, peak_at - edge(len(norms))) :])
+        evidence |= {"gradient norm until then": usual, "largest gradient norm after": largest}
+        if largest >= GRADIENT_FACTOR * max(usual, 1e-9):
+            signs["gradient"] = f"the gradient norm reached {largest:.2g} (before {usual:.2g})"
+    length = data.values("rollout/sampled_tokens")
+    before, after = fmean(length[: peak_at + 1] or [0.0]), late_mean(length) or 0.0
+    if before > 0 and not before / LENGTH_FACTOR < after < before * LENGTH_FACTOR:
+        evidence |= {"sampled tokens until then": before, "sampled tokens, last steps": after}
+        signs["length"] = f"rollouts went from {before:.0f} to {after:.0f} tokens"
+    return evidence, signs
+
+
+def learning_rate_too_low(data: RunData) -> Finding | None:
+    """Rewards differ within groups, yet neither reward nor entropy nor length changes beyond noise."""
+    rewards = data.values("reward/mean")
+    if len(rewards) < MIN_MOVEMENT_STEPS or data.solved:
+        return None
+    flat = fmean(data.flat_shares or [1.0])
+    kl = late_mean(data.values("trainer/kl_reference"))
+    names = ("reward/mean", "trainer/entropy", "rollout/sampled_tokens")
+    slopes = {name: slope_t(data.values(name)) for name in names if len(data.values(name)) >= MIN_MOVEMENT_STEPS}
+    trained = sum(data.values("trainer/trained_tokens"))
+    if flat > MAX_FLAT_SHARE or not trained or max(map(abs, slopes.values())) >= MOVED_T or (kl or 0.0) >= MOVED_KL:
+        return None
+    rate = max(data.values("trainer/learning_rate") or [data.config.algorithm.learning_rate])
+    evidence = {"learning rate": rate, "steps": float(len(rewards)), "groups with a spread": 1.0 - flat}
+    evidence |= {f"slope of {name}, in standard errors": value for name, value in slopes.items()}
+    if kl is not None:
+        evidence["KL to the model before training, last steps"] = kl
+    varied = [one for members in by_group(data.last).values() if _spread(members) for one in members]
+    return Finding(
+        name="learning_rate_too_low",
+        what=f"Groups have differing rewards, but in {len(rewards)} steps at learning rate {rate:g} neither reward nor "
+        "entropy nor length moved beyond noise.",
+        evidence=evidence,
+        examples=ids(varied),
+        advice=(
+            f"Raise algorithm.learning_rate to {10 * rate:g}."
+            if rate > 0
+            else "Set algorithm.learning_rate: it is 0, so that no weight can change."
+        )
+        + " If it moves nothing either, look for too strong a KL term (loss.kl_coef).",
+    )
+
+
+def kl_blow_up(data: RunData) -> Finding | None:
+    """The policy runs away from the model before training, or too far within one step."""
+    reference, within = data.values("trainer/kl_reference"), data.values("trainer/kl_old")
+    late, step_kl = late_mean(reference) or 0.0, late_mean(within) or 0.0
+    usual = median(reference[: max(1, len(reference) // 2)]) if reference else 0.0
+    away = late >= KL_REFERENCE and late >= KL_GROWTH * usual and data.stalled
+    if not away and step_kl < KL_STEP * (1.0 + _replayed_steps(data)):
+        return None
+    name = "trainer/kl_reference" if away else "trainer/kl_old"
+    worst = sorted((row for row in data.rows if name in row.metrics), key=lambda row: -row.metrics[name])
+    evidence = {"KL within a step, last steps": step_kl}
+    if reference:
+        evidence |= {"KL to the reference, first half": usual, "KL to the reference, last steps": late}
+    return Finding(
+        name="kl_blow_up",
+        what=f"The policy runs away from the model before training: KL {late:.2g} nats per token, {usual:.2g} before."
+        if away
+        else f"A single step moves the policy by {step_kl / (1.0 + _replayed_steps(data)):.2g} nats per token.",
+        evidence=evidence,
+        examples=steps(worst[:3]),
+        advice=(
+            "Lower algorithm.learning_rate, or raise loss.kl_coef."
+            if away
+            else "Lower algorithm.learning_rate, trainer.epochs or trainer.num_minibatches."
+        ),
+    )
+
+
+def entropy_collapse(data: RunData) -> Finding | None:
+    """The policy samples the same again and again before the tasks are solved."""
+    entropy, flat = data.trend("trainer/entropy"), late_mean(data.flat_shares)
+    if entropy is None or flat is None or flat < ENTROPY_FLAT or not data.stalled:
+        return None
+    if entropy.late > max(ENTROPY_SHARE * entropy.early, ENTROPY_FLOOR):
+        return None
+    reward = data.reward
+    return Finding(
+        name="entropy_collapse",
+        what=f"Entropy fell from {entropy.early:.2g} to {entropy.late:.2g} nats before the tasks were solved: "
+        "rollouts of a group say the same, and nothing new is tried.",
+        evidence={
+            "entropy, first steps": entropy.early,
+            "entropy, last steps": entropy.late,
+            "groups without spread, last steps": flat,
+            "same tokens within a group, last": _alike(data.last),
+            **({"mean reward, last steps": reward.late} if reward else {}),
+        },
+        examples=ids(members[0] for members in by_group(data.last).values() if _num_texts(members) < len(members)),
+        advice=(
+            "Go back to a checkpoint with more entropy; lower algorithm.learning_rate, raise loss.clip_high "
+            "(DAPO: 0.28) or add loss.entropy_coef; keep model.temperature at 1."
+        ),
+    )
+
+
+def clip_fraction(data: RunData) -> Finding | None:
+    """Much of the batch has no gradient because the ratio is clipped."""
+    clipped = late_mean(data.values("trainer/clip_fraction"))
+    loss = data.config.loss.policy_loss or data.config.algorithm.algorithm_type
+    limit = CLIPPED_SHARE.get(loss, DEFAULT_CLIPPED_SHARE)
+    if clipped is None or clipped < limit:
+        return None
+    worst = sorted(data.rows, key=lambda row: -row.metrics.get("trainer/clip_fraction", 0.0))
+    return Finding(
+        name="clip_fraction",
+        what=f"{clipped:.0%} of the tokens are clipped and have no gradient.",
+        evidence={
+            "clipped, last steps": clipped,
+            "limit": limit,
+            "KL within a step, last steps": late_mean(data.values("trainer/kl_old")) or 0.0,
+            "updates per step": late_mean(data.values("trainer/num_updates")) or 1.0,
+        },
+        examples=steps(worst[:3]),
+        advice="Lower algorithm.learning_rate, trainer.epochs or trainer.num_minibatches, or widen loss.clip_high"
+        + (", or lower sampling.max_staleness." if data.config.sampling.replay_share else "."),
+    )
+
+
+def _replayed_steps(data: RunData) -> float:
+    """How many steps before the current one the replayed groups were sampled, on average; 0 without replay."""
+    age = late_mean(data.values("batch/replay_age_mean")) or 0.0
+    return age / (late_mean(data.values("trainer/num_updates")) or 1.0)
+
+
+def _spread(members: Sequence[Seen]) -> bool:
+    return len({one.reward for one in members if one.reward is not None}) > 1
+
+
+def _num_texts(members: Sequence[Seen]) -> int:
+    return len({one.fingerprint for one in members})
+
+
+def _alike(seen: Sequence[Seen]) -> float:
+    """Share of rollouts that sampled the very tokens that another one of their group did."""
+    if not seen:
+        return 0.0
+    alike = 0
+    for members in by_group(seen).values():
+        counts = Counter(one.fingerprint for one in members)
+        alike += sum(count for count in counts.values() if count > 1)
+    return alike / len(seen)

@@ -1,0 +1,196 @@
+"""Causes that lie in the rewards: no differences within groups, or rewards of a size that training cannot use.
+
+In: `RunData`. Out: a `Finding`, or None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import fsum, sqrt
+from statistics import fmean, pstdev
+
+from sharpen.diagnose.data import RunData, Seen, by_group, early_mean, flat_rewards, late_mean
+from sharpen.diagnose.finding import Finding, ids
+
+FLAT_SHARE = 0.8
+"""Of five groups four without spread: the step's gradient comes from a fifth of what was paid for."""
+HUGE_REWARD = 100.0
+"""Where advantages keep the rewards' scale: the gradient is clipped in every step, and KL terms no longer count."""
+HUGE_NORMALIZED_REWARD = 1e6
+"""Where they do not: beyond this, differences of order 1 are lost beside the reward's size in 32 bits."""
+APART_Z = 4.0
+"""Standard errors by which a part of the reward must rise, or fall, over the run to be said to."""
+GOES_WITH, LEAST_PAIRS = 0.2, 16
+"""Correlation with the reward within groups from which a metric is a part of it; rollouts needed to say."""
+TINY_SPREAD = 0.01
+"""Where advantages keep the rewards' scale: KL terms, entropy terms and weight decay outweigh such differences."""
+
+
+def all_wrong(data: RunData) -> Finding | None:
+    """From the first groups to the last nearly all rollouts have the least reward."""
+    least, most = data.reward_range
+    if least > 0.0 and most == least:
+        return None
+    shares = [_share_at(part, least) for part in (data.first, data.last)]
+    if not shares or min(shares) < FLAT_SHARE:
+        return None
+    return Finding(
+        name="all_wrong",
+        what=f"In {shares[1]:.0%} of the groups every rollout has the least reward ({least:g}): nothing to prefer.",
+        evidence={
+            "groups all wrong, first": shares[0],
+            "groups all wrong, last": shares[1],
+            "greatest reward seen": most,
+        },
+        examples=_examples(data.last, least),
+        advice=(
+            "Read one of these rollouts (sharpen show) and score it by hand: if it is right, the judge is wrong. "
+            "Else begin with easier tasks or a better prompt, give partial rewards, or raise algorithm.group_size."
+        ),
+    )
+
+
+def all_right(data: RunData) -> Finding | None:
+    """From the first groups to the last nearly all rollouts have the greatest reward."""
+    least, most = data.reward_range
+    if most == least and most < 1.0:
+        return None
+    shares = [_share_at(part, most) for part in (data.first, data.last)]
+    if not shares or min(shares) < FLAT_SHARE:
+        return None
+    return Finding(
+        name="all_right",
+        what=f"In {shares[1]:.0%} of the groups every rollout has the greatest reward ({most:g}), from the beginning.",
+        evidence={
+            "groups all right, first": shares[0],
+            "groups all right, last": shares[1],
+            "least reward seen": least,
+        },
+        examples=_examples(data.last, most),
+        advice=(
+            "The tasks are too easy for this model, or the judge accepts anything: show it a wrong answer. Use harder "
+            "tasks."
+        ),
+    )
+
+
+def zero_variance(data: RunData) -> Finding | None:
+    """Most groups have one reward each, though the tasks are not solved."""
+    late, early = late_mean(data.flat_shares), early_mean(data.flat_shares)
+    flat = [(group_id, reward) for group_id, reward in flat_rewards(data.last) if reward is not None]
+    if late is None or early is None or late < FLAT_SHARE or not data.stalled:
+        return None
+    least, most = data.reward_range
+    same = fmean([reward == least for _, reward in flat]) if flat else 0.0
+    best = fmean([reward == most for _, reward in flat]) if flat else 0.0
+    return Finding(
+        name="zero_variance",
+        what=f"In {late:.0%} of the groups all rollouts have the same reward, so that their advantages are 0.",
+        evidence={
+            "groups without spread, first steps": early,
+            "groups without spread, last steps": late,
+            "of them at the least reward": same,
+            "of them at the greatest reward": best,
+        },
+        examples=ids(members[0] for members in by_group(data.last).values() if _is_flat(members)),
+        advice=(
+            "Take tasks that the model solves sometimes, raise algorithm.group_size or model.temperature, or give "
+            "rewards with more than two values."
+        ),
+    )
+
+
+def reward_scale(data: RunData) -> Finding | None:
+    """Rewards of huge size, or of tiny spread where advantages keep it."""
+    scored = [one for one in (*data.first, *data.last) if one.reward is not None]
+    if not scored:
+        return None
+    largest = max(scored, key=lambda one: abs(one.reward or 0.0))
+    limit = HUGE_NORMALIZED_REWARD if data.scale_free else HUGE_REWARD
+    name = data.config.algorithm.algorithm_type
+    if abs(largest.reward or 0.0) >= limit:
+        kept = "" if data.scale_free else f", and {name} keeps their scale in the advantages"
+        return Finding(
+            name="reward_scale",
+            what=f"Rewards are as large as {largest.reward:g}{kept}.",
+            evidence={"largest reward": float(largest.reward or 0.0), "limit": limit},
+            examples=ids(sorted(scored, key=lambda one: -abs(one.reward or 0.0))),
+            advice="Scale rewards to about 0 to 1 in the judge"
+            + ("." if data.scale_free else ", or divide by the group's deviation (loss.std_normalize: true)."),
+        )
+    spreads = {group_id: _spread(members) for group_id, members in by_group(data.last).items()}
+    spread = [value for value in spreads.values() if value > 0.0]
+    if data.scale_free or not spread or fmean(spread) >= TINY_SPREAD:
+        return None
+    return Finding(
+        name="reward_scale",
+        what=f"Rewards of a group differ by {fmean(spread):.2g} only, and {name} does not divide by their deviation.",
+        evidence={"mean deviation within groups": fmean(spread), "limit": TINY_SPREAD},
+        examples=ids(one for one in data.last if spreads[one.group_id] > 0.0),
+        advice="Scale rewards to about 0 to 1 in the judge, or set loss.std_normalize: true.",
+    )
+
+
+def parts_apart(data: RunData) -> Finding | None:
+    """What workflow or judge measure, and what goes with the reward: one such part rises while another falls."""
+    courses = {name: course for name in _parts(data) if (course := data.trend(name)) is not None}
+    risen = [name for name, course in courses.items() if course.z >= APART_Z]
+    fallen = [name for name, course in courses.items() if course.z <= -APART_Z]
+    if not risen or not fallen:
+        return None
+    up, down = max(risen, key=lambda name: courses[name].z), min(fallen, key=lambda name: courses[name].z)
+    evidence: dict[str, float] = {}
+    for name in (up, down):
+        evidence |= {f"{name}, first steps": courses[name].early, f"{name}, last steps": courses[name].late}
+    bought = [
+        one
+        for one in data.last
+        if one.metrics.get(up, 0.0) >= courses[up].late and one.metrics.get(down, 0.0) <= courses[down].late
+    ]
+    return Finding(
+        name="parts_apart",
+        what=f"{up} rises while {down} falls: both go with the reward, and the model gives up one for the other.",
+        evidence=evidence,
+        examples=ids(bought or data.last),
+        advice=(
+            f"Read some of these (sharpen show). If {down} is what you want, it is worth too little beside {up}: "
+            "weigh it more, or reward what rises only where both hold."
+        ),
+    )
+
+
+def _parts(data: RunData) -> list[str]:
+    """Metrics that go with the reward within groups, over the rollouts that have both."""
+    rollouts = [one for one in {one.id: one for one in (*data.first, *data.last)}.values() if one.reward is not None]
+    found = []
+    for name in sorted({name for one in rollouts for name in one.metrics}):
+        pairs: list[tuple[float, float]] = []
+        for members in by_group(one for one in rollouts if name in one.metrics).values():
+            rewards, values = [one.reward or 0.0 for one in members], [one.metrics[name] for one in members]
+            middle = fmean(rewards), fmean(values)
+            pairs += [(reward - middle[0], value - middle[1]) for reward, value in zip(rewards, values, strict=True)]
+        size = sqrt(fsum(x * x for x, _ in pairs) * fsum(y * y for _, y in pairs))
+        if len(pairs) >= LEAST_PAIRS and size > 0.0 and fsum(x * y for x, y in pairs) / size >= GOES_WITH:
+            found.append(name)
+    return found
+
+
+def _share_at(seen: Sequence[Seen], value: float) -> float:
+    """Share of the groups whose rewards all are `value`."""
+    rewards = flat_rewards(seen)
+    return fmean([reward == value for _, reward in rewards]) if rewards else 0.0
+
+
+def _examples(seen: Sequence[Seen], value: float) -> tuple[str, ...]:
+    """One rollout of each group whose rewards all are `value`."""
+    groups = [group_id for group_id, reward in flat_rewards(seen) if reward == value]
+    return ids(by_group(seen)[group_id][0] for group_id in groups[:3])
+
+
+def _is_flat(members: Sequence[Seen]) -> bool:
+    return len(members) > 1 and len({one.reward for one in members if one.reward is not None}) == 1
+
+
+def _spread(members: Sequence[Seen]) -> float:
+    rewards = [one.reward for one in members if one.reward is not None]
+    return pstdev(rewards) if len(rewards) > 1 else 0.0

@@ -1,0 +1,265 @@
+"""Causes that lie in the rollouts: failures, broken tool calls, limits, calls that carry no loss, texts that decay.
+
+In: `RunData`. Out: a `Finding`, or None.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from statistics import fmean
+
+from sharpen.diagnose.data import NGRAM, RunData, Seen, early_mean, late_mean
+from sharpen.diagnose.finding import Finding, ids, steps
+from sharpen.types import MODEL_CAUSED, Outcome
+
+EXCLUDED_SHARE = 0.05
+"""Failures that hit one rollout in twenty are no accident, and training on the survivors is a bias."""
+PARSE_ERRORS = 0.15
+"""Malformed tool calls per rollout. A model that learns to call tools makes a few of them (0.03 in the quickstart)."""
+CUT_SHARE = 0.2
+"""Of five rollouts one cut off: a limit, not the model, decides about what is learnt."""
+COMPARED = 3
+"""With fewer whole rollouts there is nothing to compare with: that the reward does not rise is enough."""
+UNTRAINED_SHARE = 0.5
+"""Half of the rollouts without loss: most of what was sampled cannot teach."""
+DRIFT_RATIO, DRIFT_Z = 2.0, 4.0
+"""Rollouts twice or half as long, beyond noise. Growth by half is usual where agents learn to use their tools."""
+REPEATED_SHARE, REPEATED_GROWTH = 0.3, 0.2
+"""Text and JSON repeat fewer than one in ten n-grams within a window of 64 tokens."""
+TAKEOVER_SHARE, TAKEOVER_BEFORE, TAKEOVER_TASKS = 0.6, 0.2, 4
+"""Different tasks have different answers: word for word the same rollout in most of them answers none."""
+
+_ADVICE = {
+    Outcome.JUDGE_ERROR: "Run the judge on these responses and let it give a reward for whatever the model says.",
+    Outcome.WORKFLOW_ERROR: "If the model's answers cause it, name the exception in rollout.model_exceptions or raise "
+    "UnusableAnswerError, and set rollout.failure_reward; let the agent survive what its tools raise.",
+    Outcome.TIMEOUT: "Raise rollout.timeout_s, or give the agent's tools time limits of their own.",
+    Outcome.BLOCKED_LOOP: "Await in the agent, or move blocking work to a thread (asyncio.to_thread).",
+    Outcome.INFRASTRUCTURE: "See to the endpoint or engine that the error names.",
+    Outcome.CANCELLED: "Something cancels the workflow: look for its own time limits.",
+}
+_LIMIT_ADVICE = "Set rollout.failure_reward (e.g. 0.0), so that the model learns from its own failures."
+
+
+def excluded(data: RunData) -> Finding | None:
+    """Rollouts without a reward, by cause; named `judge_failures` where that is the judge."""
+    counts = _excluding(data)
+    total = sum(data.outcomes.values())
+    failed = [one for one in (*data.last, *data.first) if one.reward is None]
+    if not counts or total == 0 or sum(counts.values()) < EXCLUDED_SHARE * total:
+        return None
+    cause, count = max(counts.items(), key=lambda item: item[1])
+    examples = [one for one in failed if one.outcome == cause] or failed
+    worst = sorted(data.rows, key=lambda row: -row.metrics.get(f"rollout/failures/{cause.value}", 0.0))
+    judge = cause == Outcome.JUDGE_ERROR
+    return Finding(
+        name="judge_failures" if judge else "excluded_rollouts",
+        what=f"{'The judge fails on' if judge else f'By {cause.value},'} {count} of {total} rollouts"
+        f"{'' if judge else ' end without a reward'}, attempts that were repeated included.",
+        evidence={
+            "share of attempts that failed": sum(counts.values()) / total,
+            "share of rollouts excluded, last steps": late_mean(data.values("rollout/excluded_share")) or 0.0,
+            **{f"{outcome.value}": float(number) for outcome, number in counts.items()},
+        },
+        examples=ids(examples) or steps(row for row in worst if row.metrics.get(f"rollout/failures/{cause.value}")),
+        quotes=tuple(dict.fromkeys(one.error for one in examples if one.error))[:2],
+        advice=_ADVICE.get(cause, _LIMIT_ADVICE),
+    )
+
+
+def _excluding(data: RunData) -> dict[Outcome, int]:
+    """Attempts that ended without a reward, by cause."""
+    scored = {Outcome.OK} | (MODEL_CAUSED if data.config.rollout.failure_reward is not None else set())
+    return {Outcome(name): count for name, count in data.outcomes.items() if count and Outcome(name) not in scored}
+
+
+def tool_parse_failures(data: RunData) -> Finding | None:
+    """Tool calls that do not parse, and do not become fewer."""
+    errors = data.values("gateway/tool_parse_errors") or [fmean([one.parse_errors for one in data.last] or [0.0])]
+    early, late = early_mean(errors) or 0.0, late_mean(errors) or 0.0
+    if late < PARSE_ERRORS:
+        return None
+    parser = data.config.model.tool_call_parser
+    return Finding(
+        name="tool_parse_failures",
+        what=f"The model makes {late:.2g} malformed tool calls per rollout; the agent sees them as plain text.",
+        evidence={"malformed calls per rollout, first steps": early, "malformed calls per rollout, last steps": late},
+        examples=ids(one for one in data.last if one.parse_errors),
+        advice=(
+            f"Look at such a call: if it is well-formed for this model, model.tool_call_parser ({parser!r}) is the "
+            "wrong one. If it is cut off, raise model.max_tokens. Else show a call in the prompt, and let the "
+            "agent answer a malformed call with an error message."
+        ),
+    )
+
+
+def truncation(data: RunData) -> Finding | None:
+    """Responses cut off at a limit, where that costs reward."""
+    cut = [one for one in data.last if one.cut]
+    whole = [one.reward for one in data.last if not one.cut and one.reward is not None]
+    share = len(cut) / len(data.last) if data.last else 0.0
+    if share < CUT_SHARE:
+        return None
+    least, most = data.reward_range
+    of_cut = [least if one.reward is None else one.reward for one in cut]
+    loss = fmean(whole) - fmean(of_cut) if whole else 0.0
+    costs = len(whole) >= COMPARED and loss > 0.1 * (most - least)
+    helpless = len(whole) < COMPARED and not data.solved and _never_rose(data)
+    if not costs and not helpless:
+        return None
+    evidence = {
+        "rollouts cut off": share,
+        "calls cut off, last steps": late_mean(data.values("rollout/truncated_share")) or 0.0,
+        "mean reward of those cut off": fmean(of_cut),
+        "model.max_tokens": float(data.config.model.max_tokens),
+    }
+    if whole:
+        evidence["mean reward of the others"] = fmean(whole)
+    return Finding(
+        name="truncation",
+        what=f"{share:.0%} of the rollouts are cut off at their limit of tokens"
+        + (", and they earn less than the others." if costs else ", and the reward does not rise."),
+        evidence=evidence,
+        examples=ids(cut),
+        advice=(
+            "Raise model.max_tokens (and model.max_model_len), or the max_tokens that the agent itself passes; or ask "
+            "for shorter answers in the prompt."
+        ),
+    )
+
+
+def _never_rose(data: RunData) -> bool:
+    """Whether the mean reward stayed where it was, beyond noise; in a short run, whether all rewards are the same."""
+    reward, (least, most) = data.reward, data.reward_range
+    if reward is None:
+        return most == least
+    return reward.z < 3.0 and reward.peak - reward.early < 0.2 * (most - least)
+
+
+def empty_masks(data: RunData) -> Finding | None:
+    """Rollouts, or whole steps, without a token that carries loss."""
+    scored = [one for one in data.last if one.reward is not None]
+    without = [one for one in scored if one.num_trainable == 0]
+    share = len(without) / len(scored) if scored else 0.0
+    idle = [
+        row
+        for row in data.rows
+        if not row.metrics.get("batch/loss_tokens")
+        and row.metrics.get("rollout/count")
+        and row.metrics.get("rollout/excluded_share", 0.0) < 1.0
+        and (data.flat_share(row) or 0.0) < 1.0
+    ]
+    if share < UNTRAINED_SHARE and len(idle) < max(3, 0.1 * len(data.rows)):
+        return None
+    reasons: Counter[str] = Counter()
+    for one in without:
+        reasons.update(one.untrained or {"no model call": 1})
+    return Finding(
+        name="empty_masks",
+        what=f"{share:.0%} of the rollouts have no token that carries loss ({_why(reasons)})."
+        if share >= UNTRAINED_SHARE
+        else f"{len(idle)} steps trained no token, though their rewards differ.",
+        evidence={
+            "rollouts without a trained token": share,
+            "steps without a trained token": float(len(idle)),
+            **{f"calls: {reason}": float(count) for reason, count in reasons.items()},
+        },
+        examples=ids(without) or steps(idle),
+        advice=(
+            "Only calls that are sampled (temperature above 0), delivered to the agent and made through the model "
+            "object that the workflow receives are trained: let the agent use that object, at temperature 1."
+        ),
+    )
+
+
+_REASONS = {
+    "greedy": "sampled at temperature 0",
+    "left_out": "left out by the workflow",
+    "unused": "one of several answers, and the agent went on with another",
+    "abandoned": "never delivered",
+    "empty": "nothing sampled",
+}
+
+
+def _why(reasons: Counter[str]) -> str:
+    return ", ".join(_REASONS.get(reason, reason) for reason, _ in reasons.most_common(2)) or "no model call"
+
+
+def length_drift(data: RunData) -> Finding | None:
+    """Rollouts become much longer or shorter, and the reward does not rise with it."""
+    length, reward = data.trend("rollout/sampled_tokens"), data.reward
+    if length is None or reward is None or reward.z > 2.0 or abs(length.z) < DRIFT_Z:
+        return None
+    ratio = length.late / max(length.early, 1e-9)
+    if 1 / DRIFT_RATIO < ratio < DRIFT_RATIO:
+        return None
+    longer = ratio > 1.0
+    return Finding(
+        name="length_drift",
+        what=f"Rollouts became {'longer' if longer else 'shorter'} without earning more: from {length.early:.0f} to "
+        f"{length.late:.0f} sampled tokens.",
+        evidence={
+            "sampled tokens, first steps": length.early,
+            "sampled tokens, last steps": length.late,
+            "mean reward, first steps": reward.early,
+            "mean reward, last steps": reward.late,
+        },
+        examples=ids(sorted(data.last, key=lambda one: -one.num_tokens if longer else one.num_tokens)),
+        advice=(
+            "Averaging over each rollout's own length favours long wrong answers; loss.aggregation token-mean and "
+            "constant-length do not. Let the judge reward what is asked for, not length; bound model.max_tokens."
+        ),
+    )
+
+
+def degenerate_text(data: RunData) -> Finding | None:
+    """The reward rises while texts turn into repetitions, or into one text for all tasks."""
+    reward = data.reward
+    if reward is None or reward.z < 3.0:
+        return None
+    before, after = _repeated(data.first), _repeated(data.last)
+    text_before, text_after = _commonest(data.first), _commonest(data.last)
+    repeats = after >= REPEATED_SHARE and after - before >= REPEATED_GROWTH
+    num_tasks = len({one.task_id for one in data.last})
+    taken = num_tasks >= TAKEOVER_TASKS and text_after[0] >= TAKEOVER_SHARE and text_before[0] <= TAKEOVER_BEFORE
+    if not repeats and not taken:
+        return None
+    return Finding(
+        name="degenerate_text",
+        what="The reward rises while "
+        + (
+            f"one and the same text becomes the answer to {text_after[0]:.0%} of all rollouts."
+            if taken
+            else f"texts turn into repetitions: {after:.0%} of their {NGRAM}-grams came just before."
+        ),
+        evidence={
+            "repeated n-grams, first": before,
+            "repeated n-grams, last": after,
+            "share of the commonest text, first": text_before[0],
+            "share of the commonest text, last": text_after[0],
+            "mean reward, first steps": reward.early,
+            "mean reward, last steps": reward.late,
+        },
+        examples=ids(
+            [one for one in data.last if one.fingerprint == text_after[1]]
+            if taken
+            else sorted(data.last, key=lambda one: -(one.repeated or 0.0))
+        ),
+        advice=(
+            "The judge pays for this text: read one and close the gap in the judge. A KL term (loss.kl, loss.kl_coef) "
+            "holds the model near its own language meanwhile."
+        ),
+    )
+
+
+def _repeated(seen: Sequence[Seen]) -> float:
+    return fmean([one.repeated for one in seen if one.repeated is not None] or [0.0])
+
+
+def _commonest(seen: Sequence[Seen]) -> tuple[float, str]:
+    """Share of the rollouts that sampled the same tokens, and their fingerprint."""
+    if not seen:
+        return 0.0, ""
+    fingerprint, count = Counter(one.fingerprint for one in seen).most_common(1)[0]
+    return count / len(seen), fingerprint

@@ -1,0 +1,241 @@
+"""Why does the loss not fall? Causes found in the metrics of a run without rollouts.
+
+In: `TaughtData`, the numbers of each step and the losses on held-out rows. Out: `Finding`s, the likeliest cause first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from sharpen.config.run import RunConfig
+from sharpen.diagnose.data import Row, Trend, early_mean, edge, late_mean, slope_t, trend
+from sharpen.diagnose.finding import Finding, steps
+
+LEFT_OUT = 0.1
+"""Share of rows that are not learnt from: a tenth of a dataset is more than a few outliers."""
+RISE, RISE_Z = 0.1, 4.0
+"""Share by which the loss ends above its lowest, in units of that or of what was gained, and standard errors of it."""
+EXPLODED = 2.0
+"""Times the loss of the first step, which is the untrained model's: a run may jump there at once, and then scatter so
+much that no trend is seen."""
+GRADIENT_FACTOR = 3.0
+"""How much larger than before the rise gradients are that show that the model broke."""
+MIN_STEPS, MOVED_T = 12, 3.0
+"""Steps below which a sane learning rate need not show; Student's t of a slope that noise alone hardly reaches."""
+NOTHING_LEFT = 0.1
+"""Nats per token (or per pair) below which there is little left to learn, however flat the loss."""
+OVERFIT = 0.05
+"""Share by which the held-out loss ends above its lowest: it is measured on the same rows, so that it has no noise."""
+SPIKE, SPIKE_SHARE = 10.0, 0.2
+"""Times the median that makes a gradient an outlier, and the share of steps from which it is no longer a few rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaughtData:
+    """A run without rollouts. `held_out` are (step, loss) of its evaluations; step 0 is the model before training."""
+
+    config: RunConfig
+    rows: tuple[Row, ...]
+    held_out: tuple[tuple[int, float], ...] = ()
+
+    def values(self, name: str) -> list[float]:
+        """A metric over the steps that have it."""
+        return [row.metrics[name] for row in self.rows if name in row.metrics]
+
+    @property
+    def gain(self) -> Trend | None:
+        """The training loss with its sign turned round, so that a peak is its lowest point; None for a short run."""
+        return trend([-loss for loss in self.values("trainer/loss")])
+
+
+def diagnose_taught(data: TaughtData) -> tuple[Finding, ...]:
+    """What keeps this run from learning; nothing for a healthy run."""
+    found = [finding for rule in RULES if (finding := rule(data)) is not None]
+    explained = {name for finding in found for name in FOLLOWS.get(finding.name, ())}
+    return tuple(finding for finding in found if finding.name not in explained)
+
+
+def rows_left_out(data: TaughtData) -> Finding | None:
+    """Many rows are too long, or hold nothing to learn."""
+    counts = {name: sum(data.values(f"batch/rows{name}")) for name in ("", "_too_long", "_empty")}
+    total = sum(counts.values())
+    if not total:
+        return None
+    too_long, empty = counts["_too_long"] / total, counts["_empty"] / total
+    if max(too_long, empty) < LEFT_OUT:
+        return None
+    what, name, share = (
+        ("longer than model.max_model_len", "batch/rows_too_long", too_long)
+        if too_long >= empty
+        else ("without a token to learn", "batch/rows_empty", empty)
+    )
+    worst = sorted(data.rows, key=lambda row: -row.metrics.get(name, 0.0))
+    limit = data.config.model.max_model_len
+    return Finding(
+        name="rows_left_out",
+        what=f"{share:.0%} of the rows are {what}: the model never sees them.",
+        evidence={
+            "share too long": too_long,
+            "share empty": empty,
+            "rows trained": counts[""],
+            "model.max_model_len": float(limit),
+        },
+        examples=steps(worst[:3]),
+        advice=(
+            f"Raise model.max_model_len above {limit}, or split or shorten these rows."
+            if too_long >= empty
+            else "Look at the rows (DatasetConfig.preview) and at the names of their fields (supervised)."
+        ),
+    )
+
+
+def learning_rate_too_high(data: TaughtData) -> Finding | None:
+    """The loss rises for good, from the beginning or after it had fallen."""
+    gain = data.gain
+    if gain is None:
+        return None
+    lowest, early, late = -gain.peak, -gain.early, -gain.late
+    norms = data.values("trainer/grad_norm")
+    usual = median(norms[: gain.peak_at + 1]) if norms else 0.0
+    largest = max(norms[max(0, gain.peak_at - edge(len(norms))) :], default=0.0)
+    grew = largest >= GRADIENT_FACTOR * max(usual, 1e-9)
+    above_start = late >= (1.0 + RISE) * early and -gain.z >= RISE_Z
+    lost_again = late - lowest >= max(RISE * lowest, 0.3 * (early - lowest)) and gain.fall_z >= RISE_Z and grew
+    losses = data.values("trainer/loss")
+    exploded = max(losses) >= EXPLODED * losses[0] and median(losses[len(losses) // 2 :]) >= (1.0 + RISE) * losses[0]
+    if not above_start and not lost_again and not exploded:
+        return None
+    rate, at = data.config.algorithm.learning_rate, data.rows[min(gain.peak_at, len(data.rows) - 1)]
+    highest = max(data.rows[gain.peak_at :], key=lambda row: row.metrics.get("trainer/loss", 0.0))
+    return Finding(
+        name="learning_rate_too_high",
+        what=f"The training loss was {lowest:.3g} around step {at.step} and rose to {late:.3g}: learning rate {rate:g} "
+        "is too high."
+        if above_start or lost_again
+        else f"The training loss began at {losses[0]:.3g}, jumped to {max(losses):.3g} and did not come back "
+        f"({late:.3g} in the last steps): learning rate {rate:g} is too high.",
+        evidence={
+            "loss, first steps": early,
+            "lowest loss": lowest,
+            "loss, last steps": late,
+            "learning rate": rate,
+            "gradient norm until then": usual,
+            "largest gradient norm after": largest,
+        },
+        examples=tuple(dict.fromkeys((f"step {at.step}", *steps([highest])))),
+        advice=(
+            f"Lower algorithm.learning_rate to {rate / 3:.1g} or less; trainer.warmup_steps helps where the first "
+            "steps do the damage. best/ is the checkpoint with the lowest held-out loss."
+        ),
+    )
+
+
+def loss_not_falling(data: TaughtData) -> Finding | None:
+    """Nothing moves beyond noise, though there is something left to learn."""
+    losses = data.values("trainer/loss")
+    early, late = early_mean(losses), late_mean(losses)
+    if (
+        len(losses) < MIN_STEPS
+        or early is None
+        or late is None
+        or late < NOTHING_LEFT
+        or abs(slope_t(losses)) >= MOVED_T
+    ):
+        return None
+    held = [loss for _, loss in data.held_out]
+    if len(held) > 1 and min(held) < (1.0 - OVERFIT) * held[0]:
+        return None
+    rate = max(data.values("trainer/learning_rate") or [data.config.algorithm.learning_rate])
+    return Finding(
+        name="loss_not_falling",
+        what=f"In {len(losses)} steps at learning rate {rate:g} the training loss did not fall beyond noise "
+        f"({early:.3g} -> {late:.3g}).",
+        evidence={
+            "loss, first steps": early,
+            "loss, last steps": late,
+            "slope of the loss, in standard errors": slope_t(losses),
+            "learning rate": rate,
+            "gradient norm": median(data.values("trainer/grad_norm") or [0.0]),
+        },
+        examples=steps(data.rows[-1:]),
+        advice=(
+            f"Raise algorithm.learning_rate to {10 * rate:g}."
+            if rate > 0
+            else "Set algorithm.learning_rate: it is 0, so that no weight can change."
+        )
+        + " If it does not fall then either, read some rows: what cannot be told from the prompt cannot be learnt.",
+    )
+
+
+def overfitting(data: TaughtData) -> Finding | None:
+    """The loss on held-out rows rises while that on trained rows falls."""
+    if len(data.held_out) < 2:
+        return None
+    best_step, best = min(data.held_out, key=lambda pair: pair[1])
+    last_step, last = data.held_out[-1]
+    since = [row.metrics["trainer/loss"] for row in data.rows if row.step > best_step and "trainer/loss" in row.metrics]
+    falling = len(since) > 1 and fmean(since[len(since) // 2 :]) < fmean(since[: len(since) // 2])
+    if last < (1.0 + OVERFIT) * best or not falling:
+        return None
+    late = late_mean(since) or 0.0
+    return Finding(
+        name="overfitting",
+        what=f"The held-out loss rose from {best:.3g} (step {best_step}) to {last:.3g}, while the training loss fell "
+        f"to {late:.3g}: the model learns the rows by heart.",
+        evidence={
+            "lowest held-out loss": best,
+            "its step": float(best_step),
+            "held-out loss, last": last,
+            "training loss, last steps": late,
+            "epochs": float(data.config.train_dataset.total_epochs),
+        },
+        examples=(f"step {best_step}", f"step {last_step}"),
+        advice=(
+            "Take the checkpoint best/ (the lowest held-out loss); train fewer epochs, at a lower learning rate, or on "
+            "more rows."
+        ),
+    )
+
+
+def gradient_spikes(data: TaughtData) -> Finding | None:
+    """A few steps have gradients of another size: a row of theirs is unlike all others."""
+    norms = data.values("trainer/grad_norm")
+    if len(norms) < MIN_STEPS:
+        return None
+    usual = median(norms)
+    after_start = [row for row in data.rows[edge(len(norms)) :] if "trainer/grad_norm" in row.metrics]
+    spikes = [row for row in after_start if row.metrics["trainer/grad_norm"] >= SPIKE * max(usual, 1e-9)]
+    clip = data.config.trainer.max_grad_norm
+    if not spikes or len(spikes) > SPIKE_SHARE * len(norms) or max(norms) <= (clip or 0.0):
+        return None
+    spikes.sort(key=lambda row: -row.metrics["trainer/grad_norm"])
+    return Finding(
+        name="gradient_spikes",
+        what=f"{len(spikes)} of {len(norms)} steps have gradients over {SPIKE:g} times the usual norm ({usual:.2g}).",
+        evidence={
+            "median gradient norm": usual,
+            "largest gradient norm": max(norms),
+            "trainer.max_grad_norm": float(clip or 0.0),
+            "steps": float(len(spikes)),
+        },
+        examples=steps(spikes[:3]),
+        advice=(
+            "Look at the rows of these steps (table taught in run.db): text of another kind, wrong encodings, or "
+            "answers that no prompt explains. Lower trainer.max_grad_norm to bound what they do."
+        ),
+    )
+
+
+RULES: tuple[Callable[[TaughtData], Finding | None], ...] = (
+    rows_left_out,
+    learning_rate_too_high,
+    overfitting,
+    loss_not_falling,
+    gradient_spikes,
+)
+FOLLOWS: Mapping[str, tuple[str, ...]] = {
+    "learning_rate_too_high": ("overfitting", "loss_not_falling", "gradient_spikes"),
+}
+"""What follows from a cause, and is not shown beside it."""

@@ -1,0 +1,337 @@
+"""Evaluation: every task once greedy and once sampled, through the same workflow and judge as training.
+
+In: a rollout runner for each mode, and tasks. Out: an `Evaluation` (reward by task id). What the model itself made fail
+counts with the failure reward, else 0; so does a workflow that fails after the model answered, whoever is to blame: the
+agent did not do the task. What something else made fail is left out and said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from sharpen.compat.agentscope import silent_agents
+from sharpen.config.load import Resolved, write_resolved
+from sharpen.config.run import RunConfig
+from sharpen.errors import ConfigError, RolloutError
+from sharpen.execution.auxiliary import AuxiliaryModels
+from sharpen.execution.auxiliary_settings import check_auxiliary_models
+from sharpen.execution.local import Mode
+from sharpen.execution.remote import RemoteModel
+from sharpen.execution.serving import ServingThread
+from sharpen.execution.sessions import EndpointSession, RolloutSession
+from sharpen.execution.start import start_serving
+from sharpen.experience.journal import Journal
+from sharpen.experience.records import EVALUATIONS
+from sharpen.monitor.display import Display
+from sharpen.monitor.statistics import Evaluation, accuracy
+from sharpen.monitor.table import with_interval
+from sharpen.rollout.attempt import Session
+from sharpen.rollout.in_process import Opens, OpenSession
+from sharpen.rollout.retries import fails_its_task
+from sharpen.rollout.runner import RolloutRunner
+from sharpen.rollout.statistics import RolloutStatistics, given, summarize, without_calls
+from sharpen.tasks.source import load_tasks
+from sharpen.types import Group, Outcome, Rollout, Task
+
+HELD_OUT = "held-out"
+Progress = Callable[[str, int, int], None]
+"""Called with the name of what is evaluated, rollouts done, and their total."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluator:
+    """Runs evaluations. `modes` says how each mode opens its sessions; `further` are other task sets, reported
+    beside. `config` says what a failure counts, and what is too much of what an evaluation may lack. `keep` gets each
+    group that was evaluated, under an id that says when, of which tasks and in which mode
+    (`before/held-out/sampled/<task id>`).
+    """
+
+    config: RunConfig
+    runner: RolloutRunner
+    modes: Mapping[Mode, Opens]
+    tasks: Sequence[Task]
+    further: Mapping[str, Sequence[Task]]
+    progress: Progress
+    message: Callable[[str], None]
+    keep: Callable[[Group], None] | None = None
+
+    def evaluate(self, version: int, *, name: str, with_further: bool) -> Evaluation:
+        """Evaluate the weights that are served now. Raises `RolloutError` if no task could be evaluated,
+        `ConfigError` if the workflow gives no reward."""
+        held_out = self._modes(self.tasks, version, name)
+        further = {}
+        if with_further:
+            further = {key: self._modes(tasks, version, f"{name}, {key}") for key, tasks in self.further.items()}
+        return replace(held_out, further=further)
+
+    def _modes(self, tasks: Sequence[Task], version: int, name: str) -> Evaluation:
+        rewards: dict[Mode, dict[str, float]] = {"greedy": {}, "sampled": {}}
+        metrics: dict[str, dict[str, dict[str, float]]] = {}
+        without_calls: dict[str, int] = {}
+        no_result: list[str] = []
+        for mode, open_session in self.modes.items():
+            groups = self._groups(open_session, tasks, version, f"{name} ({mode})")
+            self._keep(groups, name, mode)
+            rewards[mode] = self._rewards(groups, f"{name} ({mode})")
+            metrics[mode] = metrics_by_task(groups)
+            found = summarize(groups)
+            without_calls[mode] = found.num_without_calls
+            no_result += [f"{mode}: {reason}" for reason in self._lacks(found, len(tasks) - len(rewards[mode]))]
+        for reason in no_result:
+            self.message(f"evaluating {name}: no result: {reason}")
+        return Evaluation(
+            greedy=rewards["greedy"],
+            sampled=rewards["sampled"],
+            metrics={mode: by_name for mode, by_name in metrics.items() if by_name},
+            without_calls=without_calls,
+            no_result="; ".join(no_result),
+        )
+
+    def _keep(self, groups: Sequence[Group], name: str, mode: Mode) -> None:
+        if self.keep is None:
+            return
+        when, _, tasks = name.partition(", ")
+        for group in groups:
+            id_ = f"{when.replace(' ', '-')}/{tasks or HELD_OUT}/{mode}/{group.task.id}"
+
+            def named(rollouts: Iterable[Rollout], group_id: str = id_) -> tuple[Rollout, ...]:
+                return tuple(replace(one, id=f"{group_id}/{one.index}", group_id=group_id) for one in rollouts)
+
+            self.keep(replace(group, id=id_, rollouts=named(group.rollouts), attempts=named(group.attempts)))
+
+    def _groups(self, open_session: Opens, tasks: Sequence[Task], version: int, name: str) -> list[Group]:
+        done = 0
+
+        def count(_: object) -> None:
+            nonlocal done
+            done += 1
+            if done < len(tasks):
+                self.progress(name, done, len(tasks))
+
+        # The group ids do not hold the version: the same noise before and after makes the comparison sharper.
+        groups = self.runner.run(
+            tasks,
+            group_ids=[f"eval/{task.id}" for task in tasks],
+            version=version,
+            group_size=1,
+            on_rollout=count,
+            open_session=open_session,
+            evaluation=True,
+        )
+        self.progress(name, len(tasks), len(tasks))
+        return groups
+
+    def _rewards(self, groups: Sequence[Group], name: str) -> dict[str, float]:
+        """The reward of each task; what is worth a word is said."""
+        if any(rollout.outcome == Outcome.OK and rollout.reward is None for one in groups for rollout in one.rollouts):
+            raise ConfigError(
+                "evaluation needs rewards, and the workflow gives none: return WorkflowOutput(reward=...), pass a "
+                "judge_func, or set evaluation.hold_out: false (and leave eval_dataset out) to train without evaluating"
+            )
+        failed = self.config.rollout.failure_reward or 0.0
+        rewards, excluded = rewards_by_task(groups, failure_reward=failed)
+        for line in failure_lines(groups, failed):
+            self.message(f"evaluating {name}: {line}")
+        if not rewards:
+            raise RolloutError(f"evaluating {name}: no task could be evaluated; the first failure: {excluded[0]}")
+        if excluded:
+            self.message(
+                f"evaluating {name}: {len(excluded)} of {len(groups)} tasks left out; the first: {excluded[0]}"
+            )
+        return rewards
+
+    def _lacks(self, found: RolloutStatistics, left_out: int) -> Iterator[str]:
+        """Why the rollouts of an evaluation say nothing of the model, if they do not."""
+        most = self.config.evaluation.max_without_calls
+        if found.num_without_calls > most * found.num_rollouts:
+            idle = "a cache answers in the model's place, or the workflow does not use the model that it is handed"
+            yield f"{without_calls(found, idle)} (evaluation.max_without_calls is {most:g})"
+        most = self.config.rollout.max_excluded_share
+        if left_out > most * found.num_rollouts:
+            yield f"{left_out} of {found.num_rollouts} tasks were left out (rollout.max_excluded_share is {most:g})"
+
+
+def evaluate(
+    resolved: Resolved,
+    workflow: Callable[..., Any],
+    judge: Callable[..., Any] | None,
+    *,
+    endpoint: Mapping[str, str] | None = None,
+    output: Path | None = None,
+    transcripts: Path | None = None,
+) -> Evaluation:
+    """Evaluate the configured model, or an endpoint (`base_url`, `model_name`, `api_key`), on `eval_dataset`.
+
+    Without `eval_dataset` the training dataset is evaluated. An endpoint samples as the agent asks it to, so it has one
+    mode. Prints the accuracies; `output` receives the reward of every task as JSON, the folder `transcripts` what the
+    agent did (of an endpoint outcome and reward alone: its calls are not recorded). Raises as `tune()` does.
+    """
+    config = resolved.config
+    check_auxiliary_models(config)
+    tasks = load_tasks(config.eval_dataset or config.train_dataset)[: config.evaluation.max_tasks]
+    further = {name: load_tasks(dataset) for name, dataset in config.evaluation.further.items()}
+    display = Display(0, sys.stdout)
+    with contextlib.ExitStack() as stack:
+        stack.callback(display.close)
+        runner: RolloutRunner
+        modes: Mapping[Mode, Opens]
+        if endpoint is None:
+            serving = start_serving(config, workflow, judge)
+            stack.callback(serving.close)
+            display.message(serving.line)
+            runner, modes = serving.runner, serving.modes
+        else:
+            stack.enter_context(silent_agents())
+            thread = ServingThread()
+            stack.callback(thread.close)
+            auxiliary = AuxiliaryModels(config, thread)
+            stack.callback(auxiliary.close)
+            policy = RemoteModel(
+                name="policy",
+                model_name=endpoint["model_name"],
+                base_url=endpoint["base_url"],
+                api_key=endpoint["api_key"],
+            )
+            stack.callback(policy.close)
+            modes = {"sampled": _sessions_of(policy, auxiliary)}
+            runner = RolloutRunner(
+                workflow, judge, modes["sampled"], config.rollout, 1, config.seed, config.workflow_args
+            )
+            stack.callback(runner.close)
+        evaluator = Evaluator(
+            config=config,
+            runner=runner,
+            modes=modes,
+            tasks=tasks,
+            further=further,
+            progress=display.evaluation,
+            message=display.message,
+            keep=None if transcripts is None else stack.enter_context(_transcripts(transcripts, resolved)).add,
+        )
+        found = evaluator.evaluate(0, name="model", with_further=True)
+        for line in evaluation_lines(found):
+            display.message(line)
+    if output is not None:
+        output.write_text(json.dumps(evaluation_to_json(found), indent=2) + "\n", encoding="utf-8")
+    return found
+
+
+def _transcripts(folder: Path, resolved: Resolved) -> Journal:
+    """A journal in the folder, with the settings beside it (they name the tokenizer), but in a run's own folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "resolved.json").exists():
+        write_resolved(folder / "resolved.json", resolved)
+    return Journal(folder / EVALUATIONS)
+
+
+def _sessions_of(policy: RemoteModel, auxiliary: AuxiliaryModels) -> OpenSession:
+    def open_session(rollout_id: str, noise_seed: int) -> Session:
+        use = policy.open(rollout_id, noise_seed)
+        return RolloutSession(EndpointSession(use), auxiliary.open(rollout_id, noise_seed))
+
+    return open_session
+
+
+def evaluation_lines(found: Evaluation, name: str = "held-out") -> list[str]:
+    """One line for each mode: mean reward with its 95% interval, and the number of tasks; below it one for each metric
+    of workflow and judge."""
+    lines = []
+    for mode, rewards in (("greedy", found.greedy), ("sampled", found.sampled)):
+        if rewards:
+            mean = accuracy(rewards.values())
+            lines.append(
+                f"{name} {mode}: {mean.accuracy:.3f} [{mean.low:.3f}, {mean.high:.3f}] ({mean.num_tasks} tasks)"
+            )
+            lines += [
+                f"  {metric}: {with_interval(accuracy(values.values()))} ({len(values)} tasks)"
+                for metric, values in found.metrics.get(mode, {}).items()
+            ]
+    for other, inner in found.further.items():
+        lines += evaluation_lines(inner, other)
+    return lines
+
+
+def rewards_by_task(groups: Sequence[Group], *, failure_reward: float = 0.0) -> tuple[dict[str, float], list[str]]:
+    """Mean reward of each task, and one line for each task that was left out: something made it fail that is neither
+    the model's doing nor the agent's."""
+    rewards: dict[str, float] = {}
+    excluded: list[str] = []
+    for group in groups:
+        values = []
+        for rollout in group.rollouts:
+            if rollout.reward is not None:
+                values.append(rollout.reward)
+            elif fails_its_task(rollout):
+                values.append(failure_reward)
+            else:
+                excluded.append(f"{rollout.task_id}: {rollout.outcome.value}: {rollout.error}")
+        if values:
+            rewards[group.task.id] = sum(values) / len(values)
+    return rewards, excluded
+
+
+def metrics_by_task(groups: Sequence[Group]) -> dict[str, dict[str, float]]:
+    """What workflow and judge measured: by its name, the mean of each task that has it."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for group in groups:
+        for rollout in group.rollouts:
+            for name, value in given(rollout.metrics).items():
+                found.setdefault(name, {}).setdefault(group.task.id, []).append(value)
+    return {name: {task: fmean(values) for task, values in found[name].items()} for name in sorted(found)}
+
+
+def failure_lines(groups: Sequence[Group], failure_reward: float) -> list[str]:
+    """What failed and counts, and what was tried again: a line for each cause."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    again = [rollout for group in groups for rollout in group.attempts]
+    lines = [
+        f"{count} of {len(rollouts)} rollouts failed ({cause}) and count {failure_reward:g}; the first: {first}"
+        for cause, count, first in _causes(rollout for rollout in rollouts if fails_its_task(rollout))
+    ]
+    return lines + [
+        f"{count} failed attempts ({cause}) were repeated; the first: {first}" for cause, count, first in _causes(again)
+    ]
+
+
+def _causes(failed: Iterable[Rollout]) -> list[tuple[str, int, str]]:
+    """(cause, how often, the first error) of failures."""
+    by_cause: dict[Outcome, list[Rollout]] = {}
+    for rollout in failed:
+        by_cause.setdefault(rollout.outcome, []).append(rollout)
+    return [
+        (cause.value, len(found), f"{found[0].task_id}: {found[0].error or 'no message'}")
+        for cause, found in by_cause.items()
+    ]
+
+
+def evaluation_to_json(evaluation: Evaluation) -> dict[str, object]:
+    """For the state of a checkpoint, so that a resumed run still knows `before`."""
+    return {
+        "greedy": dict(evaluation.greedy),
+        "sampled": dict(evaluation.sampled),
+        "further": {name: evaluation_to_json(inner) for name, inner in evaluation.further.items()},
+        "metrics": evaluation.metrics,
+        "without_calls": dict(evaluation.without_calls),
+        "no_result": evaluation.no_result,
+    }
+
+
+def evaluation_from_json(content: Mapping[str, object]) -> Evaluation:
+    """The way back, also from checkpoints that hold less."""
+    further = content["further"]
+    assert isinstance(further, dict)
+    return Evaluation(
+        greedy=content["greedy"],  # type: ignore[arg-type]
+        sampled=content["sampled"],  # type: ignore[arg-type]
+        further={name: evaluation_from_json(inner) for name, inner in further.items()},
+        metrics=content.get("metrics", {}),  # type: ignore[arg-type]
+        without_calls=content.get("without_calls", {}),  # type: ignore[arg-type]
+        no_result=str(content.get("no_result", "")),
+    )

@@ -1,0 +1,68 @@
+"""What can be said of auxiliary models' settings before anything is loaded.
+
+In: a `RunConfig`, the environment. Out: nothing, or a `ConfigError` or `ModelError` of one clear sentence; an
+endpoint's key.
+"""
+
+from __future__ import annotations
+
+import os
+from urllib.parse import urlsplit
+
+from sharpen.config.run import AuxiliaryModelConfig, RunConfig
+from sharpen.errors import ConfigError
+from sharpen.execution.model_files import model_folder
+
+NO_KEY = "none"
+"""What endpoints without a key are sent (the openai package insists on one)."""
+LOCAL_ONLY = ("tensor_parallel_size", "inference_engine_num", "tool_call_parser", "reasoning_parser")
+"""Settings of a model that is served here."""
+
+
+def check_auxiliary_models(config: RunConfig) -> None:
+    """Raise `ConfigError` for settings that cannot work, `ModelError` for a model that is not there."""
+    for name, model in config.auxiliary_models.items():
+        if model.base_url is not None:
+            _check_endpoint(name, model)
+        else:
+            _check_local(name, model)
+
+
+def endpoint_key(name: str, model: AuxiliaryModelConfig) -> str:
+    """The key of an endpoint, from the environment. Raises `ConfigError` if it is not there."""
+    if model.api_key_env is None:
+        return NO_KEY
+    key = os.environ.get(model.api_key_env)
+    if not key:
+        raise ConfigError(
+            f"auxiliary_models.{name}.api_key_env names the environment variable {model.api_key_env}, which is not set"
+        )
+    return key
+
+
+def _check_endpoint(name: str, model: AuxiliaryModelConfig) -> None:
+    where = f"auxiliary_models.{name}"
+    parts = urlsplit(model.base_url or "")
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise ConfigError(
+            f"{where}.base_url is {model.base_url!r}: it must be an address like https://host/v1 (http or https, "
+            "without a query)"
+        )
+    if parts.path.rstrip("/").endswith(("/completions", "/responses")):
+        raise ConfigError(f"{where}.base_url is {model.base_url!r}: leave the method out, as in https://host/v1")
+    endpoint_key(name, model)
+    for setting in LOCAL_ONLY:
+        if setting in model.model_fields_set:
+            raise ConfigError(f"{where}.{setting} has no effect at an endpoint (base_url is set): remove it")
+
+
+def _check_local(name: str, model: AuxiliaryModelConfig) -> None:
+    where = f"auxiliary_models.{name}"
+    if model.api_key_env is not None:
+        raise ConfigError(f"{where}.api_key_env belongs to an endpoint, but there is no base_url")
+    for setting in ("tensor_parallel_size", "inference_engine_num"):
+        if (value := getattr(model, setting)) != 1:
+            raise ConfigError(
+                f"{where}.{setting} is {value}, but the embedded engine is one, on one device: set it to 1"
+            )
+    model_folder(model.model_path)

@@ -1,0 +1,140 @@
+"""An engine in an actor of its own, and what its clients hold of it.
+
+In: a `RunConfig`; weights as arrays in Ray's object store. Out: `EngineActor`, and `EngineClient`, which satisfies
+`inference.engine.Engine` in any process.
+
+Ray starts an actor that died again and repeats the calls that it had: a call is a function of its request, and nothing
+of it was recorded. Such an actor answers nothing until the coordinator has given it the current weights (`serve`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from sharpen.config.run import RunConfig
+from sharpen.errors import EngineError, EngineLostError, SharpenError
+from sharpen.execution.cluster.weights import Arrays, to_arrays, to_tensors
+from sharpen.execution.engines import load_engine, load_policy
+from sharpen.execution.model_files import model_folder, quiet_transformers
+from sharpen.execution.serving import ServingThread
+from sharpen.execution.threads import let_idle_workers_sleep
+from sharpen.gateway.busy import BusyClock
+from sharpen.inference.engine import Engine, GenerateRequest, Generation
+
+if TYPE_CHECKING:
+    import torch
+
+MAX_RESTARTS = 5
+"""How often an engine may die in a run."""
+
+
+class EngineActor:
+    """An actor: serves the model that is tuned, or an auxiliary one (`auxiliary`: its name)."""
+
+    def __init__(self, config: RunConfig, auxiliary: str | None, num_threads: int) -> None:
+        self._config, self._auxiliary, self._num_threads = config, auxiliary, num_threads
+        self._thread = ServingThread()
+        self._engine: Engine | None = None
+        self._serves = asyncio.Event()
+        self._busy = BusyClock()
+        self._loading = asyncio.Lock()
+
+    async def serve(self, version: int, arrays: Arrays | None) -> int:
+        """Start the engine if it is not there, and load these weights unless it has them or newer ones (None: those of
+        the model's folder); its `max_model_len`. Raises `ModelError` and its kin as loading does."""
+        async with self._loading:
+            if self._engine is None:
+                self._engine = await asyncio.to_thread(self._start)
+            if arrays is not None and version > self._engine.version:
+                load = self._engine.load(version, to_tensors(arrays))
+                await asyncio.wrap_future(self._thread.start(load))
+            self._serves.set()
+            return self._engine.max_model_len
+
+    async def serves(self) -> bool:
+        """Whether it has weights; false after Ray started it again."""
+        return self._serves.is_set()
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """See `Engine.generate`. Waits for weights."""
+        await self._serves.wait()
+        assert self._engine is not None
+        with self._busy:
+            return await asyncio.wrap_future(self._thread.start(self._engine.generate(request)))
+
+    async def busy_s(self) -> float:
+        """Seconds since it was started in which it had a request."""
+        return self._busy.seconds()
+
+    async def close(self) -> None:
+        """End the engine's own processes, if it has some."""
+        if self._engine is not None:
+            await asyncio.wrap_future(self._thread.start(self._engine.close()))
+
+    def _start(self) -> Engine:
+        let_idle_workers_sleep()
+        quiet_transformers()
+        import torch
+
+        torch.set_num_threads(self._num_threads)
+        if self._auxiliary is None:
+            return load_policy(self._config, model_folder(self._config.model.model_path), self._thread)[1]
+        model = self._config.auxiliary_models[self._auxiliary]
+        return load_engine(model, self._config, model_folder(model.model_path))[1]
+
+
+class EngineClient:
+    """An engine in an actor, as another process sees it. `version` is what the coordinator said last."""
+
+    def __init__(self, actor: Any, *, max_model_len: int, version: int) -> None:
+        self._actor = actor
+        self._max_model_len = max_model_len
+        self.version = version
+
+    @property
+    def max_model_len(self) -> int:
+        """Prompt plus sampled tokens of one request, at most."""
+        return self._max_model_len
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """See `Engine.generate`. Raises `EngineLostError` if the actor is gone for good."""
+        found: Generation = await answer(self._actor.generate.remote(request))
+        return found
+
+    async def load(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Through the object store."""
+        await answer(self._actor.serve.remote(version, to_arrays(tensors)))
+        self.version = version
+
+    async def close(self) -> None:
+        """The actor is its maker's to end."""
+
+
+async def answer(reference: Any) -> Any:
+    """The result of a call of an engine's actor, on any loop; cancelling the awaiting task cancels the call.
+
+    Raises our own errors as themselves, `EngineLostError` if the actor is gone for good.
+    """
+    import ray
+    from ray.exceptions import RayActorError, RayError, RayTaskError
+
+    try:
+        return await reference
+    except asyncio.CancelledError:
+        with contextlib.suppress(RayError):
+            ray.cancel(reference)
+        raise
+    except RayTaskError as error:
+        if isinstance(error.cause, SharpenError):
+            raise error.cause from None
+        raise EngineError(f"the engine failed: {error.cause!r}") from error
+    except RayActorError as error:
+        raise EngineLostError(f"the engine's process is gone: {first_line(error)}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of Ray's long messages."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,0 +1,84 @@
+"""How many actors of each role a run has, and what each needs of the cluster.
+
+In: a `RunConfig`, the GPUs of the cluster. Out: bundles of resources by role, the engine's type; or a `ConfigError` for
+what does not fit together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sharpen.config.run import RunConfig
+from sharpen.errors import ConfigError
+from sharpen.execution.cluster.connect import Bundle, Role
+from sharpen.execution.engine_choice import EngineChoice, Machine, installed_builds, vllm_choice
+
+
+def choose(config: RunConfig, num_gpus: int) -> EngineChoice:
+    """The engine of each actor, in a cluster with so many GPUs."""
+    machine = Machine(builds=installed_builds(), num_gpus=num_gpus)
+    return vllm_choice(of_one_engine(config, config.engine.type), machine)
+
+
+def of_one_engine(config: RunConfig, type_: str) -> RunConfig:
+    """What the actor of one engine, of this type, needs to know."""
+    model = config.model.model_copy(update={"inference_engine_num": 1})
+    engine = config.engine.model_copy(update={"type": type_})
+    return config.model_copy(update={"model": model, "engine": engine})
+
+
+def engine_names(config: RunConfig) -> list[str | None]:
+    """For each engine the auxiliary model that it serves, None for the one that is tuned."""
+    auxiliary = [name for name, model in config.auxiliary_models.items() if model.base_url is None]
+    return [*[None] * config.model.inference_engine_num, *auxiliary]
+
+
+def num_ranks(config: RunConfig, num_gpus: int) -> int:
+    """Ranks of the trainer that are actors; 0 if it trains in the coordinator's process, on the CPU."""
+    if not _on_gpus(config, num_gpus):
+        if config.trainer.cpu_offload:
+            raise ConfigError(
+                f"trainer.cpu_offload is true, but the trainer computes on the CPU (engine.device "
+                f"{config.engine.device!r}, {num_gpus} GPUs in the Ray cluster): it has no effect, leave it out"
+            )
+        return config.trainer.num_processes if config.trainer.num_processes > 1 else 0
+    return config.trainer.num_processes
+
+
+def needs(config: RunConfig, num_gpus: int) -> Mapping[Role, Sequence[Bundle]]:
+    """What the run's actors need of a cluster with so many GPUs."""
+    on_gpus, names, ranks = _on_gpus(config, num_gpus), engine_names(config), num_ranks(config, num_gpus)
+    workers: list[Bundle] = [{"CPU": 1}] * config.cluster.num_workers
+    if config.cluster.colocate:
+        _check_colocated(config, on_gpus)
+        engines: list[Bundle] = [{"CPU": 2, "GPU": 1} if name is None else {"CPU": 1} for name in names]
+        return {"engine": engines, "rollout worker": workers}
+    width = config.model.tensor_parallel_size
+    engines = [_bundle(on_gpus, width) if name is None else {"CPU": 1} for name in names]
+    return {"engine": engines, "trainer rank": rank_bundles(config, num_gpus, ranks), "rollout worker": workers}
+
+
+def rank_bundles(config: RunConfig, num_gpus: int, ranks: int) -> Sequence[Bundle]:
+    """What so many ranks of the trainer need: a GPU each where there are GPUs."""
+    return [_bundle(_on_gpus(config, num_gpus), 1)] * ranks
+
+
+def _bundle(on_gpus: bool, width: int) -> Bundle:
+    """What so many processes of an engine or a trainer compute on: GPUs, or a core for each."""
+    return {"CPU": 1, "GPU": width} if on_gpus else {"CPU": width}
+
+
+def _check_colocated(config: RunConfig, on_gpus: bool) -> None:
+    if not on_gpus:
+        raise ConfigError("cluster.colocate is true, but nothing computes on GPUs: it has no effect, leave it out")
+    engines, ranks = config.model.inference_engine_num, config.trainer.num_processes
+    if (width := config.model.tensor_parallel_size) != 1 or engines != ranks:
+        raise ConfigError(
+            f"cluster.colocate puts one engine and one rank of the trainer on each GPU, but there are {engines} "
+            f"engine(s) with {width} GPU(s) each (model.inference_engine_num, model.tensor_parallel_size) and {ranks} "
+            "rank(s) (trainer.num_processes): make the numbers equal, with one GPU each"
+        )
+
+
+def _on_gpus(config: RunConfig, num_gpus: int) -> bool:
+    return config.engine.device == "cuda" or (config.engine.device == "auto" and num_gpus > 0)

@@ -1,0 +1,288 @@
+"""A run's serving side in actors of Ray: engines, and the workers in which the user's code runs.
+
+In: a `RunConfig`, the user's functions. Out: `RayServing`, which the coordinator uses as it uses `local.Serving`.
+
+    coordinator (this process): loop, journal, runner ──Asked──► rollout workers ──requests──► engine actors
+                                     ▲                 ◄─Attempted─┘                               ▲
+                                  trainer ───────────── weights, through the object store ─────────┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sharpen.config.run import RunConfig
+from sharpen.errors import EngineError, SharpenError
+from sharpen.execution.cluster.attempts import HARD_GRACE_S, RESTART_S, AuxiliaryTotals, OnWorkers, Worker
+from sharpen.execution.cluster.connect import Connection
+from sharpen.execution.cluster.engine import MAX_RESTARTS, EngineActor, EngineClient, answer, first_line
+from sharpen.execution.cluster.placement import choose, engine_names, needs, num_ranks, of_one_engine
+from sharpen.execution.cluster.ranks import StoredWeights
+from sharpen.execution.cluster.training import ranks_in
+from sharpen.execution.cluster.weights import to_arrays
+from sharpen.execution.cluster.worker import RolloutWorker, Setup, pickled
+from sharpen.execution.local import Mode
+from sharpen.execution.model_files import model_folder, quiet_transformers
+from sharpen.execution.probe import sample_probes
+from sharpen.execution.ranks.group import StartRanks
+from sharpen.execution.serving import ServingThread
+from sharpen.inference.engine import Engine
+from sharpen.inference.routing import Replicas
+from sharpen.rollout.attempt import UserFunctions
+from sharpen.rollout.in_process import Attempts, Opens
+from sharpen.rollout.runner import RolloutRunner
+from sharpen.types import Experience, IntArray
+
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger("sharpen.engine")
+
+WATCH_EVERY_S = 1.0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Placed:
+    """An engine's actor; `auxiliary` is the name of the model that it serves, None for the one that is tuned."""
+
+    name: str
+    actor: Any
+    auxiliary: str | None
+    max_model_len: int = 0
+    alive: bool = True
+    busy_s: float = 0.0
+
+    def client(self, version: int = 0) -> EngineClient:
+        return EngineClient(self.actor, max_model_len=self.max_model_len, version=version)
+
+
+class RayServing:
+    """Satisfies `execution.start.Served`."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        workflow: Callable[..., Any],
+        judge: Callable[..., Any] | None,
+        *,
+        needs_reward: bool = True,
+        grace_s: float = HARD_GRACE_S,
+    ) -> None:
+        """Start or join Ray, place the actors, load the models.
+
+        `grace_s` as in `OnWorkers`. Raises `ConfigError` if Ray is not there or has not got what is asked for, else as
+        `local.Serving` does.
+        """
+        quiet_transformers()
+        self.folder = model_folder(config.model.model_path)
+        self._config = config
+        functions = UserFunctions(
+            workflow,
+            judge,
+            config.workflow_args,
+            needs_reward=needs_reward,
+            model_exceptions=config.rollout.model_exceptions,
+        )
+        self._functions = pickled(functions)
+        self._published: tuple[int, Any] = (0, None)
+        self._generating_s = 0.0
+        self._grace_s = grace_s
+        self._failed: Future[Exception] = Future()
+        self.auxiliary = AuxiliaryTotals(config)
+        with contextlib.ExitStack() as undo:
+            self.thread = ServingThread()
+            undo.callback(self.thread.close)
+            names = engine_names(config)
+            self._ray = Connection(
+                config.cluster, len(names) + config.cluster.num_workers + config.trainer.num_processes
+            )
+            undo.callback(self._ray.close)
+            self._choice = choose(config, self._ray.num_gpus)
+            self._num_ranks = num_ranks(config, self._ray.num_gpus)
+            self._ray.reserve(needs(config, self._ray.num_gpus))
+            self._engines = [self._place_engine(name, index) for index, name in enumerate(names)]
+            self._actors: list[Any] = []
+            undo.callback(self._end_actors)
+            self._actors += [self._place_worker(index) for index in range(config.cluster.num_workers)]
+            self.thread.call(self._serve_all())
+            policy = [placed.client() for placed in self._policy]
+            self.engine: Engine = policy[0] if len(policy) == 1 else Replicas(policy)
+            self._clients = policy
+            self.recorded: Opens = "recorded"
+            self.baseline: Opens = "baseline"
+            self.modes: Mapping[Mode, Opens] = {"greedy": "greedy", "sampled": "sampled"}
+            self.runner = RolloutRunner(
+                workflow,
+                judge,
+                self.recorded,
+                config.rollout,
+                config.algorithm.group_size,
+                config.seed,
+                config.workflow_args,
+                needs_reward=needs_reward,
+                attempts=self._on_workers,
+            )
+            undo.callback(self.runner.close)
+            self._watches = [self.thread.start(self._watch(placed)) for placed in self._engines]
+            self._end = undo.pop_all()
+
+    @property
+    def line(self) -> str:
+        """What runs where, for the user."""
+        return (
+            f"execution: ray ({self._ray.line}), {len(self._policy)} engine(s) ({self._choice.type}) and "
+            f"{self._config.cluster.num_workers} rollout worker(s) in actors, the trainer "
+            + (f"in {self._num_ranks} more" if self._num_ranks else "in this process")
+        )
+
+    def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Load new weights into the engines; returns when they serve them. Those of auxiliary models never change."""
+        import ray
+
+        stored = tensors.reference if isinstance(tensors, StoredWeights) else ray.put(to_arrays(tensors))
+        self._published = (version, stored)
+        self.thread.call(self._publish(version))
+        for client in self._clients:
+            client.version = version
+        self._workers.version = version
+        for worker in self._placed_workers:
+            worker.actor.serve.remote(version)
+
+    @property
+    def ranks(self) -> StartRanks | None:
+        """Starts the trainer's ranks in actors; None where the trainer is in the coordinator's process."""
+        if not self._num_ranks:
+            return None
+        if self._config.cluster.colocate:
+            return ranks_in(self._ray, self._num_ranks, "engine", share=2)
+        return ranks_in(self._ray, self._num_ranks)
+
+    def probe(
+        self, prompt_ids_P: IntArray, *, noise: int, temperature: float | None = None
+    ) -> Future[tuple[Experience, ...]]:
+        """Begin to sample probes with the weights that serve; see `local.Serving.probe`."""
+        chosen = self._config.model.temperature if temperature is None else temperature
+        return self.thread.start(sample_probes(self.engine, prompt_ids_P, temperature=chosen, noise=noise))
+
+    def generating_s(self) -> float:
+        """Seconds so far in which an engine had a request to work on, of the busiest one in each span."""
+        self.thread.call(self._read_busy())
+        return self._generating_s
+
+    def close(self) -> None:
+        """End rollouts, engines, and a Ray that we started, in this order."""
+        for watch in self._watches:
+            watch.cancel()
+        self._end.close()
+
+    @property
+    def _policy(self) -> list[_Placed]:
+        return [placed for placed in self._engines if placed.auxiliary is None]
+
+    def _place_engine(self, auxiliary: str | None, index: int) -> _Placed:
+        import ray
+        import torch
+
+        options = {"max_restarts": MAX_RESTARTS, "max_task_retries": -1, "max_concurrency": 100_000}
+        share = 2 if self._config.cluster.colocate and auxiliary is None else 1
+        actor = ray.remote(EngineActor).options(**options, **self._ray.options("engine", index, share=share))
+        name = f"engine {index}" if auxiliary is None else f"the engine of auxiliary model {auxiliary!r}"
+        config = of_one_engine(self._config, self._choice.type)
+        placed = actor.remote(config, auxiliary, torch.get_num_threads())
+        return _Placed(name=name, actor=placed, auxiliary=auxiliary)
+
+    def _place_worker(self, index: int) -> Any:
+        import ray
+
+        options = {"max_restarts": -1, "max_task_retries": 0, "max_concurrency": 100_000}
+        return ray.remote(RolloutWorker).options(**options, **self._ray.options("rollout worker", index)).remote()
+
+    async def _serve_all(self) -> None:
+        found = await asyncio.gather(*(answer(placed.actor.serve.remote(0, None)) for placed in self._engines))
+        for placed, max_model_len in zip(self._engines, found, strict=True):
+            placed.max_model_len = max_model_len
+
+    def _on_workers(self, _: UserFunctions) -> Attempts:
+        """Start the rollout workers with the user's functions; they end with what is undone."""
+        import ray
+
+        auxiliary = {placed.auxiliary: placed.client() for placed in self._engines if placed.auxiliary is not None}
+        setup = ray.put(
+            Setup(
+                config=self._config,
+                paths=[os.path.abspath(path) for path in sys.path],
+                functions=self._functions,
+                policy=tuple(self._clients),
+                auxiliary=auxiliary,
+            )
+        )
+        nodes = self.thread.call(_start_workers(self._actors, setup))
+        self._placed_workers = [
+            Worker(name=f"rollout worker {index}", actor=actor, node=node)
+            for index, (actor, node) in enumerate(zip(self._actors, nodes, strict=True))
+        ]
+        self._workers = OnWorkers(
+            self._placed_workers, setup, self._config, self.auxiliary, self._failed, self._grace_s
+        )
+        return self._workers
+
+    async def _publish(self, version: int) -> None:
+        _, reference = self._published
+        calls = (answer(placed.actor.serve.remote(version, reference)) for placed in self._policy if placed.alive)
+        ended = await asyncio.gather(*calls, return_exceptions=True)
+        failures = [one for one in ended if isinstance(one, BaseException)]
+        if failures and (len(failures) == len(ended) or not isinstance(failures[0], EngineError)):
+            raise failures[0]
+
+    async def _watch(self, placed: _Placed) -> None:
+        """Give an engine that Ray has started again its weights; say so when it cannot be had any more."""
+        while True:
+            await asyncio.sleep(WATCH_EVERY_S)
+            try:
+                async with asyncio.timeout(RESTART_S):
+                    if await answer(placed.actor.serves.remote()):
+                        continue
+                    version, reference = self._published if placed.auxiliary is None else (0, None)
+                    log.warning("%s died: started again with the weights of version %d", placed.name, version)
+                    await answer(placed.actor.serve.remote(version, reference))
+            except (SharpenError, TimeoutError) as error:
+                placed.alive = False
+                reason = f"{placed.name} died and cannot be started again: {first_line(error) or 'no answer'}"
+                log.warning("%s", reason)
+                if placed.auxiliary is not None or not any(one.alive for one in self._policy):
+                    with contextlib.suppress(InvalidStateError):
+                        self._failed.set_result(EngineError(reason))
+                return
+
+    async def _read_busy(self) -> None:
+        spans = []
+        for placed in self._policy:
+            with contextlib.suppress(EngineError):
+                now = await answer(placed.actor.busy_s.remote())
+                spans.append(now - placed.busy_s if now >= placed.busy_s else now)
+                placed.busy_s = now
+        self._generating_s += max(spans, default=0.0)
+
+    def _end_actors(self) -> None:
+        import ray
+
+        async def close() -> None:
+            with contextlib.suppress(TimeoutError, EngineError):
+                async with asyncio.timeout(10):
+                    await asyncio.gather(*(answer(one.actor.close.remote()) for one in self._engines if one.alive))
+
+        self.thread.call(close())
+        for actor in (*self._actors, *(placed.actor for placed in self._engines)):
+            ray.kill(actor)
+
+
+async def _start_workers(actors: Sequence[Any], setup: Any) -> list[str]:
+    return list(await asyncio.gather(*(answer(actor.start.remote(setup, 0)) for actor in actors)))

@@ -1,0 +1,51 @@
+"""The ranks of a trainer placed in Ray, beside what serves rollouts or alone.
+
+In: a `Connection` in which room is reserved for them, or a `RunConfig`. Out: `StartRanks`; `RayTraining`, which is all
+that a run without a workflow has in Ray.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from sharpen.config.run import RunConfig
+from sharpen.execution.cluster.connect import Connection, Role
+from sharpen.execution.cluster.placement import num_ranks, rank_bundles
+from sharpen.execution.cluster.ranks import RankActor, RayRanks
+from sharpen.execution.ranks.group import StartRanks
+from sharpen.execution.ranks.trainer import TrainerPlan
+
+
+def ranks_in(connection: Connection, count: int, role: Role = "trainer rank", *, share: int = 1) -> StartRanks:
+    """So many ranks, each with the role's bundle of its number, or with one of `share` equal parts of it."""
+
+    def start(plan: TrainerPlan) -> RayRanks:
+        import ray
+
+        options = [connection.options(role, rank, share=share) for rank in range(count)]
+        return RayRanks(plan, [ray.remote(RankActor).options(**one).remote() for one in options])
+
+    return start
+
+
+class RayTraining:
+    """Satisfies `execution.start.Place`: the trainer alone, in actors also where it is a single rank."""
+
+    def __init__(self, config: RunConfig) -> None:
+        """Start or join Ray and reserve what the ranks need. Raises `ConfigError` as `cluster.serving.RayServing`."""
+        with contextlib.ExitStack() as undo:
+            self._ray = Connection(config.cluster, config.trainer.num_processes)
+            undo.callback(self._ray.close)
+            self._num_ranks = num_ranks(config, self._ray.num_gpus) or 1
+            self._ray.reserve({"trainer rank": rank_bundles(config, self._ray.num_gpus, self._num_ranks)})
+            self.ranks = ranks_in(self._ray, self._num_ranks)
+            undo.pop_all()
+
+    @property
+    def line(self) -> str:
+        """What runs where, for the user."""
+        return f"execution: ray ({self._ray.line}), the trainer in {self._num_ranks} actor(s)"
+
+    def close(self) -> None:
+        """Give back what was reserved, and end a Ray that we started."""
+        self._ray.close()

@@ -1,0 +1,100 @@
+"""Loads a model into an engine.
+
+In: a model's settings, its folder, the run's engine settings. Out: tokenizer and engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sharpen.config.public import TunerModelConfig
+from sharpen.config.run import RunConfig
+from sharpen.config.trainer import LoraConfig
+from sharpen.execution.engine_choice import check_heads, choose_engine
+from sharpen.inference.routing import Replicas
+from sharpen.sync.schedule import Schedule
+from sharpen.types import Sampling
+
+if TYPE_CHECKING:
+    from sharpen.execution.serving import ServingThread
+    from sharpen.inference.embedded import EmbeddedEngine
+    from sharpen.inference.engine import Engine
+
+
+def load_policy(config: RunConfig, folder: Path, thread: ServingThread) -> tuple[Any, Engine]:
+    """(tokenizer, engine) of the model that is tuned, in the engine that `choose_engine` gives.
+
+    Raises `ConfigError` if that engine is not there, `ModelError` if it cannot serve the model.
+    """
+    if choose_engine(config).type == "embedded":
+        return load_engine(config.model, config, folder)
+    from transformers import AutoTokenizer
+
+    check_heads(config.model, folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return tokenizer, thread.call(_start_replicas(config, folder, tokenizer.decode))
+
+
+async def _start_replicas(config: RunConfig, folder: Path, stop_decoder: Callable[[list[int]], str]) -> Engine:
+    """One vLLM engine, or several behind one, each on GPUs (or a share of the cores) of its own."""
+    from sharpen.inference.vllm import VLLMEngine
+
+    engines: list[Engine] = []
+    try:
+        for number in range(count := config.model.inference_engine_num):
+            engines.append(
+                await VLLMEngine.start(
+                    str(folder),
+                    max_model_len=config.model.max_model_len,
+                    stop_decoder=stop_decoder,
+                    dtype=config.engine.dtype,
+                    max_slots=config.engine.max_slots,
+                    kv_cache_mb=config.engine.kv_cache_mb,
+                    tensor_parallel_size=config.model.tensor_parallel_size,
+                    replica=(number, count),
+                    lora=adapters_alone(config),
+                )
+            )
+    except BaseException:
+        for engine in engines:
+            await engine.close()
+        raise
+    return engines[0] if count == 1 else Replicas(engines)
+
+
+def adapters_alone(config: RunConfig) -> LoraConfig | None:
+    """The adapters that vLLM loads without merging: those of a trainer in this process, of a rank that it takes."""
+    from sharpen.inference.vllm_adapters import RANKS
+
+    lora = config.trainer.lora
+    if lora is None or lora.rank > max(RANKS) or config.trainer.has_ranks or config.uses_ray:
+        return None
+    return lora
+
+
+def load_engine(model: TunerModelConfig, config: RunConfig, folder: Path) -> tuple[Any, EmbeddedEngine]:
+    """(tokenizer, embedded engine) of the model in `folder`. Raises `ModelError` if it cannot be served."""
+    from transformers import AutoTokenizer
+
+    from sharpen.inference.embedded import EmbeddedEngine
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    engine = EmbeddedEngine.from_pretrained(
+        str(folder),
+        max_model_len=model.max_model_len,
+        device=config.engine.device,
+        dtype=config.engine.dtype,
+        max_slots=config.engine.max_slots,
+        kv_cache_mb=config.engine.kv_cache_mb,
+        deterministic=config.deterministic,
+        alone=not Schedule.of(config, total=1).overlaps,
+        stop_decoder=tokenizer.decode,
+    )
+    return tokenizer, engine
+
+
+def sampling_of(model: TunerModelConfig) -> Sampling:
+    """How calls sample that do not say."""
+    return Sampling(temperature=model.temperature, top_p=model.top_p, max_tokens=model.max_tokens)

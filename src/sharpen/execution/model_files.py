@@ -1,0 +1,48 @@
+"""Where a model's files are on this machine.
+
+In: `model_path` as configured: a folder, or a model name on the Hugging Face hub. Out: a local folder with a chat
+template.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sharpen.errors import ModelError
+
+
+def model_folder(model_path: str, setting: str = "model_path") -> Path:
+    """The folder itself, or the hub's files of that name, downloaded once into the hub's own cache. `setting` names it
+    in errors.
+
+    Raises `ModelError` if there is no such folder or name, or if it is not a Hugging Face model.
+    """
+    folder = Path(model_path).expanduser().absolute()  # user code may change the working folder
+    if folder.is_dir():
+        if not (folder / "config.json").exists():
+            raise ModelError(f"{setting} {model_path!r} has no config.json: it must be a Hugging Face model directory")
+        return folder
+    if not _looks_like_hub_name(model_path):
+        raise ModelError(f"{setting} {model_path!r} does not exist")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(model_path, ignore_patterns=["*.bin", "*.pth", "*.gguf", "original/*"]))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(
+            f"{setting} {model_path!r} is no folder here, and could not be had from the Hugging Face hub: {reason}"
+        ) from error
+
+
+def quiet_transformers() -> None:
+    """No progress bars of transformers among ours (loading and saving weights)."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
+def _looks_like_hub_name(model_path: str) -> bool:
+    parts = model_path.split("/")
+    return len(parts) <= 2 and all(parts) and not model_path.startswith((".", "~"))

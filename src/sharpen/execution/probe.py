@@ -1,0 +1,96 @@
+"""A few tokens that an engine samples for the trainer to compare, not to train.
+
+In: an engine, prompt ids. Out: an `Experience` that carries no loss, of each replica where there are several. Right
+after a weight update one fixed prompt is proof that the engine serves the new weights, where a step holds no token of
+its own policy version; so rollouts that run ahead never go without the comparison. At the start of a session, before
+the trainer is loaded, prompts made of the run's own tasks show what rounding is (`trainer.rounding`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sharpen.config.run import RunConfig
+from sharpen.gateway.render import Renderer
+from sharpen.gateway.requests import ApiError
+from sharpen.inference.engine import Engine, GenerateRequest, Generation
+from sharpen.inference.routing import Replicas
+from sharpen.types import Experience, IntArray, Sampling, Task
+
+if TYPE_CHECKING:
+    from sharpen.execution.start import Served
+
+NUM_TOKENS = 16
+NUM_PROMPTS, MAX_CHARACTERS = 8, 200
+"""Prompts at the start, and how much of a task's row each has."""
+
+
+async def sample_probes(
+    engine: Engine, prompt_ids_P: IntArray, *, temperature: float, noise: int
+) -> tuple[Experience, ...]:
+    """Sample a probe on each replica. Raises `EngineError` as the engine does."""
+    sampling = Sampling(temperature=temperature, max_tokens=NUM_TOKENS)
+    request = GenerateRequest(prompt_ids=prompt_ids_P, sampling=sampling, noise=noise)
+    found = await engine.generate_each(request) if isinstance(engine, Replicas) else [await engine.generate(request)]
+    return tuple(_experience(prompt_ids_P, one, temperature) for one in found)
+
+
+def probe_at_start(config: RunConfig, serving: Served, tasks: Sequence[Task]) -> tuple[Experience, ...]:
+    """How an engine with the weights of the model's files goes on from a few prompts, on each replica; nothing where
+    both, engine and trainer, compute in float32. Raises `EngineError` as the engine does."""
+    if not may_round(config):
+        return ()
+    from transformers import AutoTokenizer
+
+    room = config.model.max_model_len - NUM_TOKENS
+    renderer = Renderer(AutoTokenizer.from_pretrained(serving.folder))
+    prompts = [_prompt(task, renderer)[: max(1, room)] for task in tasks[:NUM_PROMPTS]]
+    begun = [serving.probe(prompt, noise=number, temperature=1.0) for number, prompt in enumerate(prompts)]
+    return tuple(one for future in begun for one in future.result())
+
+
+def may_round(config: RunConfig) -> bool:
+    """Whether the engine or the trainer computes in bfloat16, or may (on Ray, whose machines nobody has seen yet)."""
+    dtypes = {config.engine.dtype, config.trainer.dtype}
+    if "auto" not in dtypes or "bfloat16" in dtypes:
+        return "bfloat16" in dtypes
+    if config.engine.device != "auto" or config.uses_ray:
+        return config.engine.device != "cpu"
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _prompt(task: Task, renderer: Renderer) -> IntArray:
+    """The row's values as one message; as plain text if the template refuses it."""
+    text = "\n".join(str(value) for value in task.row.values())[:MAX_CHARACTERS] or task.id
+    message: dict[str, Any] = {"role": "user", "content": text}
+    try:
+        return renderer.encode(renderer.render([message], [], {}))
+    except ApiError:
+        return renderer.encode(text.encode("utf-8", "replace").decode())
+
+
+def _experience(prompt_ids_P: IntArray, found: Generation, temperature: float) -> Experience:
+    num_prompt = len(prompt_ids_P)
+    ids_T = np.concatenate([prompt_ids_P, found.ids]).astype(np.int32, copy=False)
+    count = len(ids_T)
+    mask_T = np.arange(count) >= num_prompt
+    logprobs_T, versions_T = np.zeros(count, np.float32), np.full(count, -1, np.int32)
+    logprobs_T[mask_T], versions_T[mask_T] = found.logprobs, found.versions
+    return Experience(
+        rollout_id="probe",
+        group_id="probe",
+        task_id="probe",
+        ids_T=ids_T,
+        loss_mask_T=mask_T,
+        logprobs_T=logprobs_T,
+        versions_T=versions_T,
+        calls_T=np.where(mask_T, 0, -1).astype(np.int32),
+        temperatures_T=np.where(mask_T, temperature, 1.0).astype(np.float32),
+        advantages_T=np.zeros(count, np.float32),
+        weights_T=np.zeros(count, np.float32),
+    )

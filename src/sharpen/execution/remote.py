@@ -1,0 +1,318 @@
+"""Models at an OpenAI-compatible endpoint: genuine clients whose traffic is watched, and counted where asked.
+
+In: an endpoint's settings. Out: for each attempt a `RemoteUse`, counted (auxiliary models) or not (a policy that is
+evaluated), whose clients and loopback URL all send through one HTTP client on a thread of its own, so that connections
+are shared by all rollouts, whichever loop or thread they call from.
+
+    openai client ─► RemoteTransport / SyncRemoteTransport ─┐
+    base_url (HTTP) ─► loopback server ─────────────────────┴─► RemoteUse.send ─► httpx.AsyncClient ─► endpoint
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any, Self
+
+import httpx
+
+from sharpen.config.run import AuxiliaryModelConfig
+from sharpen.execution.auxiliary_settings import endpoint_key
+from sharpen.execution.endpoint import Endpoint
+from sharpen.execution.endpoint_routes import address, route_of
+from sharpen.execution.remote_transport import Bridge, RemoteTransport, SyncRemoteTransport
+from sharpen.execution.serving import ServingThread
+from sharpen.execution.usage import UsageReader
+from sharpen.gateway.caller import Caller, foreign_error, foreign_use
+from sharpen.gateway.keys import EndedKeys
+from sharpen.gateway.meter import Tally
+from sharpen.gateway.requests import ApiError
+from sharpen.gateway.responses import Reply, error_reply
+from sharpen.gateway.server import Server
+from sharpen.gateway.transport import Answer, RawRequest
+from sharpen.rollout.user_loop import owner
+
+log = logging.getLogger("sharpen.auxiliary")
+
+Content = AsyncGenerator[bytes, None]
+
+REQUEST_AT_FAULT = frozenset({400, 413, 422})
+"""Statuses that blame the request (too long, malformed). Every other error status is the endpoint's failure."""
+CONNECTIONS = httpx.Limits(max_connections=1000, max_keepalive_connections=100)
+LOOPBACK_TIMEOUT_S = 600.0
+HOP_HEADERS = frozenset({"content-encoding", "content-length", "transfer-encoding", "connection"})
+"""Headers of a response that are about the bytes on the wire, which were decoded here."""
+
+
+class RemoteModel:
+    """One endpoint. `defaults` are body fields of chat completions that do not set them."""
+
+    def __init__(
+        self, *, name: str, model_name: str, base_url: str, api_key: str, defaults: Mapping[str, Any] | None = None
+    ) -> None:
+        self.name, self.model_name = name, model_name
+        self.base_url = base_url.rstrip("/")
+        self.base = httpx.URL(self.base_url)
+        self.api_key = api_key
+        self.defaults = defaults or {}
+        self.thread = ServingThread()
+        self.http = httpx.AsyncClient(timeout=LOOPBACK_TIMEOUT_S, limits=CONNECTIONS)
+        self.server = Server(self._start, self.thread.loop, owner.get)
+        self._uses: dict[str, RemoteUse] = {}
+        self.ended = EndedKeys()
+        self._warned = False
+
+    @classmethod
+    def of(cls, name: str, model: AuxiliaryModelConfig) -> Self:
+        """An auxiliary model. Raises `ConfigError` if its key is not in the environment."""
+        assert model.base_url is not None
+        return cls(
+            name=name,
+            model_name=model.model_path,
+            base_url=model.base_url,
+            api_key=endpoint_key(name, model),
+            defaults=_defaults(model),
+        )
+
+    def open(self, rollout_id: str, noise_seed: int, tally: Tally | None = None) -> RemoteUse:
+        """One attempt's use. The endpoint samples as it likes: no noise of ours reaches it."""
+        use = RemoteUse(self, rollout_id, tally)
+        self._uses[use.key] = use
+        return use
+
+    def forget(self, use: RemoteUse) -> None:
+        """The key is not valid any more."""
+        if self._uses.pop(use.key, None) is not None:
+            self.ended.add(use.key, use.rollout_id, use.owner)
+
+    def close(self) -> None:
+        """End the server, the connections and the thread."""
+        self.thread.call(self.server.stop(), timeout_s=10)
+        self.thread.call(self.http.aclose(), timeout_s=10)
+        self.thread.close()
+
+    def usage_unknown(self, what: str) -> None:
+        """Say once that counts are too low."""
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "auxiliary model %r: a response of %s has no usage, so that %s are not counted (calls are); "
+                'for streams ask for it with stream_options={"include_usage": True}',
+                self.name,
+                self.base_url,
+                what,
+            )
+
+    def _start(self, raw: RawRequest) -> asyncio.Task[Answer]:
+        task = self.thread.loop.create_task(self._answer(raw))
+        if (use := self._uses.get(raw.key)) is not None:
+            use.track(task)
+        return task
+
+    async def _answer(self, raw: RawRequest) -> Answer:
+        """A request that came over the loopback URL, sent on."""
+        use = self._uses.get(raw.key)
+        if use is None:
+            return Answer(reply=error_reply(self.ended.refusal(raw.key, raw.caller)))
+        headers = {"authorization": f"Bearer {use.key}", "content-type": "application/json"}
+        try:
+            url = address(self.base, raw.method, raw.path.removeprefix("/v1"))
+            request = self.http.build_request(raw.method, url, headers=headers, content=raw.body)
+            response = await use.send(request, raw.caller)
+            content = b"".join([part async for part in response.content])
+        except ApiError as error:
+            return Answer(reply=error_reply(error))
+        except httpx.RequestError as error:
+            reason = f"{type(error).__name__}: {error}"
+            return Answer(reply=error_reply(ApiError(reason, status=502, kind="server_error")))
+        kind = response.headers.get("content-type", "application/json")
+        return Answer(reply=Reply(status=response.status, body=content, content_type=kind))
+
+
+class RemoteResponse:
+    """A response whose `content`, decoded, is still to come (on the endpoint's loop)."""
+
+    def __init__(self, status: int, headers: Mapping[str, str], content: Content) -> None:
+        self.status, self.headers, self.content = status, headers, content
+
+
+class RemoteUse:
+    """One attempt's use of an endpoint: refused once closed.
+
+    With a `tally` it is counted, also over the loopback URL, and refused when the run's tokens are used up.
+    """
+
+    def __init__(self, remote: RemoteModel, rollout_id: str, tally: Tally | None) -> None:
+        self.remote, self.rollout_id, self.tally = remote, rollout_id, tally
+        self.owner = owner.get()
+        self.key = f"at-{secrets.token_urlsafe(24)}"
+        self.bridge = Bridge(self, remote.thread.loop)
+        self.model = Endpoint(
+            base_url=remote.base_url,
+            name=remote.model_name,
+            api_key=remote.api_key if tally is None else self.key,
+            client_key=self.key,
+            async_transport=RemoteTransport(self.bridge),
+            sync_transport=SyncRemoteTransport(self.bridge),
+            loopback=None if tally is None else remote.server,
+        )
+        self.closed = False
+        """Whether the attempt has ended."""
+        self.num_answers = 0
+        """Requests for an answer that succeeded."""
+        self._failures: dict[int, str] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @property
+    def failure(self) -> str | None:
+        """The first call that failed, and that was not repeated with success."""
+        return next(iter(list(self._failures.values())), None)
+
+    def close(self) -> None:
+        """Refuse later calls, cancel what runs. From any thread."""
+        self.closed = True
+        self.remote.forget(self)
+        loop = self.remote.thread.loop
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(self._cancel_tasks)
+
+    def track(self, task: asyncio.Task[Any]) -> None:
+        """Cancel this task when the use ends."""
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def send(self, request: httpx.Request, caller: Caller | None) -> RemoteResponse:
+        """Send a request whose body was read, on the endpoint's loop, with the endpoint's key in place of this use's.
+
+        What is not for the endpoint, or comes from within another rollout, is refused and gets no key. Raises
+        `httpx.RequestError`.
+        """
+        generates = request.method == "POST"
+        if self.closed:
+            return _refused(self.remote.ended.refusal(self.key, caller))
+        if (misuse := foreign_use(self.owner, caller)) is not None:
+            return _refused(foreign_error(misuse))
+        if self.tally is not None and generates and (refusal := _cap_reached(self.tally)) is not None:
+            return _refused(refusal)
+        exchange = hash((request.url.path, request.content))
+        repeats = exchange in self._failures  # an equal request that was made at the same time is no repetition
+        try:
+            request = self._addressed(request)
+        except ApiError as error:
+            return _refused(error)
+        try:
+            response = await self.remote.http.send(request, stream=True)
+        except httpx.RequestError as error:
+            self._fail(exchange, f"{self.remote.base_url}: {type(error).__name__}: {error}")
+            raise
+        if response.status_code >= 400:
+            if response.status_code not in REQUEST_AT_FAULT:
+                self._fail(exchange, f"{self.remote.base_url} answered {response.status_code}")
+            content = self._watched(exchange, response)
+        else:
+            if repeats:
+                self._failures.pop(exchange, None)
+            content = self._watched(exchange, response)
+            self.num_answers += generates
+            if self.tally is not None and generates:
+                self.tally.add(calls=1)
+                content = self._counted(self.tally, response, content)
+        headers = {name: value for name, value in response.headers.items() if name not in HOP_HEADERS}
+        return RemoteResponse(response.status_code, headers, _closing(response, content))
+
+    def _addressed(self, request: httpx.Request) -> httpx.Request:
+        """The request as it goes out. Raises `ApiError` before the key is attached."""
+        remote = self.remote
+        url = address(remote.base, request.method, route_of(remote.base, request.url))
+        url = url.copy_with(query=request.url.query or None)
+        headers = {name: value.replace(self.key, remote.api_key) for name, value in request.headers.items()}
+        headers.pop("content-length", None)
+        return httpx.Request(
+            request.method,
+            url,
+            headers={**headers, "host": url.netloc.decode("ascii")},
+            content=_with_defaults(request, remote.defaults),
+            extensions=dict(request.extensions),
+        )
+
+    async def _watched(self, exchange: int, response: httpx.Response) -> Content:
+        try:
+            async for part in response.aiter_bytes():
+                yield part
+        except httpx.RequestError as error:
+            self._fail(exchange, f"{self.remote.base_url}: {type(error).__name__} while it answered: {error}")
+            raise
+
+    async def _counted(self, tally: Tally, response: httpx.Response, content: Content) -> Content:
+        reader = UsageReader(response.headers.get("content-type", ""), tally, self.remote.usage_unknown)
+        complete = False
+        try:
+            async for part in content:
+                reader.feed(part)
+                yield part
+            complete = True
+        finally:
+            reader.end(complete=complete)
+            await content.aclose()
+
+    def _fail(self, exchange: int, reason: str) -> None:
+        if not self.closed:
+            self._failures.setdefault(exchange, reason)
+
+    def _cancel_tasks(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+
+
+async def _closing(response: httpx.Response, content: Content) -> Content:
+    try:
+        async for part in content:
+            yield part
+    finally:
+        await content.aclose()
+        await response.aclose()
+
+
+def _defaults(model: AuxiliaryModelConfig) -> dict[str, Any]:
+    """What the settings say of sampling, if they say it: body fields for calls that do not set their own."""
+    given: dict[str, Any] = {
+        name: getattr(model, name) for name in ("temperature", "top_p", "max_tokens") if name in model.model_fields_set
+    }
+    if model.enable_thinking is not None:
+        given["chat_template_kwargs"] = {"enable_thinking": model.enable_thinking}
+    return given
+
+
+def _with_defaults(request: httpx.Request, defaults: Mapping[str, Any]) -> bytes:
+    """The body of a request, with the defaults that it does not set."""
+    if not defaults or request.method != "POST" or not request.url.path.endswith("/chat/completions"):
+        return request.content
+    try:
+        body = json.loads(request.content)
+    except ValueError:  # the endpoint will say what it thinks of it
+        return request.content
+    if not isinstance(body, dict):
+        return request.content
+    added = {name: value for name, value in defaults.items() if body.get(name) is None}
+    if body.get("max_completion_tokens") is not None:
+        added.pop("max_tokens", None)
+    return json.dumps({**body, **added}).encode()
+
+
+def _cap_reached(tally: Tally) -> ApiError | None:
+    refusal = tally.admit()
+    if refusal is None:
+        return None
+    return ApiError(str(refusal), status=403, code="token_cap_reached", kind="permission_error")
+
+
+def _refused(error: ApiError) -> RemoteResponse:
+    reply = error_reply(error)
+
+    async def content() -> Content:
+        yield reply.body
+
+    return RemoteResponse(reply.status, {"content-type": reply.content_type}, content())

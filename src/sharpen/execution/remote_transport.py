@@ -1,0 +1,109 @@
+"""Transports of OpenAI clients whose requests are sent from another thread's event loop.
+
+In: an `httpx` request on any thread or loop, a `RemoteUse` that sends it on the endpoint's own loop. Out: an `httpx`
+response, whose content follows as it is read. A cancelled request is cancelled there too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import httpx
+
+from sharpen.rollout.user_loop import owner
+
+if TYPE_CHECKING:
+    from sharpen.execution.remote import RemoteResponse, RemoteUse
+
+Result = TypeVar("Result")
+
+
+class Bridge:
+    """Runs coroutines on the endpoint's loop, from other threads."""
+
+    def __init__(self, use: RemoteUse, loop: asyncio.AbstractEventLoop) -> None:
+        self._use, self._loop = use, loop
+
+    def send(self, request: httpx.Request) -> concurrent.futures.Future[RemoteResponse]:
+        """Begin a request whose body was read; the response's content is still to come."""
+        return self.start(self._use.send(request, owner.get()))
+
+    def start(self, code: Coroutine[Any, Any, Result]) -> concurrent.futures.Future[Result]:
+        """Begin anything else; cancelling the future cancels it."""
+        return asyncio.run_coroutine_threadsafe(self._tracked(code), self._loop)
+
+    async def _tracked(self, code: Coroutine[Any, Any, Result]) -> Result:
+        task = asyncio.current_task()
+        assert task is not None
+        self._use.track(task)
+        try:
+            return await code
+        except asyncio.CancelledError:
+            if self._use.closed:  # by us, not by whoever waits: to them it is an error
+                raise httpx.ReadError("the rollout has ended") from None
+            raise
+
+
+class RemoteTransport(httpx.AsyncBaseTransport):
+    """For `openai.AsyncOpenAI`, on any running loop."""
+
+    def __init__(self, bridge: Bridge) -> None:
+        self._bridge = bridge
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send on the endpoint's loop; the content follows as it is read."""
+        await request.aread()
+        response = await asyncio.wrap_future(self._bridge.send(request))
+        return httpx.Response(response.status, headers=response.headers, stream=_AsyncContent(self._bridge, response))
+
+
+class SyncRemoteTransport(httpx.BaseTransport):
+    """For `openai.OpenAI`, on any thread but the endpoint's own."""
+
+    def __init__(self, bridge: Bridge) -> None:
+        self._bridge = bridge
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Send on the endpoint's loop and block this thread until the answer begins."""
+        request.read()
+        response = self._bridge.send(request).result()
+        return httpx.Response(response.status, headers=response.headers, stream=_SyncContent(self._bridge, response))
+
+
+class _AsyncContent(httpx.AsyncByteStream):
+    def __init__(self, bridge: Bridge, response: RemoteResponse) -> None:
+        self._bridge, self._content = bridge, response.content
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while part := await asyncio.wrap_future(self._bridge.start(_next(self._content))):
+            yield part
+
+    async def aclose(self) -> None:
+        await asyncio.wrap_future(self._bridge.start(_close(self._content)))
+
+
+class _SyncContent(httpx.SyncByteStream):
+    def __init__(self, bridge: Bridge, response: RemoteResponse) -> None:
+        self._bridge, self._content = bridge, response.content
+
+    def __iter__(self) -> Iterator[bytes]:
+        while part := self._bridge.start(_next(self._content)).result():
+            yield part
+
+    def close(self) -> None:
+        self._bridge.start(_close(self._content)).result()
+
+
+async def _next(content: AsyncIterator[bytes]) -> bytes:
+    """The next bytes that are not empty; empty at the end."""
+    async for part in content:
+        if part:
+            return part
+    return b""
+
+
+async def _close(content: Any) -> None:
+    await content.aclose()

@@ -1,0 +1,149 @@
+"""Whether a directory's run is the one that is to go on in it.
+
+In: the settings that the directory recorded (`resolved.json`), the configuration, what model and datasets are now. Out:
+a line for each change that is allowed; `ConfigError` with both values for those that are not. The settings before a
+change stay beside: steps up to 7 were made with `resolved.until_step_7.json`, those behind it with the next such file,
+or with `resolved.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sharpen.config.former import current
+from sharpen.config.load import value_leaves
+from sharpen.config.resuming import may_change, setting_of
+from sharpen.config.run import RunConfig
+from sharpen.errors import ConfigError
+from sharpen.execution.identity import Identity
+
+NOTED = "identity."
+"""How the derived entries of `resolved.json` begin that say what model and datasets were."""
+_IDENTIFIED = {
+    "model.model_path": "model",
+    "train_dataset.path": "train_dataset",
+    "eval_dataset.path": "held_out",
+    "expert.dataset.path": "expert",
+}
+"""Settings that are told apart by what is there, where that was noted, and not by their value."""
+_BY_LAST_NAME = ("path", "model_path", "teacher_path", "workflow", "judge")
+"""Settings that name a file or folder, which may have moved."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A setting, or what it leads to, that is not what it was."""
+
+    setting: str
+    before: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.setting}: {_show(self.before)} -> {_show(self.now)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """What a run is begun with: its settings by dotted name, and the identities of its model and its datasets."""
+
+    values: Mapping[str, Any]
+    identities: Mapping[str, Identity]
+
+    @classmethod
+    def of(cls, config: RunConfig, identities: Mapping[str, Identity]) -> Recorded:
+        """What it is now."""
+        values = {".".join(place): value for place, value in value_leaves(config).items()}
+        return cls(values=json.loads(json.dumps(values)), identities=identities)
+
+
+def read_recorded(path: Path) -> Recorded | None:
+    """What the run in `path` was last begun with; None if it has not noted that. Raises `ConfigError` if it cannot be
+    read."""
+    file = path / "resolved.json"
+    if not file.exists():
+        return None
+    try:
+        entries = json.loads(file.read_text(encoding="utf-8"))
+        derived = {name: entry["value"] for name, entry in entries.items() if entry["origin"] == "derived"}
+        values = {name: current(entry["value"]) for name, entry in entries.items() if name not in derived}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"cannot read {file} ({error}): what the run was made with is not known. Put the file back, or choose "
+            "another experiment_name"
+        ) from error
+    identities = {name.removeprefix(NOTED): value for name, value in derived.items() if name.startswith(NOTED)}
+    return Recorded(values=values, identities=identities)
+
+
+def changes(before: Recorded, now: Recorded) -> list[Change]:
+    """Everything that differs between the two, but for files and folders that have only moved. A setting that was not
+    there yet has its default before; one that is no more is not compared."""
+    found = []
+    defaults = _defaults()
+    for name in sorted(before.values.keys() | now.values.keys()):
+        change = Change(setting=name, before=before.values.get(name, defaults.get(name)), now=now.values.get(name))
+        if change.before != change.now and setting_of(name) is not None and not _moved(change, before, now):
+            found.append(change)
+    for name in sorted(before.identities.keys() & now.identities.keys()):
+        if (earlier := before.identities[name]) != (later := now.identities[name]):
+            found.append(Change(setting=f"what {name} holds", before=earlier, now=later))
+    return found
+
+
+def check_same_run(path: Path, before: Recorded, now: Recorded) -> list[str]:
+    """Lines that say what changed since the run in `path` was last begun. Raises `ConfigError` for what may not."""
+    found = changes(before, now)
+    if refused := [change for change in found if not may_change(change.setting)]:
+        lines = "\n".join(f"  - {change}" for change in refused)
+        raise ConfigError(
+            f"the run {path.name!r} exists, and what it was made with cannot change as it goes on (was -> is):\n"
+            f"{lines}\nSet it as it was ({path / 'resolved.json'}), or choose another experiment_name; to go on from "
+            f"what the run learnt, give its checkpoint as model_path ({path / 'latest'})"
+        )
+    return [f"changed since the run was last begun: {change}" for change in found]
+
+
+def keep_settings(path: Path, step: int) -> None:
+    """Keep the settings that steps up to `step` were made with, as `resolved.until_step_<step>.json`, before others
+    take their place. Settings whose steps were all undone since are not kept."""
+    target = path / f"resolved.until_step_{step}.json"
+    kept = {int(re.findall(r"\d+", file.name)[-1]): file for file in path.glob("resolved.until_step_*.json")}
+    reaching = sorted(until for until in kept if until >= step)
+    if not reaching:
+        target.write_bytes((path / "resolved.json").read_bytes())
+        return
+    kept[reaching[0]].replace(target)
+    for until in reaching[1:]:
+        kept[until].unlink()
+
+
+def _defaults() -> dict[str, Any]:
+    """Of the settings that have one."""
+    smallest = {"train_dataset": {"path": ""}, "model": {"model_path": "", "max_model_len": 2}}
+    return dict(Recorded.of(RunConfig.model_validate(smallest), {}).values)
+
+
+def _moved(change: Change, before: Recorded, now: Recorded) -> bool:
+    """Whether a setting names the same thing at another place, as far as is known: of the same content where that was
+    noted, else of the same name."""
+    if change.setting in ("workflow", "judge") and None in (change.before, change.now):
+        return True  # a function that was given in Python has no name here
+    if not isinstance(change.before, str) or not isinstance(change.now, str):
+        return False
+    known = _IDENTIFIED.get(change.setting, "")
+    if known in before.identities and known in now.identities:
+        return before.identities[known] == now.identities[known]
+    by_name = change.setting.rpartition(".")[2] in _BY_LAST_NAME
+    return by_name and Path(change.before).name == Path(change.now).name
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, Mapping) and "digest" in value:
+        return ", ".join(f"{value[name]} {name}" for name in value if name != "digest") + f" (digest {value['digest']})"
+    text = "none" if value is None else repr(value)
+    return text if len(text) <= 120 else f"{text[:117]}..."

@@ -1,0 +1,76 @@
+"""The teacher's files, and whether it has the vocabulary of the model that is tuned: known before weights are loaded.
+
+In: a run's settings. Out: the teacher's folder, or a `ConfigError` that names the first token that differs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sharpen.algorithm.presets import Algorithm
+from sharpen.config.run import RunConfig
+from sharpen.errors import ConfigError
+from sharpen.execution.model_files import model_folder
+
+_SPECIAL = ("bos_token", "eos_token")
+"""Special tokens that text as the model sees it can begin or end with. Padding never reaches a model here."""
+
+
+def teacher_folder(config: RunConfig, algorithm: Algorithm) -> Path | None:
+    """The files of `distill.teacher_path`; None if the algorithm has no teacher.
+
+    Raises `ConfigError` if an algorithm with a teacher has none, `ModelError` if there is no such model.
+    """
+    if not algorithm.needs_teacher:
+        return None
+    if config.distill.teacher_path is None:
+        raise ConfigError(
+            f"{config.algorithm.algorithm_type!r} learns from a teacher: set distill.teacher_path to a Hugging Face "
+            "model with the same vocabulary"
+        )
+    return model_folder(config.distill.teacher_path, setting="distill.teacher_path")
+
+
+def check_teacher(config: RunConfig, algorithm: Algorithm) -> None:
+    """Raise `ConfigError` if the teacher cannot judge the tokens of the model that is tuned, or as many of them.
+
+    The tokenizers must give every id the same text, and have the same tokens at the beginning and end of text. How many
+    embeddings a model has beyond its tokenizer (padding) may differ.
+    """
+    folder = teacher_folder(config, algorithm)
+    if folder is None:
+        return
+    from transformers import AutoConfig, AutoTokenizer
+
+    own = AutoTokenizer.from_pretrained(model_folder(config.model.model_path))
+    teacher = AutoTokenizer.from_pretrained(folder)
+    if (difference := _first_difference(own, teacher)) is not None:
+        raise ConfigError(
+            f"the teacher in distill.teacher_path ({config.distill.teacher_path}) has another vocabulary than the "
+            f"model ({config.model.model_path}): {difference}; choose a teacher with the same tokenizer"
+        )
+    longest = getattr(AutoConfig.from_pretrained(folder), "max_position_embeddings", None)
+    if longest is not None and longest < config.model.max_model_len:
+        raise ConfigError(
+            f"model.max_model_len is {config.model.max_model_len}, but the teacher in distill.teacher_path reads at "
+            f"most {longest} tokens: lower it, or choose another teacher"
+        )
+
+
+def _first_difference(own: Any, teacher: Any) -> str | None:
+    """The first id whose token differs, or the first special token that does; None if there is none."""
+    own_tokens, its_tokens = ({id_: token for token, id_ in one.get_vocab().items()} for one in (own, teacher))
+    for id_ in sorted(own_tokens.keys() | its_tokens.keys()):
+        mine, its = own_tokens.get(id_), its_tokens.get(id_)
+        if mine != its:
+            return f"id {id_} is {_shown(mine)} in the model and {_shown(its)} in the teacher"
+    for name in _SPECIAL:
+        mine, its = getattr(own, name, None), getattr(teacher, name, None)
+        if mine != its:
+            return f"the {name} is {_shown(mine)} in the model and {_shown(its)} in the teacher"
+    return None
+
+
+def _shown(token: str | None) -> str:
+    return "no token" if token is None else repr(token)

@@ -1,0 +1,120 @@
+"""The trainer of a run: in the coordinator's process, or several processes that train together.
+
+In: a run's configuration and algorithm. Out: a trainer; or `ConfigError` before anything is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias, overload
+
+from sharpen.config.run import RunConfig
+from sharpen.errors import ConfigError
+from sharpen.execution.engine_choice import check_gpu
+from sharpen.execution.teacher_files import teacher_folder
+from sharpen.types import Experience
+
+if TYPE_CHECKING:
+    from sharpen.algorithm.presets import Algorithm
+    from sharpen.algorithm.supervised import SupervisedAlgorithm
+    from sharpen.execution.ranks.group import Calls, StartRanks, SupervisedGroup, TrainerGroup
+    from sharpen.execution.ranks.trainer import TrainerPlan
+    from sharpen.supervised.trainer import SupervisedTrainer
+    from sharpen.trainer.trainer import Trainer
+
+
+AnyTrainer: TypeAlias = "Trainer | TrainerGroup"
+AnySupervisedTrainer: TypeAlias = "SupervisedTrainer | SupervisedGroup"
+
+
+def check_trainer(config: RunConfig) -> None:
+    """Refuse devices and processes that cannot be had on this machine, and settings without effect. Raises
+    `ConfigError`."""
+    if config.uses_ray:  # there the cluster's GPUs count
+        return
+    check_gpu(config.engine.device)
+    if config.trainer.has_ranks:
+        check_processes(config, num_gpus=_num_gpus())
+
+
+def check_processes(config: RunConfig, *, num_gpus: int) -> None:
+    """The same on a machine with so many GPUs."""
+    trainer, on_gpus = config.trainer, _on_gpus(config, num_gpus)
+    if trainer.cpu_offload and not on_gpus:
+        raise ConfigError(
+            "trainer.cpu_offload is true, but the trainer computes on the CPU (engine.device "
+            f"{config.engine.device!r}, {num_gpus} GPUs here): it has no effect, leave it out"
+        )
+    if on_gpus and trainer.num_processes > num_gpus:
+        raise ConfigError(
+            f"trainer.num_processes is {trainer.num_processes}, but {num_gpus} GPU(s) are here and each process needs "
+            "one: set it lower, or engine.device to cpu"
+        )
+
+
+@overload
+def make_trainer(
+    config: RunConfig,
+    algorithm: Algorithm,
+    folder: Path,
+    *,
+    total_steps: int,
+    ranks: StartRanks | None = ...,
+    probe: Sequence[Experience] = ...,
+) -> AnyTrainer: ...
+@overload
+def make_trainer(
+    config: RunConfig, algorithm: SupervisedAlgorithm, folder: Path, *, total_steps: int, ranks: StartRanks | None = ...
+) -> AnySupervisedTrainer: ...
+def make_trainer(
+    config: RunConfig,
+    algorithm: Algorithm | SupervisedAlgorithm,
+    folder: Path,
+    *,
+    total_steps: int,
+    ranks: StartRanks | None = None,
+    probe: Sequence[Experience] = (),
+) -> AnyTrainer | AnySupervisedTrainer:
+    """A trainer of the model in `folder`, for rollouts or for rows as the algorithm says; `ranks` starts it in several
+    places elsewhere; `probe` is that of `execution.probe.probe_at_start`. Raises `ParityError` if the engine that gave
+    it serves another model; `ModelError` for architectures not supported, `RankError` if a process does not start."""
+    from sharpen.algorithm.supervised import SupervisedAlgorithm
+    from sharpen.execution.ranks.trainer import TrainerPlan, load_trainer
+
+    teacher_path = None if isinstance(algorithm, SupervisedAlgorithm) else teacher_folder(config, algorithm)
+    plan = TrainerPlan(
+        model_path=str(folder),
+        algorithm=algorithm,
+        config=config.trainer,
+        learning_rate=config.algorithm.learning_rate,
+        planned_updates=total_steps * config.trainer.num_minibatches * config.trainer.epochs,
+        seed=config.seed,
+        teacher_path=None if teacher_path is None else str(teacher_path),
+        critic=config.critic,
+        probe=tuple(probe),
+        engine_dtype=config.engine.dtype,
+    )
+    if ranks is None and not config.trainer.has_ranks:
+        return load_trainer(plan, config.engine.device)
+    from sharpen.execution.ranks.group import SupervisedGroup, TrainerGroup
+
+    calls = _processes(config, plan) if ranks is None else ranks(plan)
+    return SupervisedGroup(calls) if isinstance(algorithm, SupervisedAlgorithm) else TrainerGroup(calls)
+
+
+def _processes(config: RunConfig, plan: TrainerPlan) -> Calls:
+    from sharpen.execution.ranks.processes import RankProcesses
+
+    return RankProcesses(plan, config.trainer.num_processes, on_gpus=_on_gpus(config, _num_gpus()))
+
+
+def _num_gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _on_gpus(config: RunConfig, num_gpus: int) -> bool:
+    """Whether the trainer computes on GPUs."""
+    return config.engine.device.startswith("cuda") or (config.engine.device == "auto" and num_gpus > 0)

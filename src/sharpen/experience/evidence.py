@@ -1,0 +1,92 @@
+"""Reading back from a journal what its steps noted for the certificate: what the trainer received, which groups were in
+a step, which session trained it. Journals written before these tables existed have none of it.
+
+Shape suffix: S loss tokens of a call.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from sharpen.experience.reading import floats, has, ints, open_journal
+from sharpen.experience.records import Delivery, GroupPlace, LossSpan
+from sharpen.types import FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionRecord:
+    """A session, which went on behind `step` with weights of this policy version."""
+
+    id: str
+    step: int
+    version: int
+
+
+def read_sessions(path: Path | str) -> list[SessionRecord]:
+    """The sessions that wrote into the journal, in their order; none where they were not noted."""
+    with closing(open_journal(path)) as connection:
+        if not has(connection, "sessions"):
+            return []
+        rows = connection.execute("SELECT id, step, version FROM sessions ORDER BY key").fetchall()
+    return [SessionRecord(**dict(row)) for row in rows]
+
+
+def read_delivery(path: Path | str, step: int) -> Delivery | None:
+    """What the trainer received in a step, but for the sequences themselves; None where it was not noted."""
+    with closing(open_journal(path)) as connection:
+        if not has(connection, "step_groups"):
+            return None
+        places = connection.execute("SELECT * FROM step_groups WHERE step = ? ORDER BY rowid", (step,)).fetchall()
+        spans = connection.execute("SELECT * FROM spans WHERE step = ? ORDER BY rowid", (step,)).fetchall()
+    if not places:
+        return None
+    return Delivery(
+        spans=tuple(map(_span, spans)),
+        places=tuple(
+            GroupPlace(
+                group_id=row["group_id"],
+                update=row["update_number"],
+                left_out=row["left_out"],
+                replayed=bool(row["replayed"]),
+            )
+            for row in places
+        ),
+    )
+
+
+def read_step_groups(path: Path | str) -> dict[int, list[tuple[int, bool]]]:
+    """For each step that noted them the places of its groups in the journal, and whether they had trained before."""
+    with closing(open_journal(path)) as connection:
+        if not has(connection, "step_groups"):
+            return {}
+        rows = connection.execute("SELECT step, group_key, replayed FROM step_groups ORDER BY rowid").fetchall()
+    found: dict[int, list[tuple[int, bool]]] = {}
+    for step, key, replayed in rows:
+        found.setdefault(step, []).append((key, bool(replayed)))
+    return found
+
+
+def _span(row: sqlite3.Row) -> LossSpan:
+    count = row["num_tokens"]
+    first = row["first"]
+    return LossSpan(
+        update=row["update_number"],
+        sequence=row["sequence"],
+        group_id=row["group_id"],
+        rollout_id=row["rollout_id"],
+        call=row["call"],
+        places_S=np.arange(first, first + count, dtype=np.int32) if row["places"] is None else ints(row["places"]),
+        advantages_S=_numbers(row["advantage"], row["advantages"], count),
+        weights_S=_numbers(row["weight"], row["weights"], count),
+        ids=row["ids"],
+        records=row["records"],
+    )
+
+
+def _numbers(constant: float | None, blob: bytes | None, count: int) -> FloatArray:
+    return np.full(count, constant, np.float32) if blob is None else floats(blob)

@@ -1,0 +1,136 @@
+"""From the calls of a rollout to the sequences that are trained.
+
+In: a `Rollout`. Out: its `Experience`s, with advantages and weights still 0 (`draw` fills them). Calls along parent
+links become one sequence, whose ids are simply those of its last call: a child's prompt is its parent's prompt and
+sampled ids and more. Where a call has several children the path forks; every trainable call carries loss in exactly
+one of the sequences.
+
+Shape suffixes: P prompt tokens of a call, S sampled tokens of a call, T tokens of a sequence.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sharpen.errors import CallError, SamplingError
+from sharpen.types import Call, Experience, Rollout
+
+
+def merge(rollout: Rollout) -> list[Experience]:
+    """The trainable sequences of a rollout, in the order of their last calls; none if no call is trainable.
+
+    Greedy and abandoned calls are context at most. Raises `CallError` for a trainable call without one finite logprob
+    per sampled token, or whose prompt does not start with its parent's ids; `SamplingError` for one sampled from a
+    truncated distribution.
+    """
+    for call in rollout.calls:
+        _check_call(rollout, call)
+    parents = {call.parent for call in rollout.calls}
+    covered: set[int] = set()
+    experiences = []
+    for leaf in rollout.calls:
+        if leaf.index in parents:
+            continue
+        path = _path(rollout, leaf)
+        while path and (not path[-1].trainable or path[-1].index in covered):
+            path.pop()  # a tail without loss of its own is not worth computing
+        if not path:
+            continue
+        carrying = [call for call in path if call.trainable and call.index not in covered]
+        covered.update(call.index for call in carrying)
+        experiences.append(_sequence(rollout, path[-1], carrying))
+    return experiences
+
+
+def whole_support(rollout: Rollout) -> bool:
+    """Whether all its trainable calls were sampled from the model's whole distribution."""
+    return all(call.sampling.full_support for call in rollout.calls if call.trainable)
+
+
+def num_trainable_calls(rollout: Rollout) -> int:
+    """How many calls of the rollout carry loss."""
+    return sum(call.trainable for call in rollout.calls)
+
+
+def _path(rollout: Rollout, leaf: Call) -> list[Call]:
+    """The calls from the first ancestor to `leaf`."""
+    path = [leaf]
+    while (parent := path[-1].parent) is not None:
+        path.append(rollout.calls[parent])
+    path.reverse()
+    return path
+
+
+def _sequence(rollout: Rollout, last: Call, carrying: list[Call]) -> Experience:
+    """The ids of `last` with loss on the sampled tokens of `carrying` (itself among them)."""
+    ids_T = np.concatenate([last.prompt_ids_P, last.sampled_ids_S]).astype(np.int32, copy=False)
+    num_tokens = len(ids_T)
+    loss_mask_T = np.zeros(num_tokens, dtype=np.bool_)
+    logprobs_T = np.zeros(num_tokens, dtype=np.float32)
+    versions_T = np.full(num_tokens, -1, dtype=np.int32)
+    calls_T = np.full(num_tokens, -1, dtype=np.int32)
+    temperatures_T = np.ones(num_tokens, dtype=np.float32)
+    for call in carrying:
+        start = len(call.prompt_ids_P)
+        sampled = slice(start, start + len(call.sampled_ids_S))
+        loss_mask_T[sampled] = True
+        logprobs_T[sampled] = call.logprobs_S
+        versions_T[sampled] = call.versions_S
+        calls_T[sampled] = call.index
+        temperatures_T[sampled] = call.sampling.temperature
+    return Experience(
+        rollout_id=rollout.id,
+        group_id=rollout.group_id,
+        task_id=rollout.task_id,
+        ids_T=ids_T,
+        loss_mask_T=loss_mask_T,
+        logprobs_T=logprobs_T,
+        versions_T=versions_T,
+        calls_T=calls_T,
+        temperatures_T=temperatures_T,
+        advantages_T=np.zeros(num_tokens, dtype=np.float32),
+        weights_T=np.zeros(num_tokens, dtype=np.float32),
+    )
+
+
+def _check_call(rollout: Rollout, call: Call) -> None:
+    where = f"call {call.index} of rollout {rollout.id}"
+    assert rollout.calls[call.index] is call, f"{where}: calls must be stored in the order of their indices"
+    if call.parent is not None:
+        _check_parent(where, rollout.calls[call.parent], call)
+    if not call.trainable:
+        return
+    num_sampled = len(call.sampled_ids_S)
+    if len(call.logprobs_S) != num_sampled or len(call.versions_S) != num_sampled:
+        raise CallError(
+            f"{where} has {num_sampled} sampled tokens, but {len(call.logprobs_S)} logprobs and {len(call.versions_S)} "
+            "versions: it cannot be trained on"
+        )
+    finite_S = np.isfinite(call.logprobs_S)
+    if not finite_S.all():
+        first = int(np.argmin(finite_S))
+        raise CallError(f"{where}: the logprob of sampled token {first} is {call.logprobs_S[first]}; nothing is padded")
+    if not call.sampling.full_support:
+        settings = {"top_p": (call.sampling.top_p, 1.0), "top_k": (call.sampling.top_k, 0)}
+        wrong = ", ".join(f"{name}={value:g}" for name, (value, full) in settings.items() if value != full)
+        raise SamplingError(
+            f"{where} was sampled with {wrong}: a truncated distribution has no probability ratio to the model's. "
+            "Sample with top_p=1 and top_k=0, or with temperature 0 where the call should be context only"
+        )
+
+
+def _check_parent(where: str, parent: Call, call: Call) -> None:
+    if parent.index >= call.index:
+        raise CallError(f"{where} names call {parent.index} as its parent, which is not earlier")
+    num_prompt = len(parent.prompt_ids_P)
+    num_before = num_prompt + len(parent.sampled_ids_S)
+    prompt_ids_P = call.prompt_ids_P
+    if not (
+        len(prompt_ids_P) >= num_before
+        and np.array_equal(prompt_ids_P[:num_prompt], parent.prompt_ids_P)
+        and np.array_equal(prompt_ids_P[num_prompt:num_before], parent.sampled_ids_S)
+    ):
+        raise CallError(
+            f"{where} names call {parent.index} as its parent, but its prompt does not start with that call's prompt "
+            "and sampled ids"
+        )

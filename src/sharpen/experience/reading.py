@@ -1,0 +1,376 @@
+"""Reading a journal (`run.db`) back, also while a run is writing it.
+
+In: its path. Out: the records that were added: equal ones, except that JSON has lists for tuples and plain text for
+whatever of a task's row has no form in JSON.
+
+Shape suffixes: P prompt tokens, S sampled tokens of a call.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sharpen.errors import JournalError
+from sharpen.experience.records import (
+    BASELINE,
+    FLOAT_BYTES,
+    INT_BYTES,
+    SCHEMA_VERSION,
+    TaughtRow,
+)
+from sharpen.types import Call, CallStatus, Check, FloatArray, Group, IntArray, Outcome, Rollout, Sampling, Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """A trained step: the policy version it led to, its metrics, and the session that trained it (None where none was
+    noted)."""
+
+    step: int
+    version: int
+    metrics: Mapping[str, float]
+    session: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedCall:
+    """A call that carried loss in a step: on so many tokens, with this advantage."""
+
+    step: int
+    group_id: str
+    rollout_id: str
+    call: int
+    num_tokens: int
+    advantage: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutEntry:
+    """A rollout's line in the journal, without its calls; the last attempt of each."""
+
+    id: str
+    group_id: str
+    outcome: Outcome
+    reward: float | None
+    num_calls: int
+
+
+def read_parity(path: Path | str) -> Mapping[str, Any] | None:
+    """What rounding was measured to be (`trainer.rounding.Rounding`); None where everything was computed in float32,
+    or an older Sharpen wrote the journal."""
+    with closing(open_journal(path)) as connection:
+        row = connection.execute("SELECT value FROM meta WHERE key = 'parity'").fetchone()
+    return None if row is None else json.loads(row[0])
+
+
+def find_rollouts(path: Path | str, *, part: str = "", last: int | None = None) -> list[RolloutEntry]:
+    """Rollouts whose id contains `part`, in the order they were added; only those of the `last` so many groups."""
+    with closing(open_journal(path)) as connection:
+        rows = connection.execute(
+            "SELECT id, group_id, outcome, reward, (SELECT COUNT(*) FROM calls WHERE rollout_key = rollouts.key)"
+            " AS num_calls FROM rollouts WHERE is_final AND instr(id, :part) AND group_key IN"
+            " (SELECT key FROM groups ORDER BY key DESC LIMIT :last) ORDER BY key",
+            {"part": part, "last": -1 if last is None else last},
+        ).fetchall()
+    return [RolloutEntry(**dict(row) | {"outcome": Outcome(row["outcome"])}) for row in rows]
+
+
+def read_group_ids(path: Path | str) -> list[tuple[int, str]]:
+    """(place in the journal, id) of all groups, in the order they were added."""
+    with closing(open_journal(path)) as connection:
+        return [(key, id_) for key, id_ in connection.execute("SELECT key, id FROM groups ORDER BY key")]
+
+
+def read_groups_at(path: Path | str, keys: Iterable[int]) -> list[Group]:
+    """The groups at these places in the journal."""
+    with closing(open_journal(path)) as connection:
+        return [_read_group(connection, key) for key in keys]
+
+
+def read_groups(path: Path | str, *, group_id: str | None = None, last: int | None = None) -> Iterator[Group]:
+    """Groups in the order they were added: all, those with `group_id`, or only the `last` so many."""
+    with closing(open_journal(path)) as connection:
+        keys = [
+            key
+            for (key,) in connection.execute(
+                "SELECT key FROM groups WHERE :id IS NULL OR id = :id ORDER BY key DESC LIMIT :last",
+                {"id": group_id, "last": -1 if last is None else last},
+            )
+        ]
+        for key in reversed(keys):
+            yield _read_group(connection, key)
+
+
+def read_last_groups(path: Path | str) -> dict[int, list[int]]:
+    """The groups of each step by their place in the journal; the last ones where a step was done again after an
+    interruption.
+
+    A step that begins again draws the same tasks first, so that an id which is there already (or another step in
+    between) says that what came before is not what was trained.
+    """
+    return _last_groups((key, group_id) for key, group_id, _ in _groups(path))
+
+
+def read_trained_groups(path: Path | str, *, last_step: int, oldest: int) -> list[tuple[Group, list[TrainedCall]]]:
+    """The groups of the steps up to `last_step` that started at policy version `oldest` or later, in the order they
+    were added, each with its calls that carried loss in any of these steps."""
+    groups = _groups(path)
+    ids = {key: group_id for key, group_id, version in groups if version >= oldest}
+    steps = _last_groups((key, group_id) for key, group_id, _ in groups)
+    keys = [key for step, found in steps.items() if step <= last_step for key in found if key in ids]
+    if not keys:
+        return []
+    calls: dict[str, list[TrainedCall]] = {ids[key]: [] for key in keys}
+    first = min(step for step, found in steps.items() if any(key in ids for key in found))
+    for call in _read_trained(path, first, last_step):
+        if call.group_id in calls:
+            calls[call.group_id].append(call)
+    return [(group, calls[group.id]) for group in read_groups_at(path, sorted(keys))]
+
+
+def _step_of(group_id: str) -> int | None:
+    """The step that a group was rolled out for: ids of groups begin with `step-<steps done before>/`."""
+    head, _, _ = group_id.partition("/")
+    name, _, number = head.rpartition("-")
+    return int(number) + 1 if name == "step" and number.isdigit() else None
+
+
+def read_steps(path: Path | str) -> list[StepRecord]:
+    """Trained steps, in the order they were added."""
+    with closing(open_journal(path)) as connection:
+        session = "NULL"
+        if has(connection, "step_sessions"):
+            session = "(SELECT session FROM step_sessions WHERE step_key = key)"
+        rows = connection.execute(
+            f"SELECT step, version, metrics, {session} AS session FROM steps ORDER BY key"
+        ).fetchall()
+    return [StepRecord(**dict(row) | {"metrics": json.loads(row["metrics"])}) for row in rows]
+
+
+def read_trained(path: Path | str, *, step: int | None = None) -> list[TrainedCall]:
+    """Calls that carried loss, of one step or of all, in the order they were added."""
+    return _read_trained(path, step, step)
+
+
+def read_checks(path: Path | str) -> dict[int, tuple[Check, ...]]:
+    """The checks of each step's certificate; those of the last time that the step was trained."""
+    with closing(open_journal(path)) as connection:
+        rows = connection.execute("SELECT step, name, checked, broken, first FROM checks ORDER BY rowid").fetchall()
+    found: dict[int, dict[str, Check]] = {}
+    for row in rows:
+        fields = {name: row[name] for name in ("name", "checked", "broken", "first")}
+        found.setdefault(row["step"], {})[row["name"]] = Check(**fields)
+    return {step: tuple(checks.values()) for step, checks in found.items()}
+
+
+def read_taught(path: Path | str) -> dict[int, list[TaughtRow]]:
+    """The rows that each step of a run without rollouts drew; empty for a run that did not note them."""
+    with closing(open_journal(path)) as connection:
+        if not has(connection, "taught"):
+            return {}
+        rows = connection.execute("SELECT * FROM taught ORDER BY rowid").fetchall()
+    found: dict[int, list[TaughtRow]] = {}
+    for row in rows:
+        fields = {name: row[name] for name in ("row_id", "num_tokens", "row_digest", "ids_digest")}
+        found.setdefault(row["step"], []).append(TaughtRow(too_long=bool(row["too_long"]), **fields))
+    return found
+
+
+def read_task_rows(path: Path | str) -> dict[str, str]:
+    """The row of each task that was rolled out, as `records.row_text` writes it, by the task's id."""
+    with closing(open_journal(path)) as connection:
+        found = connection.execute(
+            "SELECT DISTINCT task_id, texts.json FROM groups JOIN texts ON texts.id = groups.task_row"
+        )
+        return dict(found.fetchall())
+
+
+def count_taught(path: Path | str, steps: Collection[int] | None = None) -> dict[str, int]:
+    """What became of the rows that the steps of a run without rollouts drew (step 0 has those held out); of all steps,
+    or of these."""
+    taught = read_taught(path).items()
+    rows = [row for step, found in taught if step and (steps is None or step in steps) for row in found]
+    counts = {
+        "trained": sum(row.num_tokens > 0 for row in rows),
+        "too long": sum(row.too_long for row in rows),
+        "empty": sum(row.num_tokens == 0 and not row.too_long for row in rows),
+    }
+    return {name: count for name, count in counts.items() if count}
+
+
+def count_outcomes(path: Path | str, groups: Collection[int] | None = None) -> dict[str, int]:
+    """Rollouts by outcome, attempts that were repeated included; of all groups, or of those at these places."""
+    return _counts(path, "outcome", "rollouts", "group_key", groups)
+
+
+def count_calls(path: Path | str, groups: Collection[int] | None = None) -> dict[str, int]:
+    """Calls by status; of all groups, or of those at these places."""
+    return _counts(path, "status", "calls JOIN rollouts ON rollouts.key = rollout_key", "group_key", groups)
+
+
+def _groups(path: Path | str) -> list[tuple[int, str, int]]:
+    """(place in the journal, id, policy version) of all groups, in the order they were added."""
+    with closing(open_journal(path)) as connection:
+        return [tuple(row) for row in connection.execute("SELECT key, id, version FROM groups ORDER BY key")]
+
+
+def _last_groups(groups: Iterable[tuple[int, str]]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    seen: set[str] = set()
+    number: int | None = None
+    for key, group_id in groups:
+        step = _step_of(group_id)
+        if step is None:
+            continue
+        if step != number or group_id in seen:
+            found[step], seen = [], set()
+        found[step].append(key)
+        seen.add(group_id)
+        number = step
+    return dict(sorted(found.items()))
+
+
+def _read_trained(path: Path | str, first: int | None, last: int | None) -> list[TrainedCall]:
+    with closing(open_journal(path)) as connection:
+        rows = connection.execute(
+            "SELECT step, group_id, rollout_id, call, num_tokens, advantage FROM trained"
+            " WHERE (:first IS NULL OR step >= :first) AND (:last IS NULL OR step <= :last) ORDER BY rowid",
+            {"first": first, "last": last},
+        ).fetchall()
+    return [TrainedCall(**dict(row)) for row in rows]
+
+
+def _counts(path: Path | str, what: str, table: str, of: str, keys: Collection[int] | None) -> dict[str, int]:
+    chosen = None if keys is None else set(keys)
+    counts: Counter[str] = Counter()
+    with closing(open_journal(path)) as connection:
+        for value, key, count in connection.execute(
+            f"SELECT {what}, {of}, COUNT(*) FROM {table} GROUP BY {what}, {of}"
+        ):
+            counts[value] += count if chosen is None or key in chosen else 0
+    return {value: count for value, count in counts.most_common() if count}
+
+
+def has(connection: sqlite3.Connection, table: str) -> bool:
+    """Whether the journal has this table: those that were added later may be missing."""
+    return connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone() is not None
+
+
+def open_journal(path: Path | str) -> sqlite3.Connection:
+    """Open a journal to read. Raises `JournalError` if it is none, or of another version."""
+    try:
+        connection = sqlite3.connect(f"{Path(path).resolve().as_uri()}?mode=ro", uri=True)
+    except sqlite3.Error as error:
+        raise JournalError(f"cannot read the journal {path}: {error}") from error
+    connection.row_factory = sqlite3.Row
+    try:
+        found = connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()["value"]
+    except sqlite3.Error as error:
+        connection.close()
+        raise JournalError(f"cannot read the journal {path}: {error}") from error
+    if found != str(SCHEMA_VERSION):
+        connection.close()
+        raise JournalError(f"the journal {path} has schema version {found}; this Sharpen reads {SCHEMA_VERSION}")
+    return connection
+
+
+def _read_group(connection: sqlite3.Connection, key: int) -> Group:
+    group = connection.execute(
+        "SELECT groups.*, texts.json AS row FROM groups JOIN texts ON texts.id = groups.task_row WHERE key = ?", (key,)
+    ).fetchone()
+    rows = connection.execute("SELECT * FROM rollouts WHERE group_key = ? ORDER BY key", (key,)).fetchall()
+    rollouts = [(row["is_final"], _read_rollout(connection, row)) for row in rows]
+    return Group(
+        id=group["id"],
+        version=group["version"],
+        task=Task(id=group["task_id"], index=group["task_index"], row=json.loads(group["row"])),
+        rollouts=tuple(rollout for is_final, rollout in rollouts if is_final == 1),
+        baseline=next((rollout for is_final, rollout in rollouts if is_final == BASELINE), None),
+        attempts=tuple(rollout for is_final, rollout in rollouts if not is_final),
+    )
+
+
+def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row) -> Rollout:
+    calls: list[Call] = []
+    notes = _read_notes(connection, row["key"])
+    requests = {note["call"]: note["request"] for note in notes}
+    for call_row in connection.execute(
+        "SELECT calls.*, texts.json AS tools_json FROM calls JOIN texts ON texts.id = calls.tools"
+        " WHERE rollout_key = ? ORDER BY idx",
+        (row["key"],),
+    ):
+        calls.append(_read_call(calls, call_row, requests.get(call_row["idx"])))
+    return Rollout(
+        id=row["id"],
+        group_id=row["group_id"],
+        task_id=row["task_id"],
+        index=row["idx"],
+        attempt=row["attempt"],
+        calls=tuple(calls),
+        outcome=Outcome(row["outcome"]),
+        reward=row["reward"],
+        metrics=json.loads(row["metrics"]),
+        call_rewards={int(index): reward for index, reward in json.loads(row["call_rewards"]).items()},
+        step_rewards={note["call"]: note["step_reward"] for note in notes if note["step_reward"] is not None},
+        states={note["call"]: note["state"] for note in notes if note["state"] is not None},
+        error=row["error"],
+        seconds=row["seconds"],
+    )
+
+
+def _read_notes(connection: sqlite3.Connection, rollout_key: int) -> list[sqlite3.Row]:
+    """What the owner said of single calls; nothing in a journal of before there was a place for it."""
+    if not has(connection, "call_notes"):
+        return []
+    return connection.execute("SELECT * FROM call_notes WHERE rollout_key = ?", (rollout_key,)).fetchall()
+
+
+def _read_call(earlier: list[Call], row: sqlite3.Row, request: int | None) -> Call:
+    prompt_ids_P = ints(row["prompt_suffix"])
+    messages: list[Mapping[str, Any]] = json.loads(row["messages_suffix"])
+    if row["base"] is not None:
+        base = earlier[row["base"]]
+        history = np.concatenate([base.prompt_ids_P, base.sampled_ids_S])
+        prompt_ids_P = np.concatenate([history[: row["prompt_kept"]], prompt_ids_P])
+        messages = [*(*base.messages, base.response)[: row["messages_kept"]], *messages]
+    return Call(
+        index=row["idx"],
+        parent=row["parent"],
+        prompt_ids_P=prompt_ids_P,
+        sampled_ids_S=ints(row["sampled"]),
+        logprobs_S=floats(row["logprobs"]),
+        versions_S=ints(row["versions"]),
+        sampling=Sampling(
+            temperature=row["temperature"],
+            top_p=row["top_p"],
+            top_k=row["top_k"],
+            max_tokens=row["max_tokens"],
+            stop=tuple(json.loads(row["stop"])),
+        ),
+        finish_reason=row["finish_reason"],
+        status=CallStatus(row["status"]),
+        messages=tuple(messages),
+        tools=tuple(json.loads(row["tools_json"])),
+        response=json.loads(row["response"]),
+        seconds=row["seconds"],
+        request=request,
+    )
+
+
+def ints(blob: bytes) -> IntArray:
+    """Numbers as they are stored."""
+    return np.frombuffer(blob, dtype=INT_BYTES).astype(np.int32, copy=False)
+
+
+def floats(blob: bytes) -> FloatArray:
+    """Numbers as they are stored."""
+    return np.frombuffer(blob, dtype=FLOAT_BYTES).astype(np.float32, copy=False)

@@ -1,0 +1,65 @@
+"""What auxiliary models are used for: calls and tokens, for each rollout and for the whole run, and the run's cap.
+
+In: a count from whoever serves a call (our engine's gateway, an endpoint's transport), on any thread. Out: a `Tally`
+for each attempt, a total for the run, and `TokenCapError` for the call that comes after the cap is reached.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from sharpen.errors import TokenCapError
+
+
+class Meter:
+    """Tokens (prompt plus sampled) that the whole run has used of one auxiliary model.
+
+    `max_total_tokens` None is no limit. Calls that run while the cap is reached are let through and counted, so that
+    the total may exceed it by as much as was in flight.
+    """
+
+    def __init__(self, name: str, model_path: str, max_total_tokens: int | None) -> None:
+        self.name, self.model_path = name, model_path
+        self.max_total_tokens = max_total_tokens
+        self.total_tokens = 0
+        self._lock = threading.Lock()
+
+    def add(self, num_tokens: int) -> None:
+        """Count tokens of the run."""
+        with self._lock:
+            self.total_tokens += num_tokens
+
+    def refusal(self) -> TokenCapError | None:
+        """Why no more calls are let through; None as long as they are."""
+        if self.max_total_tokens is None or self.total_tokens < self.max_total_tokens:
+            return None
+        return TokenCapError(
+            f"the auxiliary model {self.name!r} ({self.model_path}) has used {self.total_tokens} tokens, and "
+            f"auxiliary_models.{self.name}.max_total_tokens is {self.max_total_tokens}: raise the cap, or leave it out "
+            "for no limit"
+        )
+
+
+class Tally:
+    """What one attempt has used of one auxiliary model. `refused` is set when it ran into the run's cap."""
+
+    def __init__(self, meter: Meter) -> None:
+        self.meter = meter
+        self.num_calls = 0
+        self.num_tokens = 0
+        self.refused: TokenCapError | None = None
+        self._lock = threading.Lock()
+
+    def admit(self) -> TokenCapError | None:
+        """Ask before a call; the error if there are no tokens left."""
+        refusal = self.meter.refusal()
+        if refusal is not None:
+            self.refused = refusal
+        return refusal
+
+    def add(self, *, calls: int = 0, tokens: int = 0) -> None:
+        """Count, here and for the run."""
+        with self._lock:
+            self.num_calls += calls
+            self.num_tokens += tokens
+        self.meter.add(tokens)

@@ -1,0 +1,109 @@
+"""What a workflow receives: a recorded model behind genuine OpenAI clients.
+
+In: a rollout's key. Out: `client`, `sync_client`, or `base_url` and `api_key` for what else speaks chat completions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Never
+
+import httpx
+
+from sharpen.types import Call
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI, OpenAI
+
+    from sharpen.gateway.server import Server
+    from sharpen.gateway.transport import AsyncTransport, SyncTransport
+
+IN_PROCESS_URL = "http://in-process.invalid/v1"
+"""The clients' base URL. It names no host: their requests never leave the process."""
+
+
+class ChatModel:
+    """The model as one rollout sees it. Copies are the same object, so that agents may copy what holds it.
+
+    The clients do not retry (a retried call would be recorded twice, the first one as abandoned) and have no time limit
+    of their own: the rollout has one. Pass `timeout=` to a call to limit it.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        api_key: str,
+        server: Server,
+        async_transport: AsyncTransport,
+        sync_transport: SyncTransport,
+        calls: Callable[[], tuple[Call, ...]],
+        prompt_text: Callable[[int], str],
+        version: Callable[[], int],
+        recorded: bool,
+    ) -> None:
+        self.name = name
+        self.api_key = api_key
+        self.recorded = recorded
+        """Whether its calls are kept: false for auxiliary models."""
+        self._server = server
+        self._async_transport = async_transport
+        self._sync_transport = sync_transport
+        self._calls = calls
+        self._prompt_text = prompt_text
+        self._version = version
+
+    @cached_property
+    def client(self) -> AsyncOpenAI:
+        """An `openai.AsyncOpenAI` whose calls are answered in this process."""
+        from openai import AsyncOpenAI
+
+        http_client: Any = httpx.AsyncClient(transport=self._async_transport, timeout=None, trust_env=False)
+        return AsyncOpenAI(
+            api_key=self.api_key, base_url=IN_PROCESS_URL, http_client=http_client, max_retries=0, timeout=None
+        )
+
+    @cached_property
+    def sync_client(self) -> OpenAI:
+        """An `openai.OpenAI` whose calls are answered in this process; it blocks only the thread that calls it."""
+        from openai import OpenAI
+
+        http_client: Any = httpx.Client(transport=self._sync_transport, timeout=None, trust_env=False)
+        return OpenAI(
+            api_key=self.api_key, base_url=IN_PROCESS_URL, http_client=http_client, max_retries=0, timeout=None
+        )
+
+    @property
+    def base_url(self) -> str:
+        """The loopback URL (ending in `/v1`) for other clients, with `api_key`. First use starts the HTTP server."""
+        return self._server.url()
+
+    def calls(self) -> tuple[Call, ...]:
+        """The calls of this rollout so far, token-exact, as they are recorded. From any thread."""
+        return self._calls()
+
+    def prompt_text(self, index: int) -> str:
+        """The prompt of a call of this rollout as text, as the chat template rendered it. From any thread."""
+        return self._prompt_text(index)
+
+    @property
+    def version(self) -> int:
+        """Policy version of the weights that are served now."""
+        return self._version()
+
+    def __call__(self, *_: Any, **__: Any) -> Never:
+        """AgentScope's agents call their model; this one is not AgentScope's."""
+        raise TypeError(
+            "this is Sharpen's own model object, which is not called: agents use model.client. For AgentScope's "
+            "agents, import agentscope at the top of the script, so that workflows receive its OpenAIChatModel"
+        )
+
+    def __copy__(self) -> ChatModel:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ChatModel:
+        return self
+
+    def __repr__(self) -> str:
+        return f"ChatModel(name={self.name!r})"

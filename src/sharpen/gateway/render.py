@@ -1,0 +1,166 @@
+"""Messages to text to ids, and ids back to text, with the model's own chat template and tokenizer.
+
+In: messages as `requests.render_message` makes them, tools, template arguments. Out: text and token ids.
+Shape suffixes: P prompt tokens, S sampled tokens, T tokens of any text.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jinja2 import TemplateError
+
+from sharpen.errors import ModelError
+from sharpen.gateway.body import is_shallow, is_text
+from sharpen.gateway.requests import ApiError
+from sharpen.types import IntArray
+
+REPLACEMENT = "\ufffd"
+PROBE = '{"probe" :1}'
+CONTEXT_IDS = 4
+"""Ids decoded before the sampled ones: some tokenizers write a first token differently (without its leading space)."""
+
+
+class Renderer:
+    """The chat template and tokenizer of one model. Used from the serving loop only."""
+
+    def __init__(self, tokenizer: Any, *, cache_size: int = 1024) -> None:
+        if not getattr(tokenizer, "chat_template", None):
+            raise ModelError("the tokenizer has no chat template: add chat_template.jinja to the model's folder")
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise ModelError(f"{type(tokenizer).__name__} is not a fast tokenizer: convert it to a tokenizer.json")
+        self._tokenizer = tokenizer
+        self._backend = copy.deepcopy(backend)  # truncation and padding that others set must not reach prompts
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._words = frozenset(re.findall(r"\w+", str(tokenizer.chat_template)))
+        self._special_ids = frozenset(tokenizer.all_special_ids)
+        self._encode = functools.lru_cache(maxsize=cache_size)(self._encode_uncached)
+        self._context_text = functools.lru_cache(maxsize=cache_size)(self._decode)
+        self._string_arguments = self._template_keeps_argument_strings()
+
+    def mentions(self, field: str) -> bool:
+        """Whether the template may read a field of this name."""
+        return field in self._words
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        kwargs: Mapping[str, Any],
+        *,
+        continue_final: bool = False,
+        closed: bool = False,
+    ) -> str:
+        """The text of the whole prompt, the header of the answer included; with `continue_final` the last message is
+        left open instead, with `closed` the text ends behind it. A message that the template refuses: 400.
+        """
+        if not self._string_arguments:
+            messages = list(map(_with_parsed_arguments, messages))
+        try:
+            text = self._apply(messages, tools, kwargs, continue_final=continue_final, closed=closed)
+            text.encode()  # a lone surrogate is no text: no tokenizer takes it
+        except Exception as error:  # foreign code, which knows nothing but the request: whatever it raises is about it
+            raise ApiError(f"The chat template refused the messages: {error}", param="messages") from error
+        return text
+
+    def encode(self, text: str) -> IntArray:
+        """Token ids of a whole prompt's text. Read-only."""
+        return self._encode(text)
+
+    def encode_after(self, last_id: int, text: str) -> IntArray:
+        """Token ids of text that follows the token `last_id`.
+
+        After a special token they are the ids that the whole text would have there (some tokenizers write the beginning
+        of a text differently, so the token goes along).
+        """
+        if last_id in self._special_ids:
+            ids_T = self._encode(str(self._backend.id_to_token(last_id)) + text)
+            if ids_T[0] == last_id:
+                return ids_T[1:]
+        return self._encode(text)
+
+    def decode(self, prompt_ids_P: IntArray, ids_S: Sequence[int]) -> str:
+        """The text that the sampled ids append to the prompt's, special tokens included."""
+        context = tuple(prompt_ids_P[-CONTEXT_IDS:].tolist())
+        before = self._context_text(context)
+        whole = self._decode([*context, *ids_S])
+        # A prompt that ends within a character can be completed by the sampled ids: no text of their own.
+        return whole[len(before) :] if whole.startswith(before) else whole + REPLACEMENT
+
+    def spell(self, ids: Sequence[int]) -> str:
+        """The text of whole sequences of ids, special tokens included."""
+        return self._decode(ids)
+
+    def without_special(self, ids_S: Sequence[int]) -> Sequence[int]:
+        """The ids that are not special tokens."""
+        return ids_S if self._special_ids.isdisjoint(ids_S) else [i for i in ids_S if i not in self._special_ids]
+
+    def token_bytes(self, token_id: int) -> tuple[str, list[int]]:
+        """A token as OpenAI's logprobs show it: its text, and the text's UTF-8 bytes."""
+        text = self._context_text((token_id,))
+        return text, list(text.encode())
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return str(self._backend.decode(list(ids), skip_special_tokens=False))
+
+    def _encode_uncached(self, text: str) -> IntArray:
+        ids = np.array(self._backend.encode(text, add_special_tokens=False).ids, dtype=np.int32)
+        ids.flags.writeable = False
+        return ids
+
+    def _apply(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        kwargs: Mapping[str, Any],
+        *,
+        continue_final: bool = False,
+        closed: bool = False,
+    ) -> str:
+        text = self._tokenizer.apply_chat_template(
+            list(messages),
+            tools=list(tools) or None,
+            tokenize=False,
+            add_generation_prompt=not (continue_final or closed),
+            continue_final_message=continue_final,
+            **kwargs,
+        )
+        return str(text)
+
+    def _template_keeps_argument_strings(self) -> bool:
+        """Whether the template writes argument strings as they are (Qwen3), so that they need not be parsed for it."""
+        function = {"name": "probe", "arguments": PROBE}
+        call = {"id": "call_0", "type": "function", "function": function}
+        messages: list[dict[str, Any]] = [
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": "1", "tool_call_id": "call_0", "name": "probe"},
+        ]
+        try:
+            return PROBE in self._apply(messages, [], {})
+        except (TemplateError, TypeError, ValueError):
+            return False  # a template that takes no strings (or no tools) gets parsed arguments
+
+
+def _with_parsed_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    if "tool_calls" not in message:
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        function = call["function"]
+        try:
+            arguments = json.loads(function["arguments"])
+            if not is_shallow(arguments) or not is_text(json.dumps(arguments, ensure_ascii=False)):
+                arguments = function["arguments"]
+        except (ValueError, RecursionError):
+            arguments = function["arguments"]  # not JSON, or more than can be written: shown as it came
+        calls.append({**call, "function": {**function, "arguments": arguments}})
+    return {**message, "tool_calls": calls}

@@ -1,0 +1,111 @@
+"""The same gateway over loopback HTTP, for what cannot use an in-process client (LangChain, a subprocess).
+
+In: HTTP requests on 127.0.0.1, at a port the system chose, each with its rollout's key as bearer token. Out: responses.
+Starts when a `base_url` is first asked for, and runs on the serving loop. A client that disconnects aborts its request.
+A connection that a rollout's code is known to have opened serves one request (see `connections`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from sharpen.gateway.caller import WhoCalls
+from sharpen.gateway.connections import Connections
+from sharpen.gateway.transport import Answer, Start, ended, raw_request
+
+START_TIMEOUT_S = 30.0
+CLIENT_CLOSED_REQUEST = 499
+METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+"""All of them are answered; most with what to ask instead."""
+
+
+class Server:
+    """The HTTP server of a gateway."""
+
+    def __init__(self, start: Start, loop: asyncio.AbstractEventLoop, who_calls: WhoCalls) -> None:
+        self._start_request = start
+        self._who_calls = who_calls
+        self._connections: Connections | None = None
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._server: uvicorn.Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._url: str | None = None
+
+    def url(self) -> str:
+        """The base URL; starts the server the first time. From any thread but the serving loop's."""
+        with self._lock:
+            if self._url is None:
+                if asyncio._get_running_loop() is self._loop:
+                    raise RuntimeError("ask for base_url on another thread than the serving loop's")
+                listening = asyncio.run_coroutine_threadsafe(self._listen(), self._loop)
+                self._url = listening.result(START_TIMEOUT_S)
+            return self._url
+
+    async def stop(self) -> None:
+        """Stop serving, if it ever began. On the serving loop."""
+        if self._server is None or self._serving is None:
+            return
+        self._server.should_exit = True
+        await self._serving
+        self._server = self._serving = None
+
+    async def _listen(self) -> str:
+        app = Starlette(routes=[Route("/{path:path}", self._endpoint, methods=METHODS)])
+        config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", ws="none")
+        listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
+        self._connections = Connections(listener.getsockname()[1], self._who_calls)
+        self._server = uvicorn.Server(config)
+        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
+        while not self._server.started:
+            await asyncio.sleep(0.001)
+        return f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+
+    async def _endpoint(self, request: Request) -> Response:
+        assert self._connections is not None
+        caller = self._connections.opener(request.client.port) if request.client is not None else None
+        try:
+            body = await request.body()
+        except ClientDisconnect:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        raw = raw_request(request.method, request.url.path, request.headers, body, caller, in_process=False)
+        task = self._start_request(raw)
+        gone = asyncio.create_task(_disconnected(request))
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if gone.done():
+            task.cancel()
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        gone.cancel()
+        return _AnswerResponse(ended() if task.cancelled() else task.result(), last=caller is not None)
+
+
+class _AnswerResponse(Response):
+    """A response that notes its delivery as it goes out to a client that is still there.
+
+    Before the last byte, not after: the client may end its rollout as soon as it has that byte. `last`: the connection
+    is closed behind it.
+    """
+
+    def __init__(self, answer: Answer, *, last: bool) -> None:
+        reply = answer.reply
+        headers = {"content-type": reply.content_type, **({"connection": "close"} if last else {})}
+        super().__init__(reply.body, status_code=reply.status, headers=headers)
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._answer.delivered()
+        await super().__call__(scope, receive, send)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,212 @@
+"""In-process transports: what an openai client sends is answered on the serving loop, with no socket in between.
+
+In: an `httpx` request on any thread or loop. Out: an `httpx` response. The asynchronous transport suspends only its
+caller's task, the synchronous one blocks only its caller's thread; neither waits on the serving loop's thread, so that
+a synchronous client inside an asynchronous workflow cannot deadlock. A cancelled or timed-out request is aborted in the
+engine, and its call is ABANDONED.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from sharpen.gateway.caller import Caller, WhoCalls
+from sharpen.gateway.keys import key_of
+from sharpen.gateway.requests import ApiError
+from sharpen.gateway.responses import Reply, error_reply
+from sharpen.gateway.session import Exchange
+
+RETRY_HEADER, IDEMPOTENCY_HEADER = "x-stainless-retry-count", "idempotency-key"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawRequest:
+    """A request as it came: `key` is its rollout's, `retry` how many times the client has already tried, `caller`
+    the attempt whose code sent it, where that is known. `idempotency_key`: the same for all tries of one request; empty
+    where the client sends none. `in_process`: it came through a client of ours, which says exactly when it gives up."""
+
+    method: str
+    path: str
+    key: str
+    retry: int
+    body: bytes
+    caller: Caller | None = None
+    idempotency_key: str = ""
+    in_process: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A reply, and the exchange that is delivered when the agent has it."""
+
+    reply: Reply
+    exchange: Exchange | None = None
+
+    def delivered(self) -> None:
+        """The response is in the agent's hands."""
+        if self.exchange is not None:
+            self.exchange.delivered = True
+
+
+Start = Callable[[RawRequest], "asyncio.Task[Answer]"]
+
+
+def raw_request(
+    method: str, path: str, headers: Any, body: bytes, caller: Caller | None, *, in_process: bool
+) -> RawRequest:
+    """Read what matters of a request's headers (any mapping that ignores case)."""
+    retry = headers.get(RETRY_HEADER, "0")
+    return RawRequest(
+        method=method,
+        path=path,
+        key=key_of(headers),
+        retry=int(retry) if retry.isdecimal() and len(retry) < 10 else 0,
+        body=body,
+        caller=caller,
+        idempotency_key=headers.get(IDEMPOTENCY_HEADER, ""),
+        in_process=in_process,
+    )
+
+
+class Mailbox:
+    """Runs callables on another thread's loop, waking it once for all that is posted before it looks."""
+
+    def __init__(self) -> None:
+        self._items: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._scheduled = False
+
+    def post(self, loop: asyncio.AbstractEventLoop, call: Callable[..., None], *args: Any) -> None:
+        """Run `call(*args)` on `loop` (always the same one). RuntimeError if the loop is closed."""
+        self._items.append((call, args))
+        if self._scheduled:
+            return
+        self._scheduled = True
+        try:
+            loop.call_soon_threadsafe(self._drain)
+        except RuntimeError:
+            self._scheduled = False
+            self._items.clear()
+            raise
+
+    def _drain(self) -> None:
+        self._scheduled = False  # first: what is posted from here on wakes the loop again
+        while self._items:
+            call, args = self._items.popleft()
+            call(*args)
+
+
+class _Job:
+    """One request on its way through the serving loop; `done` is called there with the answer."""
+
+    def __init__(self, start: Start, raw: RawRequest, done: Callable[[Answer], None]) -> None:
+        self._start, self._raw, self._done = start, raw, done
+        self._task: asyncio.Task[Answer] | None = None
+
+    def run(self) -> None:
+        self._task = self._start(self._raw)
+        self._task.add_done_callback(self._finish)
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def _finish(self, task: asyncio.Task[Answer]) -> None:
+        self._done(ended() if task.cancelled() else task.result())
+
+
+def ended() -> Answer:
+    """The answer to a request whose rollout was closed meanwhile."""
+    error = ApiError("The rollout has ended.", status=401, code="invalid_api_key", kind="authentication_error")
+    return Answer(reply=error_reply(error))
+
+
+class AsyncTransport(httpx.AsyncBaseTransport):
+    """For `openai.AsyncOpenAI`, on any running loop; shared by all rollouts, the key tells them apart."""
+
+    def __init__(self, start: Start, loop: asyncio.AbstractEventLoop, inbox: Mailbox, who_calls: WhoCalls) -> None:
+        self._start, self._loop, self._inbox, self._who_calls = start, loop, inbox, who_calls
+        self._outboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox] = weakref.WeakKeyDictionary()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send to the serving loop and wait for the answer there."""
+        body, caller = await request.aread(), self._who_calls()
+        raw = raw_request(request.method, request.url.path, request.headers, body, caller, in_process=True)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Answer] = loop.create_future()
+        outbox = self._outboxes.setdefault(loop, Mailbox())
+
+        def resolve(answer: Answer) -> None:
+            if not future.done():
+                future.set_result(answer)
+
+        def done(answer: Answer) -> None:
+            with contextlib.suppress(
+                RuntimeError
+            ):  # the agent's loop is closed: nobody waits, the call is not delivered
+                outbox.post(loop, resolve, answer)
+
+        job = _Job(self._start, raw, done)
+        self._inbox.post(self._loop, job.run)
+        try:
+            async with asyncio.timeout(_read_timeout(request)):
+                answer = await future
+        except TimeoutError as error:
+            self._inbox.post(self._loop, job.cancel)
+            raise httpx.ReadTimeout("no answer within the client's timeout", request=request) from error
+        except asyncio.CancelledError:
+            self._inbox.post(self._loop, job.cancel)
+            raise
+        answer.delivered()
+        return _response(answer)
+
+    async def aclose(self) -> None:
+        """Nothing to close: other rollouts go on using it."""
+
+
+class SyncTransport(httpx.BaseTransport):
+    """For `openai.OpenAI`, on any thread but the serving loop's."""
+
+    def __init__(self, start: Start, loop: asyncio.AbstractEventLoop, inbox: Mailbox, who_calls: WhoCalls) -> None:
+        self._start, self._loop, self._inbox, self._who_calls = start, loop, inbox, who_calls
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Send to the serving loop and block this thread until the answer is there."""
+        if asyncio._get_running_loop() is self._loop:
+            raise RuntimeError("a synchronous client would block the serving loop; use it on another thread")
+        body, caller = request.read(), self._who_calls()
+        raw = raw_request(request.method, request.url.path, request.headers, body, caller, in_process=True)
+        future: concurrent.futures.Future[Answer] = concurrent.futures.Future()
+        job = _Job(self._start, raw, future.set_result)
+        self._inbox.post(self._loop, job.run)
+        try:
+            answer = future.result(_read_timeout(request))
+        except TimeoutError as error:
+            self._inbox.post(self._loop, job.cancel)
+            raise httpx.ReadTimeout("no answer within the client's timeout", request=request) from error
+        except BaseException:  # KeyboardInterrupt, or an exception thrown into the thread: passed on
+            self._inbox.post(self._loop, job.cancel)
+            raise
+        answer.delivered()
+        return _response(answer)
+
+    def close(self) -> None:
+        """Nothing to close: other rollouts go on using it."""
+
+
+def _read_timeout(request: httpx.Request) -> float | None:
+    timeout = request.extensions.get("timeout", {}).get("read")
+    return None if timeout is None else float(timeout)
+
+
+def _response(answer: Answer) -> httpx.Response:
+    reply = answer.reply
+    return httpx.Response(reply.status, headers={"content-type": reply.content_type}, content=reply.body)

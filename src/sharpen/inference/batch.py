@@ -1,0 +1,166 @@
+"""What one step computes: which tokens of which slots, laid out as rows.
+
+In: the slot table. Out: `StepBatch`es of flat arrays. The fast layout puts decode rows first (row r is slot r, so
+slots in between that are not decoding are computed for nothing), then prompt segments, then padding to a round number
+of rows; the fixed layout, for the deterministic mode, cuts all tokens into chunks of one fixed shape.
+
+Array shape suffixes: N rows, R rows that are sampled from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from sharpen.inference.attention import Segment
+from sharpen.inference.kv import LENGTH_BUCKET, bucketed
+from sharpen.inference.slots import Indices, SlotTable
+
+FIXED_ROWS = 64
+"""Rows of a chunk in the deterministic mode."""
+
+_ROW_BUCKET = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBatch:
+    """Rows to compute. `slot_N` is where each row's KV goes; `rows_R` are sampled from, for the slots `slots_R`.
+
+    `computed` holds (slot, number of positions with KV afterwards). Without decode rows or segments (fixed layout)
+    each row stands alone.
+    """
+
+    token_N: Indices
+    position_N: Indices
+    slot_N: Indices
+    num_decode: int
+    kv_length: int
+    segments: tuple[Segment, ...]
+    rows_R: Indices
+    slots_R: Indices
+    computed: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """Tokens that this step computes: decoding slots (one token each), and spans (slot, start, end) of prompts."""
+
+    decoding: Indices
+    spans: tuple[tuple[int, int, int], ...]
+
+
+def collect_work(table: SlotTable, token_budget: int) -> Work:
+    """All slots with one token to compute decode; the others compute up to `token_budget` tokens, oldest job first."""
+    todo_S = np.where(table.active_S, table.num_ids_S - table.kv_len_S, 0)
+    behind = [int(slot) for slot in np.flatnonzero(todo_S > 1)]
+    behind.sort(key=lambda slot: job.order if (job := table.jobs[slot]) is not None else 0)
+    spans = []
+    for slot in behind:
+        if token_budget <= 0:
+            break
+        start = int(table.kv_len_S[slot])
+        end = min(int(table.num_ids_S[slot]), start + token_budget)
+        spans.append((slot, start, end))
+        token_budget -= end - start
+    return Work(decoding=np.flatnonzero(todo_S == 1), spans=tuple(spans))
+
+
+def on_device(values: Indices | torch.Tensor, device: torch.device) -> torch.Tensor:
+    """An array, or a tensor of the CPU, as a tensor there. On a GPU from pinned memory: a copy from other memory waits
+    for the forward pass, and leaves the GPU without work meanwhile."""
+    tensor = values if isinstance(values, torch.Tensor) else torch.from_numpy(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def padded_rows(count: int) -> int:
+    """A round number of rows, so that kernels see few shapes."""
+    if count <= 8:
+        return 1 << (count - 1).bit_length() if count > 1 else count
+    bucket = max(_ROW_BUCKET, 1 << (count - 1).bit_length() - 4)  # at most an eighth too many
+    return -(-count // bucket) * bucket
+
+
+def lay_out(table: SlotTable, work: Work, scratch: int) -> StepBatch:
+    """The fast layout."""
+    decoding = work.decoding
+    num_decode = min(padded_rows(int(decoding[-1]) + 1), table.num_slots) if len(decoding) else 0
+    num_rows = padded_rows(num_decode + sum(end - start for _, start, end in work.spans))
+    token_N = np.zeros(num_rows, np.int64)
+    position_N = np.zeros(num_rows, np.int64)
+    slot_N = np.full(num_rows, scratch, np.int64)
+    kv_length = 0
+    if num_decode:
+        last_S = table.kv_len_S[decoding]
+        token_N[decoding] = table.ids_ST[decoding, last_S]
+        position_N[decoding] = last_S
+        slot_N[decoding] = decoding
+        kv_length = bucketed(int(last_S.max()) + 1)
+    segments, end_rows, end_slots = [], [], []
+    row = num_decode
+    for slot, start, end in work.spans:
+        rows = slice(row, row + end - start)
+        token_N[rows] = table.ids_ST[slot, start:end]
+        position_N[rows] = np.arange(start, end)
+        slot_N[rows] = slot
+        segments.append(Segment(slot=slot, first_row=row, start=start, end=end))
+        row = rows.stop
+        if end == table.num_ids_S[slot]:
+            end_rows.append(row - 1)
+            end_slots.append(slot)
+    return StepBatch(
+        token_N=token_N,
+        position_N=position_N,
+        slot_N=slot_N,
+        num_decode=num_decode,
+        kv_length=kv_length,
+        segments=tuple(segments),
+        rows_R=np.concatenate([decoding, np.array(end_rows, np.int64)]),
+        slots_R=np.concatenate([decoding, np.array(end_slots, np.int64)]),
+        computed=_computed(table, work),
+    )
+
+
+def _computed(table: SlotTable, work: Work) -> tuple[tuple[int, int], ...]:
+    decoded = [(int(slot), int(table.num_ids_S[slot])) for slot in work.decoding]
+    return (*decoded, *((slot, end) for slot, _, end in work.spans))
+
+
+def lay_out_fixed(table: SlotTable, work: Work, scratch: int) -> list[StepBatch]:
+    """The fixed layout: chunks of `FIXED_ROWS` tokens whose positions share one length bucket, early positions
+    first."""
+    spans = [(int(slot), int(table.kv_len_S[slot]), int(table.num_ids_S[slot])) for slot in work.decoding]
+    spans += work.spans
+    slot_X = np.concatenate([np.full(end - start, slot, np.int64) for slot, start, end in spans])
+    position_X = np.concatenate([np.arange(start, end, dtype=np.int64) for _, start, end in spans])
+    batches = []
+    bucket_X = position_X // LENGTH_BUCKET
+    for bucket in np.unique(bucket_X):
+        members = np.flatnonzero(bucket_X == bucket)
+        for first in range(0, len(members), FIXED_ROWS):
+            rows = members[first : first + FIXED_ROWS]
+            batches.append(_fixed_chunk(table, slot_X[rows], position_X[rows], scratch))
+    return batches
+
+
+def _fixed_chunk(table: SlotTable, slots: Indices, positions: Indices, scratch: int) -> StepBatch:
+    count = len(slots)
+    token_N = np.zeros(FIXED_ROWS, np.int64)
+    position_N = np.full(FIXED_ROWS, positions[0], np.int64)
+    slot_N = np.full(FIXED_ROWS, scratch, np.int64)
+    token_N[:count] = table.ids_ST[slots, positions]
+    position_N[:count] = positions
+    slot_N[:count] = slots
+    sampled = np.flatnonzero(positions == table.num_ids_S[slots] - 1)
+    return StepBatch(
+        token_N=token_N,
+        position_N=position_N,
+        slot_N=slot_N,
+        num_decode=0,
+        kv_length=bucketed(int(positions[0]) + 1),
+        segments=(),
+        rows_R=sampled,
+        slots_R=slots[sampled],
+        computed=tuple((int(slot), int(position) + 1) for slot, position in zip(slots, positions, strict=True)),
+    )

@@ -1,0 +1,276 @@
+"""The embedded engine: continuous batching over one Hugging Face model in this process, on the CPU or one GPU.
+
+In: `GenerateRequest`s, awaited on the serving loop, and `load` calls with new weights. Out: `Generation`s. A driver
+task runs while there is work: it admits jobs, does one step, lets the loop breathe, and repeats; a step is one
+forward pass in which running jobs decode a token each and new ones compute their prompts. Weights change only between
+steps; then all KV is dropped, and running jobs are computed again from their ids before they go on.
+
+Left out on purpose: paged KV (slots are contiguous, so decoding reads them in place), speculative decoding, beam
+search.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+
+from sharpen.config.architectures import refuse_architecture
+from sharpen.errors import EngineError, EngineLostError, SamplingError
+from sharpen.inference.engine import GenerateRequest, Generation
+from sharpen.inference.families import end_token_ids, inspect_model
+from sharpen.inference.forward import FastForward, GenericForward
+from sharpen.inference.graphs import CudaRecorder, DecodeGraphs
+from sharpen.inference.kv import KVPool, default_budget_bytes
+from sharpen.inference.matmul import DEFAULT, MatmulChoice, choose_float32_matmul, float32_matmul
+from sharpen.inference.requests import check_request
+from sharpen.inference.scheduler import Scheduler
+from sharpen.inference.selfcheck import check_forward, reference_logits
+from sharpen.inference.slots import Job
+from sharpen.inference.stepper import Stepper
+from sharpen.inference.weights import copy_weights
+
+_BREATHS = 8
+"""Turns of the loop between steps: a finished call's follow-up passes several callbacks before it arrives as a
+request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """Counters since the start. `computed_tokens` went through the model as prompts, `reused_tokens` came from the
+    cache; `replayed_steps` are those whose forward pass was a CUDA graph."""
+
+    steps: int
+    computed_tokens: int
+    reused_tokens: int
+    sampled_tokens: int
+    kv_cache_mb: float
+    replayed_steps: int = 0
+
+
+class EmbeddedEngine:
+    """Satisfies `Engine`. Every method runs on one event loop; the model belongs to the engine from now on."""
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        max_model_len: int,
+        max_slots: int = 256,
+        kv_cache_mb: int | None = None,
+        deterministic: bool = False,
+        alone: bool = True,
+        version: int = 0,
+        stop_decoder: Callable[[list[int]], str] | None = None,
+    ) -> None:
+        """Take over a loaded causal language model (its parameters become views of fused storage).
+
+        `max_model_len` bounds prompt plus sampled tokens; `kv_cache_mb` bounds the KV cache (None: what `max_slots`
+        needs, within a quarter of the free memory). `alone`: nothing else in this process computes while the engine
+        does. `stop_decoder` turns sampled ids into text, for stop strings only. Raises `ModelError` for a model that
+        cannot be served.
+        """
+        model.eval().requires_grad_(False)
+        shape = inspect_model(model, max_model_len)
+        device, dtype = model.device, model.dtype
+        budget = kv_cache_mb * 2**20 if kv_cache_mb is not None else default_budget_bytes(device)
+        self.matmul = _choose_matmul(model, fixed=deterministic or not alone)
+        self._model = model
+        self._max_model_len = max_model_len
+        self._vocab_size = shape.vocab_size
+        self._decode_text = stop_decoder
+        pool = KVPool(
+            num_layers=shape.num_layers,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            dtype=dtype,
+            device=device,
+            max_slots=max_slots,
+            max_length=max_model_len,
+            budget_bytes=budget,
+        )
+        reference_PV = reference_logits(model, max_model_len)
+        forward = FastForward(model, shape, max_model_len) if shape.fast else GenericForward(model)
+        check_forward(model, forward, pool, reference_PV)
+        self._scheduler = Scheduler(pool)
+        graphs = None
+        if device.type == "cuda" and shape.fast and not deterministic:
+            graphs = DecodeGraphs(
+                forward=forward, pool=pool, parameters=model.parameters, device=device, record=CudaRecorder(device)
+            )
+        self._stepper = Stepper(
+            forward=forward,
+            scheduler=self._scheduler,
+            device=device,
+            deterministic=deterministic,
+            end_ids=sorted(end_token_ids(model)),
+            vocab_size=shape.vocab_size,
+            version=version,
+            decode_text=stop_decoder,
+            graphs=graphs,
+        )
+        self._driver: asyncio.Task[None] | None = None
+        self._num_requests = 0
+        self._closed = False
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model_path: str,
+        *,
+        max_model_len: int,
+        device: str = "auto",
+        dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+        max_slots: int = 256,
+        kv_cache_mb: int | None = None,
+        deterministic: bool = False,
+        alone: bool = True,
+        version: int = 0,
+        stop_decoder: Callable[[list[int]], str] | None = None,
+    ) -> Self:
+        """Load a Hugging Face model directory. `auto`: CUDA if there is one, bfloat16 there, float32 on the CPU."""
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        config = AutoConfig.from_pretrained(model_path)
+        refuse_architecture(config, f"{model_path} (model_type {config.model_type!r})")
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        if dtype == "auto":
+            dtype = "bfloat16" if device.startswith("cuda") else "float32"
+        model = AutoModelForCausalLM.from_pretrained(model_path, config=config, dtype=getattr(torch, dtype)).to(device)
+        return cls(
+            model,
+            max_model_len=max_model_len,
+            max_slots=max_slots,
+            kv_cache_mb=kv_cache_mb,
+            deterministic=deterministic,
+            alone=alone,
+            version=version,
+            stop_decoder=stop_decoder,
+        )
+
+    @property
+    def max_model_len(self) -> int:
+        """Prompt plus sampled tokens of one request, at most."""
+        return self._max_model_len
+
+    @property
+    def version(self) -> int:
+        """Policy version of the weights in place."""
+        return self._stepper.version
+
+    @property
+    def stats(self) -> EngineStats:
+        """Counters since the start."""
+        return EngineStats(
+            steps=self._stepper.steps,
+            computed_tokens=self._stepper.computed_tokens,
+            reused_tokens=self._scheduler.reused_tokens,
+            sampled_tokens=self._stepper.sampled_tokens,
+            kv_cache_mb=self._scheduler.pool.num_bytes / 2**20,
+            replayed_steps=0 if self._stepper.graphs is None else self._stepper.graphs.replays,
+        )
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Sample one continuation; see `Engine.generate`.
+
+        Raises `ContextOverflowError` if the prompt leaves no room for a token, `SamplingError` for parameters or ids
+        that make no sense, `EngineError` if the engine is closed or a step fails.
+        """
+        if self._closed:
+            raise EngineLostError("the engine is closed")
+        job = self._new_job(request)
+        self._scheduler.waiting.append(job)
+        if self._driver is None or self._driver.done():
+            self._driver = asyncio.get_running_loop().create_task(self._drive())
+        try:
+            return await job.future
+        except asyncio.CancelledError:
+            self._scheduler.remove(job)
+            raise
+
+    def _new_job(self, request: GenerateRequest) -> Job:
+        max_new = check_request(request, max_model_len=self._max_model_len, vocab_size=self._vocab_size)
+        if request.sampling.stop and self._decode_text is None:
+            raise SamplingError("stop strings need an engine that was given a stop_decoder")
+        self._num_requests += 1
+        return Job(
+            request=request,
+            future=asyncio.get_running_loop().create_future(),
+            order=self._num_requests,
+            max_new=max_new,
+            ids_T=request.prompt_ids.astype(np.int32),
+        )
+
+    async def _drive(self) -> None:
+        """Step while there is work. A failing step fails every job in flight: this is where such failures are
+        classified."""
+        try:
+            while self._scheduler.busy:
+                with float32_matmul(self.matmul.precision):
+                    self._stepper.step()
+                for _ in range(_BREATHS):
+                    await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self._fail_all(EngineError("the engine's loop was shut down"))
+            raise
+        except Exception as error:
+            failure = EngineError(f"a step of the engine failed: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            self._fail_all(failure)
+            self._scheduler.clear()
+
+    def _fail_all(self, failure: EngineError) -> None:
+        scheduler = self._scheduler
+        jobs = [*scheduler.waiting, *(job for _, job in scheduler.running())]
+        for job in jobs:
+            scheduler.remove(job)
+            if not job.future.done():
+                job.future.set_exception(failure)
+
+    async def load(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Copy new weights in (Hugging Face parameter names) between two steps; see `Engine.load`.
+
+        Raises `ModelError`, with nothing changed, unless the names and shapes are exactly the model's (a tied output
+        layer may be left out, or given equal to the embedding). Tensors that are `weights()` themselves are not copied;
+        then calls that still run fail, since their weights changed under them.
+        """
+        if self._closed:
+            raise EngineLostError("the engine is closed")
+        if not copy_weights(self._model, tensors) and version != self.version:
+            self._fail_all(EngineError("the weights changed while the call ran"))
+        if self._stepper.graphs is not None:
+            self._stepper.graphs.loaded()
+        self._scheduler.suspend_all()
+        self._stepper.version = version
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The memory that the weights are in, by Hugging Face parameter names, for a trainer in this process that keeps
+        its own there. It may write only while no call is at the engine, and must `load` before the next one."""
+        return {name: parameter.detach() for name, parameter in self._model.named_parameters()}
+
+    async def close(self) -> None:
+        """Fail what is running with `EngineError` and free memory. Closing twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        self._fail_all(EngineLostError("the engine was closed"))
+        driver, self._driver = self._driver, None
+        if driver is not None and not driver.done():
+            await asyncio.wait([driver])
+        self._scheduler.pool.layers.clear()
+        self._model = None
+        self._stepper.release()
+
+
+def _choose_matmul(model: Any, *, fixed: bool) -> MatmulChoice:
+    """Only fp32 on the CPU has a choice. The deterministic mode may not let a stopwatch make it; and it would hold for
+    a trainer that computes at the same time too."""
+    if model.device.type != "cpu" or model.dtype != torch.float32 or fixed:
+        return DEFAULT
+    weights = [module.weight for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    return choose_float32_matmul([(int(weight.shape[0]), int(weight.shape[1])) for weight in weights])

@@ -1,0 +1,120 @@
+"""Which models the embedded engine serves, and by which forward pass; all others are refused by name.
+
+In: a loaded Hugging Face causal language model. Out: `ModelShape`, or a `ModelError` that says what is not served.
+
+Served: decoder-only models whose layers all have full or sliding-window attention and that call attention through
+transformers' attention interface. Refused: recurrent and hybrid layers, experts (their routing would have to be
+replayed by the trainer), attention sinks, rotary angles that change with the length, quantized weights on the fast
+path.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from sharpen.config.architectures import refuse_architecture
+from sharpen.errors import ModelError
+
+FAST_FAMILIES = frozenset({"qwen2", "qwen3", "llama"})
+"""Model types with our own forward pass (`forward.FastForward`)."""
+
+_LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
+_ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """What the engine needs to know of a model."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    fast: bool
+
+
+def inspect_model(model: Any, max_model_len: int) -> ModelShape:
+    """Check that `model` can be served at `max_model_len` and give its shape. Raises `ModelError`."""
+    config = model.config
+    name = f"{type(model).__name__} (model_type {config.model_type!r})"
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelError(f"{name} is an encoder-decoder model; the embedded engine serves decoder-only models")
+    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
+    recurrent = sorted(layer_types - _ATTENTION_LAYERS)
+    if recurrent or not hasattr(config, "num_attention_heads") or getattr(model, "_is_stateful", False):
+        found = ", ".join(recurrent) or "recurrent state"
+        raise ModelError(f"{name} has layers other than full or sliding-window attention ({found}): not served")
+    refuse_architecture(config, name)
+    if not getattr(model, "_supports_attention_backend", False):
+        raise ModelError(f"{name} does not use transformers' attention interface: not served")
+    check_length(config, name, max_model_len)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return ModelShape(
+        num_layers=config.num_hidden_layers,
+        num_kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        head_dim=head_dim,
+        vocab_size=config.vocab_size,
+        fast=_fast(model, layer_types, head_dim),
+    )
+
+
+def check_length(config: Any, name: str, max_model_len: int) -> None:
+    """Raise `ModelError` if the model has not so many positions."""
+    ropes = _rope_parameters(config)
+    trained = getattr(config, "max_position_embeddings", None)
+    for rope in ropes:
+        rope_type = rope.get("rope_type", "default")
+        original = rope.get("original_max_position_embeddings") or trained
+        if rope_type in _LENGTH_DEPENDENT_ROPE and original and max_model_len > original:
+            raise ModelError(
+                f"{name} has {rope_type!r} rotary embeddings, whose angles change beyond {original} positions, so "
+                f"cached keys would be wrong; set max_model_len to at most {original} (it is {max_model_len})"
+            )
+    if trained and max_model_len > trained:
+        raise ModelError(f"max_model_len is {max_model_len}, but {name} has only {trained} positions")
+
+
+def _rope_parameters(config: Any) -> list[dict[str, Any]]:
+    """The rotary settings; models with two kinds of layers have one for each."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    if any(isinstance(value, dict) for value in parameters.values()):
+        return [value for value in parameters.values() if isinstance(value, dict)]
+    return [parameters]
+
+
+def _fast(model: Any, layer_types: set[str], head_dim: int) -> bool:
+    """Whether the fast forward covers everything in this model's configuration."""
+    config = model.config
+    if config.model_type not in FAST_FAMILIES or layer_types != {"full_attention"}:
+        return False
+    if config.hidden_act != "silu" or getattr(config, "use_sliding_window", False):
+        return False
+    if any(type(module) is not nn.Linear for module in _projections(model)):
+        return False
+    probe = torch.zeros(1, 1, config.hidden_size, device=model.device)
+    cos, _ = model.model.rotary_emb(probe, torch.zeros(1, 1, dtype=torch.long, device=model.device))
+    return int(cos.shape[-1]) == head_dim and head_dim % 2 == 0
+
+
+def _projections(model: Any) -> list[nn.Module]:
+    """Every matrix that the fast forward multiplies with."""
+    found = [model.lm_head]
+    for layer in model.model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        found += [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+        found += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+    return found
+
+
+def end_token_ids(model: Any) -> frozenset[int]:
+    """Ids that end a generation: of the generation configuration, else of the model's own (an int, a list, or none)."""
+    generation = getattr(model, "generation_config", None)
+    for source in (generation, model.config):
+        ids = getattr(source, "eos_token_id", None)
+        if ids is not None:
+            return frozenset([ids] if isinstance(ids, int) else [int(i) for i in ids])
+    return frozenset()

@@ -1,0 +1,51 @@
+"""What every engine refuses before it computes anything.
+
+In: a `GenerateRequest`, the engine's context and vocabulary. Out: how many tokens may be sampled, or an error.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sharpen.errors import ContextOverflowError, SamplingError
+from sharpen.inference.engine import GenerateRequest
+
+
+def check_request(request: GenerateRequest, *, max_model_len: int, vocab_size: int) -> int:
+    """Tokens to sample at most: `max_tokens`, cut to what fits.
+
+    Raises `ContextOverflowError` if the prompt leaves no room for one, `SamplingError` for parameters or ids that make
+    no sense.
+    """
+    _check_sampling(request)
+    num_prompt = len(request.prompt_ids)
+    if num_prompt >= max_model_len:
+        raise ContextOverflowError(
+            f"the prompt has {num_prompt} tokens, which leaves no room for one more within max_model_len "
+            f"{max_model_len}: shorten the conversation or raise max_model_len"
+        )
+    if num_prompt == 0 or request.prompt_ids.min() < 0 or request.prompt_ids.max() >= vocab_size:
+        raise SamplingError(f"prompt ids must be 1 or more ids in 0 .. {vocab_size - 1}")
+    return min(request.sampling.max_tokens, max_model_len - num_prompt)
+
+
+def _check_sampling(request: GenerateRequest) -> None:
+    sampling = request.sampling
+    if not (0.0 <= sampling.temperature < float("inf")):
+        raise SamplingError(f"temperature must be 0 or more, not {sampling.temperature}")
+    if sampling.temperature > 0.0 and np.float32(sampling.temperature) == 0.0:
+        raise SamplingError(f"temperature {sampling.temperature:g} is too small to divide by: use 0 (greedy)")
+    if not (0.0 < np.float32(sampling.top_p) <= 1.0):
+        raise SamplingError(f"top_p must be above 0 and at most 1, not {sampling.top_p}")
+    if not 0 <= sampling.top_k < 2**31 or sampling.max_tokens < 1 or request.top_logprobs < 0:
+        raise SamplingError(
+            f"top_k must be from 0 to 2**31 - 1, max_tokens and top_logprobs at least 1 and 0; got {sampling.top_k}, "
+            f"{sampling.max_tokens}, {request.top_logprobs}"
+        )
+    if "" in sampling.stop:
+        raise SamplingError("a stop string must not be empty")
+    for string in sampling.stop:
+        try:
+            string.encode()
+        except UnicodeEncodeError:  # half of a surrogate pair: the engine's loop, which others share, would stumble
+            raise SamplingError(f"a stop string must be text, not {string!a}") from None

@@ -1,0 +1,212 @@
+"""Who runs where: admission with prefix reuse, eviction, growth, compaction, and giving a slot up.
+
+In: jobs. Out: a slot table whose active slots are what the next step computes. Policy:
+
+- A job takes the longest cached prefix of its ids, in place if that slot is retained and holds little more, else by a
+  copy.
+- A job that shares 16 or more tokens with one still being computed, beyond what is cached, waits: shared tokens are
+  computed once.
+- Slots grow while the least recently used retained one is still fresh; afterwards that one is evicted.
+- Active slots are kept low and dense, since a step computes all slots up to the highest decoding one.
+- When longer slots no longer all fit the budget, the youngest jobs give theirs up and are placed again later.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from sharpen.inference.kv import KVPool
+from sharpen.inference.slots import Indices, Job, SlotTable
+
+_SHARED_WORTH_WAITING = 16
+_SLACK_WORTH_KEEPING = 16  # a retained slot with more KV than this beyond the shared prefix is copied from, not taken
+_FRESH_STEPS = 64
+_SPARSE_ROWS = 4
+
+
+class Scheduler:
+    """Waiting jobs, the slot table, and the KV pool, kept in agreement."""
+
+    def __init__(self, pool: KVPool) -> None:
+        self.pool = pool
+        self.table = SlotTable()
+        self.table.resize(pool.num_slots, pool.length)
+        self.waiting: deque[Job] = deque()
+        self.now = 0
+        self.reused_tokens = 0
+        self._copies: list[tuple[int, int, int]] = []  # (source, target, positions), not yet done
+        self._poisoned = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether any job waits or runs."""
+        return bool(self.waiting) or bool(self.table.active_S.any())
+
+    def running(self) -> list[tuple[int, Job]]:
+        """(slot, job) of every active slot."""
+        return [(slot, job) for slot, job in enumerate(self.table.jobs) if job is not None]
+
+    def admit(self) -> None:
+        """Place every waiting job that has a slot to go to and no shared prefix to wait for."""
+        self.now += 1
+        kept: deque[Job] = deque()
+        full = False
+        while self.waiting:
+            job = self.waiting.popleft()
+            if full or not self._try_place(job):
+                kept.append(job)
+                full = full or not self._has_room()
+        self.waiting = kept
+        self._do_copies()
+
+    def _do_copies(self) -> None:
+        if self._copies:
+            sources, targets, lengths = zip(*self._copies, strict=True)
+            self.pool.copy(sources, targets, max(lengths))
+            self._copies.clear()
+
+    def _has_room(self) -> bool:
+        table = self.table
+        evictable = ~table.active_S & (table.last_used_S < self.now)
+        return bool(evictable.any()) or table.num_slots < self.pool.slots_at(self.pool.length)
+
+    def _try_place(self, job: Job) -> bool:
+        table = self.table
+        if len(job.ids_T) > self.pool.length:
+            self._lengthen(len(job.ids_T))
+        shared_S = np.minimum(table.common_prefix(job.ids_T), len(job.ids_T) - 1)
+        cached_S = np.minimum(shared_S, table.kv_len_S)
+        cached_S[[target for _, target, _ in self._copies]] = 0  # no source yet: its own copy is still to be done
+        # Between equally good sources prefer a retained one with little more: it can be taken in place.
+        source = int(np.lexsort((table.kv_len_S + table.active_S * (1 << 40), -cached_S))[0])
+        cached = int(cached_S[source])
+        coming = int(shared_S[table.active_S].max(initial=0))
+        if coming - cached >= _SHARED_WORTH_WAITING:
+            return False
+        slot = self._choose_slot(source, cached)
+        if slot is None:
+            return False
+        if cached:
+            table.last_used_S[source] = self.now
+            if slot != source:
+                self._copies.append((source, slot, cached))
+        self.reused_tokens += cached
+        table.place(slot, job, cached, self.now)
+        return True
+
+    def _choose_slot(self, source: int, cached: int) -> int | None:
+        table = self.table
+        retained_source = not table.active_S[source]
+        # A source of an earlier copy of this round may be taken too: that copy reads positions this job leaves alone.
+        if cached and retained_source and table.kv_len_S[source] - cached <= _SLACK_WORTH_KEEPING:
+            return source
+        free = np.flatnonzero(~table.active_S & (table.kv_len_S == 0) & (table.last_used_S < self.now))
+        if len(free):
+            return int(free[0])
+        oldest = self._oldest_retained(excluded=source)
+        stale = oldest is not None and self.now - table.last_used_S[oldest] > _FRESH_STEPS
+        if not stale and self._add_slots():
+            return int(np.flatnonzero(~table.active_S & (table.kv_len_S == 0))[0])
+        if oldest is not None:
+            table.forget(oldest)
+            return oldest
+        if retained_source and table.last_used_S[source] < self.now:
+            return source
+        return None
+
+    def _oldest_retained(self, excluded: int) -> int | None:
+        table = self.table
+        candidates = np.flatnonzero(~table.active_S & (table.last_used_S < self.now))
+        candidates = candidates[candidates != excluded]
+        return int(candidates[table.last_used_S[candidates].argmin()]) if len(candidates) else None
+
+    def _add_slots(self) -> bool:
+        allowed = self.pool.slots_at(self.pool.length)
+        if self.table.num_slots >= allowed:
+            return False
+        self._resize(min(allowed, 2 * self.table.num_slots), self.pool.length)
+        return True
+
+    def _resize(self, num_slots: int, length: int) -> None:
+        self.pool.resize(num_slots, length)
+        self.table.resize(num_slots, length)
+
+    def reserve(self) -> None:
+        """Make room for the KV of every active slot's ids, before a step computes them."""
+        needed = int(self.table.num_ids_S[self.table.active_S].max(initial=0))
+        if needed > self.pool.length:
+            self._lengthen(needed)
+
+    def _lengthen(self, needed: int) -> None:
+        self._do_copies()  # slots are renumbered below
+        length = self.pool.longer(needed)
+        num_slots = min(self.table.num_slots, self.pool.slots_at(length))
+        for _, job in sorted(self.running(), key=lambda pair: pair[1].order)[num_slots:]:
+            self.suspend(job)
+        for slot in np.flatnonzero(self.table.active_S):
+            if slot >= num_slots:
+                self._swap(int(np.flatnonzero(~self.table.active_S[:num_slots])[0]), int(slot))
+        self._resize(num_slots, length)
+
+    def suspend(self, job: Job) -> None:
+        """Take a running job out of its slot; it is placed again before those that wait."""
+        slot = self.table.jobs.index(job)
+        self.waiting.appendleft(self.table.suspend(slot, self.now))
+
+    def suspend_all(self) -> None:
+        """Take every running job out of its slot, and drop all KV: nothing cached survives."""
+        for _, job in sorted(self.running(), key=lambda pair: -pair[1].order):
+            self.suspend(job)
+        self.forget_all()
+        if self._poisoned:
+            self.pool.zero_all()
+            self._poisoned = False
+
+    def forget_all(self) -> None:
+        """Drop all retained KV."""
+        for slot in np.flatnonzero(~self.table.active_S):
+            self.table.forget(int(slot))
+
+    def clear(self) -> None:
+        """Drop all KV, zeroing it, after a failure in mid-step. No job may be running."""
+        self._copies.clear()
+        self.forget_all()
+        self.pool.zero_all()
+
+    def discard(self, slot: int) -> None:
+        """End the job in `slot` and wipe its KV, which may hold a NaN; others' prefixes may hold one too."""
+        self.table.retire(slot, self.now)
+        self.forget_all()
+        self.pool.zero(slot)
+        self._poisoned = True
+
+    def compact(self) -> None:
+        """Move the highest active slots into the lowest others where active slots have become sparse."""
+        active = np.flatnonzero(self.table.active_S)
+        if not len(active) or active[-1] + 1 <= len(active) + max(_SPARSE_ROWS, len(active) // 8):
+            return
+        high = active[active >= len(active)]
+        low = np.flatnonzero(~self.table.active_S[: len(active)])
+        self._swap_many(low, high)
+
+    def _swap(self, one: int, other: int) -> None:
+        self._swap_many(np.array([one]), np.array([other]))
+
+    def _swap_many(self, ones: Indices, others: Indices) -> None:
+        pairs = [(int(one), int(other)) for one, other in zip(ones, others, strict=True)]
+        slots = [slot for pair in pairs for slot in pair]
+        reversed_slots = [slot for one, other in pairs for slot in (other, one)]
+        length = int(self.table.kv_len_S[slots].max())
+        if length:
+            self.pool.copy(reversed_slots, slots, length)
+        for one, other in pairs:
+            self.table.swap(one, other)
+
+    def remove(self, job: Job) -> None:
+        """Forget a job that nobody waits for any more, wherever it is."""
+        if job in self.waiting:
+            self.waiting.remove(job)
+        elif job in self.table.jobs:
+            self.table.retire(self.table.jobs.index(job), self.now)

@@ -1,0 +1,60 @@
+"""A check at start-up that our forward pass is the model's own: a few tokens through both must give the same logits.
+
+In: the model before and after our forward is made. Out: nothing, or a `ModelError`. It costs one forward of a few
+tokens, and turns an architecture that our path would serve wrongly into an error instead of silently wrong samples.
+
+Shape suffixes: P probe tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from sharpen.errors import ModelError
+from sharpen.inference.attention import Segment, SlotAttention
+from sharpen.inference.forward import Forward
+from sharpen.inference.kv import LENGTH_BUCKET, KVPool
+
+_PROBE_TOKENS = 12
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.08, torch.float16: 0.02}
+
+
+def _probe_ids(vocab_size: int, max_model_len: int, device: torch.device) -> torch.Tensor:
+    count = min(_PROBE_TOKENS, max_model_len)
+    return (torch.arange(count, device=device) * 7919 + 11) % vocab_size
+
+
+@torch.inference_mode()
+def reference_logits(model: Any, max_model_len: int) -> torch.Tensor:
+    """The model's own logits of the probe, shape PV, before its attention is replaced."""
+    ids_P = _probe_ids(model.config.vocab_size, max_model_len, model.device)
+    logits_PV: torch.Tensor = model(input_ids=ids_P.unsqueeze(0), use_cache=False).logits[0].float()
+    return logits_PV
+
+
+@torch.inference_mode()
+def check_forward(model: Any, forward: Forward, pool: KVPool, reference_PV: torch.Tensor) -> None:
+    """Compute the probe in slot 0, all but the last token as a segment, the last by decoding, and compare."""
+    num_probe, vocab_size = reference_PV.shape
+    ids_P = _probe_ids(vocab_size, num_probe, reference_PV.device)
+    position_P = torch.arange(num_probe, device=ids_P.device)
+    zero = torch.zeros_like(ids_P)
+    ours = []
+    if num_probe > 1:
+        segment = Segment(slot=0, first_row=0, start=0, end=num_probe - 1)
+        attention = SlotAttention(
+            pool, slot_N=zero[1:], position_N=position_P[:-1], num_decode=0, kv_length=0, segments=[segment]
+        )
+        ours.append(forward.logits(ids_P[:-1], position_P[:-1], attention, position_P[:-1]))
+    attention = SlotAttention(
+        pool, slot_N=zero[:1], position_N=position_P[-1:], num_decode=1, kv_length=LENGTH_BUCKET, segments=[]
+    )
+    ours.append(forward.logits(ids_P[-1:], position_P[-1:], attention, zero[:1]))
+    error = float((torch.cat(ours) - reference_PV).abs().max() / reference_PV.abs().max().clamp_min(1e-6))
+    if not error <= _TOLERANCE[model.dtype]:
+        raise ModelError(
+            f"{type(model).__name__}: the embedded engine's logits differ from the model's own by {error:.2g} of their "
+            "range: this architecture is not served"
+        )

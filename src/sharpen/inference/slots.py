@@ -1,0 +1,166 @@
+"""What every slot holds: ids, how many of them have KV, and the sampling state of the request that runs there.
+
+In: jobs to place, tokens to append. Out: vectorised views (which slots run, which prefix is cached where). Plain
+numpy, no torch. A slot is free (no ids), active (a job runs in it), or retained (a finished job's KV, kept for prefix
+reuse).
+
+Array shape suffixes: S slots, T positions, P prompt tokens, R rows of a step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpen.inference.engine import GenerateRequest, Generation
+from sharpen.types import FloatArray, IntArray
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Job:
+    """A request on its way: where its result goes, and what was sampled before it last had to give up its slot."""
+
+    request: GenerateRequest
+    future: asyncio.Future[Generation]
+    order: int
+    max_new: int
+    ids_T: IntArray
+    logprobs_S: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
+    versions_S: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))
+    top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
+
+    @property
+    def num_prompt(self) -> int:
+        """Prompt tokens."""
+        return len(self.request.prompt_ids)
+
+
+class SlotTable:
+    """Per-slot arrays. `kv_len_S` <= `num_ids_S`: the ids beyond it still have to be computed."""
+
+    def __init__(self) -> None:
+        self.num_slots = 0
+        self.length = 0
+        self.jobs: list[Job | None] = []
+        self.ids_ST = np.zeros((0, 0), np.int32)
+        self.logprobs_ST = np.zeros((0, 0), np.float32)
+        self.versions_ST = np.zeros((0, 0), np.int32)
+        self.num_ids_S = np.zeros(0, np.int64)
+        self.kv_len_S = np.zeros(0, np.int64)
+        self.last_used_S = np.zeros(0, np.int64)
+        self.active_S = np.zeros(0, np.bool_)
+        self.num_prompt_S = np.zeros(0, np.int64)
+        self.id_limit_S = np.zeros(0, np.int64)
+        self.temperature_S = np.zeros(0, np.float32)
+        self.top_p_S = np.zeros(0, np.float32)
+        self.top_k_S = np.zeros(0, np.int64)
+        self.noise_S = np.zeros(0, np.uint64)
+        self.watched_S = np.zeros(0, np.bool_)
+
+    _PER_SLOT = (
+        "num_ids_S",
+        "kv_len_S",
+        "last_used_S",
+        "active_S",
+        "num_prompt_S",
+        "id_limit_S",
+        "temperature_S",
+        "top_p_S",
+        "top_k_S",
+        "noise_S",
+        "watched_S",
+    )
+
+    def resize(self, num_slots: int, length: int) -> None:
+        """Keep what fits. Slots beyond `num_slots` must not be active."""
+        assert not self.active_S[num_slots:].any()
+        kept = min(num_slots, self.num_slots)
+        for name in self._PER_SLOT:
+            old = getattr(self, name)
+            new = np.zeros(num_slots, old.dtype)
+            new[:kept] = old[:kept]
+            setattr(self, name, new)
+        for name in ("ids_ST", "logprobs_ST", "versions_ST"):
+            old = getattr(self, name)
+            new = np.zeros((num_slots, length + 1), old.dtype)
+            new[:kept, : old.shape[1]] = old[:kept]
+            setattr(self, name, new)
+        self.jobs = self.jobs[:kept] + [None] * (num_slots - kept)
+        self.num_slots, self.length = num_slots, length
+
+    def common_prefix(self, ids_T: IntArray) -> Indices:
+        """For each slot, how many of its ids agree with `ids_T` from the start."""
+        length = min(len(ids_T), self.ids_ST.shape[1])
+        differs_ST = self.ids_ST[:, :length] != ids_T[:length]
+        first_S = np.where(differs_ST.any(axis=1), differs_ST.argmax(axis=1), length)
+        agree_S: Indices = np.minimum(first_S, self.num_ids_S)
+        return agree_S
+
+    def place(self, slot: int, job: Job, cached: int, now: int) -> None:
+        """Start `job` in `slot`, whose first `cached` positions hold the KV of the job's own first ids."""
+        num_ids = len(job.ids_T)
+        num_prompt = job.num_prompt
+        sampling = job.request.sampling
+        self.jobs[slot] = job
+        self.ids_ST[slot, :num_ids] = job.ids_T
+        self.logprobs_ST[slot, num_prompt:num_ids] = job.logprobs_S
+        self.versions_ST[slot, num_prompt:num_ids] = job.versions_S
+        self.num_ids_S[slot] = num_ids
+        self.kv_len_S[slot] = cached
+        self.last_used_S[slot] = now
+        self.active_S[slot] = True
+        self.num_prompt_S[slot] = num_prompt
+        self.id_limit_S[slot] = num_prompt + job.max_new
+        self.temperature_S[slot] = sampling.temperature
+        self.top_p_S[slot] = sampling.top_p
+        self.top_k_S[slot] = sampling.top_k
+        self.noise_S[slot] = job.request.noise & 0xFFFFFFFFFFFFFFFF
+        self.watched_S[slot] = bool(sampling.stop) or job.request.top_logprobs > 0
+
+    def append(self, slots_R: Indices, ids_R: IntArray, logprobs_R: FloatArray, version: int) -> None:
+        """Add one sampled token to each of the slots."""
+        at_R = self.num_ids_S[slots_R]
+        self.ids_ST[slots_R, at_R] = ids_R
+        self.logprobs_ST[slots_R, at_R] = logprobs_R
+        self.versions_ST[slots_R, at_R] = version
+        self.num_ids_S[slots_R] = at_R + 1
+
+    def sampled(self, slot: int) -> tuple[IntArray, FloatArray, IntArray]:
+        """Copies of the ids, logprobs and versions that the job in `slot` has sampled."""
+        span = slice(int(self.num_prompt_S[slot]), int(self.num_ids_S[slot]))
+        return self.ids_ST[slot, span].copy(), self.logprobs_ST[slot, span].copy(), self.versions_ST[slot, span].copy()
+
+    def retire(self, slot: int, now: int) -> None:
+        """The job is gone; what has KV stays for reuse (nothing, if nothing has)."""
+        self.jobs[slot] = None
+        self.active_S[slot] = False
+        self.num_ids_S[slot] = self.kv_len_S[slot]
+        self.last_used_S[slot] = now
+
+    def suspend(self, slot: int, now: int) -> Job:
+        """Take the job out of its slot with what it has sampled, to be placed again later."""
+        job = self.jobs[slot]
+        assert job is not None
+        ids_S, job.logprobs_S, job.versions_S = self.sampled(slot)
+        job.ids_T = np.concatenate([job.request.prompt_ids.astype(np.int32), ids_S])
+        self.retire(slot, now)
+        return job
+
+    def forget(self, slot: int) -> None:
+        """Drop a retained slot's KV."""
+        assert not self.active_S[slot]
+        self.num_ids_S[slot] = 0
+        self.kv_len_S[slot] = 0
+
+    def swap(self, one: int, other: int) -> None:
+        """Exchange two slots' contents."""
+        pair, swapped = [one, other], [other, one]
+        for name in (*self._PER_SLOT, "ids_ST", "logprobs_ST", "versions_ST"):
+            array = getattr(self, name)
+            array[pair] = array[swapped]
+        self.jobs[one], self.jobs[other] = self.jobs[other], self.jobs[one]

@@ -1,0 +1,220 @@
+"""One step: admit, lay out, run the model, sample, append, finish. Synchronous; the engine's driver calls it.
+
+In: the scheduler's slots. Out: ids appended to them, and finished jobs' futures resolved.
+
+Shape suffixes: N rows of the step, R rows that are sampled from, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from sharpen.errors import EngineError
+from sharpen.inference.attention import FixedShapeAttention, SlotAttention, StepAttention
+from sharpen.inference.batch import (
+    FIXED_ROWS,
+    StepBatch,
+    collect_work,
+    lay_out,
+    lay_out_fixed,
+    on_device,
+    padded_rows,
+)
+from sharpen.inference.engine import Generation
+from sharpen.inference.forward import Forward
+from sharpen.inference.graphs import DecodeGraphs
+from sharpen.inference.noise import uniforms
+from sharpen.inference.sampling import SampledRows, SamplingRows, sample
+from sharpen.inference.scheduler import Scheduler
+from sharpen.inference.slots import Indices, Job
+from sharpen.inference.stopping import find_stop
+from sharpen.types import FinishReason
+
+_PROMPT_TOKENS_PER_STEP = {"cpu": 2048, "cuda": 8192}
+"""So many that a step's products are large, and so few that those who decode do not wait for long."""
+
+
+class Stepper:
+    """Does steps, and keeps the policy version that new tokens carry."""
+
+    def __init__(
+        self,
+        *,
+        forward: Forward,
+        scheduler: Scheduler,
+        device: torch.device,
+        deterministic: bool,
+        end_ids: Sequence[int],
+        vocab_size: int,
+        version: int,
+        decode_text: Callable[[list[int]], str] | None,
+        graphs: DecodeGraphs | None = None,
+    ) -> None:
+        """`graphs` compute the steps that they can; None computes all eagerly."""
+        self.version = version
+        self.graphs = graphs
+        self.steps = 0
+        self.computed_tokens = 0
+        self.sampled_tokens = 0
+        self.prompt_tokens_per_step = _PROMPT_TOKENS_PER_STEP.get(device.type, _PROMPT_TOKENS_PER_STEP["cpu"])
+        self._forward = forward
+        self._scheduler = scheduler
+        self._device = device
+        self._deterministic = deterministic
+        self._decode_text = decode_text
+        self._is_end_V = np.zeros(vocab_size, np.bool_)
+        self._is_end_V[[end_id for end_id in end_ids if end_id < vocab_size]] = True
+
+    def release(self) -> None:
+        """Let go of the weights; no step may follow."""
+        del self._forward
+        if self.graphs is not None:
+            self.graphs.release()
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """Compute one token for every decoding slot and a share of the waiting prompts, and resolve what finished."""
+        scheduler, table = self._scheduler, self._scheduler.table
+        scheduler.admit()
+        scheduler.reserve()
+        scheduler.compact()
+        work = collect_work(table, self.prompt_tokens_per_step)
+        scratch = scheduler.pool.scratch
+        if self._deterministic:
+            batches = lay_out_fixed(table, work, scratch)
+        else:
+            batches = [lay_out(table, work, scratch)]
+        self.steps += 1
+        self.computed_tokens += sum(end - start for _, start, end in work.spans)
+        sampled = [(batch, self._run(batch)) for batch in batches]
+        for batch, rows in sampled:
+            for slot, num_computed in batch.computed:
+                table.kv_len_S[slot] = num_computed
+            if rows is not None:
+                self._accept(batch.slots_R, rows)
+
+    def _run(self, batch: StepBatch) -> SampledRows | None:
+        """Forward pass and sampling of one batch; None where no row is sampled from."""
+        if self.graphs is not None and (logits_NV := self.graphs.logits(batch)) is not None:
+            return sample(self._chosen(logits_NV, batch.rows_R), self._sampling_rows(batch.slots_R))
+        token_N, position_N, slot_N = (
+            on_device(array, self._device) for array in (batch.token_N, batch.position_N, batch.slot_N)
+        )
+        pool = self._scheduler.pool
+        attention: StepAttention
+        if self._deterministic:
+            attention = FixedShapeAttention(pool, slot_M=slot_N, position_M=position_N, kv_length=batch.kv_length)
+            rows = np.arange(FIXED_ROWS)
+        else:
+            attention = SlotAttention(
+                pool,
+                slot_N=slot_N,
+                position_N=position_N,
+                num_decode=batch.num_decode,
+                kv_length=batch.kv_length,
+                segments=batch.segments,
+            )
+            rows = np.zeros(padded_rows(max(1, len(batch.rows_R))), np.int64)
+            rows[: len(batch.rows_R)] = batch.rows_R
+        logits = self._forward.logits(token_N, position_N, attention, on_device(rows, self._device))
+        if not len(batch.rows_R):
+            return None
+        if self._deterministic:
+            logits_RV = logits[on_device(batch.rows_R, self._device)]
+        else:
+            logits_RV = logits[: len(batch.rows_R)]
+        return sample(logits_RV, self._sampling_rows(batch.slots_R))
+
+    def _chosen(self, logits_NV: torch.Tensor, rows_R: Indices) -> torch.Tensor:
+        """The rows that are sampled from; most often all decode, which needs no copy."""
+        if rows_R[-1] == len(rows_R) - 1:
+            return logits_NV[: len(rows_R)]
+        return logits_NV.index_select(0, on_device(rows_R, self._device))
+
+    def _sampling_rows(self, slots_R: Indices) -> SamplingRows:
+        table = self._scheduler.table
+        position_R = table.num_ids_S[slots_R] - table.num_prompt_S[slots_R]
+        return SamplingRows(
+            uniform_R=torch.from_numpy(uniforms(table.noise_S[slots_R], position_R)),
+            temperature_R=torch.from_numpy(table.temperature_S[slots_R]),
+            top_p_R=torch.from_numpy(table.top_p_S[slots_R]),
+            top_k_R=torch.from_numpy(table.top_k_S[slots_R]),
+        )
+
+    def _accept(self, slots_R: Indices, rows: SampledRows) -> None:
+        """Append the sampled tokens and finish what ends with them."""
+        table = self._scheduler.table
+        ids_R = rows.ids_R.cpu().numpy().astype(np.int32)
+        logprobs_R = rows.logprobs_R.cpu().numpy()
+        table.append(slots_R, ids_R, logprobs_R, self.version)
+        self.sampled_tokens += len(slots_R)
+        ended_R = self._is_end_V[ids_R]
+        full_R = table.num_ids_S[slots_R] >= table.id_limit_S[slots_R]
+        bad_R = ~np.isfinite(logprobs_R)
+        alternatives = self._alternatives(slots_R, rows)
+        for row in np.flatnonzero(ended_R | full_R | bad_R | table.watched_S[slots_R]):
+            slot = int(slots_R[row])
+            job = table.jobs[slot]
+            assert job is not None
+            if bad_R[row]:
+                self._fail(slot, job)
+                continue
+            if job.request.top_logprobs:
+                job.top_logprobs.append(alternatives[int(row)])
+            text = None if ended_R[row] else self._text_before_stop(slot, job)
+            if ended_R[row] or text is not None:
+                self._finish(slot, job, "stop", text)
+            elif full_R[row]:
+                self._finish(slot, job, "length", None)
+
+    def _alternatives(self, slots_R: Indices, rows: SampledRows) -> dict[int, tuple[tuple[int, float], ...]]:
+        """Of each row that asks for them the likeliest (id, logprob) pairs, none of probability zero. They are read
+        from the device once for all rows."""
+        counts = {}
+        for row in np.flatnonzero(self._scheduler.table.watched_S[slots_R]):
+            job = self._scheduler.table.jobs[int(slots_R[row])]
+            if job is not None and job.request.top_logprobs:
+                counts[int(row)] = job.request.top_logprobs
+        if not counts:
+            return {}
+        asked_RV = rows.log_distribution_RV[on_device(np.array([*counts]), self._device)]
+        logprobs, ids = asked_RV.topk(min(max(counts.values()), asked_RV.shape[1]))
+        return {
+            row: tuple(pair for pair in [*zip(*likeliest, strict=True)][:count] if pair[1] > float("-inf"))
+            for (row, count), *likeliest in zip(counts.items(), ids.tolist(), logprobs.tolist(), strict=True)
+        }
+
+    def _text_before_stop(self, slot: int, job: Job) -> str | None:
+        stop = job.request.sampling.stop
+        if not stop or self._decode_text is None:
+            return None
+        table = self._scheduler.table
+        ids = table.ids_ST[slot, int(table.num_prompt_S[slot]) : int(table.num_ids_S[slot])].tolist()
+        return find_stop(ids, stop, self._decode_text)
+
+    def _finish(self, slot: int, job: Job, reason: FinishReason, text: str | None) -> None:
+        ids_S, logprobs_S, versions_S = self._scheduler.table.sampled(slot)
+        self._scheduler.remove(job)
+        if not job.future.done():
+            job.future.set_result(
+                Generation(
+                    ids=ids_S,
+                    logprobs=logprobs_S,
+                    versions=versions_S,
+                    finish_reason=reason,
+                    text=text,
+                    top_logprobs=tuple(job.top_logprobs),
+                )
+            )
+
+    def _fail(self, slot: int, job: Job) -> None:
+        """The model gave no number: refuse the call, and let no NaN stay in the cache."""
+        self._scheduler.discard(slot)
+        if not job.future.done():
+            position = len(job.ids_T)
+            job.future.set_exception(
+                EngineError(f"the model's logits are not finite (prompt of {position} tokens, version {self.version})")
+            )

@@ -1,0 +1,323 @@
+"""vLLM as the engine: its `AsyncLLM` in this process, its core and workers in processes of their own.
+
+In: `GenerateRequest`s, awaited on the serving loop, and `load` calls with new weights. Out: `Generation`s. Prompts go
+in as ids; logprobs are of the distribution sampled from (`processed_logprobs`). New weights come by vLLM's
+weight-transfer protocol while generation is paused (`vllm_loading`): running requests lose their KV, are computed again
+from their ids and go on under the new weights; vLLM tells which tokens came from which version.
+
+With LoRA adapters `load` takes those alone (`vllm_adapters`): nothing pauses, and running requests keep theirs.
+Tested with the CPU build.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+
+from sharpen.config.trainer import LoraConfig
+from sharpen.errors import EngineError, EngineLostError, SamplingError
+from sharpen.inference.engine import GenerateRequest, Generation
+from sharpen.inference.families import end_token_ids
+from sharpen.inference.requests import check_request
+from sharpen.inference.stopping import find_stop
+from sharpen.inference.vllm_adapters import Adapter, Adapters, in_use, max_rank
+from sharpen.inference.vllm_loading import Loader
+from sharpen.inference.vllm_start import MAX_TOP_LOGPROBS, make_folder, read_skeleton, start_llm
+from sharpen.inference.weights import match_weights
+from sharpen.types import FinishReason, FloatArray, IntArray
+
+LEAST_TEMPERATURE = 0.01
+"""vLLM raises smaller ones to this, silently."""
+_STOP_SECONDS = 15.0
+_LOOK_SECONDS = 0.2  # between two looks whether vLLM's processes are there
+_FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
+
+
+class VLLMEngine:
+    """Satisfies `Engine`. Made by `start`; every method runs on one event loop."""
+
+    def __init__(
+        self,
+        llm: Any,
+        skeleton: Any,
+        *,
+        max_model_len: int,
+        version: int,
+        stop_decoder: Callable[[list[int]], str],
+        folder: Path,
+        lora: LoraConfig | None = None,
+    ) -> None:
+        """Of a started `AsyncLLM`, and a model on the meta device that tells names and shapes; see `start`."""
+        self._llm = llm
+        self._skeleton = skeleton
+        self._max_model_len = max_model_len
+        self._version = version
+        self._decode_text = stop_decoder
+        self._folder = folder
+        self._loader = Loader(llm)
+        self._adapters = None if lora is None else Adapters(folder, skeleton, lora, llm.model_config.dtype)
+        self._adapter = None if self._adapters is None else self._adapters.zeros(version)
+        self._end_ids = sorted(end_token_ids(skeleton))
+        self._num_requests = 0
+        self._calls: set[asyncio.Task[Generation]] = set()
+        self._loading = asyncio.Lock()
+        self._failure: EngineLostError | None = None
+
+    @classmethod
+    async def start(
+        cls,
+        model_path: str,
+        *,
+        max_model_len: int,
+        stop_decoder: Callable[[list[int]], str],
+        dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+        max_slots: int = 256,
+        kv_cache_mb: int | None = None,
+        tensor_parallel_size: int = 1,
+        replica: tuple[int, int] = (0, 1),
+        lora: LoraConfig | None = None,
+        version: int = 0,
+    ) -> Self:
+        """Start vLLM's processes with the model in a folder; blocks the loop for the seconds that it takes.
+
+        `stop_decoder` turns sampled ids into text, for stop strings only.
+        `auto`: bfloat16 on a GPU, float32 on the CPU. `max_slots` sequences run at the same time; `kv_cache_mb` bounds
+        the KV cache (None: what they need, within a quarter of the free memory). `replica`: (number of this engine, how
+        many there are); each takes `tensor_parallel_size` GPUs in order, or its share of the CPU's cores. With `lora`
+        `load` takes adapters alone, which change nothing at first. Raises `ModelError` for a model that cannot be
+        served, `EngineError` if the processes do not start.
+        """
+        skeleton = read_skeleton(model_path, max_model_len)
+        folder = make_folder(tempfile.gettempdir())
+        try:
+            llm = start_llm(
+                model_path,
+                skeleton.config,
+                folder,
+                max_model_len=max_model_len,
+                dtype=dtype,
+                max_slots=max_slots,
+                kv_cache_mb=kv_cache_mb,
+                tensor_parallel_size=tensor_parallel_size,
+                replica=replica,
+                max_lora_rank=None if lora is None else max_rank(lora),
+            )
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        engine = cls(
+            llm,
+            skeleton,
+            max_model_len=max_model_len,
+            version=version,
+            stop_decoder=stop_decoder,
+            folder=folder,
+            lora=lora,
+        )
+        try:
+            await llm.update_weight_version(str(version))
+        except BaseException:
+            await engine.close()
+            raise
+        return engine
+
+    @property
+    def takes_adapters(self) -> bool:
+        """Whether `load` takes adapters alone, not whole weights."""
+        return self._adapters is not None
+
+    @property
+    def max_model_len(self) -> int:
+        """Prompt plus sampled tokens of one request, at most."""
+        return self._max_model_len
+
+    @property
+    def version(self) -> int:
+        """Policy version of the weights in place."""
+        return self._version
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Sample one continuation; see `Engine.generate`.
+
+        The same `noise` gives the same tokens as far as the logits are the same: they depend a little on what else is
+        computed. Raises `ContextOverflowError` if the prompt leaves no room for a token, `SamplingError` for parameters
+        or ids that make no sense here, `EngineError` if it fails, `EngineLostError` if the engine is closed or dies.
+        """
+        self._check_open()
+        vocab_size = self._skeleton.config.vocab_size
+        max_new = check_request(request, max_model_len=self._max_model_len, vocab_size=vocab_size)
+        call = asyncio.get_running_loop().create_task(self._sample(request, self._params(request, max_new)))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        try:
+            return await call
+        except asyncio.CancelledError:
+            if self._failure is not None and not asyncio.current_task().cancelling():  # type: ignore[union-attr]
+                raise self._failure from None
+            raise
+
+    def _params(self, request: GenerateRequest, max_new: int) -> Any:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        sampling = request.sampling
+        if 0.0 < sampling.temperature < LEAST_TEMPERATURE:
+            raise SamplingError(
+                f"temperature {sampling.temperature:g} is below {LEAST_TEMPERATURE:g}, which vLLM cannot sample at: "
+                "use 0 (greedy), or more"
+            )
+        if request.top_logprobs > MAX_TOP_LOGPROBS:
+            raise SamplingError(
+                f"top_logprobs must be at most {MAX_TOP_LOGPROBS} with vLLM, not {request.top_logprobs}"
+            )
+        return SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            max_tokens=max_new,
+            seed=request.noise & (2**63 - 1),
+            logprobs=request.top_logprobs,
+            stop=list(sampling.stop),
+            stop_token_ids=self._end_ids,
+            ignore_eos=True,  # the ids above are all there are
+            detokenize=bool(sampling.stop),
+            skip_special_tokens=False,
+            spaces_between_special_tokens=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+    async def _sample(self, request: GenerateRequest, params: Any) -> Generation:
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+        self._num_requests += 1
+        prompt = {"type": "token", "prompt_token_ids": request.prompt_ids.tolist()}
+        number, adapter = str(self._num_requests), self._adapter
+        lora = None if adapter is None else adapter.request
+        try:
+            with in_use(adapter):
+                async for output in self._llm.generate(prompt, params, number, lora_request=lora):
+                    if output.finished:
+                        return self._generation(request, output.outputs[0], adapter)
+        except EngineDeadError as error:
+            raise self._fail(EngineLostError("vLLM's processes died while they were generating")) from error
+        except EngineGenerateError as error:
+            raise EngineError(f"vLLM failed to generate: {error.__cause__ or error}") from error
+        except ValueError as error:
+            raise SamplingError(f"vLLM refuses the request: {error}") from error
+        raise EngineError("vLLM gave no output")
+
+    def _generation(self, request: GenerateRequest, output: Any, adapter: Adapter | None) -> Generation:
+        text = None
+        if isinstance(output.stop_reason, str):
+            # vLLM's own text begins within the prompt where that ends in a part of a character: ours goes first
+            found = find_stop(list(output.token_ids), request.sampling.stop, self._decode_text)
+            text = output.text if found is None else found
+        return _generation(output, text, request.top_logprobs, None if adapter is None else adapter.version)
+
+    async def load(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Copy new weights in (Hugging Face parameter names); see `Engine.load`.
+
+        Running requests go on under the new weights, computed again from their ids; those with adapters (in which case
+        the tensors are adapters, by the names of peft's files) go on with their own, and the next ones get the new.
+        Raises `ModelError`, with nothing changed, unless names and shapes are exactly the model's, `EngineLostError` if
+        the transfer fails: the engine is then of no use any more.
+        """
+        self._check_open()
+        matched = match_weights(self._skeleton, tensors) if self._adapters is None else {}
+        async with self._loading:
+            self._check_open()
+            adapter = None if self._adapters is None else self._adapters.write(version, tensors)
+            try:
+                if adapter is not None:
+                    await self._unless_dead(self._adopt(adapter))
+                else:
+                    await self._unless_dead(self._loader.load(version, matched))
+            except Exception as error:
+                said = f"new weights could not be loaded into vLLM: {type(error).__name__}: {error}"
+                raise self._fail(EngineLostError(said)) from error
+            self._version = version
+
+    async def _adopt(self, adapter: Adapter) -> None:
+        """Requests that come from now on are computed with these adapters; those that nobody uses are dropped."""
+        assert self._adapters is not None
+        await self._llm.add_lora(adapter.request)
+        self._adapter = adapter
+        for unused in self._adapters.take_unused(adapter):
+            await self._llm.remove_lora(unused.request.lora_int_id)
+
+    async def _unless_dead(self, exchange: Coroutine[Any, Any, None]) -> None:
+        """Await it, but not for ever when vLLM's processes die: vLLM 0.32 never answers then."""
+        task = asyncio.get_running_loop().create_task(exchange)
+        try:
+            while not (await asyncio.wait([task], timeout=_LOOK_SECONDS))[0]:
+                if self._llm.errored:
+                    raise EngineLostError("its processes died")
+        finally:
+            task.cancel()
+        task.result()
+
+    async def close(self) -> None:
+        """Fail what is running with `EngineError` and end vLLM's processes. Closing twice is fine."""
+        if self._llm is None:
+            return
+        self._fail(EngineLostError("the engine was closed"))
+        await asyncio.gather(*self._calls, return_exceptions=True)
+        llm, self._llm = self._llm, None
+        if llm.output_handler is not None:
+            llm.output_handler.cancel()  # it would report the end of the processes as a failure
+        await asyncio.to_thread(llm.shutdown, timeout=_STOP_SECONDS)
+        await asyncio.to_thread(self._loader.close)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _check_open(self) -> None:
+        if self._llm is None:
+            raise EngineLostError("the engine is closed")
+        if self._failure is not None:
+            raise EngineLostError(str(self._failure))
+
+    def _fail(self, failure: EngineLostError) -> EngineLostError:
+        """Every call in flight ends with this, and later ones are refused with it; the first failure stays."""
+        if self._failure is None:
+            self._failure = failure
+            for call in self._calls:
+                if call is not asyncio.current_task():
+                    call.cancel()
+        return self._failure
+
+
+def _generation(output: Any, text: str | None, top_logprobs: int, version: int | None) -> Generation:
+    """What vLLM gave; `version` is that of the request's adapters, if it has any."""
+    if output.finish_reason not in _FINISH_REASONS:
+        raise EngineError(f"vLLM ended a request with {output.finish_reason!r}")
+    ids: IntArray = np.asarray(output.token_ids, dtype=np.int32)
+    entries = output.logprobs or []
+    logprobs: FloatArray = np.asarray(
+        [entry[token].logprob for entry, token in zip(entries, output.token_ids, strict=True)], dtype=np.float32
+    )
+    versions: IntArray = np.full(len(ids), -1 if version is None else version, dtype=np.int32)
+    for span in (output.weight_versions or ()) if version is None else ():
+        versions[span.start : span.end] = int(span.version)
+    if (versions < 0).any():
+        raise EngineError("vLLM did not tell the version of every token")
+    return Generation(
+        ids=ids,
+        logprobs=logprobs,
+        versions=versions,
+        finish_reason=_FINISH_REASONS[output.finish_reason],
+        text=text,
+        top_logprobs=tuple(_alternatives(entry, top_logprobs) for entry in entries) if top_logprobs else (),
+    )
+
+
+def _alternatives(entry: Mapping[int, Any], count: int) -> tuple[tuple[int, float], ...]:
+    """The likeliest (id, logprob) pairs, at most `count`, none of probability zero."""
+    ranked = sorted(entry.items(), key=lambda item: item[1].rank)
+    found = [(int(token), float(other.logprob)) for token, other in ranked if other.logprob > float("-inf")]
+    return tuple(found[:count])

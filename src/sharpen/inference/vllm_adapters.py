@@ -1,0 +1,127 @@
+"""LoRA adapters that vLLM loads without merging: a folder and a request for each policy version.
+
+In: adapters under the names of peft's files. Out: `Adapter`s, whose `request` goes with each generation; requests of
+other versions run beside each other, and vLLM's prefix cache keeps their KV apart by the adapter's name and folder.
+
+The first version has adapters too, of zeros: vLLM 0.32 computes rows without adapter wrongly on a CPU if rows with one
+are in the same batch (logprobs were off by several units), so that no request goes without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from sharpen.config.trainer import LoraConfig
+from sharpen.errors import ModelError
+
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The largest rank that vLLM can be started for; a smaller one is padded."""
+_PREFIX = "base_model.model."
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Adapter:
+    """The adapters of one policy version, and how many requests run with them."""
+
+    version: int
+    request: Any
+    folder: Path
+    running: int = 0
+
+
+class Adapters:
+    """The adapters of one engine that are on disk."""
+
+    def __init__(self, folder: Path, skeleton: Any, lora: LoraConfig, dtype: torch.dtype) -> None:
+        """For the linear layers of a model (on the meta device) that `lora` names; files are kept in `folder`."""
+        self._folder = folder
+        self._lora = lora
+        self._dtype = dtype
+        self._shapes = dict(_shapes(skeleton, lora))
+        self._held: list[Adapter] = []
+        self._count = 0
+
+    def zeros(self, version: int) -> Adapter:
+        """Adapters that change nothing."""
+        return self.write(version, {name: torch.zeros(shape) for name, shape in self._shapes.items()})
+
+    def write(self, version: int, tensors: Mapping[str, torch.Tensor]) -> Adapter:
+        """Adapters as peft writes them. Raises `ModelError`, with nothing written, unless names and shapes are exactly
+        those of the configured layers."""
+        given = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        if given != self._shapes:
+            wrong = sorted(name for name in given | self._shapes if given.get(name) != self._shapes.get(name))
+            raise ModelError(f"the new adapters are not those of this model and trainer.lora: {wrong[0]} is wrong")
+        from safetensors.torch import save_file
+        from vllm.lora.request import LoRARequest
+
+        self._count += 1
+        folder = self._folder / f"adapter-{self._count}"
+        folder.mkdir()
+        content = {name: tensor.detach().to("cpu", self._dtype).contiguous() for name, tensor in tensors.items()}
+        save_file(content, folder / "adapter_model.safetensors")
+        (folder / "adapter_config.json").write_text(
+            json.dumps(
+                {
+                    "peft_type": "LORA",
+                    "task_type": "CAUSAL_LM",
+                    "r": self._lora.rank,
+                    "lora_alpha": self._lora.alpha,
+                    "target_modules": sorted({_layer(name).rpartition(".")[2] for name in self._shapes}),
+                    "bias": "none",
+                }
+            )
+        )
+        request = LoRARequest(f"version-{version}-{self._count}", self._count, str(folder))
+        adapter = Adapter(version=version, request=request, folder=folder)
+        self._held.append(adapter)
+        return adapter
+
+    def take_unused(self, current: Adapter) -> list[Adapter]:
+        """Give up those without a request that runs, but for the current ones."""
+        unused = [one for one in self._held if one is not current and one.running == 0]
+        self._held = [one for one in self._held if one not in unused]
+        for one in unused:
+            shutil.rmtree(one.folder)
+        return unused
+
+
+@contextlib.contextmanager
+def in_use(adapter: Adapter | None) -> Iterator[None]:
+    """A request runs with these adapters."""
+    if adapter is None:
+        yield
+        return
+    adapter.running += 1
+    try:
+        yield
+    finally:
+        adapter.running -= 1
+
+
+def max_rank(lora: LoraConfig) -> int:
+    """The rank to start vLLM for, at least the configured one."""
+    return next(rank for rank in RANKS if rank >= lora.rank)
+
+
+def _layer(name: str) -> str:
+    return name.removeprefix(_PREFIX).removesuffix(".lora_A.weight").removesuffix(".lora_B.weight")
+
+
+def _shapes(skeleton: Any, lora: LoraConfig) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Names and shapes of the adapters of a model's linear layers."""
+    head = skeleton.get_output_embeddings()
+    for name, layer in skeleton.named_modules():
+        last = name.rpartition(".")[2]
+        if isinstance(layer, nn.Linear) and layer is not head and last in (lora.target_modules or (last,)):
+            yield f"{_PREFIX}{name}.lora_A.weight", (lora.rank, layer.in_features)
+            yield f"{_PREFIX}{name}.lora_B.weight", (layer.out_features, lora.rank)

@@ -1,0 +1,201 @@
+"""Starts vLLM's processes for `inference.vllm`, with the settings that the engine's promises need.
+
+In: a model's folder and the engine's settings. Out: a started `AsyncLLM`, and the model's names and shapes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from sharpen.config.architectures import refuse_architecture
+from sharpen.errors import EngineError, ModelError
+from sharpen.inference.families import check_length
+from sharpen.inference.kv import default_budget_bytes
+
+MAX_TOP_LOGPROBS = 20
+"""Alternatives that a request may ask for at each position."""
+BACKEND = "sharpen"
+"""Name of the transfer backend of `inference.vllm_worker`."""
+OWNER_VARIABLE = "SHARPEN_VLLM_OWNER"
+"""Environment variable that tells vLLM's processes the id of this one."""
+FOLDER_VARIABLE = "VLLM_RPC_BASE_PATH"
+"""Another one, vLLM's own, for the folder of its sockets."""
+
+_BLOCK_TOKENS = 128  # of the KV cache, on a CPU
+_STEP_TOKENS = 4096  # of one forward pass, on a CPU
+_ADAPTERS = {"enable_lora": True, "max_loras": 2, "max_cpu_loras": 4}
+"""Adapters of so many policy versions in one batch; requests of further ones wait."""
+_SOCKET_NAME, _MAX_SOCKET_PATH = 36, 107  # bytes: vLLM takes a UUID, Linux 108 with the end
+_ENVIRONMENT = {
+    "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",  # the model is a folder: nothing is to be asked of the hub
+    "PYTHONWARNINGS": "ignore",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+}
+"""What vLLM's processes start with, where it is not set already."""
+
+
+def read_skeleton(model_path: str, max_model_len: int) -> Any:
+    """The model without memory: its configuration, parameter names and shapes. Raises `ModelError`."""
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    config = AutoConfig.from_pretrained(model_path)
+    name = f"{model_path} (model_type {config.model_type!r})"
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelError(f"{name} is an encoder-decoder model; the engine serves decoder-only models")
+    refuse_architecture(config, name)
+    check_length(config, name, max_model_len)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    with contextlib.suppress(OSError):  # then the ids are the model's own
+        model.generation_config = GenerationConfig.from_pretrained(model_path)
+    model.tie_weights()
+    return model
+
+
+def make_folder(parent: str) -> Path:
+    """A folder for vLLM's sockets, in `parent`, or in /tmp where their paths would be longer than a socket's may be."""
+    name_length = len("/sharpen-vllm-12345678/") + _SOCKET_NAME
+    short_enough = len(os.fsencode(parent)) + name_length <= _MAX_SOCKET_PATH
+    return Path(tempfile.mkdtemp(prefix="sharpen-vllm-", dir=parent if short_enough else "/tmp"))
+
+
+def start_llm(
+    model_path: str,
+    config: Any,
+    folder: Path,
+    *,
+    max_model_len: int,
+    dtype: Literal["auto", "float32", "bfloat16"],
+    max_slots: int,
+    kv_cache_mb: int | None,
+    tensor_parallel_size: int,
+    replica: tuple[int, int],
+    max_lora_rank: int | None,
+) -> Any:
+    """A started `AsyncLLM`, whose sockets are in `folder`; see `inference.vllm.VLLMEngine.start`."""
+    with _surroundings(folder, _bound_cores(*replica, tensor_parallel_size)):
+        from vllm.platforms import current_platform
+
+        on_cpu = current_platform.is_cpu()
+        chosen = dtype if dtype != "auto" else "float32" if on_cpu else "bfloat16"
+        return _start(
+            model_path,
+            model=model_path,
+            max_model_len=max_model_len,
+            dtype=chosen,
+            max_num_seqs=max_slots,
+            tensor_parallel_size=tensor_parallel_size,
+            device_ids=None if on_cpu or replica[1] == 1 else _devices(replica[0], tensor_parallel_size),
+            kv_cache_memory_bytes=_kv_bytes(
+                config,
+                itemsize=getattr(torch, chosen).itemsize,
+                num_tokens=max_slots * max_model_len,
+                limit_bytes=_limit_bytes(kv_cache_mb, on_cpu),
+                num_shares=tensor_parallel_size,
+            ),
+            **({} if max_lora_rank is None else {**_ADAPTERS, "max_lora_rank": max_lora_rank}),
+            **(_cpu_settings(max_model_len, max_slots) if on_cpu else {}),
+        )
+
+
+def _cpu_settings(max_model_len: int, max_slots: int) -> dict[str, Any]:
+    """On a CPU no prompt is computed in parts: vLLM 0.32 would take back the random number of a part, which a seeded
+    generator cannot do there, and die. Nothing is compiled: graphs have not been seen to follow new packed weights."""
+    return {
+        "enforce_eager": True,
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(_STEP_TOKENS, max_model_len, max_slots),
+    }
+
+
+def _start(model_path: str, **arguments: Any) -> Any:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    class EndsByHand(AsyncLLM):  # type: ignore[misc]
+        """`VLLMEngine.close` shuts it down; vLLM's own way of doing so raises when the interpreter ends."""
+
+        def __del__(self) -> None:
+            pass
+
+    try:
+        return EndsByHand.from_engine_args(
+            AsyncEngineArgs(
+                **arguments,
+                worker_extension_cls="sharpen.inference.vllm_worker.WorkerExtension",
+                weight_transfer_config={"backend": BACKEND},
+                logprobs_mode="processed_logprobs",
+                max_logprobs=MAX_TOP_LOGPROBS,
+                generation_config="vllm",
+                disable_log_stats=True,
+                use_tqdm_on_load=False,
+                seed=0,
+            )
+        )
+    except ValueError as error:
+        raise ModelError(f"vLLM cannot serve {model_path}: {error}") from error
+    except RuntimeError as error:
+        raise EngineError(f"vLLM did not start: {error} (VLLM_LOGGING_LEVEL=INFO says more)") from error
+
+
+@contextlib.contextmanager
+def _surroundings(folder: Path, further: Mapping[str, str]) -> Iterator[None]:
+    """Environment variables for vLLM's start, taken back afterwards: vLLM sets some of its own, which are not for the
+    programs that a workflow starts. What its processes leave in their temporary folder goes with ours. Warnings of its
+    import are not ours."""
+    before = dict(os.environ)
+    os.environ.update({name: value for name, value in {**_ENVIRONMENT, **further}.items() if name not in before})
+    os.environ[FOLDER_VARIABLE] = os.environ["TMPDIR"] = str(folder)
+    os.environ[OWNER_VARIABLE] = str(os.getpid())
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _devices(number: int, tensor_parallel_size: int) -> list[int]:
+    """The GPUs of a replica, as indices into those that are visible."""
+    return list(range(number * tensor_parallel_size, (number + 1) * tensor_parallel_size))
+
+
+def _bound_cores(number: int, count: int, tensor_parallel_size: int) -> dict[str, str]:
+    """Workers on a CPU share its cores out, `tensor_parallel_size` for each of `count` replicas; one alone is bound as
+    vLLM does it, and so are more than there are cores."""
+    cores = sorted(os.sched_getaffinity(0))
+    num_workers = count * tensor_parallel_size
+    if num_workers == 1 or len(cores) < num_workers:
+        return {}
+    bounds = [worker * len(cores) // num_workers for worker in range(num_workers + 1)]
+    shares = [",".join(map(str, cores[start:end])) for start, end in itertools.pairwise(bounds)]
+    own = shares[number * tensor_parallel_size : (number + 1) * tensor_parallel_size]
+    return {"VLLM_CPU_OMP_THREADS_BIND": "|".join(own)}
+
+
+def _limit_bytes(kv_cache_mb: int | None, on_cpu: bool) -> int:
+    if kv_cache_mb is not None:
+        return kv_cache_mb * 2**20
+    return default_budget_bytes(torch.device("cpu" if on_cpu else "cuda"))
+
+
+def _kv_bytes(config: Any, *, itemsize: int, num_tokens: int, limit_bytes: int, num_shares: int) -> int:
+    """Memory of the KV cache of one worker: keys and values of so many tokens, in whole blocks, within the limit."""
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    block_bytes = 2 * config.num_hidden_layers * heads * head_dim * itemsize * _BLOCK_TOKENS // num_shares
+    num_blocks = -(-num_tokens // _BLOCK_TOKENS) + 1  # vLLM keeps one for itself
+    return int(min(num_blocks * block_bytes, limit_bytes))

@@ -1,0 +1,151 @@
+"""What runs inside vLLM's worker processes: new weights come in here, and the processes end with their owner.
+
+In: where new weights are, or which will come, through vLLM's own weight-transfer protocol (start, update, finish), and
+the owner's process id in the environment. Out: the worker's model changed in place. vLLM imports this module in each
+worker because `inference.vllm` names `WorkerExtension` as its extension; the transfer backend is registered by that
+import, since there is no later moment before the worker makes it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import select
+import shutil
+import signal
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from sharpen.inference.vllm_broadcast import Group, Layout, in_thread, reason
+from sharpen.inference.vllm_start import BACKEND, FOLDER_VARIABLE, OWNER_VARIABLE
+from sharpen.inference.vllm_transfer import try_to_read, unpack
+from sharpen.inference.weights_file import mapped
+
+
+@dataclass
+class NoInit(WeightTransferInitInfo):  # type: ignore[misc]
+    """Nothing is agreed upon beforehand."""
+
+
+@dataclass
+class Update(WeightTransferUpdateInfo):  # type: ignore[misc]
+    """Every parameter under its Hugging Face name: a file of `inference.weights_file`, handles to this GPU's memory
+    (`inference.vllm_transfer`), or what the trainer broadcasts (`inference.vllm_broadcast`)."""
+
+    path: str = ""
+    handles: str = ""
+    layout: Layout = field(default_factory=list)
+
+
+@functools.lru_cache(maxsize=1)
+def _mapped(path: str) -> dict[str, torch.Tensor]:
+    return mapped(Path(path))
+
+
+class Transfer(WeightTransferEngine[NoInit, Update]):  # type: ignore[misc]
+    """Reads new weights from a file in memory, or from the GPU's own memory, or gets them by broadcast."""
+
+    init_info_cls = NoInit
+    update_info_cls = Update
+    group: Group | None = None
+
+    def init_transfer_engine(self, init_info: NoInit) -> None:
+        """Nothing to connect: `WorkerExtension.sharpen_join` does, which can tell why it could not."""
+
+    def start_weight_update(self) -> None:
+        """Give the layers their checkpoint shapes again, so that packed ones can be loaded into."""
+        initialize_layerwise_reload(self.model)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """As vLLM's own, without its wait for an accelerator (there is none on a CPU; copies from a file wait)."""
+        self.receive_weights(self.parse_update_info(update_info))
+
+    def receive_weights(self, update_info: Update) -> None:
+        """Load all parameters; the file is the same one each time."""
+        if update_info.handles:
+            self.model.load_weights(unpack(update_info.handles, self.device))
+        elif update_info.layout:
+            assert self.group is not None
+            self.model.load_weights(self.group.receive(update_info.layout, self.model_config.dtype))
+        else:
+            self.model.load_weights(_mapped(update_info.path).items())
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def finish_weight_update(self) -> None:
+        """Pack the layers anew, in place."""
+        finalize_layerwise_reload(self.model, self.model_config)
+        pack_tied_layers(self.model)
+
+    def shutdown(self) -> None:
+        """Leave the group of the trainer."""
+        if self.group is not None:
+            self.group.close()
+            self.group = None
+
+
+def pack_tied_layers(model: Any) -> None:
+    """Pack embeddings and output layers anew: an output layer tied to the embedding gets no weights of its own in an
+    update, so that on a CPU vLLM 0.32 would go on computing logits from the packed copy of the old ones."""
+    for module in model.modules():
+        if isinstance(module, VocabParallelEmbedding) and hasattr(module, "cpu_linear"):
+            module.quant_method.process_weights_after_loading(module)
+
+
+class WorkerExtension:
+    """Methods of a worker. Naming it makes vLLM import this module."""
+
+    device: torch.device
+    rank: int
+    weight_transfer_engine: Transfer
+
+    def sharpen_try_to_read(self, packed: str) -> tuple[bool, str]:
+        """See `vllm_transfer.try_to_read`."""
+        return try_to_read(packed, self.device)
+
+    def sharpen_join(self, port: int, members: Sequence[int], limit_s: float) -> str:
+        """Join the trainer's group if this worker is one of the members; why it could not, empty if it could."""
+        if self.rank not in members:
+            return ""
+        group = Group(self.device, rank=1 + members.index(self.rank), size=1 + len(members), port=port)
+        try:
+            in_thread(lambda: group.join(limit_s)).result(limit_s)
+        except Exception as error:  # whatever it is: it must not reach vLLM, whose core would be of no use any more
+            group.close()
+            return reason(error)
+        self.weight_transfer_engine.group = group
+        return ""
+
+
+def _end_with(owner: int, parent: int, folder: str) -> None:
+    """Kill vLLM's core process (this worker's parent, unless the worker is in it) and this one when the owner is gone,
+    and remove their folder: vLLM itself waits for ever if its owner was killed."""
+    try:
+        handle = os.pidfd_open(owner)
+    except ProcessLookupError:
+        handle = None
+    if handle is not None:
+        select.select([handle], [], [])
+    if os.getppid() == parent != owner:
+        os.kill(parent, signal.SIGKILL)
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
+
+
+WeightTransferEngineFactory.register_engine(BACKEND, Transfer)
+if OWNER_VARIABLE in os.environ:
+    _WATCHED = (int(os.environ[OWNER_VARIABLE]), os.getppid(), os.environ[FOLDER_VARIABLE])
+    threading.Thread(target=_end_with, args=_WATCHED, daemon=True).start()

@@ -1,0 +1,63 @@
+"""Weights in: copies named tensors into the model that the engine owns, all or nothing.
+
+In: tensors under Hugging Face parameter names. Out: the model's parameters changed in place. Fused projections need
+no second copy, since the parameters are views of them (`forward`); tied parameters are one tensor. Tensors that are
+the model's own memory (a trainer may keep its weights there) are not copied at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from sharpen.errors import ModelError
+
+
+def copy_weights(model: Any, tensors: Mapping[str, torch.Tensor]) -> int:
+    """Copy `tensors` into `model`, converting dtype and device; returns how many were copied, and not the model's own
+    memory. Raises `ModelError`, with nothing changed, as `match_weights` does."""
+    matched = match_weights(model, tensors)
+    copied = 0
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if not _same_memory(parameter, matched[name]):
+                parameter.copy_(matched[name])
+                copied += 1
+    return copied
+
+
+def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return (one.data_ptr(), one.dtype, one.stride()) == (other.data_ptr(), other.dtype, other.stride())
+
+
+def match_weights(model: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensor of each parameter of `model`, tied ones once, by the names of `model.named_parameters()`.
+
+    Raises `ModelError` if a parameter is missing, a name is unknown, a shape differs, or two names of one tied
+    parameter come with different values.
+    """
+    by_name = dict(model.named_parameters(remove_duplicate=False))
+    unknown = sorted(set(tensors) - set(by_name))
+    if unknown:
+        raise ModelError(f"unknown parameter names in the new weights: {_listed(unknown)}")
+    chosen: dict[int, tuple[torch.Tensor, str]] = {}
+    for name, tensor in tensors.items():
+        parameter = by_name[name]
+        if tensor.shape != parameter.shape:
+            raise ModelError(f"{name} has shape {tuple(tensor.shape)}, the model needs {tuple(parameter.shape)}")
+        if (other := chosen.get(id(parameter))) is not None:
+            if not torch.equal(other[0], tensor):
+                raise ModelError(f"{name} and {other[1]} are one tied parameter but come with different values")
+            continue
+        chosen[id(parameter)] = (tensor, name)
+    missing = sorted(name for name, parameter in model.named_parameters() if id(parameter) not in chosen)
+    if missing:
+        raise ModelError(f"parameters missing in the new weights: {_listed(missing)}")
+    return {name: chosen[id(parameter)][0] for name, parameter in model.named_parameters()}
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:5])
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

@@ -1,0 +1,155 @@
+"""`summary.json`: what came out of a run, for people and programs; and what the run took of its machine.
+
+In: the evaluations before and after, and the counts of the run. Out: one JSON file, written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sharpen.monitor.statistics import Accuracy, Evaluation, accuracy, paired_difference
+from sharpen.monitor.verdict import Verdict
+
+_LOADED = time.monotonic()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What came out. `seconds` count from the start of the process, evaluations included; `seconds_to_first_step` until
+    the first update was done, evaluation before training excluded (None: no step was trained).
+
+    `sampled_tokens` came from the engine for training, `trained_tokens` carried loss, `computed_tokens` went through
+    the trainer's forward pass, prompts included. `held_out` has the numbers of a run without rollouts on held-out rows,
+    before and after (empty: nothing of that kind was measured). `verdict` is None for a run that has not ended.
+    """
+
+    before: Evaluation | None
+    after: Evaluation | None
+    seconds: float
+    seconds_to_first_step: float | None
+    steps: int
+    rollouts: int
+    sampled_tokens: int
+    trained_tokens: int
+    computed_tokens: int
+    peak_memory_mb: float | None
+    model_dir: Path | None
+    run_dir: Path
+    held_out: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    verdict: Verdict | None = None
+
+
+def write_summary(path: Path, summary: Summary) -> None:
+    """Write `summary.json`. A number that is not known is null."""
+    content: dict[str, Any] = {
+        "verdict": None if summary.verdict is None else asdict(summary.verdict),
+        "before": _modes(summary.before),
+        "after": _modes(summary.after),
+    }
+    further = {
+        name: {
+            "before": _modes(summary.before.further.get(name) if summary.before else None),
+            "after": _modes(summary.after.further.get(name) if summary.after else None),
+        }
+        for name in _further_names(summary)
+    }
+    if further:
+        content["further"] = further
+    if measured := _metrics(summary.before, summary.after):
+        content["metrics"] = measured
+    if summary.held_out:
+        content["held_out"] = {name: dict(numbers) for name, numbers in summary.held_out.items()}
+    content |= {
+        "seconds": round(summary.seconds, 3),
+        "seconds_to_first_step": _rounded(summary.seconds_to_first_step),
+        "steps": summary.steps,
+        "rollouts": summary.rollouts,
+        "sampled_tokens": summary.sampled_tokens,
+        "trained_tokens": summary.trained_tokens,
+        "computed_tokens": summary.computed_tokens,
+        "peak_memory_mb": _rounded(summary.peak_memory_mb),
+        "model_dir": str(summary.model_dir) if summary.model_dir else None,
+        "run_dir": str(summary.run_dir),
+    }
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def _metrics(before: Evaluation | None, after: Evaluation | None) -> dict[str, Any]:
+    """What workflow and judge measured on held-out tasks, by mode and name: before, after, the paired difference."""
+    found: dict[str, Any] = {}
+    first = before.metrics if before is not None else {}
+    second = after.metrics if after is not None else {}
+    for mode in dict.fromkeys([*first, *second]):
+        olds, news = first.get(mode, {}), second.get(mode, {})
+        found[mode] = {
+            name: {
+                "before": _numbers(accuracy(olds.get(name, {}).values())),
+                "after": _numbers(accuracy(news.get(name, {}).values())),
+                "difference": {
+                    part: _finite(value) if isinstance(value, float) else value
+                    for part, value in asdict(paired_difference(olds.get(name, {}), news.get(name, {}))).items()
+                },
+            }
+            for name in sorted({*olds, *news})
+        }
+    return found
+
+
+def _further_names(summary: Summary) -> list[str]:
+    found = [name for evaluation in (summary.before, summary.after) if evaluation for name in evaluation.further]
+    return list(dict.fromkeys(found))
+
+
+def _modes(evaluation: Evaluation | None) -> dict[str, Any] | None:
+    if evaluation is None:
+        return None
+    return {
+        "greedy": _numbers(accuracy(evaluation.greedy.values())),
+        "sampled": _numbers(accuracy(evaluation.sampled.values())),
+    }
+
+
+def _numbers(found: Accuracy) -> Mapping[str, float | int | None]:
+    return {
+        "accuracy": _finite(found.accuracy),
+        "low": _finite(found.low),
+        "high": _finite(found.high),
+        "num_tasks": found.num_tasks,
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
+
+
+def peak_memory_mb() -> float | None:
+    """The most memory that this process held at once, in MiB (its peak resident set). None on Windows."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10  # macOS counts bytes, Linux KiB
+
+
+def process_seconds() -> float:
+    """Seconds since this process started (Linux), or since this module was loaded where the system doesn't say."""
+    status = Path("/proc/self/stat")
+    if not status.exists():
+        return time.monotonic() - _LOADED
+    started_ticks = int(status.read_text().rpartition(")")[2].split()[19])  # the 22nd field; the name may hold spaces
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,117 @@
+"""The table *before -> after*.
+
+In: two evaluations of the same tasks. Out: lines of at most 100 columns, without control characters.
+
+    held-out (512 tasks)    before                after                 difference (paired)
+    greedy accuracy         0.418 [0.376, 0.461]  0.979 [0.962, 0.988]  +0.561 [+0.514, +0.604]
+      judge/exact           0.311 [0.272, 0.352]  0.902 [0.873, 0.925]  +0.591 [+0.543, +0.632]
+
+Below the reward of each mode what workflow and judge measured, under the name of who did.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from sharpen.monitor.statistics import Accuracy, Difference, Evaluation, accuracy, is_binary, paired_difference
+
+WIDTH = 100
+MAX_METRICS = 12
+"""Metrics shown of each mode; `summary.json` has all."""
+Row = tuple[str, str, str, str]
+
+
+def comparison_lines(before: Evaluation, after: Evaluation) -> list[str]:
+    """The table: a block for the held-out tasks, then one for each further dataset that both evaluations have."""
+    blocks = [_block("held-out", before, after)]
+    blocks += [
+        _block(name, further, after.further[name]) for name, further in before.further.items() if name in after.further
+    ]
+    numbers = [max(len(row[column]) for block in blocks for row in block) for column in range(1, 4)]
+    room = max(16, WIDTH - sum(numbers) - 2 * 3)
+    blocks = [[(shortened(row[0], room), *row[1:]) for row in block] for block in blocks]
+    widths = [max(len(row[0]) for block in blocks for row in block), *numbers]
+    rule = "-" * (sum(widths) + 2 * 3)
+    lines: list[str] = []
+    for heading, *rows in blocks:
+        lines += [_row(heading, widths), rule, *(_row(row, widths) for row in rows), ""]
+    return [*lines, "in brackets: 95% intervals; the difference is paired by task"]
+
+
+def _block(name: str, before: Evaluation, after: Evaluation) -> list[Row]:
+    rows: list[Row] = []
+    sizes = []
+    for mode, first, second in (
+        ("greedy", before.greedy, after.greedy),
+        ("sampled", before.sampled, after.sampled),
+    ):
+        if not first or not second:
+            continue
+        kind = "accuracy" if is_binary([*first.values(), *second.values()]) else "reward"
+        difference = paired_difference(first, second)
+        old, new = accuracy(first.values()), accuracy(second.values())
+        rows.append((f"{mode} {kind}", with_interval(old), with_interval(new), _difference(difference, old, new)))
+        sizes += [old.num_tasks, new.num_tasks, difference.num_tasks]
+        rows += _metrics(before.metrics.get(mode, {}), after.metrics.get(mode, {}), difference.num_tasks)
+    least, most = min(sizes, default=0), max(sizes, default=0)
+    tasks = f"{most} tasks" if least == most else f"{least} to {most} tasks"
+    return [(f"{name} ({tasks})", "before", "after", "difference"), *rows]
+
+
+def _metrics(
+    before: Mapping[str, Mapping[str, float]], after: Mapping[str, Mapping[str, float]], num: int
+) -> list[Row]:
+    """What workflow and judge measured both times; the number of tasks where it is not that of the reward."""
+    rows: list[Row] = []
+    for name in [name for name in before if name in after][:MAX_METRICS]:
+        first, second = before[name], after[name]
+        difference = paired_difference(first, second)
+        if not difference.num_tasks:
+            continue
+        old, new = accuracy(first.values()), accuracy(second.values())
+        of_tasks = "" if difference.num_tasks == num else f" ({difference.num_tasks})"
+        rows.append((f"  {name}{of_tasks}", with_interval(old), with_interval(new), _difference(difference, old, new)))
+    if (more := len(before.keys() & after.keys()) - MAX_METRICS) > 0:
+        rows.append((f"  and {more} more", "", "", ""))
+    return rows
+
+
+def _row(cells: Row, widths: list[int]) -> str:
+    return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+
+
+def with_interval(found: Accuracy) -> str:
+    """`0.418 [0.376, 0.461]`, with fewer digits behind the point where the numbers are large."""
+    digits = _digits(found.accuracy, found.low, found.high)
+    low, high = (f"{value:,.{digits}f}" for value in (found.low, found.high))
+    return f"{found.accuracy:,.{digits}f} {_interval(low, high, found.low)}"
+
+
+def _difference(found: Difference, *means: Accuracy) -> str:
+    digits = _digits(found.difference, *(mean.accuracy for mean in means))
+    low, high = (f"{value:+,.{digits}f}" for value in (found.low, found.high))
+    return f"{found.difference:+,.{digits}f} {_interval(low, high, found.low)}"
+
+
+def _interval(low: str, high: str, value: float) -> str:
+    return "[unknown]" if math.isnan(value) else f"[{low}, {high}]"
+
+
+def number(value: float) -> str:
+    """For eyes: `0.523`, `12.3`, `1,234`."""
+    return f"{value:,.{_digits(value)}f}"
+
+
+def _digits(*values: float) -> int:
+    """Digits behind the point for numbers of this size."""
+    largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
+    return 3 if largest < 10 else 1 if largest < 1000 else 0
+
+
+def shortened(name: str, width: int) -> str:
+    """A name of at most `width` columns, its middle left out where it is longer."""
+    if len(name) <= width:
+        return name
+    head = (width - 2) // 2
+    return f"{name[:head]}..{name[len(name) - (width - 2 - head) :]}"

@@ -1,0 +1,115 @@
+"""What an engine holds: weights, and the keys and values of the sequences that it computes.
+
+In: an engine's settings, a model's sizes, how many sequences of what length are in flight. Out: bytes. The embedded
+engine grows slots and their length on demand, vLLM takes its blocks at the start; both within the same budget.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sharpen.config.public import TunerModelConfig
+from sharpen.config.run import RunConfig
+from sharpen.inference.kv import LENGTH_BUCKET, bucketed
+from sharpen.plan.hardware import Hardware
+from sharpen.plan.sizes import Sizes
+from sharpen.plan.workload import Workload
+
+FIRST_SLOTS, FIRST_LENGTH = 32, 4 * LENGTH_BUCKET
+STEP_TOKENS = 2048
+"""Tokens of prompts that a step computes, at most, on a CPU."""
+_EVALUATED = 512
+"""Tasks that are held out to evaluate on, at most."""
+_COPIES_OF_LOGITS = 3
+"""The logits, their logarithms, and what sampling makes of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineNeed:
+    """Bytes on one device of one engine. `fused` is a second copy of some projections: on a CPU the file with the
+    weights stays mapped beside it."""
+
+    weights: int
+    fused: int
+    kv_cache: int
+    step: int
+
+
+def engine_need(
+    config: RunConfig, model: TunerModelConfig, sizes: Sizes, hardware: Hardware, workload: Workload, *, vllm: bool
+) -> EngineNeed:
+    """Of the engine that serves `model`."""
+    on_cpu = hardware.kind == "cpu"
+    itemsize = 2 if _bfloat16(config, hardware) else 4
+    num_shares = 1 if on_cpu else model.tensor_parallel_size
+    weights = itemsize * sizes.parameters // num_shares
+    rows = in_flight(config, workload)
+    per_token = (3 * sizes.intermediate_size + 6 * sizes.hidden_size) * itemsize
+    return EngineNeed(
+        weights=weights,
+        fused=itemsize * sizes.fused if on_cpu and itemsize == 4 and not vllm else 0,
+        kv_cache=_kv_cache(config, model, sizes, hardware, workload, itemsize, weights, vllm=vllm) // num_shares,
+        step=rows * sizes.vocab_size * 4 * _COPIES_OF_LOGITS + (rows + STEP_TOKENS) * per_token,
+    )
+
+
+def in_flight(config: RunConfig, workload: Workload) -> int:
+    """Sequences that the engine computes at the same time, at most: those of a step, or of an evaluation."""
+    evaluation = config.evaluation
+    evaluates = evaluation.before_and_after and (evaluation.hold_out or config.eval_dataset is not None)
+    evaluated = (evaluation.max_tasks or _EVALUATED) if evaluates else 0
+    wanted = max(workload.sequences if workload.generates else 1, evaluated)
+    return min(wanted, config.engine.max_slots, config.rollout.max_concurrent_rollouts)
+
+
+def slot_length(longest: int, max_model_len: int) -> int:
+    """Positions of a slot once the longest sequence was there: they grow by half, in buckets, up to the limit."""
+    length, limit = min(FIRST_LENGTH, bucketed(max_model_len)), bucketed(max_model_len)
+    while length < min(longest, limit):
+        length = min(limit, bucketed(max(length + 1, length + length // 2)))
+    return length
+
+
+def _kv_cache(
+    config: RunConfig,
+    model: TunerModelConfig,
+    sizes: Sizes,
+    hardware: Hardware,
+    workload: Workload,
+    itemsize: int,
+    weights: int,
+    *,
+    vllm: bool,
+) -> int:
+    """All shares together. The budget is `kv_cache_mb`, else a quarter of what is free when the engine starts."""
+    per_position = sizes.kv_bytes(itemsize)
+    budget = _budget(config, hardware, weights)
+    if vllm:
+        return min(config.engine.max_slots * model.max_model_len * per_position, budget)
+    length = slot_length(workload.longest, model.max_model_len)
+    slots = in_flight(config, workload)
+    if hardware.kind == "cpu":  # what was not touched costs nothing
+        wanted = slots
+    else:
+        wanted = FIRST_SLOTS
+        while wanted < slots:
+            wanted *= 2
+        wanted = min(wanted, config.engine.max_slots)
+    held = max(1, min(wanted, budget // (per_position * length)))
+    return (held + 1) * length * per_position
+
+
+def rows_at_once(config: RunConfig, sizes: Sizes, hardware: Hardware, workload: Workload, itemsize: int) -> int:
+    """Sequences of a step that have room in the KV cache together, for the model that is tuned."""
+    budget = _budget(config, hardware, itemsize * sizes.parameters)
+    of_one = sizes.kv_bytes(itemsize) * slot_length(workload.longest, config.model.max_model_len)
+    return max(1, min(in_flight(config, workload), workload.sequences, budget // of_one))
+
+
+def _budget(config: RunConfig, hardware: Hardware, weights: int) -> int:
+    given = config.engine.kv_cache_mb
+    return given * 2**20 if given is not None else max(0, hardware.memory_bytes - weights) // 4
+
+
+def _bfloat16(config: RunConfig, hardware: Hardware) -> bool:
+    return config.engine.dtype == "bfloat16" or (config.engine.dtype == "auto" and hardware.kind == "cuda")

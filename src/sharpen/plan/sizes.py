@@ -1,0 +1,105 @@
+"""What a model's configuration says of its size, counted on the model itself, built without contents.
+
+In: a model folder or a name on the Hugging Face hub (its `config.json` alone is read). Out: `Sizes`. Parameters are
+counted, not computed from a formula, so that every family has the number that its weights have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sharpen.config.architectures import refuse_architecture
+from sharpen.config.trainer import LoraConfig
+from sharpen.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Numbers of a model. `parameters` counts tied ones once; `block_linear` are those of the linear layers within the
+    blocks, `vocabulary` (V, C) those of one embedding table, `tied` whether the output layer is the input's.
+
+    `linears` has (outputs, inputs) of every linear layer in the blocks, by the last name of the layer."""
+
+    parameters: int
+    block_linear: int
+    vocabulary: int
+    tied: bool
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_size: int
+    intermediate_size: int
+    vocab_size: int
+    linears: tuple[tuple[str, int, int], ...]
+
+    def kv_bytes(self, itemsize: int) -> int:
+        """Keys and values of one position in all layers: 2 x layers x KV heads x head size x bytes of a number."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * itemsize
+
+    @property
+    def fused(self) -> int:
+        """Parameters of the projections that the embedded engine stacks: those of one input."""
+        stacked = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+        return sum(out * into for name, out, into in self.linears if name in stacked)
+
+    def lora_parameters(self, lora: LoraConfig) -> int:
+        """Those of the adapters: rank x (inputs + outputs) for each linear layer that gets one (Hu et al. 2021)."""
+        wanted = lora.target_modules
+        chosen = [(out, into) for name, out, into in self.linears if wanted is None or name in wanted]
+        return sum(lora.rank * (out + into) for out, into in chosen)
+
+
+def read_model_config(model_path: str, setting: str = "model.model_path") -> Any:
+    """The Hugging Face configuration. Raises `ModelError` if there is none, or it is not of a model we train."""
+    from transformers import AutoConfig
+
+    path = Path(model_path).expanduser()
+    try:
+        config = AutoConfig.from_pretrained(path if path.is_dir() else model_path)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ModelError(f"{setting} {model_path!r}: its config.json cannot be read: {reason}") from error
+    refuse_architecture(config, f"{setting} {model_path!r}")
+    for name in ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size"):
+        if not isinstance(getattr(config, name, None), int):
+            raise ModelError(
+                f"{setting} {model_path!r}: model type {config.model_type!r} has no {name}: it is no text model that "
+                "can be planned"
+            )
+    return config
+
+
+def sizes_of(config: Any) -> Sizes:
+    """Build the model on the meta device and count. Raises `ModelError` for a configuration without a causal model."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise ModelError(f"no causal model can be built of model type {config.model_type!r}: {error}") from error
+    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings()
+    linears = tuple(
+        (name.rpartition(".")[2], int(layer.weight.shape[0]), int(layer.weight.shape[1]))
+        for name, layer in model.named_modules()
+        if isinstance(layer, torch.nn.Linear) and layer is not head
+    )
+    heads = int(config.num_attention_heads)
+    return Sizes(
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        block_linear=sum(out * into for _, out, into in linears),
+        vocabulary=embedding.numel(),
+        tied=head.weight is embedding,
+        num_layers=int(config.num_hidden_layers),
+        num_heads=heads,
+        num_kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
+        head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
+        hidden_size=int(config.hidden_size),
+        intermediate_size=max((out for _, out, _ in linears), default=int(config.hidden_size)),
+        vocab_size=int(embedding.shape[0]),
+        linears=linears,
+    )

@@ -1,0 +1,104 @@
+"""How many tokens a step has: assumed from the limits in the settings, told, or as an earlier run had them.
+
+In: a run's configuration, lengths given by hand, the directory of an earlier run. Out: `Workload`, which says where its
+numbers come from.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from sharpen.algorithm.supervised import SUPERVISED
+from sharpen.config.run import RunConfig
+from sharpen.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One step. `prompt_tokens` and `answer_tokens` are those of one sequence, `sequences` how many there are;
+    `computed_tokens` go through the trainer in one pass over the step, a prompt that several share counted once, and
+    `loss_tokens` of them carry loss. `longest` is the longest sequence. `generates`: the answers are sampled here."""
+
+    sequences: int
+    prompt_tokens: float
+    answer_tokens: float
+    computed_tokens: float
+    loss_tokens: float
+    longest: int
+    generates: bool
+    source: str
+
+
+def expected(config: RunConfig, prompt_tokens: int | None = None, answer_tokens: int | None = None) -> Workload:
+    """From the limits (every sequence as long as it may be), or from mean lengths given. Raises `ConfigError` for
+    lengths that do not fit `model.max_model_len`."""
+    limit = config.model.max_model_len
+    for name, value in (("--prompt-tokens", prompt_tokens), ("--answer-tokens", answer_tokens)):
+        if value is not None and not 1 <= value < limit:
+            raise ConfigError(f"{name} must be from 1 to model.max_model_len ({limit}) - 1, but {value} came")
+    if prompt_tokens is not None and answer_tokens is not None and prompt_tokens + answer_tokens > limit:
+        raise ConfigError(
+            f"--prompt-tokens {prompt_tokens} and --answer-tokens {answer_tokens} are more than model.max_model_len "
+            f"({limit})"
+        )
+    answer = answer_tokens if answer_tokens is not None else min(config.model.max_tokens, limit - (prompt_tokens or 1))
+    prompt = prompt_tokens if prompt_tokens is not None else limit - answer
+    name = config.algorithm.algorithm_type
+    group = 2 if name == "dpo" else 1 if name in SUPERVISED else config.algorithm.group_size
+    given = [
+        f"{what} {value}" for what, value in (("prompt", prompt_tokens), ("answer", answer_tokens)) if value is not None
+    ]
+    source = f"lengths given: {', '.join(given)} tokens" if given else "every sequence as long as the settings allow"
+    return Workload(
+        sequences=config.algorithm.batch_size * group,
+        prompt_tokens=prompt,
+        answer_tokens=answer,
+        computed_tokens=config.algorithm.batch_size * (prompt + group * answer),
+        loss_tokens=config.algorithm.batch_size * group * answer,
+        longest=round(prompt + answer),
+        generates=name not in SUPERVISED,
+        source=source,
+    )
+
+
+def of_run(config: RunConfig, run_dir: Path) -> Workload | None:
+    """What the steps of a run had on the mean, from its `metrics.jsonl`; None if no step of it was trained."""
+    rows = [row for row in metrics_of(run_dir) if row.get("trainer/computed_tokens")]
+    if not rows:
+        return None
+    supervised = config.algorithm.algorithm_type in SUPERVISED
+    computed, loss, together = (
+        mean(row[f"trainer/{name}_tokens"] for row in rows) for name in ("computed", "trained", "sequence")
+    )
+    group = 2 if config.algorithm.algorithm_type == "dpo" else 1 if supervised else config.algorithm.group_size
+    sequences = config.algorithm.batch_size * group
+    answer = (loss if supervised else mean(row["tokens/sampled"] for row in rows)) / sequences
+    prompt = max(1.0, together / sequences - answer)
+    return Workload(
+        sequences=sequences,
+        prompt_tokens=prompt,
+        answer_tokens=answer,
+        computed_tokens=computed,
+        loss_tokens=loss,
+        longest=round(prompt + answer),
+        generates=not supervised,
+        source=f"mean lengths of {len(rows)} steps of {run_dir.name}",
+    )
+
+
+def metrics_of(run_dir: Path) -> list[dict[str, Any]]:
+    """The rows of a run's `metrics.jsonl`; empty without one. A line cut off by a crash is left out."""
+    path = run_dir / "metrics.jsonl"
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return rows

@@ -1,0 +1,379 @@
+"""One attempt of one rollout: the user's workflow, then the judge, and the outcome classified by its cause.
+
+In: a `Task`, a `Session`, the user's functions. Out: `Ended`. This is the failure boundary of user code: whatever it
+raises becomes an outcome, except for bad input (a field that does not exist, an output of the wrong kind), which would
+fail every rollout alike: that is raised, and stops the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import dataclasses
+import logging
+import math
+import numbers
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from sharpen.errors import ConfigError, DatasetError, TokenCapError
+from sharpen.rollout.choices import returned_text
+from sharpen.rollout.model_exceptions import declares_unusable, named_outcome
+from sharpen.rollout.places import causes, describe, place_of_error
+from sharpen.rollout.signature import judge_arguments, name_of, workflow_arguments
+from sharpen.rollout.user_loop import owner
+from sharpen.types import MODEL_CAUSED, Call, Outcome, Task
+
+log = logging.getLogger("sharpen.rollout")
+user_log = logging.getLogger("sharpen.workflow")
+
+CONNECTION_ERRORS = {
+    "openai": {"APIConnectionError", "InternalServerError", "RateLimitError"},
+    "httpx": {"TransportError"},
+    "httpx2": {"TransportError"},
+    "aiohttp": {"ClientConnectionError"},
+}
+"""Errors that mean unreachable or overloaded servers, by package (none of which is imported for it)."""
+
+
+GATEWAY = "gateway/"
+"""Prefix of the metrics that a session counts, beside the user's own."""
+WORKFLOW = "workflow/"
+"""Prefix of the workflow's own metrics, in what is shown and logged; a rollout has them under their plain names."""
+JUDGE = "judge/"
+"""Prefix of the judge's own metrics."""
+AUXILIARY = "auxiliary/"
+"""Prefix of the counts of auxiliary models."""
+
+
+class Auxiliary(Protocol):
+    """The auxiliary models as one attempt sees them: `models` by name, objects of this attempt alone.
+
+    `counts` is what they were used for so far (`<name>/calls`, `<name>/tokens`). `failure` is one line if a call failed
+    by the model's serving side, and no repetition of it succeeded. `exhausted` is the error that stops the run, once a
+    call was refused because the run has used up its tokens.
+
+    `close` revokes them all; it is quick and may be called from any thread.
+    """
+
+    @property
+    def models(self) -> Mapping[str, Any]: ...
+    @property
+    def counts(self) -> Mapping[str, float]: ...
+    @property
+    def failure(self) -> str | None: ...
+    @property
+    def exhausted(self) -> TokenCapError | None: ...
+    def close(self) -> None: ...
+
+
+class Session(Protocol):
+    """The models as one attempt sees them. `failure` is what the policy or its engine did wrong, if anything, in one
+    line in `failure_reason`. `counts` is what was noticed on the way (malformed tool calls, forks), for the statistics.
+    `num_answers` counts the answers that the agent was handed, and `cut` is whether its token limit cut the last one.
+
+    `close` revokes the policy (calls still running are abandoned, later ones refused) and gives the recorded calls; it
+    is quick and may be called from any thread. The auxiliary models are closed on their own: the judge needs them.
+    """
+
+    @property
+    def model(self) -> Any: ...
+    @property
+    def failure(self) -> Outcome | None: ...
+    @property
+    def failure_reason(self) -> str | None: ...
+    @property
+    def counts(self) -> Mapping[str, float]: ...
+    @property
+    def num_answers(self) -> int: ...
+    @property
+    def cut(self) -> bool: ...
+    @property
+    def auxiliary(self) -> Auxiliary: ...
+    def close(self) -> tuple[Call, ...]: ...
+
+
+class OpenedSession:
+    """A session that is closed once, by whoever comes first: the end of the workflow, or the time limit.
+
+    `close` revokes the policy, `end` the auxiliary models too.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._lock = threading.Lock()
+        self._calls: tuple[Call, ...] | None = None
+
+    @property
+    def model(self) -> Any:
+        return self._session.model
+
+    @property
+    def failure(self) -> Outcome | None:
+        return self._session.failure
+
+    @property
+    def failure_reason(self) -> str:
+        return self._session.failure_reason or "no reason given"
+
+    @property
+    def num_answers(self) -> int:
+        return self._session.num_answers
+
+    @property
+    def cut(self) -> bool:
+        return self._session.cut
+
+    @property
+    def auxiliary_models(self) -> dict[str, Any]:
+        return dict(self._session.auxiliary.models)
+
+    @property
+    def auxiliary_failure(self) -> str | None:
+        return self._session.auxiliary.failure
+
+    @property
+    def exhausted(self) -> TokenCapError | None:
+        return self._session.auxiliary.exhausted
+
+    @property
+    def counts(self) -> dict[str, float]:
+        noticed = {f"{GATEWAY}{name}": value for name, value in self._session.counts.items()}
+        return noticed | {f"{AUXILIARY}{name}": value for name, value in self._session.auxiliary.counts.items()}
+
+    def close(self) -> tuple[Call, ...]:
+        with self._lock:
+            if self._calls is None:
+                self._calls = self._session.close()
+            return self._calls
+
+    def end(self) -> tuple[Call, ...]:
+        try:
+            return self.close()
+        finally:
+            self._session.auxiliary.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How an attempt ended. `reward` is set when the outcome is OK (None: the workflow gave none, and none is needed).
+
+    Where the workflow says which calls take part, `call_rewards` holds what it wrote on each of them, by the call's
+    index; the others are left out of training. None: all take part. `step_rewards` and `states` are those of `Rollout`.
+    `answer` is the text that the workflow returned, where a request asked for several choices. `outside`: a server that
+    could not be reached made it fail, and nothing that the model said.
+    """
+
+    outcome: Outcome
+    reward: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    call_rewards: Mapping[int, float] | None = None
+    step_rewards: Mapping[int, float] = field(default_factory=dict)
+    states: Mapping[int, str] = field(default_factory=dict)
+    answer: str | None = None
+    error: str | None = None
+    outside: bool = False
+
+
+class UserFunctions:
+    """The workflow and the judge, checked, with the optional arguments that each one takes. Without `needs_reward` a
+    workflow without judge may give none. `model_exceptions` names exceptions of the workflow that blame the model's
+    answer (`rollout.model_exceptions`)."""
+
+    def __init__(
+        self,
+        workflow: Callable[..., Any],
+        judge: Callable[..., Any] | None,
+        workflow_args: Mapping[str, Any],
+        *,
+        needs_reward: bool,
+        model_exceptions: Sequence[str],
+    ) -> None:
+        self.workflow = workflow
+        self.judge = judge
+        self._workflow_args = workflow_args
+        self._needs_reward = needs_reward
+        self._model_exceptions = model_exceptions
+        self._workflow_takes = workflow_arguments(workflow)
+        self._judge_takes = judge_arguments(judge) if judge is not None else frozenset()
+        self._warned: set[str] = set()
+
+    async def attempt(self, task: Task, session: OpenedSession) -> Ended:
+        """Run both functions on a copy of the task. Raises `ConfigError` or `DatasetError` for bad input only."""
+        row = copy.deepcopy(task.row)
+        try:
+            further = self._optional(self._workflow_takes, session)
+            output = await self.workflow(task=row, model=session.model, **further)
+        except BaseException as error:  # the failure boundary of user code (see the module's docstring)
+            failed = Outcome.INFRASTRUCTURE if session.auxiliary_failure is not None else session.failure
+            return self._failed(error, failed, Outcome.WORKFLOW_ERROR, task, session)
+        failure = session.failure
+        calls = session.close()  # the judge, and what the workflow left running, make no calls in the agent's name
+        if failure is not None and failure not in MODEL_CAUSED:
+            return Ended(outcome=failure, error=f"a model call failed: {session.failure_reason}")
+        if (reason := session.auxiliary_failure) is not None:  # that the workflow swallowed
+            return Ended(outcome=Outcome.INFRASTRUCTURE, error=reason)
+        try:
+            reward, response, metrics = self._read_output(output)
+        except ConfigError as error:
+            if failure is not None:  # e.g. the workflow caught the context overflow and returned None
+                return Ended(outcome=failure, error=str(error))
+            raise
+        answer = returned_text(response) if any(call.request is not None for call in calls) else None
+        if self.judge is None and reward is None:
+            return Ended(outcome=Outcome.OK, metrics=metrics, answer=answer)
+        if self.judge is None:
+            ended = self._scored(reward, metrics, Outcome.WORKFLOW_ERROR, f"workflow_func `{name_of(self.workflow)}`")
+            return dataclasses.replace(
+                ended,
+                call_rewards=getattr(output, "call_rewards", None),
+                step_rewards=getattr(output, "step_rewards", None) or {},
+                states=getattr(output, "states", None) or {},
+                answer=answer,
+            )
+        try:
+            further = self._optional(self._judge_takes, session)
+            judgement = await self.judge(task=row, response=response, **further)
+        except BaseException as error:  # the failure boundary of user code
+            blameless = session.auxiliary_failure is not None
+            caused = failure if failure in MODEL_CAUSED and not blameless else None
+            return self._failed(error, caused, Outcome.JUDGE_ERROR, task, session)
+        if (reason := session.auxiliary_failure) is not None:  # that the judge swallowed: its score means nothing
+            return Ended(outcome=Outcome.JUDGE_ERROR, error=reason, outside=True)
+        judged = getattr(judgement, "reward", judgement)
+        of_judge = self._read_metrics(getattr(judgement, "metrics", None))
+        metrics = {**metrics, **{f"{JUDGE}{name}": value for name, value in of_judge.items()}}
+        ended = self._scored(judged, metrics, Outcome.JUDGE_ERROR, f"judge_func `{name_of(self.judge)}`")
+        return dataclasses.replace(ended, answer=answer)
+
+    def _optional(self, names: frozenset[str], session: OpenedSession) -> dict[str, Any]:
+        """Those of the optional arguments that a function takes; nothing in them is shared between attempts."""
+        values: dict[str, Any] = {"logger": user_log}
+        if "auxiliary_models" in names:
+            values["auxiliary_models"] = session.auxiliary_models
+        if "workflow_args" in names:
+            values["workflow_args"] = copy.deepcopy(dict(self._workflow_args))
+        return {name: values[name] for name in names}
+
+    def _failed(
+        self,
+        error: BaseException,
+        failure: Outcome | None,
+        otherwise: Outcome,
+        task: Task,
+        session: OpenedSession,
+    ) -> Ended:
+        run = owner.get()
+        if isinstance(error, GeneratorExit) or (isinstance(error, asyncio.CancelledError) and run and run.cancelled):
+            raise error  # our own cancellation
+        for cause in causes(error):
+            if isinstance(cause, DatasetError):
+                place = place_of_error(cause)
+                raise type(cause)(f"{cause}" + (f" (read at {place})" if place else "")) from error
+        if isinstance(error, ConfigError) and failure is None:
+            place = place_of_error(error)  # e.g. an output of the wrong kind, found while a Trinity workflow still ran
+            raise ConfigError(f"{error}" + (f" (at {place})" if place else "")) from error
+        text = describe(error)
+        empty = [str(name) for name, value in task.row.items() if value is None]
+        if empty:
+            text += f" [task {task.id} has no value in: {', '.join(empty)}]"
+        if failure is not None:
+            return Ended(outcome=failure, error=text)
+        outcome = self._outcome(error, otherwise, cut=session.cut)
+        outside = session.auxiliary_failure is not None or any(map(is_connection_error, causes(error)))
+        return Ended(outcome=outcome, error=text, outside=outside)
+
+    def _outcome(self, error: BaseException, otherwise: Outcome, *, cut: bool) -> Outcome:
+        """What an exception of the workflow, or of the judge, says of its cause: the owner's own word first, then a
+        server that could not be reached, then exceptions that are known or named, then an answer that was cut. In a
+        judge only the owner's word counts, for the rest may be about the judge's own model."""
+        if declares_unusable(error):
+            return Outcome.TOKEN_LIMIT if cut else Outcome.UNUSABLE_ANSWER
+        if otherwise != Outcome.WORKFLOW_ERROR:
+            return otherwise
+        if any(map(is_connection_error, causes(error))):
+            return Outcome.INFRASTRUCTURE
+        outcome = named_outcome(error, self._model_exceptions)
+        if cut and outcome != Outcome.CALL_LIMIT and (outcome is not None or not isinstance(error, OSError)):
+            return Outcome.TOKEN_LIMIT
+        return outcome or otherwise
+
+    def _read_output(self, output: Any) -> tuple[Any, Any, dict[str, float]]:
+        """(reward, response, metrics) of a `WorkflowOutput`, of an object like it, or of a plain number."""
+        name = name_of(self.workflow)
+        if as_number(output) is not None:
+            output_reward, response, metrics = output, None, None
+        elif hasattr(output, "reward") or hasattr(output, "response"):
+            output_reward = getattr(output, "reward", None)
+            response = getattr(output, "response", None)
+            metrics = getattr(output, "metrics", None)
+        else:
+            raise ConfigError(
+                f"workflow_func `{name}` returned {_shown(output)}: return WorkflowOutput(response=...) for the judge, "
+                "WorkflowOutput(reward=...), or a number"
+            )
+        if self.judge is None and output_reward is None and self._needs_reward:
+            raise ConfigError(
+                f"workflow_func `{name}` returned no reward and there is no judge_func: "
+                "return WorkflowOutput(reward=...), or pass a judge_func"
+            )
+        if self.judge is not None and output_reward is not None:
+            self._warn_once(
+                "reward", "workflow_func `%s` returns a reward, but there is a judge_func: the judge's counts", name
+            )
+        own = self._read_metrics(metrics)
+        taken = (GATEWAY, AUXILIARY, WORKFLOW, JUDGE)
+        return output_reward, response, {f"{WORKFLOW * name.startswith(taken)}{name}": own[name] for name in own}
+
+    def _scored(self, reward: Any, metrics: dict[str, float], otherwise: Outcome, who: str) -> Ended:
+        number = as_number(reward)
+        if number is None:
+            return Ended(outcome=otherwise, error=f"{who} gave {_shown(reward)} as reward: it must be a number")
+        if not math.isfinite(number):
+            return Ended(outcome=otherwise, error=f"{who} gave {number} as reward: it must be a finite number")
+        return Ended(outcome=Outcome.OK, reward=number, metrics=metrics)
+
+    def _read_metrics(self, metrics: Any) -> dict[str, float]:
+        """The finite numbers among the metrics; anything else is skipped, with one warning for each name."""
+        if metrics is None:
+            return {}
+        if not isinstance(metrics, Mapping):
+            self._warn_once("metrics", "metrics must be a dict of numbers, not %s: skipped", _shown(metrics))
+            return {}
+        read: dict[str, float] = {}
+        for name, value in metrics.items():
+            number = as_number(value)
+            if number is None or not math.isfinite(number):
+                self._warn_once(f"metrics/{name}", "metric %r is %s, not a finite number: skipped", name, _shown(value))
+            else:
+                read[str(name)] = number
+        return read
+
+    def _warn_once(self, key: str, message: str, *arguments: Any) -> None:
+        if key not in self._warned:
+            self._warned.add(key)
+            log.warning(message, *arguments)
+
+
+def as_number(value: Any) -> float | None:
+    """Python and numpy numbers, booleans, and one-element arrays or tensors without dimensions, as float."""
+    if isinstance(value, numbers.Real):
+        return float(value)
+    if getattr(value, "shape", None) == () and callable(getattr(value, "item", None)):
+        return as_number(value.item())
+    return None
+
+
+def is_connection_error(error: BaseException) -> bool:
+    """Whether a server could not be reached, or answered that the failure is its own."""
+    if isinstance(error, ConnectionError):
+        return True
+    kinds = [(kind.__module__.split(".")[0], kind.__name__) for kind in type(error).__mro__]
+    return any(name in CONNECTION_ERRORS.get(package, ()) for package, name in kinds)
+
+
+def _shown(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return f"{text[:80]} ({type(value).__name__})"

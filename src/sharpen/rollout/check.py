@@ -1,0 +1,259 @@
+"""The pre-flight check: can anything be learnt, before any training is paid for?
+
+In: the groups of a handful of tasks. Out: a `CheckReport` that says 'ready' or what to fix, as text of 80 columns.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from statistics import median, pstdev
+
+from sharpen.config.public import TunerModelConfig
+from sharpen.rollout.agent_habits import cached_answers, own_temperature, own_truncation
+from sharpen.rollout.statistics import NAME_IT, RolloutStatistics, replaced_note, summarize, without_calls
+from sharpen.types import Call, Group, Outcome, Rollout
+
+WIDTH = 80
+MAX_REWARDS_SHOWN = 8
+FAILED_TOO_OFTEN = 0.25
+TRUNCATED_TOO_OFTEN = 0.1
+IDLE_TOO_OFTEN = 0.25
+OUTSIDE = frozenset({Outcome.INFRASTRUCTURE, Outcome.CANCELLED})
+"""Failures that say nothing of the next attempt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskCheck:
+    """One task: the reward of each rollout (None: no reward), their spread (standard deviation), and which failed."""
+
+    task_id: str
+    rewards: tuple[float | None, ...]
+    failed: tuple[bool, ...]
+
+    @property
+    def spread(self) -> float:
+        scored = [reward for reward in self.rewards if reward is not None]
+        return pstdev(scored) if len(scored) > 1 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckReport:
+    """What the check found. `ready` is false if a finding is in the way of training.
+
+    `has_signal`: at least one group has rewards that differ, or none are needed. `trains`: a token was sampled that may
+    carry loss. `all_failed` says why nothing can be trained, where every rollout failed at its first attempt (empty
+    where not). `lengths` are the sampled tokens of a rollout (least, median, most); `seconds` the median of a rollout.
+    """
+
+    ready: bool
+    has_signal: bool
+    trains: bool
+    findings: tuple[str, ...]
+    tasks: tuple[TaskCheck, ...]
+    lengths: tuple[int, float, int]
+    seconds: float
+    statistics: RolloutStatistics
+    all_failed: str = ""
+
+    def lines(self) -> list[str]:
+        """The report as plain text, at most 80 columns wide."""
+        found = self.statistics
+        least, middle, most = self.lengths
+        failures = ", ".join(f"{count} {outcome.value}" for outcome, count in found.failures.items()) or "none"
+        width = max((len(task.task_id) for task in self.tasks), default=4)
+        width = min(max(width, 4), 24)
+        text = [f"{'task':<{width}}  {'spread':>6}  rewards"]
+        text += [f"{task.task_id[-width:]:<{width}}  {task.spread:>6.3f}  {_rewards(task)}" for task in self.tasks]
+        text += [
+            "rewards     none"
+            if math.isnan(found.reward_mean)
+            else f"rewards     mean {found.reward_mean:.3f}, spread {found.reward_std:.3f}; "
+            f"{found.num_groups - found.num_flat_groups} of {found.num_groups} tasks with differing rewards",
+            f"lengths     {least} to {most} sampled tokens a rollout (median {middle:g}), {found.mean_calls:.1f} calls",
+            f"truncated   {_percent(found.truncated_share)} of calls stopped at their token limit",
+            f"time        {self.seconds:.2f} s a rollout (median)",
+            f"failures    {failures}",
+        ]
+        text = [line for long in text for line in textwrap.wrap(long, WIDTH, subsequent_indent=" " * 12)]
+        for finding in self.findings:
+            text += textwrap.wrap(f"! {finding}", WIDTH, subsequent_indent="  ")
+        text.append("ready" if self.ready else "not ready: see the lines that begin with '!'")
+        return text
+
+
+def check_groups(
+    groups: Sequence[Group], *, needs_reward: bool = True, model: TunerModelConfig | None = None
+) -> CheckReport:
+    """Judge the groups of the check. Without `needs_reward` rewards that do not differ, or are not there, are in
+    nobody's way. `model` says how calls are sampled that do not set it themselves."""
+    statistics = summarize(groups)
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    calls = [call for rollout in rollouts for call in rollout.calls]
+    tokens = [sum(len(call.sampled_ids_S) for call in rollout.calls) for rollout in rollouts] or [0]
+    tasks = tuple(
+        TaskCheck(
+            task_id=group.task.id,
+            rewards=tuple(rollout.reward for rollout in group.rollouts),
+            failed=tuple(not rollout.scored for rollout in group.rollouts),
+        )
+        for group in groups
+    )
+    has_signal = not needs_reward or _has_signal(tasks)
+    problems = [*_problems(statistics, tasks, bool(calls), has_signal), *_nothing_trains(calls)]
+    all_failed = _all_failed(groups, statistics)
+    if all_failed and not statistics.failures:  # a retry saved each of them
+        problems.append(" ".join(all_failed.split()))
+    habits = [cached_answers(groups)]
+    if model is not None:
+        problems += filter(None, [own_truncation(groups, model)])
+        habits.append(own_temperature(groups, model))
+    return CheckReport(
+        ready=not problems,
+        has_signal=has_signal,
+        trains=any(call.trainable for call in calls),
+        findings=(*problems, *_remarks(statistics, calls), *filter(None, habits)),
+        tasks=tasks,
+        lengths=(min(tokens), median(tokens), max(tokens)),
+        seconds=median([rollout.seconds for rollout in rollouts] or [0.0]),
+        statistics=statistics,
+        all_failed=all_failed,
+    )
+
+
+def _all_failed(groups: Sequence[Group], found: RolloutStatistics) -> str:
+    """Why nothing can be trained, if every rollout's first attempt failed; servers that were not there may be there
+    again, where a later attempt shows it."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    firsts = {(one.group_id, one.index): one for group in groups for one in (*group.rollouts, *group.attempts)}
+    firsts |= {(one.group_id, one.index): one for group in groups for one in group.attempts if one.attempt == 0}
+    if not rollouts or any(first.scored for first in firsts.values()):
+        return ""
+    if any(one.scored for one in rollouts) and any(first.outcome in OUTSIDE for first in firsts.values()):
+        return ""
+    return (
+        f"the first attempt of each of the {len(firsts)} rollouts failed; by cause, with the first error of each:\n"
+        + "\n".join(f"  {line}" for line in _causes_of(firsts.values()))
+    )
+
+
+def _causes_of(failed: Collection[Rollout]) -> list[str]:
+    by_cause: dict[Outcome, list[Rollout]] = {}
+    for rollout in failed:
+        by_cause.setdefault(rollout.outcome, []).append(rollout)
+    hint = {Outcome.WORKFLOW_ERROR: f" ({NAME_IT})"}
+    return [
+        f"{len(found)} x {cause.value}: {found[0].error or 'no message'}{hint.get(cause, '')}"
+        for cause, found in by_cause.items()
+    ]
+
+
+def _has_signal(tasks: Sequence[TaskCheck]) -> bool:
+    """Whether rewards differ within a task; where each has one rollout, between tasks."""
+    if any(len(task.rewards) > 1 for task in tasks):
+        return any(task.spread > 0 for task in tasks)
+    return len({reward for task in tasks for reward in task.rewards if reward is not None}) > 1
+
+
+def _problems(found: RolloutStatistics, tasks: Sequence[TaskCheck], any_calls: bool, has_signal: bool) -> list[str]:
+    """What is in the way of training."""
+    problems = []
+    num_failed = sum(found.failures.values())
+    if num_failed > FAILED_TOO_OFTEN * found.num_rollouts or not found.num_rollouts:
+        problems.append(f"{num_failed} of {found.num_rollouts} rollouts failed: {_first_failures(found)}")
+    if num_failed < found.num_rollouts and not any_calls:
+        problems.append("no rollout called the model: the workflow must use the `model` it is handed (model.client)")
+    elif found.num_excluded < found.num_rollouts and not has_signal:
+        problems.append(_no_spread(tasks))
+    if any_calls and found.num_without_calls > IDLE_TOO_OFTEN * found.num_rollouts:
+        problems.append(without_calls(found, "they teach nothing"))
+    return problems
+
+
+def _nothing_trains(calls: Sequence[Call]) -> list[str]:
+    """The problem of calls of which none can carry loss."""
+    if not calls or any(call.trainable for call in calls):
+        return []
+    greedy = sum(call.sampling.temperature <= 0 for call in calls)
+    if greedy == len(calls):
+        return [
+            f"all {len(calls)} calls were sampled at temperature 0, which the agent asks for itself: such calls are "
+            "never trained, so nothing would be; leave the temperature out of its calls (model.temperature then holds)"
+        ]
+    return [
+        f"none of the {len(calls)} calls can be trained ({greedy} were sampled at temperature 0, the others were not "
+        "delivered or left out by the workflow): nothing would be"
+    ]
+
+
+def _no_spread(tasks: Sequence[TaskCheck]) -> str:
+    rewards = {reward for task in tasks for reward in task.rewards if reward is not None}
+    if len(rewards) > 1:
+        return (
+            "the rewards differ between tasks, but never within one: nothing can be learnt; sample with a higher "
+            "temperature, or take tasks that the model gets right sometimes"
+        )
+    (only,) = rewards
+    every = f"every reward is the same ({only:g}): nothing can be learnt; "
+    if only == 0:
+        return every + "all answers may be wrong (tasks too hard), or the judge never recognizes a right one"
+    if only == 1:
+        return every + "all answers may be right (tasks too easy), or the judge accepts anything"
+    return every + "the judge seems to be constant"
+
+
+def _remarks(found: RolloutStatistics, calls: Sequence[Call]) -> list[str]:
+    """What is worth knowing, but in nobody's way."""
+    remarks = []
+    num_failed = sum(found.failures.values())
+    if 0 < num_failed <= FAILED_TOO_OFTEN * found.num_rollouts:
+        remarks.append(f"{num_failed} of {found.num_rollouts} rollouts failed: {_first_failures(found)}")
+    if found.retries:
+        outcomes = [outcome for outcome in found.retries if outcome not in found.failures]
+        if outcomes:
+            first = "; ".join(
+                f"{outcome.value}: {found.first_errors.get(outcome, 'no message')}" for outcome in outcomes
+            )
+            remarks.append(f"{sum(found.retries.values())} attempts failed and were repeated: {first}")
+    if found.num_replaced:
+        remarks.append(replaced_note(found))
+    if found.truncated_share > TRUNCATED_TOO_OFTEN:
+        remarks.append(
+            f"{_percent(found.truncated_share)} of the calls stopped at their token limit: raise model.max_tokens "
+            "(and model.max_model_len), or ask for shorter answers"
+        )
+    greedy = sum(call.sampling.temperature <= 0 for call in calls)
+    if 0 < greedy < len(calls):
+        remarks.append(
+            f"{greedy} of {len(calls)} calls were sampled at temperature 0: they are context, and never trained"
+        )
+    offered = [call for call in calls if call.tools]
+    if offered and not any(call.response.get("tool_calls") for call in offered):
+        remarks.append(
+            "tools were offered, but no answer called one: check model.tool_call_parser and the model's chat template"
+        )
+    if calls and 0 < found.num_without_calls <= IDLE_TOO_OFTEN * found.num_rollouts:
+        remarks.append(without_calls(found, "they teach nothing"))
+    return remarks
+
+
+def _first_failures(found: RolloutStatistics) -> str:
+    if not found.failures:
+        return "there were none"
+    return "; ".join(
+        f"{count} x {outcome.value} ({found.first_errors.get(outcome, 'no message')})"
+        for outcome, count in found.failures.items()
+    )
+
+
+def _rewards(task: TaskCheck) -> str:
+    pairs = list(zip(task.rewards, task.failed, strict=True))[:MAX_REWARDS_SHOWN]
+    shown = " ".join("fail" if failed else "none" if reward is None else f"{reward:.4g}" for reward, failed in pairs)
+    more = len(task.rewards) - MAX_REWARDS_SHOWN
+    return shown + (f" and {more} more" if more > 0 else "")
+
+
+def _percent(share: float) -> str:
+    return "none" if not share > 0 else f"{100 * share:.0f}%"

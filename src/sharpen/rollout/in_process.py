@@ -1,0 +1,189 @@
+"""Where an attempt runs: in this process, on the user loop, under its time limit.
+
+In: `Asked`, one attempt to make. Out: `Attempted`, its outcome and recorded calls. The runner decides what is asked,
+and asks again after a failure; `execution` has another place for attempts, processes of Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from sharpen.errors import ConfigError, EngineLostError
+from sharpen.rollout.attempt import Ended, OpenedSession, Session, UserFunctions
+from sharpen.rollout.places import describe, place_of_task
+from sharpen.rollout.user_loop import (
+    GRACE_S,
+    WATCH_EVERY_S,
+    LoopAbandonedError,
+    LoopBlockedError,
+    Run,
+    UserLoop,
+    context_of,
+)
+from sharpen.types import Call, Outcome, Task
+
+log = logging.getLogger("sharpen.rollout")
+
+OpenSession = Callable[[str, int], Session]
+"""(rollout id, 64-bit noise seed) -> session."""
+SessionKind = Literal["recorded", "baseline", "greedy", "sampled"]
+"""Kinds of sessions by name: for training, greedy beside it, and for evaluation."""
+Opens = OpenSession | SessionKind
+"""How an attempt gets its session: from a function of this process, or by name where it runs in another one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One attempt to make. `noise_seed` keys everything that its calls sample."""
+
+    task: Task
+    rollout_id: str
+    noise_seed: int
+    opens: Opens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempted:
+    """An attempt that was made: how it ended, its recorded calls, what its session noticed, the seconds it took.
+    `counts` is false where another attempt's code made it fail. `num_answers` counts what the agent was handed,
+    recorded or not; None where nobody knows."""
+
+    ended: Ended
+    calls: tuple[Call, ...] = ()
+    noticed: Mapping[str, float]
+    seconds: float
+    counts: bool = True
+    num_answers: int | None = 0
+
+
+class Attempts(Protocol):
+    """A place where attempts run, many at a time."""
+
+    async def run(self, asked: Asked) -> Attempted:
+        """Make one attempt. Cancelling the awaiting task cancels it. Raises for bad input only, and for what makes
+        every further attempt useless."""
+
+    def close(self) -> None:
+        """End what is left of them. From another thread than `run`, whose loop still runs."""
+
+
+class InProcess:
+    """Attempts on a user loop of this process; `timeout_s` is the time limit of each."""
+
+    def __init__(self, functions: UserFunctions, timeout_s: float) -> None:
+        self._functions = functions
+        self._timeout_s = timeout_s
+        self._users = UserLoop()
+        self._warned_ignored = False
+
+    async def run(self, asked: Asked) -> Attempted:
+        """See `Attempts.run`. On any one event loop."""
+        began = time.monotonic()
+        assert callable(asked.opens)
+        run = Run(asked.rollout_id, self._timeout_s)
+        try:  # in the run's context, so that the session knows whose it is
+            session = OpenedSession(context_of(run).run(asked.opens, asked.rollout_id, asked.noise_seed))
+        except (ConfigError, EngineLostError):  # would fail every rollout alike
+            raise
+        except Exception as error:  # the failure boundary of the serving side
+            ended = Ended(outcome=Outcome.INFRASTRUCTURE, error=describe(error))
+            return Attempted(ended=ended, noticed={}, seconds=time.monotonic() - began)
+        code = functools.partial(self._functions.attempt, asked.task, session)
+        self._users.start(run, code)
+        try:
+            ended, counts = await self._supervise(run, session)
+        finally:
+            if not run.future.done():
+                self._users.cancel(run)
+            calls, noticed, num_answers = session.end(), session.counts, session.num_answers
+        if session.exhausted is not None:
+            raise session.exhausted
+        if run.started.done():
+            began = run.started.result()
+        return Attempted(
+            ended=ended,
+            calls=calls,
+            noticed=noticed,
+            seconds=time.monotonic() - began,
+            counts=counts,
+            num_answers=num_answers,
+        )
+
+    def close(self) -> None:
+        """End the user loop."""
+        self._users.close()
+
+    async def _supervise(self, run: Run, session: OpenedSession) -> tuple[Ended, bool]:
+        """Wait for the run, at most for the time limit from its start; then revoke, cancel, and go on."""
+        changed = _signal(run)
+        while not (run.started.done() or run.future.done()):
+            await changed.wait()
+            changed.clear()
+        timed_out: str | None = None
+        if not run.future.done() and not await _resolved(run, changed, run.started.result() + run.timeout_s):
+            place = place_of_task(run.task)
+            timed_out = f"no result within the time limit of {run.timeout_s:g} s" + (f" ({place})" if place else "")
+            session.end()
+            self._users.cancel(run)
+            await self._wait_for_end(run, changed)
+        error = run.future.exception() if run.future.done() else None
+        if run.misuse is not None:
+            return Ended(outcome=Outcome.WORKFLOW_ERROR, error=run.misuse), True
+        if isinstance(error, LoopBlockedError):
+            return Ended(outcome=Outcome.BLOCKED_LOOP, error=str(error)), True
+        if isinstance(error, LoopAbandonedError):
+            return Ended(outcome=Outcome.INFRASTRUCTURE, error=f"interrupted: {error}"), not error.culprit_known
+        if timed_out is not None:
+            return Ended(outcome=Outcome.TIMEOUT, error=timed_out), True
+        if isinstance(error, asyncio.CancelledError):
+            return Ended(outcome=Outcome.CANCELLED, error="the user loop was closed"), True
+        if error is not None:
+            assert isinstance(error, Exception)
+            raise error
+        ended: Ended = run.future.result()
+        return ended, True
+
+    async def _wait_for_end(self, run: Run, changed: asyncio.Event) -> None:
+        """Give a cancelled run its grace. While the loop hangs, wait: the watchdog finds out who did it."""
+        while not await _resolved(run, changed, time.monotonic() + GRACE_S):
+            if not self._users.is_blocked():
+                if not self._warned_ignored:
+                    self._warned_ignored = True
+                    log.warning(
+                        "rollout %s ignores its cancellation (time limit): left behind, others go on", run.label
+                    )
+                return
+            await asyncio.sleep(WATCH_EVERY_S)
+
+
+def _signal(run: Run) -> asyncio.Event:
+    """An event on the running loop that is set when the run starts and when it ends."""
+    changed, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def notify(_: Future[Any]) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(changed.set)
+
+    run.started.add_done_callback(notify)
+    run.future.add_done_callback(notify)
+    return changed
+
+
+async def _resolved(run: Run, changed: asyncio.Event, deadline: float) -> bool:
+    """Wait until the run has ended or the deadline (monotonic seconds) has passed; whether it has ended."""
+    try:
+        async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+            while not run.future.done():
+                changed.clear()
+                if not run.future.done():
+                    await changed.wait()
+    except TimeoutError:
+        pass
+    return run.future.done()

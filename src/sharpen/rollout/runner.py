@@ -1,0 +1,328 @@
+"""Runs workflows, many at a time, and gives groups of scored rollouts.
+
+In: `Task`s and an `open_session` function. Out: `Group`s as futures. Threads: the caller's (which may run an event loop
+of its own, as in a notebook), the runner's (only our code: slots, retries), and those of `in_process.InProcess`, or of
+another place where attempts run.
+
+    submit ─► group ─► rollout 0..G-1 ─► slot ─► attempt 0, 1, .. ─► [user loop: workflow ─► judge]
+                                                     └─ time limit: revoke the session, cancel, go on
+
+What is retried (`retries`): failures that the model did not cause, in a fresh session with the same noise, up to
+`max_attempts`; then the rollout is excluded (no reward). Its siblings go on. Bad input stops everything, with its own
+message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import dataclasses
+import hashlib
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from sharpen.config.run import RolloutConfig
+from sharpen.errors import RolloutError
+from sharpen.rollout.attempt import Ended, UserFunctions
+from sharpen.rollout.choices import only_used, requests
+from sharpen.rollout.in_process import Asked, Attempted, Attempts, InProcess, Opens
+from sharpen.rollout.retries import is_final
+from sharpen.types import MODEL_CAUSED, Call, CallStatus, Group, Outcome, Rollout, Task
+
+log = logging.getLogger("sharpen.rollout")
+
+OnRollout = Callable[[Rollout], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ticket:
+    """One rollout to run."""
+
+    task: Task
+    group_id: str
+    index: int
+    opens: Opens
+    evaluation: bool
+
+    @property
+    def id(self) -> str:
+        return f"{self.group_id}/{self.index}"
+
+
+class RolloutRunner:
+    """Runs `workflow` (and `judge`) on tasks, `group_size` times each.
+
+    `workflow_args` goes to both functions, where they take it. Without `needs_reward` rollouts may end well without a
+    reward. `attempts` makes the place where attempts run; None is this process. Raises `ConfigError` at once if a
+    signature is wrong. Close it when done. One runner serves a whole program (evaluation too, with an `open_session` of
+    its own): what user code keeps between rollouts belongs to its loop.
+    """
+
+    def __init__(
+        self,
+        workflow: Callable[..., Any],
+        judge: Callable[..., Any] | None,
+        open_session: Opens,
+        config: RolloutConfig,
+        group_size: int,
+        seed: int,
+        workflow_args: Mapping[str, Any] | None = None,
+        *,
+        needs_reward: bool = True,
+        attempts: Callable[[UserFunctions], Attempts] | None = None,
+    ) -> None:
+        self._open_session = open_session
+        self._config = config
+        self._group_size = group_size
+        self._seed = seed
+        functions = UserFunctions(
+            workflow,
+            judge,
+            workflow_args or {},
+            needs_reward=needs_reward,
+            model_exceptions=config.model_exceptions,
+        )
+        self._attempts = attempts(functions) if attempts is not None else InProcess(functions, config.timeout_s)
+        self._fatal: Exception | None = None
+        self._fatal_place: TracebackType | None = None
+        self._said_unused = False
+        self._closed = False
+        self._groups: set[asyncio.Task[Any]] = set()
+        self._members: set[asyncio.Task[Any]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._slots = asyncio.Semaphore(config.max_concurrent_rollouts)
+        self._thread = threading.Thread(target=self._serve, name="sharpen-rollouts", daemon=True)
+        self._thread.start()
+
+    def submit(
+        self,
+        task: Task,
+        group_id: str,
+        version: int,
+        group_size: int | None = None,
+        on_rollout: OnRollout | None = None,
+        open_session: Opens | None = None,
+        open_baseline: Opens | None = None,
+        *,
+        evaluation: bool = False,
+    ) -> Future[Group]:
+        """Start a group; rollouts start in the order of submission, as slots become free.
+
+        `group_id` decides the noise, so it must be the same in a repeated run. `on_rollout` is called on the runner's
+        thread with each finished rollout, and must be quick. `open_session` replaces the runner's own (evaluation);
+        with `open_baseline` the group has one rollout more, its `baseline`, in a session of that kind. An `evaluation`
+        repeats no failure that the model may have caused. The future raises `ConfigError` or `DatasetError` for bad
+        input, in any group.
+        """
+        if self._closed:
+            raise RolloutError("the rollout runner is closed")
+        size = self._group_size if group_size is None else group_size
+        opener = open_session or self._open_session
+        openers = [opener] * size + ([] if open_baseline is None else [open_baseline])
+        tickets = [
+            _Ticket(task=task, group_id=group_id, index=index, opens=opens, evaluation=evaluation)
+            for index, opens in enumerate(openers)
+        ]
+        group = self._group(task, group_id, version, tickets, size, on_rollout)
+        return asyncio.run_coroutine_threadsafe(group, self._loop)
+
+    def run(
+        self,
+        tasks: Sequence[Task],
+        *,
+        group_ids: Sequence[str],
+        version: int = 0,
+        group_size: int | None = None,
+        on_rollout: OnRollout | None = None,
+        open_session: Opens | None = None,
+        open_baseline: Opens | None = None,
+        evaluation: bool = False,
+    ) -> list[Group]:
+        """Run a group for each task and wait for all of them. Ctrl-C cancels them."""
+        return self.collect(
+            [
+                self.submit(
+                    task, group_id, version, group_size, on_rollout, open_session, open_baseline, evaluation=evaluation
+                )
+                for task, group_id in zip(tasks, group_ids, strict=True)
+            ]
+        )
+
+    def collect(self, futures: Sequence[Future[Group]]) -> list[Group]:
+        """Wait for groups that were submitted; they are cancelled if one of them fails, or by Ctrl-C."""
+        try:
+            concurrent.futures.wait(futures, return_when=concurrent.futures.FIRST_EXCEPTION)
+            if self._fatal is not None:  # the groups that it cancelled know nothing of it, if they had not begun
+                raise self._fatal_again()
+            return [future.result() for future in futures]
+        finally:
+            for future in futures:
+                future.cancel()
+
+    def close(self) -> None:
+        """Cancel what runs, revoke its sessions, end the threads. May be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop).result()
+        self._attempts.close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def __enter__(self) -> RolloutRunner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        self._loop.close()
+
+    def _fatal_again(self) -> Exception:
+        """The error that stopped everything, to be raised once more: with the traceback of its first time alone."""
+        assert self._fatal is not None
+        return self._fatal.with_traceback(self._fatal_place)
+
+    async def _cancel_all(self) -> None:
+        """Cancel what runs and wait for its end. Rollouts by themselves too: a group that was cancelled twice does not
+        wait for its own."""
+        while running := self._groups | self._members:
+            for task in running:
+                task.cancel()
+            await asyncio.wait(running)
+
+    async def _group(
+        self,
+        task: Task,
+        group_id: str,
+        version: int,
+        tickets: Sequence[_Ticket],
+        size: int,
+        on_rollout: OnRollout | None,
+    ) -> Group:
+        """Run the tickets; the first `size` are the group, one behind them is its baseline."""
+        this = asyncio.current_task()
+        assert this is not None
+        this.add_done_callback(_retrieve)
+        if self._fatal is not None:
+            raise self._fatal_again()
+        self._groups.add(this)
+        members = [asyncio.create_task(self._rollout(ticket, on_rollout)) for ticket in tickets]
+        for member in members:
+            self._members.add(member)
+            member.add_done_callback(self._members.discard)
+        try:
+            ended = await asyncio.gather(*members)
+        except asyncio.CancelledError:
+            if self._fatal is not None:
+                raise self._fatal_again() from None
+            raise
+        except Exception as error:  # bad input, or a defect of ours: nothing can go on
+            if self._fatal is None:
+                self._fatal, self._fatal_place = error, error.__traceback__
+            for other in (*members, *(self._groups - {this})):
+                other.cancel()
+            await asyncio.wait(members)
+            raise
+        finally:
+            self._groups.discard(this)
+        return Group(
+            id=group_id,
+            task=task,
+            version=version,
+            rollouts=tuple(attempts[-1] for attempts in ended[:size]),
+            baseline=ended[size][-1] if len(ended) > size else None,
+            attempts=tuple(rollout for attempts in ended for rollout in attempts[:-1]),
+        )
+
+    async def _rollout(self, ticket: _Ticket, on_rollout: OnRollout | None) -> list[Rollout]:
+        """All attempts of one rollout, the one that counts last."""
+        attempts: list[Rollout] = []
+        failed = 0
+        async with self._slots:
+            while True:
+                rollout, came = await self._attempt(ticket, len(attempts))
+                attempts.append(rollout)
+                failed += came.counts
+                if rollout.outcome == Outcome.OK or failed >= self._config.max_attempts:
+                    break
+                if is_final(rollout, outside=came.ended.outside, evaluation=ticket.evaluation):
+                    break
+        if on_rollout is not None:
+            on_rollout(rollout)
+        return attempts
+
+    async def _attempt(self, ticket: _Ticket, attempt: int) -> tuple[Rollout, Attempted]:
+        """One attempt, as it is recorded and as it was made."""
+        noise = noise_seed(self._seed, ticket.id)
+        asked = Asked(task=ticket.task, rollout_id=ticket.id, noise_seed=noise, opens=ticket.opens)
+        came = await self._attempts.run(asked)
+        ended, calls = came.ended, came.calls
+        reward = self._config.failure_reward if ended.outcome in MODEL_CAUSED else ended.reward
+        rollout = Rollout(
+            id=ticket.id,
+            group_id=ticket.group_id,
+            task_id=ticket.task.id,
+            index=ticket.index,
+            attempt=attempt,
+            calls=self._marked(calls, ended),
+            outcome=ended.outcome,
+            reward=reward,
+            metrics={**came.noticed, **ended.metrics},
+            call_rewards=ended.call_rewards or {},
+            step_rewards=ended.step_rewards,
+            states=ended.states,
+            error=ended.error,
+            seconds=came.seconds,
+            unrecorded_answers=None if came.num_answers is None else came.num_answers if not calls else 0,
+        )
+        return rollout, came
+
+    def _marked(self, calls: tuple[Call, ...], ended: Ended) -> tuple[Call, ...]:
+        """The calls, with those marked that the workflow left out, or where it does not say which it used, the choices
+        that it did not go on with."""
+        if ended.call_rewards is not None:
+            return _leave_out(calls, ended.call_rewards)
+        if self._config.choices == "all":
+            return calls
+        marked = only_used(calls, ended.answer)
+        for choices in requests(calls):
+            if not self._said_unused and all(marked[call.index].status == CallStatus.UNUSED for call in choices):
+                self._said_unused = True
+                log.warning(
+                    "a request for %d choices, of which nothing tells which one the agent used: none of them is "
+                    "trained. Go on from its message, or return its text as WorkflowOutput.response; for an agent that "
+                    "uses all of them (a vote) set rollout.choices: all",
+                    len(choices),
+                )
+        return marked
+
+
+def _retrieve(group: asyncio.Task[Any]) -> None:
+    """Look at a group's error, so that asyncio does not log it: whoever waits for the groups has the first one."""
+    if not group.cancelled():
+        group.exception()
+
+
+def _leave_out(calls: Sequence[Call], call_rewards: Mapping[int, float]) -> tuple[Call, ...]:
+    """Mark the used calls that got no reward."""
+    return tuple(
+        dataclasses.replace(call, status=CallStatus.LEFT_OUT)
+        if call.status == CallStatus.USED and call.index not in call_rewards
+        else call
+        for call in calls
+    )
+
+
+def noise_seed(seed: int, rollout_id: str) -> int:
+    """The 64-bit key of a rollout's noise: a function of these two alone, whatever runs beside it. Each of its attempts
+    has the same: a retry that sampled anew would draw until an answer suits the user's code."""
+    key = f"{seed}|{rollout_id}|0".encode()
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest())

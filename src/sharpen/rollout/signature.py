@@ -1,0 +1,98 @@
+"""Checks the user's two functions before anything is loaded.
+
+In: the workflow and the judge. Out: which of the optional arguments each one takes. A wrong signature is a
+`ConfigError` that says in one sentence what was passed and what to do.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from sharpen.errors import ConfigError
+
+OPTIONAL = ("auxiliary_models", "logger", "workflow_args")
+"""Arguments that a workflow or a judge may take or leave out."""
+
+
+def workflow_arguments(workflow: Callable[..., Any]) -> frozenset[str]:
+    """The optional arguments that `async def workflow(task, model)` takes besides. Raises `ConfigError`."""
+    return _check("workflow_func", workflow, ("task", "model"))
+
+
+def judge_arguments(judge: Callable[..., Any]) -> frozenset[str]:
+    """The optional arguments that `async def judge(task, response)` takes besides. Raises `ConfigError`."""
+    return _check("judge_func", judge, ("task", "response"))
+
+
+def check_workflow_function(function: Callable[..., Any]) -> None:
+    """Raises `ConfigError` (a `ValueError`) unless `tune()` would take the function as its workflow."""
+    workflow_arguments(function)
+
+
+def check_judge_function(function: Callable[..., Any]) -> None:
+    """Raises `ConfigError` (a `ValueError`) unless `tune()` would take the function as its judge."""
+    judge_arguments(function)
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """How a user recognizes a function: its name, that of what a partial wraps, or its class."""
+    inner = _unwrap(function)
+    name = str(getattr(inner, "__qualname__", type(inner).__qualname__))
+    return name.rsplit("<locals>.", 1)[-1]
+
+
+def _unwrap(function: Callable[..., Any]) -> Callable[..., Any]:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def _check(role: str, function: Callable[..., Any], required: tuple[str, ...]) -> frozenset[str]:
+    wanted = f"async def {role}({', '.join(required)})"
+    if not callable(function):
+        raise ConfigError(f"{role} is {function!r}, which cannot be called: pass a function like `{wanted}`")
+    name = name_of(function)
+    if inspect.isclass(_unwrap(function)):
+        raise ConfigError(f"{role} is the class `{name}`: pass a function like `{wanted}`, or an object of the class")
+    _check_async(role, name, function)
+    try:
+        parameters = inspect.signature(function).parameters
+    except ValueError as error:
+        raise ConfigError(f"{role} `{name}` has no readable signature: wrap it as `{wanted}`") from error
+    for parameter in parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            stars = "*" if parameter.kind == parameter.VAR_POSITIONAL else "**"
+            raise ConfigError(
+                f"{role} `{name}` takes {stars}{parameter.name}, which hides what it needs: write `{wanted}`"
+            )
+        if parameter.kind == parameter.POSITIONAL_ONLY:
+            raise ConfigError(
+                f"{role} `{name}` takes `{parameter.name}` by position only: arguments come by name, so remove the `/`"
+            )
+    missing = [argument for argument in required if argument not in parameters]
+    if missing:
+        has = ", ".join(parameters) or "nothing"
+        raise ConfigError(f"{role} `{name}` takes {has}, but not {' and '.join(missing)}: write `{wanted}`")
+    known = (*required, *OPTIONAL)
+    extra = [p.name for p in parameters.values() if p.name not in known and p.default is p.empty]
+    if extra:
+        raise ConfigError(
+            f"{role} `{name}` needs {' and '.join(extra)}, which nobody passes: give a default value or remove it "
+            f"(what can be passed: {', '.join(known)})"
+        )
+    return frozenset(OPTIONAL) & frozenset(parameters)
+
+
+def _check_async(role: str, name: str, function: Callable[..., Any]) -> None:
+    inner = _unwrap(function)
+    candidates = (inner, type(inner).__call__)
+    if any(inspect.iscoroutinefunction(candidate) for candidate in candidates):
+        return
+    if any(inspect.isasyncgenfunction(candidate) for candidate in candidates):
+        raise ConfigError(f"{role} `{name}` is an async generator (it has a `yield`): return one result instead")
+    raise ConfigError(
+        f"{role} `{name}` is not async: write `async def`, and `await asyncio.to_thread(...)` around blocking code"
+    )

@@ -1,0 +1,272 @@
+"""What a list of groups says as a whole: rewards, failures by cause, what was excluded, lengths, times.
+
+In: `Group`s. Out: `RolloutStatistics`, its metrics for the monitors, and `RolloutError` when too much was excluded.
+Only scored rollouts enter reward figures; excluded ones are counted, for each task, since training only on survivors is
+a bias too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median, pstdev
+
+from sharpen.errors import RolloutError
+from sharpen.rollout.attempt import AUXILIARY, GATEWAY, JUDGE, WORKFLOW
+from sharpen.rollout.retries import replaced
+from sharpen.types import Group, Outcome, Rollout
+
+OF_USER = (JUDGE, WORKFLOW)
+"""How a step's metrics begin that workflow and judge gave."""
+QUICK = 0.1
+"""A rollout without a call that took less than this share of what one with calls takes did nothing itself."""
+CACHED = (
+    "the agent's framework answers from a cache; switch it off (DSPy: dspy.configure_cache(enable_disk_cache=False, "
+    "enable_memory_cache=False); LangChain: set_llm_cache(None))"
+)
+NAME_IT = "if the model's answer caused it, name it in rollout.model_exceptions, or raise UnusableAnswerError"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutStatistics:
+    """Figures over groups. Means are NaN where there is nothing to average (rewards, if rollouts need and have none).
+
+    `failures` counts rollouts by outcome after the last attempt, `retries` failed attempts before it; `first_errors`
+    has the first error line of each cause. `replaced` counts rollouts that a retry gave other answers, by the outcome
+    of what they replace; `scored_failures` those that failed and have the failure reward. `num_flat_groups` are those
+    with two or more scored rollouts, all of one reward: they teach nothing. `num_without_calls` ended well
+    without an answer of the model; `seconds_without_calls` and `seconds_with_calls` are the medians of their times
+    and of the others'. `excluded_by_task` and `replaced_by_task` are the shares of a task's rollouts
+    without reward, and of those replaced, where not 0.
+    `truncated_share` is of the calls that stopped at their token limit. `auxiliary_totals` sums what auxiliary models
+    were used for (`auxiliary/<name>/calls`, `…/tokens`) over all attempts, failed ones included.
+    """
+
+    num_groups: int
+    num_rollouts: int
+    num_excluded: int
+    num_flat_groups: int
+    num_without_calls: int
+    seconds_without_calls: float
+    seconds_with_calls: float
+    reward_mean: float
+    reward_std: float
+    failures: Mapping[Outcome, int]
+    retries: Mapping[Outcome, int]
+    replaced: Mapping[Outcome, int]
+    scored_failures: Mapping[Outcome, int]
+    first_errors: Mapping[Outcome, str]
+    excluded_by_task: Mapping[str, float]
+    replaced_by_task: Mapping[str, float]
+    mean_calls: float
+    mean_sampled_tokens: float
+    mean_seconds: float
+    truncated_share: float
+    user_metrics: Mapping[str, float]
+    auxiliary_totals: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def excluded_share(self) -> float:
+        """Share of the rollouts that take no part."""
+        return self.num_excluded / self.num_rollouts if self.num_rollouts else 0.0
+
+    @property
+    def num_replaced(self) -> int:
+        """Rollouts that a retry gave other answers."""
+        return sum(self.replaced.values())
+
+    @property
+    def replaced_share(self) -> float:
+        """Share of the rollouts that a retry gave other answers."""
+        return self.num_replaced / self.num_rollouts if self.num_rollouts else 0.0
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers for the monitors; what has no value is left out. The user's own are under
+        `workflow/` and `judge/`."""
+        numbers = {
+            "reward/mean": self.reward_mean,
+            "reward/std": self.reward_std,
+            "reward/flat_groups": float(self.num_flat_groups),
+            "rollout/count": float(self.num_rollouts),
+            "rollout/excluded_share": self.excluded_share,
+            "rollout/tasks_with_exclusions": float(len(self.excluded_by_task)),
+            "rollout/worst_task_excluded_share": max(self.excluded_by_task.values(), default=0.0),
+            "rollout/replaced_share": self.replaced_share,
+            "rollout/worst_task_replaced_share": max(self.replaced_by_task.values(), default=0.0),
+            "rollout/without_calls": float(self.num_without_calls),
+            "rollout/retries": float(sum(self.retries.values())),
+            "rollout/calls": self.mean_calls,
+            "rollout/sampled_tokens": self.mean_sampled_tokens,
+            "rollout/seconds": self.mean_seconds,
+            "rollout/truncated_share": self.truncated_share,
+            **{f"rollout/failures/{outcome.value}": float(count) for outcome, count in self.failures.items()},
+            **{_namespaced(name): value for name, value in self.user_metrics.items()},
+            **{f"{name}_total": value for name, value in self.auxiliary_totals.items()},
+        }
+        return {name: value for name, value in numbers.items() if math.isfinite(value)}
+
+    def notes(self, *, needs_reward: bool = True) -> list[str]:
+        """What deserves a word beside the step's line of the display: nothing in a good step. Without `needs_reward`
+        equal rewards do not matter."""
+        found = []
+        if needs_reward and self.num_groups and self.num_flat_groups == self.num_groups:
+            found.append("every group has one reward: nothing to learn from")
+        if self.num_excluded:
+            left = Counter(self.failures) - Counter(self.scored_failures)
+            found.append(f"{self.num_excluded} of {self.num_rollouts} rollouts excluded ({_counted(left)})")
+        if self.scored_failures:
+            number, causes = sum(self.scored_failures.values()), _counted(self.scored_failures)
+            found.append(f"{number} of {self.num_rollouts} rollouts failed by the model: failure_reward ({causes})")
+        if self.num_replaced:
+            found.append(replaced_note(self))
+        if self.num_without_calls:
+            found.append(without_calls(self, "they teach nothing"))
+        if hint := self._hint():
+            found.append(hint)
+        return found
+
+    def _hint(self) -> str:
+        """What to do where the workflow's exceptions may be about the model's answers."""
+        if not (self.failures.get(Outcome.WORKFLOW_ERROR) or self.replaced.get(Outcome.WORKFLOW_ERROR)):
+            return ""
+        first = self.first_errors.get(Outcome.WORKFLOW_ERROR, "no message")
+        return f"{first}: {NAME_IT}"
+
+
+def summarize(groups: Iterable[Group]) -> RolloutStatistics:
+    """Figures over the groups' last attempts (retries are only counted)."""
+    groups = tuple(groups)
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    attempts = [rollout for group in groups for rollout in group.attempts]
+    rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+    calls = [call for rollout in rollouts for call in rollout.calls]
+    failed = [rollout for rollout in rollouts if rollout.outcome != Outcome.OK]
+    silent = [rollout for rollout in rollouts if rollout.outcome == Outcome.OK and rollout.num_answers == 0]
+    chosen = [failed for group in groups for failed, _ in replaced(group)]
+    return RolloutStatistics(
+        num_groups=len(groups),
+        num_rollouts=len(rollouts),
+        num_excluded=sum(not rollout.scored for rollout in rollouts),
+        num_flat_groups=sum(is_flat(group) for group in groups),
+        num_without_calls=len(silent),
+        seconds_without_calls=_median([rollout.seconds for rollout in silent]),
+        seconds_with_calls=_median([rollout.seconds for rollout in rollouts if rollout.num_answers]),
+        reward_mean=_mean(rewards),
+        reward_std=pstdev(rewards) if rewards else math.nan,
+        failures=Counter(rollout.outcome for rollout in failed),
+        retries=Counter(rollout.outcome for rollout in attempts),
+        replaced=Counter(rollout.outcome for rollout in chosen),
+        scored_failures=Counter(rollout.outcome for rollout in failed if rollout.scored),
+        first_errors=_first_errors([*failed, *attempts]),
+        excluded_by_task=_shares_by_task(rollouts, [rollout for rollout in rollouts if not rollout.scored]),
+        replaced_by_task=_shares_by_task(rollouts, chosen),
+        mean_calls=_mean([len(rollout.calls) for rollout in rollouts]),
+        mean_sampled_tokens=_mean([sum(len(call.sampled_ids_S) for call in rollout.calls) for rollout in rollouts]),
+        mean_seconds=_mean([rollout.seconds for rollout in rollouts]),
+        truncated_share=_mean([call.finish_reason == "length" for call in calls]),
+        user_metrics=_user_metrics(rollouts),
+        auxiliary_totals=_auxiliary_totals([*rollouts, *attempts]),
+    )
+
+
+def check_excluded(groups: Iterable[Group], max_excluded_share: float) -> None:
+    """Raise `RolloutError`, with the causes and their first errors, if more than this share has no reward, or stands in
+    for other answers that failed."""
+    statistics = summarize(groups)
+    if statistics.excluded_share + statistics.replaced_share <= max_excluded_share:
+        return
+    causes = Counter(statistics.failures) + Counter(statistics.replaced)
+    lines = [
+        f"  {count} x {outcome.value}: {statistics.first_errors.get(outcome, 'no message')}"
+        for outcome, count in sorted(causes.items(), key=lambda item: -item[1])
+    ]
+    also = f", and {statistics.num_replaced} were replaced by a retry that gave other answers"
+    raise RolloutError(
+        f"{statistics.num_excluded} of {statistics.num_rollouts} rollouts have no reward"
+        f"{also if statistics.num_replaced else ''} "
+        f"(rollout.max_excluded_share is {max_excluded_share:g}); by cause, with the first error of each:\n"
+        + "\n".join(lines)
+        + (f"\n{NAME_IT}" if {Outcome.WORKFLOW_ERROR, Outcome.JUDGE_ERROR} & set(causes) else "")
+    )
+
+
+def replaced_note(found: RolloutStatistics) -> str:
+    """How many rollouts a retry gave other answers than those that failed, by what had failed."""
+    return (
+        f"{found.num_replaced} of {found.num_rollouts} rollouts replaced by a retry that gave other answers "
+        f"({_counted(found.replaced)})"
+    )
+
+
+def without_calls(found: RolloutStatistics, otherwise: str) -> str:
+    """What rollouts that ended well without an answer of the model mean: a cache, where they took no time, else
+    `otherwise`."""
+    text = f"{found.num_without_calls} of {found.num_rollouts} rollouts made no model call"
+    if not found.seconds_without_calls <= QUICK * found.seconds_with_calls:
+        return f"{text}: {otherwise}"
+    return (
+        f"{text}, and took {found.seconds_without_calls:.3f} s where the others took {found.seconds_with_calls:.2f} s: "
+        f"{CACHED}"
+    )
+
+
+def is_flat(group: Group) -> bool:
+    """Whether two or more rollouts of a group in which the model answered have rewards, all the same."""
+    rewards = [rollout.reward for rollout in group.scored if rollout.answered and rollout.reward is not None]
+    return len(rewards) > 1 and len(set(rewards)) == 1
+
+
+def _first_errors(failed: Sequence[Rollout]) -> dict[Outcome, str]:
+    first: dict[Outcome, str] = {}
+    for rollout in failed:
+        if rollout.error is not None:
+            first.setdefault(rollout.outcome, rollout.error)
+    return first
+
+
+def _shares_by_task(rollouts: Sequence[Rollout], some: Sequence[Rollout]) -> dict[str, float]:
+    """The share that `some` have of each task's rollouts, where they have any."""
+    of_task = Counter(rollout.task_id for rollout in rollouts)
+    return {task_id: count / of_task[task_id] for task_id, count in Counter(one.task_id for one in some).items()}
+
+
+def _counted(outcomes: Mapping[Outcome, int]) -> str:
+    return ", ".join(f"{count} {outcome.value}" for outcome, count in outcomes.items())
+
+
+def _user_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Mean of each metric over the rollouts that report it."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for rollout in rollouts:
+        for name, value in rollout.metrics.items():
+            values[name].append(value)
+    return {name: fmean(found) for name, found in sorted(values.items())}
+
+
+def _auxiliary_totals(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    totals: dict[str, float] = defaultdict(float)
+    for rollout in rollouts:
+        for name, value in rollout.metrics.items():
+            if name.startswith(AUXILIARY):
+                totals[name] += value
+    return dict(sorted(totals.items()))
+
+
+def _namespaced(name: str) -> str:
+    return name if name.startswith((GATEWAY, AUXILIARY, JUDGE, WORKFLOW)) else f"{WORKFLOW}{name}"
+
+
+def given(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Of a rollout's metrics those that workflow and judge gave, under the name of who gave them."""
+    own = {name: value for name, value in metrics.items() if not name.startswith((GATEWAY, AUXILIARY))}
+    return dict(sorted((_namespaced(name), value) for name, value in own.items()))
+
+
+def _median(values: Sequence[float]) -> float:
+    return median(values) if values else math.nan
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else math.nan

@@ -1,0 +1,47 @@
+"""From the lessons of a step to the batch of one update: the weights of its tokens.
+
+In: lessons, an algorithm. Out: experiences whose weights are normalized over the whole update, so that no split into
+micro-batches can change the gradient.
+
+Shape suffixes: T tokens of all sequences, one after the other; E loss tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+
+from sharpen.algorithm.aggregation import token_weights
+from sharpen.algorithm.supervised import SupervisedAlgorithm
+from sharpen.supervised.lessons import Lesson
+from sharpen.types import Experience
+
+
+def split(lessons: Sequence[Lesson], num_parts: int) -> list[Sequence[Lesson]]:
+    """Up to `num_parts` parts of nearly the same number of lessons, none empty; a lesson is never split."""
+    bounds = [len(lessons) * part // num_parts for part in range(num_parts + 1)]
+    parts = [lessons[start:stop] for start, stop in pairwise(bounds)]
+    return [part for part in parts if part]
+
+
+def weighted(lessons: Sequence[Lesson], algorithm: SupervisedAlgorithm) -> tuple[Experience, ...]:
+    """The sequences of one update with the weights of their tokens."""
+    numbered = [(number, one) for number, lesson in enumerate(lessons) for one in lesson.experiences]
+    if not numbered:
+        return ()
+    lengths = [len(experience.ids_T) for _, experience in numbered]
+    mask_T = np.concatenate([experience.loss_mask_T for _, experience in numbered])
+    calls_T = np.concatenate([experience.calls_T for _, experience in numbered]).astype(np.int64)
+    rollouts_T = np.repeat([number for number, _ in numbered], lengths)
+    # The turns of two rows, and the two sides of a pair, never share a number.
+    sides_T = np.concatenate([experience.advantages_T < 0 for _, experience in numbered])
+    calls_T = (rollouts_T * 2 + sides_T) * (int(calls_T.max()) + 1) + calls_T
+    weights_T = np.zeros(len(mask_T), np.float32)
+    weights_T[mask_T] = token_weights(
+        algorithm.aggregation, rollouts_T[mask_T], calls_T[mask_T], length=algorithm.constant_length
+    )
+    parts = np.split(weights_T, np.cumsum(lengths)[:-1])
+    return tuple(replace(one, weights_T=part) for (_, one), part in zip(numbered, parts, strict=True))

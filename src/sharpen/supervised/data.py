@@ -1,0 +1,91 @@
+"""The rows of a run without rollouts, and what makes lessons of them.
+
+In: a configuration, the folder of a model. Out: the datasets, read and split; a `Tutor`. The model's weights are not
+read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+from sharpen.algorithm.supervised import SupervisedAlgorithm
+from sharpen.config.public import DatasetConfig
+from sharpen.config.run import RunConfig, SupervisedConfig
+from sharpen.supervised.rows import Data, read_row
+from sharpen.tasks.order import hold_out
+from sharpen.tasks.source import load_tasks
+from sharpen.types import Task
+
+if TYPE_CHECKING:
+    from sharpen.supervised.lessons import Tutor
+
+ROWS_CHECKED_FIRST = 64
+"""Rows whose format is looked at before a model is loaded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowData:
+    """Rows to train on, rows held out, and the tasks that the agent is evaluated on."""
+
+    training: Sequence[Task]
+    held_out: Sequence[Task]
+    tasks: Sequence[Task]
+    further: Mapping[str, Sequence[Task]]
+    messages: tuple[str, ...]
+
+
+def load_rows(dataset: DatasetConfig, data: Data, fields: SupervisedConfig) -> Sequence[Task]:
+    """The rows of a dataset. Raises `DatasetError` if one of the first does not have the format."""
+    rows: Sequence[Task] = load_tasks(dataset)
+    for place in range(min(len(rows), ROWS_CHECKED_FIRST)):
+        read_row(rows[place], data, fields)
+    return rows
+
+
+def read_data(config: RunConfig, algorithm: SupervisedAlgorithm, has_workflow: bool) -> RowData:
+    """The datasets, split."""
+    rows = load_rows(config.train_dataset, algorithm.data, config.supervised)
+    messages: tuple[str, ...] = ()
+    held_out: Sequence[Task] = ()
+    if config.eval_dataset is not None and not has_workflow:
+        held_out = load_tasks(config.eval_dataset)
+    elif config.evaluation.hold_out:
+        training, held = hold_out(len(rows), config.seed)
+        messages = (
+            f"{len(held)} of {len(rows)} rows are held out to measure the loss (evaluation.hold_out: false trains on "
+            "all)",
+        )
+        held_out, rows = [rows[index] for index in held], [rows[index] for index in training]
+    limit = config.evaluation.max_tasks
+    tasks = load_tasks(config.eval_dataset)[:limit] if config.eval_dataset is not None and has_workflow else ()
+    further = {name: load_tasks(dataset) for name, dataset in config.evaluation.further.items()}
+    return RowData(training=rows, held_out=held_out[:limit], tasks=tasks, further=further, messages=messages)
+
+
+def make_tutor(config: RunConfig, algorithm: SupervisedAlgorithm, folder: Path) -> Tutor:
+    """What makes lessons of rows for the model in `folder`; its weights are not read."""
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+    from sharpen.gateway.render import Renderer
+    from sharpen.inference.families import end_token_ids
+    from sharpen.supervised.lessons import Tutor
+
+    settings = AutoConfig.from_pretrained(folder)
+    generation = GenerationConfig.from_model_config(settings)
+    if (folder / "generation_config.json").exists():
+        generation = GenerationConfig.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    thinking = config.model.enable_thinking
+    return Tutor(
+        tokenizer=tokenizer,
+        renderer=None if algorithm.data == "texts" else Renderer(tokenizer),
+        end_ids=end_token_ids(SimpleNamespace(config=settings, generation_config=generation)),
+        max_model_len=config.model.max_model_len,
+        data=algorithm.data,
+        fields=config.supervised,
+        template_kwargs={} if thinking is None else {"enable_thinking": thinking},
+    )

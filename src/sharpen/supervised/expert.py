@@ -1,0 +1,101 @@
+"""Rows of an expert beside the rollouts of a step: which come next, and the part of each update that they make.
+
+In: the configured rows, and the batches of rollouts of a step. Out: the same batches with the expert's sequences in
+them, and what the certificate asserts of those. Rows are read, rendered and weighed as `sft` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sharpen.algorithm.presets import Algorithm
+from sharpen.algorithm.supervised import SUPERVISED, SupervisedAlgorithm
+from sharpen.config.run import RunConfig
+from sharpen.errors import ConfigError
+from sharpen.experience.draw import Batch
+from sharpen.experience.records import EXPERT
+from sharpen.supervised.batches import split, weighted
+from sharpen.supervised.checks import check_step
+from sharpen.supervised.data import load_rows, make_tutor
+from sharpen.supervised.lessons import Tutor
+from sharpen.tasks.order import TaskOrder, distinct
+from sharpen.types import Check, Task
+
+SFT = SUPERVISED["sft"]
+
+
+@dataclass(slots=True, kw_only=True)
+class ExpertRows:
+    """The expert's rows of a run. They are drawn in an order of their own, epoch after epoch, whose position is
+    `state`; in the records a row has its id with `expert/` before it."""
+
+    rows: Sequence[Task]
+    order: TaskOrder
+    tutor: Tutor
+    weighing: SupervisedAlgorithm
+
+    def join(self, batches: Sequence[Batch]) -> tuple[tuple[Batch, ...], tuple[Check, ...]]:
+        """Draw the rows of a step and put them into its updates, evenly; and what holds for them.
+
+        Each update's rows have weights normalized over that update. Raises `DatasetError` for a row that cannot be
+        read, or that is too long where the settings refuse that.
+        """
+        rows = [self.rows[place] for place in self.order.draw()]
+        ids = [f"{EXPERT}{id_}" for id_ in distinct([row.id for row in rows])]
+        lessons = [self.tutor.lesson(row, id_) for row, id_ in zip(rows, ids, strict=True)]
+        parts = split([lesson for lesson in lessons if lesson.experiences], len(batches))
+        parts += [()] * (len(batches) - len(parts))
+        updates = [weighted(part, self.weighing) for part in parts]
+        joined = tuple(
+            replace(batch, experts=update, num_expert_rows=len(part))
+            for batch, part, update in zip(batches, parts, updates, strict=True)
+        )
+        too_long = sum(lesson.too_long for lesson in lessons)
+        joined = (replace(joined[0], num_expert_rows_too_long=too_long), *joined[1:])
+        return joined, check_step(lessons, updates, self.tutor)
+
+    def state(self) -> dict[str, Any]:
+        """The position in the rows, as JSON."""
+        return self.order.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go to a saved position. Raises `ConfigError` if it is that of other rows."""
+        if not state:
+            raise ConfigError("cannot continue: the run had no expert's rows so far; use a new run name")
+        self.order.restore(state)
+
+
+def read_expert_rows(config: RunConfig, algorithm: Algorithm) -> Sequence[Task]:
+    """The rows that the configured algorithm wants; none if it has no expert's part.
+
+    Raises `DatasetError` if one of the first cannot be taught, `ConfigError` if an update would get none.
+    """
+    if algorithm.expert is None:
+        return ()
+    assert config.expert.dataset is not None, "the algorithm was resolved with its settings"
+    if (count := _batch_size(config)) < config.trainer.num_minibatches:
+        raise ConfigError(
+            f"expert.batch_size is {count}, but a step has {config.trainer.num_minibatches} minibatches "
+            "(trainer.num_minibatches), each of which needs a row"
+        )
+    return load_rows(config.expert.dataset, SFT.data, config.supervised)
+
+
+def make_expert_rows(config: RunConfig, algorithm: Algorithm, rows: Sequence[Task], folder: Path) -> ExpertRows | None:
+    """The rows ready to be drawn for the model that is trained (its files are in `folder`); None without an expert."""
+    if algorithm.expert is None:
+        return None
+    return ExpertRows(
+        rows=rows,
+        order=TaskOrder(len(rows), config.seed, _batch_size(config)),
+        tutor=make_tutor(config, SFT, folder),
+        weighing=replace(SFT, aggregation=algorithm.aggregation, constant_length=algorithm.constant_length),
+    )
+
+
+def _batch_size(config: RunConfig) -> int:
+    """Rows of one step."""
+    return config.expert.batch_size or config.algorithm.batch_size

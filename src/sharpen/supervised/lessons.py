@@ -1,0 +1,192 @@
+"""From what a row teaches to token sequences, exactly as the model's agent would see and write them.
+
+In: a `Conversation`, `Text` or `Pair`. Out: a `Lesson` of `Experience`s. Each taught turn of a conversation is made
+into the `Call` that would have produced it: its prompt is rendered by the gateway's own renderer with the model's chat
+template, its "sampled" ids are the turn as the template writes it, end token included. The gateway's history decides
+whether a later turn literally extends an earlier one, and `experience.merge` makes the sequences, as in a rollout.
+
+Shape suffixes: P prompt tokens of a turn, S tokens of the turn, T tokens of a sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from sharpen.config.run import SupervisedConfig
+from sharpen.errors import DatasetError
+from sharpen.experience.merge import merge
+from sharpen.gateway.history import History, Prompt
+from sharpen.gateway.render import Renderer
+from sharpen.gateway.requests import ApiError, render_message
+from sharpen.supervised.rows import Conversation, Data, Pair, Text, read_row
+from sharpen.types import Call, CallStatus, Experience, IntArray, Outcome, Rollout, Sampling, Task
+
+CHOSEN, REJECTED = 1.0, -1.0
+"""Advantages of the two sides of a pair; everything else that is taught has 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lesson:
+    """One row as sequences. `sources` holds for each of them the calls (empty for texts) that it was made from.
+
+    `num_tokens` is the longest sequence's length; `too_long` says that it does not fit the model, and then there are no
+    sequences. `experiences` have advantages, but no weights yet.
+    """
+
+    id: str
+    experiences: tuple[Experience, ...]
+    sources: tuple[tuple[Call, ...], ...]
+    num_tokens: int
+    too_long: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Tutor:
+    """Makes lessons of rows for one model. `end_ids` are the tokens that end its answers; `renderer` may be None where
+    only texts are taught."""
+
+    tokenizer: Any
+    renderer: Renderer | None
+    end_ids: frozenset[int]
+    max_model_len: int
+    data: Data
+    fields: SupervisedConfig
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def lesson(self, task: Task, lesson_id: str | None = None) -> Lesson:
+        """The row's lesson; `lesson_id` tells the same row apart where a batch holds it twice.
+
+        Raises `DatasetError` for a row that cannot be taught, or that is too long where the settings refuse that.
+        """
+        name = lesson_id or task.id
+        taught = read_row(task, self.data, self.fields)
+        if isinstance(taught, Text):
+            experiences = tuple(self._pieces(taught, name, task))
+            longest = max((len(experience.ids_T) for experience in experiences), default=0)
+            return Lesson(
+                id=name, experiences=experiences, sources=((),) * len(experiences), num_tokens=longest, too_long=False
+            )
+        sides = {1.0: taught} if isinstance(taught, Conversation) else _sides(taught)
+        found: list[Experience] = []
+        sources: list[tuple[Call, ...]] = []
+        for advantage, conversation in sides.items():
+            calls = self.calls(conversation, task)
+            for experience in merge(_rollout(name, task, calls)):
+                found.append(_with_advantage(experience, advantage))
+                sources.append(calls)
+        longest = max(len(experience.ids_T) for experience in found)
+        if longest <= self.max_model_len:
+            return Lesson(id=name, experiences=tuple(found), sources=tuple(sources), num_tokens=longest)
+        if self.fields.too_long == "refuse":
+            raise DatasetError(
+                f"row {task.id} has {longest} tokens, but model.max_model_len is {self.max_model_len}: raise it, or "
+                "set supervised.too_long: drop"
+            )
+        return Lesson(id=name, experiences=(), sources=(), num_tokens=longest, too_long=True)
+
+    def calls(self, conversation: Conversation, task: Task) -> tuple[Call, ...]:
+        """The taught turns as calls of an agent."""
+        assert self.renderer is not None, "conversations need a chat template"
+        history, calls = History(), list[Call]()
+        try:
+            rendered = [render_message(message, at) for at, message in enumerate(conversation.messages)]
+            for at, message in enumerate(rendered):
+                if message["role"] != "assistant" or at < conversation.first:
+                    continue
+                text = self.renderer.render(rendered[:at], conversation.tools, self.template_kwargs)
+                prompt = history.prompt(self.renderer, rendered[:at], text)
+                ids_S = self._answer(conversation, rendered, at, prompt, task)
+                said = self.renderer.decode(prompt.ids_P, ids_S.tolist())
+                history.add(len(calls), rendered[:at], message, prompt, ids_S, said)
+                calls.append(_call(len(calls), prompt, ids_S, conversation, at))
+        except ApiError as error:
+            raise DatasetError(f"row {task.id}: {error}") from error
+        return tuple(calls)
+
+    def _answer(
+        self, conversation: Conversation, rendered: list[dict[str, Any]], at: int, prompt: Prompt, task: Task
+    ) -> IntArray:
+        """Ids of a turn: what the template writes behind the prompt, up to and with the last end token."""
+        assert self.renderer is not None
+        whole = self.renderer.render(rendered[: at + 1], conversation.tools, self.template_kwargs, closed=True)
+        if not whole.startswith(prompt.text):
+            raise DatasetError(
+                f"row {task.id}: the chat template writes the answer of message {at} differently from how its prompt "
+                f"ends ({prompt.text[-40:]!r}), so the model could not be taught what it will be asked"
+            )
+        ids_S = self.renderer.encode_after(int(prompt.ids_P[-1]), whole[len(prompt.text) :])
+        ends = np.flatnonzero(np.isin(ids_S, list(self.end_ids)))
+        if not len(ends):
+            raise DatasetError(
+                f"row {task.id}: the chat template does not end message {at} with an end token of the model "
+                f"({sorted(self.end_ids)}), so that it would learn never to stop: add the token that ends a turn to "
+                "eos_token_id in the model's generation_config.json"
+            )
+        return ids_S[: ends[-1] + 1]
+
+    def _pieces(self, taught: Text, name: str, task: Task) -> list[Experience]:
+        """The text with its end token, in pieces that fit the model: each begins with the last token of the one before,
+        so that every token but the very first is predicted once."""
+        ids = [int(token) for token in self.tokenizer(taught.text)["input_ids"]]
+        end = self.tokenizer.eos_token_id
+        if end is not None and (not ids or ids[-1] != end):
+            ids.append(int(end))
+        starts = range(0, max(len(ids) - 1, 0), self.max_model_len - 1)
+        return [
+            _piece(ids[start : start + self.max_model_len], name, task, number) for number, start in enumerate(starts)
+        ]
+
+
+def _sides(pair: Pair) -> dict[float, Conversation]:
+    return {CHOSEN: pair.chosen, REJECTED: pair.rejected}
+
+
+def _rollout(name: str, task: Task, calls: tuple[Call, ...]) -> Rollout:
+    return Rollout(
+        id=name, group_id=name, task_id=task.id, index=0, attempt=0, calls=calls, outcome=Outcome.OK, reward=1.0
+    )
+
+
+def _call(index: int, prompt: Prompt, ids_S: IntArray, conversation: Conversation, at: int) -> Call:
+    """A turn as a call. Nobody sampled it: its logprobs are 0, and its version, -1, is no policy's."""
+    return Call(
+        index=index,
+        parent=prompt.parent,
+        prompt_ids_P=prompt.ids_P,
+        sampled_ids_S=ids_S,
+        logprobs_S=np.zeros(len(ids_S), np.float32),
+        versions_S=np.full(len(ids_S), -1, np.int32),
+        sampling=Sampling(),
+        finish_reason="stop",
+        status=CallStatus.LEFT_OUT if at in conversation.unweighted else CallStatus.USED,
+        messages=conversation.messages[:at],
+        tools=conversation.tools,
+        response=conversation.messages[at],
+    )
+
+
+def _with_advantage(experience: Experience, advantage: float) -> Experience:
+    advantages_T = np.where(experience.loss_mask_T, np.float32(advantage), np.float32(0.0))
+    return replace(experience, advantages_T=advantages_T)
+
+
+def _piece(ids: list[int], name: str, task: Task, number: int) -> Experience:
+    mask_T = np.ones(len(ids), np.bool_)
+    mask_T[0] = False
+    return Experience(
+        rollout_id=name,
+        group_id=name,
+        task_id=task.id,
+        ids_T=np.array(ids, np.int32),
+        loss_mask_T=mask_T,
+        logprobs_T=np.zeros(len(ids), np.float32),
+        versions_T=np.full(len(ids), -1, np.int32),
+        calls_T=np.where(mask_T, np.int32(number), np.int32(-1)),
+        temperatures_T=np.ones(len(ids), np.float32),
+        advantages_T=mask_T.astype(np.float32),
+        weights_T=np.zeros(len(ids), np.float32),
+    )

@@ -1,0 +1,261 @@
+"""The certificate of a run without rollouts, computed again from its dataset.
+
+In: a run directory. Out: a `Certificate`. `run.db` holds which rows each step drew, with digests of them, but not their
+text: the rows come from the dataset of `resolved.json`, and a row that is another one now is not held against anything.
+Rows are drawn in the run's order again, made into sequences again, and checked again; the losses that the run noted are
+measured again with each checkpoint, and with the model before training. What cannot be had is named.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from sharpen.algorithm.supervised import SupervisedAlgorithm, resolve_supervised
+from sharpen.certificate.certificate import Certificate, LossGaps, add_up, problems_of, recorded_certificate
+from sharpen.certificate.lineage import read_lineage
+from sharpen.config.run import RunConfig
+from sharpen.errors import DatasetError, ModelError
+from sharpen.execution.model_files import model_folder, quiet_transformers
+from sharpen.experience.reading import StepRecord, read_checks, read_steps, read_taught
+from sharpen.experience.records import TaughtRow
+from sharpen.supervised.batches import split, weighted
+from sharpen.supervised.checks import check_step
+from sharpen.supervised.data import RowData, make_tutor, read_data
+from sharpen.supervised.lessons import Lesson, Tutor
+from sharpen.supervised.taught import HELD_OUT, row_digest, taught_row
+from sharpen.tasks.order import distinct
+from sharpen.tasks.selection import make_order
+from sharpen.types import Check
+
+_FLOAT32, _BFLOAT16 = 1e-4, 1e-2
+"""How far a loss, the mean of many tokens, may be from the one noted: the same code computed both, on some machine."""
+_OF_PAIRS = 10.0
+"""A pair's loss adds up the gaps of all tokens of two answers: so many times the tolerance of a mean over tokens."""
+
+
+@dataclass(slots=True)
+class _Found:
+    """What has come out so far. `lessons` are those of the steps whose rows are still the same."""
+
+    checks: dict[int, tuple[Check, ...]] = field(default_factory=dict)
+    lessons: dict[int, list[Lesson]] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+
+def recompute(run_dir: Path, config: RunConfig, *, losses: bool) -> Certificate:
+    """Recompute what a run without rollouts certified; `losses=False` measures none, and loads no model."""
+    algorithm = resolve_supervised(config.algorithm.algorithm_type, config.loss)
+    journal = run_dir / "run.db"
+    lineage = read_lineage(run_dir)
+    steps = {record.step: record for record in lineage.steps}
+    recorded = read_checks(journal)
+    found = _Found()
+    gaps = None
+    for step, rows in read_taught(journal).items():
+        found.problems += _counts(step, rows, steps.get(step))
+    try:
+        data = read_data(config, algorithm, config.workflow is not None)
+        folder = _folder(run_dir, config)
+    except (DatasetError, ModelError) as error:
+        found.missing.append(f"the rows, and everything that is made from them: {error}")
+    else:
+        quiet_transformers()
+        tutor = make_tutor(config, algorithm, folder)
+        _rows(run_dir, config, algorithm, data, tutor, steps, found)
+        if losses:
+            gaps = _losses(run_dir, config, algorithm, data, tutor, found)
+    for step in steps:
+        found.checks.setdefault(step, recorded.get(step, ()))
+    by_step = {step: found.checks[step] for step in steps}
+    noted = recorded_certificate(run_dir, lineage)
+    if add_up(by_step.values()) != noted.checks:
+        found.problems.append("the checks recomputed differ from those that the run noted")
+    return replace(
+        noted,
+        checks=add_up(by_step.values()),
+        losses=gaps,
+        problems=tuple(dict.fromkeys((*noted.problems, *problems_of(by_step), *found.problems))),
+        not_recomputed=tuple(found.missing),
+    )
+
+
+def _counts(step: int, rows: Sequence[TaughtRow], record: StepRecord | None) -> Iterator[str]:
+    """What the journal says of the rows, against what it says of the step."""
+    if record is None:  # the rows held out, or a step that was undone
+        return
+    found = {
+        "batch/rows": sum(row.num_tokens > 0 for row in rows),
+        "batch/rows_too_long": sum(row.too_long for row in rows),
+        "batch/rows_empty": sum(row.num_tokens == 0 and not row.too_long for row in rows),
+        "trainer/trained_tokens": sum(row.num_tokens for row in rows),
+    }
+    for name, count in found.items():
+        if record.metrics.get(name) != count:
+            yield f"step {step}: its rows have {name} {count}, but the run noted {record.metrics.get(name, 0):g}"
+
+
+def _rows(
+    run_dir: Path,
+    config: RunConfig,
+    algorithm: SupervisedAlgorithm,
+    data: RowData,
+    tutor: Tutor,
+    steps: Mapping[int, StepRecord],
+    found: _Found,
+) -> None:
+    """Draw, teach and check the rows of every step again."""
+    before = _num_rows(run_dir)
+    if before not in (None, len(data.training)):
+        found.missing.append(
+            f"the rows, and everything that is made from them: there were {before} to train on, the dataset "
+            f"{config.train_dataset.path!r} has {len(data.training)} now"
+        )
+        return
+    order = make_order(data.training, config.sampling, seed=config.seed, batch_size=config.algorithm.batch_size)
+    taught = read_taught(run_dir / "run.db")
+    others: list[str] = []
+    for step in range(1, max(steps, default=0) + 1):
+        rows = [data.training[place] for place in order.draw()]
+        if step not in steps:
+            found.problems.append(f"step {step} is not in run.db")
+            continue
+        names = distinct([row.id for row in rows])
+        noted = taught.get(step)
+        if noted is not None and [row.row_id for row in noted] != names:
+            wrong = next((row.row_id for row, name in zip(noted, names, strict=False) if row.row_id != name), "fewer")
+            found.problems.append(f"step {step}: trained on {wrong}, but its order draws {', '.join(names[:3])}, ...")
+            continue
+        try:
+            lessons = [tutor.lesson(row, name) for row, name in zip(rows, names, strict=True)]
+        except DatasetError as error:
+            others.append(f"step {step}, {error}")
+            continue
+        again = [taught_row(row, lesson) for row, lesson in zip(rows, lessons, strict=True)]
+        changed = [row.row_id for row, now in zip(noted or [], again, strict=False) if row.row_digest != now.row_digest]
+        if changed:
+            others += [f"step {step}, row {name}" for name in changed]
+            continue
+        found.problems += [
+            f"step {step}: row {row.row_id} was taught as other tokens than its text gives"
+            for row, now in zip(noted or [], again, strict=False)
+            if row != now
+        ]
+        updates = [weighted(part, algorithm) for part in split(lessons, config.trainer.num_minibatches)]
+        found.checks[step] = check_step(lessons, [update for update in updates if update], tutor)
+        found.lessons[step] = lessons
+    if others:
+        found.missing.append(f"steps with rows that are others now: {len(others)} rows, first {others[0]}")
+    if unnoted := [step for step in steps if step not in taught]:
+        found.missing.append(
+            f"which rows were trained in {len(unnoted)} steps, first step {unnoted[0]}, where the run did not note "
+            "them: those that its order draws were taken"
+        )
+
+
+def _losses(
+    run_dir: Path,
+    config: RunConfig,
+    algorithm: SupervisedAlgorithm,
+    data: RowData,
+    tutor: Tutor,
+    found: _Found,
+) -> LossGaps | None:
+    """Measure the noted losses again: held-out ones at each checkpoint, and that of the step after it (where the step
+    was one update, whose loss is that of the weights it began with)."""
+    from sharpen.supervised.held_out import HeldOut
+    from sharpen.supervised.trainer import SupervisedTrainer
+    from sharpen.trainer import checkpoint
+
+    try:
+        base = model_folder(config.model.model_path)
+    except ModelError as error:
+        found.missing.append(f"the losses: {error}")
+        return None
+    trainer = SupervisedTrainer.from_pretrained(
+        base,
+        algorithm=algorithm,
+        config=config.trainer,
+        learning_rate=config.algorithm.learning_rate,
+        planned_updates=1,
+        device=config.engine.device,
+        seed=config.seed,
+    )
+    folders = {int(path.name.removeprefix(checkpoint.PREFIX)): path for path in run_dir.glob(f"{checkpoint.PREFIX}*")}
+    rounded = str(trainer.policy.compute_dtype) == "torch.bfloat16"
+    bound = (_BFLOAT16 if rounded else _FLOAT32) * (1.0 if algorithm.pair_loss is None else _OF_PAIRS)
+    held_out = HeldOut(
+        rows=data.held_out,
+        tutor=tutor,
+        trainer=trainer,
+        algorithm=algorithm,
+        batch_size=config.algorithm.batch_size,
+    )
+    noted, later = _noted_held_out(run_dir), _noted_losses(run_dir, found)
+    digests = [row.row_digest for row in read_taught(run_dir / "run.db").get(HELD_OUT, ())]
+    if digests != list(map(row_digest, data.held_out)):
+        found.missing.append("the held-out losses: the rows held out are others now, or were not noted")
+        noted = {}
+    gaps: list[float] = []
+    for step in sorted({0, *folders}):
+        if step in folders:
+            trainer.restore(folders[step])
+        pairs = []
+        if step in noted:
+            pairs.append((f"the held-out loss after step {step}", noted[step], held_out.measure().loss))
+        if step + 1 in later:
+            again = trainer.measure(weighted(found.lessons[step + 1], algorithm)).loss
+            pairs.append((f"the loss of step {step + 1}", later[step + 1], again))
+        for what, before, now in pairs:
+            gaps.append(abs(now - before))
+            if gaps[-1] > bound * max(1.0, abs(before)):
+                found.problems.append(f"{what} was noted as {before:.6g}, but the weights give {now:.6g}")
+    return LossGaps(compared=len(gaps), max=max(gaps), steps=tuple(sorted({0, *folders}))) if gaps else None
+
+
+def _noted_held_out(run_dir: Path) -> dict[int, float]:
+    """The held-out loss by step; 0 is the model before training."""
+    found: dict[int, float] = {}
+    path = run_dir / "metrics.jsonl"
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        content = json.loads(line)
+        if content.get("eval/loss") is not None:
+            found[int(content["step"])] = float(content["eval/loss"])
+    return found
+
+
+def _noted_losses(run_dir: Path, found: _Found) -> dict[int, float]:
+    """The training loss of each step of one update whose rows are still the same."""
+    return {
+        record.step: float(record.metrics["trainer/loss"])
+        for record in read_steps(run_dir / "run.db")
+        if record.step in found.lessons and record.metrics.get("trainer/num_updates") == 1.0
+    }
+
+
+def _num_rows(run_dir: Path) -> int | None:
+    """How many rows the run drew from, as its latest checkpoint has it."""
+    from sharpen.trainer import checkpoint
+
+    latest = checkpoint.pointed(run_dir, "latest")
+    if latest is None:
+        return None
+    state = json.loads((latest / checkpoint.STATE / "state.json").read_text(encoding="utf-8"))
+    number = state["position"]["order"].get("num_tasks")
+    return None if number is None else int(number)
+
+
+def _folder(run_dir: Path, config: RunConfig) -> Path:
+    """Tokenizer and chat template: those of the model before training, else the copies in the latest checkpoint."""
+    from sharpen.trainer.checkpoint import pointed
+
+    try:
+        return model_folder(config.model.model_path)
+    except ModelError:
+        latest = pointed(run_dir, "latest")
+        if latest is None:
+            raise
+        return latest

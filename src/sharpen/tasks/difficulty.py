@@ -1,0 +1,93 @@
+"""An order that prefers tasks whose recent mean reward is near a target.
+
+In: number of tasks, seed, batch size, the rewards that drawn tasks brought. Out: batches of task indices, and a state
+that can be saved. Given the same seed and the same rewards it always draws the same.
+
+Shape suffixes: N tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpen.config.run import SamplingConfig
+from sharpen.errors import ConfigError
+from sharpen.tasks.order import check_identity
+
+RATE = 0.5
+"""Weight of a task's newest mean reward against those before it."""
+
+
+class DifficultyOrder:
+    """Draws tasks at random without replacement, each with a weight.
+
+    A task that was never drawn has weight 1; one with recent mean reward m has `exp(-((m - target) / width)^2 / 2)`,
+    but at least `difficulty_floor`, so that none is given up. The recent mean moves half of the way to each new one.
+    """
+
+    def __init__(self, num_tasks: int, seed: int, batch_size: int, settings: SamplingConfig) -> None:
+        if num_tasks < 1 or batch_size < 1:
+            raise ConfigError(f"num_tasks ({num_tasks}) and batch_size ({batch_size}) must be at least 1")
+        self._identity: dict[str, Any] = {
+            "order": "difficulty",
+            "num_tasks": num_tasks,
+            "seed": seed,
+            "batch_size": batch_size,
+        }
+        self._settings = settings
+        self._num_draws = 0
+        self._means: dict[int, float] = {}
+
+    def num_batches(self, epochs: int) -> int:
+        """Batches that hold `epochs` times as many tasks as there are, or a little more."""
+        return -(-epochs * int(self._identity["num_tasks"]) // int(self._identity["batch_size"]))
+
+    def draw(self, count: int | None = None) -> list[int]:
+        """The next `count` tasks (None: a batch), none twice as long as there are enough."""
+        count = self._identity["batch_size"] if count is None else count
+        drawn: list[int] = []
+        while len(drawn) < count:
+            drawn += self._ranking()[: count - len(drawn)].tolist()
+        return drawn
+
+    def observe(self, task: int, reward: float) -> None:
+        """Move the task's recent mean reward towards `reward`."""
+        before = self._means.get(task, reward)
+        self._means[task] = before + RATE * (reward - before)
+
+    def weights(self) -> npt.NDArray[np.float64]:
+        """The weight of each task (N)."""
+        weights_N = np.ones(self._identity["num_tasks"])
+        if self._means:
+            means = np.array(list(self._means.values()))
+            distances = (means - self._settings.difficulty_target) / self._settings.difficulty_width
+            near = np.maximum(np.exp(-0.5 * np.square(distances)), self._settings.difficulty_floor)
+            weights_N[list(self._means)] = near
+        return weights_N
+
+    def state(self) -> dict[str, Any]:
+        """The draws made and what is known of the tasks, as JSON."""
+        return {
+            **self._identity,
+            "num_draws": self._num_draws,
+            "means": [[task, mean] for task, mean in sorted(self._means.items())],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state. Raises `ConfigError` if it is of another order, dataset, seed or batch size."""
+        check_identity(self._identity, state)
+        self._num_draws = int(state["num_draws"])
+        self._means = {int(task): float(mean) for task, mean in state["means"]}
+
+    def _ranking(self) -> npt.NDArray[np.int64]:
+        """All tasks in the order of a weighted draw without replacement (N): the first k of it are a draw of k.
+
+        Source: Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006.
+        """
+        uniform_N = np.random.default_rng([self._identity["seed"], self._num_draws]).random(self._identity["num_tasks"])
+        self._num_draws += 1
+        return np.argsort(np.log1p(-uniform_N) / -self.weights(), kind="stable")

@@ -1,0 +1,42 @@
+"""Which order the settings choose.
+
+In: the training tasks and `sampling`. Out: an `Order`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sharpen.config.run import SamplingConfig
+from sharpen.errors import DatasetError
+from sharpen.tasks.order import Order, TaskOrder
+from sharpen.types import Task
+
+
+def make_order(tasks: Sequence[Task], sampling: SamplingConfig, *, seed: int, batch_size: int) -> Order:
+    """The configured order over `tasks`. Raises `DatasetError` if a task lacks the number that a curriculum needs."""
+    if sampling.order == "difficulty":
+        from sharpen.tasks.difficulty import DifficultyOrder
+
+        return DifficultyOrder(len(tasks), seed, batch_size, sampling)
+    if sampling.order == "curriculum" and sampling.curriculum_key is not None:
+        sequence = easy_to_hard(tasks, sampling.curriculum_key)
+        name = f"curriculum by {sampling.curriculum_key}"
+        return TaskOrder(len(tasks), seed, batch_size, shuffle=False, sequence=sequence, name=name)
+    return TaskOrder(len(tasks), seed, batch_size)
+
+
+def easy_to_hard(tasks: Sequence[Task], key: str) -> list[int]:
+    """The places of the tasks in ascending order of the number in their field `key`, equal ones as they came; with `-`
+    before the field's name in descending order.
+
+    Raises `DatasetError` for a task without such a number.
+    """
+    sign, field = (-1, key[1:]) if key.startswith("-") else (1, key)
+    for task in tasks:
+        value = task.row.get(field)
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+            raise DatasetError(
+                f"sampling.curriculum_key is {key!r}, but task {task.id} has {value!r} there: every task needs a number"
+            )
+    return sorted(range(len(tasks)), key=lambda place: sign * tasks[place].row[field])

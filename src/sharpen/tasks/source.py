@@ -1,0 +1,205 @@
+"""Reads a dataset: a folder, a single file, or a name on the Hugging Face hub, always through `datasets.load_dataset`.
+
+In: `DatasetConfig`. Out: `Task`s (a lazy sequence), or plain rows for a preview. Every failure is a `DatasetError` with
+one sentence. Local paths never touch the network.
+"""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any, overload
+
+from sharpen.config.public import DatasetConfig
+from sharpen.errors import DatasetError
+from sharpen.types import Task
+
+FORMATS = (".jsonl", ".json", ".parquet", ".csv")
+"""Single files that can be read (also with `.gz`)."""
+
+
+class MissingFieldError(DatasetError, KeyError):
+    """The workflow or the judge read a field that the task does not have."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class Row(dict[str, Any]):
+    """What the workflow receives as `task`: a plain dict that says which fields exist when one is missing."""
+
+    def __missing__(self, key: str) -> Any:
+        close = difflib.get_close_matches(str(key), [str(name) for name in self], n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise MissingFieldError(f"the task has no field {key!r}{hint}; its fields are: {', '.join(map(str, self))}")
+
+
+class TaskTable(Sequence[Task]):
+    """The tasks of one split, read from disk row by row: `Task.id` is `<split>/<row number>`."""
+
+    def __init__(self, rows: Any, prefix: str) -> None:
+        self._rows = rows
+        self._prefix = prefix
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Task]: ...
+    def __getitem__(self, index: int | slice) -> Task | Sequence[Task]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        position = index + len(self) if index < 0 else index
+        if not 0 <= position < len(self):
+            raise IndexError(f"task {index} of {len(self)}")
+        return Task(id=f"{self._prefix}/{position}", index=position, row=Row(self._rows[position]))
+
+
+def load_tasks(config: DatasetConfig) -> Sequence[Task]:
+    """The tasks of `config.split`, in the dataset's order. Raises `DatasetError`."""
+    rows, prefix = _open(config, streaming=False)
+    if len(rows) == 0:
+        raise DatasetError(_empty(config))
+    return TaskTable(rows, prefix)
+
+
+def read_rows(config: DatasetConfig) -> Iterator[dict[str, Any]]:
+    """The rows of `config.split` one by one, without preparing the whole dataset. Raises `DatasetError`."""
+    # The library cannot slice a split ("train[:100]") while it streams.
+    rows, _ = _open(config, streaming=config.split is None or "[" not in config.split)
+    reader = iter(rows)
+    read = 0
+    while True:
+        try:
+            with _quiet():
+                row = list(islice(reader, 1))
+        except Exception as error:  # the library's readers raise errors of many kinds: each means unreadable data
+            raise DatasetError(f"dataset {config.path!r} cannot be read: {_one_line(error)}") from error
+        if not row:
+            break
+        read += 1
+        yield Row(row[0])
+    if read == 0:
+        raise DatasetError(_empty(config))
+
+
+def _open(config: DatasetConfig, *, streaming: bool) -> tuple[Any, str]:
+    """The rows of the split, and the name that its task ids begin with."""
+    path = Path(config.path).expanduser()
+    if path.is_file():
+        return _open_file(path, config, streaming)
+    if not path.exists() and _looks_local(config.path):
+        raise DatasetError(f"dataset {config.path!r} does not exist: no such file or folder (seen from {Path.cwd()})")
+    sliced = config.split is not None and re.search(r"[\[+]", config.split)
+    if path.is_dir() and glob.escape(str(path)) != str(path):  # the library looks for what matches it
+        raise DatasetError(
+            f"dataset {config.path!r} has *, ? or [ in its path: rename the folder, or name a file in it"
+        )
+    where = str(path.resolve()) if path.exists() else config.path
+    loaded = _load(config, where, name=config.name, split=config.split if sliced else None, streaming=streaming)
+    if sliced:
+        return loaded, str(config.split)
+    splits = ", ".join(loaded)
+    if config.split is None:
+        if len(loaded) > 1:
+            raise DatasetError(f"dataset {config.path!r} has several splits ({splits}): set split to one of them")
+        only = next(iter(loaded))
+        return loaded[only], only
+    if config.split not in loaded:
+        raise DatasetError(f"dataset {config.path!r} has no split {config.split!r}; its splits are: {splits}")
+    return loaded[config.split], config.split
+
+
+def _open_file(path: Path, config: DatasetConfig, streaming: bool) -> tuple[Any, str]:
+    """A single file is one split, named after the file: ids of `train.jsonl` and `test.jsonl` stay apart."""
+    suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
+    if not suffixes or suffixes[-1].lower() not in FORMATS:
+        raise DatasetError(f"dataset {config.path!r} is not a file we can read: use one of {', '.join(FORMATS)}")
+    stem = path.name.split(".")[0]
+    if config.name is not None:
+        raise DatasetError(f"dataset {config.path!r} is a single file, without configurations: leave out name")
+    split = config.split or "train"
+    base = re.split(r"[\[+]", split)[0]
+    if base not in ("train", stem):
+        raise DatasetError(
+            f"dataset {config.path!r} has no split {config.split!r}; a single file is one split: leave split out"
+        )
+    if path.stat().st_size == 0:
+        raise DatasetError(_empty(config))
+    # As a file of its folder: naming a reader ("json") instead would send a download count over the network. The
+    # library names the dataset after the folder, which must have a name, and takes the file's path as a pattern.
+    absolute = path.absolute()
+    if not absolute.parent.name:
+        raise DatasetError(f"dataset {config.path!r} lies in the root folder: move it into another one")
+    pattern = glob.escape(str(absolute))
+    rows = _load(config, str(absolute.parent), data_files={base: pattern}, split=split, streaming=streaming)
+    return rows, split.replace(base, stem)
+
+
+def _load(config: DatasetConfig, path: str, **arguments: Any) -> Any:
+    import datasets
+
+    try:
+        with _quiet():
+            return datasets.load_dataset(path, **arguments)
+    except (
+        Exception
+    ) as error:  # the library raises errors of many kinds, StopIteration included: all mean unreadable data
+        if "corresponds to no data" in str(error):
+            raise DatasetError(_empty(config)) from error
+        if (problem := _wrong_configuration(config, str(error))) is not None:
+            raise DatasetError(problem) from error
+        kind = "" if Path(config.path).expanduser().exists() else " (neither a local path nor found on the hub)"
+        raise DatasetError(f"dataset {config.path!r} cannot be loaded{kind}: {_one_line(error)}") from error
+
+
+def _wrong_configuration(config: DatasetConfig, error: str) -> str | None:
+    """What is wrong with `name`, if the library's error is about that; it lists the configurations there are."""
+    if "Config name is missing" not in error and not re.match(r"BuilderConfig .* not found", error):
+        return None
+    listed = re.search(r"\[('.*?')\]", error)
+    names = re.findall(r"'([^']*)'", listed[1]) if listed else []
+    if config.name is None:
+        return f"dataset {config.path!r} has several configurations ({', '.join(names)}): set name to one of them"
+    if names == ["default"]:
+        return f"dataset {config.path!r} has no configuration {config.name!r}, nor any other: leave out name"
+    return f"dataset {config.path!r} has no configuration {config.name!r}; its configurations are: {', '.join(names)}"
+
+
+def _looks_local(path: str) -> bool:
+    """Whether a path that does not exist can only be meant locally (hub names are `name` or `owner/name`)."""
+    return path.startswith((".", "/", "~")) or path.count("/") > 1 or Path(path).suffix.lower() in FORMATS
+
+
+def _empty(config: DatasetConfig) -> str:
+    return f"dataset {config.path!r}, split {config.split!r}, is empty: it needs at least one task"
+
+
+def _one_line(error: BaseException) -> str:
+    cause = error.__cause__ if error.__cause__ is not None else error
+    text = " ".join(str(cause).split())
+    return f"{type(cause).__name__}: {text[:300]}" if text else type(cause).__name__
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars and no log lines of the datasets library."""
+    import datasets
+
+    bars = datasets.is_progress_bar_enabled()
+    verbosity = datasets.logging.get_verbosity()
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        datasets.logging.set_verbosity(verbosity)
+        if bars:
+            datasets.enable_progress_bars()

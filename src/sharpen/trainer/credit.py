@@ -1,0 +1,151 @@
+"""Advantages of single tokens, where the trainer alone can compute them: with a critic, a KL penalty in the reward, or
+a teacher's logprobs of the sampled tokens.
+
+In: all packs of a step as they were drawn, with the reference's and teacher's logprobs and the critic's values. Out:
+the same packs with advantages token by token, and the returns that the critic learns. All of it is computed once a
+step, before its first update.
+
+The tokens of a rollout are its calls' sampled tokens in the order of the calls, whatever sequences hold them. With a
+critic a call's recorded advantage is the reward that comes after its last token, of its rollout or (`per_call`) of that
+call by itself, where GAE ends with the call; a KL penalty is taken from the reward of its own token. Without a critic
+the recorded advantage stays, and each token is charged the penalties from it to the end of its rollout (as in
+REINFORCE++, arXiv 2501.03262), after the group's own normalization. What a teacher says of a token is added to the
+advantage of that token alone, with a critic to its reward.
+
+Shape suffixes: S loss tokens of a step, rollout after rollout; E loss entries of a pack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import isnan
+
+import numpy as np
+import torch
+
+from sharpen.algorithm.distill import Distill, sampled_advantages
+from sharpen.algorithm.gae import explained_variance, sums_to_end
+from sharpen.algorithm.kl import ESTIMATORS
+from sharpen.algorithm.presets import Algorithm
+from sharpen.errors import TrainingError
+from sharpen.trainer.packing import IndexArray, Pack
+
+
+@dataclass(slots=True, kw_only=True)
+class Part:
+    """A pack, and what is known of its loss entries (shape E) beside what was recorded; None where it is not needed.
+
+    `reference_E`, `teacher_E` and `proximal_E` are logprobs of the reference, of the teacher (of sampled tokens) and
+    of the weights before the step's first update, `values_E` and `returns_E` the critic's values then and what it is to
+    learn.
+    """
+
+    pack: Pack
+    reference_E: torch.Tensor | None = None
+    teacher_E: torch.Tensor | None = None
+    proximal_E: torch.Tensor | None = None
+    values_E: torch.Tensor | None = None
+    returns_E: torch.Tensor | None = None
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens that go through the model."""
+        return self.pack.num_computed_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credit:
+    """What was measured: numbers to log, and the divergence from the reference in nats per token, if it was charged."""
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    kl: float | None = None
+
+
+def assign(parts: Sequence[Part], algorithm: Algorithm) -> Credit:
+    """Put advantages, and with a critic returns, into the parts of a step.
+
+    Raises `TrainingError` if a value of the critic is NaN or infinite.
+    """
+    if not algorithm.scores_tokens or not parts:
+        return Credit()
+    order_S, rollouts_S, last_S = _order([part.pack for part in parts])
+    recorded_S = np.concatenate([part.pack.advantages_E for part in parts])[order_S].astype(np.float64)
+    penalties_S, metrics, kl = np.zeros(len(order_S)), {}, None
+    if algorithm.needs_reference and algorithm.kl_in == "reward":
+        kl_S = np.concatenate([_divergence(part, algorithm) for part in parts])[order_S]
+        penalties_S, kl = algorithm.kl_coef * kl_S, float(kl_S.mean())
+        metrics["kl_penalty"] = float(penalties_S.mean())
+    taught_S = np.zeros(len(order_S))
+    if algorithm.distill is not None and not algorithm.distill.of_vocabulary:
+        taught_S = np.concatenate([_taught(part, algorithm.distill) for part in parts])[order_S]
+        metrics["distill_divergence"] = -float(taught_S.mean()) / algorithm.distill.coef
+    if not algorithm.needs_critic:
+        advantages_S = recorded_S - sums_to_end(penalties_S, rollouts_S) + taught_S
+        _set_advantages(parts, _spread(parts, order_S, advantages_S))
+        return Credit(metrics=metrics, kl=kl)
+    values_S = np.concatenate([_numpy(part.values_E) for part in parts])[order_S]
+    if not np.isfinite(values_S).all():
+        raise TrainingError(
+            f"{int((~np.isfinite(values_S)).sum())} of {len(values_S)} values of the critic are NaN or infinite; "
+            "nothing was updated. Lower critic.learning_rate, or train in float32"
+        )
+    rewards_S = np.where(last_S, recorded_S, 0.0) - penalties_S + taught_S
+    episodes_S = np.cumsum(np.append([False], last_S[:-1])) if algorithm.per_call else rollouts_S
+    advantages_S, returns_S = algorithm.token_advantages(rewards_S, values_S, episodes_S)
+    _set_advantages(parts, _spread(parts, order_S, advantages_S))
+    for part, returns_E in zip(parts, _spread(parts, order_S, returns_S), strict=True):
+        assert part.values_E is not None
+        part.returns_E = torch.from_numpy(returns_E).to(part.values_E)
+    metrics |= {"value_mean": float(values_S.mean()), "return_mean": float(returns_S.mean())}
+    explained = explained_variance(values_S, returns_S)
+    if not isnan(explained):
+        metrics["explained_variance"] = explained
+    return Credit(metrics=metrics, kl=kl)
+
+
+def _order(packs: Sequence[Pack]) -> tuple[IndexArray, IndexArray, np.ndarray]:
+    """For the tokens rollout after rollout, call after call: their places among the packs' entries, the number of their
+    rollout, and whether they are the last of their call."""
+    ids = dict.fromkeys(rollout_id for pack in packs for rollout_id in pack.rollout_ids)
+    numbers = {rollout_id: number for number, rollout_id in enumerate(ids)}
+    rollouts = np.concatenate(
+        [np.array([numbers[id_] for id_ in p.rollout_ids], np.int64)[p.rollouts_E] for p in packs]
+    )
+    calls = np.concatenate([pack.calls_E for pack in packs])
+    tokens = np.concatenate([pack.tokens_E for pack in packs])
+    order_S = np.lexsort((tokens, calls, rollouts))
+    rollouts_S, calls_S = rollouts[order_S], calls[order_S]
+    same_S = (rollouts_S[1:] == rollouts_S[:-1]) & (calls_S[1:] == calls_S[:-1])
+    return order_S, rollouts_S, np.append(~same_S, [True])
+
+
+def _divergence(part: Part, algorithm: Algorithm) -> np.ndarray:
+    """Each entry's estimate of the divergence of the policy that sampled it from the reference."""
+    assert part.reference_E is not None, f"{algorithm.name} penalizes KL in the reward: reference logprobs are needed"
+    sampled_E = torch.from_numpy(part.pack.logprobs_E).to(part.reference_E)
+    return _numpy(ESTIMATORS[algorithm.kl](sampled_E, part.reference_E, sampled_E))
+
+
+def _taught(part: Part, distill: Distill) -> np.ndarray:
+    """Each entry's advantage by the teacher."""
+    assert part.teacher_E is not None, "the teacher's logprobs of every pack are needed"
+    sampled_E = torch.from_numpy(part.pack.logprobs_E).to(part.teacher_E)
+    return _numpy(sampled_advantages(distill, part.teacher_E, sampled_E))
+
+
+def _set_advantages(parts: Sequence[Part], advantages: Sequence[np.ndarray]) -> None:
+    for part, advantages_E in zip(parts, advantages, strict=True):
+        part.pack = replace(part.pack, advantages_E=advantages_E.astype(np.float32))
+
+
+def _spread(parts: Sequence[Part], order_S: IndexArray, numbers_S: np.ndarray) -> list[np.ndarray]:
+    """Each part's own numbers, entry by entry."""
+    placed = np.empty(len(order_S))
+    placed[order_S] = numbers_S
+    return np.split(placed, np.cumsum([part.pack.num_trained_tokens for part in parts])[:-1])
+
+
+def _numpy(tensor_E: torch.Tensor | None) -> np.ndarray:
+    assert tensor_E is not None, "the critic's values of every pack are needed"
+    return tensor_E.detach().double().cpu().numpy()

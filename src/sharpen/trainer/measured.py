@@ -1,0 +1,116 @@
+"""What a training step measured: the numbers of each update, and what is said of the step.
+
+In: an `Update` for each optimizer step. Out: metrics by name, alarms, `StepMetrics`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from sharpen.algorithm.objective import (
+    ObjectiveSums,
+    effective_sample_share,
+    sample_share_alarm,
+    sequence_log_ratios,
+)
+from sharpen.algorithm.presets import Algorithm
+from sharpen.trainer.credit import Part
+from sharpen.trainer.critic import CriticUpdate
+from sharpen.trainer.expert import ExpertPart
+from sharpen.trainer.expert import summarize as summarize_expert
+from sharpen.trainer.parity import LogprobGap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMetrics:
+    """What a training step did.
+
+    `version` is the policy version after it. `values` are numbers to log: means over the step's loss tokens and
+    updates. Token counts are those of one pass over the data: `trained_tokens` carry loss, `computed_tokens` went
+    through the model, `sequence_tokens` would have without sharing, `skipped_tokens` (loss tokens) had no gradient to
+    give. `alarms` say for people that the weights moved too far; whoever knows all settings adds what to lower.
+    """
+
+    version: int
+    num_updates: int
+    trained_tokens: int
+    computed_tokens: int
+    sequence_tokens: int
+    skipped_tokens: int
+    seconds: float
+    values: Mapping[str, float]
+    alarms: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, float]:
+        """All numbers by name."""
+        names = ("version", "num_updates", "trained_tokens", "computed_tokens", "sequence_tokens", "skipped_tokens")
+        return {name: getattr(self, name) for name in names} | {"seconds": self.seconds} | dict(self.values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """What one update measured."""
+
+    sums: ObjectiveSums
+    entropy: float
+    gap: LogprobGap
+    sample_share: float
+    grad_norm: float
+    learning_rate: float
+    critic: CriticUpdate | None
+    expert: ExpertPart | None
+
+
+def sample_share(parts: Sequence[Part], logprobs: Sequence[torch.Tensor]) -> float:
+    """The effective sample share of an update's rollouts (N), from each pack's logprobs now (shape E)."""
+    if not parts:
+        return 1.0
+    rollouts_E = np.concatenate([part.pack.rollouts_E for part in parts])
+    old_E = torch.from_numpy(np.concatenate([part.pack.logprobs_E for part in parts]))
+    num_rollouts = len(parts[0].pack.rollout_ids)
+    log_ratios_N = sequence_log_ratios(torch.cat(list(logprobs)), old_E, torch.from_numpy(rollouts_E), num_rollouts)
+    return effective_sample_share(log_ratios_N[np.unique(rollouts_E)])
+
+
+def summarize(
+    updates: Sequence[Update], algorithm: Algorithm, probed: LogprobGap
+) -> tuple[dict[str, float], tuple[str, ...]]:
+    """Metrics of a step's updates by name, and alarms."""
+    if not updates:
+        return {}, ()
+    sums = updates[0].sums
+    for update in updates[1:]:
+        sums = sums + update.sums
+    num_tokens = float(sums.num_tokens)
+    values = sums.means(algorithm) if num_tokens else {"loss": 0.0}  # an update may have an expert's rows alone
+    for name in [name for name in values if name.endswith("loss")]:  # sums over an update, so means over updates
+        values[name] /= len(updates)
+    experts = summarize_expert([update.expert for update in updates if update.expert is not None])
+    values |= experts
+    values["loss"] += experts.get("expert_loss", 0.0)
+    if num_tokens:
+        values["entropy"] = sum(update.entropy for update in updates) / num_tokens
+    values["grad_norm"] = sum(update.grad_norm for update in updates) / len(updates)
+    values["learning_rate"] = updates[-1].learning_rate
+    values["sample_share"] = min(update.sample_share for update in updates)
+    measured = [gap for gap in (probed, *(update.gap for update in updates)) if gap.num_tokens]
+    if measured:
+        num_tokens = sum(gap.num_tokens for gap in measured)
+        values["logprob_gap_mean"] = sum(gap.mean * gap.num_tokens for gap in measured) / num_tokens
+        values["logprob_gap_max"] = max(gap.max for gap in measured)
+        values["logprob_gap_kl"] = sum(gap.kl * gap.num_tokens for gap in measured) / num_tokens
+        values["logprob_gap_tokens"] = num_tokens
+        if judged := sum(gap.num_judged for gap in measured):
+            values["logprob_gap_off"] = sum(gap.num_off for gap in measured) / judged
+    critics = [update.critic for update in updates if update.critic is not None]
+    if critics:
+        values["value_loss"] = sum(critic.loss for critic in critics) / len(critics)
+        values["value_clip_fraction"] = sum(critic.clip_fraction for critic in critics) / len(critics)
+        values["critic_grad_norm"] = sum(critic.grad_norm for critic in critics) / len(critics)
+        values["critic_learning_rate"] = critics[-1].learning_rate
+    alarm = sample_share_alarm(values["sample_share"])
+    return values, (alarm,) if alarm else ()

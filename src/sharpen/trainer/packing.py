@@ -1,0 +1,259 @@
+"""Micro-batches without padding, in which a prefix that sequences share is computed once.
+
+In: the `Experience`s of an update. Out: `Pack`s. The sequences of a pack form a prefix tree: a system prompt shared
+by groups, a prompt shared by the rollouts of a group, and the history shared by the forks of a rollout are each one
+segment. What is computed (N) and what carries loss (E) are separate: a hidden state may predict the next token of
+many sequences.
+
+Shape suffixes: T tokens of one sequence, N computed tokens of a pack, E loss tokens of a pack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpen.errors import CallError
+from sharpen.types import Experience, FloatArray, IntArray
+
+IndexArray = npt.NDArray[np.int64]
+
+MIN_SHARED_TOKENS = 8
+"""A shared run shorter than this is computed again: each split costs attention calls of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A run of tokens in a pack: `start:stop` in N. Its keys are its ancestors' and its own up to each token.
+
+    Segments are stored depth first: a parent comes before its children, and what descends from a segment lies directly
+    behind it, in `stop:subtree_stop`.
+    """
+
+    start: int
+    stop: int
+    subtree_stop: int
+    parent: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pack:
+    """One micro-batch.
+
+    `predict_E` is the index in N of the token whose hidden state predicts the entry's target. `rollouts_E` indexes
+    `rollout_ids`, which is the same for all packs of an update; `tokens_E` is the target's position in its sequence.
+    `num_sequence_tokens` is what the sequences would cost unshared.
+    """
+
+    ids_N: IndexArray
+    positions_N: IndexArray
+    segments: tuple[Segment, ...]
+    predict_E: IndexArray
+    targets_E: IndexArray
+    logprobs_E: FloatArray
+    advantages_E: FloatArray
+    weights_E: FloatArray
+    temperatures_E: FloatArray
+    versions_E: IntArray
+    rollouts_E: IndexArray
+    calls_E: IntArray
+    tokens_E: IndexArray
+    rollout_ids: tuple[str, ...]
+    num_sequences: int
+    num_sequence_tokens: int
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens that go through the model."""
+        return len(self.ids_N)
+
+    @property
+    def num_trained_tokens(self) -> int:
+        """Loss entries."""
+        return len(self.targets_E)
+
+    @property
+    def call_numbers_E(self) -> IndexArray:
+        """For each loss entry the number of its call within the pack. A call is never split over packs."""
+        keys_E = self.rollouts_E * (int(self.calls_E.max(initial=0)) + 1) + self.calls_E
+        numbers_E: IndexArray = np.unique(keys_E, return_inverse=True)[1]
+        return numbers_E
+
+
+@dataclass(slots=True)
+class _Node:
+    """A run of ids in the tree being built. `sequences` (numbers) are those that end in it, not always at its end."""
+
+    ids: IntArray
+    children: list[_Node] = field(default_factory=list)
+    sequences: list[int] = field(default_factory=list)
+
+    def copy(self) -> _Node:
+        return _Node(self.ids, [child.copy() for child in self.children], list(self.sequences))
+
+
+def pack(
+    experiences: Sequence[Experience], max_tokens: int, *, min_shared_tokens: int = MIN_SHARED_TOKENS
+) -> list[Pack]:
+    """Packs of at most `max_tokens` computed tokens each (a longer sequence goes alone), in the given order.
+
+    The sequences of a group stay together where they fit. Sequences without a loss token are left out. Raises
+    `CallError` if a sequence's first token carries loss, since nothing predicts it.
+    """
+    rollout_ids = tuple(dict.fromkeys(experience.rollout_id for experience in experiences))
+    packs = []
+    builder = _Builder(max_tokens, min_shared_tokens)
+    for group in _groups(experiences):
+        if builder.add(group):
+            continue
+        if not builder.empty:
+            packs.append(builder.build(rollout_ids))
+            builder = _Builder(max_tokens, min_shared_tokens)
+        if builder.add(group):
+            continue
+        for experience in sorted(group, key=lambda member: member.ids_T.tolist()):  # neighbours share the most
+            if not builder.add([experience]):
+                packs.append(builder.build(rollout_ids))
+                builder = _Builder(max_tokens, min_shared_tokens)
+                builder.add([experience])
+    if not builder.empty:
+        packs.append(builder.build(rollout_ids))
+    return packs
+
+
+class _Builder:
+    """One pack as it grows."""
+
+    def __init__(self, max_tokens: int, min_shared: int) -> None:
+        self._max_tokens = max_tokens
+        self._min_shared = min_shared
+        self._chosen: list[Experience] = []
+        self._root = _Node(np.empty(0, np.int32))
+        self._num_tokens = 0
+
+    @property
+    def empty(self) -> bool:
+        return not self._chosen
+
+    def add(self, unit: Sequence[Experience]) -> bool:
+        """Take all of `unit` if it fits (one sequence alone always fits an empty pack), else nothing."""
+        root, added = self._root.copy(), 0
+        for number, experience in enumerate(unit, start=len(self._chosen)):
+            added += _insert(root, _computed_ids(experience), number, self._min_shared)
+        alone = self.empty and len(unit) == 1
+        if self._num_tokens + added > self._max_tokens and not alone:
+            return False
+        self._chosen.extend(unit)
+        self._root, self._num_tokens = root, self._num_tokens + added
+        return True
+
+    def build(self, rollout_ids: tuple[str, ...]) -> Pack:
+        """The tree laid out depth first, and the loss entries of every sequence."""
+        segments: list[Segment] = []
+        ids: list[IntArray] = []
+        positions: list[IndexArray] = []
+        indices: dict[int, IndexArray] = {}
+
+        def visit(node: _Node, parent: int | None, start: int, path: IndexArray) -> int:
+            number, stop = len(segments), start + len(node.ids)
+            ids.append(node.ids)
+            positions.append(np.arange(len(path), len(path) + len(node.ids)))
+            path = np.concatenate([path, np.arange(start, stop)])
+            indices.update((sequence, path) for sequence in node.sequences)
+            segments.append(Segment(start=start, stop=stop, subtree_stop=stop, parent=parent))
+            end = stop
+            for child in node.children:
+                end = visit(child, number, end, path)
+            segments[number] = replace(segments[number], subtree_stop=end)
+            return end
+
+        end = 0
+        for top in self._root.children:
+            end = visit(top, None, end, np.empty(0, np.int64))
+        assert end == self._num_tokens
+        entries = _entries(self._chosen, indices, rollout_ids)
+        return Pack(
+            ids_N=np.concatenate(ids).astype(np.int64),
+            positions_N=np.concatenate(positions),
+            segments=tuple(segments),
+            rollout_ids=rollout_ids,
+            num_sequences=len(self._chosen),
+            num_sequence_tokens=sum(len(experience.ids_T) for experience in self._chosen),
+            **entries,
+        )
+
+
+def _groups(experiences: Sequence[Experience]) -> list[list[Experience]]:
+    """Sequences with loss, by group, in the order in which groups first appear."""
+    groups: dict[str, list[Experience]] = {}
+    for experience in experiences:
+        if experience.loss_mask_T.any():
+            groups.setdefault(experience.group_id, []).append(experience)
+    return list(groups.values())
+
+
+def _computed_ids(experience: Experience) -> IntArray:
+    """The ids up to the last one that predicts a target."""
+    targets = np.flatnonzero(experience.loss_mask_T)
+    if targets[0] == 0:
+        raise CallError(f"rollout {experience.rollout_id}: its first token carries loss, but nothing predicts it")
+    return experience.ids_T[: targets[-1]]
+
+
+def _insert(node: _Node, ids: IntArray, sequence: int, min_shared: int) -> int:
+    """Add a sequence below `node`; returns how many tokens that added."""
+    while True:
+        shared, child = 0, node
+        for candidate in node.children:
+            length = _common_length(candidate.ids, ids)
+            if length > shared:
+                shared, child = length, candidate
+        if shared == len(ids):
+            child.sequences.append(sequence)
+            return 0
+        if shared == 0 or shared < min(min_shared, len(child.ids)):
+            node.children.append(_Node(ids, [], [sequence]))
+            return len(ids)
+        if shared < len(child.ids):
+            tail = _Node(child.ids[shared:], child.children, child.sequences)
+            child.ids, child.children, child.sequences = child.ids[:shared], [tail], []
+        node, ids = child, ids[shared:]
+
+
+def _common_length(first: IntArray, second: IntArray) -> int:
+    """How many ids two runs have in common at their start."""
+    length = min(len(first), len(second))
+    differ = first[:length] != second[:length]
+    return int(np.argmax(differ)) if differ.any() else length
+
+
+def _entries(
+    experiences: Sequence[Experience], indices: Mapping[int, IndexArray], rollout_ids: tuple[str, ...]
+) -> dict[str, Any]:
+    """The `*_E` arrays of a pack, sequence after sequence; `indices` maps a sequence to the N of each of its tokens."""
+    numbers = {rollout_id: number for number, rollout_id in enumerate(rollout_ids)}
+    columns: dict[str, list[npt.NDArray[Any]]] = {}
+
+    def put(**arrays: npt.NDArray[Any]) -> None:
+        for name, array in arrays.items():
+            columns.setdefault(name, []).append(array)
+
+    for sequence, experience in enumerate(experiences):
+        targets = np.flatnonzero(experience.loss_mask_T)
+        put(
+            predict_E=indices[sequence][targets - 1],
+            targets_E=experience.ids_T[targets].astype(np.int64),
+            logprobs_E=experience.logprobs_T[targets],
+            advantages_E=experience.advantages_T[targets],
+            weights_E=experience.weights_T[targets],
+            temperatures_E=experience.temperatures_T[targets],
+            versions_E=experience.versions_T[targets],
+            rollouts_E=np.full(len(targets), numbers[experience.rollout_id], np.int64),
+            calls_E=experience.calls_T[targets],
+            tokens_E=targets,
+        )
+    return {name: np.concatenate(arrays) for name, arrays in columns.items()}

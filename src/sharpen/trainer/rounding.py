@@ -1,0 +1,127 @@
+"""How much rounding there is in a model's logits, in this type and on this machine: what engine and trainer are allowed
+to differ by.
+
+In: a model that is whole, with the weights of its files, and what an engine with the same weights continued some
+prompts by. Out: `Rounding`: how far apart the trainer in bfloat16 and the trainer in float32 are on those tokens,
+prompts included. The engine has no part in this figure, so that nothing that is wrong with it can widen the tolerance;
+it is held against it at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from sharpen.errors import ParityError
+from sharpen.trainer.credit import Part
+from sharpen.trainer.packing import Pack, pack
+from sharpen.trainer.parity import OFF, Compared, LogprobGap, Tolerance, logit_gaps
+from sharpen.types import Experience
+
+if TYPE_CHECKING:
+    from sharpen.trainer.model import TrainedModel
+    from sharpen.trainer.team import Team
+
+LEAST = 2.0**-9
+"""Half a step of bfloat16 at 1: no model's logits are rounded less."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounding:
+    """Mean gap in logits between bfloat16 and float32, over `num_tokens` places; `engine_gap` is that between engine
+    and trainer, over `engine_tokens` sampled ones. The types are what each of them computes in."""
+
+    rounding: float
+    num_tokens: int
+    engine_gap: float
+    engine_tokens: int
+    trainer_dtype: str
+    engine_dtype: str
+
+    @property
+    def line(self) -> str:
+        """For the user."""
+        return (
+            f"rounding: bfloat16 moves this model's logits by {self.rounding:.3g}, engine and trainer are "
+            f"{self.engine_gap:.3g} apart; tokens more than {OFF * self.rounding:.3g} apart are off"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON."""
+        return asdict(self)
+
+
+def measure(
+    model: TrainedModel, probe: Sequence[Experience], *, engine_dtype: torch.dtype, max_tokens: int, team: Team
+) -> Rounding | None:
+    """What rounding is, on every rank alike; None where engine and trainer compute in float32, or there is no probe.
+
+    Raises `ParityError` if the engine is not the trainer's model at equal weights.
+    """
+    if not probe or torch.bfloat16 not in (model.compute_dtype, engine_dtype):
+        return None
+    parts = [Part(pack=one) for one in pack([_whole(one) for one in probe], max_tokens)]
+
+    def score(part: Part) -> tuple[torch.Tensor, torch.Tensor]:
+        with model.computing_in(torch.bfloat16):
+            rounded_E = model.score(part.pack).logprobs_E.cpu()
+        with model.computing_in(torch.float32):
+            return rounded_E, model.score(part.pack).logprobs_E.cpu()
+
+    with torch.no_grad():
+        found = team.map(parts, score, lambda: None)
+    own = 0 if model.compute_dtype == torch.bfloat16 else 1
+    rounding_J = np.concatenate([_gaps(part.pack, *both) for part, both in zip(parts, found, strict=True)])
+    rounding = max(LEAST, float(rounding_J.mean())) if len(rounding_J) else LEAST
+    gap, engine_J = LogprobGap(0), []
+    for part, both in zip(parts, found, strict=True):
+        gap.add(part.pack, both[own])
+        sampled_E = part.pack.versions_E >= 0
+        recorded_E = torch.from_numpy(part.pack.logprobs_E)
+        engine_J.append(_gaps(part.pack, both[own], recorded_E, sampled_E))
+    if not gap.num_tokens:
+        said = sorted({int(version) for part in parts for version in part.pack.versions_E if version >= 0})
+        raise ParityError(
+            f"the engine gave the probe's tokens the policy versions {said} with the model before training, which is "
+            "version 0: nothing can be compared. It must carry the number that `load` gave it, 0 before the first"
+        )
+    gap.check(Tolerance.of(model.compute_dtype, rounding), at_start=True)
+    engine = np.concatenate(engine_J)
+    return Rounding(
+        rounding=rounding,
+        num_tokens=len(rounding_J),
+        engine_gap=float(engine.mean()) if len(engine) else 0.0,
+        engine_tokens=len(engine),
+        trainer_dtype=str(model.compute_dtype).removeprefix("torch."),
+        engine_dtype=str(engine_dtype).removeprefix("torch."),
+    )
+
+
+def _whole(probe: Experience) -> Experience:
+    """The same with every token that can be predicted compared, the prompt's too: without a version."""
+    mask_T = np.arange(len(probe.ids_T)) > 0
+    temperature = float(probe.temperatures_T[probe.loss_mask_T].max(initial=0.0)) or 1.0
+    return replace(
+        probe,
+        loss_mask_T=mask_T,
+        calls_T=np.where(mask_T, 0, -1).astype(np.int32),
+        temperatures_T=np.where(probe.loss_mask_T, probe.temperatures_T, np.float32(temperature)),
+    )
+
+
+def _gaps(pack: Pack, first_E: torch.Tensor, second_E: torch.Tensor, chosen_E: np.ndarray | None = None) -> np.ndarray:
+    """How far apart two sets of logprobs of a pack are in logits, place by place."""
+    chosen = slice(None) if chosen_E is None else np.flatnonzero(chosen_E)
+    places = pack.predict_E * (int(pack.targets_E.max()) + 1) + pack.targets_E
+    return logit_gaps(
+        Compared(
+            now_K=first_E.double().numpy()[chosen],
+            recorded_K=second_E.double().numpy()[chosen],
+            temperatures_K=pack.temperatures_E[chosen].astype(np.float64),
+            places_K=np.unique(places[chosen], return_inverse=True)[1],
+        )
+    )

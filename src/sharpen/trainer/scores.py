@@ -1,0 +1,151 @@
+"""From hidden states to what a model says of a pack's loss entries, a chunk of rows at a time.
+
+In: hidden states at a pack's rows, output embeddings. Out: logprob and entropy of each entry, and its divergence from
+another model or a statistic of its distribution. Logits are the largest tensors of training: no more of them exist at a
+time than asked for, and more are computed again in the backward pass.
+
+Shape suffixes: E loss entries, R distinct (hidden state, temperature) pairs, V vocabulary, C hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from sharpen.trainer.output import output_logits
+from sharpen.trainer.packing import IndexArray, Pack
+from sharpen.types import FloatArray
+
+MAX_LOGITS = 1 << 25
+"""Logits (rows x vocabulary) held at a time; more are computed in chunks, and again in the backward pass. On a GPU more
+are: see `max_logits_on`."""
+
+
+RowStatistic = Callable[[torch.Tensor], torch.Tensor]
+"""A number (R) for each distribution, from its logprobs (R, V)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """What a model says of a pack's loss entries (shape E, natural logarithms); `divergence_E` is that from another
+    model, if it was compared with one; `statistic_E` a statistic of each entry's distribution, if one was asked for."""
+
+    logprobs_E: torch.Tensor
+    entropy_E: torch.Tensor
+    divergence_E: torch.Tensor | None = None
+    statistic_E: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """Another model to compare with at a pack's rows, over the part of the vocabulary that both have: its hidden states
+    there, its output embeddings, and the divergence (R) of two sets of logprobs (R, V), this model's first."""
+
+    hidden_RC: torch.Tensor
+    head: Any
+    divergence: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+    def rows(self, start: int, stop: int) -> Compared:
+        """Some of the rows."""
+        return replace(self, hidden_RC=self.hidden_RC[start:stop])
+
+
+def max_logits_on(device: torch.device) -> int:
+    """Logits held at a time: about 20 bytes each, so that a GPU gives a twelfth of its memory for them. Fewer, larger
+    chunks save it most of the traffic of the output embeddings' gradient, which every chunk adds to."""
+    if device.type != "cuda":
+        return MAX_LOGITS
+    return max(MAX_LOGITS, int(torch.cuda.get_device_properties(device).total_memory) // 256)
+
+
+def score_rows(
+    head: Any,
+    hidden_RC: torch.Tensor,
+    temperatures_R: torch.Tensor | None,
+    row_E: IndexArray,
+    targets_E: IndexArray,
+    entropy_gradient: bool,
+    compared: Compared | None,
+    statistic: RowStatistic | None,
+    max_logits: int,
+) -> tuple[torch.Tensor, ...]:
+    """Logprob, entropy, and divergence or statistic of each entry. Entries are sorted by row, so that a chunk of
+    rows (at most `max_logits` logits) serves a range of entries; then put back in order."""
+    device = hidden_RC.device
+    order_E = np.argsort(row_E, kind="stable")
+    sorted_row_E = row_E[order_E]
+    num_rows = len(hidden_RC)
+    vocabulary = head.weight.shape[0] + (0 if compared is None else compared.head.weight.shape[0])
+    chunk = max(1, max_logits // vocabulary)
+    parts: list[tuple[torch.Tensor, ...]] = []
+    for start in range(0, num_rows, chunk):
+        stop = min(start + chunk, num_rows)
+        first, last = np.searchsorted(sorted_row_E, [start, stop])
+        inputs = (
+            hidden_RC[start:stop],
+            None if temperatures_R is None else temperatures_R[start:stop],
+            to_device(sorted_row_E[first:last] - start, device),
+            to_device(targets_E[order_E[first:last]], device),
+        )
+        other = None if compared is None else compared.rows(start, stop)
+        if num_rows > chunk and torch.is_grad_enabled():
+            parts.append(
+                checkpoint(_score_chunk, head, *inputs, entropy_gradient, other, statistic, use_reentrant=False)
+            )
+        else:
+            parts.append(_score_chunk(head, *inputs, entropy_gradient, other, statistic))
+    back_E = to_device(np.argsort(order_E), device)
+    return tuple(torch.cat(of_chunks)[back_E] for of_chunks in zip(*parts, strict=True))
+
+
+def _score_chunk(
+    head: torch.nn.Module,
+    hidden_RC: torch.Tensor,
+    temperatures_R: torch.Tensor | None,
+    row_E: torch.Tensor,
+    targets_E: torch.Tensor,
+    entropy_gradient: bool,
+    compared: Compared | None,
+    statistic: RowStatistic | None,
+) -> tuple[torch.Tensor, ...]:
+    """Logprob and entropy of each entry, and its divergence if there is something to compare with."""
+    logits_RV = output_logits(head, hidden_RC)
+    exact = torch.promote_types(logits_RV.dtype, torch.float32)
+
+    def tempered(logits_RV: torch.Tensor) -> torch.Tensor:
+        return logits_RV if temperatures_R is None else logits_RV / temperatures_R.to(exact)[:, None]
+
+    scaled_RV = tempered(logits_RV.to(exact))
+    logprobs_RV = scaled_RV.log_softmax(dim=-1)
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+        entropy_R = -(logprobs_RV.exp() * logprobs_RV).sum(dim=-1)
+    if statistic is not None:
+        assert compared is None
+        return logprobs_RV[row_E, targets_E], entropy_R[row_E], statistic(logprobs_RV)[row_E]
+    if compared is None:
+        return logprobs_RV[row_E, targets_E], entropy_R[row_E]
+    with torch.no_grad():
+        other_RV = tempered(output_logits(compared.head, compared.hidden_RC).to(exact))
+    common = min(scaled_RV.shape[1], other_RV.shape[1])  # rows beyond the shorter one are padding
+    mine_RV = logprobs_RV if scaled_RV.shape[1] == common else scaled_RV[:, :common].log_softmax(dim=-1)
+    divergence_R = compared.divergence(mine_RV, other_RV[:, :common].log_softmax(dim=-1))
+    return logprobs_RV[row_E, targets_E], entropy_R[row_E], divergence_R[row_E]
+
+
+def rows_of(pack: Pack) -> tuple[IndexArray, FloatArray, IndexArray]:
+    """The distinct (hidden state, temperature) pairs, and for each entry which one is its."""
+    temperatures, temperature_E = np.unique(pack.temperatures_E, return_inverse=True)
+    key_R, row_E = np.unique(pack.predict_E * len(temperatures) + temperature_E, return_inverse=True)
+    return key_R // len(temperatures), temperatures[key_R % len(temperatures)], row_E
+
+
+def to_device(values: np.ndarray[Any, Any] | torch.Tensor, device: torch.device) -> torch.Tensor:
+    """An array, or a tensor of the CPU, there. On a GPU from pinned memory: a copy from other memory would wait for all
+    work before it."""
+    tensor = values if isinstance(values, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(values))
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
