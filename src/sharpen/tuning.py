@@ -166,7 +166,6 @@ def check_config(
 
 def _assemble(opened: Opened, algorithm: Algorithm, serving: Served, trainer: AnyTrainer, data: TaskData) -> Loop:
     from sharpen.diagnose.diagnosis import Watch
-    from sharpen.experience.buffer import Buffer
     from sharpen.experience.journal import Journal
     from sharpen.explorer import Explorer
     from sharpen.loop import Loop
@@ -203,7 +202,6 @@ def _assemble(opened: Opened, algorithm: Algorithm, serving: Served, trainer: An
         serving=serving,
         trainer=trainer,
         explorer=explorer,
-        buffer=Buffer(journal),
         journal=journal,
         monitor=make_monitor(config, directory, progress.step, display),
         display=display,
