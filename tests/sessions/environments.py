@@ -1,5 +1,5 @@
 """Which test files of agent frameworks belong to which environment: `test_agentscope1_*` and `test_agentscope2_*` to
-the one with that line of AgentScope, `test_frameworks_*` to where the other frameworks are, `test_agentscope_*` to both.
+the one with that line of AgentScope, `test_frameworks_*` to where the others are, `test_agentscope_*` to both.
 
 In: the versions of what is installed. Out: names of files.
 """
