@@ -24,7 +24,6 @@ EDGES = {
     ("plan", "sync"),  # whether trainer and engine ever work at the same time
     ("plan", "inference"),  # how slots of KV grow; which models are not served
     ("config", "tasks"),  # DatasetConfig.preview() reads rows, lazily
-    ("config", "compat"),  # a file in Trinity-RFT's layout is converted, lazily
 }
 COORDINATION = {
     "tuning",

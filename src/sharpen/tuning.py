@@ -17,8 +17,9 @@ from sharpen.algorithm.supervised import SUPERVISED
 from sharpen.arguments import TaskData, check_arguments, read_tasks
 from sharpen.assembly import Opened, best_of, make_evaluator, make_monitor, models_left, open_run
 from sharpen.certificate.certificate import write_certificate
+from sharpen.compat.files import load_config
 from sharpen.compat.trinity import configured_workflow
-from sharpen.config.load import Resolved, load_config, resolve
+from sharpen.config.load import Resolved, resolve
 from sharpen.config.public import AlgorithmConfig, DatasetConfig, MonitorType, TunerModelConfig
 from sharpen.errors import ConfigError, NoSignalError, RolloutError
 from sharpen.execution.probe import probe_at_start
