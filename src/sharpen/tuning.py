@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from sharpen.algorithm.presets import Algorithm
 from sharpen.assembly import Opened, best_of, make_evaluator, make_monitor, models_left, open_run
 from sharpen.certificate.certificate import write_certificate
+from sharpen.compat.files import load_config
 from sharpen.compat.trinity import configured_workflow
-from sharpen.config.load import Resolved, load_config, resolve
+from sharpen.config.load import Resolved, resolve
 from sharpen.config.public import AlgorithmConfig, DatasetConfig, MonitorType, TunerModelConfig
 from sharpen.decide import decide_rollouts
 from sharpen.errors import ConfigError, NoSignalError, RolloutError
@@ -163,7 +164,6 @@ def check_config(
 
 def _assemble(opened: Opened, job: Job[RolloutRecipe], serving: Served, trainer: AnyTrainer, data: TaskData) -> Loop:
     from sharpen.diagnose.diagnosis import Watch
-    from sharpen.experience.buffer import Buffer
     from sharpen.experience.journal import Journal
     from sharpen.explorer import Explorer
     from sharpen.loop import Loop
@@ -201,7 +201,6 @@ def _assemble(opened: Opened, job: Job[RolloutRecipe], serving: Served, trainer:
         serving=serving,
         trainer=trainer,
         explorer=explorer,
-        buffer=Buffer(journal),
         journal=journal,
         monitor=make_monitor(config, directory, progress.step, display),
         display=display,

@@ -14,7 +14,8 @@ import pytest
 from sharpen.algorithm.resolve import resolve as resolve_algorithm
 from sharpen.algorithm.supervised import SUPERVISED, resolve_supervised
 from sharpen.cli.explain import explain
-from sharpen.config.load import Resolved, load_config, resolve
+from sharpen.compat.files import load_config
+from sharpen.config.load import Resolved, resolve
 from sharpen.config.public import DatasetConfig, TunerModelConfig
 from sharpen.experience.replay import replay_settings
 

@@ -191,7 +191,8 @@ def _certify(arguments: argparse.Namespace) -> int:
 
 
 def _resolve(arguments: argparse.Namespace, options: dict[str, Any]) -> Resolved:
-    from sharpen.config.load import load_config, parse_assignments, resolve
+    from sharpen.compat.files import load_config
+    from sharpen.config.load import parse_assignments, resolve
 
     return resolve(load_config(arguments.config), parse_assignments(arguments.set), options)
 

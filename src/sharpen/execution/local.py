@@ -21,7 +21,6 @@ from sharpen.execution.sessions import make_gateway, session_kinds
 from sharpen.recipe import Job, Recipe
 from sharpen.rollout.in_process import Opens
 from sharpen.rollout.runner import RolloutRunner
-from sharpen.sync.weights import publish
 from sharpen.types import Experience, IntArray
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ class Serving:
 
     def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """Load new weights into the engine; returns when it serves them. Those of auxiliary models never change."""
-        self.thread.call(publish(version, tensors, [self.engine]))
+        self.thread.call(self.engine.load(version, tensors))
 
     def probe(
         self, prompt_ids_P: IntArray, *, noise: int, temperature: float | None = None

@@ -5,7 +5,7 @@ In: a draft, the key of a selector's type. Out: the draft, with the selector's k
 
 from __future__ import annotations
 
-from sharpen.compat.trinity.settings_draft import Draft, shown
+from sharpen.compat.trinity.yaml.draft import Draft, shown
 
 _ARGUMENTS = ("target_reward", "tau", "m", "lamb", "rho", "adaptive_rho", "do_sample")
 

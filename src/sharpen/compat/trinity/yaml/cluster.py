@@ -7,8 +7,8 @@ rest, as there.
 
 from __future__ import annotations
 
-from sharpen.compat.trinity.settings_draft import Draft, Rule, idle, is_one_of, later
-from sharpen.compat.trinity.settings_supervised import applies
+from sharpen.compat.trinity.yaml.draft import Draft, Rule, idle, is_one_of, later
+from sharpen.compat.trinity.yaml.rows import applies
 
 _GPUS, _ENGINES = "cluster.gpu_per_node", "explorer.rollout_model"
 _OF_ENGINES = {"engine_num": "model.inference_engine_num", "tensor_parallel_size": "model.tensor_parallel_size"}

@@ -1,5 +1,5 @@
-"""Which of the files here belong to which environment: `test_agentscope1_*` and `test_agentscope2_*` to the one with
-that line of AgentScope, `test_frameworks_*` to where the other frameworks are, `test_agentscope_*` to both.
+"""Which test files of agent frameworks belong to which environment: `test_agentscope1_*` and `test_agentscope2_*` to
+the one with that line of AgentScope, `test_frameworks_*` to where the others are, `test_agentscope_*` to both.
 
 In: the versions of what is installed. Out: names of files.
 """
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+FOLDER = Path(__file__).parents[1] / "agentscope"
 FRAMEWORKS = "openai-agents"
 """The other frameworks are where this one is."""
 
@@ -41,5 +42,5 @@ def expected(names: set[str], packages: Mapping[str, str]) -> set[str]:
 
 
 def test_files() -> set[str]:
-    """Every test file of this folder."""
-    return {path.name for path in Path(__file__).parent.glob("test_*.py")}
+    """Every test file of an agent framework."""
+    return {path.name for path in FOLDER.glob("test_*.py")}

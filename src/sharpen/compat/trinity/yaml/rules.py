@@ -5,7 +5,7 @@ In: a draft, a key and its value. Out: the draft, which knows what became of the
 
 from __future__ import annotations
 
-from sharpen.compat.trinity.settings_draft import OFF, Draft, Rule, is_one_of, shown
+from sharpen.compat.trinity.yaml.draft import OFF, Draft, Rule, is_one_of, shown
 
 
 def monitor_type(draft: Draft, key: str, value: object) -> None:

@@ -6,7 +6,7 @@ A batch of the explorer's there is a step here; the trainer's steps there are up
 
 from __future__ import annotations
 
-from sharpen.compat.trinity.settings_draft import Draft
+from sharpen.compat.trinity.yaml.draft import Draft
 
 _STYLES = {
     "fixed": "fixed",

@@ -11,8 +11,8 @@ from difflib import get_close_matches
 from math import ceil
 from typing import Any
 
-from sharpen.compat.trinity.settings_draft import OFF, Draft, is_one_of, shown
-from sharpen.compat.trinity.settings_supervised import FORMAT_KEYS, ROWS_KEYS, dataset, row_format
+from sharpen.compat.trinity.yaml.draft import OFF, Draft, is_one_of, shown
+from sharpen.compat.trinity.yaml.rows import FORMAT_KEYS, ROWS_KEYS, dataset, row_format
 
 MIXED = ("mix", "mix_chord")
 """Algorithms that learn from an expert's rows too."""

@@ -79,7 +79,7 @@ ADVANTAGES = {
         off={"temperature": 1.0},
     ),
 }
-"""Advantage functions. Those with empty `moves` are decided in `settings_algorithm`."""
+"""Advantage functions. Those with empty `moves` are decided in `algorithm`."""
 
 POLICY_LOSSES = {
     "ppo": Function(

@@ -2,7 +2,7 @@
 
 In: the content of such a YAML file. Out: a `ConfigFile` with our settings, the key that each came from, and what to
 tell the user. Every key is applied, told, named as without effect, or refused; an unknown one is an error with the
-nearest known name. `settings_table` lists them all.
+nearest known name. `table` lists them all.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from datetime import datetime
 from difflib import get_close_matches
 from typing import Any
 
-from sharpen.compat.trinity import (
-    settings_algorithm,
-    settings_cluster,
-    settings_run,
-    settings_supervised,
-    settings_sync,
-    settings_tasks,
+from sharpen.compat.trinity.yaml import (
+    algorithm,
+    cluster,
+    rows,
+    run,
+    synchronizer,
+    tasks,
 )
-from sharpen.compat.trinity.settings_draft import Draft, shown
-from sharpen.compat.trinity.settings_interpolation import interpolate
-from sharpen.compat.trinity.settings_table import RULES
+from sharpen.compat.trinity.yaml.draft import Draft, shown
+from sharpen.compat.trinity.yaml.interpolation import interpolate
+from sharpen.compat.trinity.yaml.table import RULES
 from sharpen.config.explain import InvalidConfigError, section_class
 from sharpen.config.load import ConfigFile
 from sharpen.config.run import RunConfig
@@ -41,8 +41,8 @@ HOMES = {
 }
 """Where Trinity-RFT's files say what we need."""
 HOMES_OF_ROWS = {
-    "train_dataset": settings_supervised.BUFFER,
-    "train_dataset.path": f"{settings_supervised.BUFFER}.path",
+    "train_dataset": rows.BUFFER,
+    "train_dataset.path": f"{rows.BUFFER}.path",
 }
 """The same of files that train on rows."""
 
@@ -81,26 +81,26 @@ def convert(
     draft = Draft(file, environment)
     resolved = interpolate(content, environment, file)
     _gather(draft, _one_stage(draft, resolved), "")
-    supervised = settings_supervised.applies(draft)
+    supervised = rows.applies(draft)
     if supervised:
-        settings_supervised.leave_rollouts_out(draft)
+        rows.leave_rollouts_out(draft)
     for key, value in list(draft.given.items()):
         RULES[_pattern(key)](draft, key, value)
-    settings_run.mode(draft)
-    settings_run.run_name(draft, now or datetime.now())
-    settings_algorithm.algorithm(draft)
-    settings_algorithm.optimizer(draft)
+    run.mode(draft)
+    run.run_name(draft, now or datetime.now())
+    algorithm.algorithm(draft)
+    algorithm.optimizer(draft)
     if supervised:
-        settings_supervised.rows(draft)
-        settings_run.total_steps(draft, 1)
+        rows.rows(draft)
+        run.total_steps(draft, 1)
     else:
-        settings_run.sizes(draft)
-        settings_run.lengths(draft)
-        settings_tasks.tasksets(draft)
-        settings_tasks.auxiliary_models(draft)
-        settings_sync.synchronizer(draft)
-    settings_run.trainer_config(draft)
-    settings_cluster.gpus(draft)
+        run.sizes(draft)
+        run.lengths(draft)
+        tasks.tasksets(draft)
+        tasks.auxiliary_models(draft)
+        synchronizer.synchronizer(draft)
+    run.trainer_config(draft)
+    cluster.gpus(draft)
     if draft.problems:
         raise InvalidConfigError.of(f"{file} (Trinity-RFT's layout)", draft.problems)
     assert not draft.unanswered(), draft.unanswered()

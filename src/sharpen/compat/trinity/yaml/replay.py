@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from difflib import get_close_matches
 
-from sharpen.compat.trinity.settings_draft import OFF, Draft, is_one_of, shown
-from sharpen.compat.trinity.settings_expert import applies, strategy_arguments
-from sharpen.compat.trinity.settings_sync import style
+from sharpen.compat.trinity.yaml.draft import OFF, Draft, is_one_of, shown
+from sharpen.compat.trinity.yaml.expert import applies, strategy_arguments
+from sharpen.compat.trinity.yaml.synchronizer import style
 
 _BUFFER = "buffer.trainer_input.experience_buffer"
 _REPLAY = f"{_BUFFER}.replay_buffer"

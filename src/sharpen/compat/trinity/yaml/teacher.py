@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sharpen.compat.trinity.settings_draft import Draft
+from sharpen.compat.trinity.yaml.draft import Draft
 
 DISTILL = {"on_policy_distill": "ppo", "jsd": None}
 """The algorithms with a teacher, and the policy loss of those that have one."""

@@ -1,15 +1,16 @@
 """Every key of a Trinity-RFT 0.6 file (and those of earlier versions that are still about), with its rule.
 
 In: nothing. Out: `RULES`, from dotted key to rule; `[]` stands for the index of a list's item. `later` marks keys that
-`settings_*` modules decide together.
+other modules decide together.
 """
 
 from __future__ import annotations
 
-from sharpen.compat.trinity.settings_cluster import rules as rules_of_cluster
-from sharpen.compat.trinity.settings_draft import Rule, idle, later, refused, to
-from sharpen.compat.trinity.settings_expert import sample_strategy
-from sharpen.compat.trinity.settings_rules import (
+from sharpen.compat.trinity.yaml.cluster import rules as rules_of_cluster
+from sharpen.compat.trinity.yaml.draft import Rule, idle, later, refused, to
+from sharpen.compat.trinity.yaml.expert import sample_strategy
+from sharpen.compat.trinity.yaml.rows import rules as rules_of_rows
+from sharpen.compat.trinity.yaml.rules import (
     auto_tool_choice,
     betas,
     critic_model_path,
@@ -30,8 +31,7 @@ from sharpen.compat.trinity.settings_rules import (
     storage_type,
     tool_parser,
 )
-from sharpen.compat.trinity.settings_selection import of_selector, selector_type
-from sharpen.compat.trinity.settings_supervised import rules as rules_of_rows
+from sharpen.compat.trinity.yaml.selection import of_selector, selector_type
 
 ITSELF = idle("Trinity-RFT fills it in itself")
 VLLM = idle("a setting of vLLM's or SGLang's that has no counterpart (engine.*)")

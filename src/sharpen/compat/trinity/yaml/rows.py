@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sharpen.compat.trinity.settings_algorithm_names import SUPERVISED
-from sharpen.compat.trinity.settings_draft import OFF, Draft, Rule, is_one_of
-from sharpen.compat.trinity.settings_selection import of_selector, selector_type
+from sharpen.compat.trinity.yaml.draft import OFF, Draft, Rule, is_one_of
+from sharpen.compat.trinity.yaml.functions import SUPERVISED
+from sharpen.compat.trinity.yaml.selection import of_selector, selector_type
 
 BUFFER = "buffer.trainer_input.experience_buffer"
 _OF_ROLLOUTS = (

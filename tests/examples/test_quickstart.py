@@ -9,7 +9,7 @@ import pytest
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
 from sharpen.experience.reading import read_groups
 
-QUICKSTART = Path(__file__).parent.parent / "examples" / "quickstart"
+QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
 
 
 @pytest.fixture

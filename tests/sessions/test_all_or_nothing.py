@@ -7,9 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import environments
 import pytest
 
-AGENTSCOPE = Path(__file__).parent / "agentscope"
+HERE = Path(__file__).parent
 
 
 @pytest.mark.parametrize(
@@ -27,16 +28,13 @@ def test_what_did_not_run_is_a_failure(tmp_path: Path, body: str, line: str) -> 
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(AGENTSCOPE)},
+        env={**os.environ, "PYTHONPATH": str(HERE)},
     )
     assert ran.returncode == pytest.ExitCode.TESTS_FAILED, ran.stdout + ran.stderr
     assert line in ran.stdout, ran.stdout
 
 
-def test_each_file_belongs_to_an_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(AGENTSCOPE)
-    import environments
-
+def test_each_file_belongs_to_an_environment() -> None:
     names = environments.test_files()
     first = environments.expected(names, {"agentscope": "1.0.21"})
     second = environments.expected(names, {"agentscope": "2.0.10", "openai-agents": "0.24.0"})

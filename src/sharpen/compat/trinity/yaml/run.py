@@ -10,8 +10,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from sharpen.compat.trinity import settings_expert, settings_replay, settings_supervised
-from sharpen.compat.trinity.settings_draft import OFF, Draft, is_one_of, shown
+from sharpen.compat.trinity.yaml import expert, replay, rows
+from sharpen.compat.trinity.yaml.draft import OFF, Draft, is_one_of, shown
 from sharpen.config.former import former_run
 from sharpen.config.run import DEFAULT_PROJECT
 
@@ -35,7 +35,7 @@ _VERL = {
 def mode(draft: Draft) -> None:
     """Which work the file asks for."""
     value = draft.word("mode")
-    if settings_supervised.applies(draft):
+    if rows.applies(draft):
         _mode_of_rows(draft, value)
     elif value in (None, "both"):
         draft.same("mode")
@@ -86,7 +86,7 @@ def run_name(draft: Draft, now: datetime) -> None:
 
 def sizes(draft: Draft) -> None:
     """Batches, groups, steps, what trains beside the step's rollouts, and how many of them run at once."""
-    rows = settings_expert.experts(draft)
+    num_rows = expert.experts(draft)
     batch, repeat, train = (
         draft.whole(key) for key in ("buffer.batch_size", "algorithm.repeat_times", "buffer.train_batch_size")
     )
@@ -97,11 +97,11 @@ def sizes(draft: Draft) -> None:
         if key in draft.given:
             draft.set(place, draft.given[key], key)
     rollouts = batch * repeat if batch and repeat else None
-    if train and rows:  # both are counted there
-        train -= rows
-    elif rollouts and rows:
-        draft.say(f"a step trains on all {rollouts} rollouts and {rows} of the expert's rows", "buffer.batch_size")
-    settings_replay.replay(draft, rollouts, train)
+    if train and num_rows:  # both are counted there
+        train -= num_rows
+    elif rollouts and num_rows:
+        draft.say(f"a step trains on all {rollouts} rollouts and {num_rows} of the expert's rows", "buffer.batch_size")
+    replay.replay(draft, rollouts, train)
     if train in (None, 0, rollouts) or "replay_share" in draft.tree.get("sampling", {}):
         draft.same("buffer.train_batch_size")
     elif rollouts and train and rollouts % train == 0:
@@ -109,9 +109,9 @@ def sizes(draft: Draft) -> None:
         draft.say(
             f"each step's {rollouts} rollouts make {rollouts // train} updates of {train}", "buffer.train_batch_size"
         )
-        if rows:
+        if num_rows:
             key = "algorithm.sample_strategy_args.expert_data_ratio"
-            draft.set("expert.batch_size", rows * (rollouts // train), key)
+            draft.set("expert.batch_size", num_rows * (rollouts // train), key)
     else:
         draft.say(
             "each step trains on all rollouts of its tasks (batch_size x repeat_times)", "buffer.train_batch_size"

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-README = Path(__file__).parent.parent / "README.md"
+README = Path(__file__).parents[2] / "README.md"
 
 
 def test_the_script_of_the_front_page_runs(tmp_path: Path, toy_model_dir: Path, toy_dataset: Path):

@@ -9,7 +9,9 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from sharpen.compat.trinity.settings_algorithm_names import (
+from sharpen.compat.trinity.yaml.draft import Draft, is_one_of, shown
+from sharpen.compat.trinity.yaml.expert import MIXED
+from sharpen.compat.trinity.yaml.functions import (
     ADVANTAGES,
     AGGREGATIONS,
     ALGORITHMS,
@@ -21,9 +23,7 @@ from sharpen.compat.trinity.settings_algorithm_names import (
     SUPERVISED,
     Function,
 )
-from sharpen.compat.trinity.settings_draft import Draft, is_one_of, shown
-from sharpen.compat.trinity.settings_expert import MIXED
-from sharpen.compat.trinity.settings_teacher import DISTILL, divergence
+from sharpen.compat.trinity.yaml.teacher import DISTILL, divergence
 
 _TYPE = "algorithm.algorithm_type"
 _OF_TARGET = ("target_kl", "horizon")

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-BENCH = Path(__file__).parent.parent / "bench"
+BENCH = Path(__file__).parents[2] / "bench"
 
 
 @pytest.fixture

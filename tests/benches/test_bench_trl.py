@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 MODULES = ("agent", "plain", "report", "trl_compare", "trl_evaluate", "trl_picture", "trl_runs")
 
 

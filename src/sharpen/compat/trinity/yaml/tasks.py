@@ -5,9 +5,9 @@ In: a draft with every key that the file gives. Out: the draft, with datasets, w
 
 from __future__ import annotations
 
-from sharpen.compat.trinity.settings_draft import Draft, shown
-from sharpen.compat.trinity.settings_run import sampling
-from sharpen.compat.trinity.settings_teacher import teacher
+from sharpen.compat.trinity.yaml.draft import Draft, shown
+from sharpen.compat.trinity.yaml.run import sampling
+from sharpen.compat.trinity.yaml.teacher import teacher
 
 _INPUT = "buffer.explorer_input"
 _FORMAT = {"prompt_key": "prompt", "response_key": "response", "system_prompt": None, "reply_prefix": None}

@@ -31,7 +31,7 @@ from sharpen.supervised.trainer import SupervisedTrainer
 from sharpen.trainer.model import TrainedModel
 from sharpen.types import Task
 
-QUICKSTART = Path(__file__).parent.parent / "examples" / "quickstart"
+QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
 TOOL = {"type": "function", "function": {"name": "calculator", "description": "Work out.", "parameters": {}}}
 SEEN = [
     {"role": "user", "content": "2+2?"},
