@@ -1,68 +1,19 @@
 """Where the serving side of a run lives: in this process, or in actors of Ray.
 
-In: a `RunConfig`, the user's functions. Out: `Served`, which is all that the coordinator knows of it.
+In: a `RunConfig`, the user's functions. Out: `Serving`, which is all that the coordinator knows of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 from sharpen.config.cluster import ClusterConfig
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
 from sharpen.execution.engine_choice import choose_engine
-from sharpen.execution.local import Mode, Serving
-from sharpen.inference.engine import Engine
-from sharpen.rollout.in_process import Opens
-from sharpen.rollout.runner import RolloutRunner
-from sharpen.types import Experience, IntArray
-
-if TYPE_CHECKING:
-    import torch
-
-    from sharpen.execution.ranks.group import StartRanks
-
-
-class Used(Protocol):
-    """What the auxiliary models of a run were used for."""
-
-    @property
-    def total_tokens(self) -> Mapping[str, int]: ...
-    def restore(self, total_tokens: Mapping[str, int]) -> None: ...
-
-
-class Place(Protocol):
-    """Where a run's parts are; `ranks` starts the trainer's there (None: it trains here), `line` tells the user."""
-
-    @property
-    def ranks(self) -> StartRanks | None: ...
-    @property
-    def line(self) -> str: ...
-    def close(self) -> None: ...
-
-
-class Served(Place, Protocol):
-    """A model that serves rollouts, wherever it is. `runner` runs them; `recorded` and `baseline` say how sessions are
-    opened for training, `modes` how for evaluation; `folder` holds the model's files."""
-
-    folder: Path
-    runner: RolloutRunner
-    recorded: Opens
-    baseline: Opens
-    modes: Mapping[Mode, Opens]
-
-    @property
-    def auxiliary(self) -> Used: ...
-    @property
-    def engine(self) -> Engine: ...
-    def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None: ...
-    def probe(
-        self, prompt_ids_P: IntArray, *, noise: int, temperature: float | None = None
-    ) -> Future[tuple[Experience, ...]]: ...
-    def generating_s(self) -> float: ...
+from sharpen.execution.local import LocalServing
+from sharpen.execution.place import Place, Serving
 
 
 def check_execution(config: RunConfig, *, serves: bool = True) -> None:
@@ -89,10 +40,10 @@ def start_serving(
     judge: Callable[..., Any] | None,
     *,
     needs_reward: bool = True,
-) -> Served:
-    """Load the configured models and start serving them; see `local.Serving` and `cluster.serving.RayServing`."""
+) -> Serving:
+    """Load the configured models and start serving them; see `local.LocalServing` and `cluster.serving.RayServing`."""
     if not config.uses_ray:
-        return Serving(config, workflow, judge, needs_reward=needs_reward)
+        return LocalServing(config, workflow, judge, needs_reward=needs_reward)
     from sharpen.execution.cluster.serving import RayServing
 
     return RayServing(config, workflow, judge, needs_reward=needs_reward)
