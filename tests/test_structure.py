@@ -12,6 +12,9 @@ ROOT = Path(sharpen.__file__).parent
 STAGES = {path.name for path in ROOT.iterdir() if path.is_dir() and path.name != "__pycache__"}
 EVERYONE_MAY = {"types", "errors", "config"}
 EDGES = {
+    ("recipe", "algorithm"),  # what a run is, decided once
+    ("recipe", "experience"),
+    ("recipe", "sync"),
     ("gateway", "inference"),
     ("experience", "algorithm"),
     ("certificate", "experience"),  # run.db, and the tables that it reads and adds to
@@ -28,7 +31,8 @@ EDGES = {
 COORDINATION = {
     "tuning",
     "forecast",
-    "arguments",
+    "decide",
+    "task_data",
     "assembly",
     "loop",
     "explorer",

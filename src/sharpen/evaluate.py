@@ -19,6 +19,7 @@ from typing import Any
 from sharpen.compat.agentscope import silent_agents
 from sharpen.config.load import Resolved, write_resolved
 from sharpen.config.run import RunConfig
+from sharpen.decide import decide_evaluation
 from sharpen.errors import ConfigError, RolloutError
 from sharpen.execution.auxiliary import AuxiliaryModels
 from sharpen.execution.auxiliary_settings import check_auxiliary_models
@@ -172,7 +173,10 @@ def evaluate(
     agent did (of an endpoint outcome and reward alone: its calls are not recorded). Raises as `tune()` does.
     """
     config = resolved.config
-    check_auxiliary_models(config)
+    if endpoint is None:
+        job = decide_evaluation(config, workflow, judge)
+    else:
+        check_auxiliary_models(config)
     tasks = load_tasks(config.eval_dataset or config.train_dataset)[: config.evaluation.max_tasks]
     further = {name: load_tasks(dataset) for name, dataset in config.evaluation.further.items()}
     display = Display(0, sys.stdout)
@@ -181,7 +185,7 @@ def evaluate(
         runner: RolloutRunner
         modes: Mapping[Mode, Opener]
         if endpoint is None:
-            serving = start_serving(config, workflow, judge)
+            serving = start_serving(job)
             stack.callback(serving.close)
             display.message(serving.line)
             runner, modes = serving.runner, serving.modes

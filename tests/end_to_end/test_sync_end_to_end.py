@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from sharpen.algorithm.resolve import resolve as resolve_algorithm
-from sharpen.arguments import check_sync
 from sharpen.certify import certify
 from sharpen.config.load import resolve
+from sharpen.decide import check_sync
 from sharpen.errors import ConfigError
 from sharpen.experience.reading import read_groups, read_groups_at, read_last_groups, read_steps, read_trained
+from sharpen.recipe import recipe_of
 from sharpen.trainer.checkpoint import load, pointed
 
 BATCH_SIZE, GROUP_SIZE, STEPS = 3, 4, 6
@@ -370,4 +370,4 @@ def test_a_teacher_may_judge_states_that_an_older_policy_came_to():
             "sync.offset": 1,
         }
     ).config
-    check_sync(config, resolve_algorithm("jsd", config.loss, 1, distill=config.distill))
+    check_sync(recipe_of(config))

@@ -115,7 +115,8 @@ def explorer(serving: Serving, *, total: int = 6, trained: int = 0, version: int
         serving=serving,  # type: ignore[arg-type]
         tasks=[Task(id=f"t{index}", index=index, row={}) for index in range(9)],
         order=TaskOrder(9, 0, 1, shuffle=False),
-        schedule=Schedule.of(config, total),
+        schedule=Schedule.of(config),
+        total_steps=total,
         display=SimpleNamespace(rollouts=lambda done, total: None, doing=lambda what: None),  # type: ignore[arg-type]
         trained=trained,
         version=version,

@@ -61,7 +61,9 @@ class AuxiliaryModels(AuxiliaryMeters):
     parser or a key that is not there. Close it after the rollouts have ended.
     """
 
-    def __init__(self, config: RunConfig, thread: ServingThread, load: Load | None = None) -> None:
+    def __init__(
+        self, config: RunConfig, thread: ServingThread, load: Load | None = None, *, alone: bool = True
+    ) -> None:
         """`load` gives tokenizer and engine of a model that is served here; None loads it into this process."""
         super().__init__(config)
         self._sources: dict[str, _Source] = {}
@@ -70,7 +72,7 @@ class AuxiliaryModels(AuxiliaryMeters):
                 if model.base_url is not None:
                     self._sources[name] = RemoteModel.of(name, model)
                     continue
-                loaded = load(name, model) if load is not None else _load(model, config)
+                loaded = load(name, model) if load is not None else _load(model, config, alone)
                 self._sources[name] = _LocalModel(model, *loaded, thread)
         except BaseException:  # passed on; what was loaded before is let go
             self.close()
@@ -116,8 +118,8 @@ class _LocalModel:
         self._thread.call(self._engine.close(), timeout_s=10)
 
 
-def _load(model: AuxiliaryModelConfig, config: RunConfig) -> tuple[Any, Engine]:
-    return load_engine(model, config, model_folder(model.model_path))
+def _load(model: AuxiliaryModelConfig, config: RunConfig, alone: bool) -> tuple[Any, Engine]:
+    return load_engine(model, config, model_folder(model.model_path), alone=alone)
 
 
 def _seed_for(name: str, noise_seed: int) -> int:
