@@ -1,7 +1,7 @@
 """The coordinator: one step after the other, in the caller's thread.
 
-    explorer.gather ─► buffer (journal) ─► make_batch ─► trainer.train_step ─► explorer.settle ─► monitor, display
-    groups             run.db, on disk     experiences   parity, then update   engine: weights    what people see
+    explorer.gather ─► journal.flush ─► draw_batches ─► trainer.train_step ─► explorer.settle ─► monitor, display
+    groups              run.db, on disk   experiences      parity, then update    engine: weights    what people see
 
 Who waits for whom: the trainer starts when the last rollout of the step's batch has ended and its group is on disk.
 Unless the settings of `sync` say otherwise, all rollouts of a step run at one policy version, the next step's start
@@ -34,7 +34,6 @@ from sharpen.diagnose.diagnosis import Watch
 from sharpen.evaluate import Evaluator, evaluation_from_json, evaluation_to_json
 from sharpen.execution.start import Served
 from sharpen.execution.trainers import AnyTrainer
-from sharpen.experience.buffer import Buffer
 from sharpen.experience.draw import Batch, draw_batches
 from sharpen.experience.journal import Journal
 from sharpen.experience.records import Delivery
@@ -130,7 +129,6 @@ class Loop:
     serving: Served
     trainer: AnyTrainer
     explorer: Explorer
-    buffer: Buffer
     journal: Journal
     monitor: Monitor
     display: Display
@@ -177,22 +175,23 @@ class Loop:
     def _train(self, rolled_out: RolledOut) -> StepResult:
         began = time.perf_counter()
         self.display.doing("training")
-        for group in rolled_out.groups:
-            self.buffer.add(group)
-        drawn = self.buffer.draw(len(rolled_out.groups))
-        check_excluded(drawn, self.config.rollout.max_excluded_share)
+        fresh = rolled_out.groups
+        for group in fresh:
+            self.journal.add(group)
+        self.journal.flush()  # nothing is trained that is not on disk
+        check_excluded(fresh, self.config.rollout.max_excluded_share)
         step, version = self.progress.step + 1, self.trainer.version
         kept = self.replay.draw(step, version) if self.replay is not None else ()
         replayed = [one.group for one in kept]
-        groups = mixed(drawn, replayed, self.algorithm)
+        groups = mixed(fresh, replayed, self.algorithm)
         batches = draw_batches(groups, self.algorithm, self.config.trainer.num_minibatches)
         of_expert: tuple[Check, ...] = ()
         if self.expert is not None:
             batches, of_expert = self.expert.join(batches)
         delivered = delivery(batches, {group.id for group in replayed})
-        checks = self._certify(drawn, delivered, of_expert, replayed)
+        checks = self._certify(fresh, delivered, of_expert, replayed)
         training = [batch for batch in batches if batch.experiences or batch.experts]
-        compared = self.explorer.probe() or (probe(drawn, version) if replayed else ())
+        compared = self.explorer.probe() or (probe(fresh, version) if replayed else ())
         trained = self.trainer.train_step(training, step=step, probe=compared) if training else None
         trained_at = time.perf_counter()
         failure: BaseException | None = None
@@ -205,7 +204,7 @@ class Loop:
         self.display.doing("")
         times = self.explorer.take_times()
         return StepResult(
-            groups=drawn,
+            groups=fresh,
             rolled_out=rolled_out,
             batches=batches,
             trained=trained,
@@ -217,7 +216,7 @@ class Loop:
             idle_s=times.pop("idle"),
             train_s=trained_at - began,
             sync_s=times.pop("sync"),
-            sync=self._ahead(drawn, batches, version, times) if self.explorer.schedule.overlaps else {},
+            sync=self._ahead(fresh, batches, version, times) if self.explorer.schedule.overlaps else {},
             failure=failure,
         )
 
@@ -317,7 +316,7 @@ class Loop:
         notes = [
             *statistics.notes(needs_reward=self.algorithm.needs_reward),
             result.rolled_out.note(),
-            *(f"{alarm}: lower {what_ages(self.config)}" for alarm in alarms),
+            *(f"{alarm}: lower {what_ages(self.config, self.explorer.schedule)}" for alarm in alarms),
             _expert_note(result.batches),
             _untrained_note(result),
             self.watch.add(progress.step, metrics, result.groups),

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from sharpen.algorithm.presets import PRESETS
 from sharpen.errors import JournalError
-from sharpen.experience.buffer import Buffer
 from sharpen.experience.draw import make_batch
 from sharpen.experience.journal import Journal
 from sharpen.experience.reading import StepRecord, TrainedCall, read_groups, read_steps, read_trained
@@ -148,20 +147,14 @@ def count(path: Path, table: str) -> int:
         return int(connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
 
 
-def test_a_group_is_on_disk_before_it_is_trained(tmp_path: Path) -> None:
-    """Red when `Buffer.draw` does not flush: another connection sees committed rows only."""
+def test_what_is_flushed_is_on_disk(tmp_path: Path) -> None:
+    """Red when `flush` does not wait for the writer: another connection sees committed rows only."""
     path = tmp_path / "run.db"
     with Journal(path) as journal:
-        buffer = Buffer(journal)
         for index in range(30):
-            buffer.add(make_group([two_turns(group=str(index))], str(index)))
-        drawn = buffer.draw(20)
+            journal.add(make_group([two_turns(group=str(index))], str(index)))
+        journal.flush()
         assert count(path, "groups") == 30
-        assert [group.id for group in drawn] == [str(index) for index in range(20)], "first in, first out"
-        assert len(buffer) == 10
-        assert buffer.oldest_version == 5
-        with pytest.raises(ValueError, match="11 groups asked for, 10 in the buffer"):
-            buffer.draw(11)
 
 
 def test_a_journal_is_continued(tmp_path: Path) -> None:
@@ -225,17 +218,6 @@ def test_a_full_disk_is_a_clear_error_at_the_next_call_and_nothing_is_lost_silen
         with pytest.raises(JournalError, match="full"):
             failing()
     assert same(tuple(read_groups(path)), tuple(big_group(str(index)) for index in range(saved)))
-
-
-def test_a_full_disk_leaves_the_groups_in_the_buffer(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "run.db", max_bytes=150_000)
-    buffer = Buffer(journal)
-    buffer.add(big_group("a"))
-    with pytest.raises(JournalError):
-        buffer.draw(1)
-    assert len(buffer) == 1
-    with pytest.raises(JournalError):
-        journal.close()
 
 
 def test_a_record_that_cannot_be_written_is_a_failure_too(tmp_path: Path) -> None:

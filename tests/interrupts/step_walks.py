@@ -23,8 +23,8 @@ import sharpen
 from sharpen import WorkflowOutput
 from sharpen.assembly import open_run
 from sharpen.config.load import Resolved, resolve
+from sharpen.decide import decide_rows
 from sharpen.execution.trainers import make_trainer
-from sharpen.experience.buffer import Buffer
 from sharpen.experience.journal import Journal
 from sharpen.experience.reading import read_groups, read_steps, read_taught, read_trained
 from sharpen.loop import Loop, Progress
@@ -42,8 +42,8 @@ STEPS, BATCH_SIZE, GROUP_SIZE = 3, 4, 4
 ROOT = Path(sharpen.__file__).parent
 WALKED = (
     "loop.py", "steps.py", "supervised/loop.py", "supervised/trainer.py", "trainer/trainer.py", "trainer/critic.py",
-    "trainer/optimizer.py", "trainer/step_start.py", "trainer/checkpoint.py", "experience/buffer.py",
-    "experience/journal.py", "monitor/metrics.py",
+    "trainer/optimizer.py", "trainer/step_start.py", "trainer/checkpoint.py", "experience/journal.py",
+    "monitor/metrics.py",
 )  # fmt: skip
 SAVES = ("steps.py", "trainer/checkpoint.py")
 SAVING = ("save", "_save", "_recorded", "state_tensors")
@@ -275,7 +275,7 @@ def rollouts_bench(folder: Path, model: Path, dataset: Path, algorithm: str, **m
         loop.progress = Progress(order=start)
 
         def resume(old: Loop, run_dir: Path, progress: Progress, journal: Journal) -> dict[str, Any]:
-            return {"explorer": Again(groups, orders, progress.step), "buffer": Buffer(journal), "times": []}
+            return {"explorer": Again(groups, orders, progress.step), "times": []}
 
         bench = Bench(folder, loop, resume)
         bench.trained = trained
@@ -287,12 +287,12 @@ def rows_bench(folder: Path, model: Path, dataset: Path, algorithm: str, **more:
     """Of a run that learns from rows."""
     resolved = settings(folder, model, dataset, algorithm, **more)
     config = resolved.config
-    rules = supervised_run._check(config, None, None)
-    data = supervised_run.read_data(config, rules, False)
+    job = decide_rows(config, None, None)
+    data = supervised_run.read_data(config, job.recipe.algorithm, False)
     with open_run(resolved, None, {"train_dataset": data.training}, ()) as opened, contextlib.ExitStack() as stack:
-        trainer = make_trainer(config, rules, Path(config.model.model_path), total_steps=STEPS)
+        trainer = make_trainer(job, total_steps=STEPS)
         stack.callback(trainer.close)
-        loop: SupervisedLoop = supervised_run._assemble(opened, rules, None, trainer, data)
+        loop: SupervisedLoop = supervised_run._assemble(opened, job, None, trainer, data)
         stack.callback(loop.journal.close)
         stack.callback(loop.monitor.close)
 

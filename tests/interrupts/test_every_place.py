@@ -1,13 +1,17 @@
 """TRAPS 31: a step of two minibatches that is ended at any place, by Ctrl-C once or twice or by any error."""
 
+import contextlib
 import json
 import linecache
+import sqlite3
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from step_walks import (
+    BATCH_SIZE,
     ROOT,
     SAVES,
     SAVING,
@@ -108,6 +112,26 @@ def test_the_walked_steps_are_those_of_the_real_run(grpo):
     """What the bench hands out again trains to the weights that the run had which rolled it out."""
     weights = load(grpo.quiet / f"global_step_{STEPS}").weights
     assert all(torch.equal(weights[name], tensor) for name, tensor in grpo.trained.items())
+
+
+def test_a_group_is_on_disk_before_it_is_trained(grpo):
+    """Red when `_train` (loop.py) does not flush the journal: its writer is kept waiting for a moment, and another
+    connection sees committed rows only."""
+    places, run_dir, seen = grpo.places(), grpo.copy(), []
+    adding = next(place for place in places if source(place).startswith("self.journal.add(group)"))
+    training = next(place for place in places if place.function == "train_step")
+
+    def hold() -> None:
+        connection = sqlite3.connect(run_dir / "run.db", check_same_thread=False)
+        connection.execute("BEGIN IMMEDIATE")
+        threading.Timer(0.5, connection.close).start()
+
+    def look() -> None:
+        with contextlib.closing(sqlite3.connect(run_dir / "run.db")) as connection:
+            seen.append(connection.execute("SELECT count(*) FROM groups").fetchone()[0])
+
+    assert grpo.play(run_dir, {adding: hold, training: look}).error is None
+    assert seen == [2 * BATCH_SIZE], "its own groups and those of the step before it"
 
 
 @pytest.mark.slow

@@ -62,11 +62,6 @@ class Shaping:
             reward_high=sampling.reward_high,
         )
 
-    @property
-    def changes_rewards(self) -> bool:
-        """Whether the rewards that are trained on can differ from the recorded ones."""
-        return self.cache is not None
-
     def taking_part(self, rollouts: Sequence[Rollout]) -> tuple[Rollout, ...]:
         """The scored rollouts of a group that take part, with their recorded rewards: those in which the agent received
         an answer of the model, and that no token limit cut, if such ones are dropped."""

@@ -75,7 +75,8 @@ def _refuse_options(arguments: argparse.Namespace) -> None:
 
 
 def _made(arguments: argparse.Namespace) -> tuple[Plan, RunConfig]:
-    from sharpen.config.load import load_config, parse_assignments, resolve
+    from sharpen.compat.files import load_config
+    from sharpen.config.load import parse_assignments, resolve
     from sharpen.plan.hardware import chosen_hardware, this_machine
     from sharpen.plan.predict import plan, read_models
     from sharpen.plan.timing import of_last_run

@@ -1,23 +1,20 @@
 """The trainer of a run: in the coordinator's process, or several processes that train together.
 
-In: a run's configuration and algorithm. Out: a trainer; or `ConfigError` before anything is loaded.
+In: a run's `Job`. Out: a trainer; or `ConfigError` before anything is loaded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, overload
 
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
 from sharpen.execution.engine_choice import check_gpu
-from sharpen.execution.teacher_files import teacher_folder
+from sharpen.recipe import Job, RolloutRecipe, RowRecipe
 from sharpen.types import Experience
 
 if TYPE_CHECKING:
-    from sharpen.algorithm.presets import Algorithm
-    from sharpen.algorithm.supervised import SupervisedAlgorithm
     from sharpen.execution.ranks.group import Calls, StartRanks, SupervisedGroup, TrainerGroup
     from sharpen.execution.ranks.trainer import TrainerPlan
     from sharpen.supervised.trainer import SupervisedTrainer
@@ -55,42 +52,32 @@ def check_processes(config: RunConfig, *, num_gpus: int) -> None:
 
 @overload
 def make_trainer(
-    config: RunConfig,
-    algorithm: Algorithm,
-    folder: Path,
-    *,
-    total_steps: int,
-    ranks: StartRanks | None = ...,
-    probe: Sequence[Experience] = ...,
+    job: Job[RolloutRecipe], *, total_steps: int, ranks: StartRanks | None = ..., probe: Sequence[Experience] = ...
 ) -> AnyTrainer: ...
 @overload
+def make_trainer(job: Job[RowRecipe], *, total_steps: int, ranks: StartRanks | None = ...) -> AnySupervisedTrainer: ...
 def make_trainer(
-    config: RunConfig, algorithm: SupervisedAlgorithm, folder: Path, *, total_steps: int, ranks: StartRanks | None = ...
-) -> AnySupervisedTrainer: ...
-def make_trainer(
-    config: RunConfig,
-    algorithm: Algorithm | SupervisedAlgorithm,
-    folder: Path,
+    job: Job[RolloutRecipe] | Job[RowRecipe],
     *,
     total_steps: int,
     ranks: StartRanks | None = None,
     probe: Sequence[Experience] = (),
 ) -> AnyTrainer | AnySupervisedTrainer:
-    """A trainer of the model in `folder`, for rollouts or for rows as the algorithm says; `ranks` starts it in several
+    """The trainer of a job, for rollouts or for rows; `ranks` starts it in several
     places elsewhere; `probe` is that of `execution.probe.probe_at_start`. Raises `ParityError` if the engine that gave
     it serves another model; `ModelError` for architectures not supported, `RankError` if a process does not start."""
     from sharpen.algorithm.supervised import SupervisedAlgorithm
     from sharpen.execution.ranks.trainer import TrainerPlan, load_trainer
 
-    teacher_path = None if isinstance(algorithm, SupervisedAlgorithm) else teacher_folder(config, algorithm)
+    config, algorithm = job.config, job.recipe.algorithm
     plan = TrainerPlan(
-        model_path=str(folder),
+        model_path=str(job.folder),
         algorithm=algorithm,
         config=config.trainer,
         learning_rate=config.algorithm.learning_rate,
         planned_updates=total_steps * config.trainer.num_minibatches * config.trainer.epochs,
         seed=config.seed,
-        teacher_path=None if teacher_path is None else str(teacher_path),
+        teacher_path=None if job.teacher is None else str(job.teacher),
         critic=config.critic,
         probe=tuple(probe),
         engine_dtype=config.engine.dtype,

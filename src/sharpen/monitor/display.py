@@ -42,10 +42,9 @@ class StepReport:
 
     `flat` says how many groups have one reward each, and so teach nothing (`9/16`).
     `certified` is whether every check of the run certificate held, None where there is none.
-    With `seconds_left` None the display estimates it from the last steps. `note` is a remark on this step
-    (`3 of 128 rollouts excluded`). A run without rollouts has a `loss` instead of a reward. `spent` says where the
-    step's time went (`monitor.spent`), empty where that was not measured. `metrics` are the means of what workflow and
-    judge measured, under the name of who did (`judge/right`).
+    `note` is a remark on this step (`3 of 128 rollouts excluded`). A run without rollouts has a `loss` instead of a
+    reward. `spent` says where the step's time went (`monitor.spent`), empty where that was not measured. `metrics` are
+    the means of what workflow and judge measured, under the name of who did (`judge/right`).
     """
 
     step: int
@@ -54,7 +53,6 @@ class StepReport:
     seconds: float
     flat: str = ""
     certified: bool | None = None
-    seconds_left: float | None = None
     note: str = ""
     loss: float | None = None
     spent: spent.Shares = field(default_factory=dict)
@@ -186,8 +184,7 @@ class Display:
         return "  ".join(parts)
 
     def _seconds_left(self, report: StepReport) -> float:
-        if report.seconds_left is not None:
-            return report.seconds_left
+        """As long as the last steps took."""
         return fmean(self._seconds) * max(0, self._total_steps - report.step)
 
     def _start_live(self) -> Any:

@@ -193,7 +193,7 @@ def shares_weights(config: RunConfig, hardware: Hardware, *, vllm: bool) -> bool
     same = config.trainer.lora is None and not computes_bfloat16(config.engine.dtype, hardware)
     learns_from_rows = config.algorithm.algorithm_type in SUPERVISED
     alone = alone and not vllm and not config.uses_ray
-    return alone and same and not learns_from_rows and not Schedule.of(config, total=1).overlaps
+    return alone and same and not learns_from_rows and not Schedule.of(config).overlaps
 
 
 def is_offloaded(config: RunConfig, hardware: Hardware) -> bool:

@@ -1,1 +1,1 @@
-"""A new policy version in; the same weights inside every engine out."""
+"""When engines get a new policy version: a pure function of counters."""

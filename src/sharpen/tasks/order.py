@@ -74,11 +74,6 @@ class TaskOrder:
         """Whole passes over the tasks that are behind us."""
         return self._epoch + self._position // self._num_tasks
 
-    @property
-    def num_drawn(self) -> int:
-        """Tasks drawn so far, over all epochs."""
-        return self._epoch * self._num_tasks + self._position
-
     def num_batches(self, epochs: int) -> int:
         """Batches that draw every task at least `epochs` times."""
         return -(-epochs * self._num_tasks // self._batch_size)

@@ -115,7 +115,7 @@ def _pieces(
     policy: TrainedModel, further: Mapping[str, Mapping[str, torch.Tensor]], team: Team
 ) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
     """The tensors of a checkpoint file by file, each gathered when it is asked for, so that no more is held at once."""
-    yield _MODEL, policy.written(team)
+    yield _MODEL, team.gather(policy.written())
     if policy.compute_dtype != torch.float32 or policy.adapters is not None:
         yield "weights", team.gather(policy.parameters())
     for name, tensors in further.items():

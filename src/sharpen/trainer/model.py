@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.utils.hooks import RemovableHandle
 
-    from sharpen.trainer.team import Team
-
 DType = Literal["auto", "float32", "bfloat16"]
 
 
@@ -145,12 +143,12 @@ class TrainedModel:
         """Of the module's own tensors by name those of the model that acts, one after the other."""
         return iter(named)
 
-    def written(self, team: Team) -> dict[str, torch.Tensor]:
-        """The tensors of the model that acts as `write` wants them: whole, on the first rank."""
-        return team.gather(self.acting(self.module.state_dict(keep_vars=True).items()))
+    def written(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors of the model that acts that `write` wants, one after the other; they may be divided."""
+        return self.acting(self.module.state_dict(keep_vars=True).items())
 
     def write(self, directory: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Write what `written` gave as transformers does, weights in the type that they are computed in."""
+        """Write the tensors of `written`, whole, as transformers does, in the type that they are computed in."""
         write_model(directory, self.module, tensors, self.compute_dtype)
 
     def write_trained(self, directory: Path, tensors: Mapping[str, torch.Tensor]) -> None:
