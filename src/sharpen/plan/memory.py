@@ -39,7 +39,7 @@ PROCESS_BYTES = GIB // 2
 SLACK = 0.05
 """Share that the allocator loses to gaps, on top of everything: measured on a CPU, assumed on a GPU."""
 ERROR = 0.15
-"""Share by which memory was wrong, at most, in the runs that were measured (docs/plan.md)."""
+"""Share by which memory was wrong, at most, in the runs that were measured (docs/use/plan.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
