@@ -30,8 +30,8 @@ from sharpen.types import Group, Task
 
 if TYPE_CHECKING:
     from sharpen.evaluate import Evaluator
+    from sharpen.execution.place import Serving
     from sharpen.execution.run_directory import RunDirectory
-    from sharpen.execution.start import Served
     from sharpen.experience.journal import Journal
 
 T = TypeVar("T")
@@ -120,7 +120,7 @@ def make_monitor(config: RunConfig, directory: RunDirectory, step: int, display:
 
 
 def make_evaluator(
-    opened: Opened, serving: Served, tasks: Sequence[Task], further: Mapping[str, Sequence[Task]]
+    opened: Opened, serving: Serving, tasks: Sequence[Task], further: Mapping[str, Sequence[Task]]
 ) -> Evaluator:
     """Evaluates the model that serves on `tasks`, and on the `further` sets by name."""
     from sharpen.evaluate import Evaluator

@@ -32,7 +32,7 @@ from sharpen.certificate.rules import Rules
 from sharpen.config.run import RunConfig
 from sharpen.diagnose.diagnosis import Watch
 from sharpen.evaluate import Evaluator, evaluation_from_json, evaluation_to_json
-from sharpen.execution.start import Served
+from sharpen.execution.place import Serving
 from sharpen.execution.trainers import AnyTrainer
 from sharpen.experience.draw import Batch, draw_batches
 from sharpen.experience.journal import Journal
@@ -126,7 +126,7 @@ class Loop:
 
     config: RunConfig
     algorithm: Algorithm
-    serving: Served
+    serving: Serving
     trainer: AnyTrainer
     explorer: Explorer
     journal: Journal

@@ -42,8 +42,8 @@ from sharpen.task_data import TaskData, read_tasks
 from sharpen.types import Task
 
 if TYPE_CHECKING:
+    from sharpen.execution.place import Serving
     from sharpen.execution.run_directory import RunDirectory
-    from sharpen.execution.start import Served
     from sharpen.loop import Loop, Progress
 
 
@@ -162,7 +162,7 @@ def check_config(
         serving.close()
 
 
-def _assemble(opened: Opened, job: Job[RolloutRecipe], serving: Served, trainer: AnyTrainer, data: TaskData) -> Loop:
+def _assemble(opened: Opened, job: Job[RolloutRecipe], serving: Serving, trainer: AnyTrainer, data: TaskData) -> Loop:
     from sharpen.diagnose.diagnosis import Watch
     from sharpen.experience.journal import Journal
     from sharpen.explorer import Explorer
@@ -215,7 +215,7 @@ def _assemble(opened: Opened, job: Job[RolloutRecipe], serving: Served, trainer:
     )
 
 
-def _restored(opened: Opened, serving: Served, trainer: AnyTrainer, expert: ExpertRows | None) -> Progress:
+def _restored(opened: Opened, serving: Serving, trainer: AnyTrainer, expert: ExpertRows | None) -> Progress:
     """How far the run is; what has a state is put back to there."""
     from sharpen.loop import Progress
 
@@ -230,7 +230,7 @@ def _restored(opened: Opened, serving: Served, trainer: AnyTrainer, expert: Expe
     return progress
 
 
-def _join_weights(opened: Opened, serving: Served, trainer: AnyTrainer, step: int, *, shared: bool) -> None:
+def _join_weights(opened: Opened, serving: Serving, trainer: AnyTrainer, step: int, *, shared: bool) -> None:
     """Settle how the trainer's weights reach the engine, and serve those of a continued run."""
     from sharpen.execution.shared_weights import publish_adapters_alone, share_weights
 
@@ -258,7 +258,13 @@ def _run(loop: Loop, directory: RunDirectory) -> TuneResult:
     progress, display = loop.progress, loop.display
     if progress.before is not None and progress.after is not None:
         display.table(progress.before, progress.after)
-    display.usage(directory.path, verdict, directory.picture, tensorboard=loop.config.monitor_type == "tensorboard")
+    display.usage(
+        directory.path,
+        verdict,
+        directory.picture,
+        tensorboard=loop.config.monitor_type == "tensorboard",
+        tool_call_parser=loop.config.model.tool_call_parser,
+    )
     return TuneResult(
         run_dir=directory.path,
         verdict=verdict,
@@ -320,7 +326,7 @@ def _brief(report: CheckReport) -> list[str]:
 
 def _check(
     algorithm: Algorithm,
-    serving: Served,
+    serving: Serving,
     tasks: Sequence[Task],
     num_tasks: int,
     *,

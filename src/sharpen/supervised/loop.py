@@ -21,7 +21,7 @@ from sharpen.certificate.checks import broken_sentences
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError, DatasetError
 from sharpen.evaluate import Evaluator, evaluation_from_json, evaluation_to_json
-from sharpen.execution.start import Served
+from sharpen.execution.place import Serving
 from sharpen.execution.trainers import AnySupervisedTrainer
 from sharpen.experience.journal import Journal
 from sharpen.monitor.display import Display, StepReport
@@ -115,7 +115,7 @@ class SupervisedLoop:
     journal: Journal
     monitor: Monitor
     display: Display
-    serving: Served | None
+    serving: Serving | None
     evaluator: Evaluator | None
     held_out: HeldOut | None
     run_dir: Path

@@ -28,8 +28,8 @@ from sharpen.result import TuneResult
 from sharpen.supervised.data import RowData, make_tutor, read_data
 
 if TYPE_CHECKING:
+    from sharpen.execution.place import Serving
     from sharpen.execution.run_directory import RunDirectory
-    from sharpen.execution.start import Served
     from sharpen.supervised.loop import SupervisedLoop
 
 WITHOUT_EFFECT = (
@@ -97,7 +97,7 @@ def _idle(resolved: Resolved, has_workflow: bool) -> list[str]:
 
 
 def _assemble(
-    opened: Opened, job: Job[RowRecipe], serving: Served | None, trainer: AnySupervisedTrainer, data: RowData
+    opened: Opened, job: Job[RowRecipe], serving: Serving | None, trainer: AnySupervisedTrainer, data: RowData
 ) -> SupervisedLoop:
     from sharpen.execution.model_files import quiet_transformers
     from sharpen.experience.journal import Journal
@@ -221,7 +221,13 @@ def _outcome(loop: SupervisedLoop, directory: RunDirectory, folder: Path, verdic
         )
     picture = directory.picture if loop.evaluator is not None else None
     display.message(f"loss curve:    {directory.path / 'loss_curve.png'}")
-    display.usage(directory.path, verdict, picture, tensorboard=loop.config.monitor_type == "tensorboard")
+    display.usage(
+        directory.path,
+        verdict,
+        picture,
+        tensorboard=loop.config.monitor_type == "tensorboard",
+        tool_call_parser=loop.config.model.tool_call_parser,
+    )
     return TuneResult(
         run_dir=directory.path,
         verdict=verdict,
