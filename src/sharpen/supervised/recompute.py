@@ -23,9 +23,10 @@ from sharpen.experience.reading import StepRecord, read_checks, read_steps, read
 from sharpen.experience.records import TaughtRow
 from sharpen.supervised.batches import split, weighted
 from sharpen.supervised.checks import check_step
-from sharpen.supervised.data import RowData, make_tutor, read_data
+from sharpen.supervised.data import make_tutor, read_data
 from sharpen.supervised.lessons import Lesson, Tutor
 from sharpen.supervised.taught import HELD_OUT, row_digest, taught_row
+from sharpen.tasks.data import RunData
 from sharpen.tasks.order import distinct
 from sharpen.tasks.selection import make_order
 from sharpen.types import Check
@@ -102,7 +103,7 @@ def _rows(
     run_dir: Path,
     config: RunConfig,
     algorithm: SupervisedAlgorithm,
-    data: RowData,
+    data: RunData,
     tutor: Tutor,
     steps: Mapping[int, StepRecord],
     found: _Found,
@@ -160,7 +161,7 @@ def _losses(
     run_dir: Path,
     config: RunConfig,
     algorithm: SupervisedAlgorithm,
-    data: RowData,
+    data: RunData,
     tutor: Tutor,
     found: _Found,
 ) -> LossGaps | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from sharpen.errors import RankError, SharpenError
 from sharpen.execution.ranks.trainer import RankBatch, TrainerPlan
-from sharpen.steps import deferred_interrupt
+from sharpen.run.steps import deferred_interrupt
 from sharpen.types import Experience
 
 if TYPE_CHECKING:
