@@ -55,7 +55,7 @@ class SamplingError(SharpenError, ValueError):
 
 
 class UnusableAnswerError(SharpenError, ValueError):
-    """The model's answer cannot be used: raise it in a workflow, a tool or a judge (`docs/failures.md`).
+    """The model's answer cannot be used: raise it in a workflow, a tool or a judge (`docs/use/failures.md`).
 
     The rollout then ends as the model's own failure: it gets `rollout.failure_reward`, or takes no part, and is never
     drawn again.

