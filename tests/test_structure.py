@@ -32,7 +32,6 @@ COORDINATION = {
     "tuning",
     "forecast",
     "decide",
-    "task_data",
     "assembly",
     "loop",
     "explorer",

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from sharpen.compat.files import load_config
 from sharpen.compat.trinity import configured_workflow
-from sharpen.config.load import Resolved, load_config, resolve
+from sharpen.config.load import Resolved, resolve
 from sharpen.config.public import AlgorithmConfig, DatasetConfig, MonitorType, TunerModelConfig
 from sharpen.recipe import learns_from_rows
 from sharpen.result import TuneResult

@@ -13,7 +13,7 @@ import pytest
 
 from sharpen.cli.main import main
 from sharpen.interrupts import stop_signals
-from sharpen.steps import deferred_interrupt
+from sharpen.run.steps import deferred_interrupt
 
 NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
 

@@ -1,1 +1,1 @@
-"""One run: put together (`assembly`), trained step by step from a source of batches (`loop`), written down (`outcome`)."""
+"""A run: put together (`assembly`), trained step by step from a source of batches (`loop`), written up (`outcome`)."""

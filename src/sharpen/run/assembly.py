@@ -78,7 +78,10 @@ class Site:
 
 @contextlib.contextmanager
 def open_loop(
-    resolved: Resolved, workflow: Callable[..., Any] | None, judge: Callable[..., Any] | None, config_path: Path | None
+    resolved: Resolved,
+    workflow: Callable[..., Any] | None,
+    judge: Callable[..., Any] | None,
+    config_path: Path | None = None,
 ) -> Iterator[tuple[Loop, Site]]:
     """Check everything, put the parts of a run together, and take them apart at the end. Nothing has run yet. Raises as
     `tune()`."""
