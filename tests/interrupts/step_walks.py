@@ -40,9 +40,9 @@ from sharpen.tuning import open_loop
 STEPS, BATCH_SIZE, GROUP_SIZE = 3, 4, 4
 ROOT = Path(sharpen.__file__).parent
 WALKED = (
-    "loop.py", "steps.py", "supervised/loop.py", "supervised/trainer.py", "trainer/trainer.py", "trainer/critic.py",
-    "trainer/optimizer.py", "trainer/step_start.py", "trainer/checkpoint.py", "experience/journal.py",
-    "monitor/metrics.py",
+    "loop.py", "steps.py", "supervised/loop.py", "trainer/trainer.py", "trainer/rollout_loss.py", "trainer/row_loss.py",
+    "trainer/critic.py", "trainer/optimizer.py", "trainer/step_start.py", "trainer/checkpoint.py",
+    "experience/journal.py", "monitor/metrics.py",
 )  # fmt: skip
 SAVES = ("steps.py", "trainer/checkpoint.py")
 SAVING = ("save", "_save", "_recorded", "state_tensors")

@@ -22,7 +22,7 @@ from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError, DatasetError
 from sharpen.evaluate import Evaluator, evaluation_from_json, evaluation_to_json
 from sharpen.execution.start import Served
-from sharpen.execution.trainers import AnySupervisedTrainer
+from sharpen.execution.trainers import AnyTrainer
 from sharpen.experience.journal import Journal
 from sharpen.monitor.display import Display, StepReport
 from sharpen.monitor.metrics import Monitor
@@ -34,8 +34,9 @@ from sharpen.supervised.checks import check_step
 from sharpen.supervised.held_out import HeldOut
 from sharpen.supervised.lessons import Lesson, Tutor
 from sharpen.supervised.taught import HELD_OUT, held_out_row, taught_row
-from sharpen.supervised.trainer import Learnt
 from sharpen.tasks.order import Order, distinct
+from sharpen.trainer.measured import StepMetrics
+from sharpen.trainer.work import Minibatch
 from sharpen.types import Check, Experience, Task
 
 KIND = "supervised"
@@ -109,7 +110,7 @@ class SupervisedLoop:
     config: RunConfig
     algorithm: SupervisedAlgorithm
     tutor: Tutor
-    trainer: AnySupervisedTrainer
+    trainer: AnyTrainer
     rows: Sequence[Task]
     order: Order
     journal: Journal
@@ -160,9 +161,9 @@ class SupervisedLoop:
         checks = self._certify(lessons, updates)
         taught = [taught_row(row, lesson) for row, lesson in zip(rows, lessons, strict=True)]
         with deferred_interrupt():  # the step is trained and recorded, or what it changed does not count
-            learnt = self.trainer.train_step(updates)
+            trained = self.trainer.train_step([Minibatch(experiences=update) for update in updates])
             self.journal.add_taught(self.progress.step + 1, taught)
-            self._record(lessons, learnt, checks, time.perf_counter() - began, evaluation_s)
+            self._record(lessons, trained, checks, time.perf_counter() - began, evaluation_s)
 
     def _lessons(self, rows: Sequence[Task]) -> list[Lesson]:
         """The rows' lessons; a row that comes again, in a batch larger than the dataset, has an id of its own."""
@@ -176,7 +177,12 @@ class SupervisedLoop:
         return checks
 
     def _record(
-        self, lessons: Sequence[Lesson], learnt: Learnt, checks: Sequence[Check], seconds: float, evaluation_s: float
+        self,
+        lessons: Sequence[Lesson],
+        trained: StepMetrics,
+        checks: Sequence[Check],
+        seconds: float,
+        evaluation_s: float,
     ) -> None:
         """Write down that the step has trained. It counts once `progress` tells of it, which is the last to happen."""
         before = self.progress
@@ -189,8 +195,8 @@ class SupervisedLoop:
             version=self.trainer.version,
             rows=before.rows + kept,
             rows_too_long=before.rows_too_long + too_long,
-            trained_tokens=before.trained_tokens + learnt.trained_tokens,
-            computed_tokens=before.computed_tokens + learnt.computed_tokens,
+            trained_tokens=before.trained_tokens + trained.trained_tokens,
+            computed_tokens=before.computed_tokens + trained.computed_tokens,
             seconds_to_first_step=self.process_seconds() - evaluation_s if first is None else first,
             after=None,  # a finished run that goes on is evaluated anew
             loss_after=None,
@@ -198,14 +204,14 @@ class SupervisedLoop:
             order=self.order.state(),
         )
         metrics = {
-            **learnt.metrics(),
+            **{f"trainer/{name}": float(value) for name, value in trained.as_dict().items()},
             "batch/rows": float(kept),
             "batch/rows_too_long": float(too_long),
             "batch/rows_empty": float(len(lessons) - kept - too_long),
             **{f"certificate/{check.name}_broken": float(check.broken) for check in checks},
             "time/step_s": seconds,
-            "time/train_s": learnt.seconds,
-            "tokens/per_s": learnt.sequence_tokens / seconds,
+            "time/train_s": trained.seconds,
+            "tokens/per_s": trained.sequence_tokens / seconds,
         }
         self.monitor.log(progress.step, metrics)
         self.journal.add_step(progress.step, progress.version, metrics)
@@ -214,7 +220,7 @@ class SupervisedLoop:
             StepReport(
                 step=progress.step,
                 reward=None,
-                loss=learnt.loss,
+                loss=trained.values["loss"],
                 tokens_per_s=metrics["tokens/per_s"],
                 seconds=seconds,
                 certified=not any(check.broken for check in checks),

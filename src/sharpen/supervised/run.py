@@ -22,7 +22,7 @@ from sharpen.execution.auxiliary_settings import check_auxiliary_models
 from sharpen.execution.engine_choice import check_heads
 from sharpen.execution.model_files import model_folder
 from sharpen.execution.start import check_execution, start_serving, start_training
-from sharpen.execution.trainers import AnySupervisedTrainer, check_trainer, make_trainer
+from sharpen.execution.trainers import AnyTrainer, check_trainer, make_trainer
 from sharpen.forecast import after_run
 from sharpen.interrupts import stop_signals
 from sharpen.monitor.curve import draw_loss_curve, draw_reward_curve
@@ -142,7 +142,7 @@ def _idle(resolved: Resolved, has_workflow: bool) -> list[str]:
 
 
 def _assemble(
-    opened: Opened, algorithm: SupervisedAlgorithm, serving: Served | None, trainer: AnySupervisedTrainer, data: RowData
+    opened: Opened, algorithm: SupervisedAlgorithm, serving: Served | None, trainer: AnyTrainer, data: RowData
 ) -> SupervisedLoop:
     from sharpen.execution.model_files import quiet_transformers
     from sharpen.experience.journal import Journal
