@@ -12,6 +12,9 @@ ROOT = Path(sharpen.__file__).parent
 STAGES = {path.name for path in ROOT.iterdir() if path.is_dir() and path.name != "__pycache__"}
 EVERYONE_MAY = {"types", "errors", "config"}
 EDGES = {
+    ("recipe", "algorithm"),  # what a run is, decided once
+    ("recipe", "experience"),
+    ("recipe", "sync"),
     ("gateway", "inference"),
     ("experience", "algorithm"),
     ("certificate", "experience"),  # run.db, and the tables that it reads and adds to
@@ -24,12 +27,12 @@ EDGES = {
     ("plan", "sync"),  # whether trainer and engine ever work at the same time
     ("plan", "inference"),  # how slots of KV grow; which models are not served
     ("config", "tasks"),  # DatasetConfig.preview() reads rows, lazily
-    ("config", "compat"),  # a file in Trinity-RFT's layout is converted, lazily
 }
 COORDINATION = {
     "tuning",
     "forecast",
-    "arguments",
+    "decide",
+    "task_data",
     "assembly",
     "loop",
     "explorer",

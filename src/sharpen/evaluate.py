@@ -19,21 +19,21 @@ from typing import Any
 from sharpen.compat.agentscope import silent_agents
 from sharpen.config.load import Resolved, write_resolved
 from sharpen.config.run import RunConfig
+from sharpen.decide import decide_evaluation
 from sharpen.errors import ConfigError, RolloutError
 from sharpen.execution.auxiliary import AuxiliaryModels
 from sharpen.execution.auxiliary_settings import check_auxiliary_models
 from sharpen.execution.local import Mode
 from sharpen.execution.remote import RemoteModel
 from sharpen.execution.serving import ServingThread
-from sharpen.execution.sessions import EndpointSession, RolloutSession
+from sharpen.execution.sessions import opener
 from sharpen.execution.start import start_serving
 from sharpen.experience.journal import Journal
 from sharpen.experience.records import EVALUATIONS
 from sharpen.monitor.display import Display
 from sharpen.monitor.statistics import Evaluation, accuracy
 from sharpen.monitor.table import with_interval
-from sharpen.rollout.attempt import Session
-from sharpen.rollout.in_process import Opens, OpenSession
+from sharpen.rollout.in_process import Opens
 from sharpen.rollout.retries import fails_its_task
 from sharpen.rollout.runner import RolloutRunner
 from sharpen.rollout.statistics import RolloutStatistics, given, summarize, without_calls
@@ -174,7 +174,10 @@ def evaluate(
     agent did (of an endpoint outcome and reward alone: its calls are not recorded). Raises as `tune()` does.
     """
     config = resolved.config
-    check_auxiliary_models(config)
+    if endpoint is None:
+        job = decide_evaluation(config, workflow, judge)
+    else:
+        check_auxiliary_models(config)
     tasks = load_tasks(config.eval_dataset or config.train_dataset)[: config.evaluation.max_tasks]
     further = {name: load_tasks(dataset) for name, dataset in config.evaluation.further.items()}
     display = Display(0, sys.stdout)
@@ -183,7 +186,7 @@ def evaluate(
         runner: RolloutRunner
         modes: Mapping[Mode, Opens]
         if endpoint is None:
-            serving = start_serving(config, workflow, judge)
+            serving = start_serving(job)
             stack.callback(serving.close)
             display.message(serving.line)
             runner, modes = serving.runner, serving.modes
@@ -200,7 +203,7 @@ def evaluate(
                 api_key=endpoint["api_key"],
             )
             stack.callback(policy.close)
-            modes = {"sampled": _sessions_of(policy, auxiliary)}
+            modes = {"sampled": opener(policy.open, auxiliary)}
             runner = RolloutRunner(
                 workflow, judge, modes["sampled"], config.rollout, 1, config.seed, config.workflow_args
             )
@@ -229,14 +232,6 @@ def _transcripts(folder: Path, resolved: Resolved) -> Journal:
     if not (folder / "resolved.json").exists():
         write_resolved(folder / "resolved.json", resolved)
     return Journal(folder / EVALUATIONS)
-
-
-def _sessions_of(policy: RemoteModel, auxiliary: AuxiliaryModels) -> OpenSession:
-    def open_session(rollout_id: str, noise_seed: int) -> Session:
-        use = policy.open(rollout_id, noise_seed)
-        return RolloutSession(EndpointSession(use), auxiliary.open(rollout_id, noise_seed))
-
-    return open_session
 
 
 def evaluation_lines(found: Evaluation, name: str = "held-out") -> list[str]:

@@ -65,6 +65,7 @@ class Explorer:
         tasks: Sequence[Task],
         order: Order,
         schedule: Schedule,
+        total_steps: int,
         display: Display,
         trained: int = 0,
         version: int = 0,
@@ -72,6 +73,7 @@ class Explorer:
     ) -> None:
         self.tasks = tasks
         self.schedule = schedule
+        self._total = total_steps
         self._config = config
         self._algorithm = algorithm
         self._serving = serving
@@ -163,6 +165,7 @@ class Explorer:
 
     def _counters(self) -> Counters:
         return Counters(
+            total=self._total,
             begun=self._begun,
             trained=self._trained,
             synced=self._synced,

@@ -316,7 +316,7 @@ class Loop:
         notes = [
             *statistics.notes(needs_reward=self.algorithm.needs_reward),
             result.rolled_out.note(),
-            *(f"{alarm}: lower {what_ages(self.config)}" for alarm in alarms),
+            *(f"{alarm}: lower {what_ages(self.config, self.explorer.schedule)}" for alarm in alarms),
             _expert_note(result.batches),
             _untrained_note(result),
             self.watch.add(progress.step, metrics, result.groups),

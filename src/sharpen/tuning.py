@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sharpen.algorithm.presets import Algorithm
-from sharpen.algorithm.supervised import SUPERVISED
-from sharpen.arguments import TaskData, check_arguments, read_tasks
 from sharpen.assembly import Opened, best_of, make_evaluator, make_monitor, models_left, open_run
 from sharpen.certificate.certificate import write_certificate
+from sharpen.compat.files import load_config
 from sharpen.compat.trinity import configured_workflow
-from sharpen.config.load import Resolved, load_config, resolve
+from sharpen.config.load import Resolved, resolve
 from sharpen.config.public import AlgorithmConfig, DatasetConfig, MonitorType, TunerModelConfig
+from sharpen.decide import decide_rollouts
 from sharpen.errors import ConfigError, NoSignalError, RolloutError
 from sharpen.execution.probe import probe_at_start
 from sharpen.execution.start import start_serving
@@ -32,12 +32,13 @@ from sharpen.monitor.curve import draw_reward_curve
 from sharpen.monitor.statistics import Evaluation, by_mode
 from sharpen.monitor.summary import Summary, peak_memory_mb, process_seconds, write_summary
 from sharpen.monitor.verdict import Candidates, Verdict, judge_rewards
+from sharpen.recipe import Job, RolloutRecipe, learns_from_rows
 from sharpen.result import TuneResult
 from sharpen.rollout.check import CheckReport, check_groups
 from sharpen.rollout.signature import name_of
 from sharpen.supervised.expert import ExpertRows, make_expert_rows
 from sharpen.supervised.run import run_supervised
-from sharpen.sync.schedule import Schedule
+from sharpen.task_data import TaskData, read_tasks
 from sharpen.types import Task
 
 if TYPE_CHECKING:
@@ -64,11 +65,11 @@ def tune(
     """Tune the model inside an agent with reinforcement learning.
 
     `workflow_func` is `async def (task, model)` and runs the agent on one task (or a Trinity `Workflow` class, or its
-    registered name; see `docs/trinity.md`); `judge_func` is `async def (task, response)` and scores its response
+    registered name; see `docs/use/trinity.md`); `judge_func` is `async def (task, response)` and scores its response
     (without it the workflow returns the reward). `config_path` names a YAML file, `settings` holds further settings in
     the same layout (`{"rollout": {"timeout_s": 60}}`, or with dotted keys); arguments override both, and each override
     is printed. A fixed `experiment_name` continues that run from its last checkpoint. `sft`, `cpt` and `dpo` learn from
-    the rows themselves and use a workflow only to evaluate the agent (`docs/beyond-rl.md`).
+    the rows themselves and use a workflow only to evaluate the agent (`docs/use/beyond-rl.md`).
 
     Works in a script and in a notebook. Raises `ConfigError`, `DatasetError` or `ModelError` for bad input, before
     anything is loaded where that is possible; `RolloutError` when too many rollouts fail; `ParityError` when the
@@ -88,7 +89,7 @@ def tune(
     if file is not None and "workflow" in file.settings and workflow_func is not None:
         arguments["workflow"] = workflow_func if isinstance(workflow_func, str) else name_of(workflow_func)
     resolved = resolve(file, settings, arguments)
-    of_file = workflow_func is None and resolved.config.algorithm.algorithm_type in SUPERVISED
+    of_file = workflow_func is None and learns_from_rows(resolved.config)
     chosen = resolved.config.workflow if of_file else workflow_func
     workflow = configured_workflow(chosen, judge_func, resolved.config)
     return run_config(resolved, workflow, judge_func, Path(config_path) if config_path is not None else None)
@@ -101,7 +102,7 @@ def run_config(
     config_path: Path | None = None,
 ) -> TuneResult:
     """Run a resolved configuration; what `tune()` and `sharpen run` share. A wrong workflow is refused here."""
-    if resolved.config.algorithm.algorithm_type in SUPERVISED and not resolved.evaluate_only:
+    if learns_from_rows(resolved.config) and not resolved.evaluate_only:
         return run_supervised(resolved, workflow, judge, config_path)
     with open_loop(resolved, workflow, judge, config_path) as (loop, directory):
         return _run(loop, directory)
@@ -121,25 +122,23 @@ def open_loop(
             f"{config_path}: mode is 'bench', which evaluates and does not train: use `sharpen eval --config "
             f"{config_path}`, or mode both"
         )
-    algorithm = check_arguments(config, workflow, judge)
-    data = read_tasks(config, algorithm)
+    job = decide_rollouts(config, workflow, judge)
+    data = read_tasks(config, job.recipe.algorithm)
     with contextlib.ExitStack() as stack:
         rows = {"train_dataset": data.training, "held_out": data.held_out, "expert": data.expert}
         opened = stack.enter_context(open_run(resolved, config_path, rows, data.messages))
-        serving = start_serving(config, workflow, judge, needs_reward=algorithm.needs_reward)
+        serving = start_serving(job)
         stack.callback(serving.close)
         opened.display.message(serving.line)
         trainer = make_trainer(
-            config,
-            algorithm,
-            serving.folder,
+            job,
             total_steps=opened.total_steps,
             ranks=serving.ranks,
             probe=probe_at_start(config, serving, data.training),
         )
         stack.callback(trainer.close)
         stack.enter_context(stop_signals())  # once more: Ray sets handlers of its own as it starts
-        loop = _assemble(opened, algorithm, serving, trainer, data)
+        loop = _assemble(opened, job, serving, trainer, data)
         stack.callback(loop.monitor.close)
         stack.callback(loop.journal.close)
         yield loop, opened.directory
@@ -150,27 +149,27 @@ def check_config(
 ) -> CheckReport:
     """Send a few tasks through agent and judge, and say whether there is something to learn."""
     config = resolved.config
-    if config.algorithm.algorithm_type in SUPERVISED:
+    if learns_from_rows(config):
         raise ConfigError(f"{config.algorithm.algorithm_type!r} learns without rollouts: there is nothing to check")
-    algorithm = check_arguments(config, workflow, judge)
-    data = read_tasks(config, algorithm)
+    job = decide_rollouts(config, workflow, judge)
+    data = read_tasks(config, job.recipe.algorithm)
     let_idle_workers_sleep()
-    serving = start_serving(config, workflow, judge, needs_reward=algorithm.needs_reward)
+    serving = start_serving(job)
     try:
         number = num_tasks or config.check.num_tasks
-        return _check(algorithm, serving, data.training, number, version=0, model=config.model)
+        return _check(job.recipe.algorithm, serving, data.training, number, version=0, model=config.model)
     finally:
         serving.close()
 
 
-def _assemble(opened: Opened, algorithm: Algorithm, serving: Served, trainer: AnyTrainer, data: TaskData) -> Loop:
+def _assemble(opened: Opened, job: Job[RolloutRecipe], serving: Served, trainer: AnyTrainer, data: TaskData) -> Loop:
     from sharpen.diagnose.diagnosis import Watch
     from sharpen.experience.journal import Journal
     from sharpen.explorer import Explorer
     from sharpen.loop import Loop
 
     config, directory, display = opened.config, opened.directory, opened.display
-    schedule = Schedule.of(config, opened.total_steps)
+    recipe, algorithm, schedule = job.recipe, job.recipe.algorithm, job.recipe.schedule
     expert = make_expert_rows(config, algorithm, data.expert, serving.folder)
     progress = _restored(opened, serving, trainer, expert)
     _join_weights(opened, serving, trainer, progress.step, shared=not schedule.overlaps)
@@ -178,7 +177,7 @@ def _assemble(opened: Opened, algorithm: Algorithm, serving: Served, trainer: An
     journal.begin(progress.step, trainer.version)
     if trainer.rounding is not None:
         journal.add_parity(trainer.rounding.to_json())
-    replay = Replay.of(config, algorithm, ahead=schedule.max_staleness)
+    replay = None if recipe.replay is None else Replay(recipe.replay)
     if replay is not None and directory.checkpoint is not None:
         replay.restore(directory.journal, algorithm, step=progress.step, version=trainer.version)
     if schedule.overlaps:
@@ -190,6 +189,7 @@ def _assemble(opened: Opened, algorithm: Algorithm, serving: Served, trainer: An
         tasks=data.training,
         order=opened.order,
         schedule=schedule,
+        total_steps=opened.total_steps,
         display=display,
         trained=progress.step,
         version=trainer.version,
@@ -204,7 +204,7 @@ def _assemble(opened: Opened, algorithm: Algorithm, serving: Served, trainer: An
         journal=journal,
         monitor=make_monitor(config, directory, progress.step, display),
         display=display,
-        watch=Watch(config),
+        watch=Watch(recipe),
         evaluator=make_evaluator(opened, serving, data.held_out, data.further) if data.held_out else None,
         run_dir=directory.path,
         total_steps=opened.total_steps,

@@ -15,7 +15,8 @@ from transformers import AutoTokenizer
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
 from sharpen.cli.main import main as command_line
-from sharpen.config.load import load_config, resolve, value_leaves
+from sharpen.compat.files import load_config
+from sharpen.config.load import resolve, value_leaves
 from sharpen.experience.reading import read_groups, read_steps
 from sharpen.types import Outcome
 

@@ -20,7 +20,7 @@ from sharpen.algorithm.losses import POLICY_LOSSES
 from sharpen.algorithm.presets import PRESETS, Algorithm
 from sharpen.algorithm.resolve import algorithm_of
 from sharpen.compat.trinity import RewardPropagationWorkflow, StepWiseRewardWorkflow, Workflow
-from sharpen.compat.trinity.settings import convert
+from sharpen.compat.trinity.yaml.conversion import convert
 from sharpen.config.load import resolve
 from sharpen.errors import ConfigError
 from sharpen.experience.draw import make_batch, score

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sharpen.compat.trinity.settings import convert
-from sharpen.compat.trinity.settings_table import RULES
+from sharpen.compat.trinity.yaml.conversion import convert
+from sharpen.compat.trinity.yaml.table import RULES
 from sharpen.config.load import ConfigFile
 from sharpen.errors import ConfigError
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from sharpen.compat.trinity.settings import convert
-from sharpen.compat.trinity.settings_algorithm_names import ADVANTAGES, ALGORITHMS, KL, POLICY_LOSSES, SUPERVISED
-from sharpen.config.load import load_config, resolve
+from sharpen.compat.files import load_config
+from sharpen.compat.trinity.yaml.conversion import convert
+from sharpen.compat.trinity.yaml.functions import ADVANTAGES, ALGORITHMS, KL, POLICY_LOSSES, SUPERVISED
+from sharpen.config.load import resolve
 from sharpen.config.public import AlgorithmConfig, TunerModelConfig
 from sharpen.errors import ConfigError
 

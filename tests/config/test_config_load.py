@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sharpen.config.load import load_yaml, parse_assignments, resolve, write_resolved
+from sharpen.compat.files import load_config
+from sharpen.config.load import parse_assignments, resolve, write_resolved
 from sharpen.config.public import AlgorithmConfig, DatasetConfig, TunerModelConfig
 from sharpen.errors import ConfigError
 
@@ -135,7 +136,7 @@ def test_yaml_points_to_files_beside_it_and_leaves_the_rest(tmp_path: Path):
         "model: {model_path: Qwen/Qwen3-0.6B, max_model_len: 64}\n"
         "evaluation: {further: {hard: {path: data.jsonl}}}\n"
     )
-    content = load_yaml(file)
+    content = load_config(file).settings
     assert content["train_dataset"]["path"] == str(tmp_path / "data.jsonl")
     assert content["evaluation"]["further"]["hard"]["path"] == str(tmp_path / "data.jsonl")
     assert content["workflow"] == f"{tmp_path / 'agent.py'}:run"
@@ -156,19 +157,19 @@ def test_yaml_that_cannot_be_read_is_said_with_its_line(tmp_path: Path, text, me
     file = tmp_path / "run.yaml"
     file.write_text(text)
     with pytest.raises(ConfigError) as caught:
-        load_yaml(file)
+        load_config(file)
     assert message in str(caught.value)
     assert str(file) in str(caught.value)
 
 
 def test_a_missing_configuration_file_is_said(tmp_path: Path):
     with pytest.raises(ConfigError, match="cannot read the configuration file"):
-        load_yaml(tmp_path / "none.yaml")
+        load_config(tmp_path / "none.yaml")
 
 
 def test_an_empty_file_is_an_empty_configuration(tmp_path: Path):
     (tmp_path / "run.yaml").write_text("# nothing yet\n")
-    assert load_yaml(tmp_path / "run.yaml") == {}
+    assert load_config(tmp_path / "run.yaml").settings == {}
 
 
 def test_assignments_are_yaml_values():

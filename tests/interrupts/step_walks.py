@@ -23,6 +23,7 @@ import sharpen
 from sharpen import WorkflowOutput
 from sharpen.assembly import open_run
 from sharpen.config.load import Resolved, resolve
+from sharpen.decide import decide_rows
 from sharpen.execution.trainers import make_trainer
 from sharpen.experience.journal import Journal
 from sharpen.experience.reading import read_groups, read_steps, read_taught, read_trained
@@ -286,12 +287,12 @@ def rows_bench(folder: Path, model: Path, dataset: Path, algorithm: str, **more:
     """Of a run that learns from rows."""
     resolved = settings(folder, model, dataset, algorithm, **more)
     config = resolved.config
-    rules = supervised_run._check(config, None, None)
-    data = supervised_run.read_data(config, rules, False)
+    job = decide_rows(config, None, None)
+    data = supervised_run.read_data(config, job.recipe.algorithm, False)
     with open_run(resolved, None, {"train_dataset": data.training}, ()) as opened, contextlib.ExitStack() as stack:
-        trainer = make_trainer(config, rules, Path(config.model.model_path), total_steps=STEPS)
+        trainer = make_trainer(job, total_steps=STEPS)
         stack.callback(trainer.close)
-        loop: SupervisedLoop = supervised_run._assemble(opened, rules, None, trainer, data)
+        loop: SupervisedLoop = supervised_run._assemble(opened, job, None, trainer, data)
         stack.callback(loop.journal.close)
         stack.callback(loop.monitor.close)
 

@@ -12,7 +12,8 @@ from pydantic import ValidationError
 
 from sharpen import AlgorithmConfig, DatasetConfig, JudgeOutput, TunerModelConfig, WorkflowOutput, tune
 from sharpen.algorithm.resolve import resolve as resolve_algorithm
-from sharpen.config.load import load_config, resolve
+from sharpen.compat.files import load_config
+from sharpen.config.load import resolve
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
 from sharpen.rollout.signature import judge_arguments, workflow_arguments

@@ -3,7 +3,7 @@
 In: the groups of a step in order, those that train again, the `Rules`, and what is said of groups whose rewards are
 within rounding of a bound. Out: for each call that must carry loss its update, advantage and weight. Who takes part,
 over-long punishment, bounds, splitting into updates and aggregation are written here once more, after the documents
-(`docs/sampling.md`, `docs/algorithms.md`), not after the code.
+(`docs/use/sampling.md`, `docs/reference/algorithms.md`), not after the code.
 
 Shape suffix: G members of a group.
 """

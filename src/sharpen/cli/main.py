@@ -191,7 +191,8 @@ def _certify(arguments: argparse.Namespace) -> int:
 
 
 def _resolve(arguments: argparse.Namespace, options: dict[str, Any]) -> Resolved:
-    from sharpen.config.load import load_config, parse_assignments, resolve
+    from sharpen.compat.files import load_config
+    from sharpen.config.load import parse_assignments, resolve
 
     return resolve(load_config(arguments.config), parse_assignments(arguments.set), options)
 
@@ -204,9 +205,9 @@ def _load(arguments: argparse.Namespace, options: dict[str, Any]) -> tuple[Resol
     config = resolved.config
     judge = import_function(config.judge) if config.judge else None
     if config.workflow is None and arguments.command == "run":
-        from sharpen.algorithm.supervised import SUPERVISED
+        from sharpen.recipe import learns_from_rows
 
-        if config.algorithm.algorithm_type in SUPERVISED:
+        if learns_from_rows(config):
             return resolved, None, judge
     if config.workflow is None:
         raise ConfigError(

@@ -1,6 +1,6 @@
 """From a YAML file and keyword arguments to one validated configuration, and where each of its values came from.
 
-In: a YAML file in our layout or Trinity-RFT's, settings, arguments. Out: `Resolved`. Arguments override settings,
+In: a YAML file, settings, arguments. Out: `Resolved`. Arguments override settings,
 settings override the file, and every override is a line to print. Every problem is a `ConfigError` that names the
 setting.
 """
@@ -27,22 +27,12 @@ Origin = str
 """`default`, `run.yaml`, `argument`, or the file and key of another layout (`gsm8k.yaml: buffer.batch_size`)."""
 Leaves = dict[Place, Any]
 _ABSENT = object()
-_SHARED = frozenset({"project", "name", "checkpoint_root_dir", "model", "algorithm", "trainer", "cluster"})
-"""Sections that our layout and Trinity-RFT's both have."""
 _PARTS: Mapping[Place, tuple[str, ...]] = {
     ("algorithm", "algorithm_type"): ("",),
     ("loss", "advantage"): ("advantage",),
     ("loss", "policy_loss"): ("policy_loss", "dual_clip"),
 }
 """What chooses an algorithm and its parts, and how the settings of the loss begin that belong to it."""
-_TRINITY = frozenset(
-    {
-        *("mode", "group", "continue_from_checkpoint", "checkpoint_job_dir", "ray_namespace", "data_processor"),
-        *("ignore_validator_suggestions", "buffer", "explorer", "synchronizer", "monitor", "service"),
-        *("log", "stages"),
-    }
-)
-"""Sections that only Trinity-RFT's layout has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,46 +72,10 @@ class Resolved:
     file: str = ""
 
 
-def load_config(path: str | Path) -> ConfigFile:
-    """Read a configuration file in our layout, or in Trinity-RFT's, told apart by its sections.
-
-    Raises `ConfigError` as `load_yaml`, for a file that mixes both layouts, and for what cannot be honoured.
+def read_yaml(path: Path) -> dict[str, Any]:
+    """What a configuration file holds. Raises `ConfigError` for a missing file, text that is not YAML (with the line),
+    and a key that comes twice.
     """
-    path = Path(path)
-    content = _read_yaml(path)
-    theirs = sorted(_TRINITY & content.keys())
-    ours = sorted((RunConfig.model_fields.keys() - _SHARED) & content.keys())
-    if not theirs and not ours:
-        from sharpen.compat.trinity.settings import own_keys
-
-        theirs, ours = own_keys(content)
-    if theirs and ours:
-        raise ConfigError(
-            f"{path} mixes two layouts: {', '.join(theirs)} of Trinity-RFT's, {', '.join(ours)} of our own; "
-            "keep to one of them"
-        )
-    if theirs:
-        from sharpen.compat.trinity.settings import convert
-
-        file = convert(content, path.name, environment=os.environ)
-        _point_beside(file.settings, path.parent)
-        return file
-    _point_beside(content, path.parent)
-    return ConfigFile(settings=content, name=path.name)
-
-
-def load_yaml(path: str | Path) -> dict[str, Any]:
-    """Read a configuration file. Relative paths of datasets, models and code files that exist beside it point there.
-
-    Raises `ConfigError` for a missing file, text that is not YAML (with the line), and a key that comes twice.
-    """
-    path = Path(path)
-    content = _read_yaml(path)
-    _point_beside(content, path.parent)
-    return content
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -264,7 +218,8 @@ _UniqueKeyLoader.add_implicit_resolver(
 )
 
 
-def _point_beside(content: Mapping[str, Any], folder: Path) -> None:
+def point_beside(content: Mapping[str, Any], folder: Path) -> None:
+    """Relative paths of datasets, models and code files that exist in `folder` point there."""
     places = [(place, False) for place in settings_of(RunConfig) if place[-1] in ("path", "model_path", "teacher_path")]
     for place, code in [*places, (("workflow",), True), (("judge",), True)]:
         for section in _sections(content, place[:-1]):

@@ -1,11 +1,11 @@
 """Models at an OpenAI-compatible endpoint: genuine clients whose traffic is watched, and counted where asked.
 
-In: an endpoint's settings. Out: for each attempt a `RemoteUse`, counted (auxiliary models) or not (a policy that is
+In: an endpoint's settings. Out: for each attempt a `RemoteSession`, counted (auxiliary models) or not (a policy that is
 evaluated), whose clients and loopback URL all send through one HTTP client on a thread of its own, so that connections
 are shared by all rollouts, whichever loop or thread they call from.
 
     openai client ─► RemoteTransport / SyncRemoteTransport ─┐
-    base_url (HTTP) ─► loopback server ─────────────────────┴─► RemoteUse.send ─► httpx.AsyncClient ─► endpoint
+    base_url (HTTP) ─► loopback server ─────────────────────┴─► RemoteSession.send ─► httpx.AsyncClient ─► endpoint
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, Self
 import httpx
 
 from sharpen.config.run import AuxiliaryModelConfig
+from sharpen.errors import TokenCapError
 from sharpen.execution.auxiliary_settings import endpoint_key
 from sharpen.execution.endpoint import Endpoint
 from sharpen.execution.endpoint_routes import address, route_of
@@ -34,6 +35,7 @@ from sharpen.gateway.responses import Reply, error_reply
 from sharpen.gateway.server import Server
 from sharpen.gateway.transport import Answer, RawRequest
 from sharpen.rollout.user_loop import owner
+from sharpen.types import Call, Outcome
 
 log = logging.getLogger("sharpen.auxiliary")
 
@@ -61,7 +63,7 @@ class RemoteModel:
         self.thread = ServingThread()
         self.http = httpx.AsyncClient(timeout=LOOPBACK_TIMEOUT_S, limits=CONNECTIONS)
         self.server = Server(self._start, self.thread.loop, owner.get)
-        self._uses: dict[str, RemoteUse] = {}
+        self._uses: dict[str, RemoteSession] = {}
         self.ended = EndedKeys()
         self._warned = False
 
@@ -77,13 +79,13 @@ class RemoteModel:
             defaults=_defaults(model),
         )
 
-    def open(self, rollout_id: str, noise_seed: int, tally: Tally | None = None) -> RemoteUse:
+    def open(self, rollout_id: str, noise_seed: int, tally: Tally | None = None) -> RemoteSession:
         """One attempt's use. The endpoint samples as it likes: no noise of ours reaches it."""
-        use = RemoteUse(self, rollout_id, tally)
+        use = RemoteSession(self, rollout_id, tally)
         self._uses[use.key] = use
         return use
 
-    def forget(self, use: RemoteUse) -> None:
+    def forget(self, use: RemoteSession) -> None:
         """The key is not valid any more."""
         if self._uses.pop(use.key, None) is not None:
             self.ended.add(use.key, use.rollout_id, use.owner)
@@ -139,7 +141,7 @@ class RemoteResponse:
         self.status, self.headers, self.content = status, headers, content
 
 
-class RemoteUse:
+class RemoteSession:
     """One attempt's use of an endpoint: refused once closed.
 
     With a `tally` it is counted, also over the loopback URL, and refused when the run's tokens are used up.
@@ -167,17 +169,38 @@ class RemoteUse:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     @property
-    def failure(self) -> str | None:
-        """The first call that failed, and that was not repeated with success."""
+    def failure(self) -> Outcome | None:
+        """INFRASTRUCTURE if a call failed by the endpoint's doing, and was not repeated with success."""
+        return Outcome.INFRASTRUCTURE if self._failures else None
+
+    @property
+    def failure_reason(self) -> str | None:
+        """The first of these failures."""
         return next(iter(list(self._failures.values())), None)
 
-    def close(self) -> None:
-        """Refuse later calls, cancel what runs. From any thread."""
+    @property
+    def counts(self) -> dict[str, float]:
+        """Its calls and tokens, where they are counted."""
+        return {} if self.tally is None else self.tally.counts
+
+    @property
+    def cut(self) -> bool:
+        """Not known here."""
+        return False
+
+    @property
+    def exhausted(self) -> TokenCapError | None:
+        """The error of a call that came after the run had used up the model's tokens."""
+        return None if self.tally is None else self.tally.refused
+
+    def close(self) -> tuple[Call, ...]:
+        """Refuse later calls, cancel what runs. Nothing was recorded. From any thread."""
         self.closed = True
         self.remote.forget(self)
         loop = self.remote.thread.loop
         if not loop.is_closed():
             loop.call_soon_threadsafe(self._cancel_tasks)
+        return ()
 
     def track(self, task: asyncio.Task[Any]) -> None:
         """Cancel this task when the use ends."""

@@ -1,7 +1,7 @@
 """Transports of OpenAI clients whose requests are sent from another thread's event loop.
 
-In: an `httpx` request on any thread or loop, a `RemoteUse` that sends it on the endpoint's own loop. Out: an `httpx`
-response, whose content follows as it is read. A cancelled request is cancelled there too.
+In: an `httpx` request on any thread or loop, a `RemoteSession` that sends it on the endpoint's own loop. Out: an
+`httpx` response, whose content follows as it is read. A cancelled request is cancelled there too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import httpx
 from sharpen.rollout.user_loop import owner
 
 if TYPE_CHECKING:
-    from sharpen.execution.remote import RemoteResponse, RemoteUse
+    from sharpen.execution.remote import RemoteResponse, RemoteSession
 
 Result = TypeVar("Result")
 
@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 class Bridge:
     """Runs coroutines on the endpoint's loop, from other threads."""
 
-    def __init__(self, use: RemoteUse, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, use: RemoteSession, loop: asyncio.AbstractEventLoop) -> None:
         self._use, self._loop = use, loop
 
     def send(self, request: httpx.Request) -> concurrent.futures.Future[RemoteResponse]:

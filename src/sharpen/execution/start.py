@@ -1,21 +1,19 @@
 """Where the serving side of a run lives: in this process, or in actors of Ray.
 
-In: a `RunConfig`, the user's functions. Out: `Served`, which is all that the coordinator knows of it.
+In: a `Job`. Out: `Served`, which is all that the coordinator knows of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from sharpen.config.cluster import ClusterConfig
 from sharpen.config.run import RunConfig
-from sharpen.errors import ConfigError
-from sharpen.execution.engine_choice import choose_engine
 from sharpen.execution.local import Mode, Serving
 from sharpen.inference.engine import Engine
+from sharpen.recipe import Job, Recipe
 from sharpen.rollout.in_process import Opens
 from sharpen.rollout.runner import RolloutRunner
 from sharpen.types import Experience, IntArray
@@ -65,37 +63,13 @@ class Served(Place, Protocol):
     def generating_s(self) -> float: ...
 
 
-def check_execution(config: RunConfig, *, serves: bool = True) -> None:
-    """Raise `ConfigError` for an engine (if one `serves`) or a Ray that cannot be had, as far as that is known before
-    anything starts."""
-    if not config.uses_ray:
-        if config.cluster != ClusterConfig():
-            raise ConfigError(
-                "the settings of cluster have no effect with execution: local: set it to ray, or remove them"
-            )
-        if serves:
-            choose_engine(config)
-        return
-    if (device := config.engine.device).startswith("cuda:"):
-        raise ConfigError(f"engine.device is {device}, but Ray gives GPUs out: set it to cuda")
-    from sharpen.execution.cluster.connect import check_ray
-
-    check_ray()
-
-
-def start_serving(
-    config: RunConfig,
-    workflow: Callable[..., Any],
-    judge: Callable[..., Any] | None,
-    *,
-    needs_reward: bool = True,
-) -> Served:
-    """Load the configured models and start serving them; see `local.Serving` and `cluster.serving.RayServing`."""
-    if not config.uses_ray:
-        return Serving(config, workflow, judge, needs_reward=needs_reward)
+def start_serving(job: Job[Recipe]) -> Served:
+    """Load the job's models and start serving them; see `local.Serving` and `cluster.serving.RayServing`."""
+    if not job.config.uses_ray:
+        return Serving(job)
     from sharpen.execution.cluster.serving import RayServing
 
-    return RayServing(config, workflow, judge, needs_reward=needs_reward)
+    return RayServing(job)
 
 
 def start_training(config: RunConfig) -> Place | None:

@@ -1,23 +1,20 @@
 """The trainer of a run: in the coordinator's process, or several processes that train together.
 
-In: a run's configuration and algorithm. Out: a trainer; or `ConfigError` before anything is loaded.
+In: a run's `Job`. Out: a trainer; or `ConfigError` before anything is loaded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
 from sharpen.execution.engine_choice import check_gpu
-from sharpen.execution.teacher_files import teacher_folder
+from sharpen.recipe import Job, RolloutRecipe, RowRecipe
 from sharpen.types import Experience
 
 if TYPE_CHECKING:
-    from sharpen.algorithm.presets import Algorithm
-    from sharpen.algorithm.supervised import SupervisedAlgorithm
     from sharpen.execution.ranks.group import Calls, StartRanks, TrainerGroup
     from sharpen.trainer.roles import TrainerPlan
     from sharpen.trainer.trainer import Trainer
@@ -52,29 +49,26 @@ def check_processes(config: RunConfig, *, num_gpus: int) -> None:
 
 
 def make_trainer(
-    config: RunConfig,
-    algorithm: Algorithm | SupervisedAlgorithm,
-    folder: Path,
+    job: Job[RolloutRecipe] | Job[RowRecipe],
     *,
     total_steps: int,
     ranks: StartRanks | None = None,
     probe: Sequence[Experience] = (),
 ) -> AnyTrainer:
-    """A trainer of the model in `folder`, for rollouts or for rows as the algorithm says; `ranks` starts it in several
-    places elsewhere; `probe` is that of `execution.probe.probe_at_start`. Raises `ParityError` if the engine that gave
-    it serves another model; `ModelError` for architectures not supported, `RankError` if a process does not start."""
-    from sharpen.algorithm.supervised import SupervisedAlgorithm
+    """The trainer of a job; `ranks` starts it in several places elsewhere; `probe` is that of
+    `execution.probe.probe_at_start`. Raises `ParityError` if the engine that gave it serves another model; `ModelError`
+    for architectures not supported, `RankError` if a process does not start."""
     from sharpen.trainer.roles import TrainerPlan
 
-    teacher_path = None if isinstance(algorithm, SupervisedAlgorithm) else teacher_folder(config, algorithm)
+    config, algorithm = job.config, job.recipe.algorithm
     plan = TrainerPlan(
-        model_path=folder,
+        model_path=job.folder,
         algorithm=algorithm,
         config=config.trainer,
         learning_rate=config.algorithm.learning_rate,
         planned_updates=total_steps * config.trainer.num_minibatches * config.trainer.epochs,
         seed=config.seed,
-        teacher_path=teacher_path,
+        teacher_path=job.teacher,
         critic=config.critic,
         probe=tuple(probe),
         engine_dtype=config.engine.dtype,

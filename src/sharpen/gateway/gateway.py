@@ -90,8 +90,8 @@ class Gateway:
     def open(
         self,
         rollout_id: str,
-        *,
         noise_seed: int,
+        *,
         sampling: Sampling | None = None,
         max_calls: int | None = None,
         record: bool = True,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sharpen.errors import TokenCapError
 from sharpen.gateway.caller import Caller
 from sharpen.gateway.history import History, Prompt
 from sharpen.gateway.meter import Tally
@@ -158,8 +159,16 @@ class Session:
 
     @property
     def counts(self) -> dict[str, float]:
-        """What deserves a look, per rollout: tool calls that did not parse, and forks."""
+        """What deserves a look, per rollout: tool calls that did not parse, and forks; of a model whose use is counted,
+        its calls and tokens."""
+        if self.tally is not None:
+            return self.tally.counts
         return {name: float(self._counts[name]) for name in ("tool_parse_errors", "forks")}
+
+    @property
+    def exhausted(self) -> TokenCapError | None:
+        """The error of a call that came after the run had used up the model's tokens."""
+        return None if self.tally is None else self.tally.refused
 
     @property
     def num_answers(self) -> int:

@@ -11,29 +11,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sharpen.algorithm.supervised import SupervisedAlgorithm, resolve_supervised
 from sharpen.assembly import Opened, best_of, make_evaluator, make_monitor, models_left, open_run
 from sharpen.certificate.certificate import write_certificate
-from sharpen.config.functions import import_function
 from sharpen.config.load import Resolved
-from sharpen.config.run import ExpertConfig, RunConfig
-from sharpen.errors import ConfigError
-from sharpen.execution.auxiliary_settings import check_auxiliary_models
-from sharpen.execution.engine_choice import check_heads
-from sharpen.execution.model_files import model_folder
-from sharpen.execution.start import check_execution, start_serving, start_training
-from sharpen.execution.trainers import AnyTrainer, check_trainer, make_trainer
+from sharpen.decide import decide_rows
+from sharpen.execution.start import start_serving, start_training
+from sharpen.execution.trainers import AnyTrainer, make_trainer
 from sharpen.forecast import after_run
 from sharpen.interrupts import stop_signals
 from sharpen.monitor.curve import draw_loss_curve, draw_reward_curve
-from sharpen.monitor.metrics import check_monitor
 from sharpen.monitor.statistics import Evaluation, by_mode
 from sharpen.monitor.summary import Summary, peak_memory_mb, process_seconds, write_summary
 from sharpen.monitor.verdict import Candidates, Verdict, judge_losses, judge_rewards
+from sharpen.recipe import Job, RowRecipe
 from sharpen.result import TuneResult
-from sharpen.rollout.signature import judge_arguments, workflow_arguments
 from sharpen.supervised.data import RowData, make_tutor, read_data
-from sharpen.trainer.lora_settings import check_lora
 
 if TYPE_CHECKING:
     from sharpen.execution.run_directory import RunDirectory
@@ -63,9 +55,8 @@ def run_supervised(
 ) -> TuneResult:
     """Run a resolved configuration whose algorithm learns without rollouts. Raises as `tune()`."""
     config = resolved.config
-    if workflow is not None and judge is None and config.judge is not None:
-        judge = import_function(config.judge)
-    algorithm = _check(config, workflow, judge)
+    job = decide_rows(config, workflow, judge)
+    algorithm = job.recipe.algorithm
     data = read_data(config, algorithm, workflow is not None)
     lines = (*_idle(resolved, workflow is not None), *data.messages)
     with contextlib.ExitStack() as stack:
@@ -73,20 +64,19 @@ def run_supervised(
         opened = stack.enter_context(open_run(resolved, config_path, rows, lines))
         from sharpen.execution.shared_weights import publish_adapters_alone
 
-        serving = None if workflow is None else start_serving(config, workflow, judge)
+        serving = None if workflow is None else start_serving(job)
         place = start_training(config) if serving is None else serving
         ranks = None
         if place is not None:
             stack.callback(place.close)
             opened.display.message(place.line)
             ranks = place.ranks
-        folder = model_folder(config.model.model_path)
-        trainer = make_trainer(config, algorithm, folder, total_steps=opened.total_steps, ranks=ranks)
+        trainer = make_trainer(job, total_steps=opened.total_steps, ranks=ranks)
         stack.callback(trainer.close)
         stack.enter_context(stop_signals())  # once more: Ray sets handlers of its own as it starts
         if serving is not None:
             publish_adapters_alone(serving.engine, trainer)
-        loop = _assemble(opened, algorithm, serving, trainer, data)
+        loop = _assemble(opened, job, serving, trainer, data)
         stack.callback(loop.monitor.close)
         stack.callback(loop.journal.close)
         verdict = None
@@ -95,42 +85,7 @@ def run_supervised(
             verdict = _verdict(loop, opened.directory)
         finally:
             _write_outcome(loop, opened.directory, verdict)
-        return _outcome(loop, opened.directory, folder, verdict)
-
-
-def _check(
-    config: RunConfig, workflow: Callable[..., Any] | None, judge: Callable[..., Any] | None
-) -> SupervisedAlgorithm:
-    """Everything that is known to be wrong before anything is loaded."""
-    name = config.algorithm.algorithm_type
-    algorithm = resolve_supervised(name, config.loss)
-    if config.expert != ExpertConfig():
-        raise ConfigError(
-            f"the settings of expert have no effect: {name!r} learns from the rows of train_dataset alone"
-        )
-    if workflow is None and judge is not None:
-        raise ConfigError("judge_func judges what a workflow says, and there is none: give both, or neither")
-    if workflow is not None:
-        workflow_arguments(workflow)
-        check_heads(config.model, Path(config.model.model_path).expanduser())
-        if config.eval_dataset is None:
-            raise ConfigError(
-                f"with {name!r} the workflow is there to evaluate the agent, on the tasks of eval_dataset: give that "
-                "too, or leave the workflow out"
-            )
-    if judge is not None:
-        judge_arguments(judge)
-    if workflow is None and config.evaluation.further:
-        raise ConfigError("evaluation.further needs a workflow: without one only rows of one dataset are held out")
-    if config.sampling.order == "difficulty":
-        raise ConfigError(f"sampling.order is 'difficulty', which goes by rewards: {name!r} has none")
-    check_auxiliary_models(config)
-    check_monitor(config.monitor_type)
-    check_lora(config.trainer)
-    check_execution(config, serves=workflow is not None)
-    check_trainer(config)
-    model_folder(config.model.model_path)
-    return algorithm
+        return _outcome(loop, opened.directory, job.folder, verdict)
 
 
 def _idle(resolved: Resolved, has_workflow: bool) -> list[str]:
@@ -142,7 +97,7 @@ def _idle(resolved: Resolved, has_workflow: bool) -> list[str]:
 
 
 def _assemble(
-    opened: Opened, algorithm: SupervisedAlgorithm, serving: Served | None, trainer: AnyTrainer, data: RowData
+    opened: Opened, job: Job[RowRecipe], serving: Served | None, trainer: AnyTrainer, data: RowData
 ) -> SupervisedLoop:
     from sharpen.execution.model_files import quiet_transformers
     from sharpen.experience.journal import Journal
@@ -151,7 +106,8 @@ def _assemble(
 
     config, directory, display, order = opened.config, opened.directory, opened.display, opened.order
     quiet_transformers()
-    tutor = make_tutor(config, algorithm, model_folder(config.model.model_path))
+    algorithm = job.recipe.algorithm
+    tutor = make_tutor(config, algorithm, job.folder)
     for line in trainer.lines:
         display.message(line)
     progress = Progress(order=order.state())

@@ -21,8 +21,9 @@ from sharpen.config.run import RunConfig
 from sharpen.errors import EngineLostError, RolloutError
 from sharpen.execution.auxiliary import AuxiliaryUse
 from sharpen.execution.cluster.engine import first_line
-from sharpen.rollout.attempt import AUXILIARY, Ended
+from sharpen.rollout.attempt import Ended
 from sharpen.rollout.in_process import Asked, Attempted
+from sharpen.rollout.models import AUXILIARY
 from sharpen.types import Outcome
 
 log = logging.getLogger("sharpen.rollout")

@@ -105,7 +105,7 @@ class RolloutWorker:
         except Exception as error:  # the user's modules are imported by it
             raise ConfigError(
                 f"the workflow or the judge cannot be loaded in a rollout worker: {type(error).__name__}: {error}; the "
-                "code must be importable on every machine of the cluster (docs/ray.md)"
+                "code must be importable on every machine of the cluster (docs/use/ray.md)"
             ) from error
         self._silence = silent_agents()
         self._silence.__enter__()

@@ -1,0 +1,49 @@
+"""Configuration files in our layout or Trinity-RFT's, told apart by their sections.
+
+In: the path of a YAML file. Out: a `ConfigFile`, which `config.load.resolve` makes a run's configuration of.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from sharpen.compat.trinity.yaml.conversion import convert, own_keys
+from sharpen.config.load import ConfigFile, point_beside, read_yaml
+from sharpen.config.run import RunConfig
+from sharpen.errors import ConfigError
+
+_SHARED = frozenset({"project", "name", "checkpoint_root_dir", "model", "algorithm", "trainer", "cluster"})
+"""Sections that both layouts have."""
+_TRINITY = frozenset(
+    {
+        *("mode", "group", "continue_from_checkpoint", "checkpoint_job_dir", "ray_namespace", "data_processor"),
+        *("ignore_validator_suggestions", "buffer", "explorer", "synchronizer", "monitor", "service"),
+        *("log", "stages"),
+    }
+)
+"""Sections that only Trinity-RFT's layout has."""
+
+
+def load_config(path: str | Path) -> ConfigFile:
+    """Read a configuration file. Relative paths of datasets, models and code files that exist beside it point there.
+
+    Raises `ConfigError` as `read_yaml`, for a file that mixes both layouts, and for what cannot be honoured.
+    """
+    path = Path(path)
+    content = read_yaml(path)
+    theirs = sorted(_TRINITY & content.keys())
+    ours = sorted((RunConfig.model_fields.keys() - _SHARED) & content.keys())
+    if not theirs and not ours:
+        theirs, ours = own_keys(content)
+    if theirs and ours:
+        raise ConfigError(
+            f"{path} mixes two layouts: {', '.join(theirs)} of Trinity-RFT's, {', '.join(ours)} of our own; "
+            "keep to one of them"
+        )
+    if theirs:
+        file = convert(content, path.name, environment=os.environ)
+    else:
+        file = ConfigFile(settings=content, name=path.name)
+    point_beside(file.settings, path.parent)
+    return file

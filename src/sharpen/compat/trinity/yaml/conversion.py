@@ -1,0 +1,200 @@
+"""Reads Trinity-RFT's configuration files.
+
+In: the content of such a YAML file. Out: a `ConfigFile` with our settings, the key that each came from, and what to
+tell the user. Every key is applied, told, named as without effect, or refused; an unknown one is an error with the
+nearest known name. `table` lists them all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from difflib import get_close_matches
+from typing import Any
+
+from sharpen.compat.trinity.yaml import (
+    algorithm,
+    cluster,
+    rows,
+    run,
+    synchronizer,
+    tasks,
+)
+from sharpen.compat.trinity.yaml.draft import Draft, shown
+from sharpen.compat.trinity.yaml.interpolation import interpolate
+from sharpen.compat.trinity.yaml.table import RULES
+from sharpen.config.explain import InvalidConfigError, section_class
+from sharpen.config.load import ConfigFile
+from sharpen.config.run import RunConfig
+from sharpen.errors import ConfigError
+
+_NULLABLE = ("tool_call_parser", "reasoning_parser")
+_TASKSET = "buffer.explorer_input.taskset"
+HOMES = {
+    "train_dataset": _TASKSET,
+    "train_dataset.path": f"{_TASKSET}.path",
+    "model": "model",
+    "model.model_path": "model.model_path",
+    "model.max_model_len": "model.max_model_len",
+    "workflow": f"{_TASKSET}.default_workflow_type",
+}
+"""Where Trinity-RFT's files say what we need."""
+HOMES_OF_ROWS = {
+    "train_dataset": rows.BUFFER,
+    "train_dataset.path": f"{rows.BUFFER}.path",
+}
+"""The same of files that train on rows."""
+
+
+def own_keys(content: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Keys within sections that both layouts have (`algorithm`, `cluster`, `model`, `trainer`), which only
+    Trinity-RFT's layout has, and which only ours has.
+    """
+    theirs, ours = [], []
+    for section, inner in content.items():
+        for name in inner if isinstance(inner, Mapping) else ():
+            key = f"{section}.{name}"
+            known = key in RULES or _is_section(key)
+            if known and not _is_ours(key):
+                theirs.append(key)
+            elif _is_ours(key) and not known:
+                ours.append(key)
+    return theirs, ours
+
+
+def _is_ours(key: str) -> bool:
+    section, _, name = key.partition(".")
+    field = RunConfig.model_fields.get(section)
+    model = section_class(field.annotation) if field is not None else None
+    return model is not None and name in model.model_fields
+
+
+def convert(
+    content: Mapping[str, Any], file: str, *, environment: Mapping[str, str], now: datetime | None = None
+) -> ConfigFile:
+    """Translate a file's content into our settings. `file` is its name, for messages.
+
+    `now` names a run anew whose directory exists (`continue_from_checkpoint: false`). Raises `ConfigError` with every
+    problem at once.
+    """
+    draft = Draft(file, environment)
+    resolved = interpolate(content, environment, file)
+    _gather(draft, _one_stage(draft, resolved), "")
+    supervised = rows.applies(draft)
+    if supervised:
+        rows.leave_rollouts_out(draft)
+    for key, value in list(draft.given.items()):
+        RULES[_pattern(key)](draft, key, value)
+    run.mode(draft)
+    run.run_name(draft, now or datetime.now())
+    algorithm.algorithm(draft)
+    algorithm.optimizer(draft)
+    if supervised:
+        rows.rows(draft)
+        run.total_steps(draft, 1)
+    else:
+        run.sizes(draft)
+        run.lengths(draft)
+        tasks.tasksets(draft)
+        tasks.auxiliary_models(draft)
+        synchronizer.synchronizer(draft)
+    run.trainer_config(draft)
+    cluster.gpus(draft)
+    if draft.problems:
+        raise InvalidConfigError.of(f"{file} (Trinity-RFT's layout)", draft.problems)
+    assert not draft.unanswered(), draft.unanswered()
+    return ConfigFile(
+        settings=draft.tree,
+        name=file,
+        defaults=draft.defaults,
+        origins=draft.origins,
+        homes={place: f"{file}: {key}" for place, key in {**HOMES, **(HOMES_OF_ROWS if supervised else {})}.items()},
+        notices=draft.notices(),
+        evaluate_only=draft.evaluate_only,
+    )
+
+
+def _one_stage(draft: Draft, content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A single stage's sections replace the file's, as in Trinity-RFT; several are refused."""
+    stages = content.get("stages")
+    if not stages:
+        return {key: value for key, value in content.items() if key != "stages"}
+    if not isinstance(stages, list) or not all(isinstance(stage, Mapping) for stage in stages):
+        raise ConfigError(f"{draft.file}: 'stages' must be a list of sections, but {shown(stages)} came")
+    if len(stages) > 1:
+        names = ", ".join(str(stage.get("stage_name")) for stage in stages)
+        raise ConfigError(
+            f"{draft.file}: 'stages' has {len(stages)} ({names}), but a run has one: write a file for each, the next "
+            "with the checkpoint before it as model.model_path"
+        )
+    stage = dict(stages[0])
+    name = stage.pop("stage_name", None)
+    known = ("mode", "algorithm", "buffer", "data_processor", "explorer", "trainer")
+    for key in stage:
+        if key not in known:
+            raise ConfigError(f"{draft.file}: 'stages[0].{key}' is no section of a stage{_near(str(key), known)}")
+    merged = {**content, **{key: value for key, value in stage.items() if value is not None}}
+    del merged["stages"]
+    if name:
+        merged["name"] = f"{content['name']}-{name}" if content.get("name") else str(name)
+        draft.lines.append(f"{draft.file}: stages: its only stage is the run, named {merged['name']}")
+    return merged
+
+
+def _gather(draft: Draft, value: Any, key: str) -> None:
+    """Every known key with its value into `draft.given`; unknown ones are problems. Null means not given."""
+    if _pattern(key) in RULES:
+        if value is not None or key.endswith(_NULLABLE):
+            draft.given[key] = value
+        return
+    if isinstance(value, Mapping) and (not key or _is_section(_pattern(key))):
+        for name, inner in value.items():
+            _gather(draft, inner, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list) and _is_section(f"{_pattern(key)}[]"):
+        draft.lengths[key] = len(value)
+        for index, inner in enumerate(value):
+            if isinstance(inner, Mapping):
+                _gather(draft, inner, f"{key}[{index}]")
+            else:
+                draft.wrong(f"{key}[{index}]", f"must be a section of settings, but {shown(inner)} came")
+    elif _is_section(_pattern(key)) or _is_section(f"{_pattern(key)}[]"):
+        if value is not None:
+            kind = "a list of sections" if _is_section(f"{_pattern(key)}[]") else "a section of settings"
+            draft.wrong(key, f"must be {kind}, but {shown(value)} came")
+    else:
+        draft.wrong(key, f"is not a key of Trinity-RFT{_nearest(key)}")
+
+
+def _pattern(key: str) -> str:
+    return re.sub(r"\[\d+\]", "[]", key)
+
+
+def _is_section(pattern: str) -> bool:
+    return any(known.startswith(f"{pattern}.") for known in RULES)
+
+
+def _nearest(key: str) -> str:
+    """The likely key: of that section, else of that name elsewhere, else what the section has."""
+    if _is_ours(key):
+        return ", but a setting of our own layout: one file is in one of them"
+    section, _, name = _pattern(key).rpartition(".")
+    within = f"{section}." if section else ""
+    siblings = sorted(
+        {known.removeprefix(within).split(".")[0].removesuffix("[]") for known in RULES if known.startswith(within)}
+    )
+    near = get_close_matches(name, siblings, n=1)
+    if near:
+        return f"; did you mean '{key.rpartition('.')[0]}.{near[0]}'?" if section else f"; did you mean '{near[0]}'?"
+    lasts: dict[str, list[str]] = {}
+    for known in RULES:
+        lasts.setdefault(known.rpartition(".")[2], []).append(known)
+    found = lasts.get(name) or lasts.get(next(iter(get_close_matches(name, lasts, n=1)), ""), [])
+    if found:
+        return f"; did you mean {' or '.join(repr(home) for home in found[:3])}?"
+    return f"; there are {', '.join(siblings)}"
+
+
+def _near(name: str, known: tuple[str, ...]) -> str:
+    near = get_close_matches(name, known, n=1)
+    return f"; did you mean '{near[0]}'?" if near else f"; there are {', '.join(known)}"
