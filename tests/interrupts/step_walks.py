@@ -36,9 +36,9 @@ from sharpen.trainer.checkpoint import load, point, pointed
 STEPS, BATCH_SIZE, GROUP_SIZE = 3, 4, 4
 ROOT = Path(sharpen.__file__).parent
 WALKED = (
-    "run/loop.py", "run/rollouts.py", "run/rows.py", "run/steps.py", "trainer/trainer.py", "trainer/critic.py",
-    "trainer/optimizer.py", "trainer/step_start.py", "trainer/checkpoint.py", "experience/journal.py",
-    "monitor/metrics.py",
+    "run/loop.py", "run/rollouts.py", "run/rows.py", "run/steps.py", "trainer/trainer.py", "trainer/rollout_loss.py",
+    "trainer/row_loss.py", "trainer/critic.py", "trainer/optimizer.py", "trainer/step_start.py",
+    "trainer/checkpoint.py", "experience/journal.py", "monitor/metrics.py",
 )  # fmt: skip
 SAVES = ("run/steps.py", "trainer/checkpoint.py")
 SAVING = ("save", "_save", "_recorded", "state_tensors")

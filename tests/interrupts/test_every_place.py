@@ -104,7 +104,7 @@ def test_a_step_with_rollouts_ended_at_its_borders(grpo, way):
 
 @pytest.mark.parametrize("way", ["error", "twice"])
 def test_a_step_with_rows_ended_at_its_borders(sft, way):
-    """Red for the same of `run/rows.py` and of the trainer."""
+    """Red for the same of `run/rows.py` and `trainer/row_loss.py`."""
     assert walk(sft, way) > 6
 
 

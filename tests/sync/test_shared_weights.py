@@ -21,6 +21,7 @@ from sharpen.inference.embedded import EmbeddedEngine
 from sharpen.inference.engine import GenerateRequest, Generation
 from sharpen.run.assembly import open_loop
 from sharpen.trainer.checkpoint import STATE, pointed
+from sharpen.trainer.roles import TrainerPlan
 from sharpen.trainer.trainer import Trainer
 from sharpen.types import Sampling
 
@@ -30,14 +31,14 @@ def make_engine(folder: Path, dtype: Any = "float32") -> EmbeddedEngine:
 
 
 def make_trainer(folder: Path) -> Trainer:
-    return Trainer.from_pretrained(
-        folder,
+    plan = TrainerPlan(
+        model_path=folder,
         algorithm=resolve_algorithm("grpo", LossConfig(kl="none"), 2),
         config=TrainerConfig(),
         learning_rate=1e-3,
         planned_updates=1,
-        device="cpu",
     )
+    return Trainer.load(plan, "cpu")
 
 
 def request(max_tokens: int = 8) -> GenerateRequest:

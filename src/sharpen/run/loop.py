@@ -29,13 +29,14 @@ from sharpen.config.run import RunConfig
 from sharpen.execution.start import Served
 from sharpen.execution.trainers import AnyTrainer
 from sharpen.experience.journal import Journal
+from sharpen.interrupts import deferred_interrupt
 from sharpen.monitor import spent
 from sharpen.monitor.display import Display, StepReport
 from sharpen.monitor.metrics import Monitor
 from sharpen.run.exam import Exam
 from sharpen.run.progress import Measurement, Progress
 from sharpen.run.source import Source, StepOutcome
-from sharpen.run.steps import Checkpoints, Recorded, TimeLimit, deferred_interrupt
+from sharpen.run.steps import Checkpoints, Recorded, TimeLimit
 
 
 @dataclass(slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from sharpen.supervised.checks import check_step
 from sharpen.supervised.lessons import Lesson, Tutor
 from sharpen.supervised.taught import taught_row
 from sharpen.tasks.order import Order, distinct
-from sharpen.trainer.measured import Minibatch
+from sharpen.trainer.work import Minibatch
 from sharpen.types import Check, Experience, Task
 
 
