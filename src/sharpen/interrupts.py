@@ -1,5 +1,5 @@
-"""What signals do to a run: SIGTERM is Ctrl-C, which waits for a step that is under way; a terminal that is closed takes
-the display alone.
+"""What signals do to a run: SIGTERM is Ctrl-C, which waits for a step that is under way; a terminal that is closed
+takes the display alone.
 
 In: nothing. Out: handlers, for as long as a run is open. They are set where nobody has set any, and taken back behind.
 """
