@@ -40,7 +40,7 @@ from agent import MAX_CALLS, MAX_TOKENS, SYSTEM, TOOLS, calculator, judge
 
 from sharpen import WorkflowOutput
 from sharpen.config.load import resolve
-from sharpen.execution.local import Serving
+from sharpen.execution.local import LocalServing
 from sharpen.inference.engine import Engine, GenerateRequest, Generation
 from sharpen.monitor import spent
 from sharpen.monitor.statistics import Accuracy, Evaluation, by_mode
@@ -202,7 +202,7 @@ def run(sync: Mapping[str, Any], steps: int, *, evaluate: bool) -> Outcome:
             }
         )
         with open_loop(resolved, make_workflow(trace), judge) as (loop, site):
-            assert isinstance(loop.serving, Serving)
+            assert isinstance(loop.serving, LocalServing)
             loop.serving.gateway.engine = TracedEngine(loop.serving.engine, trace)
             loop.run()
             lines = (site.directory.path / "metrics.jsonl").read_text().splitlines()

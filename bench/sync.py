@@ -36,7 +36,7 @@ import torch
 from agent import judge, run_agent
 
 from sharpen.config.load import resolve
-from sharpen.execution.local import Serving
+from sharpen.execution.local import LocalServing
 from sharpen.execution.ranks.processes import lay_out, view
 from sharpen.execution.ranks.shared_file import SharedFile
 from sharpen.execution.ranks.trainer import WeightSpec
@@ -80,7 +80,7 @@ def in_process(sync: Mapping[str, Any], repeats: int) -> tuple[float, int]:
             }
         )
         with open_loop(resolved, run_agent, judge) as (loop, _):
-            assert isinstance(loop.serving, Serving)
+            assert isinstance(loop.serving, LocalServing)
             assert isinstance(loop.serving.engine, EmbeddedEngine)
             loop.step()  # so that there is KV to drop
             seconds = median_s(lambda: _publish(loop), repeats)

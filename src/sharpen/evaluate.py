@@ -23,7 +23,6 @@ from sharpen.decide import decide_evaluation
 from sharpen.errors import ConfigError, RolloutError
 from sharpen.execution.auxiliary import AuxiliaryModels
 from sharpen.execution.auxiliary_settings import check_auxiliary_models
-from sharpen.execution.local import Mode
 from sharpen.execution.remote import RemoteModel
 from sharpen.execution.serving import ServingThread
 from sharpen.execution.sessions import opener
@@ -33,7 +32,7 @@ from sharpen.experience.records import EVALUATIONS
 from sharpen.monitor.display import Display
 from sharpen.monitor.statistics import Evaluation, accuracy, evaluation_to_json
 from sharpen.monitor.table import with_interval
-from sharpen.rollout.in_process import Opens
+from sharpen.rollout.in_process import Mode, Opener
 from sharpen.rollout.retries import fails_its_task
 from sharpen.rollout.runner import RolloutRunner
 from sharpen.rollout.statistics import RolloutStatistics, given, summarize, without_calls
@@ -55,7 +54,7 @@ class Evaluator:
 
     config: RunConfig
     runner: RolloutRunner
-    modes: Mapping[Mode, Opens]
+    modes: Mapping[Mode, Opener]
     tasks: Sequence[Task]
     further: Mapping[str, Sequence[Task]]
     progress: Progress
@@ -106,7 +105,7 @@ class Evaluator:
 
             self.keep(replace(group, id=id_, rollouts=named(group.rollouts), attempts=named(group.attempts)))
 
-    def _groups(self, open_session: Opens, tasks: Sequence[Task], version: int, name: str) -> list[Group]:
+    def _groups(self, open_session: Opener, tasks: Sequence[Task], version: int, name: str) -> list[Group]:
         done = 0
 
         def count(_: object) -> None:
@@ -184,7 +183,7 @@ def evaluate(
     with contextlib.ExitStack() as stack:
         stack.callback(display.close)
         runner: RolloutRunner
-        modes: Mapping[Mode, Opens]
+        modes: Mapping[Mode, Opener]
         if endpoint is None:
             serving = start_serving(job)
             stack.callback(serving.close)

@@ -38,8 +38,6 @@ class Runner:
 class Serving:
     """Notes what is published; a probe fails if the test says so."""
 
-    baseline = None
-
     def __init__(self) -> None:
         self.runner = Runner()
         self.published: list[int] = []

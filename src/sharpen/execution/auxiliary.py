@@ -33,8 +33,8 @@ class _Source(Protocol):
     def close(self) -> None: ...
 
 
-class AuxiliaryUse:
-    """What the auxiliary models of a run were used for, by name."""
+class AuxiliaryMeters:
+    """What the auxiliary models of a run were used for: tokens, by name."""
 
     def __init__(self, config: RunConfig) -> None:
         self._meters = {
@@ -54,7 +54,7 @@ class AuxiliaryUse:
                 self._meters[name].add(tokens)
 
 
-class AuxiliaryModels(AuxiliaryUse):
+class AuxiliaryModels(AuxiliaryMeters):
     """All auxiliary models of a run, by name.
 
     Loads those that are served here; raises `ModelError` if one cannot be had or served, `ConfigError` for an unknown

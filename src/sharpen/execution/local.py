@@ -1,7 +1,7 @@
 """One process: the engines and their gateways on a serving thread, user code on its own loop, the trainer in the
 caller's thread.
 
-In: a `Job`. Out: `Serving` (what rollouts need: engine, gateway, auxiliary models, runner).
+In: a `Job`. Out: `LocalServing` (what rollouts need: engine, gateway, auxiliary models, runner).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from sharpen.compat.agentscope import silent_agents
 from sharpen.execution.auxiliary import AuxiliaryModels
@@ -17,9 +17,9 @@ from sharpen.execution.engines import load_policy
 from sharpen.execution.model_files import quiet_transformers
 from sharpen.execution.probe import sample_probes
 from sharpen.execution.serving import ServingThread
-from sharpen.execution.sessions import make_gateway, session_kinds
+from sharpen.execution.sessions import make_gateway, openers
 from sharpen.recipe import Job, Recipe
-from sharpen.rollout.in_process import Opens
+from sharpen.rollout.in_process import Mode, Opener
 from sharpen.rollout.runner import RolloutRunner
 from sharpen.types import Experience, IntArray
 
@@ -27,17 +27,10 @@ if TYPE_CHECKING:
     import torch
 
 
-Mode = Literal["greedy", "sampled"]
+class LocalServing:
+    """Satisfies `execution.place.Serving`."""
 
-
-class Serving:
-    """A model that serves rollouts, and the auxiliary models beside it. `runner` runs them; `recorded` opens sessions
-    for training, `baseline` greedy ones beside them, `modes` those for evaluation."""
-
-    def __init__(
-        self,
-        job: Job[Recipe],
-    ) -> None:
+    def __init__(self, job: Job[Recipe]) -> None:
         """Load the job's models into engines and start serving them.
 
         Raises `ModelError` if one cannot be had or served, `ConfigError` for a wrong signature.
@@ -60,14 +53,11 @@ class Serving:
             self.auxiliary = AuxiliaryModels(config, self.thread, alone=alone)
             undo.callback(self.auxiliary.close)
             self.gateway = make_gateway(config, self.engine, self.tokenizer, self.thread.loop)
-            kinds = session_kinds(config, self.gateway, self.auxiliary)
-            self.recorded: Opens = kinds["recorded"]
-            self.baseline: Opens = kinds["baseline"]
-            self.modes: Mapping[Mode, Opens] = {"greedy": kinds["greedy"], "sampled": kinds["sampled"]}
+            self.modes: Mapping[Mode, Opener] = openers(config, self.gateway, self.auxiliary)
             self.runner = RolloutRunner(
                 job.agent,
                 job.judge,
-                self.recorded,
+                self.modes["sampled"],
                 config.rollout,
                 config.algorithm.group_size,
                 config.seed,
@@ -82,19 +72,18 @@ class Serving:
         return None
 
     def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load new weights into the engine; returns when it serves them. Those of auxiliary models never change."""
+        """See `Serving.publish`."""
         self.thread.call(self.engine.load(version, tensors))
 
     def probe(
         self, prompt_ids_P: IntArray, *, noise: int, temperature: float | None = None
     ) -> Future[tuple[Experience, ...]]:
-        """Begin to sample probes with the weights that serve, at the run's temperature unless another is given; see
-        `execution.probe`."""
+        """See `Serving.probe`."""
         chosen = self._config.model.temperature if temperature is None else temperature
         return self.thread.start(sample_probes(self.engine, prompt_ids_P, temperature=chosen, noise=noise))
 
     def generating_s(self) -> float:
-        """Seconds so far in which the engine had a request to work on."""
+        """See `Serving.generating_s`."""
         return self.gateway.busy.seconds()
 
     def close(self) -> None:

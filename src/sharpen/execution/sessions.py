@@ -1,6 +1,6 @@
 """How the models of a rollout are opened: the policy at a gateway or an endpoint, the auxiliary models beside it.
 
-In: a configuration, an engine. Out: the gateway, and for each kind of rollout a function that opens `RolloutModels`.
+In: a configuration, an engine. Out: the gateway, and for each mode a function that opens `RolloutModels`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sharpen.execution.auxiliary import AuxiliaryModels
 from sharpen.execution.engines import sampling_of
 from sharpen.gateway.gateway import Gateway
 from sharpen.inference.engine import Engine
-from sharpen.rollout.in_process import OpenSession, SessionKind
+from sharpen.rollout.in_process import Mode, OpenModels
 from sharpen.rollout.models import Access, RolloutModels
 from sharpen.rollout.user_loop import owner
 from sharpen.types import Sampling
@@ -38,16 +38,16 @@ def make_gateway(config: RunConfig, engine: Engine, tokenizer: Any, loop: asynci
     )
 
 
-def session_kinds(config: RunConfig, gateway: Gateway, auxiliary: AuxiliaryModels) -> Mapping[SessionKind, OpenSession]:
-    """How the models of each kind of rollout are opened: for training, greedy beside it, and for evaluation. Every one
-    records its calls."""
+def openers(config: RunConfig, gateway: Gateway, auxiliary: AuxiliaryModels) -> Mapping[Mode, OpenModels]:
+    """How a rollout's models are opened in each mode. Every one records its calls."""
     greedy = Sampling(temperature=0.0, max_tokens=config.model.max_tokens)
-    as_trained = opener(gateway.open, auxiliary)
-    always_greedy = opener(functools.partial(gateway.open, sampling=greedy), auxiliary)
-    return {"recorded": as_trained, "baseline": always_greedy, "greedy": always_greedy, "sampled": as_trained}
+    return {
+        "sampled": opener(gateway.open, auxiliary),
+        "greedy": opener(functools.partial(gateway.open, sampling=greedy), auxiliary),
+    }
 
 
-def opener(open_policy: Callable[[str, int], Access], auxiliary: AuxiliaryModels) -> OpenSession:
+def opener(open_policy: Callable[[str, int], Access], auxiliary: AuxiliaryModels) -> OpenModels:
     """How a rollout's models are opened: the policy by a gateway's or an endpoint's `open`, beside it the auxiliary
     models; user code receives AgentScope's objects where AgentScope is in use."""
 

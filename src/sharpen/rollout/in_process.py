@@ -32,12 +32,14 @@ from sharpen.types import Call, Outcome, Task
 
 log = logging.getLogger("sharpen.rollout")
 
-OpenSession = Callable[[str, int], RolloutModels]
+OpenModels = Callable[[str, int], RolloutModels]
 """(rollout id, 64-bit noise seed) -> the models."""
-SessionKind = Literal["recorded", "baseline", "greedy", "sampled"]
-"""Kinds of sessions by name: for training, greedy beside it, and for evaluation."""
-Opens = OpenSession | SessionKind
-"""How an attempt gets its session: from a function of this process, or by name where it runs in another one."""
+Mode = Literal["sampled", "greedy"]
+"""How the policy answers in a rollout: sampled as its calls ask (training, evaluation), or greedily whatever they ask
+(a baseline, evaluation)."""
+Opener = OpenModels | Mode
+"""How an attempt gets its models: from a function of this process, or by the mode's name where it runs in another one.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +49,7 @@ class Asked:
     task: Task
     rollout_id: str
     noise_seed: int
-    opens: Opens
+    opens: Opener
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

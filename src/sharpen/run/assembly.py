@@ -17,8 +17,9 @@ from sharpen.config.load import Resolved, value_leaves
 from sharpen.decide import decide
 from sharpen.errors import ConfigError
 from sharpen.execution.identity import model_identity, rows_identity
+from sharpen.execution.place import Serving
 from sharpen.execution.probe import probe_at_start
-from sharpen.execution.start import Served, start_serving, start_training
+from sharpen.execution.start import start_serving, start_training
 from sharpen.execution.threads import let_idle_workers_sleep
 from sharpen.execution.trainers import AnyTrainer, make_trainer
 from sharpen.forecast import before_run
@@ -150,7 +151,7 @@ def open_site(
         )
 
 
-def assemble(site: Site, serving: Served | None, trainer: AnyTrainer) -> Loop:
+def assemble(site: Site, serving: Serving | None, trainer: AnyTrainer) -> Loop:
     """The loop of a run that begins, or goes on from its checkpoint."""
     from sharpen.execution.model_files import quiet_transformers
     from sharpen.experience.journal import Journal
@@ -208,14 +209,14 @@ def _idle(resolved: Resolved, job: Job[RolloutRecipe] | Job[RowRecipe]) -> list[
     return [f"without effect in {job.recipe.algorithm.name}: {', '.join(idle)}"] if idle else []
 
 
-def _probe(job: Job[RolloutRecipe] | Job[RowRecipe], serving: Served | None, data: RunData) -> Sequence[Experience]:
+def _probe(job: Job[RolloutRecipe] | Job[RowRecipe], serving: Serving | None, data: RunData) -> Sequence[Experience]:
     """What the engine says before anything has trained, where trainer and engine are compared."""
     if serving is None or isinstance(job.recipe, RowRecipe):
         return ()
     return probe_at_start(job.config, serving, data.training)
 
 
-def _restored(site: Site, serving: Served | None, trainer: AnyTrainer, expert: ExpertRows | None) -> Progress:
+def _restored(site: Site, serving: Serving | None, trainer: AnyTrainer, expert: ExpertRows | None) -> Progress:
     """How far the run is; what has a state is put back to there."""
     if site.directory.checkpoint is None:
         return Progress(order=site.order.state(), expert={} if expert is None else expert.state())
@@ -228,7 +229,7 @@ def _restored(site: Site, serving: Served | None, trainer: AnyTrainer, expert: E
     return replace(progress, version=trainer.version)
 
 
-def _join_weights(site: Site, serving: Served | None, trainer: AnyTrainer, step: int) -> None:
+def _join_weights(site: Site, serving: Serving | None, trainer: AnyTrainer, step: int) -> None:
     """Settle how the trainer's weights reach the engine, and serve those of a continued run."""
     from sharpen.execution.shared_weights import publish_adapters_alone, share_weights
 
@@ -248,7 +249,7 @@ def _join_weights(site: Site, serving: Served | None, trainer: AnyTrainer, step:
 def _rollouts(
     site: Site,
     recipe: RolloutRecipe,
-    serving: Served,
+    serving: Serving,
     trainer: AnyTrainer,
     journal: Journal,
     progress: Progress,
@@ -288,7 +289,7 @@ def _rollouts(
     )
 
 
-def _rows(site: Site, recipe: RowRecipe, serving: Served | None, trainer: AnyTrainer, journal: Journal) -> RowSource:
+def _rows(site: Site, recipe: RowRecipe, serving: Serving | None, trainer: AnyTrainer, journal: Journal) -> RowSource:
     from sharpen.run.rows import RowSource
 
     def publish() -> None:
@@ -338,7 +339,7 @@ def _monitor(site: Site, step: int) -> Monitor:
     )
 
 
-def _evaluator(site: Site, serving: Served) -> Evaluator:
+def _evaluator(site: Site, serving: Serving) -> Evaluator:
     """Evaluates the model that serves on the held-out tasks, and on the further sets by name."""
     from sharpen.evaluate import Evaluator
 

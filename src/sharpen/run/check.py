@@ -12,7 +12,8 @@ from typing import Any
 from sharpen.config.load import Resolved
 from sharpen.decide import decide_rollouts
 from sharpen.errors import ConfigError, NoSignalError, RolloutError
-from sharpen.execution.start import Served, start_serving
+from sharpen.execution.place import Serving
+from sharpen.execution.start import start_serving
 from sharpen.execution.threads import let_idle_workers_sleep
 from sharpen.recipe import RolloutRecipe, RowRecipe, learns_from_rows
 from sharpen.rollout.check import CheckReport, check_groups
@@ -60,7 +61,7 @@ def check_first(loop: Loop, site: Site) -> None:
         )
 
 
-def _check(recipe: RolloutRecipe, serving: Served, tasks: Sequence[Task], *, version: int) -> CheckReport:
+def _check(recipe: RolloutRecipe, serving: Serving, tasks: Sequence[Task], *, version: int) -> CheckReport:
     groups = serving.runner.run(tasks, group_ids=[f"check/{task.id}" for task in tasks], version=version)
     return check_groups(groups, needs_reward=recipe.needs_reward, model=recipe.config.model)
 

@@ -32,7 +32,7 @@ from sharpen.tasks.order import Order, distinct
 from sharpen.types import Experience, Group, IntArray, Rollout, Task
 
 if TYPE_CHECKING:
-    from sharpen.execution.start import Served
+    from sharpen.execution.place import Serving
     from sharpen.execution.trainers import AnyTrainer
 
 
@@ -59,7 +59,7 @@ class Explorer:
         self,
         recipe: RolloutRecipe,
         *,
-        serving: Served,
+        serving: Serving,
         tasks: Sequence[Task],
         order: Order,
         total_steps: int,
@@ -191,7 +191,7 @@ class Explorer:
     def _launch(self, places: Sequence[int], step: int, part: str) -> _Flight:
         """Start the groups of these tasks, which `step` (the first is 1) trains."""
         tasks = [self.tasks[place] for place in places]
-        baseline = self._serving.baseline if self._algorithm.needs_baseline else None
+        baseline = self._serving.modes["greedy"] if self._algorithm.needs_baseline else None
         total, done = len(tasks) * (self._config.algorithm.group_size + (baseline is not None)), 0
         flight = _Flight(places=places, began=(now := time.perf_counter()), ended=now)
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from sharpen.config.run import RunConfig
-from sharpen.execution.start import Served
+from sharpen.execution.place import Serving
 from sharpen.execution.trainers import AnyTrainer
 from sharpen.experience.journal import Journal
 from sharpen.interrupts import deferred_interrupt
@@ -46,7 +46,7 @@ class Loop:
     config: RunConfig
     source: Source[Any]
     trainer: AnyTrainer
-    serving: Served | None
+    serving: Serving | None
     exam: Exam
     journal: Journal
     monitor: Monitor

@@ -92,8 +92,13 @@ def result(loop: Loop, site: Site, verdict: Verdict) -> TuneResult:
         )
     if isinstance(site.job.recipe, RowRecipe):
         display.message(f"loss curve:    {directory.loss_picture}")
-    tensorboard = site.job.config.monitor_type == "tensorboard"
-    display.usage(directory.path, verdict, _reward_picture(loop, site), tensorboard=tensorboard)
+    display.usage(
+        directory.path,
+        verdict,
+        _reward_picture(loop, site),
+        tensorboard=site.job.config.monitor_type == "tensorboard",
+        tool_call_parser=site.job.config.model.tool_call_parser,
+    )
     last = pointed(directory.path, "latest")
     assert last is not None, "the last step is always saved"
     return TuneResult(

@@ -18,7 +18,7 @@ from sharpen.certificate.audit import audit
 from sharpen.certificate.delivery import delivery
 from sharpen.certificate.rules import Rules
 from sharpen.diagnose.diagnosis import Watch
-from sharpen.execution.start import Served
+from sharpen.execution.place import Serving
 from sharpen.execution.trainers import AnyTrainer
 from sharpen.experience.draw import Batch, draw_batches
 from sharpen.experience.journal import Journal
@@ -65,7 +65,7 @@ class RolloutSource:
     """Satisfies `run.source.Source`."""
 
     recipe: RolloutRecipe
-    serving: Served
+    serving: Serving
     trainer: AnyTrainer
     explorer: Explorer
     journal: Journal

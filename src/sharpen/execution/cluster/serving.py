@@ -1,6 +1,6 @@
 """A run's serving side in actors of Ray: engines, and the workers in which the user's code runs.
 
-In: a `Job`. Out: `RayServing`, which the coordinator uses as it uses `local.Serving`.
+In: a `Job`. Out: `RayServing`, which the coordinator uses as it uses `local.LocalServing`.
 
     coordinator (this process): loop, journal, runner ──Asked──► rollout workers ──requests──► engine actors
                                      ▲                 ◄─Attempted─┘                               ▲
@@ -28,7 +28,6 @@ from sharpen.execution.cluster.ranks import StoredWeights
 from sharpen.execution.cluster.training import ranks_in
 from sharpen.execution.cluster.weights import to_arrays
 from sharpen.execution.cluster.worker import RolloutWorker, Setup, pickled
-from sharpen.execution.local import Mode
 from sharpen.execution.model_files import quiet_transformers
 from sharpen.execution.probe import sample_probes
 from sharpen.execution.ranks.group import StartRanks
@@ -37,7 +36,7 @@ from sharpen.inference.engine import Engine
 from sharpen.inference.routing import Replicas
 from sharpen.recipe import Job, Recipe
 from sharpen.rollout.attempt import UserFunctions
-from sharpen.rollout.in_process import Attempts, Opens
+from sharpen.rollout.in_process import Attempts, Mode, Opener
 from sharpen.rollout.runner import RolloutRunner
 from sharpen.types import Experience, IntArray
 
@@ -65,7 +64,7 @@ class _Placed:
 
 
 class RayServing:
-    """Satisfies `execution.start.Served`."""
+    """Satisfies `execution.place.Serving`."""
 
     def __init__(
         self,
@@ -76,7 +75,7 @@ class RayServing:
         """Start or join Ray, place the actors, load the models.
 
         `grace_s` as in `OnWorkers`. Raises `ConfigError` if Ray is not there or has not got what is asked for, else as
-        `local.Serving` does.
+        `local.LocalServing` does.
         """
         quiet_transformers()
         self.folder = job.folder
@@ -114,13 +113,11 @@ class RayServing:
             policy = [placed.client() for placed in self._policy]
             self.engine: Engine = policy[0] if len(policy) == 1 else Replicas(policy)
             self._clients = policy
-            self.recorded: Opens = "recorded"
-            self.baseline: Opens = "baseline"
-            self.modes: Mapping[Mode, Opens] = {"greedy": "greedy", "sampled": "sampled"}
+            self.modes: Mapping[Mode, Opener] = {"greedy": "greedy", "sampled": "sampled"}
             self.runner = RolloutRunner(
                 functions.workflow,
                 functions.judge,
-                self.recorded,
+                self.modes["sampled"],
                 config.rollout,
                 config.algorithm.group_size,
                 config.seed,
@@ -142,7 +139,7 @@ class RayServing:
         )
 
     def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load new weights into the engines; returns when they serve them. Those of auxiliary models never change."""
+        """See `Serving.publish`."""
         import ray
 
         stored = tensors.reference if isinstance(tensors, StoredWeights) else ray.put(to_arrays(tensors))
@@ -166,12 +163,12 @@ class RayServing:
     def probe(
         self, prompt_ids_P: IntArray, *, noise: int, temperature: float | None = None
     ) -> Future[tuple[Experience, ...]]:
-        """Begin to sample probes with the weights that serve; see `local.Serving.probe`."""
+        """See `Serving.probe`."""
         chosen = self._config.model.temperature if temperature is None else temperature
         return self.thread.start(sample_probes(self.engine, prompt_ids_P, temperature=chosen, noise=noise))
 
     def generating_s(self) -> float:
-        """Seconds so far in which an engine had a request to work on, of the busiest one in each span."""
+        """See `Serving.generating_s`."""
         self.thread.call(self._read_busy())
         return self._generating_s
 

@@ -29,7 +29,7 @@ def ranks_in(connection: Connection, count: int, role: Role = "trainer rank", *,
 
 
 class RayTraining:
-    """Satisfies `execution.start.Place`: the trainer alone, in actors also where it is a single rank."""
+    """Satisfies `execution.place.Place`: the trainer alone, in actors also where it is a single rank."""
 
     def __init__(self, config: RunConfig) -> None:
         """Start or join Ray and reserve what the ranks need. Raises `ConfigError` as `cluster.serving.RayServing`."""
