@@ -105,7 +105,7 @@ def _not_recomputed(rules: Rules) -> tuple[str, ...]:
     """What the records do not determine: advantages that the trainer makes with a critic or the reference model, and
     what was read from an expert's dataset."""
     exceptions = []
-    if rules.entropy_clip:
+    if rules.formula.entropy_clip:
         exceptions.append(
             "which tokens lost their advantage by what they do to the entropy, which needs the weights of every step; "
             "the advantages before it were recomputed"
@@ -115,7 +115,7 @@ def _not_recomputed(rules: Rules) -> tuple[str, ...]:
             "rows, mask and rendered, which are of the expert's rows and stand as the run noted them (their dataset is "
             "not part of the records), and what the expert's tokens weigh"
         )
-    if rules.critic:
+    if rules.formula.critic:
         exceptions.append(
             "the advantages of single tokens, which need the critic's weights at every step; the rewards of calls that "
             "they are made from were recomputed"

@@ -237,7 +237,7 @@ def evaluation_lines(found: Evaluation, name: str = "held-out") -> list[str]:
     """One line for each mode: mean reward with its 95% interval, and the number of tasks; below it one for each metric
     of workflow and judge."""
     lines = []
-    for mode, rewards in (("greedy", found.greedy), ("sampled", found.sampled)):
+    for mode, rewards in found.rewards.items():
         if rewards:
             mean = accuracy(rewards.values())
             lines.append(

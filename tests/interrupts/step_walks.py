@@ -168,7 +168,7 @@ class Bench:
                 old,
                 config=old.config.model_copy(update={"algorithm": algorithm}),
                 journal=journal,
-                monitor=Monitor([sink]),
+                monitor=Monitor(sink),
                 display=Display(STEPS, io.StringIO()),
                 run_dir=run_dir,
                 total_steps=STEPS,
