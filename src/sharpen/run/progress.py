@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sharpen.monitor.statistics import Evaluation, evaluation_from_json, evaluation_to_json
-from sharpen.monitor.verdict import Mode, RowLosses, is_best, is_least
+from sharpen.monitor.verdict import RowLosses, is_best, is_least
+from sharpen.rollout.in_process import Mode
 
 _MEASURED = ("before", "after", "best")
 
