@@ -41,6 +41,7 @@ from sharpen.execution.serving import ServingThread
 from sharpen.experience.draw import draw_batches
 from sharpen.gateway.gateway import Gateway
 from sharpen.inference.embedded import EmbeddedEngine
+from sharpen.trainer.roles import TrainerPlan
 from sharpen.trainer.trainer import Trainer
 from sharpen.types import Group, Outcome, Rollout, Sampling, Task
 
@@ -102,9 +103,10 @@ def train(model: str, steps: int, *, batch_size: int = BATCH_SIZE, num_held_out:
     """Train `model` for so many steps, and print how it goes."""
     tasks, held_out = read_tasks("train"), read_tasks("test")[:num_held_out]
     random.Random(0).shuffle(tasks)
-    trainer = Trainer.from_pretrained(
-        model, algorithm=GRPO, config=OPTIMIZER, learning_rate=LEARNING_RATE, planned_updates=steps
+    plan = TrainerPlan(
+        model_path=model, algorithm=GRPO, config=OPTIMIZER, learning_rate=LEARNING_RATE, planned_updates=steps
     )
+    trainer = Trainer.load(plan)
     engine = EmbeddedEngine.from_pretrained(model, max_model_len=512)
     serving = ServingThread()  # gateway and engine have a loop of their own, which no agent can hold up
     gateway = Gateway(engine, AutoTokenizer.from_pretrained(model), model_name="policy", loop=serving.loop)

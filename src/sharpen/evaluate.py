@@ -30,7 +30,7 @@ from sharpen.execution.start import start_serving
 from sharpen.experience.journal import Journal
 from sharpen.experience.records import EVALUATIONS
 from sharpen.monitor.display import Display
-from sharpen.monitor.statistics import Evaluation, accuracy
+from sharpen.monitor.statistics import Evaluation, accuracy, evaluation_to_json
 from sharpen.monitor.table import with_interval
 from sharpen.rollout.in_process import Mode, Opener
 from sharpen.rollout.retries import fails_its_task
@@ -303,29 +303,3 @@ def _causes(failed: Iterable[Rollout]) -> list[tuple[str, int, str]]:
         (cause.value, len(found), f"{found[0].task_id}: {found[0].error or 'no message'}")
         for cause, found in by_cause.items()
     ]
-
-
-def evaluation_to_json(evaluation: Evaluation) -> dict[str, object]:
-    """For the state of a checkpoint, so that a resumed run still knows `before`."""
-    return {
-        "greedy": dict(evaluation.greedy),
-        "sampled": dict(evaluation.sampled),
-        "further": {name: evaluation_to_json(inner) for name, inner in evaluation.further.items()},
-        "metrics": evaluation.metrics,
-        "without_calls": dict(evaluation.without_calls),
-        "no_result": evaluation.no_result,
-    }
-
-
-def evaluation_from_json(content: Mapping[str, object]) -> Evaluation:
-    """The way back, also from checkpoints that hold less."""
-    further = content["further"]
-    assert isinstance(further, dict)
-    return Evaluation(
-        greedy=content["greedy"],  # type: ignore[arg-type]
-        sampled=content["sampled"],  # type: ignore[arg-type]
-        further={name: evaluation_from_json(inner) for name, inner in further.items()},
-        metrics=content.get("metrics", {}),  # type: ignore[arg-type]
-        without_calls=content.get("without_calls", {}),  # type: ignore[arg-type]
-        no_result=str(content.get("no_result", "")),
-    )

@@ -251,7 +251,7 @@ run(*map(Path, sys.argv[1:4]), json.loads(sys.argv[5]), steps=8, workflow=killin
 @pytest.mark.parametrize("sync", [{"interval": 2, "offset": 1}, {"style": "fully_async", "max_staleness": 2}])
 def test_trap_13_and_24_a_killed_run_rolls_out_again_what_was_in_flight(tmp_path, toy_model_dir, toy_dataset, sync):
     """The checkpoint is of step 3 (or 4), with batches behind it begun. Nothing trains twice, nothing is skipped, and
-    no token is too old. Red when `_assemble` (tuning.py) passes no `drawn`: their tasks would be skipped; or when the
+    no token is too old. Red when `run.assembly` passes no `drawn`: their tasks would be skipped; or when the
     explorer forgets to serve the restored weights' version.
     """
     script = tmp_path / "killed.py"

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from sharpen.cli.main import main
-from sharpen.interrupts import stop_signals
-from sharpen.steps import deferred_interrupt
+from sharpen.interrupts import deferred_interrupt, stop_signals
 
 NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
 

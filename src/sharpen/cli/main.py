@@ -235,7 +235,7 @@ def call_run(resolved: Resolved, workflow: Function | None, judge: Function | No
 
 def call_check(resolved: Resolved, workflow: Function, judge: Function | None) -> int:
     """Check before any training; not ready is a failure."""
-    from sharpen.tuning import check_config
+    from sharpen.run.check import check_config
 
     _print_overrides(resolved)
     report = check_config(resolved, workflow, judge)

@@ -200,3 +200,29 @@ def accuracy_metrics(evaluation: Evaluation, prefix: str = "eval") -> dict[str, 
     for name, further in evaluation.further.items():
         metrics |= accuracy_metrics(further, f"{prefix}_{name}")
     return metrics
+
+
+def evaluation_to_json(evaluation: Evaluation) -> dict[str, object]:
+    """For the state of a checkpoint, so that a resumed run still knows `before`."""
+    return {
+        "greedy": dict(evaluation.greedy),
+        "sampled": dict(evaluation.sampled),
+        "further": {name: evaluation_to_json(inner) for name, inner in evaluation.further.items()},
+        "metrics": evaluation.metrics,
+        "without_calls": dict(evaluation.without_calls),
+        "no_result": evaluation.no_result,
+    }
+
+
+def evaluation_from_json(content: Mapping[str, object]) -> Evaluation:
+    """The way back, also from checkpoints that hold less."""
+    further = content["further"]
+    assert isinstance(further, dict)
+    return Evaluation(
+        greedy=content["greedy"],  # type: ignore[arg-type]
+        sampled=content["sampled"],  # type: ignore[arg-type]
+        further={name: evaluation_from_json(inner) for name, inner in further.items()},
+        metrics=content.get("metrics", {}),  # type: ignore[arg-type]
+        without_calls=content.get("without_calls", {}),  # type: ignore[arg-type]
+        no_result=str(content.get("no_result", "")),
+    )

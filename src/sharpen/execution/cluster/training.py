@@ -13,7 +13,7 @@ from sharpen.execution.cluster.connect import Connection, Role
 from sharpen.execution.cluster.placement import num_ranks, rank_bundles
 from sharpen.execution.cluster.ranks import RankActor, RayRanks
 from sharpen.execution.ranks.group import StartRanks
-from sharpen.execution.ranks.trainer import TrainerPlan
+from sharpen.trainer.roles import TrainerPlan
 
 
 def ranks_in(connection: Connection, count: int, role: Role = "trainer rank", *, share: int = 1) -> StartRanks:

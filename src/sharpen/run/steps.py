@@ -1,5 +1,4 @@
-"""What both coordinators (`loop`, `supervised.loop`) do around their steps: keep time, save checkpoints, hold Ctrl-C
-back.
+"""What the loop does around its steps: keep time, save checkpoints.
 
 In: a trainer, the run directory, how far the run is. Out: checkpoints. What is in one is always the weights of a whole
 step that is recorded in `run.db`, whatever ends the run and wherever it does.
@@ -9,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from sharpen.interrupts import deferred_interrupt
 from sharpen.trainer.checkpoint import point, pointed, prune, step_directory
 
 
@@ -164,29 +162,3 @@ def _line(error: BaseException) -> str:
     """Kind and first line of an error."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
-@contextlib.contextmanager
-def deferred_interrupt(*, again: bool = True) -> Iterator[None]:
-    """Let Ctrl-C wait until this block is done; then it is raised, if it is to be raised `again`.
-
-    A second Ctrl-C ends the block at once. Outside the main thread signals do not arrive, and nothing is changed.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    caught = False
-
-    def note(_signal: int, _frame: object) -> None:
-        nonlocal caught
-        if caught:
-            raise KeyboardInterrupt
-        caught = True
-
-    previous = signal.signal(signal.SIGINT, note)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
-    if caught and again:
-        signal.raise_signal(signal.SIGINT)  # for whoever waits outside: another such block, too

@@ -21,14 +21,13 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from sharpen.algorithm.presets import Algorithm
-from sharpen.config.run import RunConfig
 from sharpen.errors import EngineError, ParityError
 from sharpen.experience.draw import left_out
 from sharpen.monitor.display import Display
+from sharpen.recipe import RolloutRecipe
 from sharpen.rollout.refill import RolledOut, roll_out
 from sharpen.rollout.statistics import check_excluded
-from sharpen.sync.schedule import Action, Counters, Schedule
+from sharpen.sync.schedule import Action, Counters
 from sharpen.tasks.order import Order, distinct
 from sharpen.types import Experience, Group, IntArray, Rollout, Task
 
@@ -58,13 +57,11 @@ class Explorer:
 
     def __init__(
         self,
-        config: RunConfig,
-        algorithm: Algorithm,
+        recipe: RolloutRecipe,
         *,
         serving: Serving,
         tasks: Sequence[Task],
         order: Order,
-        schedule: Schedule,
         total_steps: int,
         display: Display,
         trained: int = 0,
@@ -72,10 +69,10 @@ class Explorer:
         drawn: Iterable[Sequence[int]] = (),
     ) -> None:
         self.tasks = tasks
-        self.schedule = schedule
+        self.schedule = recipe.schedule
         self._total = total_steps
-        self._config = config
-        self._algorithm = algorithm
+        self._config = recipe.config
+        self._algorithm = recipe.algorithm
         self._serving = serving
         self._order = order
         self._display = display
