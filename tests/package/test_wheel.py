@@ -1,0 +1,68 @@
+"""The package builds a wheel that installs and runs from outside the repository."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*command: str, cwd: Path, **environment: str) -> str:
+    done = subprocess.run(command, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder into which the wheel, built here of a copy, is installed."""
+    folder = tmp_path_factory.mktemp("wheel")
+    shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), cwd=folder)
+    (wheel,) = folder.glob("sharpen-*.whl")
+    target = folder / "site"
+    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(target))
+    run(*pip, str(wheel), cwd=folder)
+    return target
+
+
+def test_wheel_is_what_is_imported_and_is_typed(site: Path, tmp_path: Path):
+    code = "import sharpen; print(sharpen.__file__, sharpen.tune.__module__)"
+    place, module = run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(site)).split()
+    assert Path(place).parent.parent == site
+    assert module == "sharpen.tuning"
+    assert (site / "sharpen" / "py.typed").exists()
+
+
+def test_an_extra_is_added_to_the_wheel_that_was_installed(site: Path, tmp_path: Path):
+    code = "from sharpen.config.extras import install_command; print(install_command('vllm'))"
+    (wheel,) = site.parent.glob("sharpen-*.whl")
+    shown = run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(site))
+    assert shown.strip() == f"pip install 'sharpen[vllm] @ {wheel.as_uri()}'"
+
+
+def test_wheel_trains_from_outside_the_repository(site: Path, tmp_path: Path, toy_model_dir: Path, toy_dataset: Path):
+    (tmp_path / "agent.py").write_text(
+        "from sharpen import WorkflowOutput\n\n\n"
+        "async def answer(task, model):\n"
+        "    messages = [{'role': 'user', 'content': task['question']}]\n"
+        "    reply = await model.client.chat.completions.create(model=model.name, messages=messages, max_tokens=4)\n"
+        "    return WorkflowOutput(reward=float(len(reply.choices[0].message.content or '')))\n"
+    )
+    (tmp_path / "run.yaml").write_text(
+        "workflow: agent.py:answer\n"
+        f"train_dataset: {{path: {toy_dataset}, total_steps: 2}}\n"
+        f"model: {{model_path: {toy_model_dir}, max_model_len: 64}}\n"
+        "algorithm: {group_size: 4, batch_size: 2, learning_rate: 0.001}\n"
+    )
+    command = (sys.executable, "-m", "sharpen.cli.main", "run", "--config", "run.yaml")
+    output = run(*command, cwd=tmp_path, PYTHONPATH=str(site))
+    last = output.splitlines()[-1]
+    assert last.startswith(f"run directory: {tmp_path / 'checkpoints' / 'Sharpen' / 'Experiment-'}")
+    assert (Path(last.removeprefix("run directory: ")) / "latest" / "model.safetensors").exists()
