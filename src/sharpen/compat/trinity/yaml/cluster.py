@@ -12,12 +12,7 @@ from sharpen.compat.trinity.yaml.functions import SUPERVISED
 
 _GPUS, _RANKS, _ENGINES = "cluster.gpu_per_node", "cluster.trainer_gpu_num", "explorer.rollout_model"
 _OF_ENGINES = {"engine_num": "model.inference_engine_num", "tensor_parallel_size": "model.tensor_parallel_size"}
-<<<<<<< HEAD
-_ONE_PROCESS = "a file for one machine runs in one process; with cluster.ray_address: auto it counts (docs/ray.md)"
-=======
 _ONE_PROCESS = "a file for one machine runs in one process; with cluster.ray_address: auto it counts (docs/use/ray.md)"
-_NO_ADDRESS = ("", None)
->>>>>>> main
 
 
 def ray(draft: Draft) -> None:
