@@ -29,7 +29,7 @@ GPU_READY = $(if $(filter $(BIN)/python,$(GPU_PYTHON)),.venv/installed)
 test-gpu: $(GPU_READY)
 	PYTHONPATH=src:tests/sessions:$$PYTHONPATH $(GPU_PYTHON) -m pytest -p gpu_session -W default -m "gpu and not slow" $(GPU_TESTS)
 
-# The table of docs/gpu.md; GPU_BENCH="--smoke" runs the same code on a CPU, in small.
+# The table of docs/use/gpu.md; GPU_BENCH="--smoke" runs the same code on a CPU, in small.
 bench-gpu: $(GPU_READY)
 	PYTHONPATH=src:$$PYTHONPATH $(GPU_PYTHON) bench/gpu.py $(GPU_BENCH)
 

@@ -40,12 +40,12 @@ from agent import MAX_CALLS, MAX_TOKENS, SYSTEM, TOOLS, calculator, judge
 
 from sharpen import WorkflowOutput
 from sharpen.config.load import resolve
-from sharpen.execution.local import Serving
+from sharpen.execution.local import LocalServing
 from sharpen.inference.engine import Engine, GenerateRequest, Generation
-from sharpen.loop import Loop
 from sharpen.monitor import spent
 from sharpen.monitor.statistics import Accuracy, Evaluation, by_mode
-from sharpen.tuning import open_loop
+from sharpen.run.assembly import open_loop
+from sharpen.run.loop import Loop
 
 MEDIAN_S, PERCENTILE_95_S, Z_95 = 0.5, 3.0, 1.645
 IN_FLIGHT = 64
@@ -201,11 +201,11 @@ def run(sync: Mapping[str, Any], steps: int, *, evaluate: bool) -> Outcome:
                 **sync,
             }
         )
-        with open_loop(resolved, make_workflow(trace), judge) as (loop, directory):
-            assert isinstance(loop.serving, Serving)
+        with open_loop(resolved, make_workflow(trace), judge) as (loop, site):
+            assert isinstance(loop.serving, LocalServing)
             loop.serving.gateway.engine = TracedEngine(loop.serving.engine, trace)
             loop.run()
-            lines = (directory.path / "metrics.jsonl").read_text().splitlines()
+            lines = (site.directory.path / "metrics.jsonl").read_text().splitlines()
             rows = [row for row in map(json.loads, lines) if "rollout/count" in row]
             began = next(when for when, kind, _ in trace.events if kind == "rollout")
             trained_at = rows[-1]["time"]
@@ -223,9 +223,9 @@ def run(sync: Mapping[str, Any], steps: int, *, evaluate: bool) -> Outcome:
 
 def _final(loop: Loop) -> Evaluation:
     """The final weights on the held-out tasks, with tools that do not wait."""
-    assert loop.evaluator is not None
-    loop.explorer.serve_latest(loop.trainer)
-    return loop.evaluator.evaluate(loop.trainer.version, name="after", with_further=False)
+    assert loop.exam.evaluator is not None
+    loop.source.serve()
+    return loop.exam.evaluator.evaluate(loop.trainer.version, name="after", with_further=False)
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""One GPU, measured: the whole table of docs/gpu.md by one command.
+"""One GPU, measured: the whole table of docs/use/gpu.md by one command.
 
 In: nothing (a Qwen3 model in the shape of Qwen3-0.6B is made here with random weights; the quickstart's model is the
 shipped one). Out: a table, and `bench/out/gpu.json`, written anew after every part, so that a run that is cut off

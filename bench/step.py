@@ -26,8 +26,8 @@ import torch
 from agent import judge, run_agent
 
 from sharpen.config.load import resolve
-from sharpen.loop import Loop
-from sharpen.tuning import open_loop
+from sharpen.run.assembly import open_loop
+from sharpen.run.loop import Loop
 
 TARGET = 2.7
 
@@ -38,8 +38,8 @@ Seconds = tuple[float, float, float]
 
 def _ours(loop: Loop) -> Seconds:
     began = time.perf_counter()
-    step = loop.step()
-    return time.perf_counter() - began, step.rollout_s, step.train_s + step.sync_s
+    spent = loop.step().metrics
+    return time.perf_counter() - began, spent["time/rollout_s"], spent["time/train_s"] + spent["time/sync_s"]
 
 
 def _plain(done: plain.StepReport) -> Seconds:

@@ -36,12 +36,14 @@ import torch
 from agent import judge, run_agent
 
 from sharpen.config.load import resolve
+from sharpen.execution.local import LocalServing
 from sharpen.execution.ranks.processes import lay_out, view
 from sharpen.execution.ranks.shared_file import SharedFile
 from sharpen.execution.ranks.trainer import WeightSpec
+from sharpen.inference.embedded import EmbeddedEngine
 from sharpen.inference.weights_file import WeightsFile, mapped
-from sharpen.loop import Loop
-from sharpen.tuning import open_loop
+from sharpen.run.assembly import open_loop
+from sharpen.run.loop import Loop
 
 TARGETS = {"in_process_ms": 10, "in_process_copied_ms": 10, "copied_tensors": 0, "through_file": 3, "through_memory": 3}
 COUNT, SIDE = 64, 2048
@@ -78,14 +80,17 @@ def in_process(sync: Mapping[str, Any], repeats: int) -> tuple[float, int]:
             }
         )
         with open_loop(resolved, run_agent, judge) as (loop, _):
+            assert isinstance(loop.serving, LocalServing)
+            assert isinstance(loop.serving.engine, EmbeddedEngine)
             loop.step()  # so that there is KV to drop
             seconds = median_s(lambda: _publish(loop), repeats)
-            served = loop.serving.engine.weights()  # type: ignore[attr-defined]
+            served = loop.serving.engine.weights()
             mine = loop.trainer.state_tensors()
             return 1e3 * seconds, sum(served[name].data_ptr() != tensor.data_ptr() for name, tensor in mine.items())
 
 
 def _publish(loop: Loop) -> None:
+    assert loop.serving is not None
     loop.trainer.version += 1
     loop.serving.publish(loop.trainer.version, loop.trainer.state_tensors())
 

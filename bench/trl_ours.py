@@ -26,8 +26,8 @@ import trl_runs
 from agent import judge, run_agent
 
 from sharpen.config.load import Resolved, resolve
+from sharpen.run.assembly import open_loop
 from sharpen.trainer.checkpoint import step_directory
-from sharpen.tuning import open_loop
 
 
 def resolve_settings(arguments: argparse.Namespace) -> Resolved:
@@ -60,10 +60,10 @@ def main() -> int:
     trl_runs.add_run_arguments(parser)
     arguments = parser.parse_args()
     torch.set_num_threads(trl_runs.NUM_THREADS)
-    with open_loop(resolve_settings(arguments), run_agent, judge) as (loop, directory):
+    with open_loop(resolve_settings(arguments), run_agent, judge) as (loop, site):
         began = time.time()
         loop.run()
-        metrics = (directory.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        metrics = (site.directory.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     steps = [
         trl_runs.Step(
             reward=row["reward/mean"], end_s=row["time"] - began, trained_tokens=round(row["batch/loss_tokens"])
@@ -72,7 +72,7 @@ def main() -> int:
         if "reward/mean" in row
     ]
     for step in (trl_runs.quarter(arguments.steps), arguments.steps):
-        model, target = step_directory(directory.path, step), arguments.out / "steps" / str(step)
+        model, target = step_directory(site.directory.path, step), arguments.out / "steps" / str(step)
         shutil.copytree(model, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("trainer_state"))
     trl_runs.write_run(arguments.out, side="sharpen", seed=arguments.seed, steps=steps)
     return 0

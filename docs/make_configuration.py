@@ -1,4 +1,4 @@
-"""Writes configuration.md from the configuration classes: `python docs/make_configuration.py`.
+"""Writes reference/configuration.md from the configuration classes: `python docs/make_configuration.py`.
 
 In: the fields of `RunConfig` and the line of documentation beneath each. Out: the page, every setting with its default.
 """
@@ -21,7 +21,7 @@ from sharpen.config.explain import is_mapping, section_class
 from sharpen.config.resuming import FIXED, MAY_CHANGE
 from sharpen.config.run import RunConfig
 
-PAGE = Path(__file__).with_name("configuration.md")
+PAGE = Path(__file__).with_name("reference") / "configuration.md"
 INTRODUCTION = """\
 # Configuration
 
@@ -50,8 +50,8 @@ model:
 RESUMING = """\
 ## What may change when a run goes on
 
-A fixed `name` goes on from its last checkpoint ([stop and go on](resuming.md)). These settings may have other values
-then; any other is refused, with both values, before anything is written.
+A fixed `name` goes on from its last checkpoint ([stop and go on](../use/resuming.md)). These settings may have
+other values then; any other is refused, with both values, before anything is written.
 """
 
 

@@ -12,6 +12,9 @@ ROOT = Path(sharpen.__file__).parent
 STAGES = {path.name for path in ROOT.iterdir() if path.is_dir() and path.name != "__pycache__"}
 EVERYONE_MAY = {"types", "errors", "config"}
 EDGES = {
+    ("recipe", "algorithm"),  # what a run is, decided once
+    ("recipe", "experience"),
+    ("recipe", "sync"),
     ("gateway", "inference"),
     ("experience", "algorithm"),
     ("certificate", "experience"),  # run.db, and the tables that it reads and adds to
@@ -28,17 +31,13 @@ EDGES = {
 COORDINATION = {
     "tuning",
     "forecast",
-    "arguments",
-    "assembly",
-    "loop",
-    "explorer",
-    "steps",
+    "decide",
     "evaluate",
     "certify",
     "result",
     "__init__",
 }
-SEE_MANY = COORDINATION | {"execution", "cli", "diagnose", "supervised"}
+SEE_MANY = COORDINATION | {"run", "execution", "cli", "diagnose", "supervised"}
 
 
 @functools.cache
@@ -72,7 +71,7 @@ def test_stages_import_only_along_the_listed_edges():
 
 
 def test_no_stage_knows_the_coordinator():
-    assert not [edge for edge in edges() if edge[0] in STAGES - SEE_MANY and edge[1] in {"loop", "tuning", "execution"}]
+    assert not [edge for edge in edges() if edge[0] in STAGES - SEE_MANY and edge[1] in {"run", "tuning", "execution"}]
 
 
 def test_import_is_light():

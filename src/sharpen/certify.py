@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import ValidationError
 
-from sharpen.algorithm.supervised import SUPERVISED
 from sharpen.certificate.certificate import Certificate, LogprobGaps, add_up, problems_of, recorded_certificate
 from sharpen.certificate.checks import MEANING_OF_ROWS
 from sharpen.certificate.expectation import carries_loss, has_part
@@ -31,6 +30,7 @@ from sharpen.config.former import current
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
 from sharpen.experience.reading import read_checks, read_groups_at, read_parity
+from sharpen.recipe import learns_from_rows
 from sharpen.sync.schedule import Schedule
 from sharpen.types import Call, Experience, Rollout
 
@@ -47,7 +47,7 @@ def certify(run_dir: Path, *, logprobs: bool = True) -> Certificate:
         if not (run_dir / name).exists():
             raise ConfigError(f"{run_dir} is not the directory of a run: it has no {name}")
     config = read_resolved(run_dir / "resolved.json")
-    if config.algorithm.algorithm_type in SUPERVISED:
+    if learns_from_rows(config):
         from sharpen.supervised.recompute import recompute
 
         return recompute(run_dir, config, losses=logprobs)
@@ -98,14 +98,14 @@ class Settings:
         """How many policy versions a group that trains again may be behind in it."""
         config = self.config(step)
         updates = config.trainer.num_minibatches * config.trainer.epochs
-        return config.sampling.max_staleness or 4 * updates + Schedule.of(config, total=1).max_staleness
+        return config.sampling.max_staleness or 4 * updates + Schedule.of(config).max_staleness
 
 
 def _not_recomputed(rules: Rules) -> tuple[str, ...]:
     """What the records do not determine: advantages that the trainer makes with a critic or the reference model, and
     what was read from an expert's dataset."""
     exceptions = []
-    if rules.entropy_clip:
+    if rules.formula.entropy_clip:
         exceptions.append(
             "which tokens lost their advantage by what they do to the entropy, which needs the weights of every step; "
             "the advantages before it were recomputed"
@@ -115,7 +115,7 @@ def _not_recomputed(rules: Rules) -> tuple[str, ...]:
             "rows, mask and rendered, which are of the expert's rows and stand as the run noted them (their dataset is "
             "not part of the records), and what the expert's tokens weigh"
         )
-    if rules.critic:
+    if rules.formula.critic:
         exceptions.append(
             "the advantages of single tokens, which need the critic's weights at every step; the rewards of calls that "
             "they are made from were recomputed"

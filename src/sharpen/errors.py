@@ -1,5 +1,30 @@
 """The error tree: one root, each child also the standard error it is a kind of.
 
+    SharpenError
+    ├── what was asked for cannot be
+    │   ├── ConfigError (ValueError)           a setting or an argument
+    │   ├── NotIncludedError (ImportError)     a name of AgentScope's tuner that is not here
+    │   ├── DatasetError (ValueError)          a dataset, or a row of it
+    │   ├── ModelError (ValueError)            a model directory
+    │   └── SamplingError (ValueError)         sampling that cannot be honoured, or not be trained on
+    ├── what the model did: the rollout's outcome, and the run goes on
+    │   ├── UnusableAnswerError (ValueError)   raised by workflows, tools and judges
+    │   └── ContextOverflowError (ValueError)  a prompt that does not fit
+    ├── what served or trained broke
+    │   ├── EngineError (RuntimeError)
+    │   │   └── EngineLostError                that engine will serve nothing any more
+    │   ├── RankError (RuntimeError)           a process of a trainer of several
+    │   ├── RolloutError (RuntimeError)        too many rollouts failed
+    │   │   └── TokenCapError                  an auxiliary model has used up its tokens
+    │   ├── CheckpointError (OSError)          not written whole, or not read back
+    │   └── JournalError (OSError)             `run.db` could not be written or read
+    └── what was found must not be trained on
+        ├── CallError (ValueError)             a recorded call without its logprobs
+        ├── ParityError (AssertionError)       trainer and engine do not compute the same model
+        ├── CertificateError (AssertionError)  an invariant of the run certificate is broken
+        ├── TrainingError (ArithmeticError)    a gradient that is not finite
+        └── NoSignalError (RuntimeError)       every reward of the first check was the same
+
 In: nothing. Out: exceptions that pickle (they cross threads and processes) and whose message says what was wrong,
 the value that came, and what to do.
 """
@@ -30,7 +55,7 @@ class SamplingError(SharpenError, ValueError):
 
 
 class UnusableAnswerError(SharpenError, ValueError):
-    """The model's answer cannot be used: raise it in a workflow, a tool or a judge (`docs/failures.md`).
+    """The model's answer cannot be used: raise it in a workflow, a tool or a judge (`docs/use/failures.md`).
 
     The rollout then ends as the model's own failure: it gets `rollout.failure_reward`, or takes no part, and is never
     drawn again.

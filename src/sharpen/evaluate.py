@@ -19,21 +19,20 @@ from typing import Any
 from sharpen.compat.agentscope import silent_agents
 from sharpen.config.load import Resolved, write_resolved
 from sharpen.config.run import RunConfig
+from sharpen.decide import decide_evaluation
 from sharpen.errors import ConfigError, RolloutError
 from sharpen.execution.auxiliary import AuxiliaryModels
 from sharpen.execution.auxiliary_settings import check_auxiliary_models
-from sharpen.execution.local import Mode
 from sharpen.execution.remote import RemoteModel
 from sharpen.execution.serving import ServingThread
-from sharpen.execution.sessions import EndpointSession, RolloutSession
+from sharpen.execution.sessions import opener
 from sharpen.execution.start import start_serving
 from sharpen.experience.journal import Journal
 from sharpen.experience.records import EVALUATIONS
 from sharpen.monitor.display import Display
-from sharpen.monitor.statistics import Evaluation, accuracy
+from sharpen.monitor.statistics import Evaluation, accuracy, evaluation_to_json
 from sharpen.monitor.table import with_interval
-from sharpen.rollout.attempt import Session
-from sharpen.rollout.in_process import Opens, OpenSession
+from sharpen.rollout.in_process import Mode, Opener
 from sharpen.rollout.retries import fails_its_task
 from sharpen.rollout.runner import RolloutRunner
 from sharpen.rollout.statistics import RolloutStatistics, given, summarize, without_calls
@@ -55,7 +54,7 @@ class Evaluator:
 
     config: RunConfig
     runner: RolloutRunner
-    modes: Mapping[Mode, Opens]
+    modes: Mapping[Mode, Opener]
     tasks: Sequence[Task]
     further: Mapping[str, Sequence[Task]]
     progress: Progress
@@ -106,7 +105,7 @@ class Evaluator:
 
             self.keep(replace(group, id=id_, rollouts=named(group.rollouts), attempts=named(group.attempts)))
 
-    def _groups(self, open_session: Opens, tasks: Sequence[Task], version: int, name: str) -> list[Group]:
+    def _groups(self, open_session: Opener, tasks: Sequence[Task], version: int, name: str) -> list[Group]:
         done = 0
 
         def count(_: object) -> None:
@@ -174,16 +173,19 @@ def evaluate(
     agent did (of an endpoint outcome and reward alone: its calls are not recorded). Raises as `tune()` does.
     """
     config = resolved.config
-    check_auxiliary_models(config)
+    if endpoint is None:
+        job = decide_evaluation(config, workflow, judge)
+    else:
+        check_auxiliary_models(config)
     tasks = load_tasks(config.eval_dataset or config.train_dataset)[: config.evaluation.max_tasks]
     further = {name: load_tasks(dataset) for name, dataset in config.evaluation.further.items()}
     display = Display(0, sys.stdout)
     with contextlib.ExitStack() as stack:
         stack.callback(display.close)
         runner: RolloutRunner
-        modes: Mapping[Mode, Opens]
+        modes: Mapping[Mode, Opener]
         if endpoint is None:
-            serving = start_serving(config, workflow, judge)
+            serving = start_serving(job)
             stack.callback(serving.close)
             display.message(serving.line)
             runner, modes = serving.runner, serving.modes
@@ -200,7 +202,7 @@ def evaluate(
                 api_key=endpoint["api_key"],
             )
             stack.callback(policy.close)
-            modes = {"sampled": _sessions_of(policy, auxiliary)}
+            modes = {"sampled": opener(policy.open, auxiliary)}
             runner = RolloutRunner(
                 workflow, judge, modes["sampled"], config.rollout, 1, config.seed, config.workflow_args
             )
@@ -231,19 +233,11 @@ def _transcripts(folder: Path, resolved: Resolved) -> Journal:
     return Journal(folder / EVALUATIONS)
 
 
-def _sessions_of(policy: RemoteModel, auxiliary: AuxiliaryModels) -> OpenSession:
-    def open_session(rollout_id: str, noise_seed: int) -> Session:
-        use = policy.open(rollout_id, noise_seed)
-        return RolloutSession(EndpointSession(use), auxiliary.open(rollout_id, noise_seed))
-
-    return open_session
-
-
 def evaluation_lines(found: Evaluation, name: str = "held-out") -> list[str]:
     """One line for each mode: mean reward with its 95% interval, and the number of tasks; below it one for each metric
     of workflow and judge."""
     lines = []
-    for mode, rewards in (("greedy", found.greedy), ("sampled", found.sampled)):
+    for mode, rewards in found.rewards.items():
         if rewards:
             mean = accuracy(rewards.values())
             lines.append(
@@ -309,29 +303,3 @@ def _causes(failed: Iterable[Rollout]) -> list[tuple[str, int, str]]:
         (cause.value, len(found), f"{found[0].task_id}: {found[0].error or 'no message'}")
         for cause, found in by_cause.items()
     ]
-
-
-def evaluation_to_json(evaluation: Evaluation) -> dict[str, object]:
-    """For the state of a checkpoint, so that a resumed run still knows `before`."""
-    return {
-        "greedy": dict(evaluation.greedy),
-        "sampled": dict(evaluation.sampled),
-        "further": {name: evaluation_to_json(inner) for name, inner in evaluation.further.items()},
-        "metrics": evaluation.metrics,
-        "without_calls": dict(evaluation.without_calls),
-        "no_result": evaluation.no_result,
-    }
-
-
-def evaluation_from_json(content: Mapping[str, object]) -> Evaluation:
-    """The way back, also from checkpoints that hold less."""
-    further = content["further"]
-    assert isinstance(further, dict)
-    return Evaluation(
-        greedy=content["greedy"],  # type: ignore[arg-type]
-        sampled=content["sampled"],  # type: ignore[arg-type]
-        further={name: evaluation_from_json(inner) for name, inner in further.items()},
-        metrics=content.get("metrics", {}),  # type: ignore[arg-type]
-        without_calls=content.get("without_calls", {}),  # type: ignore[arg-type]
-        no_result=str(content.get("no_result", "")),
-    )

@@ -1,13 +1,14 @@
 """A run's own plan: made before it starts, held against what came when it has ended.
 
 In: a run's configuration and directory. Out: a refusal where weights, gradients and moments alone are more than the
-machine has; lines for the user; `plan.json`. A plan that cannot be made keeps no run from starting.
+machine has; lines for the user; `plan.json`. A model that cannot be planned keeps no run from starting.
 
 The refusal costs some hundredths of a second, the whole plan about half a second, once a run.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sharpen.config.run import RunConfig
-from sharpen.errors import ConfigError, SharpenError
+from sharpen.errors import ConfigError, ModelError
 from sharpen.execution.engine_choice import choose_engine
 from sharpen.monitor.summary import peak_memory_mb
 
@@ -23,41 +24,39 @@ if TYPE_CHECKING:
     from sharpen.plan.hardware import Hardware
     from sharpen.plan.memory import Models
     from sharpen.plan.predict import Plan
+    from sharpen.plan.timing import StepTime
     from sharpen.plan.workload import Workload
 
 LEAST_PARAMETERS = 1_000_000
 """A smaller model has no plan: its memory is that of Python and its libraries."""
-_PROBE_SECONDS = 0.03
 _GIB = 2**30
-_UNFORESEEN = (SharpenError, RuntimeError, ValueError, TypeError, AttributeError, KeyError, OSError)
-"""What a model of any architecture, built without contents, may raise."""
 
 
 def before_run(config: RunConfig, run_dir: Path) -> Iterator[str]:
-    """Write the plan of a run that is about to start, and say where memory may be short. Raises `ConfigError` where it
-    is certain to be."""
-    try:
-        models, hardware = _models_and_hardware(config)
-        short = "" if config.uses_ray else certainly_short(config, models, hardware)
-    except _UNFORESEEN as error:
-        yield _no_plan(error)
-        return
-    if models.policy.parameters < LEAST_PARAMETERS:
-        return
-    if short:
-        raise ConfigError(f"{short}: `sharpen plan` says with which change it fits")
-    from sharpen.plan.hardware import measured_rates
+    """Write the plan of a run that is about to start, and say where memory may be short, and how long a step takes if
+    that was measured. Raises `ConfigError` where memory is certain to be short."""
+    from sharpen.plan.hardware import this_machine
+    from sharpen.plan.predict import read_models
     from sharpen.plan.record import write_plan
+    from sharpen.plan.timing import of_last_run
     from sharpen.plan.workload import expected
 
+    hardware = this_machine(config.engine.device)
     try:
-        if hardware.kind == "cpu":
-            hardware = measured_rates(hardware, _PROBE_SECONDS)
-        found = _plan(config, models, hardware, expected(config))
-        write_plan(run_dir, found)
-    except _UNFORESEEN as error:
-        yield _no_plan(error)
+        models = read_models(config)
+        short = "" if config.uses_ray else certainly_short(config, models, hardware)
+        if models.policy.parameters < LEAST_PARAMETERS:
+            return
+        if short:
+            raise ConfigError(f"{short}: `sharpen plan` says with which change it fits")
+        time = of_last_run(config, hardware, run_dir.parent.iterdir())
+        found = _plan(config, models, hardware, expected(config), time)
+    except ModelError as error:
+        yield f"no plan of this run's memory: {error}"
         return
+    write_plan(run_dir, {"before": found.to_json()})
+    if time is not None:
+        yield f"a step takes {time.seconds:,.3g} s, as measured: {time.source}"
     if not config.uses_ray:
         yield from _warnings(found)
 
@@ -65,21 +64,21 @@ def before_run(config: RunConfig, run_dir: Path) -> Iterator[str]:
 def after_run(config: RunConfig, run_dir: Path) -> Iterator[str]:
     """Add what was measured to the plan of a run that has ended, and state the plan's error; nothing where there is no
     plan."""
+    from sharpen.plan.hardware import this_machine
+    from sharpen.plan.predict import read_models
     from sharpen.plan.record import FILE, add_outcome, read_plan, sentence
-    from sharpen.plan.workload import of_run
+    from sharpen.plan.workload import metrics_of, of_run
 
     if not (run_dir / FILE).exists():
         return
-    known = None
-    try:
-        lengths = of_run(config, run_dir)
-        if lengths is not None:
-            models, hardware = _models_and_hardware(config)
-            rates = read_plan(run_dir)["before"]["rates"]  # as they were before, so that lengths are all that differs
-            known = _plan(config, models, replace(hardware, **rates, measured=hardware.kind == "cpu"), lengths)
-        yield sentence(add_outcome(run_dir, known, measured_mb(config)))
-    except _UNFORESEEN as error:
-        yield f"the plan of this run was not compared with it: {error}"
+    known, lengths = None, of_run(config, run_dir)
+    if lengths is not None:
+        capacity = read_plan(run_dir)["before"]["places"][0]["capacity_mb"]  # by now the run itself takes some
+        hardware = replace(this_machine(config.engine.device), memory_bytes=capacity * 2**20)
+        with contextlib.suppress(ModelError):  # its folder may be gone
+            known = _plan(config, read_models(config), hardware, lengths).to_json()
+    steps = [float(row["time/step_s"]) for row in metrics_of(run_dir) if "time/step_s" in row]
+    yield sentence(add_outcome(run_dir, known, steps, measured_mb(config)))
 
 
 def measured_mb(config: RunConfig) -> float | None:
@@ -111,17 +110,12 @@ def certainly_short(config: RunConfig, models: Models, hardware: Hardware) -> st
     return ""
 
 
-def _models_and_hardware(config: RunConfig) -> tuple[Models, Hardware]:
-    from sharpen.plan.hardware import this_machine
-    from sharpen.plan.predict import read_models
-
-    return read_models(config), this_machine(config.engine.device)
-
-
-def _plan(config: RunConfig, models: Models, hardware: Hardware, workload: Workload) -> Plan:
+def _plan(
+    config: RunConfig, models: Models, hardware: Hardware, workload: Workload, time: StepTime | None = None
+) -> Plan:
     from sharpen.plan.predict import plan
 
-    return plan(config, models, hardware, workload, vllm=_is_vllm(config), suggests=False)
+    return plan(config, models, hardware, workload, vllm=_is_vllm(config), time=time, suggests=False)
 
 
 def _is_vllm(config: RunConfig) -> bool:
@@ -137,8 +131,3 @@ def _warnings(found: Plan) -> Iterator[str]:
                 f"  ! memory may not be enough: {place.name} may need {place.peak / _GIB:,.1f} GiB, and "
                 f"{place.capacity / _GIB:,.1f} are there (`sharpen plan` says with which change it fits)"
             )
-
-
-def _no_plan(error: Exception) -> str:
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return f"no plan of this run's memory and time: {reason}"

@@ -1,4 +1,5 @@
-"""What signals do to a run: SIGTERM is Ctrl-C, and a terminal that is closed takes the display alone.
+"""What signals do to a run: SIGTERM is Ctrl-C, which waits for a step that is under way; a terminal that is closed
+takes the display alone.
 
 In: nothing. Out: handlers, for as long as a run is open. They are set where nobody has set any, and taken back behind.
 """
@@ -56,3 +57,29 @@ def _is_free(number: int) -> bool:
     """Whether a signal ends the process, or is Ray's."""
     handler = signal.getsignal(number)
     return handler is signal.SIG_DFL or str(getattr(handler, "__module__", "")).startswith("ray.")
+
+
+@contextlib.contextmanager
+def deferred_interrupt(*, again: bool = True) -> Iterator[None]:
+    """Let Ctrl-C wait until this block is done; then it is raised, if it is to be raised `again`.
+
+    A second Ctrl-C ends the block at once. Outside the main thread signals do not arrive, and nothing is changed.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    caught = False
+
+    def note(_signal: int, _frame: object) -> None:
+        nonlocal caught
+        if caught:
+            raise KeyboardInterrupt
+        caught = True
+
+    previous = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    if caught and again:
+        signal.raise_signal(signal.SIGINT)  # for whoever waits outside: another such block, too

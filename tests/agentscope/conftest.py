@@ -13,13 +13,11 @@ import pytest
 from environments import belongs, installed, test_files
 from scripted import ScriptedEngine, ServingLoop, toy_tokenizer
 
-from sharpen.compat.agentscope import silent_agents
+from sharpen.compat.agentscope import present, silent_agents
 from sharpen.config.run import RolloutConfig
-from sharpen.execution.auxiliary import AuxiliarySession
-from sharpen.execution.sessions import RolloutSession
 from sharpen.gateway.gateway import Gateway
 from sharpen.inference.engine import GenerateRequest
-from sharpen.rollout.attempt import Session
+from sharpen.rollout.models import RolloutModels
 from sharpen.rollout.runner import RolloutRunner
 from sharpen.rollout.user_loop import owner
 from sharpen.types import Group, Task
@@ -68,8 +66,8 @@ class Rollouts:
     def __init__(self, gateway: Gateway, engine: ScriptedEngine) -> None:
         self.gateway, self.engine = gateway, engine
 
-    def open(self, rollout_id: str, noise_seed: int) -> Session:
-        return RolloutSession(self.gateway.open(rollout_id, noise_seed=noise_seed), AuxiliarySession({}, {}))
+    def open(self, rollout_id: str, noise_seed: int) -> RolloutModels:
+        return RolloutModels(self.gateway.open(rollout_id, noise_seed), present=present)
 
     def run(
         self, workflow: Any, judge: Any = None, *, tasks: Any = ({},), group_size: int = 1, **settings: Any

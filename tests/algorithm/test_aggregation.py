@@ -1,6 +1,7 @@
 """Aggregation modes: closed-form weights and gradients."""
 
 from random import Random
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -9,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharpen.algorithm.advantages import grpo
-from sharpen.algorithm.aggregation import AGGREGATIONS, CONSTANT_LENGTH, token_weights
+from sharpen.algorithm.aggregation import token_weights
 from sharpen.algorithm.losses import ppo_clip
 from sharpen.algorithm.returns import Scores
+from sharpen.config.run import Aggregation
 
 # Rollout 0 has call 0 (1 token) and call 1 (3 tokens); rollout 1 has call 2 (2 tokens).
 ROLLOUTS = np.array([0, 0, 0, 0, 1, 1])
@@ -21,9 +23,9 @@ EXPECTED = {
     "sequence-mean-token-mean": [1 / 3, 1 / 9, 1 / 9, 1 / 9, 1 / 6, 1 / 6],
     "sequence-mean-token-sum": [1 / 3] * 6,
     "rollout-mean": [1 / 8, 1 / 8, 1 / 8, 1 / 8, 1 / 4, 1 / 4],
-    CONSTANT_LENGTH: [1 / 20] * 6,  # of length 10
+    "constant-length": [1 / 20] * 6,  # of length 10
 }
-MODES = [*AGGREGATIONS, CONSTANT_LENGTH]
+MODES = get_args(Aggregation)
 
 
 def weigh(mode: str, rollouts: np.ndarray, calls: np.ndarray) -> np.ndarray:
@@ -53,7 +55,7 @@ PULLS = {
     "sequence-mean-token-mean": (1 / 2, 1 / 2),  # the same pull, so each token of the long one a quarter
     "sequence-mean-token-sum": (1 / 2, 4 / 2),
     "rollout-mean": (1 / 2, 1 / 2),
-    CONSTANT_LENGTH: (1 / 20, 4 / 20),
+    "constant-length": (1 / 20, 4 / 20),
 }
 
 
@@ -62,7 +64,7 @@ PULLS = {
 def test_trap_18_length_and_std_bias_in_closed_form(mode: str, spread: float) -> None:
     """How hard a right and a wrong rollout pull, by their lengths and by the group's spread: only with the division a
     group with a hundredth of the spread pulls as hard. Red when two modes are swapped, when `grpo` divides without
-    being asked, or when `constant_length` divides by the rollout's own length."""
+    being asked, or when "constant-length" divides by the rollout's own length."""
     rollouts = np.array([0, 1, 1, 1, 1])
     scores = Scores.of_rollouts([spread, 0.0])
     for std_normalize, size in ((False, spread / 2), (True, 1 / np.sqrt(2) / (1 + 1e-6 * np.sqrt(2) / spread))):
@@ -86,7 +88,7 @@ def plain_weights(mode: str, rollouts: list[int], calls: list[int]) -> list[floa
                 "sequence-mean-token-mean": 1 / num_calls / calls.count(call),
                 "sequence-mean-token-sum": 1 / num_calls,
                 "rollout-mean": 1 / num_rollouts / rollouts.count(rollout),
-                CONSTANT_LENGTH: 1 / num_rollouts / 10,
+                "constant-length": 1 / num_rollouts / 10,
             }[mode]
         )
     return result
@@ -104,7 +106,7 @@ def layout(sizes: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
 
 @given(calls_of_rollouts)
 def test_trap_17_rollout_mean_gives_each_rollout_the_same_weight(sizes: list[list[int]]) -> None:
-    """Red when `rollout_mean` averages over calls."""
+    """Red when "rollout-mean" averages over calls."""
     rollouts, calls = layout(sizes)
     weights = token_weights("rollout-mean", rollouts, calls)
     np.testing.assert_allclose(np.bincount(rollouts, weights), 1 / len(sizes))
@@ -144,4 +146,4 @@ def test_lengths_must_agree() -> None:
     with pytest.raises(ValueError, match="got 1 and 2"):
         token_weights("token-mean", np.array([0]), np.array([0, 1]))
     with pytest.raises(ValueError, match="needs the length"):
-        token_weights(CONSTANT_LENGTH, np.array([0]), np.array([0]))
+        token_weights("constant-length", np.array([0]), np.array([0]))

@@ -4,6 +4,7 @@ out by hand where it is the only one that says so."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ from experience_builders import audited, make_call, make_group, make_rollout, ru
 from planted_run import a_step, resolved
 
 from sharpen.algorithm.advantages import ADVANTAGES
-from sharpen.algorithm.aggregation import AGGREGATIONS, CONSTANT_LENGTH
 from sharpen.algorithm.presets import PRESETS, Algorithm
 from sharpen.algorithm.resolve import algorithm_of
 from sharpen.algorithm.shaping import Shaping
@@ -19,6 +19,7 @@ from sharpen.certificate import rules
 from sharpen.certificate.expectation import expect
 from sharpen.certificate.formulas import FORMULAS
 from sharpen.certificate.rules import Rules
+from sharpen.config.run import Aggregation
 from sharpen.experience.draw import draw_batches
 from sharpen.types import CallStatus, Group, Sampling
 
@@ -99,7 +100,7 @@ def test_every_advantage_is_recomputed(advantage: str, given: bool) -> None:
             assert checks["advantages"].checked > 100
 
 
-@pytest.mark.parametrize("aggregation", [*AGGREGATIONS, CONSTANT_LENGTH])
+@pytest.mark.parametrize("aggregation", get_args(Aggregation))
 def test_every_aggregation_is_recomputed(aggregation: str) -> None:
     algorithm = Algorithm(name="x", aggregation=aggregation, constant_length=7, source="")
     groups = some_step(0)
@@ -162,7 +163,7 @@ def test_the_rules_of_every_preset_are_what_its_algorithm_is(name: str) -> None:
     ) == replace(expected, arguments={}, constant_length=None)
     assert (found.teacher, found.expert) == (algorithm.needs_teacher, algorithm.expert is not None)
     assert dict(found.arguments) == dict(algorithm.advantage_args)
-    if algorithm.aggregation == CONSTANT_LENGTH:
+    if algorithm.aggregation == "constant-length":
         assert found.constant_length == algorithm.constant_length
 
 

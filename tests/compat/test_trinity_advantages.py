@@ -24,8 +24,9 @@ from sharpen.compat.trinity.yaml.conversion import convert
 from sharpen.config.load import resolve
 from sharpen.errors import ConfigError
 from sharpen.experience.draw import make_batch, score
-from sharpen.trainer.credit import Part, assign
+from sharpen.trainer.credit import assign
 from sharpen.trainer.packing import pack
+from sharpen.trainer.work import Part
 from sharpen.types import Group
 
 TASKS: dict[str, list[dict[str, Any]]] = {

@@ -17,7 +17,7 @@ from sharpen.cli.explain import explain
 from sharpen.compat.files import load_config
 from sharpen.config.load import Resolved, resolve
 from sharpen.config.public import DatasetConfig, TunerModelConfig
-from sharpen.experience.replay import Replay
+from sharpen.experience.replay import replay_settings
 
 FILES = sorted((Path(__file__).parent / "yaml").glob("*.yaml"))
 PARTS = {path for path in FILES if path.stem.startswith("fragment") or path.stem == "agentscope_tuner"}
@@ -78,4 +78,4 @@ def test_the_algorithm_of_a_file_can_be_had(path: Path):
             expert=config.expert,
             distill=config.distill,
         )
-        assert (Replay.of(config, algorithm, ahead=0) is not None) == (path.stem == "replay")
+        assert (replay_settings(config, algorithm, ahead=0) is not None) == (path.stem == "replay")

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,11 +19,11 @@ from sharpen.compat.trinity import workflow_function
 from sharpen.config.run import RolloutConfig, TasksetConfig
 from sharpen.execution.serving import ServingThread
 from sharpen.gateway.gateway import Gateway
-from sharpen.gateway.session import Session
 from sharpen.inference.engine import GenerateRequest, Generation
+from sharpen.rollout.models import RolloutModels
 from sharpen.rollout.runner import RolloutRunner
 from sharpen.tasks.source import Row
-from sharpen.types import Call, Group, Rollout, Task
+from sharpen.types import Group, Rollout, Task
 
 Script = Callable[[str], str]
 MakePlace = Callable[..., "Place"]
@@ -72,10 +71,10 @@ class Place:
         self.auxiliary = Gateway(self.engine, tokenizer, model_name="helper", loop=self.thread.loop)
         self._runners: list[RolloutRunner] = []
 
-    def open(self, rollout_id: str, noise_seed: int, record: bool = True) -> Attempt:
-        """A session with one auxiliary model, `helper`."""
-        policy = self.gateway.open(rollout_id, noise_seed=noise_seed, record=record)
-        return Attempt(policy, self.auxiliary.open(rollout_id, noise_seed=1, record=False))
+    def open(self, rollout_id: str, noise_seed: int, record: bool = True) -> RolloutModels:
+        """The policy and one auxiliary model, `helper`."""
+        policy = self.gateway.open(rollout_id, noise_seed, record=record)
+        return Uncounted(policy, {"helper": self.auxiliary.open(rollout_id, 1, record=False)})
 
     def run(
         self,
@@ -114,38 +113,12 @@ class Place:
         self.thread.close()
 
 
-class Attempt:
-    """The policy's session and that of one auxiliary model, `helper`, of which nothing is counted."""
-
-    def __init__(self, policy: Session, helper: Session) -> None:
-        self._policy = policy
-        self.model = policy.model
-        self.auxiliary = SimpleNamespace(
-            models={"helper": helper.model}, counts={}, failure=None, exhausted=None, close=helper.close
-        )
-
-    @property
-    def failure(self) -> Any:
-        return self._policy.failure
-
-    @property
-    def failure_reason(self) -> str | None:
-        return self._policy.failure_reason
+class Uncounted(RolloutModels):
+    """Nothing is noticed of the calls, so that a rollout's metrics are the workflow's own."""
 
     @property
     def counts(self) -> dict[str, float]:
         return {}
-
-    @property
-    def num_answers(self) -> int:
-        return self._policy.num_answers
-
-    @property
-    def cut(self) -> bool:
-        return self._policy.cut
-
-    def close(self) -> tuple[Call, ...]:
-        return self._policy.close()
 
 
 class Talks(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""The smallest `run.yaml` of docs/configuration.md is enough for `sharpen check`, with its two files beside it."""
+"""The smallest `run.yaml` of docs/reference/configuration.md is enough for `sharpen check`, its two files beside it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sharpen.cli.main import main
 
-PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "configuration.md"
 AGENT = """
 async def run_agent(task, model):
     messages = [{"role": "user", "content": task["question"]}]

@@ -10,6 +10,7 @@ from diagnose_plants import GROUPS, MIXED, SIZE, STEPS, config, curves, group, g
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sharpen.algorithm.resolve import algorithm_of
 from sharpen.diagnose.data import Row, RunData, digest, is_scale_free, repeated_share, trend
 from sharpen.diagnose.diagnosis import RULES, diagnose, scale_free
 from sharpen.types import Call, CallStatus, Outcome, Rollout, Sampling
@@ -289,11 +290,11 @@ def test_rewards_of_tiny_spread_without_std_normalization():
     ("algorithm", "expected"), [("grpo", True), ("dr_grpo", False), ("reinforce", False), ("raft", True)]
 )
 def test_whether_advantages_keep_the_scale_of_rewards_is_measured(algorithm, expected):
-    assert scale_free(config(algorithm={"algorithm_type": algorithm})) is expected
+    assert scale_free(algorithm_of(config(algorithm={"algorithm_type": algorithm}))) is expected
 
 
 def test_normalization_that_is_switched_off_counts():
-    assert scale_free(config(loss={"std_normalize": False})) is False
+    assert scale_free(algorithm_of(config(loss={"std_normalize": False}))) is False
     assert is_scale_free(lambda rewards: rewards * 0.0)
 
 

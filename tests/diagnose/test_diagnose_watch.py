@@ -7,6 +7,7 @@ import numpy as np
 from diagnose_plants import config, curves, noisy, rows
 
 from sharpen.diagnose.diagnosis import PATIENCE, REMIND_STEPS, Watch
+from sharpen.recipe import recipe_of
 from sharpen.types import Call, CallStatus, Group, Outcome, Rollout, Sampling, Task
 
 SIZE = 8
@@ -59,12 +60,12 @@ def said(watch, metrics, rewards):
 
 
 def test_a_healthy_run_is_left_in_peace():
-    assert said(Watch(config()), curves(), MIXED) == {}
+    assert said(Watch(recipe_of(config())), curves(), MIXED) == {}
 
 
 def test_a_lasting_cause_is_said_after_some_steps_and_again_much_later():
     metrics = curves(steps=70, reward__mean=[0.0] * 70, reward__flat_groups=[12.0] * 70)
-    lines = said(Watch(config()), metrics, FLAT)
+    lines = said(Watch(recipe_of(config())), metrics, FLAT)
     assert list(lines) == [PATIENCE, PATIENCE + REMIND_STEPS]
     assert lines[PATIENCE].startswith("diagnosis: In 100% of the groups every rollout has the least reward")
     assert lines[PATIENCE].endswith("(all_wrong)")
@@ -72,7 +73,7 @@ def test_a_lasting_cause_is_said_after_some_steps_and_again_much_later():
 
 
 def test_a_cause_that_does_not_last_is_not_said():
-    watch = Watch(config())
+    watch = Watch(recipe_of(config()))
     clipped = curves(trainer__clip_fraction=[0.01] * 10 + [0.9] * 2 + [0.01] * 28)
     assert said(watch, clipped, MIXED) == {}
 
@@ -84,13 +85,13 @@ def test_a_collapse_late_in_a_long_run_is_seen_soon():
         reward__mean=[*noisy(0.3, 0.8, 0.02, steps=250), *[0.0] * 50],
         trainer__entropy=[*noisy(0.6, 0.3, 0.005, steps=250), *[4.0] * 50],
     )
-    lines = said(Watch(config()), metrics, MIXED)
+    lines = said(Watch(recipe_of(config())), metrics, MIXED)
     assert any("learning_rate_too_high" in line for line in lines.values())
     assert 250 < min(lines) < 290
 
 
 def test_a_step_costs_little_and_memory_is_bounded():
-    watch, metrics = Watch(config()), rows(curves(steps=200))
+    watch, metrics = Watch(recipe_of(config())), rows(curves(steps=200))
     some = groups(0, MIXED, count=16)
     for row in metrics[:130]:
         watch.add(row.step, row.metrics, some)

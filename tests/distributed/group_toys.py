@@ -17,7 +17,9 @@ from sharpen.config.trainer import TrainerConfig
 from sharpen.errors import RankError
 from sharpen.execution.ranks.group import TrainerGroup
 from sharpen.execution.ranks.processes import RankProcesses
-from sharpen.execution.ranks.trainer import RankBatch, TrainerPlan, load_trainer
+from sharpen.trainer.roles import TrainerPlan
+from sharpen.trainer.trainer import Trainer
+from sharpen.trainer.work import Minibatch
 from sharpen.types import Experience
 
 TIMEOUT_S = 120.0
@@ -62,10 +64,10 @@ class Toy:
     folder: Path
     experiences: list[Experience]
 
-    def batches(self, count: int = 1) -> list[RankBatch]:
+    def batches(self, count: int = 1) -> list[Minibatch]:
         """The rollouts in so many minibatches."""
         size = -(-len(self.experiences) // count)
-        return [RankBatch(experiences=self.experiences[i : i + size]) for i in range(0, len(self.experiences), size)]
+        return [Minibatch(experiences=self.experiences[i : i + size]) for i in range(0, len(self.experiences), size)]
 
 
 def make_toy(folder: Path, family: str = "qwen3", **kind: Any) -> Toy:
@@ -88,7 +90,7 @@ def make_plan(
 
 
 def one_process(plan: TrainerPlan) -> Any:
-    return load_trainer(plan, "cpu")
+    return Trainer.load(plan, "cpu")
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from transformers import Qwen3MoeConfig
 from sharpen.errors import ModelError, ParityError, RankError, TrainingError
 from sharpen.execution.ranks.group import TrainerGroup
 from sharpen.execution.ranks.processes import RankProcesses
-from sharpen.execution.ranks.trainer import RankBatch
+from sharpen.trainer.work import Minibatch
 
 pytestmark = pytest.mark.distributed
 
@@ -45,22 +45,22 @@ def test_trap_09_an_error_that_all_agree_on_is_raised_as_itself_and_changes_noth
     wrong[4] = replace(wrong[4], logprobs_T=logprobs_T)
     group = group_of(plan)
     with pytest.raises(ParityError, match=r"g1/1, call 0, token"):
-        group.train_step([RankBatch(experiences=wrong)])
+        group.train_step([Minibatch(experiences=wrong)])
     assert group.version == 0
     assert_same_weights(one, group, absolute=0.0)
     late = [replace(e, versions_T=np.where(e.loss_mask_T, 1, -1)) for e in wrong]
     with pytest.raises(ParityError, match="the trainer is at 0"):
-        group.train_step([*toy.batches(), RankBatch(experiences=late)])
+        group.train_step([*toy.batches(), Minibatch(experiences=late)])
     assert group.version == 0
     huge = list(toy.experiences)
     huge[3] = replace(huge[3], weights_T=np.where(huge[3].loss_mask_T, np.inf, 0.0).astype(np.float32))
     with pytest.raises(TrainingError, match="NaN or infinite; the update was not made"):
-        group.train_step([*toy.batches(), RankBatch(experiences=huge)])
+        group.train_step([*toy.batches(), Minibatch(experiences=huge)])
     one.train_step(toy.batches())
     assert group.version == 1
     assert_same_weights(one, group)
     with pytest.raises(TrainingError, match="NaN or infinite; the update was not made"):
-        group.train_step([RankBatch(experiences=huge)])
+        group.train_step([Minibatch(experiences=huge)])
     assert group.version == 1
     one.train_step(toy.batches())
     group.train_step(toy.batches())
@@ -118,7 +118,7 @@ def test_a_rank_that_fails_alone(tmp_path):
     with processes(make_plan(toy), grace_s=2.0) as ranks:
         group = TrainerGroup(ranks)
         with pytest.raises(RankError, match=r"rank \d failed: IndexError") as caught:
-            group.train_step([RankBatch(experiences=wrong)])
+            group.train_step([Minibatch(experiences=wrong)])
     (note,) = caught.value.__notes__
     assert "in train_step" in note
     assert "IndexError" in note

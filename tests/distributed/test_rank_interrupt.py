@@ -70,7 +70,7 @@ def interrupted_amid(ranks: RankProcesses, times: int) -> Iterator[None]:
 def test_ctrl_c_waits_for_the_ranks_and_a_second_one_does_not(tmp_path):
     """The call is made whole, so that a checkpoint can be saved; twice ends the ranks (`nothing_left_behind`).
 
-    Red when `RankGroup._call` does not hold Ctrl-C back."""
+    Red when `TrainerGroup._call` does not hold Ctrl-C back."""
     toy = make_toy(tmp_path / "model")
     plan = make_plan(toy)
     one = one_process(plan)

@@ -14,7 +14,7 @@ from sharpen.algorithm.resolve import resolve
 from sharpen.config.run import DistillConfig, ExpertConfig, LossConfig
 from sharpen.config.trainer import CriticConfig
 from sharpen.errors import ParityError
-from sharpen.execution.ranks.trainer import RankBatch
+from sharpen.trainer.work import Minibatch
 
 pytestmark = pytest.mark.distributed
 
@@ -89,7 +89,7 @@ def test_an_expert_and_clipping_by_entropy(tmp_path):
     clips = resolve("grpo", LossConfig(kl="none", advantage="clipv", advantage_args={"mu": 0.5}), 8)
     algorithm = replace(clips, expert=expert.expert)
     plan = replace(make_plan(toy), algorithm=algorithm)
-    values = both(plan, [RankBatch(experiences=toy.experiences, experts=rows)], step=1)
+    values = both(plan, [Minibatch(experiences=toy.experiences, experts=rows)], step=1)
     assert values["expert_loss"] > 0.0
     assert values["entropy_clip_fraction"] > 0.0
 

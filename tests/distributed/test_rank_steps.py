@@ -8,7 +8,7 @@ from group_toys import assert_same_numbers, assert_same_weights, group_of, make_
 
 from sharpen.config.trainer import LoraConfig
 from sharpen.errors import TrainingError
-from sharpen.execution.ranks.trainer import RankBatch
+from sharpen.trainer.work import Minibatch
 
 pytestmark = pytest.mark.distributed
 
@@ -50,7 +50,7 @@ def test_a_step_that_all_ranks_fail_alike_is_undone_in_each(tmp_path, kind):
     disturbed, halves = group_of(plan), toy.batches(2)
     first = halves[1].experiences[0]
     infinite = replace(first, weights_T=np.where(first.loss_mask_T, np.inf, 0).astype(np.float32))
-    broken = [halves[0], RankBatch(experiences=[infinite, *halves[1].experiences[1:]])]
+    broken = [halves[0], Minibatch(experiences=[infinite, *halves[1].experiences[1:]])]
     for number in range(2):
         with pytest.raises(TrainingError):
             disturbed.train_step(broken)

@@ -16,7 +16,7 @@ from sharpen.errors import ConfigError, DatasetError
 from sharpen.experience.draw import make_batch
 from sharpen.experience.reading import read_trained
 from sharpen.gateway.render import Renderer
-from sharpen.supervised.expert import SFT, ExpertRows
+from sharpen.run.expert import SFT, ExpertRows
 from sharpen.supervised.lessons import Tutor
 from sharpen.tasks.order import TaskOrder
 from sharpen.tasks.source import load_tasks
@@ -165,7 +165,7 @@ def test_rows_that_are_too_long_are_left_out_and_said(tmp_path, toy_model_dir, t
 
 
 def test_a_steps_rows_are_split_evenly_over_its_updates_each_normalized_by_itself(toy_model_dir, expert_rows):
-    """Eight rows drawn of seven, one of them twice, into three updates. Red when `join` (supervised/expert.py) weighs
+    """Eight rows drawn of seven, one of them twice, into three updates. Red when `join` (run/expert.py) weighs
     all rows of the step together."""
     algorithm = resolve("mix", LossConfig(aggregation="rollout-mean"), 4)
     tokenizer = AutoTokenizer.from_pretrained(toy_model_dir)

@@ -163,7 +163,7 @@ def test_trap_13_a_killed_run_goes_on_with_the_replay_of_an_uninterrupted_one(
     tmp_path, finished, toy_model_dir, toy_dataset
 ):
     """Killed in step 6, with the last checkpoint after step 3: steps 4 and 5 are done again, from the memory that step
-    3 left, not that of step 5. Red when `_assemble` (tuning.py) does not restore the memory."""
+    3 left, not that of step 5. Red when `run.assembly` does not restore the memory."""
     run_dir = run_killed(run, letters, tmp_path, toy_model_dir, toy_dataset, recorded=5, steps=7)
     assert load(pointed(run_dir, "latest")).state["position"]["step"] == 3
     run(tmp_path, toy_model_dir, toy_dataset, steps=7)

@@ -13,12 +13,12 @@ import pytest
 from killed_runs import run_killed
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from sharpen.algorithm.resolve import resolve as resolve_algorithm
-from sharpen.arguments import check_sync
 from sharpen.certify import certify
 from sharpen.config.load import resolve
+from sharpen.decide import check_sync
 from sharpen.errors import ConfigError
 from sharpen.experience.reading import read_groups, read_groups_at, read_last_groups, read_steps, read_trained
+from sharpen.recipe import recipe_of
 from sharpen.trainer.checkpoint import load, pointed
 
 BATCH_SIZE, GROUP_SIZE, STEPS = 3, 4, 6
@@ -228,7 +228,7 @@ def tasks_by_step(run_dir: Path) -> dict[int, list[str]]:
 @pytest.mark.parametrize("sync", [{"interval": 2, "offset": 1}, {"style": "fully_async", "max_staleness": 2}])
 def test_trap_13_and_24_a_killed_run_rolls_out_again_what_was_in_flight(tmp_path, toy_model_dir, toy_dataset, sync):
     """The checkpoint is of step 3 (or 4), with batches behind it begun. Nothing trains twice, nothing is skipped, and
-    no token is too old. Red when `_assemble` (tuning.py) passes no `drawn`: their tasks would be skipped; or when the
+    no token is too old. Red when `run.assembly` passes no `drawn`: their tasks would be skipped; or when the
     explorer forgets to serve the restored weights' version.
     """
     run_dir = run_killed(run, letters, tmp_path, toy_model_dir, toy_dataset, recorded=4, sync=sync, steps=8)
@@ -342,4 +342,4 @@ def test_a_teacher_may_judge_states_that_an_older_policy_came_to():
             "sync.offset": 1,
         }
     ).config
-    check_sync(config, resolve_algorithm("jsd", config.loss, 1, distill=config.distill))
+    check_sync(recipe_of(config))

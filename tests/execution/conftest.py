@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,9 @@ from fake_endpoint import FakeEndpoint, completion
 
 from sharpen.config.public import DatasetConfig, TunerModelConfig
 from sharpen.config.run import AuxiliaryModelConfig, RunConfig
+from sharpen.execution.auxiliary import AuxiliaryModels
+from sharpen.execution.serving import ServingThread
+from sharpen.rollout.models import RolloutModels
 
 MakeConfig = Callable[..., RunConfig]
 
@@ -49,18 +54,26 @@ def make_config(toy_model_dir: Path) -> MakeConfig:
     return make
 
 
+@dataclass
+class WithoutPolicy:
+    """Opens the models of attempts that make no call of the policy."""
+
+    auxiliary: AuxiliaryModels
+
+    def open(self, rollout_id: str, noise_seed: int) -> RolloutModels:
+        nothing: Any = SimpleNamespace(model=None, counts={}, close=tuple)
+        return RolloutModels(nothing, self.auxiliary.open(rollout_id, noise_seed))
+
+
 @pytest.fixture
 def open_models() -> Iterator[Any]:
     """Start the auxiliary models of a configuration."""
-    from sharpen.execution.auxiliary import AuxiliaryModels
-    from sharpen.execution.serving import ServingThread
-
     thread = ServingThread()
     started: list[AuxiliaryModels] = []
 
-    def start(config: RunConfig) -> AuxiliaryModels:
+    def start(config: RunConfig) -> WithoutPolicy:
         started.append(AuxiliaryModels(config, thread))
-        return started[-1]
+        return WithoutPolicy(started[-1])
 
     yield start
     for models in started:

@@ -36,7 +36,7 @@ def test_genuine_clients_with_the_key_of_the_environment(
     monkeypatch.setenv("JUDGE_KEY", "sk-123")
     models = open_models(make_config(judge={"base_url": endpoint.url, "api_key_env": "JUDGE_KEY"}))
     session = models.open("g/0", 1)
-    judge = session.models["judge"]
+    judge = session.auxiliary_models["judge"]
     assert judge.name == "m"
     assert isinstance(judge.client, openai.AsyncOpenAI)
     assert isinstance(judge.sync_client, openai.OpenAI)
@@ -46,23 +46,23 @@ def test_genuine_clients_with_the_key_of_the_environment(
     assert ask(judge).choices[0].message.content == "good"
     assert asyncio.run(ask_async(judge)).choices[0].message.content == "good"
     assert endpoint.keys == ["sk-123"] * 2
-    assert session.counts == {"judge/calls": 2.0, "judge/tokens": 26.0}
-    assert models.total_tokens == {"judge": 26}
-    session.close()
+    assert session.counts == {"auxiliary/judge/calls": 2.0, "auxiliary/judge/tokens": 26.0}
+    assert models.auxiliary.total_tokens == {"judge": 26}
+    session.end()
 
 
 def test_what_other_clients_use_over_base_url_is_counted_too(
     endpoint: FakeEndpoint, make_config: Any, open_models: Any
 ) -> None:
     session = open_models(make_config(judge={"base_url": endpoint.url})).open("g/0", 1)
-    judge = session.models["judge"]
+    judge = session.auxiliary_models["judge"]
     other = openai.OpenAI(base_url=judge.base_url, api_key=judge.api_key, max_retries=0)
     assert other.chat.completions.create(model=judge.name, messages=USER).usage.total_tokens == 13
     endpoint.answer = lambda body: stream(["a", "b"], usage=9)
     assert len(list(other.chat.completions.create(model=judge.name, messages=USER, stream=True))) == 4
     assert endpoint.keys == ["none"] * 2
-    assert session.counts == {"judge/calls": 2.0, "judge/tokens": 22.0}
-    session.close()
+    assert session.counts == {"auxiliary/judge/calls": 2.0, "auxiliary/judge/tokens": 22.0}
+    session.end()
     with pytest.raises(openai.AuthenticationError):
         other.chat.completions.create(model=judge.name, messages=USER)
 
@@ -91,7 +91,7 @@ def test_streams_are_counted_by_their_usage_else_by_their_chunks(
 
     endpoint.answer = answer
     session = open_models(make_config(judge={"base_url": endpoint.url})).open("g/0", 1)
-    judge = session.models["judge"]
+    judge = session.auxiliary_models["judge"]
 
     async def read() -> list[str]:
         texts = []
@@ -104,10 +104,10 @@ def test_streams_are_counted_by_their_usage_else_by_their_chunks(
         assert asyncio.run(read()) == ["a", "b", "c", None]
         for _ in range(2):
             assert [c.choices[0].delta.content for c in ask(judge, stream=True) if c.choices] == ["a", "b", "c", None]
-    assert session.counts == {"judge/calls": 3.0, "judge/tokens": 3.0 * (usage or 3)}
+    assert session.counts == {"auxiliary/judge/calls": 3.0, "auxiliary/judge/tokens": 3.0 * (usage or 3)}
     assert len(caplog.records) == (0 if usage else 1)
     assert all("has no usage, so that the prompt's tokens are not counted" in r.getMessage() for r in caplog.records)
-    session.close()
+    session.end()
 
 
 def test_compressed_answers_and_answers_without_usage(
@@ -118,17 +118,17 @@ def test_compressed_answers_and_answers_without_usage(
         return Response(packed, headers={"content-encoding": "gzip", "content-type": "application/json"})
 
     session = open_models(make_config(judge={"base_url": endpoint.url})).open("g/0", 1)
-    judge = session.models["judge"]
+    judge = session.auxiliary_models["judge"]
     endpoint.answer = compressed
     assert ask(judge).choices[0].message.content == "good"
-    assert session.counts == {"judge/calls": 1.0, "judge/tokens": 13.0}
+    assert session.counts == {"auxiliary/judge/calls": 1.0, "auxiliary/judge/tokens": 13.0}
     endpoint.answer = lambda body: completion(usage=False)
     with caplog.at_level(logging.WARNING, "sharpen.auxiliary"):
         ask(judge)
         ask(judge)
-    assert session.counts == {"judge/calls": 3.0, "judge/tokens": 13.0}
+    assert session.counts == {"auxiliary/judge/calls": 3.0, "auxiliary/judge/tokens": 13.0}
     assert len(caplog.records) == 1
-    session.close()
+    session.end()
 
 
 def test_interleaved_rollouts_are_counted_each_on_its_own(
@@ -141,9 +141,9 @@ def test_interleaved_rollouts_are_counted_each_on_its_own(
 
     async def use(n: int) -> None:
         for _ in range(n % 3 + 1):
-            await ask_async(sessions[n].models["judge"], str(n))
+            await ask_async(sessions[n].auxiliary_models["judge"], str(n))
         if n % 2:
-            await ask_async(sessions[n].models["critic"], str(1000 + n))
+            await ask_async(sessions[n].auxiliary_models["critic"], str(1000 + n))
 
     async def all_of_them() -> None:
         await asyncio.gather(*(use(n) for n in range(40)))
@@ -152,13 +152,13 @@ def test_interleaved_rollouts_are_counted_each_on_its_own(
     for n, session in enumerate(sessions):
         calls = n % 3 + 1
         assert session.counts == {
-            "judge/calls": float(calls),
-            "judge/tokens": float(calls * n),
-            "critic/calls": float(n % 2),
-            "critic/tokens": float(n % 2 * (1000 + n)),
+            "auxiliary/judge/calls": float(calls),
+            "auxiliary/judge/tokens": float(calls * n),
+            "auxiliary/critic/calls": float(n % 2),
+            "auxiliary/critic/tokens": float(n % 2 * (1000 + n)),
         }
-        session.close()
-    assert models.total_tokens["judge"] == sum((n % 3 + 1) * n for n in range(40))
+        session.end()
+    assert models.auxiliary.total_tokens["judge"] == sum((n % 3 + 1) * n for n in range(40))
 
 
 def test_retries_are_the_sdks_own_and_a_repeated_success_is_no_failure(
@@ -167,11 +167,11 @@ def test_retries_are_the_sdks_own_and_a_repeated_success_is_no_failure(
     answers = iter([failure(503), completion()])
     endpoint.answer = lambda body: next(answers)
     session = open_models(make_config(judge={"base_url": endpoint.url})).open("g/0", 1)
-    assert ask(session.models["judge"]).choices[0].message.content == "good"
+    assert ask(session.auxiliary_models["judge"]).choices[0].message.content == "good"
     assert len(endpoint.bodies) == 2
-    assert session.failure is None
-    assert session.counts == {"judge/calls": 1.0, "judge/tokens": 13.0}
-    session.close()
+    assert session.auxiliary_failure is None
+    assert session.counts == {"auxiliary/judge/calls": 1.0, "auxiliary/judge/tokens": 13.0}
+    session.end()
 
 
 @pytest.mark.parametrize(
@@ -190,30 +190,33 @@ def test_an_endpoint_that_fails_is_remembered_a_bad_request_is_not(
     endpoint.answer = lambda body: failure(status)
     session = open_models(make_config(judge={"base_url": endpoint.url})).open("g/0", 1)
     with pytest.raises(kind):
-        session.models["judge"].sync_client.with_options(max_retries=0).chat.completions.create(
+        session.auxiliary_models["judge"].sync_client.with_options(max_retries=0).chat.completions.create(
             model="m", messages=USER
         )
     if fails:
-        assert session.failure == f"a call of the auxiliary model 'judge' failed: {endpoint.url} answered {status}"
+        assert (
+            session.auxiliary_failure
+            == f"a call of the auxiliary model 'judge' failed: {endpoint.url} answered {status}"
+        )
     else:
-        assert session.failure is None
-    assert session.counts == {"judge/calls": 0.0, "judge/tokens": 0.0}
-    session.close()
+        assert session.auxiliary_failure is None
+    assert session.counts == {"auxiliary/judge/calls": 0.0, "auxiliary/judge/tokens": 0.0}
+    session.end()
 
 
 def test_an_endpoint_that_is_not_there(make_config: Any, open_models: Any) -> None:
     session = open_models(make_config(judge={"base_url": "http://127.0.0.1:9/v1"})).open("g/0", 1)
-    client = session.models["judge"].sync_client.with_options(max_retries=0)
+    client = session.auxiliary_models["judge"].sync_client.with_options(max_retries=0)
     with pytest.raises(openai.APIConnectionError):
         client.chat.completions.create(model="m", messages=USER)
-    assert "ConnectError" in str(session.failure)
+    assert "ConnectError" in str(session.auxiliary_failure)
     other = httpx.post(
-        f"{session.models['judge'].base_url}/chat/completions",
-        headers={"authorization": f"Bearer {session.models['judge'].api_key}"},
+        f"{session.auxiliary_models['judge'].base_url}/chat/completions",
+        headers={"authorization": f"Bearer {session.auxiliary_models['judge'].api_key}"},
         json={"model": "m", "messages": USER},
     )
     assert other.status_code == 502
-    session.close()
+    session.end()
 
 
 def test_a_time_limit_of_the_client_holds(endpoint: FakeEndpoint, make_config: Any, open_models: Any) -> None:
@@ -225,12 +228,12 @@ def test_a_time_limit_of_the_client_holds(endpoint: FakeEndpoint, make_config: A
 
     endpoint.answer = slow
     session = open_models(make_config(judge={"base_url": endpoint.url})).open("g/0", 1)
-    client = session.models["judge"].sync_client.with_options(max_retries=0, timeout=0.4)
+    client = session.auxiliary_models["judge"].sync_client.with_options(max_retries=0, timeout=0.4)
     with pytest.raises(openai.APITimeoutError):
         client.chat.completions.create(model="m", messages=USER)
-    assert "ReadTimeout" in str(session.failure)
+    assert "ReadTimeout" in str(session.auxiliary_failure)
     release.set()
-    session.close()
+    session.end()
 
 
 def test_an_equal_request_made_at_the_same_time_is_no_repetition(
@@ -250,7 +253,7 @@ def test_an_equal_request_made_at_the_same_time_is_no_repetition(
 
     endpoint.answer = one_of_two
     session = open_models(make_config(judge={"base_url": endpoint.url})).open("g/0", 1)
-    client = session.models["judge"].client.with_options(max_retries=0)
+    client = session.auxiliary_models["judge"].client.with_options(max_retries=0)
 
     async def ask_once() -> None:
         try:
@@ -262,8 +265,8 @@ def test_an_equal_request_made_at_the_same_time_is_no_repetition(
         await asyncio.gather(ask_once(), ask_once())
 
     asyncio.run(main())
-    assert session.failure is not None
-    assert "503" in session.failure
+    assert session.auxiliary_failure is not None
+    assert "503" in session.auxiliary_failure
 
 
 def test_what_runs_at_the_end_is_cancelled_and_later_calls_are_refused(
@@ -278,12 +281,12 @@ def test_what_runs_at_the_end_is_cancelled_and_later_calls_are_refused(
 
     endpoint.answer = slow
     session = open_models(make_config(judge={"base_url": endpoint.url})).open("g/0", 1)
-    judge = session.models["judge"]
+    judge = session.auxiliary_models["judge"]
 
     async def left_behind() -> None:
         call = asyncio.create_task(ask_async(judge))
         await asyncio.to_thread(came.wait, 120)
-        session.close()
+        session.end()
         with pytest.raises(openai.AuthenticationError, match="has ended"):
             await call  # the client tried again after the abort, and was refused
 
@@ -292,7 +295,7 @@ def test_what_runs_at_the_end_is_cancelled_and_later_calls_are_refused(
     with pytest.raises(openai.AuthenticationError):
         ask(judge)
     assert len(endpoint.bodies) == 1
-    assert session.failure is None
+    assert session.auxiliary_failure is None
 
 
 def test_the_cap_refuses_the_next_call_and_names_model_cap_and_use(
@@ -300,19 +303,19 @@ def test_the_cap_refuses_the_next_call_and_names_model_cap_and_use(
 ) -> None:
     models = open_models(make_config(judge={"base_url": endpoint.url, "max_total_tokens": 20}))
     first, second = models.open("g/0", 1), models.open("g/1", 2)
-    ask(first.models["judge"])
-    ask(first.models["judge"])
+    ask(first.auxiliary_models["judge"])
+    ask(first.auxiliary_models["judge"])
     assert first.exhausted is None
     with pytest.raises(openai.PermissionDeniedError) as caught:
-        ask(second.models["judge"])
+        ask(second.auxiliary_models["judge"])
     assert caught.value.code == "token_cap_reached"
     assert len(endpoint.bodies) == 2
     assert isinstance(second.exhausted, TokenCapError)
     for words in ("'judge' (m)", "has used 26 tokens", "auxiliary_models.judge.max_total_tokens is 20"):
         assert words in str(second.exhausted)
-    assert (first.exhausted, second.failure) == (None, None)
+    assert (first.exhausted, second.auxiliary_failure) == (None, None)
     for session in (first, second):
-        session.close()
+        session.end()
 
 
 def test_sampling_settings_apply_to_calls_that_set_none(
@@ -320,9 +323,9 @@ def test_sampling_settings_apply_to_calls_that_set_none(
 ) -> None:
     settings = {"base_url": endpoint.url, "temperature": 0.0, "max_tokens": 50, "enable_thinking": False}
     session = open_models(make_config(judge=settings, plain={"base_url": endpoint.url})).open("g/0", 1)
-    ask(session.models["judge"])
-    ask(session.models["judge"], temperature=0.5, max_completion_tokens=9)
-    ask(session.models["plain"])
+    ask(session.auxiliary_models["judge"])
+    ask(session.auxiliary_models["judge"], temperature=0.5, max_completion_tokens=9)
+    ask(session.auxiliary_models["plain"])
     thinking = {"chat_template_kwargs": {"enable_thinking": False}}
     rest = {"model": "m", "messages": USER}
     assert endpoint.bodies == [
@@ -330,7 +333,7 @@ def test_sampling_settings_apply_to_calls_that_set_none(
         {**rest, **thinking, "temperature": 0.5, "max_completion_tokens": 9},
         rest,
     ]
-    session.close()
+    session.end()
 
 
 def test_a_key_that_is_not_there(make_config: Any, open_models: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,10 +344,10 @@ def test_a_key_that_is_not_there(make_config: Any, open_models: Any, monkeypatch
 
 def test_trinitys_wrapper_around_one_is_counted_too(endpoint: FakeEndpoint, make_config: Any, open_models: Any) -> None:
     session = open_models(make_config(judge={"base_url": endpoint.url})).open("g/0", 1)
-    wrapper = ModelWrapper(session.models["judge"], enable_history=False)
+    wrapper = ModelWrapper(session.auxiliary_models["judge"], enable_history=False)
     client = wrapper.get_openai_client()
     assert client.chat.completions.create(model=wrapper.model_path, messages=USER).usage.total_tokens == 13
-    assert session.counts == {"judge/calls": 1.0, "judge/tokens": 13.0}
-    session.close()
+    assert session.counts == {"auxiliary/judge/calls": 1.0, "auxiliary/judge/tokens": 13.0}
+    session.end()
     with pytest.raises(openai.AuthenticationError):
         client.chat.completions.create(model=wrapper.model_path, messages=USER)

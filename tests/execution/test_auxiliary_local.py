@@ -27,7 +27,7 @@ def test_own_context_sampling_and_noise(make_config: Any, open_models: Any, toy_
     sessions = [models.open(f"g/{n}", n) for n in range(2)]
 
     async def texts(name: str) -> list[str]:
-        replies = [await ask(session.models[name], "hi") for session in sessions]
+        replies = [await ask(session.auxiliary_models[name], "hi") for session in sessions]
         return [reply.choices[0].message.content for reply in replies]
 
     greedy = asyncio.run(texts("greedy"))
@@ -35,13 +35,13 @@ def test_own_context_sampling_and_noise(make_config: Any, open_models: Any, toy_
     noisy = asyncio.run(texts("noisy"))
     assert noisy[0] != noisy[1]
     again = models.open("g/0", 0)
-    assert asyncio.run(ask(again.models["noisy"], "hi")).choices[0].message.content == noisy[0]
+    assert asyncio.run(ask(again.auxiliary_models["noisy"], "hi")).choices[0].message.content == noisy[0]
     with pytest.raises(openai.BadRequestError) as caught:
-        asyncio.run(ask(sessions[0].models["greedy"], "question " * 30))
+        asyncio.run(ask(sessions[0].auxiliary_models["greedy"], "question " * 30))
     assert caught.value.code == "context_length_exceeded"
-    assert sessions[0].failure is None  # the judge's prompt was too long: nobody's failure
+    assert sessions[0].auxiliary_failure is None  # the judge's prompt was too long: nobody's failure
     for session in (*sessions, again):
-        session.close()
+        session.end()
 
 
 def test_interleaved_rollouts_are_counted_each_on_its_own(
@@ -54,7 +54,7 @@ def test_interleaved_rollouts_are_counted_each_on_its_own(
     async def use(n: int) -> int:
         used = 0
         for call in range(n % 3):
-            reply = await ask(sessions[n].models["judge"], "x" * (n % 5 + call + 1))
+            reply = await ask(sessions[n].auxiliary_models["judge"], "x" * (n % 5 + call + 1))
             used += reply.usage.total_tokens
         return used
 
@@ -63,23 +63,23 @@ def test_interleaved_rollouts_are_counted_each_on_its_own(
 
     used = asyncio.run(all_of_them())
     for n, session in enumerate(sessions):
-        assert session.counts == {"judge/calls": float(n % 3), "judge/tokens": float(used[n])}
-        session.close()
-    assert models.total_tokens == {"judge": sum(used)}
+        assert session.counts == {"auxiliary/judge/calls": float(n % 3), "auxiliary/judge/tokens": float(used[n])}
+        session.end()
+    assert models.auxiliary.total_tokens == {"judge": sum(used)}
     assert len(set(used)) > 5
 
 
 def test_the_cap_and_the_end(make_config: Any, open_models: Any, toy_model_dir: Path) -> None:
     models = open_models(make_config(judge={"model_path": str(toy_model_dir), "max_tokens": 4, "max_total_tokens": 30}))
-    models.restore({"judge": 29, "a model of an earlier session": 5})
+    models.auxiliary.restore({"judge": 29, "a model of an earlier session": 5})
     session = models.open("g/0", 1)
-    judge = session.models["judge"]
+    judge = session.auxiliary_models["judge"]
     used = asyncio.run(ask(judge, "hi")).usage.total_tokens
     with pytest.raises(openai.PermissionDeniedError) as caught:
         asyncio.run(ask(judge, "hi"))
     assert caught.value.code == "token_cap_reached"
     assert f"has used {29 + used} tokens" in str(session.exhausted)
-    session.close()
+    session.end()
     with pytest.raises(openai.AuthenticationError):
         asyncio.run(ask(judge, "hi"))
 

@@ -14,11 +14,11 @@ import torch
 from sharpen.config.extras import install_command
 from sharpen.config.load import resolve
 from sharpen.config.run import RunConfig
+from sharpen.decide import check_engine
 from sharpen.errors import ConfigError
 from sharpen.execution.cluster.connect import check_ray, check_size
 from sharpen.execution.cluster.placement import choose, needs, num_ranks
 from sharpen.execution.cluster.weights import to_arrays, to_tensors
-from sharpen.execution.start import check_execution
 
 Make = Callable[..., RunConfig]
 
@@ -42,13 +42,13 @@ def test_execution_is_ray_where_it_is_said_or_where_anything_is_set_in_cluster(m
     assert make(cluster__ray_address="auto").uses_ray
     assert make(cluster__num_workers=4).uses_ray
     with pytest.raises(ConfigError, match="settings of cluster have no effect with execution: local"):
-        check_execution(make(execution="local", cluster__num_workers=4))
+        check_engine(make(execution="local", cluster__num_workers=4))
 
 
 @pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
 def test_ray_that_is_not_installed_is_said_before_anything_is_loaded(make):
     with pytest.raises(ConfigError, match=re.escape(f"Ray is not installed: `{install_command('ray')}`")):
-        check_execution(make(execution="ray"))
+        check_engine(make(execution="ray"))
 
 
 def test_another_line_of_ray_is_refused():
@@ -96,7 +96,7 @@ def test_colocated_engines_and_ranks_are_pairs_on_gpus(make):
 def test_each_actor_has_one_engine_and_its_device_is_ray_s_to_choose(make):
     assert choose(make(model__inference_engine_num=3, engine__type="embedded"), 0).type == "embedded"
     with pytest.raises(ConfigError, match=r"engine.device is cuda:1, but Ray gives GPUs out"):
-        check_execution(make(engine__device="cuda:1", execution="ray"))
+        check_engine(make(engine__device="cuda:1", execution="ray"))
 
 
 def test_weights_keep_their_bits_and_share_memory_on_the_way():

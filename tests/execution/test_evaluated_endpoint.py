@@ -7,14 +7,13 @@ import pytest
 from fake_endpoint import FakeEndpoint
 
 from sharpen.execution.remote import RemoteModel
-from sharpen.execution.sessions import EndpointSession
 
 
 def test_answers_of_an_endpoint_are_counted(endpoint: FakeEndpoint) -> None:
-    """Red when `RemoteUse.send` does not count: each rollout of the evaluation would be one without a call."""
+    """Red when `RemoteSession.send` does not count: each rollout of the evaluation would be one without a call."""
     remote = RemoteModel(name="policy", model_name="m", base_url=endpoint.url, api_key="k")
     try:
-        session = EndpointSession(remote.open("eval/0", 1))
+        session = remote.open("eval/0", 1)
         assert (session.num_answers, session.cut) == (0, False)
         session.model.sync_client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hello"}])
         session.model.sync_client.models.list()

@@ -25,11 +25,10 @@ from fake_endpoint import FakeEndpoint
 from scripted import ScriptedEngine, ServingLoop, toy_tokenizer
 
 from sharpen.config.run import RolloutConfig
-from sharpen.execution.auxiliary import AuxiliarySession
 from sharpen.execution.remote import RemoteModel
-from sharpen.execution.sessions import EndpointSession, RolloutSession
 from sharpen.gateway.gateway import Gateway
 from sharpen.gateway.meter import Meter, Tally
+from sharpen.rollout.models import RolloutModels
 from sharpen.rollout.runner import RolloutRunner
 from sharpen.rollout.user_loop import owner
 from sharpen.types import CallStatus, Group, Outcome, Rollout, Task
@@ -59,8 +58,8 @@ def roll_out(
 
 
 def sessions_of(gateway: Gateway) -> Any:
-    def open_session(rollout_id: str, noise_seed: int) -> RolloutSession:
-        return RolloutSession(gateway.open(rollout_id, noise_seed=noise_seed), AuxiliarySession({}, {}))
+    def open_session(rollout_id: str, noise_seed: int) -> RolloutModels:
+        return RolloutModels(gateway.open(rollout_id, noise_seed))
 
     return open_session
 
@@ -298,7 +297,7 @@ def test_rollouts_that_use_their_own_model_are_left_alone(workflow: Workflow) ->
 
 
 def test_what_a_plain_thread_does_is_not_known() -> None:
-    """Python's threads do not inherit a context: nothing is claimed, and docs/agentscope.md says so."""
+    """Python's threads do not inherit a context: nothing is claimed, and docs/use/agentscope.md says so."""
 
     async def by_thread(task: Any, model: Any) -> float:
         client = default.setdefault("client", model.sync_client)
@@ -317,13 +316,12 @@ def test_what_a_plain_thread_does_is_not_known() -> None:
 
 @pytest.mark.parametrize("workflow", [by_client, by_environment])
 def test_a_model_at_an_endpoint_knows_its_rollout_too(workflow: Workflow) -> None:
-    """Red when `RemoteUse.send` does not ask."""
+    """Red when `RemoteSession.send` does not ask."""
     endpoint = FakeEndpoint()
     remote = RemoteModel(name="m", model_name="m", base_url=endpoint.url, api_key="k")
 
-    def open_session(rollout_id: str, noise_seed: int) -> RolloutSession:
-        use = remote.open(rollout_id, noise_seed, Tally(Meter("m", "m", None)))
-        return RolloutSession(EndpointSession(use), AuxiliarySession({}, {}))
+    def open_session(rollout_id: str, noise_seed: int) -> RolloutModels:
+        return RolloutModels(remote.open(rollout_id, noise_seed, Tally(Meter("m", "m", None))))
 
     try:
         groups = roll_out(open_session, workflow, num_tasks=4)

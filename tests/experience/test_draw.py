@@ -1,6 +1,7 @@
 """Drawing a batch: advantages, weights, counts, and that merging changes nothing."""
 
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -8,8 +9,8 @@ from experience_builders import call_trees, make_call, make_group, make_rollout,
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sharpen.algorithm.aggregation import AGGREGATIONS, CONSTANT_LENGTH
 from sharpen.algorithm.presets import PRESETS, Algorithm
+from sharpen.config.run import Aggregation
 from sharpen.errors import CallError
 from sharpen.experience.draw import Batch, make_batch, score, split_minibatches
 from sharpen.types import Call, CallStatus, Experience, Group
@@ -59,7 +60,7 @@ def algorithms() -> list[Algorithm]:
     return [
         replace(preset, aggregation=aggregation, constant_length=7)  # type: ignore[arg-type]
         for preset in presets
-        for aggregation in (*AGGREGATIONS, CONSTANT_LENGTH)
+        for aggregation in get_args(Aggregation)
     ]
 
 

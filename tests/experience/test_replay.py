@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from sharpen.algorithm.presets import PRESETS, Algorithm
 from sharpen.algorithm.resolve import resolve
-from sharpen.config.run import RunConfig, SamplingConfig
+from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
 from sharpen.experience.draw import draw_batches, split_minibatches
 from sharpen.experience.journal import Journal
 from sharpen.experience.reading import read_last_groups, read_trained
-from sharpen.experience.replay import Kept, Replay, mixed, oldest_version, priority
+from sharpen.experience.replay import Kept, Replay, ReplaySettings, mixed, oldest_version, priority, replay_settings
 from sharpen.types import Check, Group
 
 GRPO = PRESETS["grpo"]
@@ -35,8 +35,7 @@ def group(step: int, task: int, version: int, rewards: tuple[float, ...] = (1.0,
 
 
 def memory(**changes: Any) -> Replay:
-    settings = SamplingConfig(replay_share=1.0, replay_priority=changes.pop("kind", "signal"))
-    return Replay(settings, **{"count": 2, "max_staleness": 3, "seed": 0} | changes)
+    return Replay(ReplaySettings(**{"count": 2, "max_staleness": 3, "seed": 0} | changes))
 
 
 def train(replay: Replay, groups: list[Group], algorithm: Algorithm = GRPO) -> None:
@@ -60,10 +59,10 @@ def config(**settings: Any) -> RunConfig:
     return RunConfig.model_validate(tree)
 
 
-def configured(ahead: int = 0, **settings: Any) -> Replay | None:
+def configured(ahead: int = 0, **settings: Any) -> ReplaySettings | None:
     resolved = config(**settings)
     algorithm = resolve(resolved.algorithm.algorithm_type, resolved.loss, 8, max_tokens=8, sampling=resolved.sampling)
-    return Replay.of(resolved, algorithm, ahead=ahead)
+    return replay_settings(resolved, algorithm, ahead=ahead)
 
 
 def test_priorities_by_hand() -> None:
@@ -98,7 +97,7 @@ def test_a_group_is_drawn_first_as_often_as_its_odds_say() -> None:
 
     Red when `draw` ranks by anything but `log(1 - u) / -weight`.
     """
-    replay = memory(kind="recency", count=1)
+    replay = memory(priority="recency", count=1)
     train(replay, [group(1, 0, 2), group(1, 1, 0), group(1, 2, 0)])
     train(replay, [group(1, 2, 0)])
     first = Counter(ids(replay.draw(step, 2))[0] for step in range(7000))
@@ -226,7 +225,7 @@ def test_rollouts_that_run_ahead_make_groups_older_before_they_can_train_again()
 
 def test_distillation_is_refused_since_it_learns_from_what_the_policy_says_now() -> None:
     with pytest.raises(ConfigError, match="'jsd', where a teacher"):
-        Replay.of(config(algorithm__algorithm_type="jsd"), PRESETS["jsd"], ahead=0)
+        replay_settings(config(algorithm__algorithm_type="jsd"), PRESETS["jsd"], ahead=0)
 
 
 @pytest.mark.parametrize("name", ["opmd", "asymre", "topr", "rec", "raft", "sppo", "gspo", "dapo", "icepop", "rloo"])

@@ -15,7 +15,7 @@ from scripted import generation, toy_tokenizer
 
 from sharpen.errors import SamplingError
 from sharpen.gateway.body import MAX_DEPTH
-from sharpen.gateway.transport import RawRequest
+from sharpen.gateway.exchange import RawRequest
 from sharpen.types import MODEL_CAUSED
 
 USER = [{"role": "user", "content": "hello"}]

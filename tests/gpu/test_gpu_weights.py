@@ -79,15 +79,7 @@ def test_two_gpus_train_as_one_process_does(tmp_path):
     """FSDP2 over nccl, fp32."""
     toy = make_toy(tmp_path / "model")
     plan = make_plan(toy, dtype="float32")
-    one = Trainer.from_pretrained(
-        plan.model_path,
-        algorithm=plan.algorithm,
-        config=plan.config,
-        learning_rate=plan.learning_rate,
-        planned_updates=plan.planned_updates,
-        device="cuda",
-        seed=plan.seed,
-    )
+    one = Trainer.load(plan, "cuda")
     ranks = RankProcesses(plan, 2, on_gpus=True)
     try:
         group = TrainerGroup(ranks)

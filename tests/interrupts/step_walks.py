@@ -21,30 +21,26 @@ from typing import Any, NamedTuple
 
 import sharpen
 from sharpen import WorkflowOutput
-from sharpen.assembly import open_run
 from sharpen.config.load import Resolved, resolve
-from sharpen.execution.trainers import make_trainer
 from sharpen.experience.journal import Journal
 from sharpen.experience.reading import read_groups, read_steps, read_taught, read_trained
-from sharpen.loop import Loop, Progress
 from sharpen.monitor.display import Display
 from sharpen.monitor.metrics import JsonlSink, Monitor
 from sharpen.rollout.refill import RolledOut
-from sharpen.supervised import run as supervised_run
-from sharpen.supervised.loop import Progress as SupervisedProgress
-from sharpen.supervised.loop import SupervisedLoop
+from sharpen.run.assembly import open_loop
+from sharpen.run.loop import Loop
+from sharpen.run.progress import Progress
 from sharpen.tasks.selection import make_order
 from sharpen.trainer.checkpoint import load, point, pointed
-from sharpen.tuning import open_loop
 
 STEPS, BATCH_SIZE, GROUP_SIZE = 3, 4, 4
 ROOT = Path(sharpen.__file__).parent
 WALKED = (
-    "loop.py", "steps.py", "supervised/loop.py", "supervised/trainer.py", "trainer/trainer.py", "trainer/critic.py",
-    "trainer/optimizer.py", "trainer/step_start.py", "trainer/checkpoint.py", "experience/journal.py",
-    "monitor/metrics.py",
+    "run/loop.py", "run/rollouts.py", "run/rows.py", "run/steps.py", "trainer/trainer.py", "trainer/rollout_loss.py",
+    "trainer/row_loss.py", "trainer/critic.py", "trainer/optimizer.py", "trainer/step_start.py",
+    "trainer/checkpoint.py", "experience/journal.py", "monitor/metrics.py",
 )  # fmt: skip
-SAVES = ("steps.py", "trainer/checkpoint.py")
+SAVES = ("run/steps.py", "trainer/checkpoint.py")
 SAVING = ("save", "_save", "_recorded", "state_tensors")
 """Files and functions in which an error may be one of saving itself, which leaves the last checkpoint."""
 
@@ -142,7 +138,7 @@ class Bench:
     """One kind of run. `start` is a run directory before its first step; `whole` has the checkpoint of each step as it
     must be, `quiet` a run that nobody disturbed."""
 
-    def __init__(self, folder: Path, loop: Any, resume: Callable[[Any, Path, Progress], dict[str, Any]]) -> None:
+    def __init__(self, folder: Path, loop: Loop, resume: Callable[[Progress], dict[str, Any]]) -> None:
         self._folder, self._loop, self._resume = folder, loop, resume
         self._number = 0
         self.start = folder / "start"
@@ -163,8 +159,7 @@ class Bench:
         """One session in this directory, from its latest checkpoint to the end, or to what ends it."""
         old, latest = self._loop, pointed(run_dir, "latest")
         assert latest is not None
-        progress = type(old.progress).from_json(old.trainer.restore(latest))
-        progress.version = old.trainer.version
+        progress = replace(Progress.from_json(old.trainer.restore(latest)), version=old.trainer.version)
         algorithm = old.config.algorithm.model_copy(update={"save_interval_steps": interval})
         sink = JsonlSink(run_dir / "metrics.jsonl", progress.step)
         error, walker = None, None
@@ -173,12 +168,13 @@ class Bench:
                 old,
                 config=old.config.model_copy(update={"algorithm": algorithm}),
                 journal=journal,
-                monitor=Monitor([sink]),
+                monitor=Monitor(sink),
                 display=Display(STEPS, io.StringIO()),
                 run_dir=run_dir,
                 total_steps=STEPS,
                 progress=progress,
-                **self._resume(old, run_dir, progress, journal),
+                source=replace(old.source, journal=journal, **self._resume(progress)),
+                times=[],
             )
             with walking(acts or {}, lambda: loop.progress.step > progress.step) as walker:
                 try:
@@ -261,22 +257,18 @@ def settings(folder: Path, model: Path, dataset: Path, algorithm: str, **more: A
 def rollouts_bench(folder: Path, model: Path, dataset: Path, algorithm: str, **more: Any) -> Iterator[Bench]:
     """Of a run with rollouts: they are rolled out once, by the real engine."""
     resolved = settings(folder, model, dataset, algorithm, **more)
-    with open_loop(resolved, letters, None) as (loop, directory):
+    with open_loop(resolved, letters, None) as (loop, site):
         loop.trainer.save(folder / "untrained", {})
         start, orders = loop.progress.order, []
         while loop.progress.step < STEPS:
             loop._one_step(0.0)
             orders.append(loop.progress.order)
         loop.journal.flush()
-        groups = list(read_groups(directory.journal))
+        groups = list(read_groups(site.directory.journal))
         trained = {name: tensor.clone() for name, tensor in loop.trainer.state_tensors().items()}
         loop.trainer.restore(folder / "untrained")
         loop.progress = Progress(order=start)
-
-        def resume(old: Loop, run_dir: Path, progress: Progress, journal: Journal) -> dict[str, Any]:
-            return {"explorer": Again(groups, orders, progress.step), "times": []}
-
-        bench = Bench(folder, loop, resume)
+        bench = Bench(folder, loop, lambda progress: {"explorer": Again(groups, orders, progress.step)})
         bench.trained = trained
         yield bench
 
@@ -286,19 +278,10 @@ def rows_bench(folder: Path, model: Path, dataset: Path, algorithm: str, **more:
     """Of a run that learns from rows."""
     resolved = settings(folder, model, dataset, algorithm, **more)
     config = resolved.config
-    rules = supervised_run._check(config, None, None)
-    data = supervised_run.read_data(config, rules, False)
-    with open_run(resolved, None, {"train_dataset": data.training}, ()) as opened, contextlib.ExitStack() as stack:
-        trainer = make_trainer(config, rules, Path(config.model.model_path), total_steps=STEPS)
-        stack.callback(trainer.close)
-        loop: SupervisedLoop = supervised_run._assemble(opened, rules, None, trainer, data)
-        stack.callback(loop.journal.close)
-        stack.callback(loop.monitor.close)
+    with open_loop(resolved, None, None) as (loop, site):
 
-        def resume(
-            old: SupervisedLoop, run_dir: Path, progress: SupervisedProgress, journal: Journal
-        ) -> dict[str, Any]:
-            order = make_order(data.training, config.sampling, seed=config.seed, batch_size=BATCH_SIZE)
+        def resume(progress: Progress) -> dict[str, Any]:
+            order = make_order(site.data.training, config.sampling, seed=config.seed, batch_size=BATCH_SIZE)
             order.restore(progress.order)
             return {"order": order}
 

@@ -97,14 +97,14 @@ def sft(tmp_path_factory, toy_model_dir, rows):
 
 @pytest.mark.parametrize("way", ["error", "once", "twice"])
 def test_a_step_with_rollouts_ended_at_its_borders(grpo, way):
-    """Red when `_is_whole` (steps.py) does not go back, when `_record` (loop.py) sets `progress` before the step is in
-    `run.db`, when `live_tensors` (optimizer.py) lacks the moments."""
+    """Red when `_is_whole` (run/steps.py) does not go back, when `_record` (run/loop.py) sets `progress` before the
+    step is in `run.db`, when `live_tensors` (optimizer.py) lacks the moments."""
     assert walk(grpo, way) > 9
 
 
 @pytest.mark.parametrize("way", ["error", "twice"])
 def test_a_step_with_rows_ended_at_its_borders(sft, way):
-    """Red for the same of `supervised/loop.py` and `supervised/trainer.py`."""
+    """Red for the same of `run/rows.py` and `trainer/row_loss.py`."""
     assert walk(sft, way) > 6
 
 
@@ -115,8 +115,8 @@ def test_the_walked_steps_are_those_of_the_real_run(grpo):
 
 
 def test_a_group_is_on_disk_before_it_is_trained(grpo):
-    """Red when `_train` (loop.py) does not flush the journal: its writer is kept waiting for a moment, and another
-    connection sees committed rows only."""
+    """Red when `_draw` (run/rollouts.py) does not flush the journal: its writer is kept waiting for a moment, and
+    another connection sees committed rows only."""
     places, run_dir, seen = grpo.places(), grpo.copy(), []
     adding = next(place for place in places if source(place).startswith("self.journal.add(group)"))
     training = next(place for place in places if place.function == "train_step")

@@ -32,8 +32,10 @@ def test_each_line_is_on_disk_when_log_returns(tmp_path: Path):
 
 
 def test_a_metric_needs_a_namespace(tmp_path: Path):
+    monitor = Monitor(JsonlSink(tmp_path / "metrics.jsonl"))
     with pytest.raises(AssertionError, match="no namespace"):
-        Monitor([]).log(1, {"reward": 0.5})
+        monitor.log(1, {"reward": 0.5})
+    monitor.close()
 
 
 def test_a_resumed_run_forgets_later_steps_and_a_torn_line(tmp_path: Path):
@@ -131,7 +133,7 @@ def test_a_request_that_a_monitor_refuses_is_said_once_and_counted_and_the_run_g
     service = Away()
     (tmp_path / "monitor").mkdir()
     place = Beside("MLflow", lambda: MlflowSink(service, tmp_path, "p", "n", {}), said.append)
-    monitor = Monitor([JsonlSink(tmp_path / "metrics.jsonl")], place)
+    monitor = Monitor(JsonlSink(tmp_path / "metrics.jsonl"), place)
     monitor.log(1, {"reward/mean": 0.1})
     service.away.add("log_metrics")
     monitor.log(2, {"reward/mean": 0.2})
@@ -156,7 +158,7 @@ def test_a_monitor_that_cannot_be_opened_or_closed_does_not_end_the_run(tmp_path
     said: list[str] = []
     for away in ("init", "finish"):
         place = Beside("W&B", lambda away=away: WandbSink(Away(away), tmp_path, "p", "n", {}), said.append)
-        monitor = Monitor([], place)
+        monitor = Monitor(JsonlSink(tmp_path / "metrics.jsonl"), place)
         monitor.log(1, {"reward/mean": 0.1})
         monitor.close()
     assert [line.split(" (")[0].strip() for line in said] == ["! W&B could not be opened", "! W&B could not be closed"]

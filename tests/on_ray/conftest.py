@@ -59,6 +59,7 @@ def cluster() -> Iterator[Any]:
 def make_serving(cluster: Any, toy_model_dir: Path) -> Iterator[Callable[..., Any]]:
     """`RayServing` over the toy model, closed at the end; keyword arguments are settings, with `__` for the dot."""
     from sharpen.config.load import resolve
+    from sharpen.decide import decide_evaluation
     from sharpen.execution.cluster.serving import RayServing
 
     made: list[RayServing] = []
@@ -71,7 +72,8 @@ def make_serving(cluster: Any, toy_model_dir: Path) -> Iterator[Callable[..., An
             "execution": "ray",
             **{name.replace("__", "."): value for name, value in settings.items()},
         }
-        made.append(RayServing(resolve(settings=tree).config, workflow, None, grace_s=grace_s))
+        job = decide_evaluation(resolve(settings=tree).config, workflow, None)
+        made.append(RayServing(job, grace_s=grace_s))
         return made[-1]
 
     yield make

@@ -11,12 +11,12 @@ import pytest
 from ray_workflows import prefers_letter
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
-from sharpen.algorithm.resolve import algorithm_of
 from sharpen.certify import certify, read_resolved
 from sharpen.execution.cluster.ranks import RankActor, RayRanks
 from sharpen.execution.trainers import make_trainer
 from sharpen.experience.draw import draw_batches
 from sharpen.experience.reading import read_groups
+from sharpen.recipe import Job, recipe_of
 
 
 def run(folder: Path, model: Path, data: Path, **settings: Any) -> Path:
@@ -77,12 +77,13 @@ def test_recorded_rollouts_train_alike_here_and_in_ranks_on_ray(cluster, tmp_pat
 
     recorded = run(tmp_path, toy_model_dir, toy_dataset, execution="local")
     config = read_resolved(recorded / "resolved.json")
-    algorithm = algorithm_of(config)
+    recipe = recipe_of(config)
+    job = Job(recipe=recipe, workflow=None, judge=None, folder=toy_model_dir)
     groups = list(read_groups(recorded / "run.db"))
-    batches = [draw_batches(groups[start : start + 4], algorithm, 1) for start in (0, 4, 8)]
+    batches = [draw_batches(groups[start : start + 4], recipe.algorithm, 1) for start in (0, 4, 8)]
     actors = [ray.remote(RankActor).options(num_cpus=1).remote() for _ in range(2)]
-    here = make_trainer(config, algorithm, toy_model_dir, total_steps=3)
-    there = make_trainer(config, algorithm, toy_model_dir, total_steps=3, ranks=lambda plan: RayRanks(plan, actors))
+    here = make_trainer(job, total_steps=3)
+    there = make_trainer(job, total_steps=3, ranks=lambda plan: RayRanks(plan, actors))
     try:
         for step, batch in enumerate(batches, 1):
             one, other = here.train_step(batch, step=step), there.train_step(batch, step=step)

@@ -54,8 +54,8 @@ def test_trap_26_calls_of_many_rollouts_are_recorded_where_they_belong(serving):
 
 
 def test_evaluation_and_baseline_are_greedy_where_they_should_be(serving):
-    """Red when the worker opens every session as "recorded"."""
-    (group,) = run(serving, make_tasks(1), "baseline-", open_baseline=serving.baseline)
+    """Red when the worker opens the models as "sampled" in each mode."""
+    (group,) = run(serving, make_tasks(1), "baseline-", open_baseline=serving.modes["greedy"])
     assert [call.sampling.temperature for call in group.rollouts[0].calls] == [1.0, 1.0]
     assert [call.sampling.temperature for call in group.baseline.calls] == [0.0, 0.0]
     (evaluated,) = run(serving, make_tasks(1), "evaluated-", open_session=serving.modes["greedy"])

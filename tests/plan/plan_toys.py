@@ -57,18 +57,8 @@ def _merged(base: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]
 
 
 def gpu(gib: float, count: int = 1) -> Hardware:
-    """A GPU with so much memory, and round rates."""
-    return Hardware(
-        name="GPU",
-        kind="cuda",
-        count=count,
-        memory_bytes=int(gib * 2**30),
-        bfloat16_flops=1e14,
-        float32_flops=1e13,
-        bandwidth=1e12,
-    )
+    """A GPU with so much memory."""
+    return Hardware(name="GPU", kind="cuda", count=count, memory_bytes=int(gib * 2**30))
 
 
-CPU = Hardware(
-    name="CPU", kind="cpu", count=1, memory_bytes=8 * 2**30, bfloat16_flops=1e12, float32_flops=1e11, bandwidth=1e10
-)
+CPU = Hardware(name="CPU", kind="cpu", count=1, memory_bytes=8 * 2**30)

@@ -84,18 +84,32 @@ def test_a_plan_before_and_its_error_after(tmp_path: Path, capsys: pytest.Captur
     (run_dir / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (line,) = after_run(config, run_dir)
     assert line.startswith("plan: peak memory ")
-    assert "step" in line
+    assert "step" not in line  # nobody has measured one before
     content = json.loads((run_dir / FILE).read_text())
     assert content["before"] == before
     assert content["measured"]["step_s"] == 2
     assert content["known"]["longest"] == 12  # 3,000 tokens of 256 rollouts
-    error = content["error"]["step"]["known"]
-    assert error == pytest.approx((content["known"]["step_s"] - 2) / 2)
+    error = content["error"]["peak memory"]
+    measured = content["measured"]["peak_memory_mb"]
+    assert error == pytest.approx((content["known"]["comparable_mb"] - measured) / measured)
     assert main(["plan", "--run", str(run_dir)]) == 0
     out = capsys.readouterr().out
     assert "peak memory, MiB" in out
     assert f"{error:+.1%}" in out
     assert max(len(part) for part in out.splitlines()) <= 80 or str(run_dir) in out
+
+
+def test_the_next_run_says_how_long_a_step_took(tmp_path: Path) -> None:
+    """What one run measured, the next of the same settings expects, and is held against at its end."""
+    config = a_run(write_model(tmp_path / "model", width=256, depth=2))
+    for name, seconds in (("first", 2.0), ("second", 4.0)):
+        run_dir = tmp_path / "runs" / name
+        run_dir.mkdir(parents=True)
+        said = list(before_run(config, run_dir))
+        (run_dir / "metrics.jsonl").write_text(json.dumps({"step": 1, "time/step_s": seconds}))
+        (line,) = after_run(config, run_dir)
+    assert said == ["a step takes 2 s, as measured: median of 1 steps of first"]
+    assert line.endswith("step 2 s predicted, 4 measured: -50%")
 
 
 def test_without_a_plan_nothing_is_compared(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The suggested change: it fits, each smaller one does not, and nothing cheaper was passed over."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_toys import gpu, model_config, run_config, write_config
 
-from sharpen.plan.fit import Limits, apply, smaller, suggest
+from sharpen.config.run import RunConfig
+from sharpen.plan.fit import CHANGES, Limits, Settings, apply, suggest
 from sharpen.plan.memory import Models, places
 from sharpen.plan.predict import plan, read_models
 from sharpen.plan.sizes import sizes_of
@@ -36,6 +38,15 @@ def usual(folder: Path) -> tuple[Any, Models, Workload]:
     return of_run(folder)
 
 
+def smaller(config: RunConfig, limits: Limits, suggestion: Settings) -> Iterator[RunConfig]:
+    """The configurations with one of the changes left out, or one step weaker."""
+    for levels in (make(config, limits) for make in CHANGES):
+        place = next((n for n, level in enumerate(levels) if level.items() <= suggestion.items()), None)
+        if place is not None:
+            rest = {name: value for name, value in suggestion.items() if name not in levels[place]}
+            yield apply(config, rest if place == 0 else {**rest, **levels[place - 1]})
+
+
 @settings(max_examples=4)
 @given(share=st.floats(0.3, 0.99))
 def test_it_fits_and_each_smaller_one_does_not(usual: tuple[Any, Models, Workload], share: float) -> None:
@@ -48,10 +59,9 @@ def test_it_fits_and_each_smaller_one_does_not(usual: tuple[Any, Models, Workloa
     suggestion = found.suggestion
     if suggestion is None:
         return
-    limits = Limits(num_gpus=1, workload=workload, models=models)
-    assert plan(suggestion.config, models, hardware, workload, suggests=False).fits
-    weaker = list(smaller(config, limits, suggestion))
-    assert len(weaker) == len(suggestion.settings)
+    assert plan(apply(config, suggestion), models, hardware, workload, suggests=False).fits
+    weaker = list(smaller(config, Limits(num_gpus=1, workload=workload), suggestion))
+    assert len(weaker) == len(suggestion)
     for changed in weaker:
         assert not plan(changed, models, hardware, workload, suggests=False).fits
 
@@ -63,7 +73,7 @@ def test_the_order_is_from_what_costs_least(usual: tuple[Any, Models, Workload])
     suggestions = [
         plan(config, models, gpu(share * needed / 2**30), workload).suggestion for share in (0.95, 0.5, 0.3, 0.001)
     ]
-    names = [None if found is None else [*found.settings] for found in suggestions]
+    names = [None if found is None else [*found] for found in suggestions]
     assert names[0] == ["trainer.gradient_checkpointing"]
     assert names[-1] is None
     counts = [len(found) for found in names if found is not None]
@@ -73,24 +83,24 @@ def test_the_order_is_from_what_costs_least(usual: tuple[Any, Models, Workload])
 def test_a_single_change_is_taken_no_further_than_it_must(usual: tuple[Any, Models, Workload]) -> None:
     """By a rule instead of a model: it fits from 1,024 tokens down, or with two slots. Checkpointing alone does not
     help, so that the micro-batch is next; 4096 -> 2048 -> 1024."""
-    config, models, workload = usual
-    limits = Limits(num_gpus=1, workload=workload, models=models)
+    config, _, workload = usual
+    limits = Limits(num_gpus=1, workload=workload)
     found = suggest(config, limits, lambda one: one.trainer.max_tokens_per_micro_batch <= 1024)
     assert found is not None
-    assert found.settings == {"trainer.max_tokens_per_micro_batch": 1024}
+    assert found == {"trainer.max_tokens_per_micro_batch": 1024}
     found = suggest(config, limits, lambda one: one.engine.max_slots <= 2 and one.trainer.lora is not None)
     assert found is not None
-    assert found.settings["engine.max_slots"] == 2
-    assert found.settings["trainer.lora"].rank == 16
+    assert found["engine.max_slots"] == 2
+    assert found["trainer.lora"].rank == 16
 
 
 def test_a_micro_batch_is_not_made_smaller_than_the_longest_sequence(usual: tuple[Any, Models, Workload]) -> None:
     """A longer sequence goes alone: it would save nothing."""
-    config, models, workload = usual
-    limits = Limits(num_gpus=1, workload=workload, models=models)
+    config, _, workload = usual
+    limits = Limits(num_gpus=1, workload=workload)
     least = suggest(config, limits, lambda one: one.trainer.max_tokens_per_micro_batch <= workload.longest)
     assert least is not None
-    assert least.settings == {"trainer.max_tokens_per_micro_batch": workload.longest}
+    assert least == {"trainer.max_tokens_per_micro_batch": workload.longest}
     assert suggest(config, limits, lambda one: one.trainer.max_tokens_per_micro_batch < workload.longest) is None
 
 

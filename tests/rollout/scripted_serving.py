@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from sharpen.errors import TokenCapError
+from sharpen.rollout.models import RolloutModels
 from sharpen.rollout.runner import RolloutRunner
 from sharpen.types import Call, CallStatus, Outcome, Sampling, Task
 
@@ -56,47 +57,46 @@ class FakeModel:
         return "4"
 
 
-class FakeAuxiliary:
-    """One auxiliary model, "helper", that can be called until it is closed; or none (`names=()`)."""
+class FakeHelper:
+    """An auxiliary model that can be called until it is closed, and an attempt's access to it."""
 
-    def __init__(self, *names: str) -> None:
-        self.models = {name: FakeHelper(self, name) for name in names}
-        self.counts: dict[str, float] = {f"{name}/calls": 0.0 for name in names}
-        self.failure: str | None = None
+    def __init__(self) -> None:
+        self.model = self
+        self.counts = {"calls": 0.0}
+        self.failure: Outcome | None = None
+        self.failure_reason: str | None = None
         self.exhausted: TokenCapError | None = None
+        self.num_answers, self.cut = 0, False
         self.closed = False
 
-    def close(self) -> None:
-        self.closed = True
-
-
-class FakeHelper:
-    def __init__(self, auxiliary: FakeAuxiliary, name: str) -> None:
-        self._auxiliary, self._name = auxiliary, name
-
     def call(self, *, fail: bool = False, exhaust: bool = False) -> str:
-        if self._auxiliary.closed:
+        if self.closed:
             raise PermissionError("this key was revoked")
         if fail:
-            self._auxiliary.failure = f"a call of the auxiliary model {self._name!r} failed: scripted"
+            self.failure, self.failure_reason = Outcome.INFRASTRUCTURE, "scripted"
             raise RuntimeError("503")
         if exhaust:
-            self._auxiliary.exhausted = TokenCapError(f"{self._name} has used 10 tokens")
+            self.exhausted = TokenCapError("the helper has used 10 tokens")
             raise RuntimeError("403")
-        self._auxiliary.counts[f"{self._name}/calls"] += 1
+        self.counts["calls"] += 1
         return "good"
+
+    def close(self) -> tuple[Call, ...]:
+        self.closed = True
+        return ()
 
 
 class FakeSession:
-    def __init__(self, rollout_id: str, noise_seed: int, auxiliary: FakeAuxiliary) -> None:
+    def __init__(self, rollout_id: str, noise_seed: int, helpers: dict[str, FakeHelper]) -> None:
         self.rollout_id = rollout_id
         self.noise_seed = noise_seed
-        self.auxiliary = auxiliary
+        self.helpers = helpers
         self.calls: list[Call] = []
         self.closed = False
         self.failure: Outcome | None = None
         self.failure_reason: str | None = None
         self.counts: dict[str, float] = {}
+        self.exhausted: TokenCapError | None = None
         self.recorded = True
         self.model = FakeModel(self)
 
@@ -124,19 +124,18 @@ class FakeServing:
         self.recorded = True
         self._lock = threading.Lock()
 
-    def open(self, rollout_id: str, noise_seed: int) -> FakeSession:
+    def open(self, rollout_id: str, noise_seed: int) -> RolloutModels:
         with self._lock:
             if self.refuse > 0:
                 self.refuse -= 1
                 raise RuntimeError("the engine is down")
-            session = FakeSession(rollout_id, noise_seed, FakeAuxiliary(*self.helpers))
+            session = FakeSession(rollout_id, noise_seed, {name: FakeHelper() for name in self.helpers})
             session.recorded = self.recorded
             self.sessions[rollout_id].append(session)
             self.order.append(rollout_id)
-            return session
+            return RolloutModels(session, session.helpers)
 
     @property
     def all_closed(self) -> bool:
-        return all(
-            session.closed and session.auxiliary.closed for sessions in self.sessions.values() for session in sessions
-        )
+        opened = [session for sessions in self.sessions.values() for session in sessions]
+        return all(one.closed for session in opened for one in (session, *session.helpers.values()))

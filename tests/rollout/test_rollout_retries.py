@@ -192,7 +192,7 @@ def test_what_known_frameworks_raise_on_bad_output_is_the_models(make_runner: Ma
 
 
 def test_the_page_on_failures_lists_what_is_known() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "failures.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "use" / "failures.md").read_text()
     assert dict(re.findall(r"^\| `(\w+\.\w+)` \| `(\w+)` \|$", page, re.MULTILINE)) == dict(KNOWN)
     assert {outcome.value for outcome in Outcome} <= set(re.findall(r"`(\w+)`", page))
 

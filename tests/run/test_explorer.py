@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sharpen.algorithm.resolve import resolve as resolve_algorithm
-from sharpen.config.run import LossConfig, RunConfig
+from sharpen.config.run import RunConfig
 from sharpen.errors import EngineError, ParityError
-from sharpen.explorer import Explorer
-from sharpen.sync.schedule import Schedule
+from sharpen.recipe import recipe_of
+from sharpen.run.explorer import Explorer
 from sharpen.tasks.order import TaskOrder
 from sharpen.types import Call, CallStatus, Group, Outcome, Rollout, Sampling, Task
 
@@ -38,8 +37,6 @@ class Runner:
 
 class Serving:
     """Notes what is published; a probe fails if the test says so."""
-
-    baseline = None
 
     def __init__(self) -> None:
         self.runner = Runner()
@@ -112,12 +109,11 @@ def explorer(serving: Serving, *, total: int = 6, trained: int = 0, version: int
         }
     )
     return Explorer(
-        config,
-        resolve_algorithm("grpo", LossConfig(), 2),
+        recipe_of(config),
         serving=serving,  # type: ignore[arg-type]
         tasks=[Task(id=f"t{index}", index=index, row={}) for index in range(9)],
         order=TaskOrder(9, 0, 1, shuffle=False),
-        schedule=Schedule.of(config, total),
+        total_steps=total,
         display=SimpleNamespace(rollouts=lambda done, total: None, doing=lambda what: None),  # type: ignore[arg-type]
         trained=trained,
         version=version,

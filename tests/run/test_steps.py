@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sharpen.errors import CheckpointError, ConfigError, JournalError, SamplingError
-from sharpen.steps import Checkpoints, Recorded
+from sharpen.run.steps import Checkpoints, Recorded
 from sharpen.trainer.checkpoint import point, pointed, write_directory
 
 

@@ -11,8 +11,7 @@ import pytest
 from processes import line_of, python
 
 from sharpen.cli.main import main
-from sharpen.interrupts import stop_signals
-from sharpen.steps import deferred_interrupt
+from sharpen.interrupts import deferred_interrupt, stop_signals
 
 NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
 

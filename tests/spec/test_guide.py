@@ -12,7 +12,7 @@ from sharpen.monitor.display import usage_lines
 from sharpen.monitor.statistics import wilson
 
 ROOT = Path(__file__).parents[2]
-GUIDE = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
+GUIDE = (ROOT / "docs" / "start" / "guide.md").read_text(encoding="utf-8")
 
 
 def named_settings() -> set[str]:
@@ -78,8 +78,11 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
-def test_links_between_the_pages_lead_somewhere(page: str):
+PAGES = ["README.md", "CONTRIBUTING.md", "examples/README.md", *(ROOT / "docs").rglob("*.md")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_links_between_the_pages_lead_somewhere(page: str | Path):
     path = ROOT / page
     for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
         file, _, anchor = target.partition("#")
@@ -89,3 +92,12 @@ def test_links_between_the_pages_lead_somewhere(page: str):
         assert linked.exists(), target
         if anchor and linked.suffix == ".md" and linked.name != "configuration.md":
             assert anchor in anchors(linked), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_files_that_the_pages_name_exist(page: str | Path):
+    folders = "src|tests|bench|examples|docs|requirements"
+    named = re.findall(rf"`((?:{folders})/[\w./-]+)", (ROOT / page).read_text(encoding="utf-8"))
+    written = {"bench/out/"}  # by `make bench-NAME`
+    missing = [name for name in named if not (ROOT / name).exists() and not name.startswith(tuple(written))]
+    assert not missing, missing

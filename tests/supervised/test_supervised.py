@@ -27,8 +27,9 @@ from sharpen.gateway.render import Renderer
 from sharpen.supervised.batches import split, weighted
 from sharpen.supervised.checks import check_step
 from sharpen.supervised.lessons import Tutor
-from sharpen.supervised.trainer import SupervisedTrainer
 from sharpen.trainer.model import TrainedModel
+from sharpen.trainer.trainer import Trainer
+from sharpen.trainer.work import Minibatch
 from sharpen.types import Task
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
@@ -275,12 +276,12 @@ def plain_model(folder: Path):
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
 
 
-def make_trainer(folder: Path, algorithm, **config) -> SupervisedTrainer:
+def make_trainer(folder: Path, algorithm, **config) -> Trainer:
     reference = None
     if algorithm.needs_reference:
         reference = TrainedModel(plain_model(folder), compute_dtype=torch.float64)
         reference.freeze()
-    return SupervisedTrainer(
+    return Trainer(
         TrainedModel(plain_model(folder), compute_dtype=torch.float64),
         algorithm=algorithm,
         config=TrainerConfig(max_grad_norm=1e6, **config),
@@ -290,10 +291,11 @@ def make_trainer(folder: Path, algorithm, **config) -> SupervisedTrainer:
     )
 
 
-def gradient(trainer: SupervisedTrainer, experiences) -> dict[str, torch.Tensor]:
+def gradient(trainer: Trainer, experiences) -> dict[str, torch.Tensor]:
     trainer.policy.module.zero_grad()
-    for part in trainer._packs(experiences):
-        trainer._loss(part, trainer._reference_logprobs([part])[0])[0].backward()
+    trainer._loss.backward(
+        trainer._loss.begin([Minibatch(experiences=experiences)], version=0, step=None, probe=())[0], 0
+    )
     return {name: parameter.grad.clone() for name, parameter in trainer.policy.parameters()}
 
 
@@ -365,7 +367,7 @@ def test_gradient_of_dpo_equals_a_plain_implementation_however_it_is_split(toy_m
     assert measured.rows == pytest.approx(parts)
     assert measured.loss == pytest.approx(total.item(), rel=1e-6)
     assert_same(gradient(trainer, experiences), plain)
-    assert len(trainer._packs(experiences)) == {8192: 1, 64: 4, 1: 4}[limit]
+    assert len(trainer._loss._packs(experiences)) == {8192: 1, 64: 4, 1: 4}[limit]
 
 
 def test_both_forms_of_pairs_teach_the_same(toy_model_dir):

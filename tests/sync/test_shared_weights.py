@@ -19,9 +19,10 @@ from sharpen.errors import EngineError
 from sharpen.execution.shared_weights import share_weights
 from sharpen.inference.embedded import EmbeddedEngine
 from sharpen.inference.engine import GenerateRequest, Generation
+from sharpen.run.assembly import open_loop
 from sharpen.trainer.checkpoint import STATE, pointed
+from sharpen.trainer.roles import TrainerPlan
 from sharpen.trainer.trainer import Trainer
-from sharpen.tuning import open_loop
 from sharpen.types import Sampling
 
 
@@ -30,14 +31,14 @@ def make_engine(folder: Path, dtype: Any = "float32") -> EmbeddedEngine:
 
 
 def make_trainer(folder: Path) -> Trainer:
-    return Trainer.from_pretrained(
-        folder,
+    plan = TrainerPlan(
+        model_path=folder,
         algorithm=resolve_algorithm("grpo", LossConfig(kl="none"), 2),
         config=TrainerConfig(),
         learning_rate=1e-3,
         planned_updates=1,
-        device="cpu",
     )
+    return Trainer.load(plan, "cpu")
 
 
 def request(max_tokens: int = 8) -> GenerateRequest:
@@ -137,7 +138,7 @@ def test_trap_25_a_run_is_byte_for_byte_the_one_that_copies(tmp_path, toy_model_
     found = []
     for name in ("shared", "copied"):
         resolved = resolve(settings=settings(tmp_path / name, toy_model_dir, toy_dataset))
-        with open_loop(resolved, letters, None) as (loop, directory):
+        with open_loop(resolved, letters, None) as (loop, site):
             assert shares(loop)
             if name == "copied":
                 for _, parameter in loop.trainer.policy.parameters():
@@ -146,7 +147,7 @@ def test_trap_25_a_run_is_byte_for_byte_the_one_that_copies(tmp_path, toy_model_
             loop.run()
             assert shares(loop) == (name == "shared")
             assert loop.progress.after is not None
-            latest = pointed(directory.path, "latest")
+            latest = pointed(site.directory.path, "latest")
             assert latest is not None
             state = latest / STATE / "optimizer.safetensors"
             found.append(((latest / "model.safetensors").read_bytes(), state.read_bytes(), loop.progress.after))
@@ -154,7 +155,7 @@ def test_trap_25_a_run_is_byte_for_byte_the_one_that_copies(tmp_path, toy_model_
 
 
 def test_rollouts_that_run_ahead_do_not_share(tmp_path, toy_model_dir, toy_dataset):
-    """Red when `_assemble` (tuning.py) shares whatever the schedule says: weights would change under calls."""
+    """Red when `run.assembly` shares whatever the schedule says: weights would change under calls."""
     resolved = resolve(settings=settings(tmp_path, toy_model_dir, toy_dataset, **{"sync.offset": 1}))
     with open_loop(resolved, letters, None) as (loop, _):
         assert not shares(loop)

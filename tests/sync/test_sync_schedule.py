@@ -11,7 +11,7 @@ from sharpen.errors import ConfigError
 from sharpen.sync.schedule import Action, Counters, Schedule, what_ages
 
 
-def schedule(style: str = "fixed", interval: int = 1, offset: int = 0, *, total: int = 4, updates: int = 1, **given):
+def schedule(style: str = "fixed", interval: int = 1, offset: int = 0, *, updates: int = 1, **given):
     config = RunConfig.model_validate(
         {
             "train_dataset": {"path": "d"},
@@ -20,7 +20,7 @@ def schedule(style: str = "fixed", interval: int = 1, offset: int = 0, *, total:
             "sync": {"style": style, "interval": interval, "offset": offset, **given},
         }
     )
-    return Schedule.of(config, total)
+    return Schedule.of(config)
 
 
 @dataclass
@@ -43,9 +43,10 @@ class Run:
     def go(self) -> "Run":
         ends: dict[int, float] = {}
         begun = trained = synced = self.started
-        while trained < self.schedule.total:
+        total = len(self.rollouts)
+        while trained < total:
             ready, idle = begun > trained and ends[trained + 1] <= self.now, max(ends.values(), default=0) <= self.now
-            now = Counters(begun=begun, trained=trained, synced=synced, ready=ready, idle=idle)
+            now = Counters(total=total, begun=begun, trained=trained, synced=synced, ready=ready, idle=idle)
             action = self.schedule.next(now)
             if action is Action.BEGIN:
                 begun += 1
@@ -68,8 +69,8 @@ class Run:
         return self
 
 
-def log(found: Schedule, rollout: float = 1.0, step: float = 1.0) -> str:
-    return " ".join(Run(found, [rollout] * found.total, [step] * found.total).go().log)
+def log(found: Schedule, total: int = 4, rollout: float = 1.0, step: float = 1.0) -> str:
+    return " ".join(Run(found, [rollout] * total, [step] * total).go().log)
 
 
 @pytest.mark.parametrize(
@@ -91,12 +92,12 @@ def log(found: Schedule, rollout: float = 1.0, step: float = 1.0) -> str:
 )
 def test_fixed_by_hand(interval, offset, expected):
     """Batches of a window take a second together, as does a step. Points are after `offset + k * interval` batches."""
-    assert log(schedule(interval=interval, offset=offset, total=6)) == expected
+    assert log(schedule(interval=interval, offset=offset), 6) == expected
 
 
 def test_fixed_waits_for_the_slower_side():
     """Slow rollouts: the trainer has done its step and waits for the batch in flight, then weights move."""
-    found = Run(schedule(offset=2, total=5), [1.0, 1.0, 5.0, 5.0, 1.0], [1.0] * 5).go()
+    found = Run(schedule(offset=2), [1.0, 1.0, 5.0, 5.0, 1.0], [1.0] * 5).go()
     assert " ".join(found.log) == "b1 b2 b3 t1 w s1 b4 t2 w s2 b5 t3 t4 t5"
 
 
@@ -106,26 +107,26 @@ def test_dynamic_by_explorer_by_hand():
     # Batch 1 ends with nothing trained, so batch 2 begins without new weights. It ends while step 1 trains; and so on.
     assert log(schedule(style)) == "b1 b2 t1 s1 b3 t2 s2 b4 t3 t4"
     # Batches 3 and 4 will be 2 and 3 steps behind, as is allowed; 5 and 6 wait until step 2 has trained.
-    assert log(schedule(style, 2, total=6)) == "b1 b2 b3 b4 t1 t2 s2 b5 b6 t3 t4 t5 t6"
-    assert log(schedule(style, 1, 1, total=5)) == "b1 b2 b3 t1 s1 b4 t2 s2 b5 t3 t4 t5"
+    assert log(schedule(style, 2), 6) == "b1 b2 b3 b4 t1 t2 s2 b5 b6 t3 t4 t5 t6"
+    assert log(schedule(style, 1, 1), 5) == "b1 b2 b3 t1 s1 b4 t2 s2 b5 t3 t4 t5"
     # Slow rollouts: batch 3 ends after two steps, and both of them serve.
-    assert log(schedule(style, 1, 1, total=5), rollout=5.0) == "b1 b2 b3 t1 t2 s2 b4 t3 s3 b5 t4 t5"
+    assert log(schedule(style, 1, 1), 5, rollout=5.0) == "b1 b2 b3 t1 t2 s2 b4 t3 s3 b5 t4 t5"
 
 
 def test_dynamic_by_trainer_by_hand():
     """The trainer waits for its sync after each interval; the explorer goes on until it is asked."""
     style = "dynamic_by_trainer"
     assert log(schedule(style)) == "b1 b2 t1 s1 b3 t2 s2 b4 t3 t4"
-    assert log(schedule(style, 2, total=6)) == "b1 b2 b3 b4 t1 t2 s2 b5 b6 t3 t4 t5 t6"
+    assert log(schedule(style, 2), 6) == "b1 b2 b3 b4 t1 t2 s2 b5 b6 t3 t4 t5 t6"
     # Slow rollouts: batch 2 could train, but step 1 waits for its sync, and that for batch 3.
-    assert log(schedule(style, 1, 1, total=5), rollout=5.0) == "b1 b2 b3 t1 w s1 b4 t2 w s2 b5 t3 t4 t5"
+    assert log(schedule(style, 1, 1), 5, rollout=5.0) == "b1 b2 b3 t1 w s1 b4 t2 w s2 b5 t3 t4 t5"
 
 
 def test_fully_async_by_hand():
     """Nobody waits: a batch begins as soon as it is sure to be young enough, weights move after each interval."""
     assert log(schedule("fully_async"), rollout=5.0) == "b1 b2 t1 s1 b3 t2 s2 b4 t3 t4"
     assert log(schedule("fully_async", max_staleness=2), rollout=5.0) == "b1 b2 b3 t1 s1 b4 t2 t3 t4"
-    assert log(schedule("fully_async", 2, total=7)) == "b1 b2 b3 b4 t1 t2 s2 b5 b6 t3 t4 s4 b7 t5 t6 t7"
+    assert log(schedule("fully_async", 2), 7) == "b1 b2 b3 b4 t1 t2 s2 b5 b6 t3 t4 s4 b7 t5 t6 t7"
 
 
 @given(st.data())
@@ -139,7 +140,7 @@ def test_trap_13_no_token_is_older_than_the_bound_and_nobody_waits_for_ever(data
     bound = (offset + interval - 1) * updates + (0 if style == "fixed" else data.draw(st.integers(0, 6)))
     total = data.draw(st.integers(1, 12))
     given_bound = {"max_staleness": bound} if bound and data.draw(st.booleans()) else {}
-    found = schedule(style, interval, offset, total=total, updates=updates, **given_bound)
+    found = schedule(style, interval, offset, updates=updates, **given_bound)
     durations = st.lists(st.sampled_from([0.1, 1.0, 2.5, 9.0]), min_size=total, max_size=total)
     run = Run(found, data.draw(durations), data.draw(durations), started=data.draw(st.integers(0, total)))
     run.evaluations = data.draw(st.sets(st.integers(1, total)))
@@ -200,4 +201,5 @@ def test_trap_12_the_alarm_names_the_settings_that_are_in_force(settings, said):
         "algorithm": {"algorithm_type": "grpo", "batch_size": 1, "group_size": 2, "learning_rate": 0.01},
         **settings,
     }
-    assert what_ages(RunConfig.model_validate(content)) == said
+    config = RunConfig.model_validate(content)
+    assert what_ages(config, Schedule.of(config)) == said

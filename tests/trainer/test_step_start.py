@@ -12,7 +12,6 @@ from sharpen.algorithm.supervised import resolve_supervised
 from sharpen.config.run import LossConfig
 from sharpen.config.trainer import CriticConfig, LoraConfig, TrainerConfig
 from sharpen.errors import TrainingError
-from sharpen.supervised.trainer import SupervisedTrainer
 from sharpen.trainer import step_start
 from sharpen.trainer.critic import Critic
 from sharpen.trainer.lora import AdaptedModel
@@ -38,7 +37,7 @@ def make_trainer(kind: str, **config):
     )
     if kind == "sft":
         algorithm = resolve_supervised("sft", LossConfig())
-        return SupervisedTrainer(policy, algorithm=algorithm, config=config, learning_rate=0.01, planned_updates=10)
+        return Trainer(policy, algorithm=algorithm, config=config, learning_rate=0.01, planned_updates=10)
     loss = LossConfig(kl="k2", kl_in="reward", kl_target=0.1, kl_coef=0.2) if kind == "adapted kl" else None
     algorithm = resolve("ppo" if kind == "critic" else "multi_step_grpo", loss or LossConfig(kl="none"), 8)
     critic = reference = None
@@ -61,7 +60,7 @@ def make_trainer(kind: str, **config):
 
 
 def batches(trainer, *halves):
-    return list(halves) if isinstance(trainer, SupervisedTrainer) else [Batch(experiences=tuple(h)) for h in halves]
+    return [Batch(experiences=tuple(half)) for half in halves]
 
 
 def step(trainer, *halves) -> None:

@@ -17,19 +17,20 @@ from sharpen.config.run import LossConfig
 from sharpen.config.trainer import TrainerConfig
 from sharpen.errors import CheckpointError
 from sharpen.trainer.checkpoint import point, pointed, prune, step_directory, write_directory
+from sharpen.trainer.roles import TrainerPlan
 from sharpen.trainer.trainer import Trainer
 
 
 def make_trainer(folder, **config):
-    return Trainer.from_pretrained(
-        folder,
+    plan = TrainerPlan(
+        model_path=folder,
         algorithm=resolve("grpo", LossConfig(kl="none"), 8),
         config=TrainerConfig(schedule="linear", warmup_steps=2, **config),
         learning_rate=0.01,
         planned_updates=8,
-        device="cpu",
         seed=3,
     )
+    return Trainer.load(plan, "cpu")
 
 
 def step(trainer):

@@ -12,12 +12,13 @@ from sharpen.config.run import LossConfig
 from sharpen.config.trainer import CriticConfig, TrainerConfig
 from sharpen.errors import CheckpointError, TrainingError
 from sharpen.trainer import checkpoint
-from sharpen.trainer.credit import Part
 from sharpen.trainer.critic import Critic
 from sharpen.trainer.model import TrainedModel
 from sharpen.trainer.packing import pack
 from sharpen.trainer.parity import Tolerance
+from sharpen.trainer.roles import TrainerPlan
 from sharpen.trainer.trainer import Trainer
+from sharpen.trainer.work import Part
 
 PLAIN = LossConfig(kl="none")
 ANY = Tolerance(mean=None, max=None)
@@ -139,7 +140,6 @@ def test_values_and_their_gradients_are_those_of_plain_transformers():
         values = states[np.flatnonzero(experience.loss_mask_T) - 1] @ head[0] + 0.5
         (0.5 * (values - 2.0).square().sum() / total).backward()
         expected.append(values.detach())
-    critic.zero_grad()
     packs = pack(experiences, 80)
     assert len(packs) > 1
     found = [critic.values(part).detach() for part in packs]
@@ -323,16 +323,15 @@ def test_a_critic_from_a_directory_in_bfloat16_with_recomputed_activations(toy_m
     """Weights and head stay fp32, values are near those of fp32, and a step updates them."""
     config = TrainerConfig(dtype="bfloat16", gradient_checkpointing=True, max_tokens_per_micro_batch=200)
     algorithm = resolve("ppo", PLAIN, 1)
-    trainer = Trainer.from_pretrained(
-        toy_model_dir,
+    plan = TrainerPlan(
+        model_path=toy_model_dir,
         algorithm=algorithm,
         config=config,
         learning_rate=1e-3,
         planned_updates=3,
-        device="cpu",
-        tolerance=ANY,
         critic=CriticConfig(learning_rate=1e-3),
     )
+    trainer = Trainer.load(plan, "cpu", tolerance=ANY)
     experiences = with_rewards(make_experiences())
     metrics = [trainer.train_step([batch_of(experiences)]).values for _ in range(2)]
     assert metrics[0]["value_mean"] == 0.0

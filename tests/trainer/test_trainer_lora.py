@@ -26,6 +26,7 @@ from sharpen.trainer.lora_settings import check_lora
 from sharpen.trainer.model import TrainedModel
 from sharpen.trainer.packing import pack
 from sharpen.trainer.parity import Tolerance
+from sharpen.trainer.roles import TrainerPlan
 from sharpen.trainer.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -250,16 +251,15 @@ def test_gradient_checkpointing_computes_again_and_changes_no_gradient():
 
 
 def make_trainer(folder, *, kl="none", lora=LoraConfig(rank=4), **config) -> Trainer:  # noqa: B008
-    return Trainer.from_pretrained(
-        folder,
+    plan = TrainerPlan(
+        model_path=folder,
         algorithm=resolve("grpo", LossConfig(kl=kl), 8),
         config=TrainerConfig(schedule="linear", warmup_steps=2, lora=lora, **config),
         learning_rate=0.01,
         planned_updates=8,
-        device="cpu",
         seed=3,
-        tolerance=ANY,
     )
+    return Trainer.load(plan, "cpu", tolerance=ANY)
 
 
 def step(trainer):
@@ -278,7 +278,7 @@ def test_training_changes_adapters_only(toy_model_dir, kl):
     moved = [p.abs().max() for name, p in trainer.policy.parameters() if "lora_B" in name]
     assert min(moved) > 1e-3
     if kl == "k2":
-        assert isinstance(trainer._reference, WithoutAdapters)
+        assert isinstance(trainer._loss._reference, WithoutAdapters)
 
 
 def test_engine_gets_every_weight_under_its_own_name(toy_model_dir):
@@ -421,7 +421,7 @@ def test_peft_that_is_missing_or_too_old_is_a_clear_error(tmp_path, monkeypatch)
 
 def test_peft_is_loaded_only_where_adapters_are_asked_for():
     """It takes seconds. Break: import peft at the top of `trainer/lora.py`."""
-    code = "import sys, sharpen.trainer.trainer, sharpen.supervised.trainer\nassert 'peft' not in sys.modules"
+    code = "import sys, sharpen.trainer.trainer\nassert 'peft' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 

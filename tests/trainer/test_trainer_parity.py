@@ -98,7 +98,7 @@ def test_honest_engines_in_bfloat16_are_not_stopped_at_any_temperature(family):
     said = engine_says(module, temperatures=temperatures, num_prompts=10)
     for number, temperature in enumerate(temperatures):
         gap = gap_of(trainer, said[10 * number : 10 * (number + 1)])
-        gap.check(trainer._tolerance)
+        gap.check(trainer._loss.tolerance)
         assert gap.num_tokens > 80
         assert gap.num_off <= 0.1 * gap.num_judged, temperature
 
@@ -108,9 +108,9 @@ def test_honest_engines_in_float32_are_not_stopped_near_temperature_0(family):
     """Rounding of 1e-6 in a logit is 2e-4 in a logprob at 0.005."""
     module = make_model(family, FLOAT32)
     trainer = make_trainer(module, dtype=FLOAT32)
-    assert trainer._tolerance == Tolerance(max=1e-4)
+    assert trainer._loss.tolerance == Tolerance(max=1e-4)
     gap = gap_of(trainer, engine_says(module, dtype=FLOAT32, temperatures=(1.0, 0.2, 0.05, 0.005)))
-    gap.check(trainer._tolerance)
+    gap.check(trainer._loss.tolerance)
     assert gap.num_tokens > 300
 
 
@@ -128,7 +128,7 @@ def test_weights_that_did_not_arrive_are_found():
     trainer = calibrated(module, rate=0.003)
     trained_on(trainer, module)
     honest = as_version(engine_says(trainer.policy.module), 3)
-    gap_of(trainer, honest).check(trainer._tolerance)
+    gap_of(trainer, honest).check(trainer._loss.tolerance)
     with pytest.raises(ParityError, match=r"policy version 3: mean .* in logits .* Likeliest: .*weight"):
         trainer.train_step([with_advantages(as_version(engine_says(old), 3))])
     assert trainer.version == 3
@@ -170,11 +170,11 @@ def test_a_permuted_output_layer_is_found_by_a_handful_of_tokens():
         wrong.lm_head.weight.copy_(wrong.lm_head.weight.roll(1, 0))
     said = engine_says(wrong)
     with pytest.raises(ParityError, match="hardly have anything in common"):
-        gap_of(trainer, said).check(trainer._tolerance)
+        gap_of(trainer, said).check(trainer._loss.tolerance)
     last = max(said, key=lambda one: one.loss_mask_T.sum())
     few = replace(last, loss_mask_T=last.loss_mask_T & (np.cumsum(last.loss_mask_T) <= 7))
     with pytest.raises(ParityError, match=r"of 7 places are more than 0\.317 apart, 100 times"):
-        gap_of(trainer, [few]).check(trainer._tolerance)
+        gap_of(trainer, [few]).check(trainer._loss.tolerance)
 
 
 @pytest.mark.parametrize("shift", [0.2, -3.0])
@@ -210,7 +210,7 @@ def test_two_types_are_compared_by_the_rounding_of_the_coarser_one(trains, serve
     model = TrainedModel(module, compute_dtype=trains)
     rounding = measured(model, module, serves)
     trainer = make_trainer(None, policy=model, rounding=rounding)
-    gap_of(trainer, engine_says(module, dtype=serves)).check(trainer._tolerance)
+    gap_of(trainer, engine_says(module, dtype=serves)).check(trainer._loss.tolerance)
     assert model.compute_dtype == trains
     assert measured(TrainedModel(module, compute_dtype=FLOAT32), module, FLOAT32) is None
 
@@ -247,7 +247,7 @@ def test_the_same_place_of_a_shared_prefix_counts_once():
     (one,) = engine_says(module, num_prompts=1)
     twins = [replace(one, rollout_id=f"g0/{index}") for index in range(8)]
     gap = gap_of(trainer, twins)
-    gap.check(trainer._tolerance)
+    gap.check(trainer._loss.tolerance)
     assert gap.num_judged <= 16 < gap.num_tokens
 
 
@@ -300,7 +300,7 @@ def test_trap_35_gspo_clips_nothing_at_identical_weights_in_bfloat16():
     assert metrics.values["logprob_gap_mean"] > 1e-3
     twin = make_model("qwen2", FLOAT32)
     against_the_record = calibrated(twin, algorithm="gspo")
-    against_the_record._algorithm = replace(against_the_record._algorithm, behaviour="none")
+    against_the_record._loss.algorithm = replace(against_the_record._loss.algorithm, behaviour="none")
     assert against_the_record.train_step([with_advantages(engine_says(twin))]).values["clip_fraction"] > 0.1
 
 
@@ -315,7 +315,7 @@ def test_in_float32_a_gap_counts_as_it_is_in_logits_below_temperature_1():
             moved = [replace(e, logprobs_T=e.logprobs_T - np.float32(shift) * e.loss_mask_T) for e in said]
             gap = gap_of(trainer, moved)
             if shift == fine:
-                gap.check(trainer._tolerance)
+                gap.check(trainer._loss.tolerance)
                 continue
             with pytest.raises(ParityError, match="below temperature 1 times the temperature"):
-                gap.check(trainer._tolerance)
+                gap.check(trainer._loss.tolerance)

@@ -69,7 +69,7 @@ def audit(
         _check_accounted(tally, group, rules.group_size)
     _check_replay(tally, groups, replayed, version)
     for group in (*groups, *replayed):
-        if rules.baseline:
+        if rules.formula.baseline:
             _check_baseline(tally, group)
         _check_group(tally, group, said.get(group.id, []), expected.may[group.id])
         _check_owners(tally, expected.taking_part[group.id])

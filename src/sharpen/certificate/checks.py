@@ -11,25 +11,10 @@ from dataclasses import dataclass, field
 from sharpen.errors import CertificateError
 from sharpen.types import Check
 
-IDS, MASK, RECORDS, MEANS, STALENESS, REPLAY, FAILURES, ACCOUNTED, GROUPS, WEIGHTS = (
-    "ids",
-    "loss_mask",
-    "records",
-    "group_means",
-    "staleness",
-    "replay",
-    "failures",
-    "accounted",
-    "groups",
-    "weights",
-)
-TAKES_PART, ADVANTAGES, TOKEN_WEIGHTS, UPDATES, OWNERS = (
-    "takes_part",
-    "advantages",
-    "token_weights",
-    "updates",
-    "owners",
-)
+IDS, MASK, RECORDS, MEANS, STALENESS = "ids", "loss_mask", "records", "group_means", "staleness"
+REPLAY, FAILURES, ACCOUNTED, GROUPS, WEIGHTS = "replay", "failures", "accounted", "groups", "weights"
+TAKES_PART, ADVANTAGES, TOKEN_WEIGHTS = "takes_part", "advantages", "token_weights"
+UPDATES, OWNERS = "updates", "owners"
 MEANING: Mapping[str, str] = {
     IDS: "the ids trained on are the ids that were prompted and sampled",
     MASK: "every sampled token of every trainable call carries loss exactly once, and nothing else does",

@@ -3,7 +3,7 @@
 In: the groups of a step in order, those that train again, the `Rules`, and what is said of groups whose rewards are
 within rounding of a bound. Out: for each call that must carry loss its update, advantage and weight. Who takes part,
 over-long punishment, bounds, splitting into updates and aggregation are written here once more, after the documents
-(`docs/sampling.md`, `docs/algorithms.md`), not after the code.
+(`docs/use/sampling.md`, `docs/reference/algorithms.md`), not after the code.
 
 Shape suffix: G members of a group.
 """
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from sharpen.certificate.formulas import FORMULAS, Member, TrainedCall, spread
+from sharpen.certificate.formulas import Member, TrainedCall, spread
 from sharpen.certificate.rules import Rules
 from sharpen.types import MODEL_CAUSED, Call, Group, Outcome, Rollout
 
@@ -59,7 +59,7 @@ def expect(groups: Sequence[Group], replayed: Sequence[Group], rules: Rules, sai
     members = {
         group.id: tuple(_member(rollout, group, rules) for rollout in taking_part[group.id])
         for group in every
-        if not rules.needs_reward or all(rollout.reward is not None for rollout in taking_part[group.id])
+        if not rules.formula.needs_reward or all(rollout.reward is not None for rollout in taking_part[group.id])
     }
     may = {
         group.id: _may(group, taking_part[group.id], members[group.id], rules) if group.id in members else ("small",)
@@ -68,7 +68,7 @@ def expect(groups: Sequence[Group], replayed: Sequence[Group], rules: Rules, sai
     train = {id_: (said[id_] if said.get(id_) in ways else ways[0]) == TRAINED for id_, ways in may.items()}
     updates = _updates([group.id for group in groups if train[group.id]], [group.id for group in replayed], rules)
     of_updates = {id_: members[id_] for id_ in updates}
-    numbers = FORMULAS[rules.advantage].numbers(tuple(of_updates.values()), **rules.formula_arguments)
+    numbers = rules.formula.numbers(tuple(of_updates.values()), **rules.formula_arguments)
     largest = max((abs(member.reward) for one in of_updates.values() for member in one), default=0.0)
     slack = ROUNDING * max(1.0, largest if math.isfinite(largest) else 1.0)
     return Expectation(
@@ -86,7 +86,7 @@ def has_part(rollout: Rollout, rules: Rules) -> bool:
     whether any answer of the model reached its agent."""
     if rollout.outcome != Outcome.OK and rollout.outcome not in MODEL_CAUSED:
         return False
-    scored = rollout.reward is not None or (rollout.outcome == Outcome.OK and not rules.needs_reward)
+    scored = rollout.reward is not None or (rollout.outcome == Outcome.OK and not rules.formula.needs_reward)
     return scored and any(call.status in ("used", "left_out", "unused") for call in rollout.calls)
 
 
@@ -179,9 +179,9 @@ def _text(content: Any) -> Any:
 
 def _may(group: Group, rollouts: Sequence[Rollout], members: Sequence[Member], rules: Rules) -> tuple[str, ...]:
     """What may become of a group: one thing, or two where its rewards are within rounding of a bound."""
-    if len(members) < (2 if rules.group_relative else 1):
+    if len(members) < (2 if rules.formula.group_relative else 1):
         return ("small",)
-    if rules.baseline and math.isnan(members[0].baseline):
+    if rules.formula.baseline and math.isnan(members[0].baseline):
         return ("small",)
     ways: list[str] = []
     if len(members) > 1 and rules.std_threshold is not None:

@@ -3,7 +3,8 @@
 In: the `Member`s of a step, group by group, with their rewards. Out: one number for each trained call, by rollout and
 call. Nothing is shared with the code that is checked: no function, no table, no rounding rule.
 
-Sources are those of `docs/algorithms.md`. Shape suffixes: G members of a group, C trained calls that are compared.
+Sources are those of `docs/reference/algorithms.md`. Shape suffixes: G members of a group, C trained calls that are
+compared.
 """
 
 from __future__ import annotations

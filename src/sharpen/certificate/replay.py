@@ -1,7 +1,8 @@
 """Which groups of earlier steps train again, drawn once more from the record.
 
 In: step by step the groups that trained, with the advantages of their calls. Out: the ids that the seed draws for a
-step. Odds are those of `docs/sampling.md`; the draw is the weighted one without replacement of Efraimidis and Spirakis.
+step. Odds are those of `docs/use/sampling.md`; the draw is the weighted one without replacement of Efraimidis and
+Spirakis.
 
 Shape suffix: N groups in memory.
 """

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sharpen.certificate.formulas import FORMULAS
+from sharpen.certificate.formulas import FORMULAS, Formula
 from sharpen.config.run import RunConfig
 
 _TOKENS, _SEQUENCES = "token-mean", "sequence-mean-token-mean"
@@ -125,36 +125,16 @@ class Rules:
         )
 
     @property
-    def critic(self) -> bool:
-        """Whether the trainer makes advantages of single tokens with a critic, from the rewards recomputed here."""
-        return FORMULAS[self.advantage].critic
-
-    @property
-    def entropy_clip(self) -> bool:
-        """Whether the trainer takes the advantage of single tokens by what they do to the entropy."""
-        return FORMULAS[self.advantage].entropy_clip
-
-    @property
-    def group_relative(self) -> bool:
-        """Whether rollouts of a group are compared with each other, so that one alone says nothing."""
-        return FORMULAS[self.advantage].group_relative
+    def formula(self) -> Formula:
+        """The advantage, and what it compares."""
+        return FORMULAS[self.advantage]
 
     @property
     def centred(self) -> bool:
         """Whether the advantages of a group's rollouts add up to zero."""
-        return FORMULAS[self.advantage].centred and not self.arguments.get("step_norm", False)
-
-    @property
-    def baseline(self) -> bool:
-        """Whether each group is compared with a greedy rollout."""
-        return FORMULAS[self.advantage].baseline
-
-    @property
-    def needs_reward(self) -> bool:
-        """Whether rollouts without a reward have no part."""
-        return FORMULAS[self.advantage].needs_reward
+        return self.formula.centred and not self.arguments.get("step_norm", False)
 
     @property
     def formula_arguments(self) -> Mapping[str, Any]:
         """What the formula takes; a critic and the entropy clip keep theirs for what the trainer does."""
-        return {} if self.critic or self.entropy_clip else self.arguments
+        return {} if self.formula.critic or self.formula.entropy_clip else self.arguments

@@ -14,11 +14,10 @@ from typing import Any
 from sharpen.algorithm.advantages import ADVANTAGES
 from sharpen.algorithm.losses import POLICY_LOSSES
 from sharpen.algorithm.presets import PRESETS, Algorithm
-from sharpen.algorithm.resolve import TIGHT_CLIP, algorithm_of
-from sharpen.algorithm.supervised import SUPERVISED, SupervisedAlgorithm, resolve_supervised
+from sharpen.algorithm.resolve import TIGHT_CLIP
+from sharpen.algorithm.supervised import SupervisedAlgorithm
 from sharpen.config.run import DistillConfig, ExpertConfig, LossConfig, RunConfig
-from sharpen.experience.replay import Replay
-from sharpen.sync.schedule import Schedule
+from sharpen.recipe import RolloutRecipe, RowRecipe, TrainingRecipe, recipe_of
 
 Effective = tuple[Any, str]
 """The value that acts, and whence."""
@@ -28,13 +27,12 @@ _ADVANTAGE = ("std_normalize", "step_norm")
 
 def effective(config: RunConfig) -> dict[str, Effective]:
     """By dotted name. Raises `ConfigError` for settings that the algorithm refuses."""
-    name = config.algorithm.algorithm_type
-    if name in SUPERVISED:
-        found = dict(_of_supervised(resolve_supervised(name, config.loss)))
+    recipe = recipe_of(config)
+    if isinstance(recipe, RowRecipe):
+        found = dict(_of_supervised(recipe.algorithm))
     else:
-        algorithm = algorithm_of(config)
-        found = {**dict(_of_algorithm(algorithm, config)), **dict(_of_rollouts(config, algorithm))}
-    return {**found, **dict(_of_run(config))}
+        found = {**dict(_of_algorithm(recipe.algorithm, config)), **dict(_of_rollouts(recipe))}
+    return {**found, **dict(_of_run(recipe))}
 
 
 def _of_algorithm(algorithm: Algorithm, config: RunConfig) -> Iterator[tuple[str, Effective]]:
@@ -92,15 +90,14 @@ def _of_algorithm(algorithm: Algorithm, config: RunConfig) -> Iterator[tuple[str
             yield from ((f"{section}.{name}", (None, f"no part of {algorithm.name}")) for name in settings.model_fields)
 
 
-def _of_rollouts(config: RunConfig, algorithm: Algorithm) -> Iterator[tuple[str, Effective]]:
+def _of_rollouts(recipe: RolloutRecipe) -> Iterator[tuple[str, Effective]]:
     """What other settings decide in a run with rollouts."""
+    config, algorithm, replay = recipe.config, recipe.algorithm, recipe.replay
     shapes = config.sampling.overlong_cache is not None
     length = (algorithm.shaping.max_length, "model.max_tokens") if shapes else (None, "no overlong_cache")
     yield "sampling.overlong_length", length
-    schedule = Schedule.of(config, total=1)
     needed = "sync.style, interval and offset, in updates"
-    yield "sync.max_staleness", (schedule.max_staleness, needed)
-    replay = Replay.of(config, algorithm, ahead=schedule.max_staleness)
+    yield "sync.max_staleness", (recipe.schedule.max_staleness, needed)
     oldest = (None, "no replay") if replay is None else (replay.max_staleness, "four steps' updates, and sync's")
     yield "sampling.max_staleness", oldest
     if algorithm.expert is not None:
@@ -119,13 +116,14 @@ def _of_supervised(algorithm: SupervisedAlgorithm) -> Iterator[tuple[str, Effect
         yield f"loss.policy_loss_args.{parameter}", (value, preset)
 
 
-def _of_run(config: RunConfig) -> Iterator[tuple[str, Effective]]:
+def _of_run(recipe: TrainingRecipe) -> Iterator[tuple[str, Effective]]:
     """What is decided for every run, or when it starts."""
+    config = recipe.config
     yield "name", (None, "Experiment-<time of the start>")
     yield "execution", ("ray" if config.uses_ray else "local", "whether anything is set in cluster")
     yield "engine.kv_cache_mb", (None, "at the start: what max_slots needs, in a quarter of the free memory")
     held_out = "a tenth of train_dataset, at most 512 tasks"
-    if config.algorithm.algorithm_type not in SUPERVISED:
+    if isinstance(recipe, RolloutRecipe):
         yield "eval_dataset", (None, held_out if config.evaluation.hold_out else "nothing is held out")
 
 

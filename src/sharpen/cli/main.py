@@ -205,9 +205,9 @@ def _load(arguments: argparse.Namespace, options: dict[str, Any]) -> tuple[Resol
     config = resolved.config
     judge = import_function(config.judge) if config.judge else None
     if config.workflow is None and arguments.command == "run":
-        from sharpen.algorithm.supervised import SUPERVISED
+        from sharpen.recipe import learns_from_rows
 
-        if config.algorithm.algorithm_type in SUPERVISED:
+        if learns_from_rows(config):
             return resolved, None, judge
     if config.workflow is None:
         raise ConfigError(
@@ -235,7 +235,7 @@ def call_run(resolved: Resolved, workflow: Function | None, judge: Function | No
 
 def call_check(resolved: Resolved, workflow: Function, judge: Function | None) -> int:
     """Check before any training; not ready is a failure."""
-    from sharpen.tuning import check_config
+    from sharpen.run.check import check_config
 
     _print_overrides(resolved)
     report = check_config(resolved, workflow, judge)

@@ -1,4 +1,4 @@
-"""`sharpen plan`: what memory and time a run will take, before anything starts; and how a run's plan came true.
+"""`sharpen plan`: what memory a run will take, before anything starts; and how a run's plan came true.
 
 In: a configuration file and the devices it is for, or the directory of a run. Out: tables that fit 80 columns. The exit
 code is 0 where it fits and 1 where it does not.
@@ -56,7 +56,11 @@ def run_plan(arguments: argparse.Namespace, out: IO[str] | None = None) -> int:
         _refuse_options(arguments)
         return _print_comparison(arguments.run, as_json=arguments.json, out=out)
     found, config = _made(arguments)
-    lines = [json.dumps(_as_json(found), indent=2)] if arguments.json else plan_lines(found, config)
+    lines = (
+        [json.dumps({**found.to_json(), "suggestion": _plain_settings(found)}, indent=2)]
+        if arguments.json
+        else plan_lines(found, config)
+    )
     for line in lines:
         print(line, file=out)
     return 0 if found.fits else 1
@@ -73,19 +77,18 @@ def _refuse_options(arguments: argparse.Namespace) -> None:
 def _made(arguments: argparse.Namespace) -> tuple[Plan, RunConfig]:
     from sharpen.compat.files import load_config
     from sharpen.config.load import parse_assignments, resolve
-    from sharpen.plan.hardware import chosen_hardware, measured_rates, this_machine
-
-    hardware = chosen_hardware(arguments.gpu, arguments.gpus, arguments.gpu_memory)
-    config = resolve(load_config(arguments.config), parse_assignments(arguments.set), {}).config
+    from sharpen.plan.hardware import chosen_hardware, this_machine
     from sharpen.plan.predict import plan, read_models
+    from sharpen.plan.timing import of_last_run
 
+    given = chosen_hardware(arguments.gpu, arguments.gpus, arguments.gpu_memory)
+    config = resolve(load_config(arguments.config), parse_assignments(arguments.set), {}).config
     models = read_models(config)
     workload = _workload(arguments, config)
-    if hardware is None:
-        hardware = this_machine(config.engine.device)
-        if hardware.bandwidth is None:
-            hardware = measured_rates(hardware)
-    return plan(config, models, hardware, workload, vllm=_is_vllm(config, hardware)), config
+    hardware = given or this_machine(config.engine.device)
+    project = Path(config.checkpoint_root_dir) / config.project
+    time = of_last_run(config, hardware, project.iterdir() if project.is_dir() else ())
+    return plan(config, models, hardware, workload, vllm=_is_vllm(config, hardware), time=time), config
 
 
 def _is_vllm(config: RunConfig, hardware: Hardware) -> bool:
@@ -123,7 +126,7 @@ def plan_lines(found: Plan, config: RunConfig) -> Iterator[str]:
         yield ""
         yield from _place_lines(place)
     yield ""
-    yield from _time_lines(found)
+    yield from _time_lines(found, config)
     yield "assumed"
     for assumption in found.assumptions:
         yield from _wrapped(assumption, "  ")
@@ -132,6 +135,8 @@ def plan_lines(found: Plan, config: RunConfig) -> Iterator[str]:
 
 
 def _place_lines(place: Place) -> Iterator[str]:
+    from sharpen.plan.memory import ERROR
+
     yield _row(f"{place.name}{f', each of {place.count}' if place.count > 1 else ''}", "GiB")
     for when, heading in (
         ("always", ""),
@@ -145,23 +150,26 @@ def _place_lines(place: Place) -> Iterator[str]:
             yield f"  {heading}"
         for item in items:
             yield _row(f"  {'  ' if heading else ''}{item.role}", _gib(item.num_bytes))
-    yield _row("  at its fullest, with what the allocator loses", _gib(place.peak))
+    yield _row(f"  at its fullest, with what the allocator loses, ±{ERROR:.0%}", _gib(place.peak))
 
 
-def _time_lines(found: Plan) -> Iterator[str]:
+def _time_lines(found: Plan, config: RunConfig) -> Iterator[str]:
     if found.time is None:
-        yield "time of a step: not known without the GPU's rates (--gpu NAME)"
+        yield "time of a step: known once a run of these settings has measured it"
         return
-    time = found.time
-    parts = {"generating": time.generate_s, "training": time.train_s, "new weights": time.sync_s}
-    shares = ", ".join(f"{name} {part / time.at_peak_s:.0%}" for name, part in parts.items() if part)
-    yield f"a step takes {_number(time.low_s)} to {_number(time.high_s)} s ({shares})"
+    seconds, steps = found.time.seconds, config.train_dataset.total_steps
+    whole = f", {steps:,} steps {_number(steps * seconds / 60)} minutes" if steps else ""
+    yield from _wrapped(f"a step takes {_number(seconds)} s{whole} ({found.time.source})")
 
 
 def _verdict(found: Plan) -> Iterator[str]:
+    from sharpen.plan.memory import ERROR
+
     if found.fits:
         least = min(found.places, key=lambda place: place.capacity - place.peak)
-        yield f"it fits, with {_gib(least.capacity - least.peak)} GiB to spare"
+        spare = least.capacity - least.peak
+        unsure = ", less than what the plan may be wrong by" if spare < ERROR * least.peak else ""
+        yield f"it fits, with {_gib(spare)} GiB to spare{unsure}"
         return
     if found.missing_devices:
         needed = found.hardware.count + found.missing_devices
@@ -182,14 +190,8 @@ def _verdict(found: Plan) -> Iterator[str]:
 
 def _plain_settings(found: Plan) -> dict[str, Any]:
     """The suggested settings as they are written in a file."""
-    if found.suggestion is None:
-        return {}
-    settings = found.suggestion.settings.items()
+    settings = (found.suggestion or {}).items()
     return {name: {"rank": value.rank} if name == "trainer.lora" else value for name, value in settings}
-
-
-def _as_json(found: Plan) -> dict[str, Any]:
-    return {**found.to_json(), "suggestion": _plain_settings(found)}
 
 
 def _print_comparison(run_dir: Path, *, as_json: bool, out: IO[str]) -> int:
@@ -210,22 +212,12 @@ def comparison_lines(run_dir: Path, found: list[Compared]) -> Iterator[str]:
     yield ""
     yield _columns("", "before", "lengths known", "measured", "error")
     for one in found:
-        predicted = one.known if one.known is not None else one.before
-        error = one.error(predicted)
-        yield _columns(
-            f"{one.name}, {one.unit}",
-            *(_number(value) for value in (one.before, one.known, one.measured)),
-            "-" if error is None else f"{error:+.1%}",
-        )
-    for one in found:
-        if one.low is not None and one.high is not None and one.measured is not None:
-            within = "within" if one.low <= one.measured <= one.high else "outside"
-            yield ""
-            yield f"{one.name}: measured is {within} the range of {_number(one.low)} to {_number(one.high)} {one.unit}"
+        numbers = (_number(value) for value in (one.before, one.known, one.measured))
+        yield _columns(f"{one.name}, {one.unit}", *numbers, "-" if one.error is None else f"{one.error:+.1%}")
     yield ""
     yield from _wrapped(
-        "before: with the lengths assumed before the run; lengths known: with the mean lengths that came; error: of "
-        "the latter (of the former where there is none)"
+        "before: with the lengths assumed before the run; lengths known: with those that came; error: of the latter "
+        "(of the former where there is none)"
     )
 
 

@@ -169,7 +169,7 @@ class _Page:
             f"calls {len(rollout.calls)}   sampled tokens {num_tokens}   {rollout.seconds:.2f} s"
             + (f"   attempt {rollout.attempt}" if rollout.attempt else "")
         )
-        from sharpen.rollout.attempt import AUXILIARY, GATEWAY
+        from sharpen.rollout.models import AUXILIARY, GATEWAY
         from sharpen.rollout.statistics import given
 
         if rollout.metrics:

@@ -119,7 +119,7 @@ class RolloutConfig(Strict):
     """Model calls of one rollout, at most; None is no limit."""
     model_exceptions: tuple[str, ...] = ()
     """Exceptions of the workflow that mean that the model's answer was at fault, as `package.Class` (subclasses too),
-    beside those of known frameworks (docs/failures.md)."""
+    beside those of known frameworks (docs/use/failures.md)."""
     choices: Literal["used", "all"] = "used"
     """Which answers to a request for several (`n` > 1) train: the one that the agent went on with or returned, or all
     of them, as for an agent that takes a vote."""
@@ -351,8 +351,8 @@ class RunConfig(Strict):
     engine: EngineConfig = Field(default_factory=EngineConfig)
     sync: SyncConfig = Field(default_factory=SyncConfig)
     execution: Literal["local", "ray"] | None = None
-    """Where the parts of the run live: in one process, or in actors of Ray (docs/ray.md); None is `ray` where anything
-    is set in `cluster`, else `local`."""
+    """Where the parts of the run live: in one process, or in actors of Ray (docs/use/ray.md); None is `ray` where
+    anything is set in `cluster`, else `local`."""
     cluster: ClusterConfig = Field(default_factory=ClusterConfig)
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
     critic: CriticConfig = Field(default_factory=CriticConfig)

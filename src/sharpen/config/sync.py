@@ -17,7 +17,8 @@ class SyncConfig(Strict):
 
     style: SyncStyle = "fixed"
     """Who waits for whom: `fixed`, both sides meet; `dynamic_by_explorer`, the side that rolls out asks;
-    `dynamic_by_trainer`, the trainer asks; `fully_async`, weights move while rollouts go on (docs/asynchronous.md)."""
+    `dynamic_by_trainer`, the trainer asks; `fully_async`, weights move while rollouts go on
+    (docs/use/asynchronous.md)."""
     interval: int = Field(default=1, ge=1)
     """Steps between two syncs, of whoever asks."""
     offset: int = Field(default=0, ge=0)

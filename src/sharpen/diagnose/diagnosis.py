@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from sharpen.config.run import RunConfig
+from sharpen.algorithm.presets import Algorithm
 from sharpen.diagnose import policy, rewards, rollouts
 from sharpen.diagnose.data import MAX_EDGE, MAX_GROUPS, Rewards, Row, RunData, Seen, digest_group, is_scale_free
 from sharpen.diagnose.finding import Finding
 from sharpen.diagnose.supervised import TaughtData, diagnose_taught
 from sharpen.errors import ConfigError
+from sharpen.recipe import RolloutRecipe, RowRecipe, recipe_of
 from sharpen.types import Group
 
 RULES: tuple[Callable[[RunData], Finding | None], ...] = (
@@ -89,7 +90,6 @@ def read_run(run_dir: Path) -> RunData | TaughtData:
 
     Raises `ConfigError` if `run_dir` is not a run's directory, `JournalError` if its journal cannot be read.
     """
-    from sharpen.algorithm.supervised import SUPERVISED
     from sharpen.certify import read_resolved
     from sharpen.experience.reading import count_outcomes, read_groups
 
@@ -97,18 +97,18 @@ def read_run(run_dir: Path) -> RunData | TaughtData:
         if not (run_dir / name).exists():
             raise ConfigError(f"{run_dir} is not the directory of a run: it has no {name}")
     journal = run_dir / "run.db"
-    config = read_resolved(run_dir / "resolved.json")
-    if config.algorithm.algorithm_type in SUPERVISED:
+    recipe = recipe_of(read_resolved(run_dir / "resolved.json"))
+    if isinstance(recipe, RowRecipe):
         metrics = run_dir / "metrics.jsonl"
         rows = read_rows(metrics, of="trainer/loss")
         evaluated = read_rows(metrics, of="eval/loss")
         held_out = tuple((row.step, row.metrics["eval/loss"]) for row in evaluated)
-        return TaughtData(config=config, rows=rows, held_out=held_out)
+        return TaughtData(config=recipe.config, rows=rows, held_out=held_out)
     first = [seen for group in islice(read_groups(journal), MAX_GROUPS) for seen in digest_group(group)]
     last = [seen for group in read_groups(journal, last=MAX_GROUPS) for seen in digest_group(group)]
     return RunData(
-        config=config,
-        scale_free=scale_free(config),
+        config=recipe.config,
+        scale_free=scale_free(recipe.algorithm),
         rows=read_rows(run_dir / "metrics.jsonl"),
         first=tuple(first),
         last=tuple(last),
@@ -130,12 +130,9 @@ def read_rows(path: Path, *, of: str = "rollout/count") -> tuple[Row, ...]:
     return tuple(Row(step=step, metrics=numbers) for step, numbers in steps.items() if of in numbers)
 
 
-def scale_free(config: RunConfig) -> bool:
-    """Whether the configured advantages stay the same when all rewards are scaled."""
-    from sharpen.algorithm.resolve import algorithm_of
+def scale_free(algorithm: Algorithm) -> bool:
+    """Whether the algorithm's advantages stay the same when all rewards are scaled."""
     from sharpen.algorithm.returns import Scores
-
-    algorithm = algorithm_of(config)
 
     def advantages(rewards_G: Rewards) -> Rewards:
         scores = Scores.of_rollouts(rewards_G)
@@ -147,9 +144,9 @@ def scale_free(config: RunConfig) -> bool:
 class Watch:
     """Diagnoses a run while it goes on. Costs each step a few milliseconds and a bounded amount of memory."""
 
-    def __init__(self, config: RunConfig) -> None:
-        self._config = config
-        self._scale_free = scale_free(config)
+    def __init__(self, recipe: RolloutRecipe) -> None:
+        self._config = recipe.config
+        self._scale_free = scale_free(recipe.algorithm)
         self._first_rows: list[Row] = []
         self._rows: deque[Row] = deque(maxlen=WATCHED_STEPS)
         self._first: list[tuple[Seen, ...]] = []

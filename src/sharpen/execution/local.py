@@ -1,26 +1,25 @@
 """One process: the engines and their gateways on a serving thread, user code on its own loop, the trainer in the
 caller's thread.
 
-In: a `RunConfig`, the user's functions. Out: `Serving` (what rollouts need: engine, gateway, auxiliary models, runner).
+In: a `Job`. Out: `LocalServing` (what rollouts need: engine, gateway, auxiliary models, runner).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 from sharpen.compat.agentscope import silent_agents
-from sharpen.config.run import RunConfig
 from sharpen.execution.auxiliary import AuxiliaryModels
-from sharpen.execution.engine_choice import choose_engine
 from sharpen.execution.engines import load_policy
-from sharpen.execution.model_files import model_folder, quiet_transformers
+from sharpen.execution.model_files import quiet_transformers
 from sharpen.execution.probe import sample_probes
 from sharpen.execution.serving import ServingThread
-from sharpen.execution.sessions import make_gateway, session_kinds
-from sharpen.rollout.in_process import Opens
+from sharpen.execution.sessions import make_gateway, openers
+from sharpen.recipe import Job, Recipe
+from sharpen.rollout.in_process import Mode, Opener
 from sharpen.rollout.runner import RolloutRunner
 from sharpen.types import Experience, IntArray
 
@@ -28,28 +27,18 @@ if TYPE_CHECKING:
     import torch
 
 
-Mode = Literal["greedy", "sampled"]
+class LocalServing:
+    """Satisfies `execution.place.Serving`."""
 
-
-class Serving:
-    """A model that serves rollouts, and the auxiliary models beside it. `runner` runs them; `recorded` opens sessions
-    for training, `baseline` greedy ones beside them, `modes` those for evaluation."""
-
-    def __init__(
-        self,
-        config: RunConfig,
-        workflow: Callable[..., Any],
-        judge: Callable[..., Any] | None,
-        *,
-        needs_reward: bool = True,
-    ) -> None:
-        """Load the configured models into engines and start serving them. Without `needs_reward` rollouts may end well
-        without a reward.
+    def __init__(self, job: Job[Recipe]) -> None:
+        """Load the job's models into engines and start serving them.
 
         Raises `ModelError` if one cannot be had or served, `ConfigError` for a wrong signature.
         """
         quiet_transformers()
-        self.folder = model_folder(config.model.model_path)
+        assert job.engine is not None
+        config, alone = job.config, not job.recipe.overlaps
+        self.folder, self.line = job.folder, job.engine.line
         with contextlib.ExitStack() as undo:  # what was begun, if a later part fails
             self._silence = contextlib.ExitStack()
             self._silence.enter_context(silent_agents())
@@ -57,31 +46,25 @@ class Serving:
             self.thread = ServingThread()
             undo.callback(self.thread.close)
             self._config = config
-            self.tokenizer, self.engine = load_policy(config, self.folder, self.thread)
+            self.tokenizer, self.engine = load_policy(
+                config, job.folder, self.thread, type=job.engine.type, alone=alone
+            )
             undo.callback(self._close_engine)
-            self.auxiliary = AuxiliaryModels(config, self.thread)
+            self.auxiliary = AuxiliaryModels(config, self.thread, alone=alone)
             undo.callback(self.auxiliary.close)
             self.gateway = make_gateway(config, self.engine, self.tokenizer, self.thread.loop)
-            kinds = session_kinds(config, self.gateway, self.auxiliary)
-            self.recorded: Opens = kinds["recorded"]
-            self.baseline: Opens = kinds["baseline"]
-            self.modes: Mapping[Mode, Opens] = {"greedy": kinds["greedy"], "sampled": kinds["sampled"]}
+            self.modes: Mapping[Mode, Opener] = openers(config, self.gateway, self.auxiliary)
             self.runner = RolloutRunner(
-                workflow,
-                judge,
-                self.recorded,
+                job.agent,
+                job.judge,
+                self.modes["sampled"],
                 config.rollout,
                 config.algorithm.group_size,
                 config.seed,
                 config.workflow_args,
-                needs_reward=needs_reward,
+                needs_reward=job.recipe.needs_reward,
             )
             undo.pop_all()
-
-    @property
-    def line(self) -> str:
-        """Which engine serves, for the user."""
-        return choose_engine(self._config).line
 
     @property
     def ranks(self) -> None:
@@ -89,19 +72,18 @@ class Serving:
         return None
 
     def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load new weights into the engine; returns when it serves them. Those of auxiliary models never change."""
+        """See `Serving.publish`."""
         self.thread.call(self.engine.load(version, tensors))
 
     def probe(
         self, prompt_ids_P: IntArray, *, noise: int, temperature: float | None = None
     ) -> Future[tuple[Experience, ...]]:
-        """Begin to sample probes with the weights that serve, at the run's temperature unless another is given; see
-        `execution.probe`."""
+        """See `Serving.probe`."""
         chosen = self._config.model.temperature if temperature is None else temperature
         return self.thread.start(sample_probes(self.engine, prompt_ids_P, temperature=chosen, noise=noise))
 
     def generating_s(self) -> float:
-        """Seconds so far in which the engine had a request to work on."""
+        """See `Serving.generating_s`."""
         return self.gateway.busy.seconds()
 
     def close(self) -> None:

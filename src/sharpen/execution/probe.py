@@ -9,19 +9,17 @@ the trainer is loaded, prompts made of the run's own tasks show what rounding is
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from sharpen.config.run import RunConfig
+from sharpen.execution.place import Serving
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.requests import ApiError
 from sharpen.inference.engine import Engine, GenerateRequest, Generation
 from sharpen.inference.routing import Replicas
 from sharpen.types import Experience, IntArray, Sampling, Task
-
-if TYPE_CHECKING:
-    from sharpen.execution.start import Served
 
 NUM_TOKENS = 16
 NUM_PROMPTS, MAX_CHARACTERS = 8, 200
@@ -38,7 +36,7 @@ async def sample_probes(
     return tuple(_experience(prompt_ids_P, one, temperature) for one in found)
 
 
-def probe_at_start(config: RunConfig, serving: Served, tasks: Sequence[Task]) -> tuple[Experience, ...]:
+def probe_at_start(config: RunConfig, serving: Serving, tasks: Sequence[Task]) -> tuple[Experience, ...]:
     """How an engine with the weights of the model's files goes on from a few prompts, on each replica; nothing where
     both, engine and trainer, compute in float32. Raises `EngineError` as the engine does."""
     if not may_round(config):

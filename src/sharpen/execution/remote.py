@@ -1,11 +1,11 @@
 """Models at an OpenAI-compatible endpoint: genuine clients whose traffic is watched, and counted where asked.
 
-In: an endpoint's settings. Out: for each attempt a `RemoteUse`, counted (auxiliary models) or not (a policy that is
+In: an endpoint's settings. Out: for each attempt a `RemoteSession`, counted (auxiliary models) or not (a policy that is
 evaluated), whose clients and loopback URL all send through one HTTP client on a thread of its own, so that connections
 are shared by all rollouts, whichever loop or thread they call from.
 
     openai client ─► RemoteTransport / SyncRemoteTransport ─┐
-    base_url (HTTP) ─► loopback server ─────────────────────┴─► RemoteUse.send ─► httpx.AsyncClient ─► endpoint
+    base_url (HTTP) ─► loopback server ─────────────────────┴─► RemoteSession.send ─► httpx.AsyncClient ─► endpoint
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import secrets
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from typing import Any, Self
 
 import httpx
 
 from sharpen.config.run import AuxiliaryModelConfig
+from sharpen.errors import TokenCapError
 from sharpen.execution.auxiliary_settings import endpoint_key
 from sharpen.execution.endpoint import Endpoint
 from sharpen.execution.endpoint_routes import address, route_of
-from sharpen.execution.remote_transport import Bridge, RemoteTransport, SyncRemoteTransport
+from sharpen.execution.remote_transport import Bridge, Content, RemoteResponse, RemoteTransport, SyncRemoteTransport
 from sharpen.execution.serving import ServingThread
 from sharpen.execution.usage import UsageReader
 from sharpen.gateway.caller import Caller, foreign_error, foreign_use
-from sharpen.gateway.keys import EndedKeys
+from sharpen.gateway.exchange import Answer, RawRequest
+from sharpen.gateway.keys import Keys, new_key
 from sharpen.gateway.meter import Tally
 from sharpen.gateway.requests import ApiError
 from sharpen.gateway.responses import Reply, error_reply
 from sharpen.gateway.server import Server
-from sharpen.gateway.transport import Answer, RawRequest
+from sharpen.gateway.tasks import TaskSet
 from sharpen.rollout.user_loop import owner
+from sharpen.types import Call, Outcome
 
 log = logging.getLogger("sharpen.auxiliary")
-
-Content = AsyncGenerator[bytes, None]
 
 REQUEST_AT_FAULT = frozenset({400, 413, 422})
 """Statuses that blame the request (too long, malformed). Every other error status is the endpoint's failure."""
@@ -61,8 +61,7 @@ class RemoteModel:
         self.thread = ServingThread()
         self.http = httpx.AsyncClient(timeout=LOOPBACK_TIMEOUT_S, limits=CONNECTIONS)
         self.server = Server(self._start, self.thread.loop, owner.get)
-        self._uses: dict[str, RemoteUse] = {}
-        self.ended = EndedKeys()
+        self.keys: Keys[RemoteSession] = Keys()
         self._warned = False
 
     @classmethod
@@ -77,16 +76,11 @@ class RemoteModel:
             defaults=_defaults(model),
         )
 
-    def open(self, rollout_id: str, noise_seed: int, tally: Tally | None = None) -> RemoteUse:
+    def open(self, rollout_id: str, noise_seed: int, tally: Tally | None = None) -> RemoteSession:
         """One attempt's use. The endpoint samples as it likes: no noise of ours reaches it."""
-        use = RemoteUse(self, rollout_id, tally)
-        self._uses[use.key] = use
-        return use
-
-    def forget(self, use: RemoteUse) -> None:
-        """The key is not valid any more."""
-        if self._uses.pop(use.key, None) is not None:
-            self.ended.add(use.key, use.rollout_id, use.owner)
+        session = RemoteSession(self, rollout_id, tally)
+        self.keys.add(session.key, session)
+        return session
 
     def close(self) -> None:
         """End the server, the connections and the thread."""
@@ -108,20 +102,20 @@ class RemoteModel:
 
     def _start(self, raw: RawRequest) -> asyncio.Task[Answer]:
         task = self.thread.loop.create_task(self._answer(raw))
-        if (use := self._uses.get(raw.key)) is not None:
-            use.track(task)
+        if (session := self.keys.holder(raw.key)) is not None:
+            session.tasks.add(task)
         return task
 
     async def _answer(self, raw: RawRequest) -> Answer:
         """A request that came over the loopback URL, sent on."""
-        use = self._uses.get(raw.key)
-        if use is None:
-            return Answer(reply=error_reply(self.ended.refusal(raw.key, raw.caller)))
-        headers = {"authorization": f"Bearer {use.key}", "content-type": "application/json"}
+        session = self.keys.holder(raw.key)
+        if session is None:
+            return Answer(reply=error_reply(self.keys.refusal(raw.key, raw.caller)))
+        headers = {"authorization": f"Bearer {session.key}", "content-type": "application/json"}
         try:
             url = address(self.base, raw.method, raw.path.removeprefix("/v1"))
             request = self.http.build_request(raw.method, url, headers=headers, content=raw.body)
-            response = await use.send(request, raw.caller)
+            response = await session.send(request, raw.caller)
             content = b"".join([part async for part in response.content])
         except ApiError as error:
             return Answer(reply=error_reply(error))
@@ -132,15 +126,8 @@ class RemoteModel:
         return Answer(reply=Reply(status=response.status, body=content, content_type=kind))
 
 
-class RemoteResponse:
-    """A response whose `content`, decoded, is still to come (on the endpoint's loop)."""
-
-    def __init__(self, status: int, headers: Mapping[str, str], content: Content) -> None:
-        self.status, self.headers, self.content = status, headers, content
-
-
-class RemoteUse:
-    """One attempt's use of an endpoint: refused once closed.
+class RemoteSession:
+    """One attempt's use of an endpoint, refused once closed; satisfies `rollout.models.Access`.
 
     With a `tally` it is counted, also over the loopback URL, and refused when the run's tokens are used up.
     """
@@ -148,41 +135,53 @@ class RemoteUse:
     def __init__(self, remote: RemoteModel, rollout_id: str, tally: Tally | None) -> None:
         self.remote, self.rollout_id, self.tally = remote, rollout_id, tally
         self.owner = owner.get()
-        self.key = f"at-{secrets.token_urlsafe(24)}"
-        self.bridge = Bridge(self, remote.thread.loop)
+        self.key = new_key()
+        self.tasks = TaskSet(remote.thread.loop)
+        """What sends its requests."""
+        bridge = Bridge(self.send, self.tasks, remote.thread.loop)
         self.model = Endpoint(
             base_url=remote.base_url,
             name=remote.model_name,
             api_key=remote.api_key if tally is None else self.key,
             client_key=self.key,
-            async_transport=RemoteTransport(self.bridge),
-            sync_transport=SyncRemoteTransport(self.bridge),
+            async_transport=RemoteTransport(bridge),
+            sync_transport=SyncRemoteTransport(bridge),
             loopback=None if tally is None else remote.server,
         )
-        self.closed = False
-        """Whether the attempt has ended."""
         self.num_answers = 0
         """Requests for an answer that succeeded."""
         self._failures: dict[int, str] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
 
     @property
-    def failure(self) -> str | None:
-        """The first call that failed, and that was not repeated with success."""
+    def failure(self) -> Outcome | None:
+        """INFRASTRUCTURE if a call failed by the endpoint's doing, and was not repeated with success."""
+        return Outcome.INFRASTRUCTURE if self._failures else None
+
+    @property
+    def failure_reason(self) -> str | None:
+        """The first of these failures."""
         return next(iter(list(self._failures.values())), None)
 
-    def close(self) -> None:
-        """Refuse later calls, cancel what runs. From any thread."""
-        self.closed = True
-        self.remote.forget(self)
-        loop = self.remote.thread.loop
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(self._cancel_tasks)
+    @property
+    def counts(self) -> dict[str, float]:
+        """Its calls and tokens, where they are counted."""
+        return {} if self.tally is None else self.tally.counts
 
-    def track(self, task: asyncio.Task[Any]) -> None:
-        """Cancel this task when the use ends."""
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    @property
+    def cut(self) -> bool:
+        """Not known here."""
+        return False
+
+    @property
+    def exhausted(self) -> TokenCapError | None:
+        """The error of a call that came after the run had used up the model's tokens."""
+        return None if self.tally is None else self.tally.refused
+
+    def close(self) -> tuple[Call, ...]:
+        """Refuse later calls, cancel what runs. Nothing was recorded. From any thread."""
+        self.remote.keys.end(self.key)
+        self.tasks.close()
+        return ()
 
     async def send(self, request: httpx.Request, caller: Caller | None) -> RemoteResponse:
         """Send a request whose body was read, on the endpoint's loop, with the endpoint's key in place of this use's.
@@ -191,8 +190,8 @@ class RemoteUse:
         `httpx.RequestError`.
         """
         generates = request.method == "POST"
-        if self.closed:
-            return _refused(self.remote.ended.refusal(self.key, caller))
+        if self.tasks.closed:
+            return _refused(self.remote.keys.refusal(self.key, caller))
         if (misuse := foreign_use(self.owner, caller)) is not None:
             return _refused(foreign_error(misuse))
         if self.tally is not None and generates and (refusal := _cap_reached(self.tally)) is not None:
@@ -259,12 +258,8 @@ class RemoteUse:
             await content.aclose()
 
     def _fail(self, exchange: int, reason: str) -> None:
-        if not self.closed:
+        if not self.tasks.closed:
             self._failures.setdefault(exchange, reason)
-
-    def _cancel_tasks(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
 
 
 async def _closing(response: httpx.Response, content: Content) -> Content:

@@ -1,35 +1,47 @@
 """Transports of OpenAI clients whose requests are sent from another thread's event loop.
 
-In: an `httpx` request on any thread or loop, a `RemoteUse` that sends it on the endpoint's own loop. Out: an `httpx`
-response, whose content follows as it is read. A cancelled request is cancelled there too.
+In: an `httpx` request on any thread or loop, what sends it on the endpoint's own loop. Out: an `httpx` response, whose
+content follows as it is read. A cancelled request is cancelled there too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from typing import Any, TypeVar
 
 import httpx
 
+from sharpen.gateway.caller import Caller
+from sharpen.gateway.tasks import TaskSet
 from sharpen.rollout.user_loop import owner
 
-if TYPE_CHECKING:
-    from sharpen.execution.remote import RemoteResponse, RemoteUse
-
 Result = TypeVar("Result")
+Content = AsyncGenerator[bytes, None]
+
+
+class RemoteResponse:
+    """A response whose `content`, decoded, is still to come (on the endpoint's loop)."""
+
+    def __init__(self, status: int, headers: Mapping[str, str], content: Content) -> None:
+        self.status, self.headers, self.content = status, headers, content
+
+
+Send = Callable[[httpx.Request, Caller | None], Coroutine[Any, Any, RemoteResponse]]
+"""(a request whose body was read, whose code makes it) -> its response."""
 
 
 class Bridge:
-    """Runs coroutines on the endpoint's loop, from other threads."""
+    """Runs coroutines on the endpoint's loop, from other threads: `send`, which sends a request for an attempt. `tasks`
+    ends them with the attempt."""
 
-    def __init__(self, use: RemoteUse, loop: asyncio.AbstractEventLoop) -> None:
-        self._use, self._loop = use, loop
+    def __init__(self, send: Send, tasks: TaskSet, loop: asyncio.AbstractEventLoop) -> None:
+        self._send, self._tasks, self._loop = send, tasks, loop
 
     def send(self, request: httpx.Request) -> concurrent.futures.Future[RemoteResponse]:
         """Begin a request whose body was read; the response's content is still to come."""
-        return self.start(self._use.send(request, owner.get()))
+        return self.start(self._send(request, owner.get()))
 
     def start(self, code: Coroutine[Any, Any, Result]) -> concurrent.futures.Future[Result]:
         """Begin anything else; cancelling the future cancels it."""
@@ -38,11 +50,11 @@ class Bridge:
     async def _tracked(self, code: Coroutine[Any, Any, Result]) -> Result:
         task = asyncio.current_task()
         assert task is not None
-        self._use.track(task)
+        self._tasks.add(task)
         try:
             return await code
         except asyncio.CancelledError:
-            if self._use.closed:  # by us, not by whoever waits: to them it is an error
+            if self._tasks.closed:  # by us, not by whoever waits: to them it is an error
                 raise httpx.ReadError("the rollout has ended") from None
             raise
 

@@ -64,6 +64,11 @@ class RunDirectory:
         return self.path / "reward_curve.png"
 
     @property
+    def loss_picture(self) -> Path:
+        """The loss curve of a run that learns from rows."""
+        return self.path / "loss_curve.png"
+
+    @property
     def summary(self) -> Path:
         """What came out."""
         return self.path / "summary.json"

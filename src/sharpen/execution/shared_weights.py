@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sharpen.execution.trainers import AnySupervisedTrainer, AnyTrainer
+    from sharpen.execution.trainers import AnyTrainer
     from sharpen.inference.engine import Engine
 
 
@@ -25,14 +25,14 @@ def share_weights(engine: Engine, trainer: AnyTrainer) -> bool:
     return trainer.policy.keep_in(engine.weights())
 
 
-def publish_adapters_alone(engine: Engine, trainer: AnyTrainer | AnySupervisedTrainer) -> bool:
+def publish_adapters_alone(engine: Engine, trainer: AnyTrainer) -> bool:
     """Let the trainer give its adapters without merging them, if the engine was started to take them so."""
-    from sharpen.execution.ranks.group import RankGroup
+    from sharpen.execution.ranks.group import TrainerGroup
     from sharpen.trainer.lora import AdaptedModel
 
     if not getattr(engine, "takes_adapters", False):
         return False
-    assert not isinstance(trainer, RankGroup), "ranks give merged weights"
+    assert not isinstance(trainer, TrainerGroup), "ranks give merged weights"
     assert isinstance(trainer.policy, AdaptedModel)
     trainer.policy.alone = True
     return True

@@ -32,25 +32,22 @@ def teacher_folder(config: RunConfig, algorithm: Algorithm) -> Path | None:
     return model_folder(config.distill.teacher_path, setting="distill.teacher_path")
 
 
-def check_teacher(config: RunConfig, algorithm: Algorithm) -> None:
-    """Raise `ConfigError` if the teacher cannot judge the tokens of the model that is tuned, or as many of them.
+def check_teacher(config: RunConfig, folder: Path, teacher_folder: Path) -> None:
+    """Raise `ConfigError` if the teacher cannot judge the tokens of the model in `folder`, or as many of them.
 
     The tokenizers must give every id the same text, and have the same tokens at the beginning and end of text. How many
     embeddings a model has beyond its tokenizer (padding) may differ.
     """
-    folder = teacher_folder(config, algorithm)
-    if folder is None:
-        return
     from transformers import AutoConfig, AutoTokenizer
 
-    own = AutoTokenizer.from_pretrained(model_folder(config.model.model_path))
-    teacher = AutoTokenizer.from_pretrained(folder)
+    own = AutoTokenizer.from_pretrained(folder)
+    teacher = AutoTokenizer.from_pretrained(teacher_folder)
     if (difference := _first_difference(own, teacher)) is not None:
         raise ConfigError(
             f"the teacher in distill.teacher_path ({config.distill.teacher_path}) has another vocabulary than the "
             f"model ({config.model.model_path}): {difference}; choose a teacher with the same tokenizer"
         )
-    longest = getattr(AutoConfig.from_pretrained(folder), "max_position_embeddings", None)
+    longest = getattr(AutoConfig.from_pretrained(teacher_folder), "max_position_embeddings", None)
     if longest is not None and longest < config.model.max_model_len:
         raise ConfigError(
             f"model.max_model_len is {config.model.max_model_len}, but the teacher in distill.teacher_path reads at "

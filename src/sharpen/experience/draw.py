@@ -10,9 +10,9 @@ sequence, E loss tokens of the batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain, pairwise
 from typing import Literal
 
 import numpy as np
@@ -113,26 +113,6 @@ class Batch:
         }
 
 
-@dataclass(slots=True)
-class _Draw:
-    """What is gathered so far. `sequences` holds (experience, rollout number, number of its first call); `advantages`
-    one array for each rollout, by the call's index."""
-
-    sequences: list[tuple[Experience, int, int]] = field(default_factory=list)
-    advantages: list[Advantages] = field(default_factory=list)
-    rollouts: list[Rollout] = field(default_factory=list)
-    rewards: list[float] = field(default_factory=list)
-    shaped: list[float] = field(default_factory=list)
-    groups: list[str] = field(default_factory=list)
-    left_out: dict[str, Reason] = field(default_factory=dict)
-    num_zero_variance: int = 0
-    num_zero_variance_tokens: int = 0
-    num_excluded: int = 0
-    num_unanswered: int = 0
-    num_cut: int = 0
-    num_calls: int = 0
-
-
 def score(groups: Sequence[Group], algorithm: Algorithm) -> dict[str, Advantages]:
     """Advantages over the groups of a step: for each rollout that takes part, by its id, one for each of its calls.
 
@@ -168,33 +148,38 @@ def make_batch(
         _check_members(group)
     if advantages is None:
         advantages = score(groups, algorithm)
-    draw = _Draw()
-    for group in groups:
-        _add_group(draw, group, algorithm, advantages)
-    experiences, rollout_weights = _weigh(draw, algorithm)
-    reasons = list(draw.left_out.values())
-    without = float("nan") if draw.rollouts else 0.0
+    reasons = {group.id: reason for group in groups if (reason := left_out(group, algorithm)) is not None}
+    scored = [rollout for group in groups for rollout in group.scored]
+    taking_part = {group.id: algorithm.shaping.taking_part(group.scored) for group in groups}
+    training = {id_: rollouts for id_, rollouts in taking_part.items() if id_ not in reasons}
+    rollouts = [rollout for of_group in training.values() for rollout in of_group]
+    shaped = {id_: [algorithm.shaping.shaped(rollout) for rollout in of_group] for id_, of_group in training.items()}
+    flat = {id_ for id_, of_group in shaped.items() if _is_flat(of_group, algorithm)}
+    experiences, rollout_weights = _weigh(rollouts, algorithm, advantages)
+    rewards = _rewards(rollouts)
+    nothing = float("nan") if rollouts else 0.0
+    num_unanswered = sum(not rollout.answered for rollout in scored)
     return Batch(
         experiences=experiences,
-        num_groups=len(draw.groups),
-        num_zero_variance_groups=draw.num_zero_variance,
-        num_flat_groups=reasons.count("flat"),
-        num_small_groups=reasons.count("small"),
-        num_filtered_groups=reasons.count("filtered"),
-        num_unanswered_rollouts=draw.num_unanswered,
-        num_cut_rollouts=draw.num_cut,
-        num_rollouts=len(draw.rollouts),
-        num_excluded_rollouts=draw.num_excluded,
-        num_calls=sum(num_trainable_calls(rollout) for rollout in draw.rollouts),
+        num_groups=len(training),
+        num_zero_variance_groups=len(flat),
+        num_flat_groups=list(reasons.values()).count("flat"),
+        num_small_groups=list(reasons.values()).count("small"),
+        num_filtered_groups=list(reasons.values()).count("filtered"),
+        num_unanswered_rollouts=num_unanswered,
+        num_cut_rollouts=len(scored) - num_unanswered - sum(map(len, taking_part.values())),
+        num_rollouts=len(rollouts),
+        num_excluded_rollouts=sum(len(group.rollouts) for group in groups) - len(scored),
+        num_calls=sum(num_trainable_calls(rollout) for rollout in rollouts),
         num_tokens=sum(len(experience.ids_T) for experience in experiences),
-        num_loss_tokens=sum(_num_loss_tokens(experience) for experience in experiences),
-        num_zero_variance_tokens=draw.num_zero_variance_tokens,
-        reward_mean=float(np.mean(draw.rewards)) if draw.rewards else without,
-        reward_std=float(np.std(draw.rewards)) if draw.rewards else without,
-        reward_shaped_mean=float(np.mean(draw.shaped)) if draw.shaped else without,
+        num_loss_tokens=sum(map(_num_loss_tokens, experiences)),
+        num_zero_variance_tokens=sum(_num_loss_tokens(one) for one in experiences if one.group_id in flat),
+        reward_mean=float(np.mean(rewards)) if rewards else nothing,
+        reward_std=float(np.std(rewards)) if rewards else nothing,
+        reward_shaped_mean=float(np.mean(_rewards(chain(*shaped.values())))) if rewards else nothing,
         rollout_weights=rollout_weights,
-        group_ids=tuple(draw.groups),
-        left_out=draw.left_out,
+        group_ids=tuple(training),
+        left_out=reasons,
     )
 
 
@@ -249,49 +234,33 @@ def _has_baseline(group: Group) -> bool:
     return group.baseline is not None and group.baseline.scored and group.baseline.answered
 
 
-def _add_group(draw: _Draw, group: Group, algorithm: Algorithm, advantages: Mapping[str, Advantages]) -> None:
-    scored = algorithm.shaping.taking_part(group.scored)
-    unanswered = sum(not rollout.answered for rollout in group.scored)
-    draw.num_excluded += len(group.rollouts) - len(group.scored)
-    draw.num_unanswered += unanswered
-    draw.num_cut += len(group.scored) - len(scored) - unanswered
-    reason = left_out(group, algorithm)
-    if reason is not None:
-        draw.left_out[group.id] = reason
-        return
-    num_before = len(draw.sequences)
-    shaped = [float(one.reward) for one in map(algorithm.shaping.shaped, scored) if one.reward is not None]
-    for rollout in scored:
-        for experience in merge(rollout):
-            draw.sequences.append((experience, len(draw.rollouts), draw.num_calls))
-        draw.rollouts.append(rollout)
-        if rollout.reward is not None:
-            draw.rewards.append(float(rollout.reward))
-        draw.advantages.append(advantages[rollout.id])
-        draw.num_calls += len(rollout.calls)
-    draw.groups.append(group.id)
-    draw.shaped += shaped
-    trained_on = [algorithm.shaping.shaped(rollout) for rollout in scored]
-    if algorithm.needs_reward and algorithm.spread(scores_of(trained_on, {})) == 0.0:
-        draw.num_zero_variance += 1
-        draw.num_zero_variance_tokens += sum(_num_loss_tokens(sequence[0]) for sequence in draw.sequences[num_before:])
+def _is_flat(shaped: Sequence[Rollout], algorithm: Algorithm) -> bool:
+    """Whether nothing differs of what is compared within a group."""
+    return algorithm.needs_reward and algorithm.spread(scores_of(shaped, {})) == 0.0
 
 
-def _weigh(draw: _Draw, algorithm: Algorithm) -> tuple[tuple[Experience, ...], dict[str, float]]:
-    """The experiences with advantages and weights filled in, and the weight of each rollout."""
-    weight_of = {rollout.id: 0.0 for rollout in draw.rollouts}
-    if not draw.sequences:
-        return (), weight_of
-    experiences, rollouts, first_calls = zip(*draw.sequences, strict=True)
+def _rewards(rollouts: Iterable[Rollout]) -> list[float]:
+    return [float(rollout.reward) for rollout in rollouts if rollout.reward is not None]
+
+
+def _weigh(
+    rollouts: Sequence[Rollout], algorithm: Algorithm, advantages: Mapping[str, Advantages]
+) -> tuple[tuple[Experience, ...], dict[str, float]]:
+    """The experiences of these rollouts with advantages and weights filled in, and the weight of each rollout."""
+    sequences = [(one, number) for number, rollout in enumerate(rollouts) for one in merge(rollout)]
+    if not sequences:
+        return (), {rollout.id: 0.0 for rollout in rollouts}
+    experiences, numbers = zip(*sequences, strict=True)
     lengths = [len(experience.ids_T) for experience in experiences]
+    first_calls = np.cumsum([0, *(len(rollout.calls) for rollout in rollouts)])[list(numbers)]
     # Here T runs over the tokens of all sequences, one after the other.
     mask_T = np.concatenate([experience.loss_mask_T for experience in experiences])
     calls_T = np.concatenate([experience.calls_T for experience in experiences]) + np.repeat(first_calls, lengths)
-    rollouts_E, calls_E = np.repeat(rollouts, lengths)[mask_T], calls_T[mask_T]
+    rollouts_E, calls_E = np.repeat(numbers, lengths)[mask_T], calls_T[mask_T]
     weights_E = token_weights(algorithm.aggregation, rollouts_E, calls_E, length=algorithm.constant_length)
     weights_T, advantages_T = np.zeros(len(mask_T), np.float32), np.zeros(len(mask_T), np.float32)
     weights_T[mask_T] = weights_E
-    advantages_T[mask_T] = np.concatenate(draw.advantages)[calls_E]
+    advantages_T[mask_T] = np.concatenate([advantages[rollout.id] for rollout in rollouts])[calls_E]
     bounds = np.cumsum(lengths)[:-1]
     filled = tuple(
         replace(experience, advantages_T=of_advantages_T, weights_T=of_weights_T)
@@ -299,8 +268,8 @@ def _weigh(draw: _Draw, algorithm: Algorithm) -> tuple[tuple[Experience, ...], d
             experiences, np.split(advantages_T, bounds), np.split(weights_T, bounds), strict=True
         )
     )
-    sums = np.bincount(rollouts_E, weights_E, minlength=len(draw.rollouts)).tolist()
-    return filled, dict(zip(weight_of, sums, strict=True))
+    sums = np.bincount(rollouts_E, weights_E, minlength=len(rollouts)).tolist()
+    return filled, {rollout.id: weight for rollout, weight in zip(rollouts, sums, strict=True)}
 
 
 def _num_loss_tokens(experience: Experience) -> int:

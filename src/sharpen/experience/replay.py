@@ -70,44 +70,53 @@ def oldest_version(group: Group) -> int:
     return min((int(call.versions_S.min()) for call in calls), default=group.version)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaySettings:
+    """At most `count` groups train again in a step, preferred by `priority`, none with a token more than
+    `max_staleness` versions behind. A group trains first when its tokens are at most `ahead` versions behind."""
+
+    count: int
+    max_staleness: int
+    seed: int
+    priority: Literal["signal", "recency"] = "signal"
+    ahead: int = 0
+
+
+def replay_settings(config: RunConfig, algorithm: Algorithm, *, ahead: int) -> ReplaySettings | None:
+    """As configured; None without replay. `ahead` is how many policy versions rollouts may run ahead of the training.
+    Raises `ConfigError` where replay would be wrong, or settings of it have no effect."""
+    settings = config.sampling
+    if settings.replay_share == 0:
+        _refuse_idle(settings)
+        return None
+    _refuse_on_policy(config, algorithm)
+    count = int(settings.replay_share * config.algorithm.batch_size)
+    if count < 1:
+        raise ConfigError(
+            f"sampling.replay_share is {settings.replay_share:g}, which is no whole group for a step of "
+            f"{config.algorithm.batch_size} tasks: set at least {1 / config.algorithm.batch_size:.3g}, or 0"
+        )
+    updates = config.trainer.num_minibatches * config.trainer.epochs
+    bound = DEFAULT_STEPS * updates + ahead if settings.max_staleness is None else settings.max_staleness
+    if bound < updates + ahead:
+        running = f" and rollouts run up to {ahead} versions ahead of it (sync)" if ahead else ""
+        raise ConfigError(
+            f"sampling.max_staleness is {bound}, but one step makes {updates} updates (trainer.num_minibatches × "
+            f"trainer.epochs){running}, so that groups are older when the next one trains: set at least "
+            f"{updates + ahead}"
+        )
+    return ReplaySettings(
+        count=count, max_staleness=bound, seed=config.seed, priority=settings.replay_priority, ahead=ahead
+    )
+
+
 class Replay:
     """The memory. `draw` before a step trains, `keep` when it has trained; `restore` on resume."""
 
-    def __init__(self, settings: SamplingConfig, *, count: int, max_staleness: int, seed: int, ahead: int = 0) -> None:
-        """Draw at most `count` groups a step, none with a token more than `max_staleness` versions behind. A group
-        trains first when its tokens are at most `ahead` versions behind."""
-        self.max_staleness = max_staleness
-        self._ahead = ahead
-        self._kind = settings.replay_priority
-        self._count = count
-        self._seed = seed
+    def __init__(self, settings: ReplaySettings) -> None:
+        self.max_staleness = settings.max_staleness
+        self._settings = settings
         self._kept: dict[str, Kept] = {}
-
-    @classmethod
-    def of(cls, config: RunConfig, algorithm: Algorithm, *, ahead: int) -> Replay | None:
-        """As configured; None without replay. `ahead` is how many policy versions rollouts may run ahead of the
-        training. Raises `ConfigError` where replay would be wrong, or settings of it have no effect."""
-        settings = config.sampling
-        if settings.replay_share == 0:
-            _refuse_idle(settings)
-            return None
-        _refuse_on_policy(config, algorithm)
-        count = int(settings.replay_share * config.algorithm.batch_size)
-        if count < 1:
-            raise ConfigError(
-                f"sampling.replay_share is {settings.replay_share:g}, which is no whole group for a step of "
-                f"{config.algorithm.batch_size} tasks: set at least {1 / config.algorithm.batch_size:.3g}, or 0"
-            )
-        updates = config.trainer.num_minibatches * config.trainer.epochs
-        bound = DEFAULT_STEPS * updates + ahead if settings.max_staleness is None else settings.max_staleness
-        if bound < updates + ahead:
-            running = f" and rollouts run up to {ahead} versions ahead of it (sync)" if ahead else ""
-            raise ConfigError(
-                f"sampling.max_staleness is {bound}, but one step makes {updates} updates (trainer.num_minibatches × "
-                f"trainer.epochs){running}, so that groups are older when the next one trains: set at least "
-                f"{updates + ahead}"
-            )
-        return cls(settings, count=count, max_staleness=bound, seed=config.seed, ahead=ahead)
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -122,7 +131,7 @@ class Replay:
         weights_N = np.array(
             [
                 priority(
-                    self._kind,
+                    self._settings.priority,
                     signal=kept.signal,
                     age=kept.age(version),
                     uses=kept.uses,
@@ -132,9 +141,9 @@ class Replay:
             ]
         )
         # A weighted draw without replacement: Efraimidis and Spirakis, "Weighted random sampling with a reservoir".
-        uniform_N = np.random.default_rng([self._seed, step, _STREAM]).random(len(candidates))
+        uniform_N = np.random.default_rng([self._settings.seed, step, _STREAM]).random(len(candidates))
         ranking_N = np.argsort(np.log1p(-uniform_N) / -weights_N, kind="stable")
-        return tuple(candidates[place] for place in ranking_N[: self._count].tolist())
+        return tuple(candidates[place] for place in ranking_N[: self._settings.count].tolist())
 
     def keep(self, groups: Iterable[Group], batches: Iterable[Batch]) -> None:
         """Note that these groups trained, in these batches: fresh ones come in, those that trained again count one use
@@ -147,7 +156,7 @@ class Replay:
     def restore(self, journal: Path, algorithm: Algorithm, *, step: int, version: int) -> None:
         """Fill the memory with what it held after `step`, at policy `version`. Raises `JournalError`."""
         self._kept = {}
-        oldest = version - self.max_staleness - self._ahead  # that it began at: its tokens may be younger
+        oldest = version - self.max_staleness - self._settings.ahead  # that it began at: its tokens may be younger
         for group, calls in read_trained_groups(journal, last_step=step, oldest=oldest):
             last = max((call.step for call in calls), default=0)
             if last and left_out(group, algorithm) is None:

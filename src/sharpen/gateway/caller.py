@@ -45,7 +45,7 @@ def describe_foreign_use(owner: str, caller: str) -> str:
     return (
         f"the model of rollout {owner} was called from within {within}: its client, or its base_url and api_key, is "
         "where all rollouts find it (set_default_openai_client, dspy.configure, Settings.llm, os.environ, a global "
-        "variable). Make each rollout's agent from the `model` that its own workflow received (docs/agentscope.md, "
+        "variable). Make each rollout's agent from the `model` that its own workflow received (docs/use/agentscope.md, "
         "Other frameworks)"
     )
 

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import functools
 import logging
-import secrets
 import time
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -21,8 +20,9 @@ from sharpen.errors import CallError, ConfigError, ContextOverflowError, EngineE
 from sharpen.gateway.body import decode
 from sharpen.gateway.busy import BusyClock
 from sharpen.gateway.caller import WhoCalls, foreign_error, foreign_use, nobody
+from sharpen.gateway.exchange import Answer, Exchange, RawRequest
 from sharpen.gateway.history import Prompt
-from sharpen.gateway.keys import EndedKeys
+from sharpen.gateway.keys import Keys, new_key
 from sharpen.gateway.meter import Tally
 from sharpen.gateway.model import ChatModel
 from sharpen.gateway.parsers import REASONING_PARSERS, THINK, TOOL_PARSERS, Parsed, parse_text
@@ -31,8 +31,8 @@ from sharpen.gateway.requests import ApiError, ChatRequest, parse_request, rende
 from sharpen.gateway.responses import Choice, assistant_message, completion_reply, error_reply, models_reply
 from sharpen.gateway.routes import CHAT, MODELS, not_found, route_of
 from sharpen.gateway.server import Server
-from sharpen.gateway.session import Entry, Exchange, Session
-from sharpen.gateway.transport import Answer, AsyncTransport, Mailbox, RawRequest, SyncTransport
+from sharpen.gateway.session import Entry, Session
+from sharpen.gateway.transport import AsyncTransport, Mailbox, SyncTransport
 from sharpen.inference.engine import Engine, GenerateRequest, Generation
 from sharpen.types import Outcome, Sampling
 
@@ -77,8 +77,7 @@ class Gateway:
         self._tool_parser = _named(TOOL_PARSERS, tool_call_parser, "tool_call_parser")
         self._reasoning_parser = _named(REASONING_PARSERS, reasoning_parser, "reasoning_parser")
         self._max_calls = max_calls
-        self._sessions: dict[str, Session] = {}
-        self._ended = EndedKeys()
+        self._keys: Keys[Session] = Keys()
         self._said: set[str] = set()
         self._lost: EngineLostError | None = None
         self._who_calls = who_calls
@@ -90,8 +89,8 @@ class Gateway:
     def open(
         self,
         rollout_id: str,
-        *,
         noise_seed: int,
+        *,
         sampling: Sampling | None = None,
         max_calls: int | None = None,
         record: bool = True,
@@ -103,7 +102,7 @@ class Gateway:
         """
         if self._lost is not None:
             raise EngineLostError(str(self._lost))
-        key = f"at-{secrets.token_urlsafe(24)}"
+        key = new_key()
         session = Session(
             rollout_id=rollout_id,
             noise_seed=noise_seed,
@@ -122,32 +121,32 @@ class Gateway:
                 version=lambda: self.engine.version,
                 recorded=record,
             ),
-            revoke=functools.partial(self._revoke, key),
+            revoke=functools.partial(self._keys.end, key),
             loop=self.loop,
             owner=self._who_calls(),
             tally=tally,
         )
-        self._sessions[key] = session
+        self._keys.add(key, session)
         return session
 
     async def close(self) -> None:
         """Close every session and the HTTP server. On the serving loop."""
-        for session in list(self._sessions.values()):
+        for session in self._keys.holders():
             session.close()
         await self._server.stop()
 
     def start(self, raw: RawRequest) -> asyncio.Task[Answer]:
         """Answer a request, on the serving loop. Cancelling the task aborts it; nothing else makes it raise."""
-        session = self._sessions.get(raw.key)
+        session = self._keys.holder(raw.key)
         task = self.loop.create_task(self._answer(session, raw))
         if session is not None:
-            session.track(task)
+            session.tasks.add(task)
         return task
 
     async def _answer(self, session: Session | None, raw: RawRequest) -> Answer:
         try:
             if session is None:
-                raise self._ended.refusal(raw.key, raw.caller)
+                raise self._keys.refusal(raw.key, raw.caller)
             if (misuse := foreign_use(session.owner, raw.caller)) is not None:
                 self._note_foreign(session, raw)
                 raise foreign_error(misuse)
@@ -169,11 +168,6 @@ class Gateway:
             reason = f"{type(error).__name__}: {error}"
             session.fail(Outcome.INFRASTRUCTURE, reason)
             return Answer(reply=error_reply(ApiError(reason, status=500, kind="server_error")))
-
-    def _revoke(self, key: str) -> None:
-        session = self._sessions.pop(key, None)
-        if session is not None:
-            self._ended.add(key, session.rollout_id, session.owner)
 
     def _note_foreign(self, session: Session, raw: RawRequest) -> None:
         """Record a call that is refused since it came from within another rollout."""

@@ -50,6 +50,11 @@ class Tally:
         self.refused: TokenCapError | None = None
         self._lock = threading.Lock()
 
+    @property
+    def counts(self) -> dict[str, float]:
+        """Calls and tokens (prompt plus sampled) of this attempt."""
+        return {"calls": float(self.num_calls), "tokens": float(self.num_tokens)}
+
     def admit(self) -> TokenCapError | None:
         """Ask before a call; the error if there are no tokens left."""
         refusal = self.meter.refusal()

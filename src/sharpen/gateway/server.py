@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from sharpen.gateway.caller import WhoCalls
 from sharpen.gateway.connections import Connections
-from sharpen.gateway.transport import Answer, Start, ended, raw_request
+from sharpen.gateway.exchange import Answer, Start, answer_of, raw_request
 
 START_TIMEOUT_S = 30.0
 CLIENT_CLOSED_REQUEST = 499
@@ -85,7 +85,7 @@ class Server:
             task.cancel()
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         gone.cancel()
-        return _AnswerResponse(ended() if task.cancelled() else task.result(), last=caller is not None)
+        return _AnswerResponse(answer_of(task), last=caller is not None)
 
 
 class _AnswerResponse(Response):

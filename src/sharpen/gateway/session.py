@@ -11,36 +11,19 @@ import hashlib
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from sharpen.errors import TokenCapError
 from sharpen.gateway.caller import Caller
+from sharpen.gateway.exchange import Exchange, RawRequest
 from sharpen.gateway.history import History, Prompt
 from sharpen.gateway.meter import Tally
+from sharpen.gateway.model import ChatModel
+from sharpen.gateway.tasks import TaskSet
 from sharpen.inference.engine import Generation
 from sharpen.types import Call, CallStatus, Outcome, Sampling
-
-if TYPE_CHECKING:
-    from sharpen.gateway.model import ChatModel
-    from sharpen.gateway.transport import RawRequest
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Exchange:
-    """One admitted request. `delivered` is set by the transport that handed the response over; where `certain`, the
-    agent has it then, else (over HTTP) its client may have gone away in that moment. `ended`: the engine is done with
-    it. `repeated`: a retry of it has come."""
-
-    body: bytes = b""
-    retry: int = 0
-    idempotency_key: str = ""
-    certain: bool = True
-    ended: bool = False
-    delivered: bool = False
-    repeated: bool = False
-    abandoned: bool = False
-    foreign: bool = False
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -119,16 +102,16 @@ class Session:
         """Why a call failed: by the model (context overflow, call limit) or by infrastructure; None if none did."""
         self.failure_reason: str | None = None
         """One line about the failure."""
+        self.tasks = TaskSet(loop)
+        """What answers its calls."""
         self._noise_seed = noise_seed
         self._record = record
         self._entries: list[Entry] = []
         self._exchanges: list[Exchange] = []
-        self._tasks: set[asyncio.Task[Any]] = set()
         self._counts = {"prompt_tokens": 0, "sampled_tokens": 0, "tool_parse_errors": 0, "forks": 0}
         self._revoke = revoke
         self._lock = threading.Lock()
         self._calls: tuple[Call, ...] | None = None
-        self._loop = loop
 
     def close(self) -> tuple[Call, ...]:
         """Revoke the key, abort what is in flight (those calls are ABANDONED) and return the calls in order.
@@ -138,8 +121,7 @@ class Session:
         with self._lock:
             if self._calls is None:
                 self._revoke()
-                if not self._loop.is_closed():
-                    self._loop.call_soon_threadsafe(self._cancel_tasks)
+                self.tasks.close()
                 self._calls = tuple(entry.call() for entry in list(self._entries)) if self._record else ()
             return self._calls
 
@@ -158,8 +140,16 @@ class Session:
 
     @property
     def counts(self) -> dict[str, float]:
-        """What deserves a look, per rollout: tool calls that did not parse, and forks."""
+        """What deserves a look, per rollout: tool calls that did not parse, and forks; of a model whose use is counted,
+        its calls and tokens."""
+        if self.tally is not None:
+            return self.tally.counts
         return {name: float(self._counts[name]) for name in ("tool_parse_errors", "forks")}
+
+    @property
+    def exhausted(self) -> TokenCapError | None:
+        """The error of a call that came after the run had used up the model's tokens."""
+        return None if self.tally is None else self.tally.refused
 
     @property
     def num_answers(self) -> int:
@@ -178,11 +168,6 @@ class Session:
         """Note why a call failed. The first cause stays, but infrastructure outweighs what the model did."""
         if self.failure is None or (outcome == Outcome.INFRASTRUCTURE and self.failure != outcome):
             self.failure, self.failure_reason = outcome, reason
-
-    def track(self, task: asyncio.Task[Any]) -> None:
-        """Cancel this task when the session closes."""
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def admits(self, num_choices: int) -> bool:
         """Whether so many more calls are within the limit."""
@@ -243,7 +228,3 @@ class Session:
 
     def _digest(self, what: str) -> bytes:
         return hashlib.blake2b(f"{self._noise_seed}/{what}".encode(), digest_size=11).digest()
-
-    def _cancel_tasks(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()

@@ -14,67 +14,12 @@ import contextlib
 import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
-from sharpen.gateway.caller import Caller, WhoCalls
-from sharpen.gateway.keys import key_of
-from sharpen.gateway.requests import ApiError
-from sharpen.gateway.responses import Reply, error_reply
-from sharpen.gateway.session import Exchange
-
-RETRY_HEADER, IDEMPOTENCY_HEADER = "x-stainless-retry-count", "idempotency-key"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RawRequest:
-    """A request as it came: `key` is its rollout's, `retry` how many times the client has already tried, `caller`
-    the attempt whose code sent it, where that is known. `idempotency_key`: the same for all tries of one request; empty
-    where the client sends none. `in_process`: it came through a client of ours, which says exactly when it gives up."""
-
-    method: str
-    path: str
-    key: str
-    retry: int
-    body: bytes
-    caller: Caller | None = None
-    idempotency_key: str = ""
-    in_process: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """A reply, and the exchange that is delivered when the agent has it."""
-
-    reply: Reply
-    exchange: Exchange | None = None
-
-    def delivered(self) -> None:
-        """The response is in the agent's hands."""
-        if self.exchange is not None:
-            self.exchange.delivered = True
-
-
-Start = Callable[[RawRequest], "asyncio.Task[Answer]"]
-
-
-def raw_request(
-    method: str, path: str, headers: Any, body: bytes, caller: Caller | None, *, in_process: bool
-) -> RawRequest:
-    """Read what matters of a request's headers (any mapping that ignores case)."""
-    retry = headers.get(RETRY_HEADER, "0")
-    return RawRequest(
-        method=method,
-        path=path,
-        key=key_of(headers),
-        retry=int(retry) if retry.isdecimal() and len(retry) < 10 else 0,
-        body=body,
-        caller=caller,
-        idempotency_key=headers.get(IDEMPOTENCY_HEADER, ""),
-        in_process=in_process,
-    )
+from sharpen.gateway.caller import WhoCalls
+from sharpen.gateway.exchange import Answer, RawRequest, Start, answer_of, raw_request
 
 
 class Mailbox:
@@ -120,13 +65,7 @@ class _Job:
             self._task.cancel()
 
     def _finish(self, task: asyncio.Task[Answer]) -> None:
-        self._done(ended() if task.cancelled() else task.result())
-
-
-def ended() -> Answer:
-    """The answer to a request whose rollout was closed meanwhile."""
-    error = ApiError("The rollout has ended.", status=401, code="invalid_api_key", kind="authentication_error")
-    return Answer(reply=error_reply(error))
+        self._done(answer_of(task))
 
 
 class AsyncTransport(httpx.AsyncBaseTransport):

@@ -5,8 +5,9 @@ In: `metrics.jsonl`, so that a resumed run draws its whole history. Out: one pic
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -59,65 +60,45 @@ def smoothed(values: Sequence[float]) -> list[float]:
 
 def draw_reward_curve(metrics: Path, picture: Path, title: str = "Reward") -> None:
     """Draw `metrics.jsonl` to a PNG of 1600 x 900 pixels."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     curve = read_curve(metrics)
-    figure = Figure(figsize=(8, 4.5), dpi=200, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    _style(axes, title)
     steps = [point.step for point in curve.reward]
     rewards = [point.value for point in curve.reward]
-    if steps:
-        axes.plot(
-            steps, rewards, "o", color=REWARD, alpha=0.25, markersize=3.5, markeredgewidth=0, label="training reward"
-        )
-        axes.plot(steps, smoothed(rewards), color=REWARD, linewidth=2, label="smoothed")
-    for points, color, label, marker in (
-        (curve.greedy, GREEDY, "held-out greedy", "D"),
-        (curve.sampled, SAMPLED, "held-out sampled", "s"),
-    ):
-        _draw_evaluations(axes, points, color, label, marker)
-    everything = [*curve.reward, *curve.greedy, *curve.sampled]
-    if everything and all(0 <= point.value <= 1 for point in everything):
-        axes.set_ylim(-0.03, 1.03)
-    if everything:
-        figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=9, labelcolor=INK)
-    else:
-        axes.text(0.5, 0.5, "no step was trained", transform=axes.transAxes, ha="center", color=MUTED)
-    figure.savefig(picture)
+    with _picture(picture, title, "reward") as axes:
+        if steps:
+            dots = {"alpha": 0.25, "markersize": 3.5, "markeredgewidth": 0}
+            axes.plot(steps, rewards, "o", color=REWARD, label="training reward", **dots)
+            axes.plot(steps, smoothed(rewards), color=REWARD, linewidth=2, label="smoothed")
+        _draw_evaluations(axes, curve.greedy, GREEDY, "held-out greedy", "D")
+        _draw_evaluations(axes, curve.sampled, SAMPLED, "held-out sampled", "s")
+        everything = [*curve.reward, *curve.greedy, *curve.sampled]
+        if everything and all(0 <= point.value <= 1 for point in everything):
+            axes.set_ylim(-0.03, 1.03)
 
 
 def draw_loss_curve(metrics: Path, picture: Path, title: str = "Loss") -> None:
     """Draw `trainer/loss` and, on held-out rows, `eval/loss` of `metrics.jsonl` to a PNG of 1600 x 900 pixels."""
+    rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    with _picture(picture, title, "loss") as axes:
+        for name, label, color, marker in (
+            ("trainer/loss", "training loss", REWARD, "o"),
+            ("eval/loss", "held-out loss", GREEDY, "D"),
+        ):
+            points = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
+            if points:
+                look = {"marker": marker, "color": color, "markersize": 4, "linewidth": 1.5}
+                axes.plot(*zip(*points, strict=True), label=label, **look)
+
+
+@contextlib.contextmanager
+def _picture(path: Path, title: str, measure: str) -> Iterator[Any]:
+    """Axes to draw on; behind them the legend, or that there is nothing to see, and the file."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-
-    rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
-    figure = Figure(figsize=(8, 4.5), dpi=200, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    _style(axes, title, "loss")
-    drawn = False
-    for name, label, color, marker in (
-        ("trainer/loss", "training loss", REWARD, "o"),
-        ("eval/loss", "held-out loss", GREEDY, "D"),
-    ):
-        points = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
-        if points:
-            axes.plot(*zip(*points, strict=True), marker=marker, color=color, markersize=4, linewidth=1.5, label=label)
-            drawn = True
-    if drawn:
-        figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9, labelcolor=INK)
-    else:
-        axes.text(0.5, 0.5, "no step was trained", transform=axes.transAxes, ha="center", color=MUTED)
-    figure.savefig(picture)
-
-
-def _style(axes: Any, title: str, measure: str = "reward") -> None:
     from matplotlib.ticker import MaxNLocator
 
+    figure = Figure(figsize=(8, 4.5), dpi=200, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes: Any = figure.add_subplot()
     axes.set_title(title, loc="left", fontsize=12, fontweight="bold", color=INK, pad=12)
     axes.set_xlabel("step", color=MUTED)
     axes.set_ylabel(measure, color=MUTED)
@@ -128,6 +109,12 @@ def _style(axes: Any, title: str, measure: str = "reward") -> None:
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(GRID)
+    yield axes
+    if axes.get_legend_handles_labels()[0]:
+        figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=9, labelcolor=INK)
+    else:
+        axes.text(0.5, 0.5, "no step was trained", transform=axes.transAxes, ha="center", color=MUTED)
+    figure.savefig(path)
 
 
 def _draw_evaluations(axes: Any, points: Sequence[Point], color: str, label: str, marker: str) -> None:
@@ -136,13 +123,7 @@ def _draw_evaluations(axes: Any, points: Sequence[Point], color: str, label: str
     steps = [point.step for point in points]
     axes.plot(steps, [point.value for point in points], linestyle=(0, (1, 2)), color=color, linewidth=1)
     known = [point for point in points if point.low is not None and point.high is not None]
-    axes.vlines(
-        [point.step for point in known],
-        [point.low for point in known],
-        [point.high for point in known],
-        color=color,
-        linewidth=1.8,
-        alpha=0.7,
-    )
+    of_known = ([getattr(point, name) for point in known] for name in ("step", "low", "high"))
+    axes.vlines(*of_known, color=color, linewidth=1.8, alpha=0.7)
     text = f"{label} (bar: 95%)" if known else label
     axes.plot(steps, [point.value for point in points], marker, color=color, markersize=6, label=text)

@@ -133,11 +133,11 @@ class Display:
         verdict: Verdict,
         picture: Path | None,
         *,
-        tensorboard: bool = True,
-        tool_call_parser: str | None = "hermes",
+        tensorboard: bool,
+        tool_call_parser: str | None,
     ) -> None:
-        """Print how to use the model that the verdict recommends, where to look, and the verdict; the very last line is
-        `run directory: PATH`."""
+        """Print how to use the model that the verdict recommends (`tool_call_parser` None: no tools), where to look,
+        and the verdict; the very last line is `run directory: PATH`."""
         self.close()
         self._print("")
         for line in usage_lines(run_dir, verdict.model, picture, tensorboard, tool_call_parser):

@@ -8,11 +8,12 @@ run directory. A run that is resumed at step N first forgets what it had written
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -41,16 +42,21 @@ class Beside:
         self._sink: Sink | None = None
         self.asked = 0
         self.refused = 0
-        self._ask("be opened", lambda: self._keep(open_()))
+        with self._asking("be opened"):
+            self._sink = open_()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log the numbers with their step, if they are taken."""
-        self._ask(f"take the numbers of step {step}", lambda: self._there().log(step, metrics))
+        with self._asking(f"take the numbers of step {step}"):
+            if self._sink is None:
+                raise ConnectionError("it could not be opened")
+            self._sink.log(step, metrics)
 
     def close(self) -> None:
         """Finish, as far as it was opened."""
         if self._sink is not None:
-            self._ask("be closed", self._sink.close)
+            with self._asking("be closed"):
+                self._sink.close()
 
     @property
     def line(self) -> str:
@@ -59,18 +65,11 @@ class Beside:
             return ""
         return f"{self._name} refused {self.refused} of {self.asked} requests: metrics.jsonl has every number"
 
-    def _keep(self, sink: Sink) -> None:
-        self._sink = sink
-
-    def _there(self) -> Sink:
-        if self._sink is None:
-            raise ConnectionError("it could not be opened")
-        return self._sink
-
-    def _ask(self, what: str, request: Callable[[], None]) -> None:
+    @contextlib.contextmanager
+    def _asking(self, what: str) -> Iterator[None]:
         self.asked += 1
         try:
-            request()
+            yield
         except Exception as error:  # the boundary to a package and a service that are not ours
             self.refused += 1
             if self.refused == 1:
@@ -84,8 +83,8 @@ class Beside:
 class Monitor:
     """Hands each step's metrics to `metrics.jsonl` and to the place `beside` it."""
 
-    def __init__(self, sinks: Sequence[Sink], beside: Beside | None = None) -> None:
-        self._sinks = tuple(sinks)
+    def __init__(self, file: JsonlSink, beside: Beside | None = None) -> None:
+        self._file = file
         self._beside = beside
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -95,8 +94,7 @@ class Monitor:
         numbers = {name: float(value) for name, value in metrics.items()}
         if self._beside is not None and self._beside.refused:
             numbers["monitor/refused"] = float(self._beside.refused)
-        for sink in self._sinks:
-            sink.log(step, numbers)
+        self._file.log(step, numbers)
         if self._beside is not None:
             self._beside.log(step, numbers)
 
@@ -106,9 +104,8 @@ class Monitor:
         return "" if self._beside is None else self._beside.line
 
     def close(self) -> None:
-        """Close every sink."""
-        for sink in self._sinks:
-            sink.close()
+        """Finish writing in both."""
+        self._file.close()
         if self._beside is not None:
             self._beside.close()
 
@@ -228,23 +225,17 @@ def open_monitor(
         shown, open_ = "MLflow", partial(MlflowSink, _import_extra("mlflow"), run_dir, project, name, config)
     else:
         raise ConfigError(f"monitor_type must be tensorboard, wandb or mlflow, but {monitor_type!r} came")
-    return Monitor([JsonlSink(run_dir / "metrics.jsonl", resume_step)], Beside(shown, open_, say))
+    return Monitor(JsonlSink(run_dir / "metrics.jsonl", resume_step), Beside(shown, open_, say))
 
 
 def check_monitor(monitor_type: str) -> None:
     """Raise `ConfigError` now, before anything is loaded, if the package of this monitor type is not installed."""
-    import importlib.util
-
     if monitor_type in ("wandb", "mlflow") and importlib.util.find_spec(monitor_type) is None:
-        raise ConfigError(_missing(monitor_type))
+        raise ConfigError(
+            f"monitor_type {monitor_type!r} needs the package {monitor_type}: {install_command(monitor_type)}"
+        )
 
 
 def _import_extra(package: str) -> Any:
-    import importlib
-
     check_monitor(package)
     return importlib.import_module(package)
-
-
-def _missing(package: str) -> str:
-    return f"monitor_type {package!r} needs the package {package}: {install_command(package)}"

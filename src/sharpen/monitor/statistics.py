@@ -12,6 +12,9 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import NormalDist, fmean, stdev
+from typing import Literal
+
+Mode = Literal["greedy", "sampled"]
 
 Z95 = NormalDist().inv_cdf(0.975)
 """The 97.5% quantile of the standard normal distribution, 1.95996."""
@@ -52,6 +55,11 @@ class Evaluation:
     metrics: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
     without_calls: Mapping[str, int] = field(default_factory=dict)
     no_result: str = ""
+
+    @property
+    def rewards(self) -> Mapping[Mode, Mapping[str, float]]:
+        """Rewards by task id of either mode; empty where it was not evaluated."""
+        return {"greedy": self.greedy, "sampled": self.sampled}
 
 
 def accuracy(rewards_N: Iterable[float]) -> Accuracy:
@@ -169,7 +177,7 @@ def is_binary(rewards_N: Iterable[float]) -> bool:
 
 def by_mode(evaluation: Evaluation | None) -> dict[str, Accuracy]:
     """The accuracy of each mode that was evaluated."""
-    modes = {"greedy": evaluation.greedy, "sampled": evaluation.sampled} if evaluation is not None else {}
+    modes = evaluation.rewards if evaluation is not None else {}
     return {mode: accuracy(rewards.values()) for mode, rewards in modes.items() if rewards}
 
 
@@ -177,7 +185,7 @@ def accuracy_metrics(evaluation: Evaluation, prefix: str = "eval") -> dict[str, 
     """An evaluation as metrics: `eval/greedy/accuracy`, `.../low`, `.../high`, and the means of what workflow and judge
     measured (`eval/greedy/judge/<name>`); further sets as `eval_<name>/...`."""
     metrics: dict[str, float] = {}
-    for mode, rewards in (("greedy", evaluation.greedy), ("sampled", evaluation.sampled)):
+    for mode, rewards in evaluation.rewards.items():
         if rewards:
             found = accuracy(rewards.values())
             metrics |= {
@@ -187,8 +195,34 @@ def accuracy_metrics(evaluation: Evaluation, prefix: str = "eval") -> dict[str, 
             }
         if mode in evaluation.without_calls:
             metrics[f"{prefix}/{mode}/without_calls"] = float(evaluation.without_calls[mode])
-    for mode, by_name in evaluation.metrics.items():
-        metrics |= {f"{prefix}/{mode}/{name}": fmean(values.values()) for name, values in by_name.items() if values}
+    for place, by_name in evaluation.metrics.items():
+        metrics |= {f"{prefix}/{place}/{name}": fmean(values.values()) for name, values in by_name.items() if values}
     for name, further in evaluation.further.items():
         metrics |= accuracy_metrics(further, f"{prefix}_{name}")
     return metrics
+
+
+def evaluation_to_json(evaluation: Evaluation) -> dict[str, object]:
+    """For the state of a checkpoint, so that a resumed run still knows `before`."""
+    return {
+        "greedy": dict(evaluation.greedy),
+        "sampled": dict(evaluation.sampled),
+        "further": {name: evaluation_to_json(inner) for name, inner in evaluation.further.items()},
+        "metrics": evaluation.metrics,
+        "without_calls": dict(evaluation.without_calls),
+        "no_result": evaluation.no_result,
+    }
+
+
+def evaluation_from_json(content: Mapping[str, object]) -> Evaluation:
+    """The way back, also from checkpoints that hold less."""
+    further = content["further"]
+    assert isinstance(further, dict)
+    return Evaluation(
+        greedy=content["greedy"],  # type: ignore[arg-type]
+        sampled=content["sampled"],  # type: ignore[arg-type]
+        further={name: evaluation_from_json(inner) for name, inner in further.items()},
+        metrics=content.get("metrics", {}),  # type: ignore[arg-type]
+        without_calls=content.get("without_calls", {}),  # type: ignore[arg-type]
+        no_result=str(content.get("no_result", "")),
+    )

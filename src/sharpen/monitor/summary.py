@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sharpen.monitor.statistics import Accuracy, Evaluation, accuracy, paired_difference
+from sharpen.monitor.statistics import Accuracy, Difference, Evaluation, accuracy, paired_difference
 from sharpen.monitor.verdict import Verdict
 
 _LOADED = time.monotonic()
@@ -54,15 +54,11 @@ def write_summary(path: Path, summary: Summary) -> None:
         "before": _modes(summary.before),
         "after": _modes(summary.after),
     }
-    further = {
-        name: {
-            "before": _modes(summary.before.further.get(name) if summary.before else None),
-            "after": _modes(summary.after.further.get(name) if summary.after else None),
+    before, after = (dict(one.further) if one is not None else {} for one in (summary.before, summary.after))
+    if names := dict.fromkeys([*before, *after]):
+        content["further"] = {
+            name: {"before": _modes(before.get(name)), "after": _modes(after.get(name))} for name in names
         }
-        for name in _further_names(summary)
-    }
-    if further:
-        content["further"] = further
     if measured := _metrics(summary.before, summary.after):
         content["metrics"] = measured
     if summary.held_out:
@@ -95,41 +91,21 @@ def _metrics(before: Evaluation | None, after: Evaluation | None) -> dict[str, A
             name: {
                 "before": _numbers(accuracy(olds.get(name, {}).values())),
                 "after": _numbers(accuracy(news.get(name, {}).values())),
-                "difference": {
-                    part: _finite(value) if isinstance(value, float) else value
-                    for part, value in asdict(paired_difference(olds.get(name, {}), news.get(name, {}))).items()
-                },
+                "difference": _numbers(paired_difference(olds.get(name, {}), news.get(name, {}))),
             }
             for name in sorted({*olds, *news})
         }
     return found
 
 
-def _further_names(summary: Summary) -> list[str]:
-    found = [name for evaluation in (summary.before, summary.after) if evaluation for name in evaluation.further]
-    return list(dict.fromkeys(found))
-
-
 def _modes(evaluation: Evaluation | None) -> dict[str, Any] | None:
     if evaluation is None:
         return None
-    return {
-        "greedy": _numbers(accuracy(evaluation.greedy.values())),
-        "sampled": _numbers(accuracy(evaluation.sampled.values())),
-    }
+    return {mode: _numbers(accuracy(rewards.values())) for mode, rewards in evaluation.rewards.items()}
 
 
-def _numbers(found: Accuracy) -> Mapping[str, float | int | None]:
-    return {
-        "accuracy": _finite(found.accuracy),
-        "low": _finite(found.low),
-        "high": _finite(found.high),
-        "num_tasks": found.num_tasks,
-    }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _numbers(found: Accuracy | Difference) -> Mapping[str, float | int | None]:
+    return {name: value if math.isfinite(value) else None for name, value in asdict(found).items()}
 
 
 def _rounded(value: float | None) -> float | None:

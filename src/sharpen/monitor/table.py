@@ -42,10 +42,8 @@ def comparison_lines(before: Evaluation, after: Evaluation) -> list[str]:
 def _block(name: str, before: Evaluation, after: Evaluation) -> list[Row]:
     rows: list[Row] = []
     sizes = []
-    for mode, first, second in (
-        ("greedy", before.greedy, after.greedy),
-        ("sampled", before.sampled, after.sampled),
-    ):
+    for mode, first in before.rewards.items():
+        second = after.rewards[mode]
         if not first or not second:
             continue
         kind = "accuracy" if is_binary([*first.values(), *second.values()]) else "reward"

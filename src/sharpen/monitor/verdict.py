@@ -24,10 +24,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
-from sharpen.monitor.statistics import Difference, Evaluation, is_binary, loss_difference, paired_difference
+from sharpen.monitor.statistics import Difference, Evaluation, Mode, is_binary, loss_difference, paired_difference
 
 Kind = Literal["better", "not_shown", "worse", "unknown"]
-Mode = Literal["greedy", "sampled"]
 RowLosses = Mapping[str, tuple[float, int]]
 """The sum of each held-out row's losses, and their number."""
 MIN_TASKS = 10
@@ -96,9 +95,9 @@ def judge_rewards(models: Candidates[Evaluation], decided_by: Mode) -> Verdict:
     if no_result := next((one.no_result for one in evaluated if one.no_result), ""):
         return _unknown(models, no_result)
     mode, other = decided_by, _other(decided_by)
-    if evaluated and not all(_rewards(one, mode) for one in evaluated):
+    if evaluated and not all(one.rewards[mode] for one in evaluated):
         mode, other = other, mode
-    rewards = [reward for one in evaluated for reward in _rewards(one, mode).values()]
+    rewards = [reward for one in evaluated for reward in one.rewards[mode].values()]
     verdict = _judge(models, f"{mode} {'accuracy' if is_binary(rewards) else 'reward'}", "tasks", _gain_of(mode))
     if verdict.kind == "unknown" or models.before is None or models.last.found is None:
         return verdict
@@ -118,8 +117,8 @@ def is_best(found: Evaluation, best: Evaluation | None, before: Evaluation | Non
     known = best if best is not None else before
     if known is None or known.no_result:
         return True
-    mode = decided_by if _rewards(found, decided_by) and _rewards(known, decided_by) else _other(decided_by)
-    gain = paired_difference(_rewards(known, mode), _rewards(found, mode)).difference
+    mode = decided_by if found.rewards[decided_by] and known.rewards[decided_by] else _other(decided_by)
+    gain = paired_difference(known.rewards[mode], found.rewards[mode]).difference
     return gain > 0.0 or (gain == 0.0 and best is not None)
 
 
@@ -210,16 +209,12 @@ def _with(verdict: Verdict, remark: str) -> Verdict:
     return replace(verdict, remarks=(*verdict.remarks, remark))
 
 
-def _rewards(evaluation: Evaluation, mode: Mode) -> Mapping[str, float]:
-    return evaluation.greedy if mode == "greedy" else evaluation.sampled
-
-
 def _other(mode: Mode) -> Mode:
     return "greedy" if mode == "sampled" else "sampled"
 
 
 def _gain_of(mode: Mode) -> Gain[Evaluation]:
-    return lambda first, second, looks: paired_difference(_rewards(first, mode), _rewards(second, mode), looks)
+    return lambda first, second, looks: paired_difference(first.rewards[mode], second.rewards[mode], looks)
 
 
 def _wrapped(label: str, text: str) -> list[str]:

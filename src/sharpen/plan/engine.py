@@ -99,13 +99,6 @@ def _kv_cache(
     return (held + 1) * length * per_position
 
 
-def rows_at_once(config: RunConfig, sizes: Sizes, hardware: Hardware, workload: Workload, itemsize: int) -> int:
-    """Sequences of a step that have room in the KV cache together, for the model that is tuned."""
-    budget = _budget(config, hardware, itemsize * sizes.parameters)
-    of_one = sizes.kv_bytes(itemsize) * slot_length(workload.longest, config.model.max_model_len)
-    return max(1, min(in_flight(config, workload), workload.sequences, budget // of_one))
-
-
 def _budget(config: RunConfig, hardware: Hardware, weights: int) -> int:
     given = config.engine.kv_cache_mb
     return given * 2**20 if given is not None else max(0, hardware.memory_bytes - weights) // 4

@@ -7,7 +7,7 @@ strongest first. Of the first set that fits every change is then taken back as f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from sharpen.config.run import RunConfig
 from sharpen.config.trainer import LoraConfig
 from sharpen.plan.engine import in_flight
-from sharpen.plan.memory import Models, Roles, num_processes
+from sharpen.plan.memory import Roles, num_processes
 from sharpen.plan.workload import Workload
 
 Fits = Callable[[RunConfig], bool]
@@ -25,42 +25,22 @@ _RANK = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Suggestion:
-    """Settings to change, by dotted key, and the configuration with them."""
-
-    settings: Settings
-    config: RunConfig
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """How far the changes may go: GPUs that there are (0: a CPU), the longest sequence, and what is in flight."""
 
     num_gpus: int
     workload: Workload
-    models: Models
 
 
-def suggest(config: RunConfig, limits: Limits, fits: Fits) -> Suggestion | None:
-    """The smallest set of changes that fits; None if none does."""
+def suggest(config: RunConfig, limits: Limits, fits: Fits) -> Settings | None:
+    """The smallest set of changes that fits, by dotted key; None if none does."""
     families = [levels for levels in (make(config, limits) for make in CHANGES) if levels]
     for count in range(1, len(families) + 1):
         for chosen in combinations(families, count):
             strongest = [len(levels) - 1 for levels in chosen]
             if fits(_changed(config, chosen, strongest)):
-                settings = _settings(chosen, _weakened(config, chosen, strongest, fits))
-                return Suggestion(settings=settings, config=apply(config, settings))
+                return _settings(chosen, _weakened(config, chosen, strongest, fits))
     return None
-
-
-def smaller(config: RunConfig, limits: Limits, suggestion: Suggestion) -> Iterator[RunConfig]:
-    """The configurations with one of the changes left out, or one step weaker."""
-    for levels in (make(config, limits) for make in CHANGES):
-        place = next((n for n, level in enumerate(levels) if level.items() <= suggestion.settings.items()), None)
-        if place is None:
-            continue
-        rest = {name: value for name, value in suggestion.settings.items() if name not in levels[place]}
-        yield apply(config, rest if place == 0 else {**rest, **levels[place - 1]})
 
 
 def apply(config: RunConfig, settings: Settings) -> RunConfig:

@@ -33,10 +33,13 @@ from sharpen.trainer.step_start import SHARE
 
 When = Literal["always", "loading", "training", "generating", "syncing"]
 
+PROCESS = "process and libraries"
 PROCESS_BYTES = GIB // 2
 """Python with its libraries, measured on Linux. On a GPU: CUDA's context and libraries, assumed."""
 SLACK = 0.05
 """Share that the allocator loses to gaps, on top of everything: measured on a CPU, assumed on a GPU."""
+ERROR = 0.15
+"""Share by which memory was wrong, at most, in the runs that were measured (docs/use/plan.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +148,7 @@ def places(
     if not certain:
         training += _gathered(config, models, hardware)
         training += _activations(config, models, roles, hardware, workload)
-    process = [] if certain else [Item(role="process and libraries", num_bytes=PROCESS_BYTES)]
+    process = [] if certain else [Item(role=PROCESS, num_bytes=PROCESS_BYTES)]
     serving: list[Item] = []
     if roles.engine:
         serving = _engine_items(config, models, hardware, workload, certain=certain, vllm=vllm)
@@ -190,7 +193,7 @@ def shares_weights(config: RunConfig, hardware: Hardware, *, vllm: bool) -> bool
     same = config.trainer.lora is None and not computes_bfloat16(config.engine.dtype, hardware)
     learns_from_rows = config.algorithm.algorithm_type in SUPERVISED
     alone = alone and not vllm and not config.uses_ray
-    return alone and same and not learns_from_rows and not Schedule.of(config, total=1).overlaps
+    return alone and same and not learns_from_rows and not Schedule.of(config).overlaps
 
 
 def is_offloaded(config: RunConfig, hardware: Hardware) -> bool:

@@ -47,8 +47,7 @@ def expected(config: RunConfig, prompt_tokens: int | None = None, answer_tokens:
         )
     answer = answer_tokens if answer_tokens is not None else min(config.model.max_tokens, limit - (prompt_tokens or 1))
     prompt = prompt_tokens if prompt_tokens is not None else limit - answer
-    name = config.algorithm.algorithm_type
-    group = 2 if name == "dpo" else 1 if name in SUPERVISED else config.algorithm.group_size
+    group = _group(config)
     given = [
         f"{what} {value}" for what, value in (("prompt", prompt_tokens), ("answer", answer_tokens)) if value is not None
     ]
@@ -60,34 +59,40 @@ def expected(config: RunConfig, prompt_tokens: int | None = None, answer_tokens:
         computed_tokens=config.algorithm.batch_size * (prompt + group * answer),
         loss_tokens=config.algorithm.batch_size * group * answer,
         longest=round(prompt + answer),
-        generates=name not in SUPERVISED,
+        generates=config.algorithm.algorithm_type not in SUPERVISED,
         source=source,
     )
 
 
 def of_run(config: RunConfig, run_dir: Path) -> Workload | None:
-    """What the steps of a run had on the mean, from its `metrics.jsonl`; None if no step of it was trained."""
-    rows = [row for row in metrics_of(run_dir) if row.get("trainer/computed_tokens")]
+    """What the steps of a run had, from its `metrics.jsonl`: mean lengths, and the largest step, since that takes most
+    memory; None if no step of it was trained."""
+    supervised = config.algorithm.algorithm_type in SUPERVISED
+    answers = "trainer/trained_tokens" if supervised else "tokens/sampled"
+    needed = {answers, "trainer/computed_tokens", "trainer/trained_tokens", "trainer/sequence_tokens"}
+    rows = [row for row in metrics_of(run_dir) if needed <= row.keys() and row["trainer/computed_tokens"]]
     if not rows:
         return None
-    supervised = config.algorithm.algorithm_type in SUPERVISED
-    computed, loss, together = (
-        mean(row[f"trainer/{name}_tokens"] for row in rows) for name in ("computed", "trained", "sequence")
-    )
-    group = 2 if config.algorithm.algorithm_type == "dpo" else 1 if supervised else config.algorithm.group_size
-    sequences = config.algorithm.batch_size * group
-    answer = (loss if supervised else mean(row["tokens/sampled"] for row in rows)) / sequences
-    prompt = max(1.0, together / sequences - answer)
+    sequences = config.algorithm.batch_size * _group(config)
+    answer = mean(row[answers] for row in rows) / sequences
+    prompt = max(1.0, mean(row["trainer/sequence_tokens"] for row in rows) / sequences - answer)
+    largest = max(rows, key=lambda row: float(row["trainer/computed_tokens"]))
     return Workload(
         sequences=sequences,
         prompt_tokens=prompt,
         answer_tokens=answer,
-        computed_tokens=computed,
-        loss_tokens=loss,
+        computed_tokens=largest["trainer/computed_tokens"],
+        loss_tokens=largest["trainer/trained_tokens"],
         longest=round(prompt + answer),
         generates=not supervised,
-        source=f"mean lengths of {len(rows)} steps of {run_dir.name}",
+        source=f"mean lengths of {len(rows)} steps of {run_dir.name}, and its largest step",
     )
+
+
+def _group(config: RunConfig) -> int:
+    """Sequences that come of one task or row."""
+    name = config.algorithm.algorithm_type
+    return 2 if name == "dpo" else 1 if name in SUPERVISED else config.algorithm.group_size
 
 
 def metrics_of(run_dir: Path) -> list[dict[str, Any]]:

@@ -1,8 +1,8 @@
 """One attempt of one rollout: the user's workflow, then the judge, and the outcome classified by its cause.
 
-In: a `Task`, a `Session`, the user's functions. Out: `Ended`. This is the failure boundary of user code: whatever it
-raises becomes an outcome, except for bad input (a field that does not exist, an output of the wrong kind), which would
-fail every rollout alike: that is raised, and stops the run.
+In: a `Task`, its `RolloutModels`, the user's functions. Out: `Ended`. This is the failure boundary of user code:
+whatever it raises becomes an outcome, except for bad input (a field that does not exist, an output of the wrong kind),
+which would fail every rollout alike: that is raised, and stops the run.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import dataclasses
 import logging
 import math
 import numbers
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from sharpen.errors import ConfigError, DatasetError, TokenCapError
+from sharpen.errors import ConfigError, DatasetError
 from sharpen.rollout.choices import returned_text
 from sharpen.rollout.model_exceptions import declares_unusable, named_outcome
+from sharpen.rollout.models import AUXILIARY, GATEWAY, RolloutModels
 from sharpen.rollout.places import causes, describe, place_of_error
 from sharpen.rollout.signature import judge_arguments, name_of, workflow_arguments
 from sharpen.rollout.user_loop import owner
-from sharpen.types import MODEL_CAUSED, Call, Outcome, Task
+from sharpen.types import MODEL_CAUSED, Outcome, Task
 
 log = logging.getLogger("sharpen.rollout")
 user_log = logging.getLogger("sharpen.workflow")
@@ -37,123 +37,10 @@ CONNECTION_ERRORS = {
 }
 """Errors that mean unreachable or overloaded servers, by package (none of which is imported for it)."""
 
-
-GATEWAY = "gateway/"
-"""Prefix of the metrics that a session counts, beside the user's own."""
 WORKFLOW = "workflow/"
 """Prefix of the workflow's own metrics, in what is shown and logged; a rollout has them under their plain names."""
 JUDGE = "judge/"
 """Prefix of the judge's own metrics."""
-AUXILIARY = "auxiliary/"
-"""Prefix of the counts of auxiliary models."""
-
-
-class Auxiliary(Protocol):
-    """The auxiliary models as one attempt sees them: `models` by name, objects of this attempt alone.
-
-    `counts` is what they were used for so far (`<name>/calls`, `<name>/tokens`). `failure` is one line if a call failed
-    by the model's serving side, and no repetition of it succeeded. `exhausted` is the error that stops the run, once a
-    call was refused because the run has used up its tokens.
-
-    `close` revokes them all; it is quick and may be called from any thread.
-    """
-
-    @property
-    def models(self) -> Mapping[str, Any]: ...
-    @property
-    def counts(self) -> Mapping[str, float]: ...
-    @property
-    def failure(self) -> str | None: ...
-    @property
-    def exhausted(self) -> TokenCapError | None: ...
-    def close(self) -> None: ...
-
-
-class Session(Protocol):
-    """The models as one attempt sees them. `failure` is what the policy or its engine did wrong, if anything, in one
-    line in `failure_reason`. `counts` is what was noticed on the way (malformed tool calls, forks), for the statistics.
-    `num_answers` counts the answers that the agent was handed, and `cut` is whether its token limit cut the last one.
-
-    `close` revokes the policy (calls still running are abandoned, later ones refused) and gives the recorded calls; it
-    is quick and may be called from any thread. The auxiliary models are closed on their own: the judge needs them.
-    """
-
-    @property
-    def model(self) -> Any: ...
-    @property
-    def failure(self) -> Outcome | None: ...
-    @property
-    def failure_reason(self) -> str | None: ...
-    @property
-    def counts(self) -> Mapping[str, float]: ...
-    @property
-    def num_answers(self) -> int: ...
-    @property
-    def cut(self) -> bool: ...
-    @property
-    def auxiliary(self) -> Auxiliary: ...
-    def close(self) -> tuple[Call, ...]: ...
-
-
-class OpenedSession:
-    """A session that is closed once, by whoever comes first: the end of the workflow, or the time limit.
-
-    `close` revokes the policy, `end` the auxiliary models too.
-    """
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._lock = threading.Lock()
-        self._calls: tuple[Call, ...] | None = None
-
-    @property
-    def model(self) -> Any:
-        return self._session.model
-
-    @property
-    def failure(self) -> Outcome | None:
-        return self._session.failure
-
-    @property
-    def failure_reason(self) -> str:
-        return self._session.failure_reason or "no reason given"
-
-    @property
-    def num_answers(self) -> int:
-        return self._session.num_answers
-
-    @property
-    def cut(self) -> bool:
-        return self._session.cut
-
-    @property
-    def auxiliary_models(self) -> dict[str, Any]:
-        return dict(self._session.auxiliary.models)
-
-    @property
-    def auxiliary_failure(self) -> str | None:
-        return self._session.auxiliary.failure
-
-    @property
-    def exhausted(self) -> TokenCapError | None:
-        return self._session.auxiliary.exhausted
-
-    @property
-    def counts(self) -> dict[str, float]:
-        noticed = {f"{GATEWAY}{name}": value for name, value in self._session.counts.items()}
-        return noticed | {f"{AUXILIARY}{name}": value for name, value in self._session.auxiliary.counts.items()}
-
-    def close(self) -> tuple[Call, ...]:
-        with self._lock:
-            if self._calls is None:
-                self._calls = self._session.close()
-            return self._calls
-
-    def end(self) -> tuple[Call, ...]:
-        try:
-            return self.close()
-        finally:
-            self._session.auxiliary.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,20 +87,20 @@ class UserFunctions:
         self._judge_takes = judge_arguments(judge) if judge is not None else frozenset()
         self._warned: set[str] = set()
 
-    async def attempt(self, task: Task, session: OpenedSession) -> Ended:
+    async def attempt(self, task: Task, models: RolloutModels) -> Ended:
         """Run both functions on a copy of the task. Raises `ConfigError` or `DatasetError` for bad input only."""
         row = copy.deepcopy(task.row)
         try:
-            further = self._optional(self._workflow_takes, session)
-            output = await self.workflow(task=row, model=session.model, **further)
+            further = self._optional(self._workflow_takes, models)
+            output = await self.workflow(task=row, model=models.model, **further)
         except BaseException as error:  # the failure boundary of user code (see the module's docstring)
-            failed = Outcome.INFRASTRUCTURE if session.auxiliary_failure is not None else session.failure
-            return self._failed(error, failed, Outcome.WORKFLOW_ERROR, task, session)
-        failure = session.failure
-        calls = session.close()  # the judge, and what the workflow left running, make no calls in the agent's name
+            failed = Outcome.INFRASTRUCTURE if models.auxiliary_failure is not None else models.policy.failure
+            return self._failed(error, failed, Outcome.WORKFLOW_ERROR, task, models)
+        failure = models.policy.failure
+        calls = models.close()  # the judge, and what the workflow left running, make no calls in the agent's name
         if failure is not None and failure not in MODEL_CAUSED:
-            return Ended(outcome=failure, error=f"a model call failed: {session.failure_reason}")
-        if (reason := session.auxiliary_failure) is not None:  # that the workflow swallowed
+            return Ended(outcome=failure, error=f"a model call failed: {models.policy.failure_reason}")
+        if (reason := models.auxiliary_failure) is not None:  # that the workflow swallowed
             return Ended(outcome=Outcome.INFRASTRUCTURE, error=reason)
         try:
             reward, response, metrics = self._read_output(output)
@@ -234,13 +121,13 @@ class UserFunctions:
                 answer=answer,
             )
         try:
-            further = self._optional(self._judge_takes, session)
+            further = self._optional(self._judge_takes, models)
             judgement = await self.judge(task=row, response=response, **further)
         except BaseException as error:  # the failure boundary of user code
-            blameless = session.auxiliary_failure is not None
+            blameless = models.auxiliary_failure is not None
             caused = failure if failure in MODEL_CAUSED and not blameless else None
-            return self._failed(error, caused, Outcome.JUDGE_ERROR, task, session)
-        if (reason := session.auxiliary_failure) is not None:  # that the judge swallowed: its score means nothing
+            return self._failed(error, caused, Outcome.JUDGE_ERROR, task, models)
+        if (reason := models.auxiliary_failure) is not None:  # that the judge swallowed: its score means nothing
             return Ended(outcome=Outcome.JUDGE_ERROR, error=reason, outside=True)
         judged = getattr(judgement, "reward", judgement)
         of_judge = self._read_metrics(getattr(judgement, "metrics", None))
@@ -248,11 +135,11 @@ class UserFunctions:
         ended = self._scored(judged, metrics, Outcome.JUDGE_ERROR, f"judge_func `{name_of(self.judge)}`")
         return dataclasses.replace(ended, answer=answer)
 
-    def _optional(self, names: frozenset[str], session: OpenedSession) -> dict[str, Any]:
+    def _optional(self, names: frozenset[str], models: RolloutModels) -> dict[str, Any]:
         """Those of the optional arguments that a function takes; nothing in them is shared between attempts."""
         values: dict[str, Any] = {"logger": user_log}
         if "auxiliary_models" in names:
-            values["auxiliary_models"] = session.auxiliary_models
+            values["auxiliary_models"] = dict(models.auxiliary_models)
         if "workflow_args" in names:
             values["workflow_args"] = copy.deepcopy(dict(self._workflow_args))
         return {name: values[name] for name in names}
@@ -263,7 +150,7 @@ class UserFunctions:
         failure: Outcome | None,
         otherwise: Outcome,
         task: Task,
-        session: OpenedSession,
+        models: RolloutModels,
     ) -> Ended:
         run = owner.get()
         if isinstance(error, GeneratorExit) or (isinstance(error, asyncio.CancelledError) and run and run.cancelled):
@@ -281,8 +168,8 @@ class UserFunctions:
             text += f" [task {task.id} has no value in: {', '.join(empty)}]"
         if failure is not None:
             return Ended(outcome=failure, error=text)
-        outcome = self._outcome(error, otherwise, cut=session.cut)
-        outside = session.auxiliary_failure is not None or any(map(is_connection_error, causes(error)))
+        outcome = self._outcome(error, otherwise, cut=models.policy.cut)
+        outside = models.auxiliary_failure is not None or any(map(is_connection_error, causes(error)))
         return Ended(outcome=outcome, error=text, outside=outside)
 
     def _outcome(self, error: BaseException, otherwise: Outcome, *, cut: bool) -> Outcome:

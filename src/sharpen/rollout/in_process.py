@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from sharpen.errors import ConfigError, EngineLostError
-from sharpen.rollout.attempt import Ended, OpenedSession, Session, UserFunctions
+from sharpen.rollout.attempt import Ended, UserFunctions
+from sharpen.rollout.models import RolloutModels
 from sharpen.rollout.places import describe, place_of_task
 from sharpen.rollout.user_loop import (
     GRACE_S,
@@ -31,12 +32,14 @@ from sharpen.types import Call, Outcome, Task
 
 log = logging.getLogger("sharpen.rollout")
 
-OpenSession = Callable[[str, int], Session]
-"""(rollout id, 64-bit noise seed) -> session."""
-SessionKind = Literal["recorded", "baseline", "greedy", "sampled"]
-"""Kinds of sessions by name: for training, greedy beside it, and for evaluation."""
-Opens = OpenSession | SessionKind
-"""How an attempt gets its session: from a function of this process, or by name where it runs in another one."""
+OpenModels = Callable[[str, int], RolloutModels]
+"""(rollout id, 64-bit noise seed) -> the models."""
+Mode = Literal["sampled", "greedy"]
+"""How the policy answers in a rollout: sampled as its calls ask (training, evaluation), or greedily whatever they ask
+(a baseline, evaluation)."""
+Opener = OpenModels | Mode
+"""How an attempt gets its models: from a function of this process, or by the mode's name where it runs in another one.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +49,12 @@ class Asked:
     task: Task
     rollout_id: str
     noise_seed: int
-    opens: Opens
+    opens: Opener
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempted:
-    """An attempt that was made: how it ended, its recorded calls, what its session noticed, the seconds it took.
+    """An attempt that was made: how it ended, its recorded calls, what its models noticed, the seconds it took.
     `counts` is false where another attempt's code made it fail. `num_answers` counts what the agent was handed,
     recorded or not; None where nobody knows."""
 
@@ -88,23 +91,23 @@ class InProcess:
         began = time.monotonic()
         assert callable(asked.opens)
         run = Run(asked.rollout_id, self._timeout_s)
-        try:  # in the run's context, so that the session knows whose it is
-            session = OpenedSession(context_of(run).run(asked.opens, asked.rollout_id, asked.noise_seed))
+        try:  # in the run's context, so that they know whose they are
+            models = context_of(run).run(asked.opens, asked.rollout_id, asked.noise_seed)
         except (ConfigError, EngineLostError):  # would fail every rollout alike
             raise
         except Exception as error:  # the failure boundary of the serving side
             ended = Ended(outcome=Outcome.INFRASTRUCTURE, error=describe(error))
             return Attempted(ended=ended, noticed={}, seconds=time.monotonic() - began)
-        code = functools.partial(self._functions.attempt, asked.task, session)
+        code = functools.partial(self._functions.attempt, asked.task, models)
         self._users.start(run, code)
         try:
-            ended, counts = await self._supervise(run, session)
+            ended, counts = await self._supervise(run, models)
         finally:
             if not run.future.done():
                 self._users.cancel(run)
-            calls, noticed, num_answers = session.end(), session.counts, session.num_answers
-        if session.exhausted is not None:
-            raise session.exhausted
+            calls, noticed, num_answers = models.end(), models.counts, models.policy.num_answers
+        if models.exhausted is not None:
+            raise models.exhausted
         if run.started.done():
             began = run.started.result()
         return Attempted(
@@ -120,7 +123,7 @@ class InProcess:
         """End the user loop."""
         self._users.close()
 
-    async def _supervise(self, run: Run, session: OpenedSession) -> tuple[Ended, bool]:
+    async def _supervise(self, run: Run, models: RolloutModels) -> tuple[Ended, bool]:
         """Wait for the run, at most for the time limit from its start; then revoke, cancel, and go on."""
         changed = _signal(run)
         while not (run.started.done() or run.future.done()):
@@ -130,7 +133,7 @@ class InProcess:
         if not run.future.done() and not await _resolved(run, changed, run.started.result() + run.timeout_s):
             place = place_of_task(run.task)
             timed_out = f"no result within the time limit of {run.timeout_s:g} s" + (f" ({place})" if place else "")
-            session.end()
+            models.end()
             self._users.cancel(run)
             await self._wait_for_end(run, changed)
         error = run.future.exception() if run.future.done() else None

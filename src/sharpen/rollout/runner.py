@@ -30,7 +30,7 @@ from sharpen.config.run import RolloutConfig
 from sharpen.errors import RolloutError
 from sharpen.rollout.attempt import Ended, UserFunctions
 from sharpen.rollout.choices import only_used, requests
-from sharpen.rollout.in_process import Asked, Attempted, Attempts, InProcess, Opens
+from sharpen.rollout.in_process import Asked, Attempted, Attempts, InProcess, Opener
 from sharpen.rollout.retries import is_final
 from sharpen.types import MODEL_CAUSED, Call, CallStatus, Group, Outcome, Rollout, Task
 
@@ -46,7 +46,7 @@ class _Ticket:
     task: Task
     group_id: str
     index: int
-    opens: Opens
+    opens: Opener
     evaluation: bool
 
     @property
@@ -67,7 +67,7 @@ class RolloutRunner:
         self,
         workflow: Callable[..., Any],
         judge: Callable[..., Any] | None,
-        open_session: Opens,
+        open_session: Opener,
         config: RolloutConfig,
         group_size: int,
         seed: int,
@@ -106,8 +106,8 @@ class RolloutRunner:
         version: int,
         group_size: int | None = None,
         on_rollout: OnRollout | None = None,
-        open_session: Opens | None = None,
-        open_baseline: Opens | None = None,
+        open_session: Opener | None = None,
+        open_baseline: Opener | None = None,
         *,
         evaluation: bool = False,
     ) -> Future[Group]:
@@ -139,8 +139,8 @@ class RolloutRunner:
         version: int = 0,
         group_size: int | None = None,
         on_rollout: OnRollout | None = None,
-        open_session: Opens | None = None,
-        open_baseline: Opens | None = None,
+        open_session: Opener | None = None,
+        open_baseline: Opener | None = None,
         evaluation: bool = False,
     ) -> list[Group]:
         """Run a group for each task and wait for all of them. Ctrl-C cancels them."""

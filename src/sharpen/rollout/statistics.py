@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from statistics import fmean, median, pstdev
 
 from sharpen.errors import RolloutError
-from sharpen.rollout.attempt import AUXILIARY, GATEWAY, JUDGE, WORKFLOW
+from sharpen.rollout.attempt import JUDGE, WORKFLOW
+from sharpen.rollout.models import AUXILIARY, GATEWAY
 from sharpen.rollout.retries import replaced
 from sharpen.types import Group, Outcome, Rollout
 

@@ -6,8 +6,7 @@ read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from sharpen.algorithm.supervised import SupervisedAlgorithm
 from sharpen.config.public import DatasetConfig
 from sharpen.config.run import RunConfig, SupervisedConfig
 from sharpen.supervised.rows import Data, read_row
+from sharpen.tasks.data import RunData
 from sharpen.tasks.order import hold_out
 from sharpen.tasks.source import load_tasks
 from sharpen.types import Task
@@ -27,17 +27,6 @@ ROWS_CHECKED_FIRST = 64
 """Rows whose format is looked at before a model is loaded."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowData:
-    """Rows to train on, rows held out, and the tasks that the agent is evaluated on."""
-
-    training: Sequence[Task]
-    held_out: Sequence[Task]
-    tasks: Sequence[Task]
-    further: Mapping[str, Sequence[Task]]
-    messages: tuple[str, ...]
-
-
 def load_rows(dataset: DatasetConfig, data: Data, fields: SupervisedConfig) -> Sequence[Task]:
     """The rows of a dataset. Raises `DatasetError` if one of the first does not have the format."""
     rows: Sequence[Task] = load_tasks(dataset)
@@ -46,7 +35,7 @@ def load_rows(dataset: DatasetConfig, data: Data, fields: SupervisedConfig) -> S
     return rows
 
 
-def read_data(config: RunConfig, algorithm: SupervisedAlgorithm, has_workflow: bool) -> RowData:
+def read_data(config: RunConfig, algorithm: SupervisedAlgorithm, has_workflow: bool) -> RunData:
     """The datasets, split."""
     rows = load_rows(config.train_dataset, algorithm.data, config.supervised)
     messages: tuple[str, ...] = ()
@@ -63,7 +52,7 @@ def read_data(config: RunConfig, algorithm: SupervisedAlgorithm, has_workflow: b
     limit = config.evaluation.max_tasks
     tasks = load_tasks(config.eval_dataset)[:limit] if config.eval_dataset is not None and has_workflow else ()
     further = {name: load_tasks(dataset) for name, dataset in config.evaluation.further.items()}
-    return RowData(training=rows, held_out=held_out[:limit], tasks=tasks, further=further, messages=messages)
+    return RunData(training=rows, rows=held_out[:limit], tasks=tasks, further=further, messages=messages)
 
 
 def make_tutor(config: RunConfig, algorithm: SupervisedAlgorithm, folder: Path) -> Tutor:

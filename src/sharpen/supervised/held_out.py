@@ -13,7 +13,7 @@ import numpy as np
 
 from sharpen.algorithm.supervised import SupervisedAlgorithm
 from sharpen.errors import DatasetError
-from sharpen.execution.trainers import AnySupervisedTrainer
+from sharpen.execution.trainers import AnyTrainer
 from sharpen.supervised.batches import weighted
 from sharpen.supervised.lessons import Tutor
 from sharpen.types import Experience, Task
@@ -21,8 +21,8 @@ from sharpen.types import Experience, Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutLoss:
-    """`loss` is in nats per token, or the mean over pairs; `accuracy` and `margin` as in `Learnt`. `rows_too_long` were
-    left out of `rows`. `by_row` has for each row the sum of its losses and their number (tokens, or one pair)."""
+    """`loss` is in nats per token, or the mean over pairs; `accuracy` and `margin` as in `RowLoss.end`. `rows_too_long`
+    were left out of `rows`. `by_row` has for each row the sum of its losses and their number (tokens, or one pair)."""
 
     loss: float
     rows: int
@@ -44,7 +44,7 @@ class HeldOut:
 
     rows: Sequence[Task]
     tutor: Tutor
-    trainer: AnySupervisedTrainer
+    trainer: AnyTrainer
     algorithm: SupervisedAlgorithm
     batch_size: int
 

@@ -23,9 +23,10 @@ from sharpen.experience.reading import StepRecord, read_checks, read_steps, read
 from sharpen.experience.records import TaughtRow
 from sharpen.supervised.batches import split, weighted
 from sharpen.supervised.checks import check_step
-from sharpen.supervised.data import RowData, make_tutor, read_data
+from sharpen.supervised.data import make_tutor, read_data
 from sharpen.supervised.lessons import Lesson, Tutor
 from sharpen.supervised.taught import HELD_OUT, row_digest, taught_row
+from sharpen.tasks.data import RunData
 from sharpen.tasks.order import distinct
 from sharpen.tasks.selection import make_order
 from sharpen.types import Check
@@ -102,7 +103,7 @@ def _rows(
     run_dir: Path,
     config: RunConfig,
     algorithm: SupervisedAlgorithm,
-    data: RowData,
+    data: RunData,
     tutor: Tutor,
     steps: Mapping[int, StepRecord],
     found: _Found,
@@ -160,30 +161,31 @@ def _losses(
     run_dir: Path,
     config: RunConfig,
     algorithm: SupervisedAlgorithm,
-    data: RowData,
+    data: RunData,
     tutor: Tutor,
     found: _Found,
 ) -> LossGaps | None:
     """Measure the noted losses again: held-out ones at each checkpoint, and that of the step after it (where the step
     was one update, whose loss is that of the weights it began with)."""
     from sharpen.supervised.held_out import HeldOut
-    from sharpen.supervised.trainer import SupervisedTrainer
     from sharpen.trainer import checkpoint
+    from sharpen.trainer.roles import TrainerPlan
+    from sharpen.trainer.trainer import Trainer
 
     try:
         base = model_folder(config.model.model_path)
     except ModelError as error:
         found.missing.append(f"the losses: {error}")
         return None
-    trainer = SupervisedTrainer.from_pretrained(
-        base,
+    plan = TrainerPlan(
+        model_path=base,
         algorithm=algorithm,
         config=config.trainer,
         learning_rate=config.algorithm.learning_rate,
         planned_updates=1,
-        device=config.engine.device,
         seed=config.seed,
     )
+    trainer = Trainer.load(plan, config.engine.device)
     folders = {int(path.name.removeprefix(checkpoint.PREFIX)): path for path in run_dir.glob(f"{checkpoint.PREFIX}*")}
     rounded = str(trainer.policy.compute_dtype) == "torch.bfloat16"
     bound = (_BFLOAT16 if rounded else _FLOAT32) * (1.0 if algorithm.pair_loss is None else _OF_PAIRS)

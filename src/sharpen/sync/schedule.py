@@ -42,9 +42,10 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """How far everyone is: batches begun, steps trained, steps that the engine's weights have had. `ready`: the oldest
-    batch that has not trained has been rolled out; `idle`: nothing that was begun is in flight."""
+    """How far everyone is: batches begun of those in `total`, steps trained, steps that the engine's weights have had.
+    `ready`: the oldest batch that has not trained has been rolled out; `idle`: nothing that was begun is in flight."""
 
+    total: int
     begun: int
     trained: int
     synced: int
@@ -54,19 +55,17 @@ class Counters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """The policy of a run of `total` steps. `max_behind` bounds in steps how far the weights that a batch begins with
-    may be behind those that it trains; `max_staleness` is the same bound in policy versions, and a step makes
-    `updates` of them."""
+    """The policy of a run. `max_behind` bounds in steps how far the weights that a batch begins with may be behind
+    those that it trains; `max_staleness` is the same bound in policy versions, and a step makes `updates` of them."""
 
     style: SyncStyle
     interval: int
     offset: int
     max_behind: int
-    total: int
     updates: int = 1
 
     @classmethod
-    def of(cls, config: RunConfig, total: int) -> Schedule:
+    def of(cls, config: RunConfig) -> Schedule:
         """As configured. Raises `ConfigError` for settings that cannot hold, or have no effect."""
         sync, updates = config.sync, config.trainer.num_minibatches * config.trainer.epochs
         if sync.style == "fully_async" and sync.offset:
@@ -79,14 +78,7 @@ class Schedule:
         if sync.max_staleness is not None:
             _check_bound(config, least * updates)
             most = sync.max_staleness // updates
-        return cls(
-            style=sync.style,
-            interval=sync.interval,
-            offset=sync.offset,
-            max_behind=most,
-            total=total,
-            updates=updates,
-        )
+        return cls(style=sync.style, interval=sync.interval, offset=sync.offset, max_behind=most, updates=updates)
 
     @property
     def max_staleness(self) -> int:
@@ -113,7 +105,7 @@ class Schedule:
 
     def next(self, now: Counters) -> Action:
         """The next action; to be asked again after each."""
-        if now.begun >= self.total:  # nothing is left to begin: only the last weights are still to move
+        if now.begun >= now.total:  # nothing is left to begin: only the last weights are still to move
             if now.trained >= now.begun and now.synced < now.trained:
                 return Action.SYNC
             return Action.TRAIN if now.ready else Action.WAIT
@@ -160,9 +152,9 @@ class Schedule:
         return not (self.style == "dynamic_by_trainer" and self._trainer_asks(now))
 
 
-def what_ages(config: RunConfig) -> str:
+def what_ages(config: RunConfig, schedule: Schedule) -> str:
     """The settings in force, with their values, by which the weights move away from those that sampled."""
-    sync, trainer, schedule = config.sync, config.trainer, Schedule.of(config, total=1)
+    sync, trainer = config.sync, config.trainer
     ways = [
         ("sync.max_staleness", schedule.max_staleness, schedule.overlaps and sync.style != "fixed"),
         ("sync.interval", sync.interval, sync.interval > 1),

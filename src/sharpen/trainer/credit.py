@@ -30,28 +30,7 @@ from sharpen.algorithm.kl import ESTIMATORS
 from sharpen.algorithm.presets import Algorithm
 from sharpen.errors import TrainingError
 from sharpen.trainer.packing import IndexArray, Pack
-
-
-@dataclass(slots=True, kw_only=True)
-class Part:
-    """A pack, and what is known of its loss entries (shape E) beside what was recorded; None where it is not needed.
-
-    `reference_E`, `teacher_E` and `proximal_E` are logprobs of the reference, of the teacher (of sampled tokens) and
-    of the weights before the step's first update, `values_E` and `returns_E` the critic's values then and what it is to
-    learn.
-    """
-
-    pack: Pack
-    reference_E: torch.Tensor | None = None
-    teacher_E: torch.Tensor | None = None
-    proximal_E: torch.Tensor | None = None
-    values_E: torch.Tensor | None = None
-    returns_E: torch.Tensor | None = None
-
-    @property
-    def num_computed_tokens(self) -> int:
-        """Tokens that go through the model."""
-        return self.pack.num_computed_tokens
+from sharpen.trainer.work import Part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

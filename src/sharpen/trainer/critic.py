@@ -17,14 +17,14 @@ import torch
 
 from sharpen.algorithm.losses import value_loss
 from sharpen.config.trainer import CriticConfig, TrainerConfig
-from sharpen.errors import CheckpointError, TrainingError
+from sharpen.errors import CheckpointError
 from sharpen.trainer import checkpoint
-from sharpen.trainer.credit import Part
 from sharpen.trainer.model import TrainedModel
 from sharpen.trainer.optimizer import Optimizer
 from sharpen.trainer.packing import Pack
 from sharpen.trainer.scores import to_device
 from sharpen.trainer.team import IDLE, Team
+from sharpen.trainer.work import Part
 
 _HEAD = "value_head"
 _WEIGHTS, _OPTIMIZER = "critic", "critic_optimizer"
@@ -32,12 +32,10 @@ _WEIGHTS, _OPTIMIZER = "critic", "critic_optimizer"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticUpdate:
-    """What one update of the critic measured: its loss, the share of entries that the clip held, norm and rate."""
+    """What one update of the critic measured: its loss, the share of entries that the clip held."""
 
     loss: float
     clip_fraction: float
-    grad_norm: float
-    learning_rate: float
 
 
 class Critic:
@@ -69,8 +67,8 @@ class Critic:
             trainer_config.model_copy(update={name: getattr(config, name) for name in own}),
             peak_learning_rate=config.learning_rate,
             planned_updates=planned_updates,
+            name="critic",
         )
-        self._loss, self._clipped, self._num_entries = 0.0, 0.0, 0
 
     @classmethod
     def load(
@@ -103,49 +101,29 @@ class Critic:
         """The value of the state before each loss entry's token, shape E."""
         return self._model.read(pack, self._head)
 
-    def zero_grad(self) -> None:
-        """Begin an update."""
-        self.optimizer.zero_grad()
-        self._loss, self._clipped, self._num_entries = 0.0, 0.0, 0
-
-    def backward(self, parts: Sequence[Part]) -> None:
+    def backward(self, parts: Sequence[Part]) -> CriticUpdate:
         """Add the gradient of an update, whose loss is the mean over its loss entries."""
-        self._num_entries = sum(part.pack.num_trained_tokens for part in parts)
-        for loss, clipped in self._team.map(parts, self._backward, self._backward_nothing):
-            self._loss += loss
-            self._clipped += clipped
+        num_entries = sum(part.pack.num_trained_tokens for part in parts)
+        found = self._team.map(parts, lambda part: self._backward(part, num_entries), self._backward_nothing)
+        return CriticUpdate(
+            loss=sum(loss for loss, _ in found),
+            clip_fraction=sum(clipped for _, clipped in found) / max(num_entries, 1),
+        )
 
-    def _backward(self, part: Part) -> tuple[float, float]:
+    def _backward(self, part: Part, num_entries: int) -> tuple[float, float]:
         """Add a pack's gradient; its part of the loss, and how many of its entries the clip held."""
         assert part.values_E is not None
         assert part.returns_E is not None
         values_E = self.values(part.pack)
         old_E, returns_E = (to_device(known, values_E.device) for known in (part.values_E, part.returns_E))
         losses_E, clipped_E = value_loss(values_E, old_E, returns_E, clip=self._config.value_clip)
-        loss = losses_E.sum() / self._num_entries
+        loss = losses_E.sum() / num_entries
         loss.backward()  # type: ignore[no-untyped-call]
         return float(loss.detach()), float(clipped_E.sum())
 
     def _backward_nothing(self) -> None:
         values_E = self.values(IDLE)
         values_E.backward(torch.zeros_like(values_E))  # type: ignore[no-untyped-call]
-
-    def norm(self, update: int) -> torch.Tensor:
-        """The norm of the gradients. Raises `TrainingError`, with nothing changed, if one is NaN or infinite."""
-        try:
-            return self.optimizer.norm(update)
-        except TrainingError as error:
-            raise TrainingError(f"critic: {error}") from None
-
-    def apply(self, update: int, norm: torch.Tensor) -> CriticUpdate:
-        """Apply the gradients, whose norm this is, as the update with this number; what the update measured."""
-        rate = self.optimizer.apply(update, norm)
-        return CriticUpdate(
-            loss=self._loss,
-            clip_fraction=self._clipped / max(self._num_entries, 1),
-            grad_norm=float(norm),
-            learning_rate=rate,
-        )
 
     def state_tensors(self) -> dict[str, dict[str, torch.Tensor]]:
         """Weights and optimizer state, for a checkpoint's `further` tensors."""

@@ -17,11 +17,11 @@ import torch
 
 from sharpen.algorithm.clip_entropy import mean_discriminator
 from sharpen.algorithm.presets import Algorithm
-from sharpen.trainer.credit import Part
 from sharpen.trainer.model import TrainedModel
 from sharpen.trainer.packing import Pack
 from sharpen.trainer.scores import Scores
 from sharpen.trainer.team import IDLE, Team
+from sharpen.trainer.work import Part
 
 
 def clip_by_entropy(parts: Sequence[Part], policy: TrainedModel, algorithm: Algorithm, team: Team) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """What a training step measured: the numbers of each update, and what is said of the step.
 
-In: an `Update` for each optimizer step. Out: metrics by name, alarms, `StepMetrics`.
+In: `UpdateMetrics` of each update. Out: metrics by name, alarms, `StepMetrics`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from sharpen.algorithm.objective import (
     sequence_log_ratios,
 )
 from sharpen.algorithm.presets import Algorithm
-from sharpen.trainer.credit import Part
 from sharpen.trainer.critic import CriticUpdate
 from sharpen.trainer.expert import ExpertPart
 from sharpen.trainer.expert import summarize as summarize_expert
 from sharpen.trainer.parity import LogprobGap
+from sharpen.trainer.work import Part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,15 +52,13 @@ class StepMetrics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Update:
-    """What one update measured."""
+class UpdateMetrics:
+    """What the loss of one update on rollouts measured."""
 
     sums: ObjectiveSums
     entropy: float
     gap: LogprobGap
     sample_share: float
-    grad_norm: float
-    learning_rate: float
     critic: CriticUpdate | None
     expert: ExpertPart | None
 
@@ -77,7 +75,7 @@ def sample_share(parts: Sequence[Part], logprobs: Sequence[torch.Tensor]) -> flo
 
 
 def summarize(
-    updates: Sequence[Update], algorithm: Algorithm, probed: LogprobGap
+    updates: Sequence[UpdateMetrics], algorithm: Algorithm, probed: LogprobGap
 ) -> tuple[dict[str, float], tuple[str, ...]]:
     """Metrics of a step's updates by name, and alarms."""
     if not updates:
@@ -94,8 +92,6 @@ def summarize(
     values["loss"] += experts.get("expert_loss", 0.0)
     if num_tokens:
         values["entropy"] = sum(update.entropy for update in updates) / num_tokens
-    values["grad_norm"] = sum(update.grad_norm for update in updates) / len(updates)
-    values["learning_rate"] = updates[-1].learning_rate
     values["sample_share"] = min(update.sample_share for update in updates)
     measured = [gap for gap in (probed, *(update.gap for update in updates)) if gap.num_tokens]
     if measured:
@@ -110,7 +106,5 @@ def summarize(
     if critics:
         values["value_loss"] = sum(critic.loss for critic in critics) / len(critics)
         values["value_clip_fraction"] = sum(critic.clip_fraction for critic in critics) / len(critics)
-        values["critic_grad_norm"] = sum(critic.grad_norm for critic in critics) / len(critics)
-        values["critic_learning_rate"] = critics[-1].learning_rate
     alarm = sample_share_alarm(values["sample_share"])
     return values, (alarm,) if alarm else ()

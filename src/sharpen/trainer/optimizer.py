@@ -40,7 +40,10 @@ class Optimizer:
         *,
         peak_learning_rate: float,
         planned_updates: int,
+        name: str = "",
     ) -> None:
+        """Train these parameters. `name` tells it apart in errors and metrics; the policy's has none."""
+        self.name = name
         self._parameters = dict(parameters)
         self._config = config
         self._peak = peak_learning_rate
@@ -61,6 +64,11 @@ class Optimizer:
     def parameters(self) -> Collection[torch.nn.Parameter]:
         """What it trains."""
         return self._parameters.values()
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether a parameter has one since `zero_grad`."""
+        return any(parameter.grad is not None for parameter in self.parameters)
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -88,7 +96,7 @@ class Optimizer:
         norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters.values() if p.grad is not None])
         norm = whole(norm)
         if not math.isfinite(float(norm)):
-            raise TrainingError(self._name_non_finite(update))
+            raise TrainingError(f"{self.name}: " * bool(self.name) + self._name_non_finite(update))
         return norm
 
     def _name_non_finite(self, update: int) -> str:

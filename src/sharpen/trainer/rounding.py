@@ -17,9 +17,9 @@ import numpy as np
 import torch
 
 from sharpen.errors import ParityError
-from sharpen.trainer.credit import Part
 from sharpen.trainer.packing import Pack, pack
 from sharpen.trainer.parity import OFF, Compared, LogprobGap, Tolerance, logit_gaps
+from sharpen.trainer.work import Part
 from sharpen.types import Experience
 
 if TYPE_CHECKING:

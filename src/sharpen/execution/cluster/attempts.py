@@ -19,10 +19,11 @@ from typing import Any
 
 from sharpen.config.run import RunConfig
 from sharpen.errors import EngineLostError, RolloutError
-from sharpen.execution.auxiliary import AuxiliaryUse
+from sharpen.execution.auxiliary import AuxiliaryMeters
 from sharpen.execution.cluster.engine import first_line
-from sharpen.rollout.attempt import AUXILIARY, Ended
+from sharpen.rollout.attempt import Ended
 from sharpen.rollout.in_process import Asked, Attempted
+from sharpen.rollout.models import AUXILIARY
 from sharpen.types import Outcome
 
 log = logging.getLogger("sharpen.rollout")
@@ -54,7 +55,7 @@ class Worker:
         return len(self.limits)
 
 
-class AuxiliaryTotals(AuxiliaryUse):
+class AuxiliaryTotals(AuxiliaryMeters):
     """What all workers together have used of the auxiliary models."""
 
     def add(self, noticed: Mapping[str, float]) -> None:

@@ -32,7 +32,7 @@ _STRATEGIES: Mapping[Role, str] = {"engine": "PACK", "trainer rank": "PACK", "ro
 
 
 def _install() -> str:
-    return f"`{install_command('ray')}` brings ray {RAY_LINE} (docs/ray.md)"
+    return f"`{install_command('ray')}` brings ray {RAY_LINE} (docs/use/ray.md)"
 
 
 def check_ray(installed: str | None = None) -> None:
@@ -169,7 +169,7 @@ def check_size(needs: Mapping[Role, Sequence[Bundle]], nodes: Sequence[Mapping[s
             parts = ", ".join(f"{count:g} for {role}s" for role, count in by_role.items() if count)
             raise ConfigError(
                 f"the run needs {wanted:g} {resource}s ({parts}), but the Ray cluster has {there:g} on "
-                f"{len(machines)} machine(s): add machines, or ask for less (docs/ray.md)"
+                f"{len(machines)} machine(s): add machines, or ask for less (docs/use/ray.md)"
             )
         largest = max((bundle.get(resource, 0) for bundles in needs.values() for bundle in bundles), default=0)
         if largest > (most := max((machine.get(resource, 0) for machine in machines), default=0)):

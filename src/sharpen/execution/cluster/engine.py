@@ -34,8 +34,8 @@ MAX_RESTARTS = 5
 class EngineActor:
     """An actor: serves the model that is tuned, or an auxiliary one (`auxiliary`: its name)."""
 
-    def __init__(self, config: RunConfig, auxiliary: str | None, num_threads: int) -> None:
-        self._config, self._auxiliary, self._num_threads = config, auxiliary, num_threads
+    def __init__(self, config: RunConfig, auxiliary: str | None, num_threads: int, *, alone: bool) -> None:
+        self._config, self._auxiliary, self._num_threads, self._alone = config, auxiliary, num_threads, alone
         self._thread = ServingThread()
         self._engine: Engine | None = None
         self._serves = asyncio.Event()
@@ -81,9 +81,11 @@ class EngineActor:
 
         torch.set_num_threads(self._num_threads)
         if self._auxiliary is None:
-            return load_policy(self._config, model_folder(self._config.model.model_path), self._thread)[1]
+            folder, type_ = model_folder(self._config.model.model_path), self._config.engine.type
+            assert type_ != "auto", "the coordinator has chosen"
+            return load_policy(self._config, folder, self._thread, type=type_, alone=self._alone)[1]
         model = self._config.auxiliary_models[self._auxiliary]
-        return load_engine(model, self._config, model_folder(model.model_path))[1]
+        return load_engine(model, self._config, model_folder(model.model_path), alone=self._alone)[1]
 
 
 class EngineClient:

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
 from sharpen.execution.cluster.connect import Bundle, Role
-from sharpen.execution.engine_choice import EngineChoice, Machine, installed_builds, vllm_choice
+from sharpen.execution.engine_choice import Machine, installed_builds, vllm_choice
+from sharpen.recipe import EngineChoice
 
 
 def choose(config: RunConfig, num_gpus: int) -> EngineChoice:

@@ -20,7 +20,8 @@ from sharpen.errors import RankError, SharpenError
 from sharpen.execution.cluster.engine import first_line
 from sharpen.execution.cluster.weights import to_arrays, to_tensors
 from sharpen.execution.ranks.processes import GRACE_S, Answer
-from sharpen.execution.ranks.trainer import RankTrainer, TrainerPlan
+from sharpen.execution.ranks.trainer import RankTrainer
+from sharpen.trainer.roles import TrainerPlan
 from sharpen.trainer.team import Ranks
 
 if TYPE_CHECKING:

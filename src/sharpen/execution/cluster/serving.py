@@ -1,6 +1,6 @@
 """A run's serving side in actors of Ray: engines, and the workers in which the user's code runs.
 
-In: a `RunConfig`, the user's functions. Out: `RayServing`, which the coordinator uses as it uses `local.Serving`.
+In: a `Job`. Out: `RayServing`, which the coordinator uses as it uses `local.LocalServing`.
 
     coordinator (this process): loop, journal, runner ──Asked──► rollout workers ──requests──► engine actors
                                      ▲                 ◄─Attempted─┘                               ▲
@@ -14,12 +14,11 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sharpen.config.run import RunConfig
 from sharpen.errors import EngineError, SharpenError
 from sharpen.execution.cluster.attempts import HARD_GRACE_S, RESTART_S, AuxiliaryTotals, OnWorkers, Worker
 from sharpen.execution.cluster.connect import Connection
@@ -29,15 +28,15 @@ from sharpen.execution.cluster.ranks import StoredWeights
 from sharpen.execution.cluster.training import ranks_in
 from sharpen.execution.cluster.weights import to_arrays
 from sharpen.execution.cluster.worker import RolloutWorker, Setup, pickled
-from sharpen.execution.local import Mode
-from sharpen.execution.model_files import model_folder, quiet_transformers
+from sharpen.execution.model_files import quiet_transformers
 from sharpen.execution.probe import sample_probes
 from sharpen.execution.ranks.group import StartRanks
 from sharpen.execution.serving import ServingThread
 from sharpen.inference.engine import Engine
 from sharpen.inference.routing import Replicas
+from sharpen.recipe import Job, Recipe
 from sharpen.rollout.attempt import UserFunctions
-from sharpen.rollout.in_process import Attempts, Opens
+from sharpen.rollout.in_process import Attempts, Mode, Opener
 from sharpen.rollout.runner import RolloutRunner
 from sharpen.types import Experience, IntArray
 
@@ -65,30 +64,28 @@ class _Placed:
 
 
 class RayServing:
-    """Satisfies `execution.start.Served`."""
+    """Satisfies `execution.place.Serving`."""
 
     def __init__(
         self,
-        config: RunConfig,
-        workflow: Callable[..., Any],
-        judge: Callable[..., Any] | None,
+        job: Job[Recipe],
         *,
-        needs_reward: bool = True,
         grace_s: float = HARD_GRACE_S,
     ) -> None:
         """Start or join Ray, place the actors, load the models.
 
         `grace_s` as in `OnWorkers`. Raises `ConfigError` if Ray is not there or has not got what is asked for, else as
-        `local.Serving` does.
+        `local.LocalServing` does.
         """
         quiet_transformers()
-        self.folder = model_folder(config.model.model_path)
-        self._config = config
+        self.folder = job.folder
+        self._config = config = job.config
+        self._alone = not job.recipe.overlaps
         functions = UserFunctions(
-            workflow,
-            judge,
+            job.agent,
+            job.judge,
             config.workflow_args,
-            needs_reward=needs_reward,
+            needs_reward=job.recipe.needs_reward,
             model_exceptions=config.rollout.model_exceptions,
         )
         self._functions = pickled(functions)
@@ -116,18 +113,16 @@ class RayServing:
             policy = [placed.client() for placed in self._policy]
             self.engine: Engine = policy[0] if len(policy) == 1 else Replicas(policy)
             self._clients = policy
-            self.recorded: Opens = "recorded"
-            self.baseline: Opens = "baseline"
-            self.modes: Mapping[Mode, Opens] = {"greedy": "greedy", "sampled": "sampled"}
+            self.modes: Mapping[Mode, Opener] = {"greedy": "greedy", "sampled": "sampled"}
             self.runner = RolloutRunner(
-                workflow,
-                judge,
-                self.recorded,
+                functions.workflow,
+                functions.judge,
+                self.modes["sampled"],
                 config.rollout,
                 config.algorithm.group_size,
                 config.seed,
                 config.workflow_args,
-                needs_reward=needs_reward,
+                needs_reward=job.recipe.needs_reward,
                 attempts=self._on_workers,
             )
             undo.callback(self.runner.close)
@@ -144,7 +139,7 @@ class RayServing:
         )
 
     def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load new weights into the engines; returns when they serve them. Those of auxiliary models never change."""
+        """See `Serving.publish`."""
         import ray
 
         stored = tensors.reference if isinstance(tensors, StoredWeights) else ray.put(to_arrays(tensors))
@@ -168,12 +163,12 @@ class RayServing:
     def probe(
         self, prompt_ids_P: IntArray, *, noise: int, temperature: float | None = None
     ) -> Future[tuple[Experience, ...]]:
-        """Begin to sample probes with the weights that serve; see `local.Serving.probe`."""
+        """See `Serving.probe`."""
         chosen = self._config.model.temperature if temperature is None else temperature
         return self.thread.start(sample_probes(self.engine, prompt_ids_P, temperature=chosen, noise=noise))
 
     def generating_s(self) -> float:
-        """Seconds so far in which an engine had a request to work on, of the busiest one in each span."""
+        """See `Serving.generating_s`."""
         self.thread.call(self._read_busy())
         return self._generating_s
 
@@ -196,7 +191,7 @@ class RayServing:
         actor = ray.remote(EngineActor).options(**options, **self._ray.options("engine", index, share=share))
         name = f"engine {index}" if auxiliary is None else f"the engine of auxiliary model {auxiliary!r}"
         config = of_one_engine(self._config, self._choice.type)
-        placed = actor.remote(config, auxiliary, torch.get_num_threads())
+        placed = actor.remote(config, auxiliary, torch.get_num_threads(), alone=self._alone)
         return _Placed(name=name, actor=placed, auxiliary=auxiliary)
 
     def _place_worker(self, index: int) -> Any:

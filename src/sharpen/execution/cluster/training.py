@@ -13,7 +13,7 @@ from sharpen.execution.cluster.connect import Connection, Role
 from sharpen.execution.cluster.placement import num_ranks, rank_bundles
 from sharpen.execution.cluster.ranks import RankActor, RayRanks
 from sharpen.execution.ranks.group import StartRanks
-from sharpen.execution.ranks.trainer import TrainerPlan
+from sharpen.trainer.roles import TrainerPlan
 
 
 def ranks_in(connection: Connection, count: int, role: Role = "trainer rank", *, share: int = 1) -> StartRanks:
@@ -29,7 +29,7 @@ def ranks_in(connection: Connection, count: int, role: Role = "trainer rank", *,
 
 
 class RayTraining:
-    """Satisfies `execution.start.Place`: the trainer alone, in actors also where it is a single rank."""
+    """Satisfies `execution.place.Place`: the trainer alone, in actors also where it is a single rank."""
 
     def __init__(self, config: RunConfig) -> None:
         """Start or join Ray and reserve what the ranks need. Raises `ConfigError` as `cluster.serving.RayServing`."""

@@ -21,7 +21,7 @@ from sharpen.execution.auxiliary import AuxiliaryModels
 from sharpen.execution.cluster.engine import EngineClient
 from sharpen.execution.model_files import model_folder, quiet_transformers
 from sharpen.execution.serving import ServingThread
-from sharpen.execution.sessions import make_gateway, session_kinds
+from sharpen.execution.sessions import make_gateway, openers
 from sharpen.execution.threads import let_idle_workers_sleep
 from sharpen.inference.engine import Engine
 from sharpen.inference.routing import Replicas
@@ -84,7 +84,7 @@ class RolloutWorker:
         """See `rollout.in_process.Attempts`."""
         assert self._attempts is not None
         assert isinstance(asked.opens, str)
-        return await self._attempts.run(dataclasses.replace(asked, opens=self._kinds[asked.opens]))
+        return await self._attempts.run(dataclasses.replace(asked, opens=self._modes[asked.opens]))
 
     async def serve(self, version: int) -> None:
         """The engine serves this version from now on (`model.version` in the workflow). Also a sign of life."""
@@ -105,7 +105,7 @@ class RolloutWorker:
         except Exception as error:  # the user's modules are imported by it
             raise ConfigError(
                 f"the workflow or the judge cannot be loaded in a rollout worker: {type(error).__name__}: {error}; the "
-                "code must be importable on every machine of the cluster (docs/ray.md)"
+                "code must be importable on every machine of the cluster (docs/use/ray.md)"
             ) from error
         self._silence = silent_agents()
         self._silence.__enter__()
@@ -115,7 +115,7 @@ class RolloutWorker:
         policy = self._policy[0] if len(self._policy) == 1 else Replicas(self._policy)
         tokenizer = _tokenizer(setup.config.model.model_path)
         gateway = make_gateway(setup.config, policy, tokenizer, thread.loop)
-        self._kinds = session_kinds(setup.config, gateway, models)
+        self._modes = openers(setup.config, gateway, models)
         self._attempts = InProcess(functions, setup.config.rollout.timeout_s)
 
 

@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sharpen.errors import RankError, SharpenError
-from sharpen.execution.ranks.trainer import RankBatch, TrainerPlan
-from sharpen.steps import deferred_interrupt
+from sharpen.interrupts import deferred_interrupt
+from sharpen.trainer.roles import TrainerPlan
+from sharpen.trainer.work import Batch, Minibatch
 from sharpen.types import Experience
 
 if TYPE_CHECKING:
     import torch
 
-    from sharpen.supervised.trainer import Learnt, Measured
     from sharpen.trainer.measured import StepMetrics
     from sharpen.trainer.rounding import Rounding
-    from sharpen.trainer.trainer import Batch
+    from sharpen.trainer.row_loss import UpdateLoss
 
 
 class Calls(Protocol):
@@ -54,14 +54,28 @@ StartRanks = Callable[[TrainerPlan], Calls]
 """Starts the ranks of a trainer somewhere else than in processes of this machine."""
 
 
-class RankGroup:
-    """What both kinds of trainers have in common."""
+class TrainerGroup:
+    """`trainer.trainer.Trainer` in several processes."""
 
     def __init__(self, ranks: Calls) -> None:
         """Take over ranks that have loaded their models."""
         self._ranks = ranks
         self.version: int = self._call("look", "version")
         self.lines: tuple[str, ...] = self._call("look", "lines")
+        self.rounding: Rounding | None = self._call("look", "rounding")
+
+    def train_step(
+        self, batches: Sequence[Batch], *, step: int | None = None, probe: Sequence[Experience] = ()
+    ) -> StepMetrics:
+        """See `Trainer.train_step`. Raises `RankError` too."""
+        travelling = [Minibatch(experiences=batch.experiences, experts=batch.experts) for batch in batches]
+        metrics: StepMetrics = self._change("train_step", travelling, step=step, probe=probe)
+        return metrics
+
+    def measure(self, experiences: Sequence[Experience]) -> UpdateLoss:
+        """See `Trainer.measure`. Raises `RankError` too."""
+        losses: UpdateLoss = self._call("run", "measure", experiences)
+        return losses
 
     def state_tensors(self) -> Mapping[str, torch.Tensor]:
         """The weights to act with, by their Hugging Face names, whole; they hold until the next call."""
@@ -107,34 +121,3 @@ class RankGroup:
         finally:
             if not lost:
                 self.version = self._call("look", "version")
-
-
-class TrainerGroup(RankGroup):
-    """`trainer.trainer.Trainer` in several processes."""
-
-    def __init__(self, ranks: Calls) -> None:
-        """Take over ranks that have loaded their models."""
-        super().__init__(ranks)
-        self.rounding: Rounding | None = self._call("look", "rounding")
-
-    def train_step(
-        self, batches: Sequence[Batch], *, step: int | None = None, probe: Sequence[Experience] = ()
-    ) -> StepMetrics:
-        """See `Trainer.train_step`. Raises `RankError` too."""
-        records = [RankBatch(experiences=batch.experiences, experts=batch.experts) for batch in batches]
-        metrics: StepMetrics = self._change("train_step", records, step=step, probe=probe)
-        return metrics
-
-
-class SupervisedGroup(RankGroup):
-    """`supervised.trainer.SupervisedTrainer` in several processes."""
-
-    def train_step(self, updates: Sequence[Sequence[Experience]]) -> Learnt:
-        """See `SupervisedTrainer.train_step`. Raises `RankError` too."""
-        learnt: Learnt = self._change("train_step", updates)
-        return learnt
-
-    def measure(self, experiences: Sequence[Experience]) -> Measured:
-        """See `SupervisedTrainer.measure`. Raises `RankError` too."""
-        measured: Measured = self._call("run", "measure", experiences)
-        return measured

@@ -24,7 +24,8 @@ from sharpen.errors import SharpenError
 from sharpen.execution.model_files import quiet_transformers
 from sharpen.execution.ranks.processes import Answer, Letter, Start, view
 from sharpen.execution.ranks.shared_file import SharedFile
-from sharpen.execution.ranks.trainer import RankTrainer, TrainerPlan, WeightSpec
+from sharpen.execution.ranks.trainer import RankTrainer, WeightSpec
+from sharpen.trainer.roles import TrainerPlan
 from sharpen.trainer.team import Ranks
 
 

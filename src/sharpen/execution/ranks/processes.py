@@ -29,7 +29,8 @@ import torch
 import sharpen
 from sharpen.errors import RankError, SharpenError
 from sharpen.execution.ranks.shared_file import SharedFile
-from sharpen.execution.ranks.trainer import TrainerPlan, WeightSpec
+from sharpen.execution.ranks.trainer import WeightSpec
+from sharpen.trainer.roles import TrainerPlan
 from sharpen.trainer.team import TIMEOUT_S
 
 GRACE_S = 20.0

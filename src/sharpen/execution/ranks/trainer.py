@@ -7,47 +7,16 @@ whose methods the coordinator calls on all ranks alike (`execution.ranks.group`)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from sharpen.algorithm.presets import Algorithm
-from sharpen.algorithm.supervised import SupervisedAlgorithm
-from sharpen.config.trainer import CriticConfig, TrainerConfig
-from sharpen.supervised.trainer import SupervisedTrainer
-from sharpen.trainer.model import DType
+from sharpen.trainer.roles import TrainerPlan
 from sharpen.trainer.sharding import whole
-from sharpen.trainer.team import Ranks, Team
+from sharpen.trainer.team import Ranks
 from sharpen.trainer.trainer import Trainer
-from sharpen.types import Experience
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerPlan:
-    """What trains: the arguments of `Trainer.from_pretrained`, or of `SupervisedTrainer.from_pretrained` for an
-    algorithm that learns from rows. It pickles."""
-
-    model_path: str
-    algorithm: Algorithm | SupervisedAlgorithm
-    config: TrainerConfig
-    learning_rate: float
-    planned_updates: int
-    seed: int
-    teacher_path: str | None = None
-    critic: CriticConfig = field(default_factory=CriticConfig)
-    probe: Sequence[Experience] = ()
-    engine_dtype: DType = "auto"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankBatch:
-    """A batch as it travels to the ranks: `trainer.trainer.Batch` and nothing else."""
-
-    experiences: Sequence[Experience]
-    experts: Sequence[Experience] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,32 +33,6 @@ class WeightSpec:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def load_trainer(
-    plan: TrainerPlan, device: str | torch.device, team: Team | None = None
-) -> Trainer | SupervisedTrainer:
-    """The trainer of a plan in this process: all of it, or one rank's part where there is a team. Raises `ModelError`
-    and its kin."""
-    arguments: dict[str, Any] = {
-        "config": plan.config,
-        "learning_rate": plan.learning_rate,
-        "planned_updates": plan.planned_updates,
-        "device": device,
-        "seed": plan.seed,
-        "team": team,
-    }
-    if isinstance(plan.algorithm, SupervisedAlgorithm):
-        return SupervisedTrainer.from_pretrained(Path(plan.model_path), algorithm=plan.algorithm, **arguments)
-    return Trainer.from_pretrained(
-        plan.model_path,
-        algorithm=plan.algorithm,
-        teacher_path=plan.teacher_path,
-        critic=plan.critic,
-        probe=plan.probe,
-        engine_dtype=plan.engine_dtype,
-        **arguments,
-    )
-
-
 class RankTrainer:
     """A rank's trainer. Every method is called on all ranks with the same arguments, and returns when this one is
     done."""
@@ -98,7 +41,7 @@ class RankTrainer:
         """Load the models, together with the other ranks. Raises `ModelError` and its kin, as a trainer in one process
         does."""
         self._ranks = ranks
-        self._trainer = load_trainer(plan, ranks.device, ranks)
+        self._trainer = Trainer.load(plan, ranks.device, ranks)
 
     def run(self, method: str, *arguments: Any, **named: Any) -> Any:
         """A method of the trainer: `train_step`, `measure`, `back_to`, `save`, `restore`. Errors are its own."""

@@ -12,7 +12,7 @@ from sharpen.compat.trinity.yaml.rows import applies
 
 _GPUS, _ENGINES = "cluster.gpu_per_node", "explorer.rollout_model"
 _OF_ENGINES = {"engine_num": "model.inference_engine_num", "tensor_parallel_size": "model.tensor_parallel_size"}
-_ONE_PROCESS = "a file for one machine runs in one process; with cluster.ray_address: auto it counts (docs/ray.md)"
+_ONE_PROCESS = "a file for one machine runs in one process; with cluster.ray_address: auto it counts (docs/use/ray.md)"
 _NO_ADDRESS = ("", None)
 
 

@@ -35,8 +35,8 @@ from sharpen.compat.trinity.yaml.selection import of_selector, selector_type
 
 ITSELF = idle("Trinity-RFT fills it in itself")
 VLLM = idle("a setting of vLLM's or SGLang's that has no counterpart (engine.*)")
-PARALLEL = idle("FSDP2 alone divides the model, over trainer.num_processes ranks (docs/distributed.md)")
-MOVES = idle("how weights move follows from where engines and trainer are (docs/ray.md)")
+PARALLEL = idle("FSDP2 alone divides the model, over trainer.num_processes ranks (docs/use/distributed.md)")
+MOVES = idle("how weights move follows from where engines and trainer are (docs/use/ray.md)")
 JOURNAL = idle("every rollout is kept in the run's journal, run.db")
 TEMPLATE = "chat templates are the tokenizer's: put it into the model's folder (chat_template.jinja)"
 ROPE = "positions are the model's own: set it in the config.json of the model's folder"

@@ -1,0 +1,355 @@
+"""Puts a run together, of rollouts or of rows, and takes it apart at the end.
+
+In: a resolved configuration and the user's functions. Out: a `Loop` that has not run yet, and its directory. Everything
+that can be checked without loading a model is checked first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sharpen.config.load import Resolved, value_leaves
+from sharpen.decide import decide
+from sharpen.errors import ConfigError
+from sharpen.execution.identity import model_identity, rows_identity
+from sharpen.execution.place import Serving
+from sharpen.execution.probe import probe_at_start
+from sharpen.execution.start import start_serving, start_training
+from sharpen.execution.threads import let_idle_workers_sleep
+from sharpen.execution.trainers import AnyTrainer, make_trainer
+from sharpen.forecast import before_run
+from sharpen.interrupts import stop_signals
+from sharpen.monitor.display import Display
+from sharpen.monitor.metrics import Monitor, open_monitor
+from sharpen.monitor.stream import lasting_output
+from sharpen.monitor.summary import process_seconds
+from sharpen.recipe import Job, RolloutRecipe, RowRecipe
+from sharpen.run.data import read_tasks
+from sharpen.run.expert import ExpertRows, make_expert_rows
+from sharpen.run.progress import Progress
+from sharpen.run.transcripts import Transcripts
+from sharpen.supervised.data import make_tutor, read_data
+from sharpen.tasks.data import RunData
+from sharpen.tasks.order import Order
+from sharpen.tasks.selection import make_order
+from sharpen.types import Experience
+
+if TYPE_CHECKING:
+    from sharpen.evaluate import Evaluator
+    from sharpen.execution.run_directory import RunDirectory
+    from sharpen.experience.journal import Journal
+    from sharpen.run.loop import Loop
+    from sharpen.run.rollouts import RolloutSource
+    from sharpen.run.rows import RowSource
+    from sharpen.supervised.held_out import HeldOut
+    from sharpen.supervised.lessons import Tutor
+
+_WITHOUT_EFFECT = (
+    *("algorithm.group_size", "sampling.max_refill", "sampling.reward_", "sampling.overlong", "sampling.difficulty"),
+    *("sampling.replay", "sampling.max_staleness"),
+    *("check.", "critic.", "distill.", "sync."),
+)
+"""Settings, by how they begin, that mean nothing without rollouts."""
+_OF_WORKFLOW = (
+    *("workflow_args", "rollout.", "auxiliary_models", "judge"),
+    *("engine.type", "engine.dtype", "engine.max_slots", "engine.kv_cache_mb"),
+    *("model.tensor_parallel_size", "model.inference_engine_num"),
+    *("cluster.num_workers", "cluster.rollouts_per_worker", "cluster.colocate"),
+)
+"""Settings that mean something only where the agent is evaluated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """What a run has before anything is loaded: its job, its data in their order, its directory, the display."""
+
+    job: Job[RolloutRecipe] | Job[RowRecipe]
+    data: RunData
+    order: Order
+    total_steps: int
+    directory: RunDirectory
+    display: Display
+    transcripts: Transcripts
+
+
+@contextlib.contextmanager
+def open_loop(
+    resolved: Resolved,
+    workflow: Callable[..., Any] | None,
+    judge: Callable[..., Any] | None,
+    config_path: Path | None = None,
+) -> Iterator[tuple[Loop, Site]]:
+    """Check everything, put the parts of a run together, and take them apart at the end. Nothing has run yet. Raises as
+    `tune()`."""
+    if resolved.evaluate_only:
+        raise ConfigError(
+            f"{config_path}: mode is 'bench', which evaluates and does not train: use `sharpen eval --config "
+            f"{config_path}`, or mode both"
+        )
+    job = decide(resolved.config, workflow, judge)
+    data = _read(job)
+    with contextlib.ExitStack() as stack:
+        site = stack.enter_context(open_site(resolved, config_path, job, data))
+        serving = None if job.workflow is None else start_serving(job)
+        place = serving if serving is not None else start_training(job.config)
+        if place is not None:
+            stack.callback(place.close)
+            site.display.message(place.line)
+        trainer = make_trainer(
+            job,
+            total_steps=site.total_steps,
+            ranks=None if place is None else place.ranks,
+            probe=_probe(job, serving, data),
+        )
+        stack.callback(trainer.close)
+        stack.enter_context(stop_signals())  # once more: Ray sets handlers of its own as it starts
+        loop = assemble(site, serving, trainer)
+        stack.callback(loop.monitor.close)
+        stack.callback(loop.journal.close)
+        yield loop, site
+
+
+@contextlib.contextmanager
+def open_site(
+    resolved: Resolved, config_path: Path | None, job: Job[RolloutRecipe] | Job[RowRecipe], data: RunData
+) -> Iterator[Site]:
+    """Make the run's directory, or find it again, and say what is notable. Raises as `open_run_directory` and
+    `before_run`."""
+    let_idle_workers_sleep()
+    from sharpen.execution.run_directory import open_run_directory
+
+    config = job.config
+    rows = {"train_dataset": data.training, "held_out": data.held_out, "expert": data.expert}
+    identities = {name: rows_identity(some) for name, some in rows.items() if some}
+    identities["model"] = model_identity(job.folder)
+    order = make_order(data.training, config.sampling, seed=config.seed, batch_size=config.algorithm.batch_size)
+    total_steps = config.train_dataset.total_steps or order.num_batches(config.train_dataset.total_epochs)
+    with (
+        open_run_directory(resolved, config_path, identities, data.training) as directory,
+        stop_signals(),
+        lasting_output(),
+        contextlib.closing(Display(total_steps, sys.stdout)) as display,
+        contextlib.closing(Transcripts(directory.evaluations)) as transcripts,
+    ):
+        for line in (*resolved.notices, *resolved.overrides, *directory.notes, *_idle(resolved, job), *data.messages):
+            display.message(line)
+        for line in before_run(config, directory.path):
+            display.message(line)
+        yield Site(
+            job=job,
+            data=data,
+            order=order,
+            total_steps=total_steps,
+            directory=directory,
+            display=display,
+            transcripts=transcripts,
+        )
+
+
+def assemble(site: Site, serving: Serving | None, trainer: AnyTrainer) -> Loop:
+    """The loop of a run that begins, or goes on from its checkpoint."""
+    from sharpen.execution.model_files import quiet_transformers
+    from sharpen.experience.journal import Journal
+    from sharpen.run.exam import Exam
+    from sharpen.run.loop import Loop
+
+    quiet_transformers()
+    directory, display, recipe = site.directory, site.display, site.job.recipe
+    expert = None
+    if isinstance(recipe, RolloutRecipe):
+        expert = make_expert_rows(recipe.config, recipe.algorithm, site.data.expert, site.job.folder)
+    progress = _restored(site, serving, trainer, expert)
+    _join_weights(site, serving, trainer, progress.step)
+    journal = Journal(directory.journal)
+    journal.begin(progress.step, trainer.version)
+    if trainer.rounding is not None:
+        journal.add_parity(trainer.rounding.to_json())
+    monitor, held_out = _monitor(site, progress.step), None
+    source: RolloutSource | RowSource
+    if isinstance(recipe, RolloutRecipe):
+        assert serving is not None
+        source = _rollouts(site, recipe, serving, trainer, journal, progress, expert)
+    else:
+        source = _rows(site, recipe, serving, trainer, journal)
+        held_out = _held_out(site, recipe, source.tutor, trainer, journal)
+    evaluator = None if serving is None or not site.data.tasks else _evaluator(site, serving)
+    return Loop(
+        config=recipe.config,
+        source=source,
+        trainer=trainer,
+        serving=serving,
+        exam=Exam(evaluator=evaluator, held_out=held_out, serve=source.serve, monitor=monitor, display=display),
+        journal=journal,
+        monitor=monitor,
+        display=display,
+        run_dir=directory.path,
+        total_steps=site.total_steps,
+        progress=progress,
+        process_seconds=process_seconds,
+    )
+
+
+def _read(job: Job[RolloutRecipe] | Job[RowRecipe]) -> RunData:
+    if isinstance(job.recipe, RolloutRecipe):
+        return read_tasks(job.recipe)
+    return read_data(job.config, job.recipe.algorithm, job.workflow is not None)
+
+
+def _idle(resolved: Resolved, job: Job[RolloutRecipe] | Job[RowRecipe]) -> list[str]:
+    """One line for the settings that were given and mean nothing where rows are learnt, if there are any."""
+    if isinstance(job.recipe, RolloutRecipe):
+        return []
+    starts = _WITHOUT_EFFECT if job.workflow is not None else (*_WITHOUT_EFFECT, *_OF_WORKFLOW)
+    idle = [name for name, origin in resolved.origins.items() if origin != "default" and name.startswith(starts)]
+    return [f"without effect in {job.recipe.algorithm.name}: {', '.join(idle)}"] if idle else []
+
+
+def _probe(job: Job[RolloutRecipe] | Job[RowRecipe], serving: Serving | None, data: RunData) -> Sequence[Experience]:
+    """What the engine says before anything has trained, where trainer and engine are compared."""
+    if serving is None or isinstance(job.recipe, RowRecipe):
+        return ()
+    return probe_at_start(job.config, serving, data.training)
+
+
+def _restored(site: Site, serving: Serving | None, trainer: AnyTrainer, expert: ExpertRows | None) -> Progress:
+    """How far the run is; what has a state is put back to there."""
+    if site.directory.checkpoint is None:
+        return Progress(order=site.order.state(), expert={} if expert is None else expert.state())
+    progress = Progress.from_json(trainer.restore(site.directory.checkpoint))
+    site.order.restore(progress.order)
+    if expert is not None:
+        expert.restore(progress.expert)
+    if serving is not None:
+        serving.auxiliary.restore(progress.auxiliary_tokens)
+    return replace(progress, version=trainer.version)
+
+
+def _join_weights(site: Site, serving: Serving | None, trainer: AnyTrainer, step: int) -> None:
+    """Settle how the trainer's weights reach the engine, and serve those of a continued run."""
+    from sharpen.execution.shared_weights import publish_adapters_alone, share_weights
+
+    recipe = site.job.recipe
+    if serving is not None:
+        publish_adapters_alone(serving.engine, trainer)
+        if isinstance(recipe, RolloutRecipe) and not recipe.overlaps:
+            share_weights(serving.engine, trainer)
+    if site.directory.checkpoint is not None:
+        site.display.message(f"continuing {site.directory.path.name} after step {step}")
+        if serving is not None:
+            serving.publish(trainer.version, trainer.state_tensors())
+    for line in trainer.lines:
+        site.display.message(line)
+
+
+def _rollouts(
+    site: Site,
+    recipe: RolloutRecipe,
+    serving: Serving,
+    trainer: AnyTrainer,
+    journal: Journal,
+    progress: Progress,
+    expert: ExpertRows | None,
+) -> RolloutSource:
+    from sharpen.diagnose.diagnosis import Watch
+    from sharpen.experience.replay import Replay
+    from sharpen.run.explorer import Explorer
+    from sharpen.run.rollouts import RolloutSource
+
+    replay = None if recipe.replay is None else Replay(recipe.replay)
+    if replay is not None and site.directory.checkpoint is not None:
+        replay.restore(site.directory.journal, recipe.algorithm, step=progress.step, version=trainer.version)
+    if recipe.overlaps:
+        site.display.message(recipe.schedule.line)
+    explorer = Explorer(
+        recipe,
+        serving=serving,
+        tasks=site.data.training,
+        order=site.order,
+        total_steps=site.total_steps,
+        display=site.display,
+        trained=progress.step,
+        version=trainer.version,
+        drawn=progress.drawn,
+    )
+    return RolloutSource(
+        recipe=recipe,
+        serving=serving,
+        trainer=trainer,
+        explorer=explorer,
+        journal=journal,
+        display=site.display,
+        watch=Watch(recipe),
+        expert=expert,
+        replay=replay,
+    )
+
+
+def _rows(site: Site, recipe: RowRecipe, serving: Serving | None, trainer: AnyTrainer, journal: Journal) -> RowSource:
+    from sharpen.run.rows import RowSource
+
+    def publish() -> None:
+        if serving is not None:
+            serving.publish(trainer.version, trainer.state_tensors())
+
+    return RowSource(
+        recipe=recipe,
+        rows=site.data.training,
+        order=site.order,
+        tutor=make_tutor(recipe.config, recipe.algorithm, site.job.folder),
+        trainer=trainer,
+        journal=journal,
+        display=site.display,
+        serve=publish,
+    )
+
+
+def _held_out(site: Site, recipe: RowRecipe, tutor: Tutor, trainer: AnyTrainer, journal: Journal) -> HeldOut | None:
+    """The rows whose loss is measured, noted in the journal."""
+    from sharpen.supervised.held_out import HeldOut
+    from sharpen.supervised.taught import HELD_OUT, held_out_row
+
+    if not site.data.rows:
+        return None
+    journal.add_taught(HELD_OUT, map(held_out_row, site.data.rows))
+    return HeldOut(
+        rows=site.data.rows,
+        tutor=tutor,
+        trainer=trainer,
+        algorithm=recipe.algorithm,
+        batch_size=recipe.config.algorithm.batch_size,
+    )
+
+
+def _monitor(site: Site, step: int) -> Monitor:
+    """The configured monitor; a continued run goes on after `step`, the display tells if the monitor refuses."""
+    config, directory = site.job.config, site.directory
+    return open_monitor(
+        directory.path,
+        config.monitor_type,
+        project=config.project,
+        name=directory.path.name,
+        config={".".join(place): value for place, value in value_leaves(config).items()},
+        say=site.display.message,
+        resume_step=step if directory.checkpoint is not None else None,
+    )
+
+
+def _evaluator(site: Site, serving: Serving) -> Evaluator:
+    """Evaluates the model that serves on the held-out tasks, and on the further sets by name."""
+    from sharpen.evaluate import Evaluator
+
+    return Evaluator(
+        config=site.job.config,
+        runner=serving.runner,
+        modes=serving.modes,
+        tasks=site.data.tasks,
+        further=site.data.further,
+        progress=site.display.evaluation,
+        message=site.display.message,
+        keep=site.transcripts.add,
+    )

@@ -1,0 +1,80 @@
+"""The check before training: a few tasks through agent and judge, and whether there is something to learn.
+
+In: a configuration and the user's functions (`sharpen check`), or a run that is about to begin. Out: a `CheckReport`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sharpen.config.load import Resolved
+from sharpen.decide import decide_rollouts
+from sharpen.errors import ConfigError, NoSignalError, RolloutError
+from sharpen.execution.place import Serving
+from sharpen.execution.start import start_serving
+from sharpen.execution.threads import let_idle_workers_sleep
+from sharpen.recipe import RolloutRecipe, RowRecipe, learns_from_rows
+from sharpen.rollout.check import CheckReport, check_groups
+from sharpen.run.assembly import Site
+from sharpen.run.data import read_tasks
+from sharpen.run.loop import Loop
+from sharpen.types import Task
+
+
+def check_config(
+    resolved: Resolved, workflow: Callable[..., Any], judge: Callable[..., Any] | None, num_tasks: int | None = None
+) -> CheckReport:
+    """Send a few tasks through agent and judge, and say whether there is something to learn."""
+    config = resolved.config
+    if learns_from_rows(config):
+        raise ConfigError(f"{config.algorithm.algorithm_type!r} learns without rollouts: there is nothing to check")
+    job = decide_rollouts(config, workflow, judge)
+    tasks = read_tasks(job.recipe).training[: num_tasks or config.check.num_tasks]
+    let_idle_workers_sleep()
+    serving = start_serving(job)
+    try:
+        return _check(job.recipe, serving, tasks, version=0)
+    finally:
+        serving.close()
+
+
+def check_first(loop: Loop, site: Site) -> None:
+    """The brief check of a run; its findings are printed. Raises `RolloutError` if every rollout failed at once,
+    `NoSignalError` where the settings ask for it."""
+    recipe, settings = site.job.recipe, site.job.config.check
+    if isinstance(recipe, RowRecipe) or not settings.enabled or loop.progress.step:
+        return
+    assert loop.serving is not None
+    report = _check(recipe, loop.serving, site.data.training[: settings.num_tasks], version=loop.trainer.version)
+    for line in _brief(report):
+        site.display.message(line)
+    if report.all_failed:
+        raise RolloutError(f"check: {report.all_failed}")
+    if report.statistics.mean_calls and not report.trains:
+        raise NoSignalError("check: no call can be trained, so a run would change nothing (see the lines above)")
+    if not report.has_signal and settings.stop_without_signal:
+        raise NoSignalError(
+            "check: every reward was the same, so there is nothing to learn from; "
+            "check.stop_without_signal: false goes on all the same"
+        )
+
+
+def _check(recipe: RolloutRecipe, serving: Serving, tasks: Sequence[Task], *, version: int) -> CheckReport:
+    groups = serving.runner.run(tasks, group_ids=[f"check/{task.id}" for task in tasks], version=version)
+    return check_groups(groups, needs_reward=recipe.needs_reward, model=recipe.config.model)
+
+
+def _brief(report: CheckReport) -> list[str]:
+    found = report.statistics
+    rewards = (
+        f"reward {found.reward_mean:.3f}, {found.num_groups - found.num_flat_groups} tasks with differing rewards"
+        if not math.isnan(found.reward_mean)
+        else "no reward"
+    )
+    line = (
+        f"check: {found.num_rollouts} rollouts of {found.num_groups} tasks, {rewards}, {report.seconds:.2f} s a "
+        f"rollout: {'ready' if report.ready else 'not ready'}"
+    )
+    return [line, *(f"  ! {finding}" for finding in report.findings)]

@@ -1,0 +1,39 @@
+"""The tasks of a run that learns from rollouts.
+
+In: its recipe. Out: `RunData`, or `DatasetError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sharpen.recipe import RolloutRecipe
+from sharpen.run.expert import read_expert_rows
+from sharpen.tasks.data import RunData
+from sharpen.tasks.order import hold_out
+from sharpen.tasks.source import load_tasks
+from sharpen.types import Task
+
+
+def read_tasks(recipe: RolloutRecipe) -> RunData:
+    """The datasets, split."""
+    config = recipe.config
+    tasks: Sequence[Task] = load_tasks(config.train_dataset)
+    messages: tuple[str, ...] = ()
+    held_out: Sequence[Task] = ()
+    if config.eval_dataset is not None:
+        held_out = load_tasks(config.eval_dataset)
+    elif config.evaluation.hold_out:
+        training, held = hold_out(len(tasks), config.seed)
+        messages = (
+            f"no eval_dataset: {len(held)} of {len(tasks)} tasks are held out for the before/after table "
+            "(evaluation.hold_out: false trains on all)",
+        )
+        held_out, tasks = [tasks[index] for index in held], [tasks[index] for index in training]
+    return RunData(
+        training=tasks,
+        tasks=held_out[: config.evaluation.max_tasks],
+        further={name: load_tasks(dataset) for name, dataset in config.evaluation.further.items()},
+        expert=read_expert_rows(config, recipe.algorithm),
+        messages=messages,
+    )

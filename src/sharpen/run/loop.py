@@ -1,0 +1,188 @@
+"""The coordinator: one step after the other, in the caller's thread, whatever the steps are made of.
+
+    source.gather ─► source.train ───────────────────────────► journal, monitor, display ─► checkpoints, exam
+    rollouts, rows   certificate, parity, update, new weights   the step is recorded          now and then
+
+    of rollouts   explorer.gather ─► journal ─► draw_batches ─► trainer.train_step ─► explorer.settle
+    (run.rollouts)  groups           run.db     experiences     update                 engine: weights
+    of rows       order.draw ─► tutor.lesson ─► weighted ─► trainer.train_step
+    (run.rows)      rows          sequences      batches      update
+
+Who waits for whom: the trainer starts when the last rollout of the step's batch has ended and its group is on disk.
+Unless the settings of `sync` say otherwise, all rollouts of a step run at one policy version, the next step's start
+when the engine serves the new weights, and no experience is stale, but for groups of earlier steps that replay (a
+setting) trains again beside the fresh ones. Else `explorer` begins batches ahead, as far as `sync.schedule` lets it.
+
+In: the parts. Out: trained weights in checkpoints, and `Progress`: everything that a resumed run needs to know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from sharpen.config.run import RunConfig
+from sharpen.execution.place import Serving
+from sharpen.execution.trainers import AnyTrainer
+from sharpen.experience.journal import Journal
+from sharpen.interrupts import deferred_interrupt
+from sharpen.monitor import spent
+from sharpen.monitor.display import Display, StepReport
+from sharpen.monitor.metrics import Monitor
+from sharpen.run.exam import Exam
+from sharpen.run.progress import Measurement, Progress
+from sharpen.run.source import Source, StepOutcome
+from sharpen.run.steps import Checkpoints, Recorded, TimeLimit
+
+
+@dataclass(slots=True, kw_only=True)
+class Loop:
+    """Everything a run consists of, put together by `run.assembly`. `serving` is None where nothing is served."""
+
+    config: RunConfig
+    source: Source[Any]
+    trainer: AnyTrainer
+    serving: Serving | None
+    exam: Exam
+    journal: Journal
+    monitor: Monitor
+    display: Display
+    run_dir: Path
+    total_steps: int
+    progress: Progress
+    process_seconds: Callable[[], float]
+    times: list[dict[str, float]] = field(default_factory=list)
+    checkpoints: Checkpoints = field(init=False)
+
+    def __post_init__(self) -> None:
+        keep, say = self.config.trainer.keep_checkpoints, self.display.message
+        self.checkpoints = Checkpoints(self.trainer, self.journal, self.run_dir, keep=keep, say=say)
+
+    def run(self) -> None:
+        """Train until the steps are done or the time is up, then evaluate.
+
+        Whatever ends it before that, a checkpoint has the last whole step; see `Checkpoints.saved_on_failure`.
+        """
+        limit = TimeLimit(self.config.time_limit_s, self.display.message)
+        with contextlib.closing(self.source), self.checkpoints.saved_on_failure(self._recorded):
+            evaluation_s = self._evaluate_before()
+            more = self.progress.step < self.total_steps
+            while more:
+                self._one_step(evaluation_s)
+                self._save_and_evaluate()
+                more = self.progress.step < self.total_steps and not limit.is_up(self.progress.step)
+            self.source.close()
+            if shares := spent.shares(self.times):
+                self.display.message(f"time of all steps: {spent.line(shares)}")
+            self._finish()
+
+    def step(self) -> StepOutcome:
+        """Gather a batch and train on it, without recording the step."""
+        outcome = self.source.train(self.source.gather(self.progress), self.progress)
+        if outcome.failure is not None:
+            raise outcome.failure
+        return outcome
+
+    def _one_step(self, evaluation_s: float) -> None:
+        began = time.perf_counter()
+        gathered = self.source.gather(self.progress)
+        with deferred_interrupt():  # the step is trained and recorded, or what it changed does not count
+            outcome = self.source.train(gathered, self.progress)
+            self._record(outcome, time.perf_counter() - began, evaluation_s)
+        if outcome.failure is not None:
+            raise outcome.failure
+
+    def _record(self, outcome: StepOutcome, seconds: float, evaluation_s: float) -> None:
+        """Write down that the step has trained. It counts once `progress` tells of it, which is the last to happen."""
+        before, per_s = self.progress, outcome.tokens / seconds
+        first = before.seconds_to_first_step
+        progress = replace(
+            before,
+            step=before.step + 1,
+            version=self.trainer.version,
+            seconds_to_first_step=self.process_seconds() - evaluation_s if first is None else first,
+            after=None,  # a finished run that goes on is evaluated anew
+            **{name: getattr(before, name) + count for name, count in outcome.counts.items()},
+            **outcome.position,
+        )
+        metrics = {**outcome.metrics, "time/step_s": seconds, "tokens/per_s": per_s}
+        self.monitor.log(progress.step, metrics)
+        if outcome.taught:
+            self.journal.add_taught(progress.step, outcome.taught)
+        self.journal.add_step(progress.step, progress.version, metrics, outcome.trained, outcome.delivered)
+        self.progress = progress
+        self.times.append({name: value for name, value in metrics.items() if name.startswith("time/")})
+        self.display.step(
+            StepReport(
+                step=progress.step,
+                reward=outcome.reward,
+                loss=outcome.loss,
+                tokens_per_s=per_s,
+                seconds=seconds,
+                flat=outcome.flat,
+                certified=not any(check.broken for check in outcome.checks),
+                spent=spent.shares([metrics]),
+                note="; ".join(filter(None, outcome.notes)),
+                metrics=outcome.shown,
+            )
+        )
+
+    def _evaluate_before(self) -> float:
+        """Evaluate the model as it came, unless an earlier session did; seconds it took."""
+        if self.progress.before is not None or not self._is_examined:
+            return 0.0
+        began = time.perf_counter()
+        self.progress = replace(self.progress, before=self._examined("before", with_further=True))
+        return time.perf_counter() - began
+
+    def _save_and_evaluate(self) -> None:
+        step, algorithm = self.progress.step, self.config.algorithm
+        if step >= self.total_steps:
+            return
+        if step % algorithm.eval_interval_steps == 0 and self.exam.exists:
+            self._save(self._examined(f"step {step}", with_further=False))
+        elif step % algorithm.save_interval_steps == 0:
+            self._save()
+
+    def _finish(self) -> None:
+        """Evaluate the final weights and save them, unless an earlier session did."""
+        if self.progress.after is None and self._is_examined:
+            after = self._examined("after", with_further=True)
+            self.progress = replace(self.progress, after=after)
+            self._save(after)
+        else:
+            self._save()
+
+    @property
+    def _is_examined(self) -> bool:
+        return self.exam.exists and self.config.evaluation.before_and_after
+
+    def _examined(self, name: str, *, with_further: bool) -> Measurement:
+        return self.exam.take(name, step=self.progress.step, version=self.trainer.version, with_further=with_further)
+
+    def _save(self, found: Measurement | None = None) -> None:
+        """Write a checkpoint of the last whole step; it becomes `best` if it is better than the start and no worse than
+        the best so far."""
+        progress = self.progress
+        if found is not None:
+            best = found.is_best(progress.best, progress.before, self.config.evaluation.decided_by)
+            self.progress = replace(
+                progress,
+                best=found if best else progress.best,
+                best_step=progress.step if best else progress.best_step,
+                num_evaluated=progress.num_evaluated + 1,
+            )
+        self.checkpoints.save(self._recorded())
+
+    def _recorded(self) -> Recorded:
+        """How far the run is, with what auxiliary models were used for until now."""
+        if self.serving is not None:
+            self.progress = replace(self.progress, auxiliary_tokens=self.serving.auxiliary.total_tokens)
+        progress = self.progress
+        return Recorded(
+            step=progress.step, version=progress.version, best_step=progress.best_step, position=progress.to_json()
+        )

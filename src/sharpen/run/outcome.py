@@ -1,0 +1,154 @@
+"""What a run leaves behind, also when it failed: summary, plan's error, certificate, pictures; the verdict and what
+`tune()` gives back.
+
+In: a loop that has run, its site. Out: files in the run directory; a `TuneResult`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sharpen.certificate.certificate import write_certificate
+from sharpen.execution.run_directory import RunDirectory
+from sharpen.forecast import after_run
+from sharpen.monitor.curve import draw_loss_curve, draw_reward_curve
+from sharpen.monitor.statistics import by_mode
+from sharpen.monitor.summary import Summary, peak_memory_mb, process_seconds, write_summary
+from sharpen.monitor.verdict import Candidates, Checkpoint, Verdict, judge_losses, judge_rewards
+from sharpen.recipe import RowRecipe
+from sharpen.result import TuneResult
+from sharpen.run.assembly import Site
+from sharpen.run.loop import Loop
+from sharpen.run.progress import Measurement, Progress
+from sharpen.trainer.checkpoint import pointed, step_of
+
+_NOTHING = Measurement()
+_SHOWN = ("loss", "accuracy", "margin")
+"""Of the numbers of held-out rows, those that are shown at the end."""
+
+
+def judge_run(loop: Loop, site: Site) -> Verdict:
+    """Whether the run made the model better: by rewards of the agent where it was evaluated, else by losses of held-out
+    rows."""
+    if isinstance(site.job.recipe, RowRecipe) and not _has_rewards(loop.progress):
+        return judge_losses(_candidates(loop, site, "rows"))
+    return judge_rewards(_candidates(loop, site, "rewards"), site.job.config.evaluation.decided_by)
+
+
+def write_outcome(loop: Loop, site: Site, verdict: Verdict | None) -> None:
+    """Write what there is of the run; `verdict` is None if it has not ended."""
+    progress, directory, display = loop.progress, site.directory, site.display
+    before, after = progress.before or _NOTHING, progress.after or _NOTHING
+    summary = Summary(
+        before=before.rewards,
+        after=after.rewards,
+        seconds=process_seconds(),
+        seconds_to_first_step=progress.seconds_to_first_step,
+        steps=progress.step,
+        rollouts=progress.rollouts,
+        sampled_tokens=progress.sampled_tokens,
+        trained_tokens=progress.trained_tokens,
+        computed_tokens=progress.computed_tokens,
+        peak_memory_mb=peak_memory_mb(),
+        model_dir=pointed(directory.path, "latest"),
+        run_dir=directory.path,
+        held_out={
+            name: numbers for name, numbers in (("before", before.loss), ("after", after.loss)) if numbers is not None
+        },
+        verdict=verdict,
+    )
+    write_summary(directory.summary, summary)
+    if loop.monitor.line:
+        display.message(loop.monitor.line)
+    if progress.step:
+        for line in after_run(site.job.config, directory.path):
+            display.message(line)
+        loop.journal.flush()
+        write_certificate(directory.path)
+    if isinstance(site.job.recipe, RowRecipe):
+        draw_loss_curve(directory.metrics, directory.loss_picture, title=directory.path.name)
+    if _reward_picture(loop, site) is not None:
+        draw_reward_curve(directory.metrics, directory.picture, title=directory.path.name)
+
+
+def result(loop: Loop, site: Site, verdict: Verdict) -> TuneResult:
+    """Show what came out, and give it back."""
+    progress, directory, display = loop.progress, site.directory, site.display
+    before, after = progress.before or _NOTHING, progress.after or _NOTHING
+    if before.rewards is not None and after.rewards is not None:
+        display.table(before.rewards, after.rewards)
+    if before.loss is not None and after.loss is not None:
+        lines = [
+            f"held-out {name}: {value:.4f} -> {after.loss[name]:.4f}"
+            for name, value in before.loss.items()
+            if name in _SHOWN
+        ]
+        display.message("\n".join(["", *lines]))
+    if progress.rows_too_long:
+        display.message(
+            f"{progress.rows_too_long} rows were left out: longer than model.max_model_len "
+            f"({site.job.config.model.max_model_len} tokens)"
+        )
+    if isinstance(site.job.recipe, RowRecipe):
+        display.message(f"loss curve:    {directory.loss_picture}")
+    display.usage(
+        directory.path,
+        verdict,
+        _reward_picture(loop, site),
+        tensorboard=site.job.config.monitor_type == "tensorboard",
+        tool_call_parser=site.job.config.model.tool_call_parser,
+    )
+    last = pointed(directory.path, "latest")
+    assert last is not None, "the last step is always saved"
+    return TuneResult(
+        run_dir=directory.path,
+        verdict=verdict,
+        model_dir=last,
+        best_model_dir=_best_model(progress, directory, site.job.folder, last),
+        before=by_mode(before.rewards),
+        after=by_mode(after.rewards),
+        rewards_before=before.rewards,
+        rewards_after=after.rewards,
+        steps=progress.step,
+        loss_before=None if before.loss is None else before.loss["loss"],
+        loss_after=None if after.loss is None else after.loss["loss"],
+    )
+
+
+def _has_rewards(progress: Progress) -> bool:
+    return any(found is not None and found.rewards is not None for found in (progress.before, progress.after))
+
+
+def _reward_picture(loop: Loop, site: Site) -> Path | None:
+    """Where the reward curve is, for a run that has rewards."""
+    shown = loop.exam.evaluator is not None or not isinstance(site.job.recipe, RowRecipe)
+    return site.directory.picture if shown else None
+
+
+def _candidates(loop: Loop, site: Site, measure: str) -> Candidates[Any]:
+    """The models that the run leaves, with this that was measured of each: the original, the last step, and the
+    checkpoint `best` where that is another one."""
+    progress, path = loop.progress, site.directory.path
+    before, after, best = (
+        None if found is None else getattr(found, measure) for found in (progress.before, progress.after, progress.best)
+    )
+    latest, at_best = pointed(path, "latest"), pointed(path, "best")
+    assert latest is not None, "the last step is always saved"
+    earlier = None
+    if best is not None and at_best is not None and at_best != latest:
+        earlier = Checkpoint(step=step_of(at_best), folder=at_best, found=best)
+    return Candidates(
+        original=site.job.config.model.model_path,
+        before=before,
+        last=Checkpoint(step=step_of(latest), folder=latest, found=after),
+        best=earlier,
+        num_earlier=max(1, progress.num_evaluated - (after is not None)),
+    )
+
+
+def _best_model(progress: Progress, directory: RunDirectory, original: Path, last: Path) -> Path:
+    """The model that evaluated best: the checkpoint `best`, else the original where checkpoints were compared with it,
+    else the last step."""
+    compared = progress.before is not None and progress.after is not None
+    return pointed(directory.path, "best") or (original if compared else last)

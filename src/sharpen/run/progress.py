@@ -1,0 +1,112 @@
+"""How far a run is: everything that a resumed one needs to know, and what its evaluations found.
+
+In: the loop's counts. Out: JSON in every checkpoint, and the way back, also from the forms of earlier versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sharpen.monitor.statistics import Evaluation, evaluation_from_json, evaluation_to_json
+from sharpen.monitor.verdict import RowLosses, is_best, is_least
+from sharpen.rollout.in_process import Mode
+
+_MEASURED = ("before", "after", "best")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """What an evaluation found: rewards of the agent; of held-out rows the loss in numbers, and each row's losses. What
+    was not evaluated is None, but never all of it."""
+
+    rewards: Evaluation | None = None
+    loss: Mapping[str, float] | None = None
+    rows: RowLosses | None = None
+
+    def is_best(self, best: Measurement | None, before: Measurement | None, decided_by: Mode) -> bool:
+        """Whether a checkpoint becomes `best`: by the agent's rewards, else by the held-out loss."""
+        best, before = best or Measurement(), before or Measurement()
+        if self.rewards is not None:
+            return is_best(self.rewards, best.rewards, before.rewards, decided_by)
+        assert self.rows is not None
+        return is_least(self.rows, best.rows, before.rows)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON."""
+        rewards = None if self.rewards is None else evaluation_to_json(self.rewards)
+        return {"rewards": rewards, "loss": self.loss, "rows": self.rows}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any] | None) -> Measurement | None:
+        """The way back; None of nothing. Runs with rollouts noted an evaluation's rewards alone, in its place."""
+        if content is None:
+            return None
+        if "greedy" in content:
+            content = {"rewards": content}
+        rewards = content.get("rewards")
+        return cls(
+            rewards=None if rewards is None else evaluation_from_json(rewards),
+            loss=content.get("loss"),
+            rows=content.get("rows"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a run is. Saved in every checkpoint; counts are over all its sessions. `version` is the policy that
+    `step` led to; `best` is what was found of the checkpoint of `best_step` (None: none was better than the start),
+    and `num_evaluated` counts the evaluations of checkpoints; `drawn` has the tasks of each batch that was begun and
+    has not trained."""
+
+    step: int = 0
+    version: int = 0
+    rollouts: int = 0
+    sampled_tokens: int = 0
+    rows: int = 0
+    rows_too_long: int = 0
+    trained_tokens: int = 0
+    computed_tokens: int = 0
+    seconds_to_first_step: float | None = None
+    best: Measurement | None = None
+    best_step: int | None = None
+    num_evaluated: int = 0
+    before: Measurement | None = None
+    after: Measurement | None = None
+    order: Mapping[str, Any] = field(default_factory=dict)
+    drawn: Sequence[Sequence[int]] = ()
+    expert: Mapping[str, Any] = field(default_factory=dict)
+    auxiliary_tokens: Mapping[str, int] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON."""
+        content = {name: getattr(self, name) for name in self.__slots__}
+        for name in _MEASURED:
+            content[name] = None if content[name] is None else content[name].to_json()
+        return content
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Progress:
+        """The way back, also from earlier checkpoints, which noted other things of their best one."""
+        if content.get("kind") == "supervised":
+            content = _of_rows(content)
+        fields = {name: value for name, value in content.items() if name in cls.__slots__}
+        for name in _MEASURED:
+            fields[name] = Measurement.from_json(fields.get(name))
+        return cls(**fields)
+
+
+def _of_rows(content: Mapping[str, Any]) -> dict[str, Any]:
+    """What runs without rollouts noted in separate fields."""
+
+    def together(rewards: str, loss: str, rows: str) -> dict[str, Any] | None:
+        found = {"rewards": content.get(rewards), "loss": content.get(loss), "rows": content.get(rows)}
+        return found if any(value is not None for value in found.values()) else None
+
+    return {
+        **content,
+        "before": together("before", "loss_before", "rows_before"),
+        "after": together("after", "loss_after", "rows_after"),
+        "best": together("found_at_best", "", "rows_at_best"),
+    }

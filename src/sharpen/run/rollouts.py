@@ -1,0 +1,236 @@
+"""The source of a run that learns from rollouts: the explorer's groups, made into batches and trained.
+
+In: how far the run is. Out: a `StepOutcome`. A group is on disk before it trains; what the certificate can say without
+a forward pass it says before the update.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+import numpy as np
+
+from sharpen.certificate.audit import audit
+from sharpen.certificate.delivery import delivery
+from sharpen.certificate.rules import Rules
+from sharpen.diagnose.diagnosis import Watch
+from sharpen.execution.place import Serving
+from sharpen.execution.trainers import AnyTrainer
+from sharpen.experience.draw import Batch, draw_batches
+from sharpen.experience.journal import Journal
+from sharpen.experience.records import Delivery
+from sharpen.experience.replay import Kept, Replay, mixed, probe
+from sharpen.monitor.display import Display
+from sharpen.recipe import RolloutRecipe
+from sharpen.rollout.refill import RolledOut, num_sampled_tokens
+from sharpen.rollout.statistics import OF_USER, check_excluded, summarize
+from sharpen.run.expert import ExpertRows
+from sharpen.run.explorer import Explorer
+from sharpen.run.progress import Progress
+from sharpen.run.source import StepOutcome, note_checks
+from sharpen.sync.schedule import what_ages
+from sharpen.trainer.measured import StepMetrics
+from sharpen.types import Check, Group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """A step before it trains, at policy `version`: what was rolled out for it and what replay `kept`, both together as
+    `groups` and as `batches`; what the trainer gets of them, and what is asserted of an expert's rows."""
+
+    number: int
+    version: int
+    rolled_out: RolledOut
+    kept: Sequence[Kept]
+    groups: tuple[Group, ...]
+    batches: tuple[Batch, ...]
+    delivered: Delivery
+    of_expert: tuple[Check, ...]
+
+    @property
+    def fresh(self) -> tuple[Group, ...]:
+        return self.rolled_out.groups
+
+    @property
+    def training(self) -> list[Batch]:
+        return [batch for batch in self.batches if batch.experiences or batch.experts]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutSource:
+    """Satisfies `run.source.Source`."""
+
+    recipe: RolloutRecipe
+    serving: Serving
+    trainer: AnyTrainer
+    explorer: Explorer
+    journal: Journal
+    display: Display
+    watch: Watch
+    expert: ExpertRows | None = None
+    replay: Replay | None = None
+
+    def gather(self, progress: Progress) -> RolledOut:
+        """Roll out one batch of tasks, as far as that was not begun ahead."""
+        return self.explorer.gather(self.trainer)
+
+    def train(self, gathered: RolledOut, progress: Progress) -> StepOutcome:
+        """Train on it and serve the new weights. Raises as `Trainer.train_step`, and `CertificateError`."""
+        began = time.perf_counter()
+        self.display.doing("training")
+        step = self._draw(gathered, progress.step + 1)
+        checks = self._certify(step)
+        compared = self.explorer.probe() or (probe(step.fresh, step.version) if step.kept else ())
+        trained = self.trainer.train_step(step.training, step=step.number, probe=compared) if step.training else None
+        train_s = time.perf_counter() - began
+        failure: BaseException | None = None
+        try:
+            if self.replay is not None:
+                self.replay.keep(step.groups, step.batches)
+            self.explorer.settle(self.trainer)
+        except BaseException as error:  # the step has trained: it is recorded whatever ends the run behind it
+            failure = error
+        self.display.doing("")
+        outcome = self._outcome(step, checks, trained, {"train": train_s, **self.explorer.take_times()})
+        return outcome if failure is None else replace(outcome, failure=failure)
+
+    def serve(self) -> None:
+        """Rollouts in flight end first, where the style of `sync` says so."""
+        self.explorer.serve_latest(self.trainer)
+
+    def close(self) -> None:
+        """Cancel what is in flight."""
+        self.explorer.close()
+
+    def _draw(self, rolled_out: RolledOut, number: int) -> _Step:
+        """The batches of the next step. Nothing is trained that is not on disk."""
+        config, algorithm, version = self.recipe.config, self.recipe.algorithm, self.trainer.version
+        for group in rolled_out.groups:
+            self.journal.add(group)
+        self.journal.flush()
+        check_excluded(rolled_out.groups, config.rollout.max_excluded_share)
+        kept = self.replay.draw(number, version) if self.replay is not None else ()
+        groups = mixed(rolled_out.groups, [one.group for one in kept], algorithm)
+        batches = draw_batches(groups, algorithm, config.trainer.num_minibatches)
+        of_expert: tuple[Check, ...] = ()
+        if self.expert is not None:
+            batches, of_expert = self.expert.join(batches)
+        return _Step(
+            number=number,
+            version=version,
+            rolled_out=rolled_out,
+            kept=kept,
+            groups=groups,
+            batches=batches,
+            delivered=delivery(batches, {one.group.id for one in kept}),
+            of_expert=of_expert,
+        )
+
+    def _certify(self, step: _Step) -> tuple[Check, ...]:
+        """The checks of the certificate that need no forward pass, those of an expert's rows behind the others."""
+        config = self.recipe.config
+        found = audit(
+            step.fresh,
+            step.delivered,
+            Rules.of(config),
+            version=step.version,
+            max_staleness=self.recipe.schedule.max_staleness,
+            replayed=[one.group for one in step.kept],
+            replay_staleness=self.replay.max_staleness if self.replay is not None else 0,
+        )
+        checks = (*found, *step.of_expert)
+        note_checks(checks, step.number, self.journal, self.display, stop=config.certificate.on_violation == "stop")
+        return checks
+
+    def _outcome(
+        self, step: _Step, checks: tuple[Check, ...], trained: StepMetrics | None, times: Mapping[str, float]
+    ) -> StepOutcome:
+        groups, algorithm = step.fresh, self.recipe.algorithm
+        statistics, sampled = summarize(groups), sum(num_sampled_tokens(group) for group in groups)
+        metrics = {
+            **statistics.metrics(),
+            **({f"trainer/{name}": value for name, value in trained.as_dict().items()} if trained is not None else {}),
+            **_batch_metrics(step.batches),
+            **(self.replay.metrics(step.kept, step.version) if self.replay is not None else {}),
+            **(step.rolled_out.metrics() if algorithm.max_refill else {}),
+            **{f"certificate/{check.name}_broken": float(check.broken) for check in checks},
+            **{f"time/{name}_s": times[name] for name in ("rollout", "generate", "idle", "train", "sync")},
+            **(self._ahead(step, times) if self.recipe.overlaps else {}),
+            "tokens/sampled": float(sampled),
+            **{f"auxiliary/{name}/tokens_run": float(n) for name, n in self.serving.auxiliary.total_tokens.items()},
+        }
+        ages = what_ages(self.recipe.config, self.recipe.schedule)
+        notes = [
+            *statistics.notes(needs_reward=algorithm.needs_reward),
+            step.rolled_out.note(),
+            *(f"{alarm}: lower {ages}" for alarm in (trained.alarms if trained is not None else ())),
+            _expert_note(step.batches),
+            _untrained_note(groups, trained),
+            self.watch.add(step.number, metrics, groups),
+        ]
+        order, begun = self.explorer.position()
+        return StepOutcome(
+            metrics=metrics,
+            tokens=sampled,
+            counts={
+                "rollouts": sum(len(group.rollouts) for group in groups),
+                "sampled_tokens": sampled,
+                "trained_tokens": 0 if trained is None else trained.trained_tokens,
+                "computed_tokens": 0 if trained is None else trained.computed_tokens,
+            },
+            position={"order": order, "drawn": begun, "expert": {} if self.expert is None else self.expert.state()},
+            checks=checks,
+            trained=[one for batch in step.batches for one in (*batch.experiences, *batch.experts)],
+            delivered=step.delivered,
+            reward=None if math.isnan(statistics.reward_mean) else statistics.reward_mean,
+            flat=f"{statistics.num_flat_groups}/{statistics.num_groups}",
+            notes=notes,
+            shown={name: value for name, value in sorted(metrics.items()) if name.startswith(OF_USER)},
+        )
+
+    def _ahead(self, step: _Step, times: Mapping[str, float]) -> dict[str, float]:
+        """What running ahead meant: ages of the loss tokens (of groups that train for the first time), and waiting."""
+        fresh = {group.id for group in step.fresh}
+        trained = [one for batch in step.batches for one in batch.experiences if one.group_id in fresh]
+        ages = [step.version - one.versions_T[one.loss_mask_T] for one in trained]
+        ages_E = np.concatenate(ages) if ages else np.zeros(1)
+        return {
+            **{f"time/{name}_s": times[name] for name in ("wait", "drain")},
+            "sync/staleness_mean": float(ages_E.mean()),
+            "sync/staleness_max": float(ages_E.max()),
+            "sync/staleness_allowed": float(self.recipe.schedule.max_staleness),
+            "sync/batches_ahead": float(self.explorer.num_ahead),
+        }
+
+
+def _untrained_note(groups: Sequence[Group], trained: StepMetrics | None) -> str:
+    """Why the step trained no token, if it did not."""
+    if trained is not None and trained.trained_tokens:
+        return ""
+    calls = [call for group in groups for rollout in group.scored for call in rollout.calls]
+    if calls and all(call.sampling.temperature <= 0 for call in calls):
+        return f"no token was trained: all {len(calls)} calls were sampled at temperature 0"
+    if not any(call.trainable for call in calls):
+        return "no token was trained: no rollout with a reward has a call that can be"
+    return "no token was trained: every group was left out"
+
+
+def _expert_note(batches: Sequence[Batch]) -> str:
+    """What was left out of an expert's rows, if anything."""
+    too_long = sum(batch.num_expert_rows_too_long for batch in batches)
+    return f"{too_long} of the expert's rows left out: longer than model.max_model_len" if too_long else ""
+
+
+def _batch_metrics(batches: Sequence[Batch]) -> dict[str, float]:
+    """Counts of a step's batches: summed, but for the means."""
+    if not batches:
+        return {}
+    rows, means = [batch.metrics() for batch in batches], ("mean", "std", "min", "max")
+    found = {name: [row[name] for row in rows if name in row] for name in dict.fromkeys(chain.from_iterable(rows))}
+    return {
+        f"batch/{name}": sum(values) / (len(values) if name.endswith(means) else 1) for name, values in found.items()
+    }

@@ -1,0 +1,259 @@
+"""The loss of updates on rollouts, and its gradient.
+
+In: the sequences of each update, with advantages. Out: gradients, and the metrics of a step. What is known of each
+token before the step's first update is computed first: what reference, teacher and critic say of it, and the advantages
+that follow. An update scores its packs, compares the logprobs with the engine's records before anything is changed, and
+gives a gradient to the critic too, where there is one.
+
+Shape suffixes: E loss entries of a pack.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sharpen.algorithm.kl import adapted
+from sharpen.algorithm.objective import ObjectiveSums, policy_objective
+from sharpen.algorithm.presets import Algorithm
+from sharpen.errors import ParityError
+from sharpen.trainer.checkpoint import Saved
+from sharpen.trainer.credit import Credit, assign
+from sharpen.trainer.critic import Critic
+from sharpen.trainer.entropy_clip import clip_by_entropy
+from sharpen.trainer.expert import backward as backward_expert
+from sharpen.trainer.loss import Loss
+from sharpen.trainer.measured import UpdateMetrics, sample_share, summarize
+from sharpen.trainer.model import Scorer, TrainedModel
+from sharpen.trainer.packing import Pack
+from sharpen.trainer.parity import LogprobGap, Tolerance, check_versions
+from sharpen.trainer.scores import to_device
+from sharpen.trainer.teacher import Teacher
+from sharpen.trainer.team import IDLE, Team, backward_nothing
+from sharpen.trainer.work import Batch, Part, Work
+from sharpen.types import Experience
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PackScores:
+    """What the backward pass of a pack found, on the CPU."""
+
+    logprobs_E: torch.Tensor
+    sums: ObjectiveSums
+    entropy: float
+
+
+class RolloutLoss(Loss):
+    """Has the frozen reference and teacher, and the critic, which is trained beside the policy."""
+
+    def __init__(
+        self,
+        policy: TrainedModel,
+        algorithm: Algorithm,
+        *,
+        max_tokens: int,
+        reference: Scorer | None,
+        critic: Critic | None,
+        teacher: Teacher | None,
+        tolerance: Tolerance,
+        team: Team,
+    ) -> None:
+        """`reference`, `critic` and `teacher` must be given exactly if the algorithm needs one."""
+        assert (reference is not None) == algorithm.needs_reference
+        assert (critic is not None) == algorithm.needs_critic
+        assert (teacher is not None) == algorithm.needs_teacher
+        super().__init__(policy, max_tokens=max_tokens, reference=reference, team=team)
+        self.algorithm: Algorithm = algorithm
+        self.tolerance = tolerance
+        self._critic = critic
+        self._teacher = teacher
+        self._step: int | None = None
+        self._probed = LogprobGap(0)
+        self._credit = Credit()
+        self._clipped: dict[str, float] = {}
+        self._updates: list[UpdateMetrics] = []
+
+    def begin(
+        self, batches: Sequence[Batch], *, version: int, step: int | None, probe: Sequence[Experience]
+    ) -> list[Work]:
+        """See `Loss.begin`. Raises `ParityError` or `TrainingError`."""
+        assert step is not None or self.algorithm.expert is None
+        self._step, self._updates = step, []
+        works = [self._prepare(batch) for batch in batches]
+        works = [work for work in works if work.packs]
+        self._probed = self._compare(probe, works, [one for batch in batches for one in batch.experiences], version)
+        parts = [part for work in works for part in work.parts]
+        self._credit = assign(parts, self.algorithm)
+        self._clipped = clip_by_entropy(parts, self._policy, self.algorithm, self._team)
+        self._score_proximal(works)
+        return works
+
+    def backward(self, work: Work, version: int) -> None:
+        """See `Loss.backward`."""
+        expert = self.algorithm.expert
+        policy_weight = 1.0 if expert is None else 1.0 - expert.weight(self._step or 0)
+        gap = LogprobGap(version)
+        found = self._team.map(work.parts, lambda part: self._backward(part, policy_weight), self._backward_nothing)
+        for part, one in zip(work.parts, found, strict=True):
+            gap.add(part.pack, one.logprobs_E)
+            if self.algorithm.behaviour != "none" and part.proximal_E is None:
+                part.proximal_E = one.logprobs_E
+        gap.check(self.tolerance)
+        of_expert = of_critic = None
+        if expert is not None:
+            of_expert = backward_expert(self._policy, work.experts, expert, self._step or 0, self._team)
+        if self._critic is not None and work.parts:
+            of_critic = self._critic.backward(work.parts)
+        self._updates.append(
+            UpdateMetrics(
+                sums=sum((one.sums for one in found), start=ObjectiveSums.none(torch.device("cpu"))),
+                entropy=sum(one.entropy for one in found),
+                gap=gap,
+                sample_share=sample_share(work.parts, [one.logprobs_E for one in found]),
+                critic=of_critic,
+                expert=of_expert,
+            )
+        )
+
+    def end(self, works: Sequence[Work]) -> tuple[dict[str, float], tuple[str, ...]]:
+        """See `Loss.end`. The coefficient of an adaptive KL term is set for the next step."""
+        values, alarms = summarize(self._updates, self.algorithm, self._probed)
+        values |= {**self._credit.metrics, **self._clipped}
+        packs = [part.pack for work in works for part in work.parts]
+        if self.algorithm.kl_target is not None and packs:
+            values["kl_coef"] = self.algorithm.kl_coef
+            self._adapt_kl(values["kl_reference"] if self._credit.kl is None else self._credit.kl, packs)
+        return values, alarms
+
+    def state(self) -> dict[str, Any]:
+        """See `Loss.state`."""
+        adaptive = {} if self.algorithm.kl_target is None else {"kl_coef": self.algorithm.kl_coef}
+        return adaptive | ({} if self._teacher is None else {"teacher": self._teacher.fingerprint()})
+
+    def state_tensors(self) -> dict[str, dict[str, torch.Tensor]]:
+        """See `Loss.state_tensors`."""
+        return {} if self._critic is None else self._critic.state_tensors()
+
+    def restore(self, saved: Saved, directory: Path) -> None:
+        """See `Loss.restore`."""
+        if self._teacher is not None:
+            self._teacher.check_same(saved.state.get("teacher"), directory)
+        if self._critic is not None:
+            self._critic.restore(saved.further, directory)
+        if self.algorithm.kl_target is not None and "kl_coef" in saved.state:
+            self.algorithm = replace(self.algorithm, kl_coef=float(saved.state["kl_coef"]))
+
+    def _prepare(self, batch: Batch) -> Work:
+        """Leave out sequences that cannot change the gradient, pack the rest, score it with reference, teacher and
+        critic."""
+        kept = experiences = batch.experiences
+        if not self.algorithm.trains_zero_advantages:
+            kept = [experience for experience in experiences if experience.advantages_T.any()]
+            if not kept and experiences:
+                # All rewards are the same. One group is computed nevertheless, for the comparison with the engine.
+                kept = [experience for experience in experiences if experience.group_id == experiences[0].group_id]
+        parts = self._parts(kept)
+        if (teacher := self._teacher) is not None:
+            for part in parts:
+                teacher.check_ids(part.pack)
+            if self.algorithm.teaches_sampled:
+                for part, logprobs_E in self._each(parts, teacher.logprobs):
+                    part.teacher_E = logprobs_E
+        if (critic := self._critic) is not None:
+            for part, values_E in self._each(parts, critic.values):
+                part.values_E = values_E
+        return Work(
+            parts=parts,
+            experts=self._packs(batch.experts) if self.algorithm.expert is not None else [],
+            skipped_tokens=_num_loss_tokens(experiences) - _num_loss_tokens(kept),
+        )
+
+    def _compare(
+        self, probe: Sequence[Experience], works: Sequence[Work], experiences: Sequence[Experience], version: int
+    ) -> LogprobGap:
+        """Score the probe if nothing in the first update is of the current version; without one a fresh group of the
+        step, if it has any. Raises `ParityError`, also if nothing comes to be compared that should."""
+        gap = LogprobGap(version)
+        check_versions((*experiences, *probe), version)
+        if not works or any((part.pack.versions_E == version).any() for part in works[0].parts):
+            return gap  # the first update compares its own
+        fresh = [one for one in experiences if (one.versions_T[one.loss_mask_T] == version).any()]
+        compared = probe or [one for one in fresh if one.group_id == fresh[0].group_id]
+        parts = [Part(pack=pack) for pack in self._packs(compared)]
+        for part, now_E in self._each(parts, lambda pack: self._policy.score(pack).logprobs_E):
+            gap.add(part.pack, now_E)
+        if compared and not gap.num_tokens:
+            raise ParityError(
+                f"none of the {_num_loss_tokens(compared)} tokens to compare with the engine is of policy version "
+                f"{version}, though it was to serve that: nothing was compared, and nothing was updated. A weight "
+                "update did not reach the engine, or it counts versions wrongly"
+            )
+        gap.check(self.tolerance)
+        return gap
+
+    def _score_proximal(self, works: Sequence[Work]) -> None:
+        """Logprobs of the weights before the step's first update. The first update computes its own, which are kept
+        for later epochs; with one update a step there is nothing to do."""
+        if self.algorithm.behaviour == "none":
+            return
+        later = [part for work in works[1:] for part in work.parts]
+        for part, now_E in self._each(later, lambda pack: self._policy.score(pack).logprobs_E):
+            part.proximal_E = now_E
+
+    def _adapt_kl(self, found: float, packs: Sequence[Pack]) -> None:
+        """Set the coefficient of the KL term for the next step."""
+        algorithm = self.algorithm
+        assert algorithm.kl_target is not None
+        coefficient = adapted(
+            algorithm.kl_coef,
+            found,
+            target=algorithm.kl_target,
+            horizon=algorithm.kl_horizon,
+            num_rollouts=len({rollout_id for pack in packs for rollout_id in pack.rollout_ids}),
+        )
+        self.algorithm = replace(algorithm, kl_coef=coefficient)
+
+    def _backward(self, part: Part, policy_weight: float) -> _PackScores:
+        """Add a pack's gradient."""
+        pack, needs_entropy = part.pack, self.algorithm.needs_entropy
+        compared, distill = None, self.algorithm.distill
+        if self._teacher is not None and distill is not None and distill.of_vocabulary:
+            compared = self._teacher.compared(pack, distill)
+        scores = self._policy.score(pack, entropy_gradient=needs_entropy, compared=compared)
+        now_E = scores.logprobs_E
+        there = functools.partial(to_device, device=now_E.device)
+        old_E, advantages_E, weights_E = (
+            there(array).to(now_E.dtype) for array in (pack.logprobs_E, pack.advantages_E, pack.weights_E)
+        )
+        loss, sums = policy_objective(
+            self.algorithm,
+            now_E,
+            old_E,
+            advantages_E,
+            weights_E,
+            None if part.reference_E is None else there(part.reference_E),
+            scores.entropy_E if needs_entropy else None,
+            there(pack.call_numbers_E) if self.algorithm.by_call else None,
+            None if part.proximal_E is None else there(part.proximal_E),
+            policy_weight,
+            scores.divergence_E,
+        )
+        loss.backward()  # type: ignore[no-untyped-call]
+        entropy = float(scores.entropy_E.detach().sum())
+        return _PackScores(logprobs_E=now_E.detach().cpu(), sums=sums.cpu(), entropy=entropy)
+
+    def _backward_nothing(self) -> None:
+        """The pass of a rank that has no pack left."""
+        if self._teacher is not None and (distill := self.algorithm.distill) is not None and distill.of_vocabulary:
+            self._teacher.compared(IDLE, distill)
+        backward_nothing(self._policy)
+
+
+def _num_loss_tokens(experiences: Iterable[Experience]) -> int:
+    return sum(int(np.count_nonzero(experience.loss_mask_T)) for experience in experiences)
