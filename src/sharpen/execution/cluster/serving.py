@@ -36,9 +36,9 @@ from sharpen.execution.sessions import functions_of
 from sharpen.inference.engine import Engine
 from sharpen.inference.routing import Replicas
 from sharpen.recipe import Job, Recipe
-from sharpen.rollout.in_process import Mode, Opener
+from sharpen.rollout.in_process import Opener
 from sharpen.rollout.runner import RolloutRunner
-from sharpen.types import Experience, IntArray
+from sharpen.types import Experience, IntArray, Mode
 
 if TYPE_CHECKING:
     import torch
