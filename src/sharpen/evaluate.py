@@ -32,12 +32,12 @@ from sharpen.experience.records import EVALUATIONS
 from sharpen.monitor.display import Display
 from sharpen.monitor.statistics import Evaluation, accuracy, evaluation_to_json
 from sharpen.monitor.table import with_interval
-from sharpen.rollout.in_process import Mode, Opener
+from sharpen.rollout.in_process import Opener
 from sharpen.rollout.retries import fails_its_task
 from sharpen.rollout.runner import RolloutRunner
 from sharpen.rollout.statistics import RolloutStatistics, given, summarize, without_calls
 from sharpen.tasks.source import load_tasks
-from sharpen.types import Group, Outcome, Rollout, Task
+from sharpen.types import Group, Mode, Outcome, Rollout, Task
 
 HELD_OUT = "held-out"
 Progress = Callable[[str, int, int], None]

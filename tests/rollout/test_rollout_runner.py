@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import subprocess
-import sys
 import threading
 import time
 import traceback
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import line_of, python
 from scripted_serving import FakeServing, MakeRunner, make_task
 
 from sharpen.config.run import RolloutConfig
@@ -341,15 +340,12 @@ except KeyboardInterrupt:
 
 def test_ctrl_c_ends_promptly_whatever_the_workflows_do() -> None:
     code = SCRIPT.format(folder=str(Path(__file__).parent))
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        started = [process.stdout.readline() for _ in range(2)]
+    with python("-c", code) as process:
+        started = [line_of(process) for _ in range(2)]
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=250)
-    assert (started, process.returncode) == (["started\n"] * 2, 130)
+    assert (started, process.returncode) == (["started"] * 2, 130)
     assert time.monotonic() - began < 120
     assert errors == ""
 

@@ -19,9 +19,9 @@ from sharpen.execution.probe import sample_probes
 from sharpen.execution.serving import ServingThread
 from sharpen.execution.sessions import make_gateway, openers
 from sharpen.recipe import Job, Recipe
-from sharpen.rollout.in_process import Mode, Opener
+from sharpen.rollout.in_process import Opener
 from sharpen.rollout.runner import RolloutRunner
-from sharpen.types import Experience, IntArray
+from sharpen.types import Experience, IntArray, Mode
 
 if TYPE_CHECKING:
     import torch

@@ -16,10 +16,10 @@ from sharpen.execution.auxiliary import AuxiliaryModels
 from sharpen.execution.engines import sampling_of
 from sharpen.gateway.gateway import Gateway
 from sharpen.inference.engine import Engine
-from sharpen.rollout.in_process import Mode, OpenModels
+from sharpen.rollout.in_process import OpenModels
 from sharpen.rollout.models import Access, RolloutModels
 from sharpen.rollout.user_loop import owner
-from sharpen.types import Sampling
+from sharpen.types import Mode, Sampling
 
 
 def make_gateway(config: RunConfig, engine: Engine, tokenizer: Any, loop: asyncio.AbstractEventLoop) -> Gateway:
@@ -42,8 +42,8 @@ def openers(config: RunConfig, gateway: Gateway, auxiliary: AuxiliaryModels) -> 
     """How a rollout's models are opened in each mode. Every one records its calls."""
     greedy = Sampling(temperature=0.0, max_tokens=config.model.max_tokens)
     return {
-        "sampled": opener(gateway.open, auxiliary),
         "greedy": opener(functools.partial(gateway.open, sampling=greedy), auxiliary),
+        "sampled": opener(gateway.open, auxiliary),
     }
 
 

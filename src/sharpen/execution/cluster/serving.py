@@ -36,9 +36,9 @@ from sharpen.inference.engine import Engine
 from sharpen.inference.routing import Replicas
 from sharpen.recipe import Job, Recipe
 from sharpen.rollout.attempt import UserFunctions
-from sharpen.rollout.in_process import Attempts, Mode, Opener
+from sharpen.rollout.in_process import Attempts, Opener
 from sharpen.rollout.runner import RolloutRunner
-from sharpen.types import Experience, IntArray
+from sharpen.types import Experience, IntArray, Mode
 
 if TYPE_CHECKING:
     import torch
