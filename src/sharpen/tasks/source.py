@@ -1,7 +1,7 @@
 """Reads a dataset: a folder, a single file, or a name on the Hugging Face hub, always through `datasets.load_dataset`.
 
-In: a `DatasetAddress`. Out: `Task`s (a lazy sequence), or plain rows for a preview. Every failure is a `DatasetError` with
-one sentence. Local paths never touch the network.
+In: a `DatasetAddress`. Out: `Task`s (a lazy sequence), or plain rows for a preview. Every failure is a `DatasetError`
+with one sentence. Local paths never touch the network.
 """
 
 from __future__ import annotations
