@@ -9,7 +9,7 @@ BIN = .venv/bin
 IN_PARALLEL = -n $(JOBS) --dist worksteal
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed test-ray check format bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-async bench-agentscope bench-trl bench-gpu clean
+.PHONY: quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed test-ray environments check format bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-async bench-agentscope bench-trl bench-gpu clean
 
 quickstart: .venv/installed
 	@$(BIN)/python examples/quickstart/main.py --seed $(SEED)
@@ -82,6 +82,10 @@ test-ray: .venv-ray/installed
 	.venv-ray/bin/python -m pip install --quiet --no-compile --no-deps --requirement requirements/ray.txt --editable .
 	.venv-ray/bin/python -m pip check
 	@touch $@
+
+# What the suites beside `make test` run in, made one after the other: for each, pip writes the same files into src/.
+environments: .venv/installed
+	$(MAKE) --no-print-directory --jobs 1 $(patsubst %,.venv-%/installed,vllm ray agentscope1 agentscope2)
 
 check: .venv/installed
 	$(BIN)/ruff format --check .
