@@ -26,7 +26,7 @@ EDGES = {
     ("plan", "trainer"),  # its own code is run without contents, to see what memory it takes
     ("plan", "sync"),  # whether trainer and engine ever work at the same time
     ("plan", "inference"),  # how slots of KV grow; which models are not served
-    ("config", "tasks"),  # DatasetConfig.preview() reads rows, lazily
+    ("config", "tasks"),  # DatasetConfig.preview() reads rows
 }
 COORDINATION = {
     "tuning",

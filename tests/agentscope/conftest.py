@@ -17,6 +17,8 @@ from sharpen.compat.agentscope import present, silent_agents
 from sharpen.config.run import RolloutConfig
 from sharpen.gateway.gateway import Gateway
 from sharpen.inference.engine import GenerateRequest
+from sharpen.rollout.attempt import UserFunctions
+from sharpen.rollout.in_process import InProcess
 from sharpen.rollout.models import RolloutModels
 from sharpen.rollout.runner import RolloutRunner
 from sharpen.rollout.user_loop import owner
@@ -79,7 +81,8 @@ class Rollouts:
 
     def runner(self, workflow: Any, judge: Any = None, group_size: int = 1, **settings: Any) -> RolloutRunner:
         config = RolloutConfig(**{"timeout_s": 60, "max_attempts": 1, **settings})
-        return RolloutRunner(workflow, judge, self.open, config, group_size, 0)
+        attempts = InProcess(UserFunctions(workflow, judge), config.timeout_s)
+        return RolloutRunner(attempts, self.open, config, group_size, 0)
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,8 @@ from scripted_serving import FakeServing, MakeRunner, make_task
 
 from sharpen.config.run import RolloutConfig
 from sharpen.errors import ConfigError, EngineLostError, RolloutError
+from sharpen.rollout.attempt import UserFunctions
+from sharpen.rollout.in_process import InProcess
 from sharpen.rollout.runner import RolloutRunner, noise_seed
 from sharpen.rollout.user_loop import Suspicion
 from sharpen.types import Outcome, Rollout
@@ -319,6 +321,8 @@ import asyncio, sys, time
 sys.path.insert(0, {folder!r})
 from scripted_serving import FakeServing, make_task
 from sharpen.config.run import RolloutConfig
+from sharpen.rollout.attempt import UserFunctions
+from sharpen.rollout.in_process import InProcess
 from sharpen.rollout.runner import RolloutRunner
 
 async def workflow(task, model):
@@ -329,7 +333,7 @@ async def workflow(task, model):
         time.sleep(600)
     await asyncio.sleep(600)
 
-runner = RolloutRunner(workflow, None, FakeServing().open, RolloutConfig(), 1, 0)
+runner = RolloutRunner(InProcess(UserFunctions(workflow, None), 60.0), FakeServing().open, RolloutConfig(), 1, 0)
 try:
     runner.run([make_task(n, index=n) for n in range(2)], group_ids=["a", "b"])
 except KeyboardInterrupt:
@@ -390,7 +394,7 @@ def test_a_lost_engine_ends_everything_with_its_error_and_no_attempt_more() -> N
         await asyncio.sleep(60)
         return 1.0
 
-    runner = RolloutRunner(workflow, None, open_session, RolloutConfig(), 3, 0)
+    runner = RolloutRunner(InProcess(UserFunctions(workflow, None), 60.0), open_session, RolloutConfig(), 3, 0)
     try:
         with pytest.raises(EngineLostError, match="its processes died"):
             runner.run([make_task()], group_ids=["g"])

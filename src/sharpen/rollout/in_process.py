@@ -63,7 +63,7 @@ class Attempted:
     num_answers: int | None = 0
 
 
-class Attempts(Protocol):
+class AttemptRunner(Protocol):
     """A place where attempts run, many at a time."""
 
     async def run(self, asked: Asked) -> Attempted:
@@ -84,7 +84,7 @@ class InProcess:
         self._warned_ignored = False
 
     async def run(self, asked: Asked) -> Attempted:
-        """See `Attempts.run`. On any one event loop."""
+        """See `AttemptRunner.run`. On any one event loop."""
         began = time.monotonic()
         assert callable(asked.opens)
         run = Run(asked.rollout_id, self._timeout_s)
