@@ -25,7 +25,7 @@ EDGES = {
     ("plan", "recipe"),  # what is planned
     ("plan", "trainer"),  # its own code is run without contents, to see what memory it takes
     ("plan", "inference"),  # how slots of KV grow; which models are not served
-    ("config", "tasks"),  # DatasetConfig.preview() reads rows, lazily
+    ("config", "tasks"),  # DatasetConfig.preview() reads rows
 }
 COORDINATION = {
     "tuning",

@@ -20,6 +20,10 @@ IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
 
+Mode = Literal["greedy", "sampled"]
+"""How the policy answers in a rollout: greedily whatever its calls ask (evaluation, a baseline), or sampled as they ask
+(evaluation, training). Evaluations go in this order."""
+
 FinishReason = Literal["stop", "length", "abort"]
 """Why an engine stopped: an end token or stop string, the token limit, or an abort."""
 

@@ -71,9 +71,9 @@ def refusal(content: dict[str, Any], **environment: str) -> str:
         ("explorer: {auxiliary_models: [1]}", "'explorer.auxiliary_models[0]' must be a section of settings, but 1"),
         ("explorer: {auxiliary_models: [{}]}", "is missing"),
         ("explorer: {max_timeout: soon}", "'rollout.timeout_s' must be a number, but 'soon' came (f.yaml: explorer.m"),
-        ("explorer: {max_retry_times: many}", "'explorer.max_retry_times' must be a number, but 'many' came"),
+        ("explorer: {max_retry_times: many}", "'explorer.max_retry_times' must be a whole number, but 'many' came"),
         ("explorer: {rollout_model: {engine_type: external}}", "a model behind an endpoint cannot be trained"),
-        ("explorer: {rollout_model: {dtype: float16}}", "is 'float16': use auto, bfloat16 or float32"),
+        ("explorer: {rollout_model: {dtype: float16}}", "is 'float16': use auto, bfloat16, bf16, float32"),
         ("explorer: {bench_on_latest_checkpoint: true}", "name the checkpoint instead: sharpen eval"),
         ("explorer: {env_vars: {KEY: 1}}", "are set by the shell that starts the run, before it does: export KEY=1"),
         ("monitor: {monitor_type: swanlab}", "there is no SwanLab sink: use tensorboard, wandb or mlflow"),
@@ -115,11 +115,11 @@ def test_what_cannot_be_honoured_is_refused_by_name(tmp_path, more, message):
         ({"advantage_fn_args": {"rank_penalty": 0.25}}, "'algorithm.advantage_fn_args.rank_penalty' is 0.25"),
         ({"advantage_fn_args": {"std_cal_level": "run"}}, "use group or batch"),
         ({"advantage_fn_args": 3}, "'algorithm.advantage_fn_args' must be a section of settings, but 3 came"),
-        ({"kl_loss_fn": "k4"}, "use one of none, k1, k2, k3, low_var_kl, abs, corrected_k3"),
+        ({"kl_loss_fn": "k4"}, "use none, k1, k2, k3, low_var_kl, abs or corrected_k3"),
         ({"kl_loss_fn_args": {"adaptive": True}}, "'algorithm.kl_loss_fn_args.adaptive' is True"),
         ({"kl_penalty_fn": "k1"}, "Trinity-RFT charges it with ppo only"),
         ({"algorithm_type": "ppo", "kl_penalty_fn": "k1"}, "either in the reward or in the loss: set kl_loss_fn: none"),
-        ({"algorithm_type": "ppo", "kl_penalty_fn": "k9", "kl_loss_fn": "none"}, "use one of none, k1, k2"),
+        ({"algorithm_type": "ppo", "kl_penalty_fn": "k9", "kl_loss_fn": "none"}, "use none, k1, k2"),
         (
             {
                 "algorithm_type": "ppo",
@@ -130,7 +130,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(tmp_path, more, message):
             "with adaptive must have target_kl and horizon",
         ),
         ({"entropy_loss_fn": "mix"}, "use default or none"),
-        ({"loss_agg_mode": "seq-mean-token-sum-norm"}, "use token-mean, seq-mean-token-mean, seq-mean-token-sum"),
+        ({"loss_agg_mode": "seq-mean-token-sum-norm"}, "use token-mean, seq-mean-token-mean or seq-mean-token-sum"),
         ({"sample_strategy": "mix"}, "an expert's rows are mixed in by algorithm_type mix or mix_chord: set that"),
         ({"sample_strategy": "newest"}, "use default, mix or staleness_control"),
         (
@@ -428,7 +428,7 @@ AWAY = {"engine_type": "external", "external_model_config": {"base_url_env": "UR
 )
 def test_on_ray_engines_have_their_gpus_and_the_trainer_the_rest(cluster, explorer, model, ranks):
     """As Trinity-RFT counts them: nodes x GPUs, less the engines of the policy and of auxiliary models. Red when
-    `settings_cluster._taken` leaves out those of auxiliary models."""
+    `cluster._taken` leaves out those of auxiliary models."""
     found = convert_({"cluster": cluster, "explorer": explorer}, URL="http://judge.invalid/v1").settings
     engines = {} if not model else {"inference_engine_num": model[0], "tensor_parallel_size": model[1]}
     named = ("inference_engine_num", "tensor_parallel_size")
@@ -740,7 +740,7 @@ def rows_file(algorithm: dict[str, Any], buffer: dict[str, Any] | None = None, *
             "it is 0.0 here: leave it out",
         ),
         ({"algorithm_type": "dpo", "policy_loss_fn_args": {"bta": 0.1}}, {}, "did you mean 'beta'?"),
-        ({"algorithm_type": "sft", "loss_agg_mode": "mean"}, {}, "use token-mean, seq-mean-token-mean, seq-mean-token"),
+        ({"algorithm_type": "sft", "loss_agg_mode": "mean"}, {}, "use token-mean, seq-mean-token-mean or seq-mean-to"),
         ({"algorithm_type": "sft", "policy_loss_fn_args": {"loss_agg_mode": "x"}}, {}, "takes algorithm.loss_agg_mode"),
         ({"algorithm_type": "sft"}, {"storage_type": "sql"}, "rows are read from files or the Hugging Face hub"),
         ({"algorithm_type": "sft"}, {"format": {"prompt_type": "pairs"}}, "use messages or plaintext"),
@@ -756,6 +756,12 @@ def rows_file(algorithm: dict[str, Any], buffer: dict[str, Any] | None = None, *
 )
 def test_what_a_file_of_rows_cannot_have_is_refused_by_name(algorithm, buffer, message):
     assert message in refusal(rows_file(algorithm, buffer))
+
+
+def test_an_expert_s_rows_are_refused_where_only_rows_are_trained():
+    content = rows_file({"algorithm_type": "sft"})
+    content["buffer"]["trainer_input"]["auxiliary_buffers"] = EXPERT
+    assert "'buffer.trainer_input.auxiliary_buffers' is {'sft_dataset'" in refusal(content)
 
 
 @pytest.mark.parametrize("mode", ["both", "explore", "colocate", "serve"])

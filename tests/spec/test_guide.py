@@ -92,3 +92,12 @@ def test_links_between_the_pages_lead_somewhere(page: str | Path):
         assert linked.exists(), target
         if anchor and linked.suffix == ".md" and linked.name != "configuration.md":
             assert anchor in anchors(linked), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_files_that_the_pages_name_exist(page: str | Path):
+    folders = "src|tests|bench|examples|docs|requirements"
+    named = re.findall(rf"`((?:{folders})/[\w./-]+)", (ROOT / page).read_text(encoding="utf-8"))
+    written = {"bench/out/"}  # by `make bench-NAME`
+    missing = [name for name in named if not (ROOT / name).exists() and not name.startswith(tuple(written))]
+    assert not missing, missing

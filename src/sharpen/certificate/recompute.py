@@ -1,7 +1,7 @@
 """The checks of a run's steps once more, from its records.
 
-In: a run directory, which steps are behind its weights, the rules of each. Out: `Recomputed`: the checks of each step,
-of what was stored as handed to the trainer, held against the recorded groups; and what could not be compared.
+In: a run directory, which steps are behind its weights, the rules of each. Out: `Recomputation`: the checks of each
+step, of what was stored as handed to the trainer, held against the recorded groups; and what could not be compared.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sharpen.types import Check, Group
 
 
 @dataclass(slots=True)
-class Recomputed:
+class Recomputation:
     """What came out."""
 
     checks: dict[int, tuple[Check, ...]] = field(default_factory=dict)
@@ -41,10 +41,10 @@ class Recomputed:
 
 def recompute_steps(
     run_dir: Path, lineage: Lineage, rules_of: Callable[[int], Rules], replay_staleness: Callable[[int], int]
-) -> Recomputed:
+) -> Recomputation:
     """Audit every step behind the weights again. `rules_of` gives the rules of a step by its number,
     `replay_staleness` how far behind a group that trains again may be in it."""
-    journal, found = run_dir / "run.db", Recomputed()
+    journal, found = run_dir / "run.db", Recomputation()
     trained, noted = _trained(journal), read_checks(journal)
     unstored: list[int] = []
     memory = Memory()

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from sharpen.execution.auxiliary import AuxiliaryMeters
 from sharpen.inference.engine import Engine
-from sharpen.rollout.in_process import Mode, Opener
+from sharpen.rollout.in_process import Opener
 from sharpen.rollout.runner import RolloutRunner
-from sharpen.types import Experience, IntArray
+from sharpen.types import Experience, IntArray, Mode
 
 if TYPE_CHECKING:
     import torch

@@ -12,9 +12,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import NormalDist, fmean, stdev
-from typing import Literal
 
-Mode = Literal["greedy", "sampled"]
+from sharpen.types import Mode
 
 Z95 = NormalDist().inv_cdf(0.975)
 """The 97.5% quantile of the standard normal distribution, 1.95996."""

@@ -24,7 +24,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
-from sharpen.monitor.statistics import Difference, Evaluation, Mode, is_binary, loss_difference, paired_difference
+from sharpen.monitor.statistics import Difference, Evaluation, is_binary, loss_difference, paired_difference
+from sharpen.types import Mode
 
 Kind = Literal["better", "not_shown", "worse", "unknown"]
 RowLosses = Mapping[str, tuple[float, int]]

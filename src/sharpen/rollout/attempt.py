@@ -65,22 +65,24 @@ class Ended:
 
 
 class UserFunctions:
-    """The workflow and the judge, checked, with the optional arguments that each one takes. Without `needs_reward` a
-    workflow without judge may give none. `model_exceptions` names exceptions of the workflow that blame the model's
-    answer (`rollout.model_exceptions`)."""
+    """The workflow and the judge, checked, with the optional arguments that each one takes (`workflow_args` is one).
+
+    Without `needs_reward` a workflow without judge may give none. `model_exceptions` names exceptions of the workflow
+    that blame the model's answer (`rollout.model_exceptions`). Raises `ConfigError` for a wrong signature.
+    """
 
     def __init__(
         self,
         workflow: Callable[..., Any],
         judge: Callable[..., Any] | None,
-        workflow_args: Mapping[str, Any],
+        workflow_args: Mapping[str, Any] | None = None,
         *,
-        needs_reward: bool,
-        model_exceptions: Sequence[str],
+        needs_reward: bool = True,
+        model_exceptions: Sequence[str] = (),
     ) -> None:
         self.workflow = workflow
         self.judge = judge
-        self._workflow_args = workflow_args
+        self._workflow_args = dict(workflow_args or {})
         self._needs_reward = needs_reward
         self._model_exceptions = model_exceptions
         self._workflow_takes = workflow_arguments(workflow)
@@ -141,7 +143,7 @@ class UserFunctions:
         if "auxiliary_models" in names:
             values["auxiliary_models"] = dict(models.auxiliary_models)
         if "workflow_args" in names:
-            values["workflow_args"] = copy.deepcopy(dict(self._workflow_args))
+            values["workflow_args"] = copy.deepcopy(self._workflow_args)
         return {name: values[name] for name in names}
 
     def _failed(

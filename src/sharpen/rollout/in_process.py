@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from sharpen.errors import ConfigError, EngineLostError
 from sharpen.rollout.attempt import Ended, UserFunctions
@@ -28,15 +28,12 @@ from sharpen.rollout.user_loop import (
     UserLoop,
     context_of,
 )
-from sharpen.types import Call, Outcome, Task
+from sharpen.types import Call, Mode, Outcome, Task
 
 log = logging.getLogger("sharpen.rollout")
 
 OpenModels = Callable[[str, int], RolloutModels]
 """(rollout id, 64-bit noise seed) -> the models."""
-Mode = Literal["sampled", "greedy"]
-"""How the policy answers in a rollout: sampled as its calls ask (training, evaluation), or greedily whatever they ask
-(a baseline, evaluation)."""
 Opener = OpenModels | Mode
 """How an attempt gets its models: from a function of this process, or by the mode's name where it runs in another one.
 """
@@ -66,7 +63,7 @@ class Attempted:
     num_answers: int | None = 0
 
 
-class Attempts(Protocol):
+class AttemptRunner(Protocol):
     """A place where attempts run, many at a time."""
 
     async def run(self, asked: Asked) -> Attempted:
@@ -87,7 +84,7 @@ class InProcess:
         self._warned_ignored = False
 
     async def run(self, asked: Asked) -> Attempted:
-        """See `Attempts.run`. On any one event loop."""
+        """See `AttemptRunner.run`. On any one event loop."""
         began = time.monotonic()
         assert callable(asked.opens)
         run = Run(asked.rollout_id, self._timeout_s)

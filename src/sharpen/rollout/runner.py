@@ -1,8 +1,8 @@
 """Runs workflows, many at a time, and gives groups of scored rollouts.
 
-In: `Task`s and an `open_session` function. Out: `Group`s as futures. Threads: the caller's (which may run an event loop
-of its own, as in a notebook), the runner's (only our code: slots, retries), and those of `in_process.InProcess`, or of
-another place where attempts run.
+In: `Task`s, a place where attempts run, how their models are opened. Out: `Group`s as futures. Threads: the caller's
+(which may run an event loop of its own, as in a notebook), the runner's (only our code: slots, retries), and those of
+the place where attempts run.
 
     submit ─► group ─► rollout 0..G-1 ─► slot ─► attempt 0, 1, .. ─► [user loop: workflow ─► judge]
                                                      └─ time limit: revoke the session, cancel, go on
@@ -28,9 +28,9 @@ from typing import Any
 
 from sharpen.config.run import RolloutConfig
 from sharpen.errors import RolloutError
-from sharpen.rollout.attempt import Ended, UserFunctions
+from sharpen.rollout.attempt import Ended
 from sharpen.rollout.choices import only_used, requests
-from sharpen.rollout.in_process import Asked, Attempted, Attempts, InProcess, Opener
+from sharpen.rollout.in_process import Asked, Attempted, AttemptRunner, Opener
 from sharpen.rollout.retries import is_final
 from sharpen.types import MODEL_CAUSED, Call, CallStatus, Group, Outcome, Rollout, Task
 
@@ -55,39 +55,25 @@ class _Ticket:
 
 
 class RolloutRunner:
-    """Runs `workflow` (and `judge`) on tasks, `group_size` times each.
+    """Runs attempts of tasks, `group_size` rollouts of each, with models that `open_session` opens.
 
-    `workflow_args` goes to both functions, where they take it. Without `needs_reward` rollouts may end well without a
-    reward. `attempts` makes the place where attempts run; None is this process. Raises `ConfigError` at once if a
-    signature is wrong. Close it when done. One runner serves a whole program (evaluation too, with an `open_session` of
-    its own): what user code keeps between rollouts belongs to its loop.
+    Close it when done: that ends the place where `attempts` run, too. One runner serves a whole program (evaluation
+    too, with an `open_session` of its own): what user code keeps between rollouts belongs to its loop.
     """
 
     def __init__(
         self,
-        workflow: Callable[..., Any],
-        judge: Callable[..., Any] | None,
+        attempts: AttemptRunner,
         open_session: Opener,
         config: RolloutConfig,
         group_size: int,
         seed: int,
-        workflow_args: Mapping[str, Any] | None = None,
-        *,
-        needs_reward: bool = True,
-        attempts: Callable[[UserFunctions], Attempts] | None = None,
     ) -> None:
+        self._attempts = attempts
         self._open_session = open_session
         self._config = config
         self._group_size = group_size
         self._seed = seed
-        functions = UserFunctions(
-            workflow,
-            judge,
-            workflow_args or {},
-            needs_reward=needs_reward,
-            model_exceptions=config.model_exceptions,
-        )
-        self._attempts = attempts(functions) if attempts is not None else InProcess(functions, config.timeout_s)
         self._fatal: Exception | None = None
         self._fatal_place: TracebackType | None = None
         self._said_unused = False

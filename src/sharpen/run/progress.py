@@ -11,7 +11,7 @@ from typing import Any
 
 from sharpen.monitor.statistics import Evaluation, evaluation_from_json, evaluation_to_json
 from sharpen.monitor.verdict import RowLosses, is_best, is_least
-from sharpen.rollout.in_process import Mode
+from sharpen.types import Mode
 
 _MEASURED = ("before", "after", "best")
 

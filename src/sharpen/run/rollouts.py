@@ -23,7 +23,7 @@ from sharpen.execution.trainers import AnyTrainer
 from sharpen.experience.draw import Batch, draw_batches
 from sharpen.experience.journal import Journal
 from sharpen.experience.records import Delivery
-from sharpen.experience.replay import Kept, Replay, mixed, probe
+from sharpen.experience.replay import Replay, ReplayGroup, mixed, probe
 from sharpen.monitor.display import Display
 from sharpen.recipe import RolloutRecipe
 from sharpen.rollout.refill import RolledOut, num_sampled_tokens
@@ -45,7 +45,7 @@ class _Step:
     number: int
     version: int
     rolled_out: RolledOut
-    kept: Sequence[Kept]
+    kept: Sequence[ReplayGroup]
     groups: tuple[Group, ...]
     batches: tuple[Batch, ...]
     delivered: Delivery

@@ -71,9 +71,9 @@ class AuxiliaryTotals(AuxiliaryMeters):
 
 
 class OnWorkers:
-    """Satisfies `rollout.in_process.Attempts`. `setup` is a reference to the workers' `Setup`, `failed` gets an error
-    when the engines are gone for good. `grace_s`: how long after its time limit an attempt may be silent before its
-    worker is asked whether it lives, and how long that may take to answer.
+    """Satisfies `rollout.in_process.AttemptRunner`. `setup` is a reference to the workers' `Setup`, `failed` gets an
+    error when the engines are gone for good. `grace_s`: how long after its time limit an attempt may be silent before
+    its worker is asked whether it lives, and how long that may take to answer.
 
     All of it runs on the runner's loop, but for `close`.
     """
@@ -101,7 +101,7 @@ class OnWorkers:
         """What the engines serve; a worker that starts again is told."""
 
     async def run(self, asked: Asked) -> Attempted:
-        """See `Attempts.run`. Raises `RolloutError` if no worker, `EngineLostError` if no engine can be had any
+        """See `AttemptRunner.run`. Raises `RolloutError` if no worker, `EngineLostError` if no engine can be had any
         more."""
         crowd = self._most
         while True:

@@ -81,7 +81,7 @@ class RolloutWorker:
         return str(ray.get_runtime_context().get_node_id())
 
     async def run(self, asked: Asked) -> Attempted:
-        """See `rollout.in_process.Attempts`."""
+        """See `rollout.in_process.AttemptRunner`."""
         assert self._attempts is not None
         assert isinstance(asked.opens, str)
         return await self._attempts.run(dataclasses.replace(asked, opens=self._modes[asked.opens]))

@@ -16,13 +16,17 @@ from typing import Any
 from sharpen.compat.trinity.yaml import (
     algorithm,
     cluster,
+    expert,
     rows,
     run,
     synchronizer,
     tasks,
 )
-from sharpen.compat.trinity.yaml.draft import Draft, shown
+from sharpen.compat.trinity.yaml.draft import OFF, Draft, shown
+from sharpen.compat.trinity.yaml.functions import SUPERVISED
 from sharpen.compat.trinity.yaml.interpolation import interpolate
+from sharpen.compat.trinity.yaml.keys import adapter
+from sharpen.compat.trinity.yaml.rules import nearest
 from sharpen.compat.trinity.yaml.table import RULES
 from sharpen.config.explain import InvalidConfigError, section_class
 from sharpen.config.load import ConfigFile
@@ -55,7 +59,7 @@ def own_keys(content: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     for section, inner in content.items():
         for name in inner if isinstance(inner, Mapping) else ():
             key = f"{section}.{name}"
-            known = key in RULES or _is_section(key)
+            known = key in RULES or _is_section(key) or _is_section(f"{key}[]")
             if known and not _is_ours(key):
                 theirs.append(key)
             elif _is_ours(key) and not known:
@@ -81,17 +85,39 @@ def convert(
     draft = Draft(file, environment)
     resolved = interpolate(content, environment, file)
     _gather(draft, _one_stage(draft, resolved), "")
-    supervised = rows.applies(draft)
-    if supervised:
+    rules = RULES
+    if draft.trains_by(SUPERVISED):
         rows.leave_rollouts_out(draft)
+        rules = RULES | rows.RULES_OF_ROWS
     for key, value in list(draft.given.items()):
-        RULES[_pattern(key)](draft, key, value)
+        rules[_pattern(key)](draft, key, value)
+    _decide(draft, now or datetime.now())
+    if draft.problems:
+        raise InvalidConfigError.of(f"{file} (Trinity-RFT's layout)", draft.problems)
+    homes = HOMES | HOMES_OF_ROWS if draft.trains_by(SUPERVISED) else HOMES
+    assert not draft.unanswered(), draft.unanswered()
+    return ConfigFile(
+        settings=draft.tree,
+        name=file,
+        defaults=draft.defaults,
+        origins=draft.origins,
+        homes={place: f"{file}: {key}" for place, key in homes.items()},
+        notices=draft.notices(),
+        evaluate_only=draft.evaluate_only,
+    )
+
+
+def _decide(draft: Draft, now: datetime) -> None:
+    """Answer for the keys that rules have left for later."""
+    cluster.ray(draft)
     run.mode(draft)
-    run.run_name(draft, now or datetime.now())
+    run.run_name(draft, now)
     algorithm.algorithm(draft)
     algorithm.optimizer(draft)
-    if supervised:
+    adapter(draft)
+    if draft.trains_by(SUPERVISED):
         rows.rows(draft)
+        expert.experts(draft)
         run.total_steps(draft, 1)
     else:
         run.sizes(draft)
@@ -101,18 +127,6 @@ def convert(
         synchronizer.synchronizer(draft)
     run.trainer_config(draft)
     cluster.gpus(draft)
-    if draft.problems:
-        raise InvalidConfigError.of(f"{file} (Trinity-RFT's layout)", draft.problems)
-    assert not draft.unanswered(), draft.unanswered()
-    return ConfigFile(
-        settings=draft.tree,
-        name=file,
-        defaults=draft.defaults,
-        origins=draft.origins,
-        homes={place: f"{file}: {key}" for place, key in {**HOMES, **(HOMES_OF_ROWS if supervised else {})}.items()},
-        notices=draft.notices(),
-        evaluate_only=draft.evaluate_only,
-    )
 
 
 def _one_stage(draft: Draft, content: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -133,12 +147,12 @@ def _one_stage(draft: Draft, content: Mapping[str, Any]) -> Mapping[str, Any]:
     known = ("mode", "algorithm", "buffer", "data_processor", "explorer", "trainer")
     for key in stage:
         if key not in known:
-            raise ConfigError(f"{draft.file}: 'stages[0].{key}' is no section of a stage{_near(str(key), known)}")
+            raise ConfigError(f"{draft.file}: 'stages[0].{key}' is no section of a stage{nearest(str(key), known)}")
     merged = {**content, **{key: value for key, value in stage.items() if value is not None}}
     del merged["stages"]
     if name:
         merged["name"] = f"{content['name']}-{name}" if content.get("name") else str(name)
-        draft.lines.append(f"{draft.file}: stages: its only stage is the run, named {merged['name']}")
+        draft.say(f"stages: its only stage is the run, named {merged['name']}")
     return merged
 
 
@@ -159,7 +173,7 @@ def _gather(draft: Draft, value: Any, key: str) -> None:
             else:
                 draft.wrong(f"{key}[{index}]", f"must be a section of settings, but {shown(inner)} came")
     elif _is_section(_pattern(key)) or _is_section(f"{_pattern(key)}[]"):
-        if value is not None:
+        if value is not None and not (value in OFF and _is_section(f"{_pattern(key)}[]")):
             kind = "a list of sections" if _is_section(f"{_pattern(key)}[]") else "a section of settings"
             draft.wrong(key, f"must be {kind}, but {shown(value)} came")
     else:
@@ -193,8 +207,3 @@ def _nearest(key: str) -> str:
     if found:
         return f"; did you mean {' or '.join(repr(home) for home in found[:3])}?"
     return f"; there are {', '.join(siblings)}"
-
-
-def _near(name: str, known: tuple[str, ...]) -> str:
-    near = get_close_matches(name, known, n=1)
-    return f"; did you mean '{near[0]}'?" if near else f"; there are {', '.join(known)}"

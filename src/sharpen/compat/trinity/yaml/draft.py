@@ -1,26 +1,26 @@
-"""What the conversion of a Trinity-RFT file has found so far, and the rules that single keys follow.
+"""What the conversion of a Trinity-RFT file has found so far.
 
 In: one key after another, with its value. Out: a tree of our settings, where each came from, lines to print, and every
-problem. A key that no rule has answered for is a mistake of ours: `unanswered` is empty at the end.
+problem. A key that nothing has read or answered for is a mistake of ours: `unanswered` is empty at the end.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sharpen.config.explain import Place, Problem
-
-Rule = Callable[["Draft", str, Any], None]
-"""What happens with one key: it is applied, said, without effect, or refused."""
 
 OFF: tuple[Any, ...] = (None, False, 0, "", "none", [], {})
 """Values that switch a feature off."""
 
 
 class Draft:
-    """A conversion under way. Keys are dotted, as the file has them; places are dotted names of our settings."""
+    """A conversion under way. Keys are dotted, as the file has them; places are dotted names of our settings.
+
+    `given` holds the value of every key; `get` reads it and answers for the key.
+    """
 
     def __init__(self, file: str, environment: Mapping[str, str]) -> None:
         self.file = file
@@ -32,9 +32,23 @@ class Draft:
         self.origins: dict[Place, str] = {}
         self.lines: list[str] = []
         self.problems: list[Problem] = []
-        self.evaluate_only = False
         self._idle: dict[str, list[str]] = {}
         self._answered: set[str] = set()
+
+    @property
+    def evaluate_only(self) -> bool:
+        """Whether the file asks for an evaluation, whatever its algorithm is."""
+        return self.given.get("mode") == "bench"
+
+    def trains_by(self, algorithms: Collection[str]) -> bool:
+        """Whether the file trains, by one of these algorithms."""
+        name = self.given.get("algorithm.algorithm_type")
+        return isinstance(name, str) and name in algorithms and not self.evaluate_only
+
+    def get(self, key: str) -> Any:
+        """The key's value, None where it is not given; it is answered for."""
+        self._answered.add(key)
+        return self.given.get(key)
 
     def set(self, place: str | Place, value: Any, key: str) -> None:
         """Apply: `place` of our settings gets `value`."""
@@ -43,27 +57,28 @@ class Draft:
         self.origins[path] = f"{self.file}: {key}"
         self._answered.add(key)
 
+    def move(self, key: str, *places: str | Place) -> None:
+        """Apply the key's value as it is, if it is given."""
+        for place in places if key in self.given else ():
+            self.set(place, self.given[key], key)
+
     def set_default(self, place: str | Place, value: Any, key: str) -> None:
-        """Apply the value that Trinity-RFT takes where the file leaves `key` out."""
+        """Apply, where the file sets nothing, the value that Trinity-RFT takes where `key` is left out."""
         path = _path(place)
-        _put(self.defaults, path, value)
-        self.origins.setdefault(path, f"Trinity-RFT's default of {key}")
+        if path not in self.origins:
+            _put(self.defaults, path, value)
+            self.origins[path] = f"Trinity-RFT's default of {key}"
 
     def say(self, text: str, *keys: str) -> None:
-        """Tell what becomes of keys that mean something else here."""
-        if keys:
-            self.lines.append(
-                f"{self.file}: {', '.join(f'{key} = {shown(self.given.get(key))}' for key in keys)}: {text}"
-            )
+        """Tell what becomes of keys that mean something else here; without keys, what the file leaves open."""
+        named = ", ".join(f"{key} = {shown(self.given.get(key))}" for key in keys)
+        self.lines.append(": ".join(part for part in (self.file, named, text) if part))
         self._answered.update(keys)
 
-    def idle(self, key: str, reason: str) -> None:
-        """Name the key in the notice of those without effect."""
-        self._idle.setdefault(reason, []).append(key)
-        self._answered.add(key)
-
-    def same(self, *keys: str) -> None:
-        """The value is how it is here anyway."""
+    def idle(self, reason: str, *keys: str) -> None:
+        """Name the keys that are given in the notice of those without effect."""
+        if given := [key for key in keys if key in self.given]:
+            self._idle.setdefault(reason, []).extend(given)
         self._answered.update(keys)
 
     def refuse(self, key: str, text: str) -> None:
@@ -74,45 +89,6 @@ class Draft:
         """A problem with a key: `text` continues "'key' ..."."""
         self.problems.append(Problem(place=tuple(key.split(".")), text=text))
         self._answered.add(key)
-
-    def number(self, key: str) -> float | None:
-        """The key's number; None where it is absent or, with a problem noted, something else."""
-        value = self.given.get(key)
-        if value is None:
-            return None
-        try:
-            if isinstance(value, bool):
-                raise ValueError
-            return float(value)
-        except (TypeError, ValueError):
-            self.wrong(key, f"must be a number, but {shown(value)} came")
-            return None
-
-    def whole(self, key: str) -> int | None:
-        """The key's whole number, as `number`."""
-        value = self.number(key)
-        if value is not None and value != int(value):
-            self.wrong(key, f"must be a whole number, but {shown(self.given[key])} came")
-            return None
-        return None if value is None else int(value)
-
-    def flag(self, key: str) -> bool | None:
-        """The key's truth value, as `number`."""
-        value = self.given.get(key)
-        if isinstance(value, str) and value.lower() in ("true", "false"):
-            return value.lower() == "true"
-        if value is not None and not isinstance(value, bool):
-            self.wrong(key, f"must be true or false, but {shown(value)} came")
-            return None
-        return value
-
-    def word(self, key: str) -> str | None:
-        """The key's text, as `number`."""
-        value = self.given.get(key)
-        if value is not None and not isinstance(value, str):
-            self.wrong(key, f"must be text, but {shown(value)} came")
-            return None
-        return value
 
     def notices(self) -> tuple[str, ...]:
         """The lines, and the one notice of everything without effect."""
@@ -126,45 +102,16 @@ class Draft:
         return [key for key in self.given if key not in self._answered]
 
 
-def to(*places: str) -> Rule:
-    """The value goes, as it is, to settings of ours."""
-
-    def rule(draft: Draft, key: str, value: Any) -> None:
-        for place in places:
-            draft.set(place, value, key)
-
-    return rule
-
-
-def idle(reason: str) -> Rule:
-    """No effect here, for this reason."""
-    return lambda draft, key, value: draft.idle(key, reason)
-
-
-def refused(text: str, unless: Sequence[Any] = OFF) -> Rule:
-    """Refused, except for values that switch the feature off."""
-
-    def rule(draft: Draft, key: str, value: Any) -> None:
-        if is_one_of(value, unless):
-            draft.same(key)
-        else:
-            draft.refuse(key, text)
-
-    return rule
-
-
 def is_one_of(value: Any, choices: Sequence[Any]) -> bool:
     """Whether a value is one of these, a text from the environment (`"false"`, `"0"`) by what it says."""
-    if isinstance(value, str) and value.lower() in ("true", "false"):
-        value = value.lower() == "true"
-    elif isinstance(value, str):
-        with contextlib.suppress(ValueError):
-            value = float(value)
+    if isinstance(value, str):
+        value = value.lower()
+        if value in ("true", "false"):
+            value = value == "true"
+        else:
+            with contextlib.suppress(ValueError):
+                value = float(value)
     return any(value == choice and isinstance(value, bool) == isinstance(choice, bool) for choice in choices)
-
-
-def later(draft: Draft, key: str, value: Any) -> None:
-    """Decided together with other keys, when all are known."""
 
 
 def shown(value: object) -> str:

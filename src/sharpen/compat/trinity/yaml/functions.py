@@ -1,6 +1,6 @@
 """Trinity-RFT's algorithms, and the functions that make them, by their names there, with our counterparts.
 
-In: nothing. Out: tables. An argument that is not in `moves` is accepted at the value in `off`, and refused otherwise.
+In: nothing. Out: tables. A function's arguments have a rule each; one that is not among them is a problem.
 """
 
 from __future__ import annotations
@@ -9,134 +9,208 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sharpen.compat.trinity.yaml.draft import Draft
+from sharpen.compat.trinity.yaml.rules import Rule, at, choice, expanded, fixed, idle, itself, number, to
+
+LOSS_AGG_MODE = "algorithm.loss_agg_mode"
+MIXED = ("mix", "mix_chord")
+"""Algorithms that learn from an expert's rows beside rollouts."""
+DISTILL = {"on_policy_distill": "reverse_sampled", "jsd": "js"}
+"""Algorithms that learn from a teacher, and the distance from it."""
+
+
+KL = at("loss.kl", itself("none", "k1", "k2", "k3", "low_var_kl", "abs", "corrected_k3"))
+"""Estimators of the KL divergence, which have the same names here."""
+AGGREGATIONS = at(
+    "loss.aggregation",
+    {
+        "token-mean": "token-mean",
+        "seq-mean-token-mean": "sequence-mean-token-mean",
+        "seq-mean-token-sum": "sequence-mean-token-sum",
+    },
+)
+"""How token losses become one number."""
+OF_ROWS: dict[str, dict[str, Any]] = {
+    "token-mean": {"loss.aggregation": "token-mean"},
+    "seq-mean-token-mean": {"loss.aggregation": "rollout-mean"},
+    "seq-mean-token-sum": {"loss.aggregation": "constant-length", "loss.constant_length": 1},
+}
+"""The same of rows, which are Trinity-RFT's sequences."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Function:
-    """A function that exists here. `moves`: arguments and the settings they become; `off`: arguments with the value
-    that is how it is here; `idle`: arguments that mean nothing without another one. `differs`: our preset of the
-    algorithm has another function, after its paper, so that this one is named where the file is silent.
+    """A function that exists here, and its arguments. `differs`: our preset of the algorithm has another function,
+    after its paper, so that this one is named where the file is silent.
     """
 
     name: str
-    moves: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    off: Mapping[str, Any] = field(default_factory=dict)
-    idle: tuple[str, ...] = ()
+    arguments: Mapping[str, Rule] = field(default_factory=dict)
     differs: bool = False
 
 
-_OF_GROUP = {"epsilon": 1e-6, "duplicate_experiences": False, "rank_penalty": None}
-_THRESHOLD = {"std_threshold": ("loss.std_threshold",)}
-_CLIP = {
-    "clip_range": ("loss.clip_low", "loss.clip_high"),
-    "clip_range_low": ("loss.clip_low",),
-    "clip_range_high": ("loss.clip_high",),
+def _function(name: str, rows: Mapping[str, Rule] | None = None, *, differs: bool = False) -> Function:
+    return Function(name=name, arguments=expanded(rows or {}), differs=differs)
+
+
+def _tau(draft: Draft, key: str, value: Any) -> None:
+    baseline = draft.given.get(f"{key.rpartition('.')[0]}.opmd_baseline")
+    if baseline == "logavgexp":
+        draft.move(key, "loss.advantage_args.tau")
+    else:
+        draft.idle("it belongs to opmd_baseline logavgexp", key)
+
+
+def _mixture(draft: Draft, key: str, value: Any) -> None:
+    """The teacher's weight; its ends are the pure divergences."""
+    number(draft, key, value)
+    weight = draft.given.get(key)
+    if weight in (0.0, 1.0):
+        draft.set("distill.divergence", "reverse" if weight == 0.0 else "forward", key)
+    else:
+        draft.move(key, "distill.beta")
+
+
+def _own_aggregation(draft: Draft, key: str, value: Any) -> None:
+    if draft.get(key) != draft.given.get(LOSS_AGG_MODE, "token-mean"):
+        draft.refuse(key, f"Trinity-RFT takes {LOSS_AGG_MODE} instead: set that")
+
+
+def _aggregation_of_mix(draft: Draft, key: str, value: Any) -> None:
+    """That of rollouts or of an expert's rows, which have the same here."""
+    section = key.rpartition(".")[0]
+    rows, rollouts = (draft.given.get(f"{section}.{part}_loss_agg_mode") for part in ("sft", "grpo"))
+    whole = draft.given.get(LOSS_AGG_MODE)
+    if value in AGGREGATIONS and rows != rollouts and value != (whole or "token-mean"):
+        draft.refuse(key, f"rollouts and an expert's rows have one: set {LOSS_AGG_MODE}")
+    elif value in AGGREGATIONS and whole not in (None, value):
+        draft.refuse(key, f"{LOSS_AGG_MODE} is {whole!r}: keep one of them")
+    else:
+        choice(AGGREGATIONS)(draft, key, value)
+
+
+def _mu(place: str) -> Rule:
+    """Of the weight of an expert's rows; Trinity-RFT's defaults hold as soon as the file says something of it."""
+
+    def rule(draft: Draft, key: str, value: Any) -> None:
+        section = key.rpartition(".")[0]
+        draft.move(key, place)
+        for name, usual in (("mu_decay_steps", 0), ("mu_valley", 0.1)):
+            if f"{section}.{name}" not in draft.given:
+                draft.set_default(f"expert.{name}", usual, f"{section}.{name}")
+
+    return rule
+
+
+OFF_PART = idle("it belongs to a part of the function that is off")
+_THRESHOLD = {
+    "std_threshold": to("loss.std_threshold"),
+    "std_cal_level": choice({"group": {}, "batch": {"loss.advantage": "grpo_global_std"}}),
+    "epsilon": fixed(1e-6),
+}
+_CLIP_SIDES = {"clip_range_low": to("loss.clip_low"), "clip_range_high": to("loss.clip_high")}
+_CLIP = {"clip_range": to("loss.clip_low", "loss.clip_high"), **_CLIP_SIDES}  # the more particular one comes last
+_MIXED = {
+    **_CLIP,
+    "sft_loss_agg_mode grpo_loss_agg_mode": _aggregation_of_mix,
+    "use_dynamic_bsz ppo_mini_batch_size ppo_micro_batch_size_per_gpu ngpus_trainer train_batch_size_usual "
+    "train_batch_size_expert": idle("micro-batches never change a gradient here"),
 }
 
 
-SIZES = (
-    *("use_dynamic_bsz", "ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu", "ngpus_trainer"),
-    *("train_batch_size_usual", "train_batch_size_expert"),
-)
-"""Arguments by which Trinity-RFT's mixed losses undo what micro-batches do to a mean."""
-_MIXED: dict[str, tuple[str, ...]] = dict.fromkeys((*SIZES, "sft_loss_agg_mode", "grpo_loss_agg_mode"), ())
+def _advantage_argument(*names: str) -> dict[str, Rule]:
+    return {name: to(f"loss.advantage_args.{name}") for name in names}
 
 
-def _own(part: str, name: str) -> dict[str, tuple[str, ...]]:
-    return {name: (f"loss.{part}_args.{name}",)}
+def _loss_argument(*names: str) -> dict[str, Rule]:
+    return {name: to(f"loss.policy_loss_args.{name}") for name in names}
 
 
+_TAU = "loss.advantage_args.tau"
 ADVANTAGES = {
-    "grpo": Function(name="grpo", moves={**_THRESHOLD, "std_cal_level": ()}, off=_OF_GROUP),
-    "grpo_verl": Function(name="grpo", off={"epsilon": 1e-6}),
-    "step_wise_grpo": Function(
-        name="step_wise_grpo",
-        moves={**_THRESHOLD, "enable_step_norm": ("loss.step_norm",), "std_cal_level": ()},
-        off={"epsilon": 1e-6},
+    "grpo": _function("grpo", {**_THRESHOLD, "duplicate_experiences": fixed(False), "rank_penalty": fixed(None)}),
+    "grpo_verl": _function("grpo", {"epsilon": fixed(1e-6)}),
+    "step_wise_grpo": _function("step_wise_grpo", {**_THRESHOLD, "enable_step_norm": to("loss.step_norm")}),
+    "ppo": _function("call_gae", _advantage_argument("gamma", "lam"), differs=True),
+    "remax": _function("remax"),
+    "rloo": _function("rloo"),
+    "reinforceplusplus": _function("reinforceplusplus_tokens", {"gamma": fixed(1.0)}, differs=True),
+    "reinforce": _function("reinforce"),
+    "opmd": _function("opmd", {"opmd_baseline": choice({"mean": {}, "logavgexp": {_TAU: 1.0}}), "tau": _tau}),
+    "asymre": _function("asymre", _advantage_argument("baseline_shift")),
+    "rec": _function("rec", {"std_normalize": to("loss.std_normalize"), "epsilon": fixed(1e-6), "drop": fixed(None)}),
+    "gigpo": _function(
+        "gigpo",
+        {
+            **_advantage_argument("omega", "gamma"),
+            "fnorm": choice(at("loss.std_normalize", {"std": True, "none": False})),
+            "epsilon": fixed(1e-6),
+            "step_reward_key": fixed("step_reward"),
+            "env_state_hash_key": fixed("env_state_hash"),
+        },
     ),
-    "ppo": Function(name="call_gae", moves={**_own("advantage", "gamma"), **_own("advantage", "lam")}, differs=True),
-    "remax": Function(name="remax"),
-    "rloo": Function(name="rloo"),
-    "reinforceplusplus": Function(name="reinforceplusplus_tokens", off={"gamma": 1.0}, differs=True),
-    "reinforce": Function(name="reinforce"),
-    "opmd": Function(name="opmd", moves={"opmd_baseline": (), "tau": ()}),
-    "asymre": Function(name="asymre", moves=_own("advantage", "baseline_shift")),
-    "rec": Function(name="rec", moves={"std_normalize": ("loss.std_normalize",)}, off={"epsilon": 1e-6, "drop": None}),
-    "gigpo": Function(
-        name="gigpo",
-        moves={**_own("advantage", "omega"), **_own("advantage", "gamma"), "fnorm": ()},
-        off={"epsilon": 1e-6, "step_reward_key": "step_reward", "env_state_hash_key": "env_state_hash"},
-    ),
-    "clipb": Function(name="clipb", moves=_own("advantage", "mu"), off={"epsilon": 1e-6}),
-    "clipv": Function(
-        name="clipv",
-        moves={**_own("advantage", "mu"), **_own("advantage", "max_frac")},
-        off={"epsilon": 1e-6},
-    ),
-    "on_policy_distill": Function(name="none", moves={"kl_coef": ("distill.coef",)}),
-    "jsd": Function(
-        name="none",
-        moves={"kl_coef": ("distill.coef",), "lambda_coef": (), "chunk_size": ()},
-        off={"temperature": 1.0},
+    "clipb": _function("clipb", {**_advantage_argument("mu"), "epsilon": fixed(1e-6)}),
+    "clipv": _function("clipv", {**_advantage_argument("mu", "max_frac"), "epsilon": fixed(1e-6)}),
+    "on_policy_distill": _function("none", {"kl_coef": to("distill.coef")}),
+    "jsd": _function(
+        "none",
+        {
+            "kl_coef": to("distill.coef"),
+            "lambda_coef": _mixture,
+            "chunk_size": idle("the vocabulary is always compared in chunks"),
+            "temperature": fixed(1.0),
+        },
     ),
 }
-"""Advantage functions. Those with empty `moves` are decided in `algorithm`."""
+"""Advantage functions."""
 
 POLICY_LOSSES = {
-    "ppo": Function(
-        name="ppo",
-        moves={**_CLIP, "clip_ratio_c": ("loss.dual_clip",)},
-        off={"enable_sequence_masking": False, "fallback_to_policy_gradient": False},
-        idle=("delta_sequence_masking",),
-    ),
-    "gspo": Function(name="gspo", moves=_CLIP),
-    "cispo": Function(
-        name="cispo",
-        moves={key: _CLIP[key] for key in ("clip_range_low", "clip_range_high")},
-        off={"enable_mask_clip": False},
-        idle=("mask_clip_range_low", "mask_clip_range_high"),
-    ),
-    "sapo": Function(
-        name="sapo_gate",
-        moves={**_own("policy_loss", "tau_pos"), **_own("policy_loss", "tau_neg")},
-        differs=True,
-    ),
-    "topr": Function(name="topr", moves={"advantage_threshold": ("loss.policy_loss_args.threshold",)}),
-    "opmd": Function(name="opmd", moves=_own("policy_loss", "tau")),
-    "sppo": Function(name="sppo", moves=_own("policy_loss", "epsilon")),
-    "rec": Function(
-        name="rec",
-        moves={"epsilon_low": ("loss.clip_low",), "epsilon_high": ("loss.clip_high",), "clip_mode": (), "weight": ()},
-        off={"regularizer": "none", "temp": 1.0},
-        idle=("regularizer_coef", "epsilon_low_prime", "epsilon_high_prime"),
-    ),
-    "sft": Function(name="sft"),
-    "importance_sampling": Function(name="importance_sampling"),
-    "mix": Function(name="ppo", moves={**_CLIP, **_MIXED, "mu": ("expert.mu",)}),
-    "mix_chord": Function(
-        name="ppo",
-        moves={
+    "ppo": _function(
+        "ppo",
+        {
             **_CLIP,
+            "clip_ratio_c": to("loss.dual_clip"),
+            "enable_sequence_masking fallback_to_policy_gradient": fixed(False),
+            "delta_sequence_masking": OFF_PART,
+        },
+    ),
+    "gspo": _function("gspo", _CLIP),
+    "cispo": _function(
+        "cispo",
+        {**_CLIP_SIDES, "enable_mask_clip": fixed(False), "mask_clip_range_low mask_clip_range_high": OFF_PART},
+    ),
+    "sapo": _function("sapo_gate", _loss_argument("tau_pos", "tau_neg"), differs=True),
+    "topr": _function("topr", {"advantage_threshold": to("loss.policy_loss_args.threshold")}),
+    "opmd": _function("opmd", _loss_argument("tau")),
+    "sppo": _function("sppo", _loss_argument("epsilon")),
+    "rec": _function(
+        "rec",
+        {
+            "epsilon_low": to("loss.clip_low"),
+            "epsilon_high": to("loss.clip_high"),
+            "clip_mode": choice(at("loss.policy_loss_args.clip", itself("one-side", "two-side", "none"))),
+            "weight": choice(at("loss.policy_loss_args.importance", {"none": False, "importance_sampling": True})),
+            "regularizer": fixed("none"),
+            "temp": fixed(1.0),
+            "regularizer_coef epsilon_low_prime epsilon_high_prime": OFF_PART,
+        },
+    ),
+    "sft": _function("sft"),
+    "importance_sampling": _function("importance_sampling"),
+    "mix": _function("ppo", {**_MIXED, "mu": to("expert.mu")}),
+    "mix_chord": _function(
+        "ppo",
+        {
             **_MIXED,
-            "mu_peak": ("expert.mu",),
-            **{name: (f"expert.{name}",) for name in ("mu_valley", "mu_warmup_steps", "mu_decay_steps")},
-            "enable_phi_function": ("expert.phi",),
+            "mu_peak": _mu("expert.mu"),
+            **{name: _mu(f"expert.{name}") for name in ("mu_valley", "mu_warmup_steps", "mu_decay_steps")},
+            "enable_phi_function": to("expert.phi"),
         },
     ),
 }
 """Policy losses."""
-
-KL = ("none", "k1", "k2", "k3", "low_var_kl", "abs", "corrected_k3")
-"""Estimators of the KL divergence, which have the same names here."""
-
-AGGREGATIONS = {
-    "token-mean": "token-mean",
-    "seq-mean-token-mean": "sequence-mean-token-mean",
-    "seq-mean-token-sum": "sequence-mean-token-sum",
-}
-"""How token losses become one number."""
-
-OF_ROWS = {"token-mean": "token-mean", "seq-mean-token-mean": "rollout-mean", "seq-mean-token-sum": "constant-length"}
-"""The same of rows, which are Trinity-RFT's sequences; the constant is 1."""
+OF_EVERY_LOSS: Mapping[str, Rule] = {"loss_agg_mode": _own_aggregation}
+"""An argument that every policy loss has."""
 
 ALGORITHMS = {
     "ppo": ("ppo", "ppo"),
@@ -164,11 +238,11 @@ ALGORITHMS = {
 """The algorithms that exist here, with their advantage function and policy loss; jsd's loss is the divergence."""
 
 SUPERVISED = {
-    "sft": Function(name="sft"),
-    "cpt": Function(name="sft"),
-    "dpo": Function(name="dpo", moves=_own("policy_loss", "beta"), off={"label_smoothing": 0.0}),
+    "sft": _function("sft"),
+    "cpt": _function("sft"),
+    "dpo": _function("dpo", {**_loss_argument("beta"), "label_smoothing": fixed(0.0)}),
 }
-"""The algorithms that learn from rows, with their loss."""
+"""The algorithms that learn from rows alone, with their loss."""
 
 DIFFERENT = {
     "ppo": "advantages call by call, as Trinity-RFT's (loss.advantage: gae is over a rollout's calls); the critic's "

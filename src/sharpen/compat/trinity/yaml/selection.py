@@ -5,103 +5,87 @@ In: a draft, the key of a selector's type. Out: the draft, with the selector's k
 
 from __future__ import annotations
 
-from sharpen.compat.trinity.yaml.draft import Draft, shown
+from typing import Any
 
-_ARGUMENTS = ("target_reward", "tau", "m", "lamb", "rho", "adaptive_rho", "do_sample")
+from sharpen.compat.trinity.yaml.draft import Draft, is_one_of, shown
+from sharpen.compat.trinity.yaml.rules import Rule, answer_section, expanded, idle, to
+
+_BY_DIFFICULTY = "it belongs to a choice by difficulty"
+_RECENT = "a task is as difficult as its recent rewards in this run"
 
 
-def selector_type(draft: Draft, key: str, value: object) -> None:
+def selector_type(draft: Draft, key: str, value: Any) -> None:
     """In which order tasks come."""
     section = key.rpartition(".")[0]
     former = section.replace("data_selector", "task_selector")  # which wins there too
+    is_known = value in ("difficulty_based", "offline_easy2hard")
     if former != section and f"{former}.selector_type" in draft.given:
-        draft.idle(key, f"{former} comes first")
-        _without(draft, section)
-    elif value in ("shuffle", "random"):
-        draft.same(key)
-        _without(draft, section)
-    elif value == "sequential":
-        draft.say("tasks come in a random order, the same for the same seed", key)
-        _without(draft, section)
-    elif value not in ("difficulty_based", "offline_easy2hard"):
-        draft.refuse(key, "use shuffle, random, sequential, offline_easy2hard or difficulty_based")
-        _without(draft, section)
-    elif "eval_tasksets" in key:
-        draft.idle(key, "an evaluation runs all of its tasks")
-        _without(draft, section)
+        draft.idle(f"{former} comes first", key)
+    elif is_known and "eval_tasksets" in key:
+        draft.idle("an evaluation runs all of its tasks", key)
     elif value == "offline_easy2hard":
         _easy_to_hard(draft, section)
-    elif "experience_buffer" in key:
-        draft.refuse(key, "it goes by rewards, and rows have none: use shuffle")
-        _without(draft, section)
-    else:
+    elif value == "difficulty_based" and "experience_buffer" not in key:
         _by_difficulty(draft, section)
+        return
+    elif is_known:
+        draft.refuse(key, "it goes by rewards, and rows have none: use shuffle")
+    elif value == "sequential":
+        draft.say("tasks come in a random order, the same for the same seed", key)
+    elif draft.get(key) not in ("shuffle", "random"):
+        draft.refuse(key, "use shuffle, random, sequential, offline_easy2hard or difficulty_based")
+    left = [f"{section}.{name}" for name in ("feature_keys", "kwargs")]
+    draft.idle(_BY_DIFFICULTY, *(key for key in left if key in draft.unanswered()))
 
 
-def of_selector(draft: Draft, key: str, value: object) -> None:
+def of_selector(draft: Draft, key: str, value: Any) -> None:
     """An argument of a selector whose type is not given, else decided with the type."""
     if f"{key.rpartition('.')[0]}.selector_type" not in draft.given:
-        _idle(draft, key)
+        draft.idle(_BY_DIFFICULTY, key)
 
 
 def _easy_to_hard(draft: Draft, section: str) -> None:
     """Trinity-RFT begins with the greatest numbers, which are the easiest tasks there."""
-    key, features = f"{section}.selector_type", draft.given.get(f"{section}.feature_keys")
-    draft.same(f"{section}.feature_keys")
+    key = f"{section}.selector_type"
+    features = draft.get(f"{section}.feature_keys")
+    draft.get(key)
     if not isinstance(features, list) or len(features) != 1 or not isinstance(features[0], str):
         draft.wrong(
             f"{section}.feature_keys",
             f"is {shown(features)}: offline_easy2hard needs one field here, whose greatest numbers are the easiest",
         )
-        draft.same(key)
+        return
+    draft.set("sampling.order", "curriculum", key)
+    draft.set("sampling.curriculum_key", f"-{features[0]}", f"{section}.feature_keys")
+    draft.say(f"from the greatest {features[0]} to the least, in every epoch (sampling.order: curriculum)", key)
+
+
+def _tau(draft: Draft, key: str, value: Any) -> None:
+    if is_one_of(value, (0,)):
+        draft.refuse(key, "tasks are drawn, not ranked, here: it must be above 0")
     else:
-        draft.set("sampling.order", "curriculum", key)
-        draft.set("sampling.curriculum_key", f"-{features[0]}", f"{section}.feature_keys")
-        draft.say(f"from the greatest {features[0]} to the least, in every epoch (sampling.order: curriculum)", key)
-    if f"{section}.kwargs" in draft.given:
-        _idle(draft, f"{section}.kwargs")
+        draft.move(key, "sampling.difficulty_width")
+
+
+_ARGUMENTS: dict[str, Rule] = expanded(
+    {
+        "target_reward": to("sampling.difficulty_target"),
+        "tau": _tau,
+        "m lamb rho adaptive_rho do_sample": idle(_RECENT),
+    }
+)
 
 
 def _by_difficulty(draft: Draft, section: str) -> None:
     """Tasks near a target reward: by what they brought in this run, without a model of their difficulty."""
-    key, inner = f"{section}.selector_type", f"{section}.kwargs"
-    given = draft.given.get(inner, {})
-    draft.same(inner)
-    if not isinstance(given, dict):
-        draft.wrong(inner, f"must be a section of settings, but {shown(given)} came")
-        given = {}
-    for name, value in given.items():
-        if name not in _ARGUMENTS:
-            draft.wrong(f"{inner}.{name}", f"is no argument of difficulty_based: it has {', '.join(_ARGUMENTS)}")
-        elif name not in ("target_reward", "tau"):
-            draft.idle(f"{inner}.{name}", "a task is as difficult as its recent rewards in this run")
-        else:
-            draft.given[f"{inner}.{name}"] = value
-            draft.same(f"{inner}.{name}")
+    key, arguments = f"{section}.selector_type", f"{section}.kwargs"
+    answer_section(draft, arguments, _ARGUMENTS, "is no argument of difficulty_based")
     draft.set("sampling.order", "difficulty", key)
     for name, place in (("target_reward", "difficulty_target"), ("tau", "difficulty_width")):
-        full = f"{inner}.{name}"
-        number = draft.number(full)
-        if number is None:
-            draft.set_default(f"sampling.{place}", 1.0, full)
-        elif name == "tau" and number <= 0:
-            draft.refuse(full, "tasks are drawn, not ranked, here: it must be above 0")
-        else:
-            draft.set(f"sampling.{place}", number, full)
+        draft.set_default(f"sampling.{place}", 1.0, f"{arguments}.{name}")
     draft.say(
         "tasks are drawn with weight exp(-((recent mean reward - target_reward) / tau)^2 / 2), not below "
         "sampling.difficulty_floor (Trinity-RFT: exp(-|predicted - target_reward| / tau))",
         key,
     )
-    if f"{section}.feature_keys" in draft.given:
-        draft.idle(f"{section}.feature_keys", "a task is as difficult as its recent rewards in this run")
-
-
-def _without(draft: Draft, section: str) -> None:
-    for name in ("feature_keys", "kwargs"):
-        if f"{section}.{name}" in draft.given:
-            _idle(draft, f"{section}.{name}")
-
-
-def _idle(draft: Draft, key: str) -> None:
-    draft.idle(key, "it belongs to a choice by difficulty")
+    draft.idle(_RECENT, f"{section}.feature_keys")

@@ -22,40 +22,33 @@ _EXPLORER, _TRAINER = (f"synchronizer.{side}_sync_interval" for side in ("explor
 
 def style(draft: Draft) -> str | None:
     """Ours for the file's style; None where there is no such style."""
-    word = draft.given.get(_STYLE)
-    return _STYLES.get(word.lower()) if isinstance(word, str) else "fixed"
+    return _STYLES.get(draft.given.get(_STYLE, "fixed").lower())
 
 
 def synchronizer(draft: Draft) -> None:
     """Style, interval and offset."""
-    found = style(draft)
+    found, given = style(draft), draft.get(_STYLE)
     if found is None:
-        draft.wrong(_STYLE, f"must be one of {', '.join(_STYLES)}, but {draft.given[_STYLE]!r} came")
-        found = "fixed"
-    elif draft.word(_STYLE) is not None:
+        draft.wrong(_STYLE, f"must be one of {', '.join(_STYLES)}, but {given!r} came")
+    elif given is not None:
         draft.set("sync.style", found, _STYLE)
-    draft.same(_STYLE)
     _interval(draft, found)
-    if found == "fully_async" and draft.whole(_OFFSET):
-        draft.idle(_OFFSET, "with fully_async nobody waits, there and here (sync.max_staleness bounds how far ahead)")
-    elif found != "fully_async" and draft.given.get(_OFFSET) is not None:
-        draft.set("sync.offset", draft.given[_OFFSET], _OFFSET)
-    draft.same(_OFFSET)
+    if found != "fully_async":
+        draft.move(_OFFSET, "sync.offset")
+    elif draft.get(_OFFSET):
+        draft.idle("with fully_async nobody waits, there and here (sync.max_staleness bounds how far ahead)", _OFFSET)
 
 
-def _interval(draft: Draft, found: str) -> None:
+def _interval(draft: Draft, found: str | None) -> None:
     """That of the side that asks; of the explorer where both do."""
     asks, other = (_TRAINER, _EXPLORER) if found in ("dynamic_by_trainer", "fully_async") else (_EXPLORER, _TRAINER)
-    key = asks if draft.given.get(asks) is not None else _INTERVAL
-    for left in (other, _INTERVAL):
-        if left != key and draft.given.get(left) is not None:
-            draft.idle(left, f"weights move after the steps that {key} counts (sync.interval)")
-    draft.same(asks, other, _INTERVAL)
-    number = draft.whole(key)
-    if number is None:
-        return
-    updates = draft.tree.get("trainer", {}).get("num_minibatches", 1) if asks == _TRAINER else 1
-    steps = -(-number // updates)
-    draft.set("sync.interval", steps, key)
-    if steps != number:
-        draft.say(f"that many updates are {steps} step{'s' if steps > 1 else ''} of {updates} (sync.interval)", key)
+    key = asks if asks in draft.given else _INTERVAL
+    left = (other,) if key == _INTERVAL else (other, _INTERVAL)
+    draft.idle(f"weights move after the steps that {key} counts (sync.interval)", *left)
+    number = draft.get(key)
+    if number is not None:
+        updates = draft.tree.get("trainer", {}).get("num_minibatches", 1) if asks == _TRAINER else 1
+        steps = -(-number // updates)
+        draft.set("sync.interval", steps, key)
+        if steps != number:
+            draft.say(f"that many updates are {steps} step{'s' if steps > 1 else ''} of {updates} (sync.interval)", key)

@@ -6,14 +6,18 @@ In: a draft with every key that the file gives. Out: the draft, with datasets, w
 from __future__ import annotations
 
 from sharpen.compat.trinity.yaml.draft import Draft, shown
+from sharpen.compat.trinity.yaml.functions import DISTILL
 from sharpen.compat.trinity.yaml.run import sampling
 from sharpen.compat.trinity.yaml.teacher import teacher
+from sharpen.config.explain import Place
 
 _INPUT = "buffer.explorer_input"
+_DATASET = {"path": "path", "split": "split", "subset_name": "name"}
 _FORMAT = {"prompt_key": "prompt", "response_key": "response", "system_prompt": None, "reply_prefix": None}
 """Parts of a taskset's format that workflows read, with Trinity-RFT's defaults."""
 _ARGUMENTS = {"workflow_args": "workflow_args", "reward_fn_args": "taskset.reward_fn_args"}
 """What is passed on, and where we keep it."""
+_SAMPLING = tuple(f"rollout_args.{name}" for name in ("temperature", "top_p", "max_tokens"))
 _AUXILIARY = {
     "model_path": "model_path",
     "max_model_len": "max_model_len",
@@ -35,30 +39,20 @@ def tasksets(draft: Draft) -> None:
     elif len(training) > 1:
         draft.wrong(f"{_INPUT}.tasksets", f"has {len(training)} sets, but a run trains on one: join the files")
     evaluation = _items(draft, f"{_INPUT}.eval_tasksets")
-    main = next(iter((*training, *evaluation)), None)
     if draft.evaluate_only and not evaluation:
         draft.wrong(f"{_INPUT}.eval_tasksets", "is empty, so that mode bench has nothing to evaluate")
-    sampling(draft, main or f"{_INPUT}.taskset")
-    for name in ("system_prompt", "reply_prefix"):  # where earlier versions had them
-        former, own = f"{_INPUT}.{name}", f"{main}.format.{name}"
-        if former in draft.given and own in draft.given:
-            draft.idle(former, f"{own} comes first")
-        elif former in draft.given:
-            draft.set(f"taskset.{name}", draft.given[former], former)
-    _main(draft, main or f"{_INPUT}.taskset", is_evaluation=bool(evaluation) and not training)
-    if not evaluation and f"{_INPUT}.default_eval_workflow_type" in draft.given:
-        draft.idle(f"{_INPUT}.default_eval_workflow_type", "there are no eval_tasksets")
-    for kind in ("workflow", "eval_workflow", "reward_fn"):
-        draft.same(f"{_INPUT}.default_{kind}_type")
+    main = next(iter((*training, *evaluation)), f"{_INPUT}.taskset")
+    sampling(draft, main)
+    _main(draft, main, is_evaluation=bool(evaluation) and not training)
+    if draft.evaluate_only or training:
+        _dataset(draft, main, ("train_dataset",))
+    if not evaluation:
+        draft.idle("there are no eval_tasksets", f"{_INPUT}.default_eval_workflow_type")
     names: set[str] = set()
     for index, prefix in enumerate(evaluation):
         _evaluation(draft, prefix, index, names)
-        if main is not None and prefix != main:
+        if prefix != main:
             _compare(draft, prefix, main)
-        for name in ("temperature", "top_p", "max_tokens"):
-            key = f"{prefix}.rollout_args.{name}"
-            if key in draft.given and prefix != main:
-                draft.idle(key, "evaluation runs each task once greedy and once as in training")
 
 
 def _items(draft: Draft, key: str) -> list[str]:
@@ -74,21 +68,19 @@ def _main(draft: Draft, prefix: str, *, is_evaluation: bool) -> None:
     key, reward = _type(draft, prefix, "reward_fn", is_evaluation)
     if reward is not None:
         draft.set("taskset.reward_fn", _code(reward), key)
-    if is_evaluation:  # the rules of training tasks have not moved these
-        for name in _FORMAT:
-            if f"{prefix}.format.{name}" in draft.given:
-                draft.set(f"taskset.{name}", draft.given[f"{prefix}.format.{name}"], f"{prefix}.format.{name}")
-        for name, place in _ARGUMENTS.items():
-            if f"{prefix}.{name}" in draft.given:
-                draft.set(place, draft.given[f"{prefix}.{name}"], f"{prefix}.{name}")
-        if draft.evaluate_only:
-            _dataset(draft, prefix, ("train_dataset",))
+    for name in _FORMAT:
+        former, own = f"{_INPUT}.{name}", f"{prefix}.format.{name}"  # where earlier versions had them
+        draft.move(former, f"taskset.{name}")
+        if own in draft.given:
+            draft.idle(f"{own} comes first", former)
+            draft.move(own, f"taskset.{name}")
+    for name, place in _ARGUMENTS.items():
+        draft.move(f"{prefix}.{name}", place)
 
 
-def _dataset(draft: Draft, prefix: str, place: tuple[str, ...]) -> None:
-    for name, field in (("path", "path"), ("split", "split"), ("subset_name", "name")):
-        if f"{prefix}.{name}" in draft.given:
-            draft.set((*place, field), draft.given[f"{prefix}.{name}"], f"{prefix}.{name}")
+def _dataset(draft: Draft, prefix: str, place: Place) -> None:
+    for name, field in _DATASET.items():
+        draft.move(f"{prefix}.{name}", (*place, field))
 
 
 def _type(draft: Draft, prefix: str, kind: str, is_evaluation: bool) -> tuple[str, str | None]:
@@ -96,10 +88,8 @@ def _type(draft: Draft, prefix: str, kind: str, is_evaluation: bool) -> tuple[st
     keys = [f"{prefix}.default_{kind}_type"]
     if is_evaluation and kind == "workflow":
         keys += [f"{prefix}.default_eval_workflow_type", f"{_INPUT}.default_eval_workflow_type"]
-    keys.append(f"{_INPUT}.default_{kind}_type")
-    draft.same(f"{prefix}.default_{kind}_type", f"{prefix}.default_eval_workflow_type")
-    key = next((key for key in keys if key in draft.given), keys[0])
-    return key, draft.word(key)
+    found = {key: name for key in (*keys, f"{_INPUT}.default_{kind}_type") if (name := draft.get(key)) is not None}
+    return next(iter(found.items()), (keys[0], None))
 
 
 def _code(name: str) -> str:
@@ -112,18 +102,18 @@ def _code(name: str) -> str:
 
 def _evaluation(draft: Draft, prefix: str, index: int, names: set[str]) -> None:
     """The first set is the held-out one, further ones are reported beside, by name."""
-    given = draft.word(f"{prefix}.name")
-    name = given or f"eval_{index}"
+    key = f"{prefix}.name"
+    name = draft.get(key) or f"eval_{index}"
     if name in names:
-        draft.refuse(f"{prefix}.name", "two evaluation sets have this name: give each its own")
+        draft.refuse(key, "two evaluation sets have this name: give each its own")
     names.add(name)
-    place = ("eval_dataset",) if index == 0 else ("evaluation", "further", name)
     if f"{prefix}.path" not in draft.given:
         draft.wrong(f"{prefix}.path", "is missing")
-    _dataset(draft, prefix, place)
-    if given is not None and index == 0:
-        draft.idle(f"{prefix}.name", "the first evaluation set is the held-out one, without a name")
-    draft.same(f"{prefix}.name")
+    _dataset(draft, prefix, ("evaluation", "further", name) if index else ("eval_dataset",))
+    if index == 0:
+        draft.idle("the first evaluation set is the held-out one, without a name", key)
+    sampled = [key for name in _SAMPLING if (key := f"{prefix}.{name}") in draft.unanswered()]
+    draft.idle("evaluation runs each task once greedy and once as in training", *sampled)
 
 
 def _compare(draft: Draft, prefix: str, main: str) -> None:
@@ -138,73 +128,68 @@ def _compare(draft: Draft, prefix: str, main: str) -> None:
     for name, default in _FORMAT.items():
         key = f"{prefix}.format.{name}"
         of_main = draft.given.get(f"{main}.format.{name}", default)
+        draft.get(key)
         found = draft.given.get(key, default)
-        draft.same(key)
         if found != of_main:
             said = "" if key in draft.given else " (Trinity-RFT's default)"
             draft.wrong(key, f"is {found!r}{said}, but {whose} has {of_main!r}; {one}")
     for name in _ARGUMENTS:
         key = f"{prefix}.{name}"
-        of_main, found = draft.given.get(f"{main}.{name}"), draft.given.get(key)
-        draft.same(key)
-        if found not in (None, {}, of_main):
+        of_main, found = draft.given.get(f"{main}.{name}"), draft.get(key)
+        if found and found != of_main:
             draft.refuse(key, f"but {whose} has {shown(of_main or {})}; {one}")
         elif of_main and not found:
-            draft.lines.append(f"{draft.file}: {key} is not given: it has the {name} of {whose}")
+            draft.say(f"{key} is not given: it has the {name} of {whose}")
 
 
 def auxiliary_models(draft: Draft) -> None:
-    """Each auxiliary model under its name, in the file's order."""
+    """Each auxiliary model under its name, in the file's order; the first may be the teacher."""
     names: set[str] = set()
-    has_teacher = teacher(draft)
+    has_teacher = draft.trains_by(DISTILL)
+    if has_teacher:
+        teacher(draft)
     for index, prefix in enumerate(_items(draft, "explorer.auxiliary_models")):
         if has_teacher and index == 0:
             continue
-        name = draft.word(f"{prefix}.name") or f"auxiliary_{index + 1}"
+        key = f"{prefix}.name"
+        name = draft.get(key) or f"auxiliary_{index + 1}"
         if name in names:
-            draft.refuse(f"{prefix}.name", "two auxiliary models have this name: give each its own")
+            draft.refuse(key, "two auxiliary models have this name: give each its own")
         names.add(name)
-        draft.same(f"{prefix}.name")
         _auxiliary(draft, prefix, ("auxiliary_models", name))
 
 
-def _auxiliary(draft: Draft, prefix: str, place: tuple[str, ...]) -> None:
+def _auxiliary(draft: Draft, prefix: str, place: Place) -> None:
     """One auxiliary model; what it leaves out is the model's own, except for whether and how it is parsed."""
     for key, field in _AUXILIARY.items():
         keys = (f"{prefix}.{key}",) if key in _OF_ITS_OWN else (f"{prefix}.{key}", f"model.{key}")
         chosen = next((candidate for candidate in keys if candidate in draft.given), None)
         if chosen is not None:
-            draft.set((*place, field), draft.given[chosen], chosen)
+            draft.move(chosen, (*place, field))
         elif key == "max_model_len" and (length := draft.tree.get("model", {}).get(key)) is not None:
             draft.set((*place, field), length, f"model.{key}")
         elif key.endswith("parser"):
             draft.set_default((*place, field), None, f"{prefix}.{key}")
-    engine = draft.word(f"{prefix}.engine_type")
+    engine, section = draft.get(f"{prefix}.engine_type"), f"{prefix}.external_model_config"
     if engine not in (None, "vllm", "vllm_async", "sglang", "external"):
         draft.refuse(f"{prefix}.engine_type", "use vllm (served here, by our own engine) or external (an endpoint)")
-    section = f"{prefix}.external_model_config"
-    external = engine == "external" or draft.flag(f"{section}.enable")
-    draft.same(f"{prefix}.engine_type", f"{section}.enable")
-    if external:
+    if draft.get(f"{section}.enable") or engine == "external":
         _endpoint(draft, section, place)
         return
-    for name in ("base_url_env", "api_key_env", "model_name"):
-        if f"{section}.{name}" in draft.given:
-            draft.idle(f"{section}.{name}", "it belongs to a model behind an endpoint")
+    names = (f"{section}.{name}" for name in ("base_url_env", "api_key_env", "model_name"))
+    draft.idle("it belongs to a model behind an endpoint", *names)
     if f"{prefix}.model_path" not in draft.given:
         draft.wrong(f"{prefix}.model_path", "is missing")
 
 
-def _endpoint(draft: Draft, section: str, place: tuple[str, ...]) -> None:
+def _endpoint(draft: Draft, section: str, place: Place) -> None:
     """A model behind an endpoint: the environment holds its URL and its key."""
-    variable = draft.word(f"{section}.base_url_env") or "OPENAI_BASE_URL"
+    url, key = f"{section}.base_url_env", f"{section}.api_key_env"
+    variable = draft.get(url) or "OPENAI_BASE_URL"
     if variable in draft.environment:
-        draft.set((*place, "base_url"), draft.environment[variable], f"{section}.base_url_env")
+        draft.set((*place, "base_url"), draft.environment[variable], url)
     else:
         text = f"names the environment variable {variable}, which is not set: it holds the endpoint's URL"
-        draft.wrong(f"{section}.base_url_env", text)
-    key = f"{section}.api_key_env"
-    draft.set((*place, "api_key_env"), draft.word(key) or "OPENAI_API_KEY", key)
-    name = f"{section}.model_name"
-    if name in draft.given:
-        draft.set((*place, "model_path"), draft.given[name], name)
+        draft.wrong(url, text)
+    draft.set((*place, "api_key_env"), draft.get(key) or "OPENAI_API_KEY", key)
+    draft.move(f"{section}.model_name", (*place, "model_path"))

@@ -1,0 +1,116 @@
+"""Rules of single keys of a Trinity-RFT file that are more than a row of its table.
+
+In: a draft, a key and its value. Out: the draft, which knows what became of the key.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sharpen.compat.trinity.yaml.draft import OFF, Draft, is_one_of, shown
+from sharpen.compat.trinity.yaml.rules import Rule, whole
+
+
+def monitor_type(draft: Draft, key: str, value: Any) -> None:
+    """Where metrics go."""
+    if value == "swanlab":
+        draft.refuse(key, "there is no SwanLab sink: use tensorboard, wandb or mlflow")
+    draft.move(key, "monitor_type")
+
+
+def operators(where: str) -> Rule:
+    """Data processing: refused, with the names of the operators and where to do it instead."""
+
+    def rule(draft: Draft, key: str, value: Any) -> None:
+        if not is_one_of(draft.get(key), OFF):
+            items = value if isinstance(value, list) else [value]
+            names = [str(item.get("name", item)) if isinstance(item, dict) else str(item) for item in items]
+            text = (
+                f"has the operators {', '.join(names)}, but data processing does not exist here yet: do it in {where}"
+            )
+            draft.wrong(key, text)
+
+    return rule
+
+
+def or_for_ever(place: str, said: str) -> Rule:
+    """A number of steps or things, where 0 stands for no end of them."""
+
+    def rule(draft: Draft, key: str, value: Any) -> None:
+        whole(draft, key, value)
+        found = draft.given.get(key)
+        if found is not None:
+            draft.set(place, found if found > 0 else 10**9, key)
+            if found < 1:
+                draft.say(said, key)
+
+    return rule
+
+
+def retries(draft: Draft, key: str, value: Any) -> None:
+    """Retries after the first attempt."""
+    whole(draft, key, value)
+    if key in draft.given:
+        draft.set("rollout.max_attempts", draft.given[key] + 1, key)
+
+
+def betas(draft: Draft, key: str, value: Any) -> None:
+    """AdamW's two decays."""
+    if not isinstance(value, list) or len(value) != 2:
+        draft.wrong(key, f"must be two numbers, but {shown(value)} came")
+        return
+    draft.set("trainer.beta1", value[0], key)
+    draft.set("trainer.beta2", value[1], key)
+
+
+def environment_variables(draft: Draft, key: str, value: Any) -> None:
+    """Variables of the workflows, which run in this process: they must be set already."""
+    if is_one_of(draft.get(key), OFF):
+        return
+    if not isinstance(value, dict):
+        draft.wrong(key, f"must be a section of settings, but {shown(value)} came")
+        return
+    missing = {name: inner for name, inner in value.items() if draft.environment.get(str(name)) != str(inner)}
+    if missing:
+        wanted = " ".join(f"{name}={inner}" for name, inner in missing.items())
+        draft.wrong(key, f"are set by the shell that starts the run, before it does: export {wanted}")
+
+
+def of_ppo(rule: Rule) -> Rule:
+    """A rule of the critic's keys, which mean nothing with other algorithms."""
+
+    def chosen(draft: Draft, key: str, value: Any) -> None:
+        if draft.given.get("algorithm.algorithm_type") != "ppo":
+            draft.idle("the algorithm trains no critic", key)
+        else:
+            rule(draft, key, value)
+
+    return chosen
+
+
+def model_to_train(text: str) -> Rule:
+    """Refused unless it names the model to train."""
+
+    def rule(draft: Draft, key: str, value: Any) -> None:
+        if draft.get(key) != draft.given.get("model.model_path") and not is_one_of(value, OFF):
+            draft.refuse(key, text)
+
+    return rule
+
+
+def target_modules(draft: Draft, key: str, value: Any) -> None:
+    """The layers that get an adapter: every linear one unless the file names them."""
+    if isinstance(value, list) or (isinstance(value, str) and value.isidentifier()):
+        draft.set("trainer.lora.target_modules", [value] if isinstance(value, str) else value, key)
+    elif draft.get(key) != "all-linear":
+        draft.refuse(key, "use all-linear or names of layers, as a list")
+
+
+def adapter(draft: Draft) -> None:
+    """The one section of `lora_configs`; Trinity-RFT has rank and alpha 32 unless set."""
+    key = "model.lora_configs"
+    number = draft.lengths.get(key, 0)
+    if number > 1:
+        draft.wrong(key, f"must be a list of one section of settings (one adapter is trained), but {number} came")
+    for name in ("rank", "alpha") if number else ():
+        draft.set_default(f"trainer.lora.{name}", 32, f"{key}[0].lora_{name}")
