@@ -28,9 +28,9 @@ from typing import Any
 
 from sharpen.config.run import RolloutConfig
 from sharpen.errors import RolloutError
-from sharpen.rollout.attempt import Ended
+from sharpen.rollout.attempt import Ending
 from sharpen.rollout.choices import only_used, requests
-from sharpen.rollout.in_process import Asked, Attempted, AttemptRunner, Opener
+from sharpen.rollout.in_process import Attempt, AttemptRequest, AttemptRunner, Opener
 from sharpen.rollout.retries import is_final
 from sharpen.types import MODEL_CAUSED, Call, CallStatus, Group, Outcome, Rollout, Task
 
@@ -236,49 +236,49 @@ class RolloutRunner:
             while True:
                 rollout, came = await self._attempt(ticket, len(attempts))
                 attempts.append(rollout)
-                failed += came.counts
+                failed += came.ending.counts
                 if rollout.outcome == Outcome.OK or failed >= self._config.max_attempts:
                     break
-                if is_final(rollout, outside=came.ended.outside, evaluation=ticket.evaluation):
+                if is_final(rollout, outside=came.ending.outside, evaluation=ticket.evaluation):
                     break
         if on_rollout is not None:
             on_rollout(rollout)
         return attempts
 
-    async def _attempt(self, ticket: _Ticket, attempt: int) -> tuple[Rollout, Attempted]:
+    async def _attempt(self, ticket: _Ticket, attempt: int) -> tuple[Rollout, Attempt]:
         """One attempt, as it is recorded and as it was made."""
         noise = noise_seed(self._seed, ticket.id)
-        asked = Asked(task=ticket.task, rollout_id=ticket.id, noise_seed=noise, opens=ticket.opens)
-        came = await self._attempts.run(asked)
-        ended, calls = came.ended, came.calls
-        reward = self._config.failure_reward if ended.outcome in MODEL_CAUSED else ended.reward
+        request = AttemptRequest(task=ticket.task, rollout_id=ticket.id, noise_seed=noise, opens=ticket.opens)
+        came = await self._attempts.run(request)
+        ending, calls = came.ending, came.calls
+        reward = self._config.failure_reward if ending.outcome in MODEL_CAUSED else ending.reward
         rollout = Rollout(
             id=ticket.id,
             group_id=ticket.group_id,
             task_id=ticket.task.id,
             index=ticket.index,
             attempt=attempt,
-            calls=self._marked(calls, ended),
-            outcome=ended.outcome,
+            calls=self._marked(calls, ending),
+            outcome=ending.outcome,
             reward=reward,
-            metrics={**came.noticed, **ended.metrics},
-            call_rewards=ended.call_rewards or {},
-            step_rewards=ended.step_rewards,
-            states=ended.states,
-            error=ended.error,
+            metrics={**came.noticed, **ending.metrics},
+            call_rewards=ending.call_rewards or {},
+            step_rewards=ending.step_rewards,
+            states=ending.states,
+            error=ending.error,
             seconds=came.seconds,
             unrecorded_answers=None if came.num_answers is None else came.num_answers if not calls else 0,
         )
         return rollout, came
 
-    def _marked(self, calls: tuple[Call, ...], ended: Ended) -> tuple[Call, ...]:
+    def _marked(self, calls: tuple[Call, ...], ending: Ending) -> tuple[Call, ...]:
         """The calls, with those marked that the workflow left out, or where it does not say which it used, the choices
         that it did not go on with."""
-        if ended.call_rewards is not None:
-            return _leave_out(calls, ended.call_rewards)
+        if ending.call_rewards is not None:
+            return _leave_out(calls, ending.call_rewards)
         if self._config.choices == "all":
             return calls
-        marked = only_used(calls, ended.answer)
+        marked = only_used(calls, ending.answer)
         for choices in requests(calls):
             if not self._said_unused and all(marked[call.index].status == CallStatus.UNUSED for call in choices):
                 self._said_unused = True

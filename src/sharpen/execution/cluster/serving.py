@@ -2,9 +2,9 @@
 
 In: a `Job`. Out: `RayServing`, which the coordinator uses as it uses `local.LocalServing`.
 
-    coordinator (this process): loop, journal, runner ──Asked──► rollout workers ──requests──► engine actors
-                                     ▲                 ◄─Attempted─┘                               ▲
-                                  trainer ───────────── weights, through the object store ─────────┘
+    coordinator (this process): loop, journal, runner ──AttemptRequest──► rollout workers ──requests──► engine actors
+                                     ▲                 ◄────Attempt──────┘                                   ▲
+                                  trainer ───────────── weights, through the object store ───────────────────┘
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ WATCH_EVERY_S = 1.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Placed:
+class _EngineHandle:
     """An engine's actor; `auxiliary` is the name of the model that it serves, None for the one that is tuned."""
 
     name: str
@@ -160,10 +160,10 @@ class RayServing:
         self._end.close()
 
     @property
-    def _policy(self) -> list[_Placed]:
+    def _policy(self) -> list[_EngineHandle]:
         return [placed for placed in self._engines if placed.auxiliary is None]
 
-    def _place_engine(self, auxiliary: str | None, index: int) -> _Placed:
+    def _place_engine(self, auxiliary: str | None, index: int) -> _EngineHandle:
         import ray
         import torch
 
@@ -173,7 +173,7 @@ class RayServing:
         name = f"engine {index}" if auxiliary is None else f"the engine of auxiliary model {auxiliary!r}"
         config = of_one_engine(self._config, self._choice.type)
         placed = actor.remote(config, auxiliary, torch.get_num_threads(), alone=self._alone)
-        return _Placed(name=name, actor=placed, auxiliary=auxiliary)
+        return _EngineHandle(name=name, actor=placed, auxiliary=auxiliary)
 
     def _place_worker(self, index: int) -> Any:
         import ray
@@ -217,7 +217,7 @@ class RayServing:
         if failures and (len(failures) == len(ended) or not isinstance(failures[0], EngineError)):
             raise failures[0]
 
-    async def _watch(self, placed: _Placed) -> None:
+    async def _watch(self, placed: _EngineHandle) -> None:
         """Give an engine that Ray has started again its weights; say so when it cannot be had any more."""
         while True:
             await asyncio.sleep(WATCH_EVERY_S)
