@@ -25,7 +25,7 @@ from sharpen.gateway.history import Prompt
 from sharpen.gateway.keys import Keys, new_key
 from sharpen.gateway.meter import Tally
 from sharpen.gateway.model import ChatModel
-from sharpen.gateway.parsers import REASONING_PARSERS, THINK, TOOL_PARSERS, Parsed, parse_text
+from sharpen.gateway.parsers import REASONING_PARSERS, THINK, TOOL_PARSERS, ParsedText, parse_text
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.requests import ApiError, ChatRequest, parse_request, render_message, shown
 from sharpen.gateway.responses import Choice, assistant_message, completion_reply, error_reply, models_reply
@@ -302,7 +302,7 @@ class Gateway:
         finish_reason = "tool_calls" if calls_tools else str(generation.finish_reason)
         return Choice(call_index=entry.index, message=message, finish_reason=finish_reason, generation=generation)
 
-    def _parsed(self, request: ChatRequest, prompt: Prompt, generation: Generation) -> Parsed:
+    def _parsed(self, request: ChatRequest, prompt: Prompt, generation: Generation) -> ParsedText:
         """The sampled text without its end token, read. Special tokens stay only beside tools, which may use them."""
         text = generation.text
         if text is None:
@@ -311,7 +311,7 @@ class Gateway:
                 ids = ids[:-1]
             text = self._renderer.decode(prompt.ids_P, ids if request.tools else self._renderer.without_special(ids))
         if request.plain_text:
-            return Parsed(content=text)
+            return ParsedText(content=text)
         return parse_text(
             text,
             tools=bool(request.tools),

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sharpen.gateway.parsers import Parsed
+from sharpen.gateway.parsers import ParsedText
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.requests import ApiError, ChatRequest
 from sharpen.inference.engine import Generation
@@ -33,7 +33,7 @@ def error_reply(error: ApiError) -> Reply:
     return Reply(status=error.status, content_type=JSON_TYPE, body=_dump(error.body()))
 
 
-def assistant_message(parsed: Parsed, name: str) -> dict[str, Any]:
+def assistant_message(parsed: ParsedText, name: str) -> dict[str, Any]:
     """The assistant message of a choice; its tool calls get ids made from the call's `name`."""
     message: dict[str, Any] = {"role": "assistant", "content": parsed.content or None}
     if not parsed.tool_calls and not parsed.reasoning:

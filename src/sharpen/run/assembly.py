@@ -138,7 +138,7 @@ def open_site(
     ):
         for line in (*resolved.notices, *resolved.overrides, *directory.notes, *_idle(resolved, job), *data.messages):
             display.message(line)
-        for line in before_run(config, directory.path):
+        for line in before_run(job, directory.path):
             display.message(line)
         yield Site(
             job=job,
