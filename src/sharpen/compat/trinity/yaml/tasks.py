@@ -15,7 +15,7 @@ _INPUT = "buffer.explorer_input"
 _DATASET = {"path": "path", "split": "split", "subset_name": "name"}
 _FORMAT = {"prompt_key": "prompt", "response_key": "response", "system_prompt": None, "reply_prefix": None}
 """Parts of a taskset's format that workflows read, with Trinity-RFT's defaults."""
-_ARGUMENTS = {"workflow_args": "workflow_args", "reward_fn_args": "taskset.reward_fn_args"}
+_ARGUMENTS = {"workflow_args": "workflow_args", "reward_fn_args": "task_args.reward_fn_args"}
 """What is passed on, and where we keep it."""
 _SAMPLING = tuple(f"rollout_args.{name}" for name in ("temperature", "top_p", "max_tokens"))
 _AUXILIARY = {
@@ -67,13 +67,13 @@ def _main(draft: Draft, prefix: str, *, is_evaluation: bool) -> None:
         draft.set("workflow", _code(workflow), key)
     key, reward = _type(draft, prefix, "reward_fn", is_evaluation)
     if reward is not None:
-        draft.set("taskset.reward_fn", _code(reward), key)
+        draft.set("task_args.reward_fn", _code(reward), key)
     for name in _FORMAT:
         former, own = f"{_INPUT}.{name}", f"{prefix}.format.{name}"  # where earlier versions had them
-        draft.move(former, f"taskset.{name}")
+        draft.move(former, f"task_args.{name}")
         if own in draft.given:
             draft.idle(f"{own} comes first", former)
-            draft.move(own, f"taskset.{name}")
+            draft.move(own, f"task_args.{name}")
     for name, place in _ARGUMENTS.items():
         draft.move(f"{prefix}.{name}", place)
 
