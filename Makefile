@@ -8,8 +8,11 @@ TORCH_INDEX ?=
 BIN = .venv/bin
 IN_PARALLEL = -n $(JOBS) --dist worksteal
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# Bytecode is kept, whatever the shell says: pip compiles none of what it installs (few of it are ever imported), and the
+# tests start hundreds of processes that import the same; compiling it takes each of them longer than all else.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed test-ray check format bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-async bench-agentscope bench-trl bench-gpu clean
+.PHONY: quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed test-ray environments check format bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-async bench-agentscope bench-trl bench-gpu clean
 
 quickstart: .venv/installed
 	@$(BIN)/python examples/quickstart/main.py --seed $(SEED)
@@ -31,7 +34,7 @@ test-gpu: $(GPU_READY)
 
 # The table of docs/use/gpu.md; GPU_BENCH="--smoke" runs the same code on a CPU, in small.
 bench-gpu: $(GPU_READY)
-	PYTHONPATH=src:$$PYTHONPATH $(GPU_PYTHON) bench/gpu.py $(GPU_BENCH)
+	PYTHONPATH=src:$$PYTHONPATH $(GPU_PYTHON) bench/gpu/run.py $(GPU_BENCH)
 
 # Real agent frameworks, in two environments of their own: AgentScope 1; AgentScope 2 with DSPy, LangGraph, LiteLLM,
 # LlamaIndex, the OpenAI Agents SDK and Pydantic AI.
@@ -66,8 +69,8 @@ test-distributed: .venv/installed
 
 .venv-vllm/installed: pyproject.toml requirements/vllm.txt
 	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/python -m pip install --quiet $(TORCH_INDEX) --no-deps "$$(grep '^torch==' requirements/vllm.txt)"
-	.venv-vllm/bin/python -m pip install --quiet --no-deps --requirement requirements/vllm.txt --editable .
+	.venv-vllm/bin/python -m pip install --quiet --no-compile $(TORCH_INDEX) --no-deps "$$(grep '^torch==' requirements/vllm.txt)"
+	.venv-vllm/bin/python -m pip install --quiet --no-compile --no-deps --requirement requirements/vllm.txt --editable .
 	! .venv-vllm/bin/python -m pip check | grep --invert-match --extended-regexp \
 		'requires torch(vision|audio|codec), which is not installed|No broken requirements'
 	@touch $@
@@ -82,6 +85,10 @@ test-ray: .venv-ray/installed
 	.venv-ray/bin/python -m pip install --quiet --no-compile --no-deps --requirement requirements/ray.txt --editable .
 	.venv-ray/bin/python -m pip check
 	@touch $@
+
+# What the suites beside `make test` run in, made one after the other: for each, pip writes the same files into src/.
+environments: .venv/installed
+	$(MAKE) --no-print-directory --jobs 1 $(patsubst %,.venv-%/installed,vllm ray agentscope1 agentscope2)
 
 check: .venv/installed
 	$(BIN)/ruff format --check .
@@ -108,7 +115,7 @@ bench-agentscope: .venv-agentscope1/installed .venv-agentscope2/installed
 
 # The quickstart by Hugging Face TRL and by us, in an environment with both; about 35 minutes.
 bench-trl: .venv-trl/installed
-	.venv-trl/bin/python bench/trl_compare.py
+	.venv-trl/bin/python bench/trl/compare.py
 
 .venv-trl/installed: pyproject.toml requirements/trl.txt
 	$(PYTHON) -m venv .venv-trl
@@ -121,8 +128,8 @@ bench-trl: .venv-trl/installed
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
 		{ echo "Sharpen needs Python 3.11 to 3.13; this is $$($(PYTHON) --version). Use: make PYTHON=python3.11"; exit 2; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet $(TORCH_INDEX) "$$(grep '^torch==' requirements/constraints.txt)"
-	$(BIN)/python -m pip install --quiet --constraint requirements/constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile $(TORCH_INDEX) "$$(grep '^torch==' requirements/constraints.txt)"
+	$(BIN)/python -m pip install --quiet --no-compile --constraint requirements/constraints.txt --editable '.[dev]'
 	@touch $@
 
 clean:

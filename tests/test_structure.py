@@ -22,11 +22,10 @@ EDGES = {
     ("compat", "algorithm"),  # whether an algorithm uses the rewards that Trinity workflows give their calls
     ("compat", "gateway"),  # a conversation's messages are compared as the gateway's history compares them
     ("compat", "rollout"),  # which rollout a Trinity workflow belongs to
-    ("plan", "algorithm"),  # which roles an algorithm needs
+    ("plan", "recipe"),  # what is planned
     ("plan", "trainer"),  # its own code is run without contents, to see what memory it takes
-    ("plan", "sync"),  # whether trainer and engine ever work at the same time
     ("plan", "inference"),  # how slots of KV grow; which models are not served
-    ("config", "tasks"),  # DatasetConfig.preview() reads rows, lazily
+    ("config", "tasks"),  # DatasetConfig.preview() reads rows
 }
 COORDINATION = {
     "tuning",

@@ -32,7 +32,8 @@ from sharpen.experience.records import EVALUATIONS
 from sharpen.monitor.display import Display
 from sharpen.monitor.statistics import Evaluation, accuracy, evaluation_to_json
 from sharpen.monitor.table import with_interval
-from sharpen.rollout.in_process import Opener
+from sharpen.rollout.attempt import UserFunctions
+from sharpen.rollout.in_process import InProcess, Opener
 from sharpen.rollout.retries import fails_its_task
 from sharpen.rollout.runner import RolloutRunner
 from sharpen.rollout.statistics import RolloutStatistics, given, summarize, without_calls
@@ -203,9 +204,11 @@ def evaluate(
             )
             stack.callback(policy.close)
             modes = {"sampled": opener(policy.open, auxiliary)}
-            runner = RolloutRunner(
-                workflow, judge, modes["sampled"], config.rollout, 1, config.seed, config.workflow_args
+            functions = UserFunctions(
+                workflow, judge, config.workflow_args, model_exceptions=config.rollout.model_exceptions
             )
+            attempts = InProcess(functions, config.rollout.timeout_s)
+            runner = RolloutRunner(attempts, modes["sampled"], config.rollout, 1, config.seed)
             stack.callback(runner.close)
         evaluator = Evaluator(
             config=config,

@@ -1,6 +1,6 @@
 """A run's own plan: made before it starts, held against what came when it has ended.
 
-In: a run's configuration and directory. Out: a refusal where weights, gradients and moments alone are more than the
+In: the job of a run, and its directory. Out: a refusal where weights, gradients and moments alone are more than the
 machine has; lines for the user; `plan.json`. A model that cannot be planned keeps no run from starting.
 
 The refusal costs some hundredths of a second, the whole plan about half a second, once a run.
@@ -17,68 +17,66 @@ from typing import TYPE_CHECKING
 
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError, ModelError
-from sharpen.execution.engine_choice import choose_engine
 from sharpen.monitor.summary import peak_memory_mb
+from sharpen.recipe import Job, RolloutRecipe, RowRecipe
 
 if TYPE_CHECKING:
-    from sharpen.plan.hardware import Hardware
-    from sharpen.plan.memory import Models
+    from sharpen.plan.case import Case
     from sharpen.plan.predict import Plan
-    from sharpen.plan.timing import StepTime
     from sharpen.plan.workload import Workload
 
+TrainingJob = Job[RolloutRecipe] | Job[RowRecipe]
 LEAST_PARAMETERS = 1_000_000
 """A smaller model has no plan: its memory is that of Python and its libraries."""
 _GIB = 2**30
 
 
-def before_run(config: RunConfig, run_dir: Path) -> Iterator[str]:
+def before_run(job: TrainingJob, run_dir: Path) -> Iterator[str]:
     """Write the plan of a run that is about to start, and say where memory may be short, and how long a step takes if
     that was measured. Raises `ConfigError` where memory is certain to be short."""
-    from sharpen.plan.hardware import this_machine
-    from sharpen.plan.predict import read_models
+    from sharpen.plan.predict import plan
     from sharpen.plan.record import write_plan
     from sharpen.plan.timing import of_last_run
     from sharpen.plan.workload import expected
 
-    hardware = this_machine(config.engine.device)
+    config = job.config
     try:
-        models = read_models(config)
-        short = "" if config.uses_ray else certainly_short(config, models, hardware)
-        if models.policy.parameters < LEAST_PARAMETERS:
+        case = _case(job, expected(config))
+        short = "" if config.uses_ray else certainly_short(case)
+        if case.models.policy.parameters < LEAST_PARAMETERS:
             return
         if short:
             raise ConfigError(f"{short}: `sharpen plan` says with which change it fits")
-        time = of_last_run(config, hardware, run_dir.parent.iterdir())
-        found = _plan(config, models, hardware, expected(config), time)
+        time = of_last_run(config, case.hardware, run_dir.parent.iterdir())
+        found = plan(case, time=time, suggests=False)
+        write_plan(run_dir, {"before": found.to_json()})
     except ModelError as error:
         yield f"no plan of this run's memory: {error}"
         return
-    write_plan(run_dir, {"before": found.to_json()})
     if time is not None:
         yield f"a step takes {time.seconds:,.3g} s, as measured: {time.source}"
     if not config.uses_ray:
         yield from _warnings(found)
 
 
-def after_run(config: RunConfig, run_dir: Path) -> Iterator[str]:
+def after_run(job: TrainingJob, run_dir: Path) -> Iterator[str]:
     """Add what was measured to the plan of a run that has ended, and state the plan's error; nothing where there is no
     plan."""
-    from sharpen.plan.hardware import this_machine
-    from sharpen.plan.predict import read_models
+    from sharpen.plan.predict import plan
     from sharpen.plan.record import FILE, add_outcome, read_plan, sentence
     from sharpen.plan.workload import metrics_of, of_run
 
     if not (run_dir / FILE).exists():
         return
-    known, lengths = None, of_run(config, run_dir)
+    known, lengths = None, of_run(job.config, run_dir)
     if lengths is not None:
-        capacity = read_plan(run_dir)["before"]["places"][0]["capacity_mb"]  # by now the run itself takes some
-        hardware = replace(this_machine(config.engine.device), memory_bytes=capacity * 2**20)
+        capacity = read_plan(run_dir)["before"]["places"][0]["capacity_mb"] * 2**20  # now the run itself takes some
         with contextlib.suppress(ModelError):  # its folder may be gone
-            known = _plan(config, read_models(config), hardware, lengths).to_json()
+            case = _case(job, lengths)
+            hardware = replace(case.hardware, memory_bytes=capacity)
+            known = plan(replace(case, hardware=hardware), suggests=False).to_json()
     steps = [float(row["time/step_s"]) for row in metrics_of(run_dir) if "time/step_s" in row]
-    yield sentence(add_outcome(run_dir, known, steps, measured_mb(config)))
+    yield sentence(add_outcome(run_dir, known, steps, measured_mb(job.config)))
 
 
 def measured_mb(config: RunConfig) -> float | None:
@@ -89,39 +87,40 @@ def measured_mb(config: RunConfig) -> float | None:
     return peak_memory_mb()
 
 
-def certainly_short(config: RunConfig, models: Models, hardware: Hardware) -> str:
+def certainly_short(case: Case) -> str:
     """A sentence if what nobody can do without is more than there is; else empty. On a CPU only what is trained counts,
     since the system need not keep frozen weights that it can read from the disk again, against all memory."""
     from sharpen.plan.memory import places
-    from sharpen.plan.workload import expected
     from sharpen.trainer.host_memory import total_bytes
 
-    on_cpu = hardware.kind == "cpu"
-    capacity = total_bytes() if on_cpu else hardware.memory_bytes
-    for place in places(config, models, hardware, expected(config), vllm=_is_vllm(config), certain=True):
-        items = [item for item in place.items if not on_cpu or item.role.startswith(("policy", "critic"))]
+    capacity = total_bytes() if case.on_cpu else case.hardware.memory_bytes
+    for place in places(case, certain=True):
+        items = [item for item in place.items if not case.on_cpu or item.role.startswith(("policy", "critic"))]
         needed = sum(item.num_bytes for item in items)
         if needed > capacity:
             roles = ", ".join(f"{item.role} {item.num_bytes / _GIB:,.1f}" for item in items)
             return (
-                f"{config.model.model_path} does not fit: weights, gradients and moments alone need "
-                f"{needed / _GIB:,.1f} GiB ({roles}), and {hardware.name} has {capacity / _GIB:,.1f}"
+                f"{case.config.model.model_path} does not fit: weights, gradients and moments alone need "
+                f"{needed / _GIB:,.1f} GiB ({roles}), and {case.hardware.name} has {capacity / _GIB:,.1f}"
             )
     return ""
 
 
-def _plan(
-    config: RunConfig, models: Models, hardware: Hardware, workload: Workload, time: StepTime | None = None
-) -> Plan:
-    from sharpen.plan.predict import plan
+def _case(job: TrainingJob, workload: Workload) -> Case:
+    """The run on this machine. Raises `ModelError`, `ConfigError`."""
+    from sharpen.plan.case import Case, read_models
+    from sharpen.plan.hardware import this_machine
 
-    return plan(config, models, hardware, workload, vllm=_is_vllm(config), time=time, suggests=False)
-
-
-def _is_vllm(config: RunConfig) -> bool:
-    if config.uses_ray:
-        return config.engine.type == "vllm"
-    return choose_engine(config).type == "vllm"
+    engine = None if job.engine is None else job.engine.type
+    if engine is None and (job.workflow is not None or isinstance(job.recipe, RolloutRecipe)):  # Ray chooses one
+        engine = "vllm" if job.config.engine.type == "vllm" else "embedded"
+    return Case(
+        recipe=job.recipe,
+        models=read_models(job.recipe),
+        hardware=this_machine(job.config.engine.device),
+        workload=workload,
+        engine=engine,
+    )
 
 
 def _warnings(found: Plan) -> Iterator[str]:

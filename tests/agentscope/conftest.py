@@ -17,11 +17,14 @@ from sharpen.compat.agentscope import present, silent_agents
 from sharpen.config.run import RolloutConfig
 from sharpen.gateway.gateway import Gateway
 from sharpen.inference.engine import GenerateRequest
+from sharpen.rollout.attempt import UserFunctions
+from sharpen.rollout.in_process import InProcess
 from sharpen.rollout.models import RolloutModels
 from sharpen.rollout.runner import RolloutRunner
 from sharpen.rollout.user_loop import owner
 from sharpen.types import Group, Task
 
+pytest.register_assert_rewrite("framework_checks")
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else its import asks a server for prices
 collect_ignore = [name for name in test_files() if not belongs(name, installed())]
 THIRD_PARTY = (
@@ -78,7 +81,8 @@ class Rollouts:
 
     def runner(self, workflow: Any, judge: Any = None, group_size: int = 1, **settings: Any) -> RolloutRunner:
         config = RolloutConfig(**{"timeout_s": 60, "max_attempts": 1, **settings})
-        return RolloutRunner(workflow, judge, self.open, config, group_size, 0)
+        attempts = InProcess(UserFunctions(workflow, judge), config.timeout_s)
+        return RolloutRunner(attempts, self.open, config, group_size, 0)
 
 
 @pytest.fixture(scope="session")

@@ -9,10 +9,9 @@ from typing import Any
 
 import litellm
 import pytest
-from agent_scripts import add_numbers_of_the_question, add_then_answer
+from framework_checks import check_parallel_rollouts, check_tool_round, check_what_the_process_shares
 
 from sharpen import WorkflowOutput
-from sharpen.types import CallStatus, Outcome
 
 TOOL = {
     "type": "function",
@@ -22,7 +21,6 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
     },
 }
-TASK = {"question": "2+3", "answer": "The answer is 5."}
 
 
 async def workflow(task: dict[str, Any], model: Any) -> WorkflowOutput:
@@ -50,19 +48,11 @@ async def workflow(task: dict[str, Any], model: Any) -> WorkflowOutput:
 def test_a_tool_round_is_two_calls_of_one_sequence(rollouts: Any) -> None:
     """Red while a message field that changes nothing in the prompt was a 400: every rollout that called the tool
     failed."""
-    (group,) = rollouts(add_then_answer).run(workflow, tasks=[TASK])
-    (rollout,) = group.rollouts
-    assert (rollout.outcome, rollout.reward) == (Outcome.OK, 1.0), rollout.error
-    assert [each.parent for each in rollout.calls] == [None, 0]
-    assert [each.status for each in rollout.calls] == [CallStatus.USED] * 2
+    check_tool_round(rollouts, workflow)
 
 
 def test_parallel_rollouts_are_not_mixed_up(rollouts: Any) -> None:
-    tasks = [{"question": f"{i}+{7 * i}", "answer": f"The answer is {8 * i}."} for i in range(1, 5)]
-    groups = rollouts(add_numbers_of_the_question).run(workflow, tasks=tasks, group_size=2)
-    assert [rollout.reward for group in groups for rollout in group.rollouts] == [1.0] * 8
-    for task, group in zip(tasks, groups, strict=True):
-        assert all(task["question"] in str(c.messages) for rollout in group.rollouts for c in rollout.calls)
+    check_parallel_rollouts(rollouts, workflow, tasks=4, group_size=2)
 
 
 async def with_the_environment(task: dict[str, Any], model: Any) -> WorkflowOutput:
@@ -80,12 +70,4 @@ def test_the_environment_of_the_process_trains_nothing_of_another_rollout(
     """Red while the rollout that came last got the calls of all, with its reward."""
     for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY"):
         monkeypatch.setenv(name, "")
-    tasks = [{"question": f"{i}+{7 * i}", "answer": f"The answer is {8 * i}."} for i in range(1, 5)]
-    groups = rollouts("The answer is 8.").run(with_the_environment, tasks=tasks, group_size=2)
-    for task, group in zip(tasks, groups, strict=True):
-        for rollout in group.rollouts:
-            assert all(task["question"] in str(call.messages) for call in rollout.calls if call.trainable)
-            assert not rollout.scored or all(call.status != CallStatus.FOREIGN for call in rollout.calls)
-    failed = [rollout for group in groups for rollout in group.rollouts if not rollout.scored]
-    assert len(failed) >= 7
-    assert {rollout.outcome for rollout in failed} == {Outcome.WORKFLOW_ERROR}
+    check_what_the_process_shares(rollouts, with_the_environment, tasks=4, said="The answer is 8.")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from framework_checks import check_what_the_process_shares
 from llama_index.core import Settings
 from llama_index.core.llms import ChatMessage
 from llama_index.llms.litellm import LiteLLM
 
 from sharpen import TunerModelConfig, WorkflowOutput
 from sharpen.rollout.check import check_groups
-from sharpen.types import CallStatus, Outcome
+from sharpen.types import Outcome
 
 TASK = {"question": "2+3", "answer": "5"}
 
@@ -42,12 +43,4 @@ async def with_the_global_model(task: dict[str, Any], model: Any) -> WorkflowOut
 
 def test_a_model_of_the_whole_process_trains_nothing_of_another_rollout(rollouts: Any) -> None:
     """Red while the rollout that came last got the calls of all, with its reward."""
-    tasks = [{"question": f"{i}+{7 * i}", "answer": "5"} for i in range(1, 5)]
-    groups = rollouts("It is 5.").run(with_the_global_model, tasks=tasks, group_size=2)
-    for task, group in zip(tasks, groups, strict=True):
-        for rollout in group.rollouts:
-            assert all(task["question"] in str(call.messages) for call in rollout.calls if call.trainable)
-            assert not rollout.scored or all(call.status != CallStatus.FOREIGN for call in rollout.calls)
-    failed = [rollout for group in groups for rollout in group.rollouts if not rollout.scored]
-    assert len(failed) >= 7
-    assert {rollout.outcome for rollout in failed} == {Outcome.WORKFLOW_ERROR}
+    check_what_the_process_shares(rollouts, with_the_global_model, tasks=4, said="It is 5.")

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from agent_scripts import ADD, add_numbers_of_the_question, add_then_answer
+from agent_scripts import ADD, add_numbers_of_the_question
 from agents import (
     Agent,
     ModelSettings,
@@ -17,12 +17,11 @@ from agents import (
     set_default_openai_client,
     set_tracing_disabled,
 )
+from framework_checks import TASK, check_parallel_rollouts, check_tool_round, check_what_the_process_shares
 from openai import AsyncOpenAI
 
 from sharpen import WorkflowOutput
 from sharpen.types import CallStatus, Outcome
-
-TASK = {"question": "2+3", "answer": "The answer is 5."}
 
 
 @pytest.fixture(autouse=True)
@@ -60,22 +59,13 @@ async def in_process(task: dict[str, Any], model: Any) -> WorkflowOutput:
 
 @pytest.mark.parametrize("workflow", [over_http, in_process])
 def test_a_tool_round_is_two_calls_of_one_sequence(rollouts: Any, workflow: Any) -> None:
-    (group,) = rollouts(add_then_answer).run(workflow, tasks=[TASK])
-    (rollout,) = group.rollouts
-    assert (rollout.outcome, rollout.reward) == (Outcome.OK, 1.0), rollout.error
-    assert [each.parent for each in rollout.calls] == [None, 0]
-    assert [each.status for each in rollout.calls] == [CallStatus.USED] * 2
-    assert [tool["function"]["name"] for tool in rollout.calls[0].tools] == ["add"]
+    rollout = check_tool_round(rollouts, workflow)
     if workflow is in_process:
         assert {(each.sampling.temperature, each.sampling.max_tokens) for each in rollout.calls} == {(0.5, 90)}
 
 
 def test_parallel_rollouts_are_not_mixed_up(rollouts: Any) -> None:
-    tasks = [{"question": f"{i}+{7 * i}", "answer": f"The answer is {8 * i}."} for i in range(1, 7)]
-    groups = rollouts(add_numbers_of_the_question).run(over_http, tasks=tasks, group_size=4)
-    assert [rollout.reward for group in groups for rollout in group.rollouts] == [1.0] * 24
-    for task, group in zip(tasks, groups, strict=True):
-        assert all(task["question"] in str(c.messages) for rollout in group.rollouts for c in rollout.calls)
+    check_parallel_rollouts(rollouts, over_http)
 
 
 async def with_a_global_client(task: dict[str, Any], model: Any) -> WorkflowOutput:
@@ -90,24 +80,14 @@ async def with_a_global_client(task: dict[str, Any], model: Any) -> WorkflowOutp
 
 def test_a_client_of_the_whole_process_trains_nothing_of_another_rollout(rollouts: Any) -> None:
     """Red while 156 of 196 trained calls belonged to another task, with its reward, and every step was certified."""
-    tasks = [{"question": f"{i}+{7 * i}", "answer": f"The answer is {8 * i}."} for i in range(1, 7)]
-    groups = rollouts(add_numbers_of_the_question).run(with_a_global_client, tasks=tasks, group_size=2)
-    found = [(task, rollout) for task, group in zip(tasks, groups, strict=True) for rollout in group.rollouts]
-    foreign = [call for _, rollout in found for call in rollout.calls if call.status == CallStatus.FOREIGN]
-    assert foreign, [(r.outcome, r.error) for _, r in found]
+    said = add_numbers_of_the_question
+    groups = check_what_the_process_shares(rollouts, with_a_global_client, tasks=6, said=said)
+    found = [rollout for group in groups for rollout in group.rollouts]
+    foreign = [call for rollout in found for call in rollout.calls if call.status == CallStatus.FOREIGN]
+    assert foreign, [(rollout.outcome, rollout.error) for rollout in found]
     assert not any(call.trainable for call in foreign)
-    for task, rollout in found:
-        trained = [call for call in rollout.calls if call.trainable]
-        assert all(task["question"] in str(call.messages) for call in trained)
-        if rollout.scored:
-            assert all(call.status != CallStatus.FOREIGN for call in rollout.calls)
-    failed = [rollout for _, rollout in found if not rollout.scored]
-    assert len(failed) >= 11  # all but the one that set its client last
-    assert {rollout.outcome for rollout in failed} == {Outcome.WORKFLOW_ERROR}
-    assert any(
-        "set_default_openai_client" in (rollout.error or "") or "per rollout" in (rollout.error or "")
-        for rollout in failed
-    )
+    errors = [rollout.error or "" for rollout in found if not rollout.scored]
+    assert any("set_default_openai_client" in error or "per rollout" in error for error in errors)
 
 
 async def turns_without_end(task: dict[str, Any], model: Any) -> WorkflowOutput:

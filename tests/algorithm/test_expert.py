@@ -20,7 +20,7 @@ LOGPROBS = st.lists(st.floats(-30.0, -1e-6), min_size=1, max_size=20)
 
 def test_the_weight_rises_then_falls_along_a_cosine():
     """By hand: 0.5 reached in step 4; over 4 more steps to 0.1, where cos(π k / 4) is √2/2, 0, -√2/2, -1."""
-    expert = Expert(mu=0.5, valley=0.1, warmup_steps=4, decay_steps=4)
+    expert = Expert(mu=0.5, mu_valley=0.1, mu_warmup_steps=4, mu_decay_steps=4)
     assert [expert.weight(step) for step in range(1, 11)] == pytest.approx(
         [0.125, 0.25, 0.375, 0.5, 0.44142136, 0.3, 0.15857864, 0.1, 0.1, 0.1]
     )
@@ -30,10 +30,10 @@ def test_the_weight_rises_then_falls_along_a_cosine():
     ("expert", "expected"),
     [
         (Expert(mu=0.1), [0.1, 0.1, 0.1]),
-        (Expert(mu=0.3, warmup_steps=2), [0.15, 0.3, 0.3]),
-        (Expert(mu=0.3, valley=0.2, warmup_steps=1, decay_steps=0), [0.2, 0.2, 0.2]),
-        (Expert(mu=1.0, valley=0.0, decay_steps=2), [0.5, 0.0, 0.0]),
-        (Expert(mu=0.2, valley=0.6, decay_steps=2), [0.4, 0.6, 0.6]),
+        (Expert(mu=0.3, mu_warmup_steps=2), [0.15, 0.3, 0.3]),
+        (Expert(mu=0.3, mu_valley=0.2, mu_warmup_steps=1, mu_decay_steps=0), [0.2, 0.2, 0.2]),
+        (Expert(mu=1.0, mu_valley=0.0, mu_decay_steps=2), [0.5, 0.0, 0.0]),
+        (Expert(mu=0.2, mu_valley=0.6, mu_decay_steps=2), [0.4, 0.6, 0.6]),
     ],
 )
 def test_parts_of_the_schedule_may_be_absent(expert, expected):
@@ -48,7 +48,7 @@ def test_parts_of_the_schedule_may_be_absent(expert, expected):
     step=st.integers(1, 30),
 )
 def test_the_weight_stays_within_its_bounds_and_ends_in_the_valley(mu, valley, warmup, decay, step):
-    expert = Expert(mu=mu, valley=valley, warmup_steps=warmup, decay_steps=decay)
+    expert = Expert(mu=mu, mu_valley=valley, mu_warmup_steps=warmup, mu_decay_steps=decay)
     assert -1e-12 <= expert.weight(step) <= max(mu, valley) + 1e-12
     if step >= warmup + decay:
         assert expert.weight(step) == valley
@@ -95,7 +95,7 @@ def test_presets_and_settings():
     assert PRESETS["mix_chord"].expert == Expert(mu=0.1, phi=True)
     settings = ExpertConfig(dataset=ROWS, mu=0.5, mu_valley=0.0, mu_warmup_steps=3, mu_decay_steps=0, phi=False)
     algorithm = resolve("mix_chord", LossConfig(clip_high=0.28), 4, expert=settings)
-    assert algorithm.expert == Expert(mu=0.5, valley=0.0, warmup_steps=3, decay_steps=0, phi=False)
+    assert algorithm.expert == Expert(mu=0.5, mu_valley=0.0, mu_warmup_steps=3, mu_decay_steps=0, phi=False)
     assert algorithm.policy_loss_args["clip_high"] == 0.28
     assert configured(None, ExpertConfig(), "grpo") is None
     with pytest.raises(ConfigError, match="'grpo' learns from rollouts alone"):

@@ -16,10 +16,13 @@ from typing import Any
 import numpy as np
 
 from sharpen.compat.trinity import workflow_function
-from sharpen.config.run import RolloutConfig, TasksetConfig
+from sharpen.compat.trinity.task import TasksetConfig
+from sharpen.config.run import RolloutConfig
 from sharpen.execution.serving import ServingThread
 from sharpen.gateway.gateway import Gateway
 from sharpen.inference.engine import GenerateRequest, Generation
+from sharpen.rollout.attempt import UserFunctions
+from sharpen.rollout.in_process import InProcess
 from sharpen.rollout.models import RolloutModels
 from sharpen.rollout.runner import RolloutRunner
 from sharpen.tasks.source import Row
@@ -92,7 +95,8 @@ class Place:
         if isinstance(workflow, str | type):
             function = workflow_function(workflow, TasksetConfig(**(taskset or {})), workflow_args or {}, no_use_in)
         config = RolloutConfig(**{"timeout_s": 20.0, "max_attempts": 1, **settings})
-        runner = RolloutRunner(function, None, self.open, config, group_size, 0, {})
+        attempts = InProcess(UserFunctions(function, None), config.timeout_s)
+        runner = RolloutRunner(attempts, self.open, config, group_size, 0)
         self._runners.append(runner)
         tasks = [Task(id=f"train/{i}", index=i, row=Row(row)) for i, row in enumerate(rows or ({"prompt": "q"},))]
         return runner.run(

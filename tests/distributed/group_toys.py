@@ -2,7 +2,6 @@
 
 import os
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,23 +55,6 @@ def rank_process_ids() -> list[int]:
     """Of the ranks that this process has, in their order."""
     started = leftover_ranks()
     return sorted(started, key=lambda process: (started[process], process))
-
-
-def ends(process_id: int, within_s: float = 60.0) -> bool:
-    """Whether it has ended by then."""
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline and alive(process_id):
-        time.sleep(0.1)
-    return not alive(process_id)
-
-
-def alive(process_id: int) -> bool:
-    """Whether it runs; one that ended and was not waited for does not."""
-    try:
-        stat = Path(f"/proc/{process_id}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,19 +2,15 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from group_toys import (
     RaisesOn,
     assert_same_weights,
-    ends,
     group_of,
     leftover_folders,
     leftover_ranks,
@@ -23,6 +19,7 @@ from group_toys import (
     one_process,
     processes,
 )
+from processes import ends, line_of, python
 from trainer_toys import SIZES
 from transformers import Qwen3MoeConfig
 
@@ -170,21 +167,11 @@ def test_a_coordinator_that_is_killed_leaves_no_ranks(tmp_path, when):
     without `_end_with_coordinator`, or when that does not remove the folder.
 
     The rank that was stopped is woken up at last: a stopped process can do nothing, not even end."""
-    paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(tmp_path / "model"), when],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": paths},
-    )
-    assert process.stdout is not None
-    ids = [int(number) for number in process.stdout.readline().split()]
-    assert len(ids) == 2
-    assert leftover_folders(process.pid)
-    time.sleep(1.0)  # whatever they do by then: nothing may be left
-    process.kill()
-    process.wait()
-    process.stdout.close()
+    with python("-c", SCRIPT, str(tmp_path / "model"), when, stderr=None) as process:
+        ids = [int(number) for number in line_of(process).split()]
+        assert len(ids) == 2
+        assert leftover_folders(process.pid)
+        time.sleep(1.0)  # whatever they do by then: nothing may be left
     assert ends(ids[0])
     os.kill(ids[1], signal.SIGCONT)
     assert ends(ids[1])

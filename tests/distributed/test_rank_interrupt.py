@@ -5,17 +5,16 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from group_toys import (
     assert_same_weights,
-    ends,
     leftover_folders,
     make_plan,
     make_toy,
@@ -23,6 +22,7 @@ from group_toys import (
     processes,
     ranks_of,
 )
+from processes import ends, python, wait_for
 from rank_runs import assert_same_losses, interrupted_here, rows, run
 
 from sharpen.execution.ranks.group import TrainerGroup
@@ -33,19 +33,13 @@ pytestmark = pytest.mark.distributed
 FIXED = {"project_name": "P", "experiment_name": "fixed"}
 
 
-def command(undisturbed: Path, folder: Path, workflow: str, *settings: str) -> subprocess.Popen[str]:
+def command(undisturbed: Path, folder: Path, workflow: str, *settings: str) -> Any:
     """The same run by the command, with two ranks, in a process group of its own."""
     settings = (f"checkpoint_root_dir={folder}", "project=P", "name=fixed", "trainer.num_processes=2", *settings)
     settings = (f"workflow={Path(__file__).parent / 'rank_runs.py'}:{workflow}", *settings)
-    return subprocess.Popen(
-        [sys.executable, "-m", "sharpen.cli.main", "run", "--config", str(undisturbed / "config.yaml")]
-        + [part for setting in settings for part in ("--set", setting)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])},
-    )
+    given = [part for setting in settings for part in ("--set", setting)]
+    arguments = ["-m", "sharpen.cli.main", "run", "--config", str(undisturbed / "config.yaml"), *given]
+    return python(*arguments, stdout=subprocess.DEVNULL, start_new_session=True)
 
 
 @contextmanager
@@ -113,8 +107,8 @@ def test_ctrl_c_in_a_terminal_and_the_end_of_a_job_are_exit_code_130(
     """In step 3 the whole process group is interrupted, or the coordinator and its ranks get SIGHUP and SIGTERM: as for
     one process, a checkpoint, one line, 130. It goes on exactly. Red when the ranks do not ignore SIGTERM: they are
     lost before anything is saved."""
-    process = command(undisturbed, tmp_path, workflow, "algorithm.save_interval_steps=100")
-    _, errors = process.communicate(timeout=240)
+    with command(undisturbed, tmp_path, workflow, "algorithm.save_interval_steps=100") as process:
+        _, errors = process.communicate(timeout=240)
     assert process.returncode == 130, errors
     assert "sharpen: interrupted" in errors
     assert "Traceback" not in errors, errors
@@ -130,14 +124,11 @@ def test_ctrl_c_in_a_terminal_and_the_end_of_a_job_are_exit_code_130(
 def test_ctrl_c_in_a_terminal_while_the_ranks_load(tmp_path, undisturbed):
     """Red when the ranks are in the coordinator's process group (`process_group` in `_launch` left out): they are
     interrupted amid their imports, and say so at length."""
-    process = command(undisturbed, tmp_path, "letters", "train_dataset.total_steps=1000")
-    deadline = time.monotonic() + 240
-    while len(ids := ranks_of(process.pid)) < 2 and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.05)
-    if process.poll() is None:
+    with command(undisturbed, tmp_path, "letters", "train_dataset.total_steps=1000") as process:
+        wait_for(lambda: len(ranks_of(process.pid)) == 2, process)
+        ids = ranks_of(process.pid)
         os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=240)
-    assert len(ids) == 2, errors
+        _, errors = process.communicate(timeout=240)
     assert process.returncode == 130, errors
     assert "Traceback" not in errors, errors
     assert all(ends(id_) for id_ in ids)

@@ -5,11 +5,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from processes import python, wait_for
 
 from sharpen.cli.main import main
 
@@ -48,7 +48,9 @@ def config(tmp_path: Path, toy_model_dir: Path, toy_dataset: Path) -> Path:
 
 def test_check_says_ready_or_what_to_fix(config, capsys):
     assert main(["check", "--config", str(config), "--tasks", "6"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "ready"
+    out = capsys.readouterr().out
+    assert out.splitlines()[-1] == "ready"
+    assert "s for a step's at this pace" in out
     constant = f"workflow={config.parent / 'agent.py'}:constant"
     assert main(["check", "--config", str(config), "--set", constant]) == 1
     assert "every reward is the same (0)" in capsys.readouterr().out
@@ -123,16 +125,14 @@ def test_bad_input_is_exit_code_2_and_failure_1(config, tmp_path, capsys):
 def test_ctrl_c_saves_a_checkpoint_and_exits_130(config, tmp_path):
     workflow = f"workflow={tmp_path / 'agent.py'}:slow"
     settings = ["name=stopped", workflow, "train_dataset.total_steps=500", "evaluation.before_and_after=false"]
-    command = [sys.executable, "-m", "sharpen.cli.main", "run", "--config", str(config)]
+    command = ["-m", "sharpen.cli.main", "run", "--config", str(config)]
     command += [part for setting in settings for part in ("--set", setting)]
     run = tmp_path / "runs/Sharpen/stopped"
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     metrics = run / "metrics.jsonl"
-    deadline = time.monotonic() + 400
-    while time.monotonic() < deadline and not (metrics.exists() and len(metrics.read_text().splitlines()) >= 2):
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=400)
+    with python(*command) as process:
+        wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= 2, process)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=400)
     assert process.returncode == 130, errors
     assert "interrupted" in errors
     assert (run / "latest" / "model.safetensors").exists()

@@ -3,12 +3,10 @@
 import itertools
 import json
 import re
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from killed_runs import run_killed
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
 from sharpen.certify import certify
@@ -172,42 +170,17 @@ def test_the_difficulty_orders_state_is_in_the_checkpoint_and_resumed(tmp_path, 
     assert certify(result.run_dir, logprobs=False).holds
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[4])
-from test_refill_end_to_end import REFILL_ALL, holds_letter, run
-
-metrics = Path(sys.argv[1], "P", "fixed", "metrics.jsonl")
-calls = 0
-
-async def killing(task, model):
-    # The fifth rollout of the fifth step ends the process.
-    global calls
-    calls += metrics.exists() and metrics.read_text().count("rollout/count") == 4
-    if calls == 5:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return await holds_letter(task, model)
-
-run(*map(Path, sys.argv[1:4]), steps=7, workflow=killing, settings=REFILL_ALL)
-"""
-
-
 def test_a_killed_run_goes_on_with_exactly_the_tasks_it_would_have_drawn(tmp_path, toy_model_dir, toy_dataset):
     """Killed in step 5, with the last checkpoint after step 3: steps 4 and 5 are done again.
 
     Red when `state` (order.py) leaves the position out of the checkpoint, or `_last_groups` (certify.py) takes the
     groups of both attempts.
     """
-    script = tmp_path / "killed.py"
-    script.write_text(KILLED)
-    arguments = [str(tmp_path), str(toy_model_dir), str(toy_dataset), str(Path(__file__).parent)]
-    killed = subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    run_dir = tmp_path / "P" / "fixed"
+    options = {"steps": 7, "settings": REFILL_ALL}
+    run_dir = run_killed(run, holds_letter, tmp_path, toy_model_dir, toy_dataset, recorded=4, **options)
     assert load(pointed(run_dir, "latest")).state["position"]["step"] == 3
     assert [record.step for record in read_steps(run_dir / "run.db")] == [1, 2, 3, 4]
-    run(tmp_path, toy_model_dir, toy_dataset, steps=7, settings=REFILL_ALL)
+    run(tmp_path, toy_model_dir, toy_dataset, **options)
     steps = last_groups(run_dir)
     assert sorted(steps) == [1, 2, 3, 4, 5, 6, 7]
     drawn = check_order(steps)

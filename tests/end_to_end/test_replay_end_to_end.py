@@ -2,13 +2,11 @@
 
 import json
 import shutil
-import signal
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from killed_runs import run_killed
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
 from sharpen.certify import certify
@@ -161,38 +159,12 @@ def test_replay_that_would_be_wrong_is_refused_before_anything_is_loaded(tmp_pat
         run(tmp_path, tmp_path / "no model", toy_dataset, steps=1, algorithm="reinforce")
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[4])
-from test_replay_end_to_end import letters, run
-
-metrics = Path(sys.argv[1], "P", "fixed", "metrics.jsonl")
-calls = 0
-
-async def killing(task, model):
-    # The fifth rollout of the sixth step ends the process.
-    global calls
-    calls += metrics.exists() and metrics.read_text().count("rollout/count") == 5
-    if calls == 5:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return await letters(task, model)
-
-run(*map(Path, sys.argv[1:4]), steps=7, workflow=killing)
-"""
-
-
 def test_trap_13_a_killed_run_goes_on_with_the_replay_of_an_uninterrupted_one(
     tmp_path, finished, toy_model_dir, toy_dataset
 ):
     """Killed in step 6, with the last checkpoint after step 3: steps 4 and 5 are done again, from the memory that step
     3 left, not that of step 5. Red when `run.assembly` does not restore the memory."""
-    script = tmp_path / "killed.py"
-    script.write_text(KILLED)
-    arguments = [str(tmp_path), str(toy_model_dir), str(toy_dataset), str(Path(__file__).parent)]
-    killed = subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    run_dir = tmp_path / "P" / "fixed"
+    run_dir = run_killed(run, letters, tmp_path, toy_model_dir, toy_dataset, recorded=5, steps=7)
     assert load(pointed(run_dir, "latest")).state["position"]["step"] == 3
     run(tmp_path, toy_model_dir, toy_dataset, steps=7)
     for step in range(1, 8):

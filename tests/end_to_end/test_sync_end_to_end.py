@@ -4,15 +4,13 @@ import asyncio
 import json
 import random
 import shutil
-import signal
 import sqlite3
-import subprocess
-import sys
 from collections import Counter
 from itertools import count
 from pathlib import Path
 
 import pytest
+from killed_runs import run_killed
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
 from sharpen.certify import certify
@@ -227,39 +225,13 @@ def tasks_by_step(run_dir: Path) -> dict[int, list[str]]:
     }
 
 
-KILLED = """
-import json, os, signal, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[4])
-from test_sync_end_to_end import letters, run
-
-metrics = Path(sys.argv[1], "P", "fixed", "metrics.jsonl")
-calls = 0
-
-async def killing(task, model):
-    # The fifth rollout that begins after the fourth step ends the process, with other batches in flight.
-    global calls
-    calls += metrics.exists() and metrics.read_text().count("rollout/count") == 4
-    if calls == 5:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return await letters(task, model)
-
-run(*map(Path, sys.argv[1:4]), json.loads(sys.argv[5]), steps=8, workflow=killing)
-"""
-
-
 @pytest.mark.parametrize("sync", [{"interval": 2, "offset": 1}, {"style": "fully_async", "max_staleness": 2}])
 def test_trap_13_and_24_a_killed_run_rolls_out_again_what_was_in_flight(tmp_path, toy_model_dir, toy_dataset, sync):
     """The checkpoint is of step 3 (or 4), with batches behind it begun. Nothing trains twice, nothing is skipped, and
     no token is too old. Red when `run.assembly` passes no `drawn`: their tasks would be skipped; or when the
     explorer forgets to serve the restored weights' version.
     """
-    script = tmp_path / "killed.py"
-    script.write_text(KILLED)
-    arguments = [str(tmp_path), str(toy_model_dir), str(toy_dataset), str(Path(__file__).parent), json.dumps(sync)]
-    killed = subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    run_dir = tmp_path / "P" / "fixed"
+    run_dir = run_killed(run, letters, tmp_path, toy_model_dir, toy_dataset, recorded=4, sync=sync, steps=8)
     position = load(pointed(run_dir, "latest")).state["position"]
     assert position["step"] in (3, 4)
     assert position["drawn"], "batches were in flight"

@@ -28,6 +28,8 @@ from sharpen.config.run import RolloutConfig
 from sharpen.execution.remote import RemoteModel
 from sharpen.gateway.gateway import Gateway
 from sharpen.gateway.meter import Meter, Tally
+from sharpen.rollout.attempt import UserFunctions
+from sharpen.rollout.in_process import InProcess
 from sharpen.rollout.models import RolloutModels
 from sharpen.rollout.runner import RolloutRunner
 from sharpen.rollout.user_loop import owner
@@ -53,7 +55,8 @@ def roll_out(
     """A group for each task, all at once."""
     config = RolloutConfig(**{"max_attempts": 1, "timeout_s": 60.0, **settings})
     tasks = [Task(id=f"t/{number}", index=number, row={"name": f"task {number}"}) for number in range(num_tasks)]
-    with RolloutRunner(workflow, None, open_session, config, group_size, 0) as runner:
+    attempts = InProcess(UserFunctions(workflow, None), config.timeout_s)
+    with RolloutRunner(attempts, open_session, config, group_size, 0) as runner:
         return runner.run(tasks, group_ids=[f"s/{task.id}" for task in tasks])
 
 

@@ -5,11 +5,12 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from processes import line_of, python
 
 from sharpen.errors import ConfigError
 from sharpen.execution.run_lock import locked
@@ -20,33 +21,28 @@ from pathlib import Path
 from sharpen.execution.run_lock import locked
 
 with locked(Path(sys.argv[1])):
-    child = os.fork() if "fork" in sys.argv else 0
-    if "fork" in sys.argv and child == 0:
+    if "fork" not in sys.argv or os.fork() == 0:
+        print(os.getpid(), flush=True)  # the child itself, so that it has begun
         os.close(1)
-        time.sleep(60)
-    print(child, flush=True)
     time.sleep(60)
 """
 
 
-def hold(folder: Path, *how: str) -> tuple[subprocess.Popen[str], int]:
-    """A process that holds the folder, and its child's id."""
-    command = [sys.executable, "-c", HOLDS, str(folder), *how]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    return process, int(process.stdout.readline())
+@contextmanager
+def holding(folder: Path, *how: str) -> Iterator[tuple[int, int]]:
+    """The ids of a process that holds the folder, and of its child if it has one; it is killed at the end."""
+    with python("-c", HOLDS, str(folder), *how) as process:
+        yield process.pid, int(line_of(process))
 
 
 def test_the_second_run_of_a_name_is_told_who_holds_it_until_a_kill_frees_it(tmp_path: Path):
-    process, _ = hold(tmp_path)
-    with process:
-        said = rf"the run .* is in use: process {process.pid} on {re.escape(socket.gethostname())} has it"
+    with holding(tmp_path) as (holder, _):
+        said = rf"the run .* is in use: process {holder} on {re.escape(socket.gethostname())} has it"
         with (
             pytest.raises(ConfigError, match=rf"{said} since \d{{4}}-\d\d-\d\d .*another experiment_name"),
             locked(tmp_path),
         ):
             pass
-        process.kill()
     with locked(tmp_path) as note:
         assert note == ""
         assert json.loads((tmp_path / "run.lock").read_text())["pid"] == os.getpid()
@@ -55,9 +51,8 @@ def test_the_second_run_of_a_name_is_told_who_holds_it_until_a_kill_frees_it(tmp
 
 def test_a_forked_child_does_not_keep_the_lock_of_a_dead_parent(tmp_path: Path):
     """Red without `register_at_fork`: a pool of the agent's, left behind, would hold the run for ever."""
-    process, child = hold(tmp_path, "fork")
-    with process:
-        process.kill()
+    with holding(tmp_path, "fork") as (_, child):
+        pass
     try:
         with locked(tmp_path):
             pass

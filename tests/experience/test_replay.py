@@ -18,7 +18,15 @@ from sharpen.errors import ConfigError
 from sharpen.experience.draw import draw_batches, split_minibatches
 from sharpen.experience.journal import Journal
 from sharpen.experience.reading import read_last_groups, read_trained
-from sharpen.experience.replay import Kept, Replay, ReplaySettings, mixed, oldest_version, priority, replay_settings
+from sharpen.experience.replay import (
+    Replay,
+    ReplayGroup,
+    ReplaySettings,
+    mixed,
+    oldest_version,
+    priority,
+    replay_settings,
+)
 from sharpen.types import Check, Group
 
 GRPO = PRESETS["grpo"]
@@ -42,7 +50,7 @@ def train(replay: Replay, groups: list[Group], algorithm: Algorithm = GRPO) -> N
     replay.keep(groups, draw_batches(groups, algorithm, 1))
 
 
-def ids(drawn: tuple[Kept, ...]) -> list[str]:
+def ids(drawn: tuple[ReplayGroup, ...]) -> list[str]:
     return [kept.group.id for kept in drawn]
 
 
@@ -311,7 +319,7 @@ def test_trap_13_a_group_is_as_old_as_its_tokens_whenever_it_began(tmp_path: Pat
     assert resumed.draw(6, 7) == ()
 
 
-def kept_by(replay: Replay) -> list[Kept]:
+def kept_by(replay: Replay) -> list[ReplayGroup]:
     return list(replay._kept.values())
 
 

@@ -26,7 +26,7 @@ from sharpen.experience.journal import Journal
 from sharpen.experience.reading import read_groups, read_steps, read_taught, read_trained
 from sharpen.monitor.display import Display
 from sharpen.monitor.metrics import JsonlSink, Monitor
-from sharpen.rollout.refill import RolledOut
+from sharpen.rollout.refill import StepRollouts
 from sharpen.run.assembly import open_loop
 from sharpen.run.loop import Loop
 from sharpen.run.progress import Progress
@@ -106,11 +106,11 @@ class Again:
         self.schedule = SimpleNamespace(overlaps=False, max_staleness=0)
         self._groups, self._orders, self._done = groups, orders, done
 
-    def gather(self, trainer: Any) -> RolledOut:
+    def gather(self, trainer: Any) -> StepRollouts:
         groups = tuple(group for group in self._groups if group.id.startswith(f"step-{self._done}/"))
         self._done += 1
         size = len(groups)
-        return RolledOut(groups=groups, batch_size=size, usable=size, refill_rounds=0, seconds=0.1, refill_s=0.0)
+        return StepRollouts(groups=groups, batch_size=size, usable=size, refill_rounds=0, seconds=0.1, refill_s=0.0)
 
     def probe(self) -> tuple:
         return ()

@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 from killed_run import STEPS, main
+from processes import alive, python
 from step_walks import content, records
 
 from sharpen.certify import certify
@@ -36,12 +36,8 @@ def undisturbed(tmp_path_factory, toy_model_dir, toy_dataset) -> Path:
 @contextmanager
 def forks(folder: Path, model: Path, dataset: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that forks one for each session."""
-    command = [sys.executable, str(HERE / "killed_run.py"), str(folder), str(model), str(dataset)]
-    path = os.pathsep.join([str(HERE), *filter(None, sys.path)])
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
-    )
-    with process:
+    arguments = [str(HERE / "killed_run.py"), str(folder), str(model), str(dataset)]
+    with python(*arguments, stdin=subprocess.PIPE, stderr=None) as process:
         yield process
 
 
@@ -62,13 +58,6 @@ def session(parent: Any, name: str, run_dir: Path, after_s: float, send: list[si
     code = int(parent.stdout.readline())
     assert code in (0, -signal.SIGKILL, 130), code
     return code
-
-
-def alive(process_id: int) -> bool:
-    with suppress(ProcessLookupError):
-        os.kill(process_id, 0)
-        return True
-    return False
 
 
 def last_step_at(run_dir: Path) -> float:

@@ -6,10 +6,10 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
+from processes import python, wait_for
 
 from sharpen.config.cluster import ClusterConfig
 from sharpen.errors import ConfigError
@@ -67,11 +67,8 @@ def test_ctrl_c_and_sigterm_end_the_actors_and_the_ray_that_the_run_started(
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(data=str(toy_dataset), model=str(toy_model_dir), out=str(tmp_path)))
     shown = tmp_path / "shown.txt"
-    with shown.open("w") as file:
-        run = subprocess.Popen([sys.executable, str(script)], stdout=file, stderr=subprocess.STDOUT)
-        until = time.monotonic() + 600
-        while "   2/1000" not in shown.read_text() and run.poll() is None and time.monotonic() < until:
-            time.sleep(0.2)
+    with shown.open("w") as file, python(str(script), stdout=file, stderr=subprocess.STDOUT) as run:
+        wait_for(lambda: "   2/1000" in shown.read_text(), run, within_s=600)
         family = ray_of(run.pid)
         run.send_signal(number)
         run.wait(300)

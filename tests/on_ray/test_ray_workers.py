@@ -12,8 +12,8 @@ from ray_workflows import actors_of, does_what_the_task_says, make_tasks
 from transformers import AutoModelForCausalLM
 
 from sharpen.compat.trinity import workflow_function
+from sharpen.compat.trinity.task import TasksetConfig
 from sharpen.config.functions import import_function
-from sharpen.config.run import TasksetConfig
 from sharpen.errors import ConfigError, DatasetError
 from sharpen.types import Outcome
 
@@ -79,7 +79,7 @@ def test_a_task_that_crashes_its_process_fails_alone(serving):
 
 @pytest.mark.parametrize("evaluation", [False, True])
 def test_failures_have_their_causes_on_workers_too(serving, evaluation):
-    """Red when `UserFunctions` travels without the names, or `Attempted` without the number of answers."""
+    """Red when `UserFunctions` travels without the names, or `Attempt` without the number of answers."""
     opens = {"open_session": serving.modes["sampled"]} if evaluation else {}
     groups = run(serving, make_tasks(3, "fail"), f"fails-{evaluation}-", group_size=1, evaluation=evaluation, **opens)
     rollouts = [group.rollouts[0] for group in groups]

@@ -8,7 +8,10 @@ from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 
 from sharpen.config.load import resolve
 from sharpen.config.run import RunConfig
+from sharpen.plan.case import Case, read_models
 from sharpen.plan.hardware import Hardware
+from sharpen.plan.workload import Workload, expected
+from sharpen.recipe import EngineType, RolloutRecipe, recipe_of
 
 FAMILIES = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig}
 
@@ -46,6 +49,23 @@ def run_config(folder: Path, settings: Mapping[str, Any] | None = None) -> RunCo
         "evaluation": {"before_and_after": False},
     }
     return resolve(None, _merged(base, settings or {})).config
+
+
+def case_of(
+    config: RunConfig,
+    hardware: Hardware | None = None,
+    workload: Workload | None = None,
+    engine: EngineType = "embedded",
+) -> Case:
+    """A run, on a GPU of 16 GiB and with every sequence as long as it may be, if not said otherwise."""
+    recipe = recipe_of(config)
+    return Case(
+        recipe=recipe,
+        models=read_models(recipe),
+        hardware=hardware or gpu(16),
+        workload=workload or expected(config),
+        engine=engine if isinstance(recipe, RolloutRecipe) else None,
+    )
 
 
 def _merged(base: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:

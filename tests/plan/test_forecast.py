@@ -12,12 +12,13 @@ from sharpen import DatasetConfig, TunerModelConfig, tune
 from sharpen.cli.main import main
 from sharpen.config.load import resolve
 from sharpen.config.public import AlgorithmConfig
-from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
 from sharpen.forecast import after_run, before_run, certainly_short
+from sharpen.plan.case import Case, read_models
 from sharpen.plan.hardware import Hardware
-from sharpen.plan.predict import read_models
 from sharpen.plan.record import FILE
+from sharpen.plan.workload import expected
+from sharpen.recipe import EngineChoice, Job, recipe_of
 from sharpen.trainer.host_memory import total_bytes
 
 
@@ -35,8 +36,8 @@ def write_model(folder: Path, *, width: int, depth: int) -> Path:
     return folder
 
 
-def a_run(folder: Path, **settings: Any) -> RunConfig:
-    return resolve(
+def a_job(folder: Path, **settings: Any) -> Job[Any]:
+    config = resolve(
         None,
         {
             "model": {"model_path": str(folder), "max_model_len": 128, "max_tokens": 64},
@@ -46,33 +47,40 @@ def a_run(folder: Path, **settings: Any) -> RunConfig:
             **settings,
         },
     ).config
+    engine = EngineChoice(type="embedded", reason="by hand")
+    return Job(recipe=recipe_of(config), workflow=a_job, judge=None, folder=folder, engine=engine)
 
 
 def test_a_model_that_no_machine_has_room_for_is_refused(tmp_path: Path) -> None:
     """About 10 million million parameters, of which nothing is made; what is said names the numbers."""
-    config = a_run(write_model(tmp_path / "huge", width=2**19, depth=4))
+    job = a_job(write_model(tmp_path / "huge", width=2**19, depth=4))
     with pytest.raises(ConfigError, match="weights, gradients and moments alone need") as raised:
-        list(before_run(config, tmp_path))
+        list(before_run(job, tmp_path))
     assert "policy: AdamW moments" in str(raised.value)
     assert not (tmp_path / FILE).exists()
 
 
 def test_frozen_weights_are_no_reason_to_refuse_on_a_cpu(tmp_path: Path) -> None:
     """Trained: 16 bytes a parameter; a reference beside them is read from the disk again if need be."""
-    config = a_run(write_model(tmp_path / "model", width=256, depth=2))
-    models = read_models(config)
-    here = Hardware(name="CPU", kind="cpu", count=1, memory_bytes=1)
-    assert certainly_short(config, models, here) == ""
+    job = a_job(write_model(tmp_path / "model", width=256, depth=2))
+    models = read_models(job.recipe)
+
+    def short(hardware: Hardware) -> str:
+        work = expected(job.config)
+        case = Case(recipe=job.recipe, models=models, hardware=hardware, workload=work, engine="embedded")
+        return certainly_short(case)
+
+    assert short(Hardware(name="CPU", kind="cpu", count=1, memory_bytes=1)) == ""
     gpu = Hardware(name="GPU", kind="cuda", count=1, memory_bytes=18 * models.policy.parameters)
-    assert "GPU has" in certainly_short(config, models, gpu)  # there the reference and the engine count
+    assert "GPU has" in short(gpu)  # there the reference and the engine count
     assert total_bytes() > 2**30
 
 
 def test_a_plan_before_and_its_error_after(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = a_run(write_model(tmp_path / "model", width=256, depth=2))
+    job = a_job(write_model(tmp_path / "model", width=256, depth=2))
     run_dir = tmp_path / "run"
     run_dir.mkdir()
-    assert list(before_run(config, run_dir)) == []
+    assert list(before_run(job, run_dir)) == []
     before = json.loads((run_dir / FILE).read_text())["before"]
     assert before["fits"]
     assert before["comparable_mb"] > 500
@@ -82,7 +90,7 @@ def test_a_plan_before_and_its_error_after(tmp_path: Path, capsys: pytest.Captur
         for n in (1, 2, 6)
     ]
     (run_dir / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (line,) = after_run(config, run_dir)
+    (line,) = after_run(job, run_dir)
     assert line.startswith("plan: peak memory ")
     assert "step" not in line  # nobody has measured one before
     content = json.loads((run_dir / FILE).read_text())
@@ -101,27 +109,27 @@ def test_a_plan_before_and_its_error_after(tmp_path: Path, capsys: pytest.Captur
 
 def test_the_next_run_says_how_long_a_step_took(tmp_path: Path) -> None:
     """What one run measured, the next of the same settings expects, and is held against at its end."""
-    config = a_run(write_model(tmp_path / "model", width=256, depth=2))
+    job = a_job(write_model(tmp_path / "model", width=256, depth=2))
     for name, seconds in (("first", 2.0), ("second", 4.0)):
         run_dir = tmp_path / "runs" / name
         run_dir.mkdir(parents=True)
-        said = list(before_run(config, run_dir))
+        said = list(before_run(job, run_dir))
         (run_dir / "metrics.jsonl").write_text(json.dumps({"step": 1, "time/step_s": seconds}))
-        (line,) = after_run(config, run_dir)
+        (line,) = after_run(job, run_dir)
     assert said == ["a step takes 2 s, as measured: median of 1 steps of first"]
     assert line.endswith("step 2 s predicted, 4 measured: -50%")
 
 
 def test_without_a_plan_nothing_is_compared(tmp_path: Path) -> None:
-    config = a_run(write_model(tmp_path / "model", width=64, depth=1))
-    assert list(before_run(config, tmp_path)) == []  # smaller than plans are made for
+    job = a_job(write_model(tmp_path / "model", width=64, depth=1))
+    assert list(before_run(job, tmp_path)) == []  # smaller than plans are made for
     assert not (tmp_path / FILE).exists()
-    assert list(after_run(config, tmp_path)) == []
+    assert list(after_run(job, tmp_path)) == []
 
 
 def test_a_model_that_cannot_be_planned_still_runs(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "clip"}')
-    (line,) = before_run(a_run(tmp_path), tmp_path)
+    (line,) = before_run(a_job(tmp_path), tmp_path)
     assert line.startswith("no plan of this run")
 
 

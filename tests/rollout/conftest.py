@@ -9,6 +9,8 @@ import pytest
 from scripted_serving import FakeServing, MakeRunner
 
 from sharpen.config.run import RolloutConfig
+from sharpen.rollout.attempt import UserFunctions
+from sharpen.rollout.in_process import InProcess
 from sharpen.rollout.runner import RolloutRunner
 
 
@@ -25,11 +27,10 @@ def make_runner(serving: FakeServing) -> Iterator[MakeRunner]:
     def make(workflow: Any, judge: Any = None, *, group_size: int = 2, seed: int = 0, **settings: Any) -> RolloutRunner:
         workflow_args, needs_reward = settings.pop("workflow_args", None), settings.pop("needs_reward", True)
         config = RolloutConfig(**{"timeout_s": 20.0, **settings})
-        runners.append(
-            RolloutRunner(
-                workflow, judge, serving.open, config, group_size, seed, workflow_args, needs_reward=needs_reward
-            )
-        )
+        names = config.model_exceptions
+        functions = UserFunctions(workflow, judge, workflow_args, needs_reward=needs_reward, model_exceptions=names)
+        attempts = InProcess(functions, config.timeout_s)
+        runners.append(RolloutRunner(attempts, serving.open, config, group_size, seed))
         return runners[-1]
 
     yield make

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharpen.errors import RolloutError
-from sharpen.rollout.refill import RolledOut, roll_out
+from sharpen.rollout.refill import StepRollouts, roll_out
 from sharpen.types import Group, Task
 
 
@@ -29,7 +29,7 @@ class Supply:
         ]
 
 
-def gather(supply: Supply, batch_size: int, most: int) -> RolledOut:
+def gather(supply: Supply, batch_size: int, most: int) -> StepRollouts:
     return roll_out(
         supply, lambda group: group.id.endswith("True"), batch_size=batch_size, most=most, check=lambda groups: None
     )

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import subprocess
-import sys
 import threading
 import time
 import traceback
@@ -14,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import line_of, python
 from scripted_serving import FakeServing, MakeRunner, make_task
 
 from sharpen.config.run import RolloutConfig
 from sharpen.errors import ConfigError, EngineLostError, RolloutError
+from sharpen.rollout.attempt import UserFunctions
+from sharpen.rollout.in_process import InProcess
 from sharpen.rollout.runner import RolloutRunner, noise_seed
 from sharpen.rollout.user_loop import Suspicion
 from sharpen.types import Outcome, Rollout
@@ -320,6 +321,8 @@ import asyncio, sys, time
 sys.path.insert(0, {folder!r})
 from scripted_serving import FakeServing, make_task
 from sharpen.config.run import RolloutConfig
+from sharpen.rollout.attempt import UserFunctions
+from sharpen.rollout.in_process import InProcess
 from sharpen.rollout.runner import RolloutRunner
 
 async def workflow(task, model):
@@ -330,7 +333,7 @@ async def workflow(task, model):
         time.sleep(600)
     await asyncio.sleep(600)
 
-runner = RolloutRunner(workflow, None, FakeServing().open, RolloutConfig(), 1, 0)
+runner = RolloutRunner(InProcess(UserFunctions(workflow, None), 60.0), FakeServing().open, RolloutConfig(), 1, 0)
 try:
     runner.run([make_task(n, index=n) for n in range(2)], group_ids=["a", "b"])
 except KeyboardInterrupt:
@@ -341,15 +344,12 @@ except KeyboardInterrupt:
 
 def test_ctrl_c_ends_promptly_whatever_the_workflows_do() -> None:
     code = SCRIPT.format(folder=str(Path(__file__).parent))
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        started = [process.stdout.readline() for _ in range(2)]
+    with python("-c", code) as process:
+        started = [line_of(process) for _ in range(2)]
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=250)
-    assert (started, process.returncode) == (["started\n"] * 2, 130)
+    assert (started, process.returncode) == (["started"] * 2, 130)
     assert time.monotonic() - began < 120
     assert errors == ""
 
@@ -394,7 +394,7 @@ def test_a_lost_engine_ends_everything_with_its_error_and_no_attempt_more() -> N
         await asyncio.sleep(60)
         return 1.0
 
-    runner = RolloutRunner(workflow, None, open_session, RolloutConfig(), 3, 0)
+    runner = RolloutRunner(InProcess(UserFunctions(workflow, None), 60.0), open_session, RolloutConfig(), 3, 0)
     try:
         with pytest.raises(EngineLostError, match="its processes died"):
             runner.run([make_task()], group_ids=["g"])

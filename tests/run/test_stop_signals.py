@@ -3,13 +3,12 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
+from processes import line_of, python
 
 from sharpen.cli.main import main
 from sharpen.interrupts import deferred_interrupt, stop_signals
@@ -100,17 +99,12 @@ def test_a_run_outlives_its_terminal_and_its_pipe_and_saves_on_sigterm(tmp_path:
         "check": {"enabled": False},
     }
     (tmp_path / "run.yaml").write_text(json.dumps(settings))
-    with subprocess.Popen(
-        [sys.executable, "-m", "sharpen.cli.main", "run", "--config", "run.yaml"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
+    with python("-m", "sharpen.cli.main", "run", "--config", "run.yaml", cwd=tmp_path) as process:
+        line_of(process)
         process.stdout.close()
-        assert process.wait(120) == 130, process.stderr.read().decode()
-        assert process.stderr.read().decode().endswith("sharpen: interrupted\n")
+        code, errors = process.wait(400), process.stderr.read()
+    assert code == 130, errors
+    assert errors.endswith("sharpen: interrupted\n")
     run_dir = tmp_path / "Sharpen" / "one"
     assert (run_dir / "latest").resolve().name == "global_step_2"
     steps = [json.loads(line)["step"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]

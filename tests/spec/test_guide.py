@@ -101,3 +101,9 @@ def test_files_that_the_pages_name_exist(page: str | Path):
     written = {"bench/out/"}  # by `make bench-NAME`
     missing = [name for name in named if not (ROOT / name).exists() and not name.startswith(tuple(written))]
     assert not missing, missing
+
+
+def test_modules_that_contributing_names_exist():
+    named = re.findall(r"`([\w/]+\.py)`", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    assert len(named) > 9, named
+    assert not [name for name in named if not (ROOT / name).exists() and not (ROOT / "src" / "sharpen" / name).exists()]

@@ -70,7 +70,7 @@ def run(folder: Path, *command: str) -> list[str]:
     """Run a command there; the lines that it printed."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2"}
     done = subprocess.run(
-        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=250
+        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=800
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()

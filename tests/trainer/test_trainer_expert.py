@@ -16,7 +16,7 @@ from sharpen.trainer.parity import Tolerance
 from sharpen.trainer.trainer import Trainer
 from sharpen.types import Experience
 
-CHORD = Expert(mu=0.6, valley=0.2, warmup_steps=2, decay_steps=2, phi=True)
+CHORD = Expert(mu=0.6, mu_valley=0.2, mu_warmup_steps=2, mu_decay_steps=2, phi=True)
 
 
 @dataclass(frozen=True, kw_only=True)

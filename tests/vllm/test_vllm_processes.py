@@ -6,11 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from pathlib import Path
 
-import psutil
+from processes import ends
 from vllm_served import MODEL
 
 from sharpen.inference.vllm_start import make_folder
@@ -50,9 +49,7 @@ def test_nothing_stays_when_the_owner_is_killed(tmp_path, temporary):
     assert ran.returncode == -signal.SIGKILL
     pids = [int(pid) for pid in output.read_text().split()]
     assert len(pids) >= 2
-    deadline = time.monotonic() + 120
-    while (left := running(pids)) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    left = [pid for pid in pids if not ends(pid)]
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert not left
@@ -67,7 +64,3 @@ def test_the_paths_of_sockets_are_short_whatever_the_temporary_folder_is(tmp_pat
         folder = make_folder(parent)
         assert len(f"{folder}/{uuid.uuid4()}") <= 107
         folder.rmdir()
-
-
-def running(pids: list[int]) -> list[int]:
-    return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]

@@ -22,15 +22,15 @@ from sharpen.errors import ConfigError
 class Expert:
     """How much the expert's part weighs, and how its tokens are weighed.
 
-    `mu` is the weight, or the peak of its schedule: it rises linearly over `warmup_steps` steps, then falls to `valley`
-    along a cosine over `decay_steps` (None: it stays). With `phi` a token's loss is weighed by p (1 - p), without
-    gradient.
+    `mu` is the weight, or the peak of its schedule: it rises linearly over `mu_warmup_steps` steps, then falls to
+    `mu_valley` along a cosine over `mu_decay_steps` (None: it stays). With `phi` a token's loss is weighed by
+    p (1 - p), without gradient.
     """
 
     mu: float = 0.1
-    valley: float | None = None
-    warmup_steps: int = 0
-    decay_steps: int | None = None
+    mu_valley: float | None = None
+    mu_warmup_steps: int = 0
+    mu_decay_steps: int | None = None
     phi: bool = False
 
     def weight(self, step: int) -> float:
@@ -39,14 +39,14 @@ class Expert:
         Source: the global coefficient μ of CHORD, arXiv 2508.11408; the schedule is that of its implementation in
         Trinity-RFT 0.6.0.
         """
-        if step < self.warmup_steps:
-            return self.mu * step / self.warmup_steps
-        if self.decay_steps is None or self.valley is None:
+        if step < self.mu_warmup_steps:
+            return self.mu * step / self.mu_warmup_steps
+        if self.mu_decay_steps is None or self.mu_valley is None:
             return self.mu
-        behind = step - self.warmup_steps
-        if behind >= self.decay_steps:
-            return self.valley
-        return self.valley + (self.mu - self.valley) * 0.5 * (1.0 + cos(pi * behind / self.decay_steps))
+        behind = step - self.mu_warmup_steps
+        if behind >= self.mu_decay_steps:
+            return self.mu_valley
+        return self.mu_valley + (self.mu - self.mu_valley) * 0.5 * (1.0 + cos(pi * behind / self.mu_decay_steps))
 
     def token_losses(self, logprobs_E: torch.Tensor) -> torch.Tensor:
         """`-log π`, or with `phi` `-p (1 - p) log π`, where p is π without gradient: tokens that the model is already
@@ -78,11 +78,4 @@ def configured(preset: Expert | None, settings: ExpertConfig, name: str) -> Expe
         return None
     if settings.dataset is None:
         raise ConfigError(f"{name!r} learns from an expert's rows too: set expert.dataset (its rows are those of sft)")
-    given = {
-        "mu": settings.mu,
-        "valley": settings.mu_valley,
-        "warmup_steps": settings.mu_warmup_steps,
-        "decay_steps": settings.mu_decay_steps,
-        "phi": settings.phi,
-    }
-    return replace(preset, **{part: value for part, value in given.items() if value is not None})  # type: ignore[arg-type]
+    return replace(preset, **settings.model_dump(exclude_none=True, exclude={"dataset", "batch_size"}))

@@ -80,17 +80,17 @@ def _group_relative(members: Sequence[Member], std_normalize: bool = True) -> Ar
     return advantages_G
 
 
+def _shares(members: Sequence[Member], step_norm: bool) -> Array:
+    """What each member's number is divided by: with `step_norm` its number of trained calls."""
+    return np.array([max(len(member.calls), 1) if step_norm else 1 for member in members], np.float64)
+
+
 def _grpo(groups: Groups, *, std_normalize: bool = True) -> Found:
     return _of_rollouts(groups, lambda members: _group_relative(members, std_normalize))
 
 
 def _step_wise_grpo(groups: Groups, *, std_normalize: bool = True, step_norm: bool = False) -> Found:
-    def numbers(members: Sequence[Member]) -> Array:
-        counts_G = np.array([max(len(member.calls), 1) if step_norm else 1 for member in members])
-        shares_G: Array = _group_relative(members, std_normalize) / counts_G
-        return shares_G
-
-    return _of_rollouts(groups, numbers)
+    return _of_rollouts(groups, lambda members: _group_relative(members, std_normalize) / _shares(members, step_norm))
 
 
 def _grpo_batch_std(groups: Groups) -> Found:
@@ -103,13 +103,9 @@ def _grpo_batch_std(groups: Groups) -> Found:
 def _grpo_global_std(groups: Groups, *, step_norm: bool = False) -> Found:
     rewards = np.concatenate([_rewards(members) for members in groups]) if groups else np.zeros(0)
     deviation = _std(rewards) if len(rewards) > 1 else 1.0
-
-    def numbers(members: Sequence[Member]) -> Array:
-        counts_G = np.array([max(len(member.calls), 1) if step_norm else 1 for member in members])
-        shares_G: Array = _group_relative(members, False) / (deviation + SMALL) / counts_G
-        return shares_G
-
-    return _of_rollouts(groups, numbers)
+    return _of_rollouts(
+        groups, lambda members: _group_relative(members, False) / (deviation + SMALL) / _shares(members, step_norm)
+    )
 
 
 def _rloo(groups: Groups) -> Found:

@@ -1,7 +1,7 @@
 """The checks of a run's steps once more, from its records.
 
-In: a run directory, which steps are behind its weights, the rules of each. Out: `Recomputed`: the checks of each step,
-of what was stored as handed to the trainer, held against the recorded groups; and what could not be compared.
+In: a run directory, which steps are behind its weights, the rules of each. Out: `Recomputation`: the checks of each
+step, of what was stored as handed to the trainer, held against the recorded groups; and what could not be compared.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sharpen.types import Check, Group
 
 
 @dataclass(slots=True)
-class Recomputed:
+class Recomputation:
     """What came out."""
 
     checks: dict[int, tuple[Check, ...]] = field(default_factory=dict)
@@ -41,11 +41,11 @@ class Recomputed:
 
 def recompute_steps(
     run_dir: Path, lineage: Lineage, rules_of: Callable[[int], Rules], replay_staleness: Callable[[int], int]
-) -> Recomputed:
+) -> Recomputation:
     """Audit every step behind the weights again. `rules_of` gives the rules of a step by its number,
     `replay_staleness` how far behind a group that trains again may be in it."""
-    journal, found = run_dir / "run.db", Recomputed()
-    trained, noted = _trained(journal), read_checks(journal)
+    journal, found = run_dir / "run.db", Recomputation()
+    trained, noted, placed = _trained(journal), read_checks(journal), read_step_groups(journal)
     unstored: list[int] = []
     memory = Memory()
     for record in lineage.steps:
@@ -54,7 +54,8 @@ def recompute_steps(
         if not fresh:
             found.problems.append(f"step {step} was trained, but its groups are not in run.db")
             continue
-        replayed = read_groups_at(journal, _replayed(journal, step, fresh, trained.get(step, {})))
+        version = lineage.version_before(step)
+        replayed = read_groups_at(journal, _replayed(journal, placed.get(step), fresh, trained.get(step, {})))
         said = {call.group_id: TRAINED for call in trained.get(step, {}).values()}
         delivered = read_delivery(journal, step)
         if delivered is not None:
@@ -67,12 +68,12 @@ def recompute_steps(
             fresh,
             delivered,
             rules,
-            version=lineage.version_before(step),
+            version=version,
             max_staleness=int(record.metrics.get("sync/staleness_allowed", 0)),
             replayed=replayed,
             replay_staleness=replay_staleness(step),
         )
-        again, version = [group.id for group in replayed], lineage.version_before(step)
+        again = [group.id for group in replayed]
         drawn = memory.draw(step, version, rules, replay_staleness(step))
         if sorted(drawn) != sorted(again):
             found.problems.append(f"step {step}: {_listed(again)} trained again, but the seed draws {_listed(drawn)}")
@@ -148,13 +149,15 @@ def _trained(journal: Path) -> dict[int, dict[tuple[str, int], TrainedCall]]:
 
 
 def _replayed(
-    journal: Path, step: int, fresh: Sequence[Group], trained: Mapping[tuple[str, int], TrainedCall]
+    journal: Path,
+    noted: Sequence[tuple[int, bool]] | None,
+    fresh: Sequence[Group],
+    trained: Mapping[tuple[str, int], TrainedCall],
 ) -> list[int]:
     """The places in the journal of the groups that trained again; where a step did not store them, the last ones
     before its own groups that have the ids of what was trained."""
-    noted = read_step_groups(journal)
-    if step in noted:
-        return [key for key, again in noted[step] if again]
+    if noted is not None:
+        return [key for key, again in noted if again]
     own = {group.id for group in fresh}
     others = dict.fromkeys(call.group_id for call in trained.values() if call.group_id not in own)
     if not others:

@@ -25,7 +25,7 @@ _EXPONENT = 0.6
 
 
 @dataclass(slots=True)
-class _Kept:
+class _Entry:
     oldest: int
     signal: float
     uses: int
@@ -35,7 +35,7 @@ class _Kept:
 class Memory:
     """What may train again, in the order in which it first trained."""
 
-    kept: dict[str, _Kept] = field(default_factory=dict)
+    kept: dict[str, _Entry] = field(default_factory=dict)
 
     def draw(self, step: int, version: int, rules: Rules, max_staleness: int) -> list[str]:
         """The ids that the seed draws for a step, the first drawn first."""
@@ -69,7 +69,7 @@ class Memory:
             elif group.id in self.kept:
                 self.kept[group.id].signal, self.kept[group.id].uses = signal, self.kept[group.id].uses + 1
             else:
-                self.kept[group.id] = _Kept(_oldest(group, rules), signal, 1)
+                self.kept[group.id] = _Entry(_oldest(group, rules), signal, 1)
 
 
 def _oldest(group: Group, rules: Rules) -> int:

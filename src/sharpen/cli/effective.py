@@ -73,7 +73,7 @@ def _of_algorithm(algorithm: Algorithm, config: RunConfig) -> Iterator[tuple[str
     if expert is not None:
         for setting in ("mu", "phi"):
             yield f"expert.{setting}", (getattr(expert, setting), preset)
-        yield "expert.mu_warmup_steps", (expert.warmup_steps, preset)
+        yield "expert.mu_warmup_steps", (expert.mu_warmup_steps, preset)
         for setting in ("mu_decay_steps", "mu_valley"):
             yield f"expert.{setting}", (None, f"{preset}: mu stays")
     if distill is not None:

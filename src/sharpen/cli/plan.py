@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sharpen.plan.predict import Plan
     from sharpen.plan.record import Compared
     from sharpen.plan.workload import Workload
+    from sharpen.recipe import EngineType
 
 WIDTH = 80
 _GIB = 2**30
@@ -55,12 +56,10 @@ def run_plan(arguments: argparse.Namespace, out: IO[str] | None = None) -> int:
     if arguments.run is not None:
         _refuse_options(arguments)
         return _print_comparison(arguments.run, as_json=arguments.json, out=out)
-    found, config = _made(arguments)
-    lines = (
-        [json.dumps({**found.to_json(), "suggestion": _plain_settings(found)}, indent=2)]
-        if arguments.json
-        else plan_lines(found, config)
-    )
+    found = _made(arguments)
+    lines = plan_lines(found)
+    if arguments.json:
+        lines = iter([json.dumps({**found.to_json(), "suggestion": _plain_settings(found)}, indent=2)])
     for line in lines:
         print(line, file=out)
     return 0 if found.fits else 1
@@ -74,31 +73,37 @@ def _refuse_options(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"{(given or ['--set'])[0]} has no effect with --run, which reads a plan that was made")
 
 
-def _made(arguments: argparse.Namespace) -> tuple[Plan, RunConfig]:
+def _made(arguments: argparse.Namespace) -> Plan:
     from sharpen.compat.files import load_config
     from sharpen.config.load import parse_assignments, resolve
+    from sharpen.plan.case import Case, read_models
     from sharpen.plan.hardware import chosen_hardware, this_machine
-    from sharpen.plan.predict import plan, read_models
+    from sharpen.plan.predict import plan
     from sharpen.plan.timing import of_last_run
+    from sharpen.recipe import recipe_of
 
     given = chosen_hardware(arguments.gpu, arguments.gpus, arguments.gpu_memory)
     config = resolve(load_config(arguments.config), parse_assignments(arguments.set), {}).config
-    models = read_models(config)
-    workload = _workload(arguments, config)
+    recipe = recipe_of(config)
+    models, workload = read_models(recipe), _workload(arguments, config)
     hardware = given or this_machine(config.engine.device)
+    engine = _engine(config, hardware)
     project = Path(config.checkpoint_root_dir) / config.project
     time = of_last_run(config, hardware, project.iterdir() if project.is_dir() else ())
-    return plan(config, models, hardware, workload, vllm=_is_vllm(config, hardware), time=time), config
+    return plan(Case(recipe=recipe, models=models, hardware=hardware, workload=workload, engine=engine), time=time)
 
 
-def _is_vllm(config: RunConfig, hardware: Hardware) -> bool:
+def _engine(config: RunConfig, hardware: Hardware) -> EngineType | None:
     """Which engine would serve on those devices."""
     from sharpen.execution.engine_choice import installed_builds
+    from sharpen.recipe import learns_from_rows
 
+    if learns_from_rows(config) and config.workflow is None:
+        return None
     if config.engine.type != "auto":
-        return config.engine.type == "vllm"
-    several = config.model.tensor_parallel_size > 1
-    return hardware.kind == "cuda" and not config.deterministic and (several or bool(installed_builds()))
+        return config.engine.type
+    wants_vllm = config.model.tensor_parallel_size > 1 or bool(installed_builds())
+    return "vllm" if hardware.kind == "cuda" and wants_vllm and not config.deterministic else "embedded"
 
 
 def _workload(arguments: argparse.Namespace, config: RunConfig) -> Workload:
@@ -114,9 +119,11 @@ def _workload(arguments: argparse.Namespace, config: RunConfig) -> Workload:
     return found
 
 
-def plan_lines(found: Plan, config: RunConfig) -> Iterator[str]:
+def plan_lines(found: Plan) -> Iterator[str]:
     """The plan as text."""
-    hardware, sizes = found.hardware, found.models.policy
+    from sharpen.plan.predict import assumptions
+
+    config, hardware, sizes = found.case.config, found.case.hardware, found.case.models.policy
     devices = f"{hardware.count} x {hardware.name}" if hardware.kind == "cuda" else hardware.name
     yield from _wrapped(
         f"{config.algorithm.algorithm_type} with {config.model.model_path} ({sizes.parameters:,} parameters) on "
@@ -126,9 +133,9 @@ def plan_lines(found: Plan, config: RunConfig) -> Iterator[str]:
         yield ""
         yield from _place_lines(place)
     yield ""
-    yield from _time_lines(found, config)
+    yield from _time_lines(found)
     yield "assumed"
-    for assumption in found.assumptions:
+    for assumption in assumptions(found.case):
         yield from _wrapped(assumption, "  ")
     yield ""
     yield from _verdict(found)
@@ -150,14 +157,14 @@ def _place_lines(place: Place) -> Iterator[str]:
             yield f"  {heading}"
         for item in items:
             yield _row(f"  {'  ' if heading else ''}{item.role}", _gib(item.num_bytes))
-    yield _row(f"  at its fullest, with what the allocator loses, ±{ERROR:.0%}", _gib(place.peak))
+    yield _row(f"  at its fullest, ±{ERROR:.0%}", _gib(place.peak))
 
 
-def _time_lines(found: Plan, config: RunConfig) -> Iterator[str]:
+def _time_lines(found: Plan) -> Iterator[str]:
     if found.time is None:
         yield "time of a step: known once a run of these settings has measured it"
         return
-    seconds, steps = found.time.seconds, config.train_dataset.total_steps
+    seconds, steps = found.time.seconds, found.case.config.train_dataset.total_steps
     whole = f", {steps:,} steps {_number(steps * seconds / 60)} minutes" if steps else ""
     yield from _wrapped(f"a step takes {_number(seconds)} s{whole} ({found.time.source})")
 
@@ -172,8 +179,8 @@ def _verdict(found: Plan) -> Iterator[str]:
         yield f"it fits, with {_gib(spare)} GiB to spare{unsure}"
         return
     if found.missing_devices:
-        needed = found.hardware.count + found.missing_devices
-        yield f"it does not fit: {needed} GPUs are needed, {found.hardware.count} would be there"
+        here = found.case.hardware.count
+        yield f"it does not fit: {here + found.missing_devices} GPUs are needed, {here} would be there"
     for place in found.places:
         if not place.fits:
             yield (

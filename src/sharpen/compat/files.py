@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 
 from sharpen.compat.trinity.yaml.conversion import convert, own_keys
+from sharpen.config.former import current_file
 from sharpen.config.load import ConfigFile, point_beside, read_yaml
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
@@ -31,7 +32,7 @@ def load_config(path: str | Path) -> ConfigFile:
     Raises `ConfigError` as `read_yaml`, for a file that mixes both layouts, and for what cannot be honoured.
     """
     path = Path(path)
-    content = read_yaml(path)
+    content = current_file(read_yaml(path))
     theirs = sorted(_TRINITY & content.keys())
     ours = sorted((RunConfig.model_fields.keys() - _SHARED) & content.keys())
     if not theirs and not ours:

@@ -17,9 +17,9 @@ from sharpen.execution.engines import load_policy
 from sharpen.execution.model_files import quiet_transformers
 from sharpen.execution.probe import sample_probes
 from sharpen.execution.serving import ServingThread
-from sharpen.execution.sessions import make_gateway, openers
+from sharpen.execution.sessions import functions_of, make_gateway, openers
 from sharpen.recipe import Job, Recipe
-from sharpen.rollout.in_process import Opener
+from sharpen.rollout.in_process import InProcess, Opener
 from sharpen.rollout.runner import RolloutRunner
 from sharpen.types import Experience, IntArray, Mode
 
@@ -54,15 +54,9 @@ class LocalServing:
             undo.callback(self.auxiliary.close)
             self.gateway = make_gateway(config, self.engine, self.tokenizer, self.thread.loop)
             self.modes: Mapping[Mode, Opener] = openers(config, self.gateway, self.auxiliary)
+            attempts = InProcess(functions_of(job), config.rollout.timeout_s)
             self.runner = RolloutRunner(
-                job.agent,
-                job.judge,
-                self.modes["sampled"],
-                config.rollout,
-                config.algorithm.group_size,
-                config.seed,
-                config.workflow_args,
-                needs_reward=job.recipe.needs_reward,
+                attempts, self.modes["sampled"], config.rollout, config.algorithm.group_size, config.seed
             )
             undo.pop_all()
 

@@ -1,6 +1,7 @@
-"""How the models of a rollout are opened: the policy at a gateway or an endpoint, the auxiliary models beside it.
+"""What rollouts run with: the user's functions, and models, the policy at a gateway or an endpoint, auxiliary ones
+beside it.
 
-In: a configuration, an engine. Out: the gateway, and for each mode a function that opens `RolloutModels`.
+In: a job, an engine. Out: `UserFunctions`, the gateway, and for each mode a function that opens `RolloutModels`.
 """
 
 from __future__ import annotations
@@ -16,10 +17,23 @@ from sharpen.execution.auxiliary import AuxiliaryModels
 from sharpen.execution.engines import sampling_of
 from sharpen.gateway.gateway import Gateway
 from sharpen.inference.engine import Engine
+from sharpen.recipe import Job, Recipe
+from sharpen.rollout.attempt import UserFunctions
 from sharpen.rollout.in_process import OpenModels
 from sharpen.rollout.models import Access, RolloutModels
 from sharpen.rollout.user_loop import owner
 from sharpen.types import Mode, Sampling
+
+
+def functions_of(job: Job[Recipe]) -> UserFunctions:
+    """The workflow and the judge, ready to be run. Raises `ConfigError` for a wrong signature."""
+    return UserFunctions(
+        job.agent,
+        job.judge,
+        job.config.workflow_args,
+        needs_reward=job.recipe.needs_reward,
+        model_exceptions=job.config.rollout.model_exceptions,
+    )
 
 
 def make_gateway(config: RunConfig, engine: Engine, tokenizer: Any, loop: asyncio.AbstractEventLoop) -> Gateway:

@@ -65,21 +65,21 @@ class Journal:
 
     def add(self, group: Group) -> None:
         """Take a group in, to be written soon. Raises `JournalError` if an earlier write failed."""
-        self._put(_Item(write=partial(insert_group, group=group)))
+        self._write_soon(insert_group, group=group)
 
     def add_checks(self, step: int, checks: Iterable[Check]) -> None:
         """Take in what was found out about a step that is about to be trained."""
-        self._put(_Item(write=partial(insert_checks, step=step, checks=tuple(checks))))
+        self._write_soon(insert_checks, step=step, checks=tuple(checks))
 
     def add_taught(self, step: int, rows: Iterable[TaughtRow]) -> None:
         """Take in the rows that a step without rollouts is about to train."""
-        self._put(_Item(write=partial(insert_taught, step=step, rows=tuple(rows))))
+        self._write_soon(insert_taught, step=step, rows=tuple(rows))
 
     def begin(self, step: int, version: int) -> None:
         """Note that the steps to come are those of one session, which goes on behind `step` with weights of this policy
         version: which steps are behind which weights is said by it."""
         self._session = secrets.token_hex(8)
-        self._put(_Item(write=partial(insert_session, session=self._session, step=step, version=version)))
+        self._write_soon(insert_session, session=self._session, step=step, version=version)
 
     def add_step(
         self,
@@ -91,21 +91,13 @@ class Journal:
     ) -> None:
         """Take a trained step in: the version it led to, its metrics, the experiences whose calls carried loss, and
         what the trainer received."""
-        write = partial(
-            insert_step,
-            step=step,
-            version=version,
-            metrics=metrics,
-            experiences=tuple(experiences),
-            delivery=delivery,
-            session=self._session,
-        )
-        self._put(_Item(write=write))
+        whole = {"experiences": tuple(experiences), "delivery": delivery, "session": self._session}
+        self._write_soon(insert_step, step=step, version=version, metrics=metrics, **whole)
 
     def add_parity(self, measured: Mapping[str, Any]) -> None:
         """Take in what rounding was measured to be, by which engine and trainer are compared; the last session's is
         kept."""
-        self._put(_Item(write=partial(insert_parity, measured=dict(measured))))
+        self._write_soon(insert_parity, measured=dict(measured))
 
     def flush(self) -> None:
         """Return once everything taken in so far is on disk. Raises `JournalError` if it is not."""
@@ -131,6 +123,9 @@ class Journal:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def _write_soon(self, insert: Callable[..., None], **record: Any) -> None:
+        self._put(_Item(write=partial(insert, **record)))
 
     def _put(self, item: _Item) -> None:
         self._raise_failure()

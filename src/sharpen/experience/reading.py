@@ -86,8 +86,7 @@ def find_rollouts(path: Path | str, *, part: str = "", last: int | None = None) 
 
 def read_group_ids(path: Path | str) -> list[tuple[int, str]]:
     """(place in the journal, id) of all groups, in the order they were added."""
-    with closing(open_journal(path)) as connection:
-        return [(key, id_) for key, id_ in connection.execute("SELECT key, id FROM groups ORDER BY key")]
+    return [(key, id_) for key, id_, _ in _groups(path)]
 
 
 def read_groups_at(path: Path | str, keys: Iterable[int]) -> list[Group]:
@@ -117,7 +116,7 @@ def read_last_groups(path: Path | str) -> dict[int, list[int]]:
     A step that begins again draws the same tasks first, so that an id which is there already (or another step in
     between) says that what came before is not what was trained.
     """
-    return _last_groups((key, group_id) for key, group_id, _ in _groups(path))
+    return _last_groups(read_group_ids(path))
 
 
 def read_trained_groups(path: Path | str, *, last_step: int, oldest: int) -> list[tuple[Group, list[TrainedCall]]]:

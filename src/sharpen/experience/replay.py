@@ -50,7 +50,7 @@ def priority(kind: Literal["signal", "recency"], *, signal: float, age: int, use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class ReplayGroup:
     """A group in memory, the policy version of its oldest token, its mean absolute advantage when it last trained, and
     how many steps have trained it."""
 
@@ -116,12 +116,12 @@ class Replay:
     def __init__(self, settings: ReplaySettings) -> None:
         self.max_staleness = settings.max_staleness
         self._settings = settings
-        self._kept: dict[str, Kept] = {}
+        self._kept: dict[str, ReplayGroup] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def draw(self, step: int, version: int) -> tuple[Kept, ...]:
+    def draw(self, step: int, version: int) -> tuple[ReplayGroup, ...]:
         """Groups to train again in `step`, which starts at policy `version`, the first drawn first. Groups that are
         too old leave the memory. Cost: n log n."""
         self._kept = {id_: kept for id_, kept in self._kept.items() if kept.age(version) <= self.max_staleness}
@@ -163,7 +163,7 @@ class Replay:
                 advantages = [abs(call.advantage) for call in calls if call.step == last]
                 self._note(group, _mean(advantages), len({call.step for call in calls}))
 
-    def metrics(self, replayed: Sequence[Kept], version: int) -> dict[str, float]:
+    def metrics(self, replayed: Sequence[ReplayGroup], version: int) -> dict[str, float]:
         """What a step that started at `version` replayed, as numbers to log."""
         ages = [kept.age(version) for kept in replayed]
         return {
@@ -176,7 +176,7 @@ class Replay:
 
     def _note(self, group: Group, signal: float, uses: int) -> None:
         if signal > 0.0:
-            self._kept[group.id] = Kept(group=group, oldest=oldest_version(group), signal=signal, uses=uses)
+            self._kept[group.id] = ReplayGroup(group=group, oldest=oldest_version(group), signal=signal, uses=uses)
         else:
             self._kept.pop(group.id, None)
 

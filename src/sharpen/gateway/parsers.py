@@ -1,7 +1,7 @@
 """Sampled text to an assistant message: reasoning, tool calls, content.
 
-In: the sampled text (end token removed), the tools offered, whether the prompt itself opened `<think>`. Out: `Parsed`.
-What does not parse stays in the content as it was sampled: the agent sees what the model said.
+In: the sampled text (end token removed), the tools offered, whether the prompt itself opened `<think>`. Out:
+`ParsedText`. What does not parse stays in the content as it was sampled: the agent sees what the model said.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parsed:
+class ParsedText:
     """An assistant message; `tool_parse_error` says that there was tool-call markup which is not a call."""
 
     content: str
@@ -88,15 +88,15 @@ REASONING_PARSERS: Mapping[str, ReasoningParser] = {"deepseek_r1": parse_deepsee
 
 def parse_text(
     text: str, *, tools: bool, opened: bool, tool_parser: ToolParser | None, reasoning_parser: ReasoningParser | None
-) -> Parsed:
+) -> ParsedText:
     """Reasoning first, then tool calls in what is left (only where tools were offered)."""
     reasoning = ""
     if reasoning_parser is not None:
         reasoning, text = reasoning_parser(text, opened)
     if not tools or tool_parser is None:
-        return Parsed(content=text, reasoning=reasoning)
+        return ParsedText(content=text, reasoning=reasoning)
     content, calls, malformed = tool_parser(text)
-    return Parsed(content=content, reasoning=reasoning, tool_calls=calls, tool_parse_error=malformed)
+    return ParsedText(content=content, reasoning=reasoning, tool_calls=calls, tool_parse_error=malformed)
 
 
 def _refuse_constant(name: str) -> Any:

@@ -103,7 +103,7 @@ class Display:
 
     def rollouts(self, done: int, total: int) -> None:
         """Show how far the running step's rollouts are (on a terminal only)."""
-        self._show_activity(f"rollouts {done}/{total}")
+        self._activity = f"rollouts {done}/{total}"
 
     def doing(self, what: str) -> None:
         """Show what the coordinator does (`training`) and for how long; empty ends it (on a terminal only)."""
@@ -112,11 +112,11 @@ class Display:
     def evaluation(self, name: str, done: int, total: int) -> None:
         """Show how far an evaluation is; elsewhere than on a terminal, its end only."""
         started = self._evaluation_started.setdefault(name, time.monotonic())
-        self._show_activity(f"evaluating {name} {done}/{total}")
+        self._activity = f"evaluating {name} {done}/{total}"
         if done < total:
             return
         del self._evaluation_started[name]
-        self._show_activity("")
+        self._activity = ""
         if self._live is None:
             self._print(f"evaluated {name}: {total} tasks in {duration(time.monotonic() - started)}")
 
@@ -200,9 +200,6 @@ class Display:
         )
         live.start()
         return live
-
-    def _show_activity(self, text: str) -> None:
-        self._activity = text  # the live block reads it when it is next redrawn
 
     def _block(self) -> Text:
         """The live block: a bar with the step, time left and speed; the reward with its history; where the last step's

@@ -47,11 +47,10 @@ def _block(name: str, before: Evaluation, after: Evaluation) -> list[Row]:
         if not first or not second:
             continue
         kind = "accuracy" if is_binary([*first.values(), *second.values()]) else "reward"
-        difference = paired_difference(first, second)
-        old, new = accuracy(first.values()), accuracy(second.values())
-        rows.append((f"{mode} {kind}", with_interval(old), with_interval(new), _difference(difference, old, new)))
-        sizes += [old.num_tasks, new.num_tasks, difference.num_tasks]
-        rows += _metrics(before.metrics.get(mode, {}), after.metrics.get(mode, {}), difference.num_tasks)
+        both = len(first.keys() & second.keys())
+        rows.append((f"{mode} {kind}", *_numbers(first, second)))
+        sizes += [len(first), len(second), both]
+        rows += _metrics(before.metrics.get(mode, {}), after.metrics.get(mode, {}), both)
     least, most = min(sizes, default=0), max(sizes, default=0)
     tasks = f"{most} tasks" if least == most else f"{least} to {most} tasks"
     return [(f"{name} ({tasks})", "before", "after", "difference"), *rows]
@@ -63,16 +62,17 @@ def _metrics(
     """What workflow and judge measured both times; the number of tasks where it is not that of the reward."""
     rows: list[Row] = []
     for name in [name for name in before if name in after][:MAX_METRICS]:
-        first, second = before[name], after[name]
-        difference = paired_difference(first, second)
-        if not difference.num_tasks:
-            continue
-        old, new = accuracy(first.values()), accuracy(second.values())
-        of_tasks = "" if difference.num_tasks == num else f" ({difference.num_tasks})"
-        rows.append((f"  {name}{of_tasks}", with_interval(old), with_interval(new), _difference(difference, old, new)))
+        both = len(before[name].keys() & after[name].keys())
+        if both:
+            rows.append((f"  {name}" if both == num else f"  {name} ({both})", *_numbers(before[name], after[name])))
     if (more := len(before.keys() & after.keys()) - MAX_METRICS) > 0:
         rows.append((f"  and {more} more", "", "", ""))
     return rows
+
+
+def _numbers(before: Mapping[str, float], after: Mapping[str, float]) -> tuple[str, str, str]:
+    old, new = accuracy(before.values()), accuracy(after.values())
+    return with_interval(old), with_interval(new), _difference(paired_difference(before, after), old, new)
 
 
 def _row(cells: Row, widths: list[int]) -> str:

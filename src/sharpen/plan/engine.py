@@ -1,7 +1,7 @@
 """What an engine holds: weights, and the keys and values of the sequences that it computes.
 
-In: an engine's settings, a model's sizes, how many sequences of what length are in flight. Out: bytes. The embedded
-engine grows slots and their length on demand, vLLM takes its blocks at the start; both within the same budget.
+In: a case, an engine's settings, its model's sizes. Out: bytes. The embedded engine grows slots and their length on
+demand, vLLM takes its blocks at the start; both within the same budget.
 """
 
 from __future__ import annotations
@@ -9,11 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sharpen.config.public import TunerModelConfig
-from sharpen.config.run import RunConfig
 from sharpen.inference.kv import LENGTH_BUCKET, bucketed
-from sharpen.plan.hardware import Hardware
+from sharpen.plan.case import Case
 from sharpen.plan.sizes import Sizes
-from sharpen.plan.workload import Workload
 
 FIRST_SLOTS, FIRST_LENGTH = 32, 4 * LENGTH_BUCKET
 STEP_TOKENS = 2048
@@ -35,30 +33,27 @@ class EngineNeed:
     step: int
 
 
-def engine_need(
-    config: RunConfig, model: TunerModelConfig, sizes: Sizes, hardware: Hardware, workload: Workload, *, vllm: bool
-) -> EngineNeed:
+def engine_need(case: Case, model: TunerModelConfig, sizes: Sizes, *, vllm: bool) -> EngineNeed:
     """Of the engine that serves `model`."""
-    on_cpu = hardware.kind == "cpu"
-    itemsize = 2 if _bfloat16(config, hardware) else 4
-    num_shares = 1 if on_cpu else model.tensor_parallel_size
+    itemsize = 2 if case.serves_in_bfloat16 else 4
+    num_shares = 1 if case.on_cpu else model.tensor_parallel_size
     weights = itemsize * sizes.parameters // num_shares
-    rows = in_flight(config, workload)
+    rows = in_flight(case)
     per_token = (3 * sizes.intermediate_size + 6 * sizes.hidden_size) * itemsize
     return EngineNeed(
         weights=weights,
-        fused=itemsize * sizes.fused if on_cpu and itemsize == 4 and not vllm else 0,
-        kv_cache=_kv_cache(config, model, sizes, hardware, workload, itemsize, weights, vllm=vllm) // num_shares,
+        fused=itemsize * sizes.fused if case.on_cpu and itemsize == 4 and not vllm else 0,
+        kv_cache=_kv_cache(case, model, sizes.kv_bytes(itemsize), weights, vllm=vllm) // num_shares,
         step=rows * sizes.vocab_size * 4 * _COPIES_OF_LOGITS + (rows + STEP_TOKENS) * per_token,
     )
 
 
-def in_flight(config: RunConfig, workload: Workload) -> int:
+def in_flight(case: Case) -> int:
     """Sequences that the engine computes at the same time, at most: those of a step, or of an evaluation."""
-    evaluation = config.evaluation
+    config, evaluation = case.config, case.config.evaluation
     evaluates = evaluation.before_and_after and (evaluation.hold_out or config.eval_dataset is not None)
     evaluated = (evaluation.max_tasks or _EVALUATED) if evaluates else 0
-    wanted = max(workload.sequences if workload.generates else 1, evaluated)
+    wanted = max(case.workload.sequences if case.workload.generates else 1, evaluated)
     return min(wanted, config.engine.max_slots, config.rollout.max_concurrent_rollouts)
 
 
@@ -70,39 +65,14 @@ def slot_length(longest: int, max_model_len: int) -> int:
     return length
 
 
-def _kv_cache(
-    config: RunConfig,
-    model: TunerModelConfig,
-    sizes: Sizes,
-    hardware: Hardware,
-    workload: Workload,
-    itemsize: int,
-    weights: int,
-    *,
-    vllm: bool,
-) -> int:
+def _kv_cache(case: Case, model: TunerModelConfig, per_position: int, weights: int, *, vllm: bool) -> int:
     """All shares together. The budget is `kv_cache_mb`, else a quarter of what is free when the engine starts."""
-    per_position = sizes.kv_bytes(itemsize)
-    budget = _budget(config, hardware, weights)
+    given, max_slots = case.config.engine.kv_cache_mb, case.config.engine.max_slots
+    budget = given * 2**20 if given is not None else max(0, case.hardware.memory_bytes - weights) // 4
     if vllm:
-        return min(config.engine.max_slots * model.max_model_len * per_position, budget)
-    length = slot_length(workload.longest, model.max_model_len)
-    slots = in_flight(config, workload)
-    if hardware.kind == "cpu":  # what was not touched costs nothing
-        wanted = slots
-    else:
-        wanted = FIRST_SLOTS
-        while wanted < slots:
-            wanted *= 2
-        wanted = min(wanted, config.engine.max_slots)
-    held = max(1, min(wanted, budget // (per_position * length)))
-    return (held + 1) * length * per_position
-
-
-def _budget(config: RunConfig, hardware: Hardware, weights: int) -> int:
-    given = config.engine.kv_cache_mb
-    return given * 2**20 if given is not None else max(0, hardware.memory_bytes - weights) // 4
-
-
-def _bfloat16(config: RunConfig, hardware: Hardware) -> bool:
-    return config.engine.dtype == "bfloat16" or (config.engine.dtype == "auto" and hardware.kind == "cuda")
+        return min(max_slots * model.max_model_len * per_position, budget)
+    per_slot = per_position * slot_length(case.workload.longest, model.max_model_len)
+    wanted = in_flight(case)
+    if not case.on_cpu:  # there also what was never touched is taken
+        wanted = min(max_slots, max(FIRST_SLOTS, 2 ** (wanted - 1).bit_length()))
+    return (max(1, min(wanted, budget // per_slot)) + 1) * per_slot

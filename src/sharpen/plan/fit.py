@@ -1,85 +1,63 @@
 """The smallest change to the settings with which a run fits: tried on the model, not looked up.
 
-In: a configuration that does not fit, and a function that says what one takes. Out: the changed settings. Sets of
-changes are tried by their number, and among as many in the order of `CHANGES`, from what costs least; each at its
-strongest first. Of the first set that fits every change is then taken back as far as it goes.
+In: a case that does not fit, and a function that says whether one does. Out: the settings to change. Sets of changes
+are tried by their number, and among as many in the order of `CHANGES`, from what costs least; each at its strongest
+first. Of the first set that fits every change is then taken back as far as it goes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from sharpen.config.run import RunConfig
 from sharpen.config.trainer import LoraConfig
+from sharpen.plan.case import Case
 from sharpen.plan.engine import in_flight
-from sharpen.plan.memory import Roles, num_processes
-from sharpen.plan.workload import Workload
 
-Fits = Callable[[RunConfig], bool]
+Fits = Callable[[Case], bool]
 Settings = Mapping[str, Any]
+Levels = Sequence[Settings]
+"""One change, from its weakest to its strongest."""
 _LEAST_TOKENS = 512
 _RANK = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """How far the changes may go: GPUs that there are (0: a CPU), the longest sequence, and what is in flight."""
-
-    num_gpus: int
-    workload: Workload
-
-
-def suggest(config: RunConfig, limits: Limits, fits: Fits) -> Settings | None:
+def suggest(case: Case, fits: Fits) -> Settings | None:
     """The smallest set of changes that fits, by dotted key; None if none does."""
-    families = [levels for levels in (make(config, limits) for make in CHANGES) if levels]
-    for count in range(1, len(families) + 1):
-        for chosen in combinations(families, count):
+    changes = [levels for levels in (make(case) for make in CHANGES) if levels]
+    for count in range(1, len(changes) + 1):
+        for chosen in combinations(changes, count):
             strongest = [len(levels) - 1 for levels in chosen]
-            if fits(_changed(config, chosen, strongest)):
-                return _settings(chosen, _weakened(config, chosen, strongest, fits))
+            if fits(case.changed(_settings(chosen, strongest))):
+                return _settings(chosen, _weakened(case, chosen, strongest, fits))
     return None
 
 
-def apply(config: RunConfig, settings: Settings) -> RunConfig:
-    """The configuration with settings of `section.name` changed."""
-    for key, value in settings.items():
-        section, name = key.split(".")
-        changed = getattr(config, section).model_copy(update={name: value})
-        config = config.model_copy(update={section: changed})
-    return config
-
-
-def _changed(config: RunConfig, chosen: Sequence[Sequence[Settings]], places: Sequence[int]) -> RunConfig:
-    return apply(config, _settings(chosen, places))
-
-
-def _settings(chosen: Sequence[Sequence[Settings]], places: Sequence[int]) -> dict[str, Any]:
+def _settings(chosen: Sequence[Levels], places: Sequence[int]) -> dict[str, Any]:
     return {name: value for levels, at in zip(chosen, places, strict=True) for name, value in levels[at].items()}
 
 
-def _weakened(config: RunConfig, chosen: Sequence[Sequence[Settings]], places: Sequence[int], fits: Fits) -> list[int]:
+def _weakened(case: Case, chosen: Sequence[Levels], places: Sequence[int], fits: Fits) -> list[int]:
     """Each change at the weakest level that still fits with the others', those that cost most taken back first."""
     found = list(places)
     for number in reversed(range(len(found))):
         while found[number] > 0:
             tried = [*found[:number], found[number] - 1, *found[number + 1 :]]
-            if not fits(_changed(config, chosen, tried)):
+            if not fits(case.changed(_settings(chosen, tried))):
                 break
             found = tried
     return found
 
 
-def _checkpointing(config: RunConfig, limits: Limits) -> Sequence[Settings]:
-    return [] if config.trainer.gradient_checkpointing else [{"trainer.gradient_checkpointing": True}]
+def _checkpointing(case: Case) -> Levels:
+    return [] if case.config.trainer.gradient_checkpointing else [{"trainer.gradient_checkpointing": True}]
 
 
-def _micro_batch(config: RunConfig, limits: Limits) -> Sequence[Settings]:
+def _micro_batch(case: Case) -> Levels:
     """Halves of it; a sequence longer than that goes alone, so that less than the longest saves nothing."""
-    least = max(_LEAST_TOKENS, limits.workload.longest)
-    tokens, levels = config.trainer.max_tokens_per_micro_batch, []
+    least = max(_LEAST_TOKENS, case.workload.longest)
+    tokens, levels = case.config.trainer.max_tokens_per_micro_batch, []
     while tokens // 2 >= least:
         tokens //= 2
         levels.append({"trainer.max_tokens_per_micro_batch": tokens})
@@ -88,42 +66,31 @@ def _micro_batch(config: RunConfig, limits: Limits) -> Sequence[Settings]:
     return levels
 
 
-def _kv_cache(config: RunConfig, limits: Limits) -> Sequence[Settings]:
+def _kv_cache(case: Case) -> Levels:
     """Fewer sequences at the same time, by halves."""
-    if not Roles.of(config).engine:
-        return []
-    slots, levels = in_flight(config, limits.workload), []
+    slots, levels = in_flight(case) if case.engine is not None else 1, []
     while slots > 1:
         slots //= 2
         levels.append({"engine.max_slots": slots})
     return levels
 
 
-def _lora(config: RunConfig, limits: Limits) -> Sequence[Settings]:
-    return [] if config.trainer.lora is not None else [{"trainer.lora": LoraConfig(rank=_RANK)}]
+def _lora(case: Case) -> Levels:
+    return [] if case.config.trainer.lora is not None else [{"trainer.lora": LoraConfig(rank=_RANK)}]
 
 
-def _processes(config: RunConfig, limits: Limits) -> Sequence[Settings]:
+def _processes(case: Case) -> Levels:
     """More GPUs that train, by doubling; where an engine can, it is spread too."""
-    count, levels = num_processes(config), []
-    while count * 2 <= limits.num_gpus:
+    count, levels = case.num_trainers, []
+    while not case.on_cpu and count * 2 <= case.hardware.count:
         count *= 2
         levels.append({"trainer.num_processes": count})
     return levels
 
 
-def _offload(config: RunConfig, limits: Limits) -> Sequence[Settings]:
-    if config.trainer.cpu_offload or limits.num_gpus == 0:
-        return []
-    return [{"trainer.cpu_offload": True}]
+def _offload(case: Case) -> Levels:
+    return [] if case.config.trainer.cpu_offload or case.on_cpu else [{"trainer.cpu_offload": True}]
 
 
-CHANGES: tuple[Callable[[RunConfig, Limits], Sequence[Settings]], ...] = (
-    _checkpointing,
-    _micro_batch,
-    _kv_cache,
-    _lora,
-    _processes,
-    _offload,
-)
-"""From what costs least to what costs most; each gives its levels, from the weakest to the strongest."""
+CHANGES: tuple[Callable[[Case], Levels], ...] = (_checkpointing, _micro_batch, _kv_cache, _lora, _processes, _offload)
+"""From what costs least to what costs most; a change that cannot be made has no levels."""

@@ -1,7 +1,7 @@
 """What each device of a run holds at its fullest, role by role.
 
-In: a run's configuration, the sizes of its models, the devices, the lengths of a step. Out: `Place`s: for each kind of
-device the items it always holds, and those of the phase that needs the most. The rules are those of the code:
+In: a `Case`. Out: `Place`s: for each kind of device the items it always holds, and those of the phase that needs the
+most. The rules are those of the code:
 
     weights of a trained model      4 bytes a parameter (fp32), whatever it is computed in; a reference or teacher too
     gradients, AdamW's two moments  4 and 8 bytes a trained parameter
@@ -15,75 +15,29 @@ lie in the host's memory. An engine over several GPUs shares out weights and KV.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
-from sharpen.algorithm.resolve import algorithm_of
-from sharpen.algorithm.supervised import SUPERVISED, resolve_supervised
-from sharpen.config.run import RunConfig
+from sharpen.plan.case import Case
 from sharpen.plan.engine import engine_need
-from sharpen.plan.hardware import GIB, Hardware
 from sharpen.plan.live import Pass, pass_bytes
-from sharpen.plan.sizes import Sizes
-from sharpen.plan.workload import Workload
-from sharpen.sync.schedule import Schedule
+from sharpen.recipe import RolloutRecipe
 from sharpen.trainer.scores import MAX_LOGITS
 from sharpen.trainer.step_start import SHARE
 
 When = Literal["always", "loading", "training", "generating", "syncing"]
+_WHEN: tuple[When, ...] = get_args(When)
 
 PROCESS = "process and libraries"
-PROCESS_BYTES = GIB // 2
+PROCESS_BYTES = 540 * 2**20
 """Python with its libraries, measured on Linux. On a GPU: CUDA's context and libraries, assumed."""
-SLACK = 0.05
-"""Share that the allocator loses to gaps, on top of everything: measured on a CPU, assumed on a GPU."""
+GAPS = "gaps between allocations"
+SLACK: dict[str, tuple[float, float]] = {"cpu": (0.0, 0.45), "cuda": (0.05, 0.05)}
+"""Share that the allocator loses to gaps: of what lasts, and of what comes and goes (the system's allocator keeps
+blocks below 32 MB that were freed, and finds others too small). Measured on a CPU, assumed on a GPU."""
 ERROR = 0.15
 """Share by which memory was wrong, at most, in the runs that were measured (docs/use/plan.md)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Models:
-    """The models of a run: the one that is tuned, its teacher, the auxiliary ones that are served here. `config` is the
-    first one's Hugging Face configuration."""
-
-    config: Any
-    policy: Sizes
-    teacher: Sizes | None = None
-    auxiliary: Mapping[str, Sizes] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Roles:
-    """What an algorithm needs beside the policy, and whether anything generates."""
-
-    reference: bool
-    critic: bool
-    teacher: bool
-    entropy: bool
-    engine: bool
-
-    @classmethod
-    def of(cls, config: RunConfig) -> Roles:
-        """Of a run. Raises `ConfigError` as the run would."""
-        name = config.algorithm.algorithm_type
-        if name in SUPERVISED:
-            supervised = resolve_supervised(name, config.loss)
-            return cls(
-                reference=supervised.needs_reference,
-                critic=False,
-                teacher=False,
-                entropy=False,
-                engine=config.workflow is not None,
-            )
-        algorithm = algorithm_of(config)
-        return cls(
-            reference=algorithm.needs_reference,
-            critic=algorithm.needs_critic,
-            teacher=algorithm.needs_teacher,
-            entropy=algorithm.needs_entropy,
-            engine=True,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,13 +60,8 @@ class Place:
 
     @property
     def peak(self) -> int:
-        """The most at once: what is always there, and the phase that adds most. On top the allocator's gaps."""
-        return int(self.phase_peak * (1 + SLACK))
-
-    @property
-    def phase_peak(self) -> int:
-        """The same without gaps."""
-        held = {when: sum(i.num_bytes for i in self.items if i.when == when) for when in _WHEN}
+        """The most at once: what is always there, and the phase that adds most."""
+        held = {when: sum(item.num_bytes for item in self.items if item.when == when) for when in _WHEN}
         return held.pop("always") + max(held.values())
 
     @property
@@ -121,210 +70,150 @@ class Place:
         return self.peak <= self.capacity
 
 
-_WHEN: tuple[When, ...] = get_args(When)
-
-
-def computes_bfloat16(dtype: str, hardware: Hardware) -> bool:
-    """What a `dtype` setting means on a device."""
-    return dtype == "bfloat16" or (dtype == "auto" and hardware.kind == "cuda")
-
-
-def places(
-    config: RunConfig,
-    models: Models,
-    hardware: Hardware,
-    workload: Workload,
-    *,
-    vllm: bool = False,
-    certain: bool = False,
-) -> tuple[Place, ...]:
-    """Every kind of device that the run uses. `vllm` serves the model, or else the embedded engine; `certain` takes
-    only what is quickly known and sure: weights, gradients and moments."""
-    roles = Roles.of(config)
-    num_trainers, num_engines = num_processes(config), num_engine_devices(config) if roles.engine else 0
-    training = _trainer_items(config, models, roles, hardware)
-    if is_offloaded(config, hardware):
-        training = []
-    if not certain:
-        training += _gathered(config, models, hardware)
-        training += _activations(config, models, roles, hardware, workload)
+def places(case: Case, *, certain: bool = False) -> tuple[Place, ...]:
+    """Every kind of device that the run uses. `certain` takes only what is quickly known and sure: weights, gradients
+    and moments."""
     process = [] if certain else [Item(role=PROCESS, num_bytes=PROCESS_BYTES)]
-    serving: list[Item] = []
-    if roles.engine:
-        serving = _engine_items(config, models, hardware, workload, certain=certain, vllm=vllm)
-    moving = _moving(config, models, hardware, vllm=vllm) if serving and not certain else []
-    if hardware.kind == "cpu":  # one memory for all processes
-        every = [replace(item, num_bytes=num_trainers * item.num_bytes) for item in [*process, *training]]
+    training = [] if case.is_offloaded else list(_trainer_items(case))
+    serving = list(_engine_items(case, certain=certain)) if case.engine is not None else []
+    moving: list[Item] = []
+    if not certain:
+        training += [*_gathered(case), _activations(case)]
+        moving = list(_moving(case)) if serving else []
+    if case.on_cpu:  # one memory for all processes
+        every = [replace(item, num_bytes=case.num_trainers * item.num_bytes) for item in [*process, *training]]
         held = [*every, *serving, *moving]
-        start = [] if certain else _step_start(config, held, hardware)
-        return (_place("this machine", 1, hardware, [*held, *start]),)
-    if serving and not is_colocated(config):
-        trainers = _place("trainer", num_trainers, hardware, [*process, *training, *moving])
-        return trainers, _place("engine", num_engines, hardware, [*process, *serving])
-    name, count = "trainer and engine" if serving else "trainer", max(num_trainers, num_engines)
-    return (_place(name, count, hardware, [*process, *training, *serving, *moving]),)
+        start = [] if certain else _step_start(case, held)
+        found = [("this machine", 1, [*held, *start])]
+    elif serving and not case.is_colocated:
+        found = [("trainer", case.num_trainers, [*process, *training, *moving])]
+        found.append(("engine", case.num_engines, [*process, *serving]))
+    else:
+        name, count = "trainer and engine" if serving else "trainer", max(case.num_trainers, case.num_engines)
+        found = [(name, count, [*process, *training, *serving, *moving])]
+    return tuple(
+        Place(
+            name=name,
+            count=count,
+            capacity=case.hardware.memory_bytes,
+            items=tuple(item for item in (*items, *([] if certain else _gaps(case, items))) if item.num_bytes > 0),
+        )
+        for name, count, items in found
+    )
 
 
-def _step_start(config: RunConfig, held: Sequence[Item], hardware: Hardware) -> list[Item]:
+def offloaded_bytes(case: Case) -> int:
+    """What lies in the host's memory instead of a GPU's, of all processes together."""
+    return case.num_trainers * sum(item.num_bytes for item in _trainer_items(case)) if case.is_offloaded else 0
+
+
+def _gaps(case: Case, items: Sequence[Item]) -> Iterator[Item]:
+    lasting, passing = SLACK[case.hardware.kind]
+    for when in _WHEN:
+        held = sum(item.num_bytes for item in items if item.when == when)
+        yield Item(role=GAPS, num_bytes=int((lasting if when == "always" else passing) * held), when=when)
+
+
+def _trainer_items(case: Case) -> Iterator[Item]:
+    """Weights, gradients and moments of one of the processes that train."""
+    sizes, lora, recipe = case.models.policy, case.config.trainer.lora, case.recipe
+
+    def item(role: str, num_bytes: int, when: When = "always") -> Item:
+        return Item(role=role, num_bytes=-(-num_bytes // case.num_trainers), when=when)
+
+    frozen = 0 if lora is None else sizes.parameters
+    rounded = sizes.block_linear if lora is not None and case.trains_in_bfloat16 else 0
+    yield item("policy: weights", 4 * (case.num_trained + frozen) - 2 * rounded)
+    yield item("policy: AdamW moments", 8 * case.num_trained)
+    yield item("policy: gradients", 4 * case.num_trained, "training")
+    if recipe.algorithm.needs_reference and lora is None:
+        yield item("reference: weights", 4 * sizes.parameters)
+    if isinstance(recipe, RolloutRecipe) and recipe.algorithm.needs_critic:
+        trained = sizes.parameters - (0 if sizes.tied else sizes.vocabulary)
+        yield item("critic: weights", 4 * sizes.parameters)
+        yield item("critic: AdamW moments", 8 * trained)
+        yield item("critic: gradients", 4 * trained, "training")
+    if case.models.teacher is not None:
+        yield item("teacher: weights", 4 * case.models.teacher.parameters)
+
+
+def _step_start(case: Case, held: Sequence[Item]) -> list[Item]:
     """The copy of weights and moments that a step of several updates keeps beside what is held (`trainer.step_start`),
     if there is room for it."""
-    if config.trainer.num_minibatches * config.trainer.epochs == 1:
+    if case.config.trainer.num_minibatches * case.config.trainer.epochs == 1:
         return []
     num_bytes = 3 * sum(item.num_bytes for item in held if item.role.endswith("AdamW moments")) // 2
     lasting = sum(i.num_bytes for i in held if i.when == "always" or i.role.endswith("gradients"))
-    if num_bytes > SHARE * (hardware.memory_bytes - lasting):
+    if num_bytes > SHARE * (case.hardware.memory_bytes - lasting):
         return []
     return [Item(role="start of a step, to go back to", num_bytes=num_bytes, when="training")]
 
 
-def num_processes(config: RunConfig) -> int:
-    """Processes that train together."""
-    return config.trainer.num_processes
-
-
-def num_engine_devices(config: RunConfig) -> int:
-    """Devices of all replicas of the engine."""
-    return config.model.tensor_parallel_size * config.model.inference_engine_num
-
-
-def shares_weights(config: RunConfig, hardware: Hardware, *, vllm: bool) -> bool:
-    """Whether the policy lives in the engine's memory: one type, one process, and never both at work."""
-    alone = not config.trainer.has_ranks and num_engine_devices(config) == 1
-    same = config.trainer.lora is None and not computes_bfloat16(config.engine.dtype, hardware)
-    learns_from_rows = config.algorithm.algorithm_type in SUPERVISED
-    alone = alone and not vllm and not config.uses_ray
-    return alone and same and not learns_from_rows and not Schedule.of(config).overlaps
-
-
-def is_offloaded(config: RunConfig, hardware: Hardware) -> bool:
-    """Whether what is trained lies in the host's memory instead of the device's."""
-    return config.trainer.cpu_offload and hardware.kind == "cuda"
-
-
-def offloaded_bytes(config: RunConfig, models: Models, hardware: Hardware) -> int:
-    """What the host then holds, of all processes together."""
-    if not is_offloaded(config, hardware):
-        return 0
-    items = _trainer_items(config, models, Roles.of(config), hardware)
-    return num_processes(config) * sum(item.num_bytes for item in items)
-
-
-def is_colocated(config: RunConfig) -> bool:
-    """Whether trainer and engine share devices: always where Ray does not place them."""
-    return not config.uses_ray or config.cluster.colocate
-
-
-def _place(name: str, count: int, hardware: Hardware, items: Sequence[Item]) -> Place:
-    return Place(
-        name=name,
-        count=count,
-        capacity=hardware.memory_bytes,
-        items=tuple(item for item in items if item.num_bytes > 0),
-    )
-
-
-def _trainer_items(config: RunConfig, models: Models, roles: Roles, hardware: Hardware) -> list[Item]:
-    """Weights, gradients and moments of one of the processes that train."""
-    num_shares = num_processes(config)
-    sizes, lora = models.policy, config.trainer.lora
-    trained = sizes.parameters if lora is None else sizes.lora_parameters(lora)
-    frozen = 0 if lora is None else sizes.parameters
-    in_bfloat16 = lora is not None and computes_bfloat16(config.trainer.dtype, hardware)
-    rounded = sizes.block_linear if in_bfloat16 else 0
-
-    def share(num_bytes: int) -> int:
-        return -(-num_bytes // num_shares)
-
-    items = [
-        Item(role="policy: weights", num_bytes=share(4 * (trained + frozen) - 2 * rounded)),
-        Item(role="policy: AdamW moments", num_bytes=share(8 * trained)),
-        Item(role="policy: gradients", num_bytes=share(4 * trained), when="training"),
-    ]
-    if roles.reference and lora is None:
-        items.append(Item(role="reference: weights", num_bytes=share(4 * sizes.parameters)))
-    if roles.critic:
-        unused = 0 if sizes.tied else sizes.vocabulary
-        items += [
-            Item(role="critic: weights", num_bytes=share(4 * sizes.parameters)),
-            Item(role="critic: AdamW moments", num_bytes=share(8 * (sizes.parameters - unused))),
-            Item(role="critic: gradients", num_bytes=share(4 * (sizes.parameters - unused)), when="training"),
-        ]
-    if roles.teacher and models.teacher is not None:
-        items.append(Item(role="teacher: weights", num_bytes=share(4 * models.teacher.parameters)))
-    return items
-
-
-def _gathered(config: RunConfig, models: Models, hardware: Hardware) -> list[Item]:
+def _gathered(case: Case) -> Iterator[Item]:
     """What a process of several holds beside its part: the vocabulary's tables in fp32 and two layers in the type that
     they compute in, while it computes; and each model whole while it is read."""
-    if num_processes(config) == 1 and not is_offloaded(config, hardware):
-        return []
-    sizes = models.policy
-    itemsize = 2 if computes_bfloat16(config.trainer.dtype, hardware) else 4
+    if case.num_trainers == 1 and not case.is_offloaded:
+        return
+    sizes = case.models.policy
     tables = sizes.vocabulary * (1 if sizes.tied else 2)
     layer = (sizes.parameters - tables) // sizes.num_layers
-    items = [Item(role="gathered weights", num_bytes=4 * tables + 2 * layer * itemsize, when="training")]
-    if hardware.kind == "cuda" and not is_offloaded(config, hardware):
-        items.append(Item(role="a model, read whole", num_bytes=4 * sizes.parameters, when="loading"))
-    return items
+    two_layers = 2 * layer * (2 if case.trains_in_bfloat16 else 4)
+    yield Item(role="gathered weights", num_bytes=4 * tables + two_layers, when="training")
+    if not case.on_cpu and not case.is_offloaded:
+        yield Item(role="a model, read whole", num_bytes=4 * sizes.parameters, when="loading")
 
 
-def _moving(config: RunConfig, models: Models, hardware: Hardware, *, vllm: bool) -> list[Item]:
+def _moving(case: Case) -> Iterator[Item]:
     """Copies of weights on their way to the engine: adapters leave as merged layers; vLLM gets a file in the machine's
     memory."""
-    items = []
-    if config.trainer.lora is not None:
-        itemsize = 2 if computes_bfloat16(config.trainer.dtype, hardware) else 4
-        items.append(Item(role="merged weights", num_bytes=itemsize * models.policy.block_linear, when="syncing"))
-    if vllm and hardware.kind == "cpu":
-        itemsize = 2 if computes_bfloat16(config.engine.dtype, hardware) else 4
-        items.append(Item(role="file of weights for vLLM", num_bytes=itemsize * models.policy.parameters))
-    return items
+    sizes = case.models.policy
+    if case.config.trainer.lora is not None:
+        itemsize = 2 if case.trains_in_bfloat16 else 4
+        yield Item(role="merged weights", num_bytes=itemsize * sizes.block_linear, when="syncing")
+    if case.vllm and case.on_cpu:
+        itemsize = 2 if case.serves_in_bfloat16 else 4
+        yield Item(role="file of weights for vLLM", num_bytes=itemsize * sizes.parameters)
 
 
-def _activations(config: RunConfig, models: Models, roles: Roles, hardware: Hardware, workload: Workload) -> list[Item]:
+def _activations(case: Case) -> Item:
     """Of the largest micro-batch, beyond the gradients that are counted on their own."""
-    sizes, lora = models.policy, config.trainer.lora
-    of_update = workload.computed_tokens / config.trainer.num_minibatches / num_processes(config)
+    config, work, recipe = case.config, case.workload, case.recipe
+    of_update = work.computed_tokens / config.trainer.num_minibatches / case.num_trainers
     limit = config.trainer.max_tokens_per_micro_batch
-    of_pair = workload.answer_tokens if config.algorithm.algorithm_type == "dpo" else 0  # both answers go together
-    num_tokens = max(2, round(max(min(of_update, limit), workload.longest + of_pair)))
+    of_pair = work.answer_tokens if config.algorithm.algorithm_type == "dpo" else 0  # both answers go together
+    num_tokens = max(2, round(max(min(of_update, limit), work.longest + of_pair)))
     accumulates = of_update >= 2 * limit
     traced = Pass(
         num_tokens=num_tokens,
-        num_loss_tokens=max(1, round(num_tokens * workload.loss_tokens / workload.computed_tokens)),
-        bfloat16=computes_bfloat16(config.trainer.dtype, hardware),
+        num_loss_tokens=max(1, round(num_tokens * work.loss_tokens / work.computed_tokens)),
+        bfloat16=case.trains_in_bfloat16,
         checkpointing=config.trainer.gradient_checkpointing,
-        entropy_gradient=roles.entropy,
-        lora=lora,
+        entropy_gradient=isinstance(recipe, RolloutRecipe) and recipe.algorithm.needs_entropy,
+        lora=config.trainer.lora,
         accumulates=accumulates,
-        flash=hardware.kind == "cuda" and computes_bfloat16(config.trainer.dtype, hardware),
-        max_logits=MAX_LOGITS if hardware.kind == "cpu" else max(MAX_LOGITS, hardware.memory_bytes // 256),
+        flash=not case.on_cpu and case.trains_in_bfloat16,
+        max_logits=MAX_LOGITS if case.on_cpu else max(MAX_LOGITS, case.hardware.memory_bytes // 256),
     )
-    found = pass_bytes(models.config, traced)
+    found = pass_bytes(case.models.config, traced)
     if not accumulates:  # gradients that come to be within the pass are in it
-        trained = sizes.parameters if lora is None else sizes.lora_parameters(lora)
-        found = max(0, found - 4 * trained // num_processes(config))
-    return [Item(role=f"activations of {num_tokens:,} tokens", num_bytes=found, when="training")]
+        found = max(0, found - 4 * case.num_trained // case.num_trainers)
+    return Item(role=f"activations of {num_tokens:,} tokens", num_bytes=found, when="training")
 
 
-def _engine_items(
-    config: RunConfig, models: Models, hardware: Hardware, workload: Workload, *, certain: bool, vllm: bool
-) -> list[Item]:
+def _engine_items(case: Case, *, certain: bool) -> Iterator[Item]:
     """Of one device of the engine, and of the auxiliary models' engines beside it. On a CPU all replicas are in one
     memory."""
-    served = {"engine": (config.model, models.policy)}
-    served |= {f"auxiliary {name}": (config.auxiliary_models[name], one) for name, one in models.auxiliary.items()}
-    items = []
+    served = {"engine": (case.config.model, case.models.policy)}
+    for name, sizes in case.models.auxiliary.items():
+        served[f"auxiliary {name}"] = (case.config.auxiliary_models[name], sizes)
     for name, (model, sizes) in served.items():
-        copies = model.inference_engine_num if hardware.kind == "cpu" else 1
-        need = engine_need(config, model, sizes, hardware, workload, vllm=vllm and name == "engine")
-        if name != "engine" or not shares_weights(config, hardware, vllm=vllm):
-            items.append(Item(role=f"{name}: weights", num_bytes=copies * need.weights))
+        copies = model.inference_engine_num if case.on_cpu else 1
+        need = engine_need(case, model, sizes, vllm=case.vllm and name == "engine")
+        if name != "engine" or not case.shares_weights:
+            yield Item(role=f"{name}: weights", num_bytes=copies * need.weights)
         if not certain:
-            items += [
-                Item(role=f"{name}: fused projections", num_bytes=copies * need.fused),
-                Item(role=f"{name}: KV cache", num_bytes=copies * need.kv_cache),
-                Item(role=f"{name}: one step", num_bytes=copies * need.step, when="generating"),
-            ]
-    return items
+            yield Item(role=f"{name}: fused projections", num_bytes=copies * need.fused)
+            yield Item(role=f"{name}: KV cache", num_bytes=copies * need.kv_cache)
+            # on a CPU one thread's freed memory is not the other's: what a step took stays with the engine
+            when: When = "always" if case.on_cpu else "generating"
+            yield Item(role=f"{name}: one step", num_bytes=copies * need.step, when=when)

@@ -12,9 +12,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from sharpen.algorithm.supervised import SUPERVISED
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
+from sharpen.recipe import learns_from_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ def expected(config: RunConfig, prompt_tokens: int | None = None, answer_tokens:
         computed_tokens=config.algorithm.batch_size * (prompt + group * answer),
         loss_tokens=config.algorithm.batch_size * group * answer,
         longest=round(prompt + answer),
-        generates=config.algorithm.algorithm_type not in SUPERVISED,
+        generates=not learns_from_rows(config),
         source=source,
     )
 
@@ -67,7 +67,7 @@ def expected(config: RunConfig, prompt_tokens: int | None = None, answer_tokens:
 def of_run(config: RunConfig, run_dir: Path) -> Workload | None:
     """What the steps of a run had, from its `metrics.jsonl`: mean lengths, and the largest step, since that takes most
     memory; None if no step of it was trained."""
-    supervised = config.algorithm.algorithm_type in SUPERVISED
+    supervised = learns_from_rows(config)
     answers = "trainer/trained_tokens" if supervised else "tokens/sampled"
     needed = {answers, "trainer/computed_tokens", "trainer/trained_tokens", "trainer/sequence_tokens"}
     rows = [row for row in metrics_of(run_dir) if needed <= row.keys() and row["trainer/computed_tokens"]]
@@ -91,8 +91,9 @@ def of_run(config: RunConfig, run_dir: Path) -> Workload | None:
 
 def _group(config: RunConfig) -> int:
     """Sequences that come of one task or row."""
-    name = config.algorithm.algorithm_type
-    return 2 if name == "dpo" else 1 if name in SUPERVISED else config.algorithm.group_size
+    if not learns_from_rows(config):
+        return config.algorithm.group_size
+    return 2 if config.algorithm.algorithm_type == "dpo" else 1
 
 
 def metrics_of(run_dir: Path) -> list[dict[str, Any]]:

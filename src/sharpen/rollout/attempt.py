@@ -1,6 +1,6 @@
 """One attempt of one rollout: the user's workflow, then the judge, and the outcome classified by its cause.
 
-In: a `Task`, its `RolloutModels`, the user's functions. Out: `Ended`. This is the failure boundary of user code:
+In: a `Task`, its `RolloutModels`, the user's functions. Out: `Ending`. This is the failure boundary of user code:
 whatever it raises becomes an outcome, except for bad input (a field that does not exist, an output of the wrong kind),
 which would fail every rollout alike: that is raised, and stops the run.
 """
@@ -44,13 +44,14 @@ JUDGE = "judge/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class Ending:
     """How an attempt ended. `reward` is set when the outcome is OK (None: the workflow gave none, and none is needed).
 
     Where the workflow says which calls take part, `call_rewards` holds what it wrote on each of them, by the call's
     index; the others are left out of training. None: all take part. `step_rewards` and `states` are those of `Rollout`.
     `answer` is the text that the workflow returned, where a request asked for several choices. `outside`: a server that
-    could not be reached made it fail, and nothing that the model said.
+    could not be reached made it fail, and nothing that the model said. `counts` is false where another attempt's code
+    made it fail.
     """
 
     outcome: Outcome
@@ -62,32 +63,35 @@ class Ended:
     answer: str | None = None
     error: str | None = None
     outside: bool = False
+    counts: bool = True
 
 
 class UserFunctions:
-    """The workflow and the judge, checked, with the optional arguments that each one takes. Without `needs_reward` a
-    workflow without judge may give none. `model_exceptions` names exceptions of the workflow that blame the model's
-    answer (`rollout.model_exceptions`)."""
+    """The workflow and the judge, checked, with the optional arguments that each one takes (`workflow_args` is one).
+
+    Without `needs_reward` a workflow without judge may give none. `model_exceptions` names exceptions of the workflow
+    that blame the model's answer (`rollout.model_exceptions`). Raises `ConfigError` for a wrong signature.
+    """
 
     def __init__(
         self,
         workflow: Callable[..., Any],
         judge: Callable[..., Any] | None,
-        workflow_args: Mapping[str, Any],
+        workflow_args: Mapping[str, Any] | None = None,
         *,
-        needs_reward: bool,
-        model_exceptions: Sequence[str],
+        needs_reward: bool = True,
+        model_exceptions: Sequence[str] = (),
     ) -> None:
         self.workflow = workflow
         self.judge = judge
-        self._workflow_args = workflow_args
+        self._workflow_args = dict(workflow_args or {})
         self._needs_reward = needs_reward
         self._model_exceptions = model_exceptions
         self._workflow_takes = workflow_arguments(workflow)
         self._judge_takes = judge_arguments(judge) if judge is not None else frozenset()
         self._warned: set[str] = set()
 
-    async def attempt(self, task: Task, models: RolloutModels) -> Ended:
+    async def attempt(self, task: Task, models: RolloutModels) -> Ending:
         """Run both functions on a copy of the task. Raises `ConfigError` or `DatasetError` for bad input only."""
         row = copy.deepcopy(task.row)
         try:
@@ -99,22 +103,22 @@ class UserFunctions:
         failure = models.policy.failure
         calls = models.close()  # the judge, and what the workflow left running, make no calls in the agent's name
         if failure is not None and failure not in MODEL_CAUSED:
-            return Ended(outcome=failure, error=f"a model call failed: {models.policy.failure_reason}")
+            return Ending(outcome=failure, error=f"a model call failed: {models.policy.failure_reason}")
         if (reason := models.auxiliary_failure) is not None:  # that the workflow swallowed
-            return Ended(outcome=Outcome.INFRASTRUCTURE, error=reason)
+            return Ending(outcome=Outcome.INFRASTRUCTURE, error=reason)
         try:
             reward, response, metrics = self._read_output(output)
         except ConfigError as error:
             if failure is not None:  # e.g. the workflow caught the context overflow and returned None
-                return Ended(outcome=failure, error=str(error))
+                return Ending(outcome=failure, error=str(error))
             raise
         answer = returned_text(response) if any(call.request is not None for call in calls) else None
         if self.judge is None and reward is None:
-            return Ended(outcome=Outcome.OK, metrics=metrics, answer=answer)
+            return Ending(outcome=Outcome.OK, metrics=metrics, answer=answer)
         if self.judge is None:
-            ended = self._scored(reward, metrics, Outcome.WORKFLOW_ERROR, f"workflow_func `{name_of(self.workflow)}`")
+            ending = self._scored(reward, metrics, Outcome.WORKFLOW_ERROR, f"workflow_func `{name_of(self.workflow)}`")
             return dataclasses.replace(
-                ended,
+                ending,
                 call_rewards=getattr(output, "call_rewards", None),
                 step_rewards=getattr(output, "step_rewards", None) or {},
                 states=getattr(output, "states", None) or {},
@@ -128,12 +132,12 @@ class UserFunctions:
             caused = failure if failure in MODEL_CAUSED and not blameless else None
             return self._failed(error, caused, Outcome.JUDGE_ERROR, task, models)
         if (reason := models.auxiliary_failure) is not None:  # that the judge swallowed: its score means nothing
-            return Ended(outcome=Outcome.JUDGE_ERROR, error=reason, outside=True)
+            return Ending(outcome=Outcome.JUDGE_ERROR, error=reason, outside=True)
         judged = getattr(judgement, "reward", judgement)
         of_judge = self._read_metrics(getattr(judgement, "metrics", None))
         metrics = {**metrics, **{f"{JUDGE}{name}": value for name, value in of_judge.items()}}
-        ended = self._scored(judged, metrics, Outcome.JUDGE_ERROR, f"judge_func `{name_of(self.judge)}`")
-        return dataclasses.replace(ended, answer=answer)
+        ending = self._scored(judged, metrics, Outcome.JUDGE_ERROR, f"judge_func `{name_of(self.judge)}`")
+        return dataclasses.replace(ending, answer=answer)
 
     def _optional(self, names: frozenset[str], models: RolloutModels) -> dict[str, Any]:
         """Those of the optional arguments that a function takes; nothing in them is shared between attempts."""
@@ -141,7 +145,7 @@ class UserFunctions:
         if "auxiliary_models" in names:
             values["auxiliary_models"] = dict(models.auxiliary_models)
         if "workflow_args" in names:
-            values["workflow_args"] = copy.deepcopy(dict(self._workflow_args))
+            values["workflow_args"] = copy.deepcopy(self._workflow_args)
         return {name: values[name] for name in names}
 
     def _failed(
@@ -151,7 +155,7 @@ class UserFunctions:
         otherwise: Outcome,
         task: Task,
         models: RolloutModels,
-    ) -> Ended:
+    ) -> Ending:
         run = owner.get()
         if isinstance(error, GeneratorExit) or (isinstance(error, asyncio.CancelledError) and run and run.cancelled):
             raise error  # our own cancellation
@@ -167,10 +171,10 @@ class UserFunctions:
         if empty:
             text += f" [task {task.id} has no value in: {', '.join(empty)}]"
         if failure is not None:
-            return Ended(outcome=failure, error=text)
+            return Ending(outcome=failure, error=text)
         outcome = self._outcome(error, otherwise, cut=models.policy.cut)
         outside = models.auxiliary_failure is not None or any(map(is_connection_error, causes(error)))
-        return Ended(outcome=outcome, error=text, outside=outside)
+        return Ending(outcome=outcome, error=text, outside=outside)
 
     def _outcome(self, error: BaseException, otherwise: Outcome, *, cut: bool) -> Outcome:
         """What an exception of the workflow, or of the judge, says of its cause: the owner's own word first, then a
@@ -214,13 +218,13 @@ class UserFunctions:
         taken = (GATEWAY, AUXILIARY, WORKFLOW, JUDGE)
         return output_reward, response, {f"{WORKFLOW * name.startswith(taken)}{name}": own[name] for name in own}
 
-    def _scored(self, reward: Any, metrics: dict[str, float], otherwise: Outcome, who: str) -> Ended:
+    def _scored(self, reward: Any, metrics: dict[str, float], otherwise: Outcome, who: str) -> Ending:
         number = as_number(reward)
         if number is None:
-            return Ended(outcome=otherwise, error=f"{who} gave {_shown(reward)} as reward: it must be a number")
+            return Ending(outcome=otherwise, error=f"{who} gave {_shown(reward)} as reward: it must be a number")
         if not math.isfinite(number):
-            return Ended(outcome=otherwise, error=f"{who} gave {number} as reward: it must be a finite number")
-        return Ended(outcome=Outcome.OK, reward=number, metrics=metrics)
+            return Ending(outcome=otherwise, error=f"{who} gave {number} as reward: it must be a finite number")
+        return Ending(outcome=Outcome.OK, reward=number, metrics=metrics)
 
     def _read_metrics(self, metrics: Any) -> dict[str, float]:
         """The finite numbers among the metrics; anything else is skipped, with one warning for each name."""

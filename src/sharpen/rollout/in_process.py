@@ -1,7 +1,7 @@
 """Where an attempt runs: in this process, on the user loop, under its time limit.
 
-In: `Asked`, one attempt to make. Out: `Attempted`, its outcome and recorded calls. The runner decides what is asked,
-and asks again after a failure; `execution` has another place for attempts, processes of Ray.
+In: `AttemptRequest`, one attempt to make. Out: `Attempt`, its outcome and recorded calls. The runner decides what is
+asked, and asks again after a failure; `execution` has another place for attempts, processes of Ray.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sharpen.errors import ConfigError, EngineLostError
-from sharpen.rollout.attempt import Ended, UserFunctions
+from sharpen.rollout.attempt import Ending, UserFunctions
 from sharpen.rollout.models import RolloutModels
 from sharpen.rollout.places import describe, place_of_task
 from sharpen.rollout.user_loop import (
@@ -40,7 +40,7 @@ Opener = OpenModels | Mode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class AttemptRequest:
     """One attempt to make. `noise_seed` keys everything that its calls sample."""
 
     task: Task
@@ -50,23 +50,21 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempted:
+class Attempt:
     """An attempt that was made: how it ended, its recorded calls, what its models noticed, the seconds it took.
-    `counts` is false where another attempt's code made it fail. `num_answers` counts what the agent was handed,
-    recorded or not; None where nobody knows."""
+    `num_answers` counts what the agent was handed, recorded or not; None where nobody knows."""
 
-    ended: Ended
+    ending: Ending
     calls: tuple[Call, ...] = ()
     noticed: Mapping[str, float]
     seconds: float
-    counts: bool = True
     num_answers: int | None = 0
 
 
-class Attempts(Protocol):
+class AttemptRunner(Protocol):
     """A place where attempts run, many at a time."""
 
-    async def run(self, asked: Asked) -> Attempted:
+    async def run(self, request: AttemptRequest) -> Attempt:
         """Make one attempt. Cancelling the awaiting task cancels it. Raises for bad input only, and for what makes
         every further attempt useless."""
 
@@ -83,22 +81,22 @@ class InProcess:
         self._users = UserLoop()
         self._warned_ignored = False
 
-    async def run(self, asked: Asked) -> Attempted:
-        """See `Attempts.run`. On any one event loop."""
+    async def run(self, request: AttemptRequest) -> Attempt:
+        """See `AttemptRunner.run`. On any one event loop."""
         began = time.monotonic()
-        assert callable(asked.opens)
-        run = Run(asked.rollout_id, self._timeout_s)
+        assert callable(request.opens)
+        run = Run(request.rollout_id, self._timeout_s)
         try:  # in the run's context, so that they know whose they are
-            models = context_of(run).run(asked.opens, asked.rollout_id, asked.noise_seed)
+            models = context_of(run).run(request.opens, request.rollout_id, request.noise_seed)
         except (ConfigError, EngineLostError):  # would fail every rollout alike
             raise
         except Exception as error:  # the failure boundary of the serving side
-            ended = Ended(outcome=Outcome.INFRASTRUCTURE, error=describe(error))
-            return Attempted(ended=ended, noticed={}, seconds=time.monotonic() - began)
-        code = functools.partial(self._functions.attempt, asked.task, models)
+            ending = Ending(outcome=Outcome.INFRASTRUCTURE, error=describe(error))
+            return Attempt(ending=ending, noticed={}, seconds=time.monotonic() - began)
+        code = functools.partial(self._functions.attempt, request.task, models)
         self._users.start(run, code)
         try:
-            ended, counts = await self._supervise(run, models)
+            ending = await self._supervise(run, models)
         finally:
             if not run.future.done():
                 self._users.cancel(run)
@@ -107,12 +105,11 @@ class InProcess:
             raise models.exhausted
         if run.started.done():
             began = run.started.result()
-        return Attempted(
-            ended=ended,
+        return Attempt(
+            ending=ending,
             calls=calls,
             noticed=noticed,
             seconds=time.monotonic() - began,
-            counts=counts,
             num_answers=num_answers,
         )
 
@@ -120,7 +117,7 @@ class InProcess:
         """End the user loop."""
         self._users.close()
 
-    async def _supervise(self, run: Run, models: RolloutModels) -> tuple[Ended, bool]:
+    async def _supervise(self, run: Run, models: RolloutModels) -> Ending:
         """Wait for the run, at most for the time limit from its start; then revoke, cancel, and go on."""
         changed = _signal(run)
         while not (run.started.done() or run.future.done()):
@@ -135,20 +132,20 @@ class InProcess:
             await self._wait_for_end(run, changed)
         error = run.future.exception() if run.future.done() else None
         if run.misuse is not None:
-            return Ended(outcome=Outcome.WORKFLOW_ERROR, error=run.misuse), True
+            return Ending(outcome=Outcome.WORKFLOW_ERROR, error=run.misuse)
         if isinstance(error, LoopBlockedError):
-            return Ended(outcome=Outcome.BLOCKED_LOOP, error=str(error)), True
+            return Ending(outcome=Outcome.BLOCKED_LOOP, error=str(error))
         if isinstance(error, LoopAbandonedError):
-            return Ended(outcome=Outcome.INFRASTRUCTURE, error=f"interrupted: {error}"), not error.culprit_known
+            return Ending(outcome=Outcome.INFRASTRUCTURE, error=f"interrupted: {error}", counts=not error.culprit_known)
         if timed_out is not None:
-            return Ended(outcome=Outcome.TIMEOUT, error=timed_out), True
+            return Ending(outcome=Outcome.TIMEOUT, error=timed_out)
         if isinstance(error, asyncio.CancelledError):
-            return Ended(outcome=Outcome.CANCELLED, error="the user loop was closed"), True
+            return Ending(outcome=Outcome.CANCELLED, error="the user loop was closed")
         if error is not None:
             assert isinstance(error, Exception)
             raise error
-        ended: Ended = run.future.result()
-        return ended, True
+        ending: Ending = run.future.result()
+        return ending
 
     async def _wait_for_end(self, run: Run, changed: asyncio.Event) -> None:
         """Give a cancelled run its grace. While the loop hangs, wait: the watchdog finds out who did it."""

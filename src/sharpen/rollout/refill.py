@@ -1,6 +1,6 @@
 """Exact refill: for the groups of a step that cannot train, further ones, at the same policy version.
 
-In: a way to roll out a number of further tasks, and to tell which groups train. Out: `RolledOut`, all groups of the
+In: a way to roll out a number of further tasks, and to tell which groups train. Out: `StepRollouts`, all groups of the
 step in the order they were rolled out. Each round rolls out exactly as many tasks as groups are missing, so that no
 group that could train is ever thrown away.
 
@@ -17,7 +17,7 @@ from sharpen.types import Group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolledOut:
+class StepRollouts:
     """The groups of a step: those of its first tasks, then those of `refill_rounds` further rounds, which took
     `refill_s` of the `seconds`. `usable` of them can train; `batch_size` were asked for."""
 
@@ -60,7 +60,7 @@ def roll_out(
     batch_size: int,
     most: int,
     check: Callable[[list[Group]], None],
-) -> RolledOut:
+) -> StepRollouts:
     """`draw(count, round)` rolls out so many tasks (round 0: the batch itself), until `batch_size` groups train or
     `most` further tasks were rolled out. `check` sees the groups before each further round, and may raise."""
     began = time.perf_counter()
@@ -74,7 +74,7 @@ def roll_out(
         usable += sum(map(trains, further))
         groups = [*groups, *further]
     ended = time.perf_counter()
-    return RolledOut(
+    return StepRollouts(
         groups=tuple(groups),
         batch_size=batch_size,
         usable=usable,

@@ -1,8 +1,8 @@
 """Runs workflows, many at a time, and gives groups of scored rollouts.
 
-In: `Task`s and an `open_session` function. Out: `Group`s as futures. Threads: the caller's (which may run an event loop
-of its own, as in a notebook), the runner's (only our code: slots, retries), and those of `in_process.InProcess`, or of
-another place where attempts run.
+In: `Task`s, a place where attempts run, how their models are opened. Out: `Group`s as futures. Threads: the caller's
+(which may run an event loop of its own, as in a notebook), the runner's (only our code: slots, retries), and those of
+the place where attempts run.
 
     submit ─► group ─► rollout 0..G-1 ─► slot ─► attempt 0, 1, .. ─► [user loop: workflow ─► judge]
                                                      └─ time limit: revoke the session, cancel, go on
@@ -28,9 +28,9 @@ from typing import Any
 
 from sharpen.config.run import RolloutConfig
 from sharpen.errors import RolloutError
-from sharpen.rollout.attempt import Ended, UserFunctions
+from sharpen.rollout.attempt import Ending
 from sharpen.rollout.choices import only_used, requests
-from sharpen.rollout.in_process import Asked, Attempted, Attempts, InProcess, Opener
+from sharpen.rollout.in_process import Attempt, AttemptRequest, AttemptRunner, Opener
 from sharpen.rollout.retries import is_final
 from sharpen.types import MODEL_CAUSED, Call, CallStatus, Group, Outcome, Rollout, Task
 
@@ -55,39 +55,25 @@ class _Ticket:
 
 
 class RolloutRunner:
-    """Runs `workflow` (and `judge`) on tasks, `group_size` times each.
+    """Runs attempts of tasks, `group_size` rollouts of each, with models that `open_session` opens.
 
-    `workflow_args` goes to both functions, where they take it. Without `needs_reward` rollouts may end well without a
-    reward. `attempts` makes the place where attempts run; None is this process. Raises `ConfigError` at once if a
-    signature is wrong. Close it when done. One runner serves a whole program (evaluation too, with an `open_session` of
-    its own): what user code keeps between rollouts belongs to its loop.
+    Close it when done: that ends the place where `attempts` run, too. One runner serves a whole program (evaluation
+    too, with an `open_session` of its own): what user code keeps between rollouts belongs to its loop.
     """
 
     def __init__(
         self,
-        workflow: Callable[..., Any],
-        judge: Callable[..., Any] | None,
+        attempts: AttemptRunner,
         open_session: Opener,
         config: RolloutConfig,
         group_size: int,
         seed: int,
-        workflow_args: Mapping[str, Any] | None = None,
-        *,
-        needs_reward: bool = True,
-        attempts: Callable[[UserFunctions], Attempts] | None = None,
     ) -> None:
+        self._attempts = attempts
         self._open_session = open_session
         self._config = config
         self._group_size = group_size
         self._seed = seed
-        functions = UserFunctions(
-            workflow,
-            judge,
-            workflow_args or {},
-            needs_reward=needs_reward,
-            model_exceptions=config.model_exceptions,
-        )
-        self._attempts = attempts(functions) if attempts is not None else InProcess(functions, config.timeout_s)
         self._fatal: Exception | None = None
         self._fatal_place: TracebackType | None = None
         self._said_unused = False
@@ -250,49 +236,49 @@ class RolloutRunner:
             while True:
                 rollout, came = await self._attempt(ticket, len(attempts))
                 attempts.append(rollout)
-                failed += came.counts
+                failed += came.ending.counts
                 if rollout.outcome == Outcome.OK or failed >= self._config.max_attempts:
                     break
-                if is_final(rollout, outside=came.ended.outside, evaluation=ticket.evaluation):
+                if is_final(rollout, outside=came.ending.outside, evaluation=ticket.evaluation):
                     break
         if on_rollout is not None:
             on_rollout(rollout)
         return attempts
 
-    async def _attempt(self, ticket: _Ticket, attempt: int) -> tuple[Rollout, Attempted]:
+    async def _attempt(self, ticket: _Ticket, attempt: int) -> tuple[Rollout, Attempt]:
         """One attempt, as it is recorded and as it was made."""
         noise = noise_seed(self._seed, ticket.id)
-        asked = Asked(task=ticket.task, rollout_id=ticket.id, noise_seed=noise, opens=ticket.opens)
-        came = await self._attempts.run(asked)
-        ended, calls = came.ended, came.calls
-        reward = self._config.failure_reward if ended.outcome in MODEL_CAUSED else ended.reward
+        request = AttemptRequest(task=ticket.task, rollout_id=ticket.id, noise_seed=noise, opens=ticket.opens)
+        came = await self._attempts.run(request)
+        ending, calls = came.ending, came.calls
+        reward = self._config.failure_reward if ending.outcome in MODEL_CAUSED else ending.reward
         rollout = Rollout(
             id=ticket.id,
             group_id=ticket.group_id,
             task_id=ticket.task.id,
             index=ticket.index,
             attempt=attempt,
-            calls=self._marked(calls, ended),
-            outcome=ended.outcome,
+            calls=self._marked(calls, ending),
+            outcome=ending.outcome,
             reward=reward,
-            metrics={**came.noticed, **ended.metrics},
-            call_rewards=ended.call_rewards or {},
-            step_rewards=ended.step_rewards,
-            states=ended.states,
-            error=ended.error,
+            metrics={**came.noticed, **ending.metrics},
+            call_rewards=ending.call_rewards or {},
+            step_rewards=ending.step_rewards,
+            states=ending.states,
+            error=ending.error,
             seconds=came.seconds,
             unrecorded_answers=None if came.num_answers is None else came.num_answers if not calls else 0,
         )
         return rollout, came
 
-    def _marked(self, calls: tuple[Call, ...], ended: Ended) -> tuple[Call, ...]:
+    def _marked(self, calls: tuple[Call, ...], ending: Ending) -> tuple[Call, ...]:
         """The calls, with those marked that the workflow left out, or where it does not say which it used, the choices
         that it did not go on with."""
-        if ended.call_rewards is not None:
-            return _leave_out(calls, ended.call_rewards)
+        if ending.call_rewards is not None:
+            return _leave_out(calls, ending.call_rewards)
         if self._config.choices == "all":
             return calls
-        marked = only_used(calls, ended.answer)
+        marked = only_used(calls, ending.answer)
         for choices in requests(calls):
             if not self._said_unused and all(marked[call.index].status == CallStatus.UNUSED for call in choices):
                 self._said_unused = True

@@ -238,17 +238,11 @@ class UserLoop:
         self._warn_after_s = warn_after_s
         self._lock = threading.Lock()
         self._current = LoopThread()
-        self._left_behind: list[LoopThread] = []
         self._warned: set[str] = set()
         self._closed = threading.Event()
         self._suspect = Suspicion()
         self._watchdog = threading.Thread(target=self._watch, name="sharpen-watchdog", daemon=True)
         self._watchdog.start()
-
-    @property
-    def num_abandoned(self) -> int:
-        """Loops that user code hung so far."""
-        return len(self._left_behind)
 
     def start(self, run: Run, code: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         """Run a coroutine function. The run's time limit is only what the watchdog measures blocking code by."""
@@ -325,7 +319,6 @@ class UserLoop:
     def _abandon(self, hung: LoopThread, culprit: Run | None, place: str | None) -> None:
         with self._lock:
             self._current = LoopThread()
-            self._left_behind.append(hung)
         self._suspect = Suspicion()
         where = place or "code that cannot be seen from Python"
         known = culprit is not None and not culprit.future.done()

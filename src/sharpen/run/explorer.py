@@ -25,7 +25,7 @@ from sharpen.errors import EngineError, ParityError
 from sharpen.experience.draw import left_out
 from sharpen.monitor.display import Display
 from sharpen.recipe import RolloutRecipe
-from sharpen.rollout.refill import RolledOut, roll_out
+from sharpen.rollout.refill import StepRollouts, roll_out
 from sharpen.rollout.statistics import check_excluded
 from sharpen.sync.schedule import Action, Counters
 from sharpen.tasks.order import Order, distinct
@@ -85,7 +85,7 @@ class Explorer:
         self._times: dict[str, float] = defaultdict(float)
         self._generated_s = serving.generating_s()
 
-    def gather(self, trainer: AnyTrainer) -> RolledOut:
+    def gather(self, trainer: AnyTrainer) -> StepRollouts:
         """Begin what may begin, then wait for the batch of the next step and, with `refill`, roll out further tasks for
         the groups that cannot train. Ctrl-C cancels that batch."""
         self._generated_s = self._serving.generating_s()

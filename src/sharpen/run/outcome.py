@@ -62,7 +62,7 @@ def write_outcome(loop: Loop, site: Site, verdict: Verdict | None) -> None:
     if loop.monitor.line:
         display.message(loop.monitor.line)
     if progress.step:
-        for line in after_run(site.job.config, directory.path):
+        for line in after_run(site.job, directory.path):
             display.message(line)
         loop.journal.flush()
         write_certificate(directory.path)

@@ -23,10 +23,10 @@ from sharpen.execution.trainers import AnyTrainer
 from sharpen.experience.draw import Batch, draw_batches
 from sharpen.experience.journal import Journal
 from sharpen.experience.records import Delivery
-from sharpen.experience.replay import Kept, Replay, mixed, probe
+from sharpen.experience.replay import Replay, ReplayGroup, mixed, probe
 from sharpen.monitor.display import Display
 from sharpen.recipe import RolloutRecipe
-from sharpen.rollout.refill import RolledOut, num_sampled_tokens
+from sharpen.rollout.refill import StepRollouts, num_sampled_tokens
 from sharpen.rollout.statistics import OF_USER, check_excluded, summarize
 from sharpen.run.expert import ExpertRows
 from sharpen.run.explorer import Explorer
@@ -44,8 +44,8 @@ class _Step:
 
     number: int
     version: int
-    rolled_out: RolledOut
-    kept: Sequence[Kept]
+    rolled_out: StepRollouts
+    kept: Sequence[ReplayGroup]
     groups: tuple[Group, ...]
     batches: tuple[Batch, ...]
     delivered: Delivery
@@ -74,11 +74,11 @@ class RolloutSource:
     expert: ExpertRows | None = None
     replay: Replay | None = None
 
-    def gather(self, progress: Progress) -> RolledOut:
+    def gather(self, progress: Progress) -> StepRollouts:
         """Roll out one batch of tasks, as far as that was not begun ahead."""
         return self.explorer.gather(self.trainer)
 
-    def train(self, gathered: RolledOut, progress: Progress) -> StepOutcome:
+    def train(self, gathered: StepRollouts, progress: Progress) -> StepOutcome:
         """Train on it and serve the new weights. Raises as `Trainer.train_step`, and `CertificateError`."""
         began = time.perf_counter()
         self.display.doing("training")
@@ -106,7 +106,7 @@ class RolloutSource:
         """Cancel what is in flight."""
         self.explorer.close()
 
-    def _draw(self, rolled_out: RolledOut, number: int) -> _Step:
+    def _draw(self, rolled_out: StepRollouts, number: int) -> _Step:
         """The batches of the next step. Nothing is trained that is not on disk."""
         config, algorithm, version = self.recipe.config, self.recipe.algorithm, self.trainer.version
         for group in rolled_out.groups:

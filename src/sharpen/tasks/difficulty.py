@@ -9,17 +9,27 @@ Shape suffixes: N tasks.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from sharpen.config.run import SamplingConfig
 from sharpen.errors import ConfigError
 from sharpen.tasks.order import check_identity
 
 RATE = 0.5
 """Weight of a task's newest mean reward against those before it."""
+
+
+class DifficultySettings(Protocol):
+    """The part of the settings `sampling` that is read here."""
+
+    @property
+    def difficulty_target(self) -> float: ...
+    @property
+    def difficulty_width(self) -> float: ...
+    @property
+    def difficulty_floor(self) -> float: ...
 
 
 class DifficultyOrder:
@@ -29,7 +39,7 @@ class DifficultyOrder:
     but at least `difficulty_floor`, so that none is given up. The recent mean moves half of the way to each new one.
     """
 
-    def __init__(self, num_tasks: int, seed: int, batch_size: int, settings: SamplingConfig) -> None:
+    def __init__(self, num_tasks: int, seed: int, batch_size: int, settings: DifficultySettings) -> None:
         if num_tasks < 1 or batch_size < 1:
             raise ConfigError(f"num_tasks ({num_tasks}) and batch_size ({batch_size}) must be at least 1")
         self._identity: dict[str, Any] = {

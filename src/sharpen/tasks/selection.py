@@ -6,18 +6,26 @@ In: the training tasks and `sampling`. Out: an `Order`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
-from sharpen.config.run import SamplingConfig
 from sharpen.errors import DatasetError
+from sharpen.tasks.difficulty import DifficultyOrder, DifficultySettings
 from sharpen.tasks.order import Order, TaskOrder
 from sharpen.types import Task
 
 
-def make_order(tasks: Sequence[Task], sampling: SamplingConfig, *, seed: int, batch_size: int) -> Order:
+class OrderSettings(DifficultySettings, Protocol):
+    """The part of the settings `sampling` that is read here."""
+
+    @property
+    def order(self) -> str: ...
+    @property
+    def curriculum_key(self) -> str | None: ...
+
+
+def make_order(tasks: Sequence[Task], sampling: OrderSettings, *, seed: int, batch_size: int) -> Order:
     """The configured order over `tasks`. Raises `DatasetError` if a task lacks the number that a curriculum needs."""
     if sampling.order == "difficulty":
-        from sharpen.tasks.difficulty import DifficultyOrder
-
         return DifficultyOrder(len(tasks), seed, batch_size, sampling)
     if sampling.order == "curriculum" and sampling.curriculum_key is not None:
         sequence = easy_to_hard(tasks, sampling.curriculum_key)

@@ -1,7 +1,7 @@
 """Reads a dataset: a folder, a single file, or a name on the Hugging Face hub, always through `datasets.load_dataset`.
 
-In: `DatasetConfig`. Out: `Task`s (a lazy sequence), or plain rows for a preview. Every failure is a `DatasetError` with
-one sentence. Local paths never touch the network.
+In: a `DatasetAddress`. Out: `Task`s (a lazy sequence), or plain rows for a preview. Every failure is a `DatasetError`
+with one sentence. Local paths never touch the network.
 """
 
 from __future__ import annotations
@@ -13,14 +13,24 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Protocol, overload
 
-from sharpen.config.public import DatasetConfig
 from sharpen.errors import DatasetError
 from sharpen.types import Task
 
 FORMATS = (".jsonl", ".json", ".parquet", ".csv")
 """Single files that can be read (also with `.gz`)."""
+
+
+class DatasetAddress(Protocol):
+    """What says where rows are: a path or a name on the hub, the configuration and the split (as `DatasetConfig`)."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def name(self) -> str | None: ...
+    @property
+    def split(self) -> str | None: ...
 
 
 class MissingFieldError(DatasetError, KeyError):
@@ -62,7 +72,7 @@ class TaskTable(Sequence[Task]):
         return Task(id=f"{self._prefix}/{position}", index=position, row=Row(self._rows[position]))
 
 
-def load_tasks(config: DatasetConfig) -> Sequence[Task]:
+def load_tasks(config: DatasetAddress) -> Sequence[Task]:
     """The tasks of `config.split`, in the dataset's order. Raises `DatasetError`."""
     rows, prefix = _open(config, streaming=False)
     if len(rows) == 0:
@@ -70,7 +80,7 @@ def load_tasks(config: DatasetConfig) -> Sequence[Task]:
     return TaskTable(rows, prefix)
 
 
-def read_rows(config: DatasetConfig) -> Iterator[dict[str, Any]]:
+def read_rows(config: DatasetAddress) -> Iterator[dict[str, Any]]:
     """The rows of `config.split` one by one, without preparing the whole dataset. Raises `DatasetError`."""
     # The library cannot slice a split ("train[:100]") while it streams.
     rows, _ = _open(config, streaming=config.split is None or "[" not in config.split)
@@ -90,7 +100,7 @@ def read_rows(config: DatasetConfig) -> Iterator[dict[str, Any]]:
         raise DatasetError(_empty(config))
 
 
-def _open(config: DatasetConfig, *, streaming: bool) -> tuple[Any, str]:
+def _open(config: DatasetAddress, *, streaming: bool) -> tuple[Any, str]:
     """The rows of the split, and the name that its task ids begin with."""
     path = Path(config.path).expanduser()
     if path.is_file():
@@ -117,7 +127,7 @@ def _open(config: DatasetConfig, *, streaming: bool) -> tuple[Any, str]:
     return loaded[config.split], config.split
 
 
-def _open_file(path: Path, config: DatasetConfig, streaming: bool) -> tuple[Any, str]:
+def _open_file(path: Path, config: DatasetAddress, streaming: bool) -> tuple[Any, str]:
     """A single file is one split, named after the file: ids of `train.jsonl` and `test.jsonl` stay apart."""
     suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
     if not suffixes or suffixes[-1].lower() not in FORMATS:
@@ -143,7 +153,7 @@ def _open_file(path: Path, config: DatasetConfig, streaming: bool) -> tuple[Any,
     return rows, split.replace(base, stem)
 
 
-def _load(config: DatasetConfig, path: str, **arguments: Any) -> Any:
+def _load(config: DatasetAddress, path: str, **arguments: Any) -> Any:
     import datasets
 
     try:
@@ -160,7 +170,7 @@ def _load(config: DatasetConfig, path: str, **arguments: Any) -> Any:
         raise DatasetError(f"dataset {config.path!r} cannot be loaded{kind}: {_one_line(error)}") from error
 
 
-def _wrong_configuration(config: DatasetConfig, error: str) -> str | None:
+def _wrong_configuration(config: DatasetAddress, error: str) -> str | None:
     """What is wrong with `name`, if the library's error is about that; it lists the configurations there are."""
     if "Config name is missing" not in error and not re.match(r"BuilderConfig .* not found", error):
         return None
@@ -178,7 +188,7 @@ def _looks_local(path: str) -> bool:
     return path.startswith((".", "/", "~")) or path.count("/") > 1 or Path(path).suffix.lower() in FORMATS
 
 
-def _empty(config: DatasetConfig) -> str:
+def _empty(config: DatasetAddress) -> str:
     return f"dataset {config.path!r}, split {config.split!r}, is empty: it needs at least one task"
 
 

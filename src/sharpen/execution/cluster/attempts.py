@@ -1,9 +1,9 @@
 """Where attempts run when execution is `ray`: in rollout workers, which may crash, hang, or be lost with their machine.
 
-In: `Asked`, from the runner's retries and groups. Out: `Attempted`. What ran on a worker that died is done again, with
-the same noise: nothing of it was recorded. The worker that a task brings down took others with it, and which of them
-did it cannot be told from outside; so what was there runs again beside fewer and fewer others, in the end alone. Who
-brings a worker down alone has failed for itself, and that counts.
+In: `AttemptRequest`, from the runner's retries and groups. Out: `Attempt`. What ran on a worker that died is done
+again, with the same noise: nothing of it was recorded. The worker that a task brings down took others with it, and
+which of them did it cannot be told from outside; so what was there runs again beside fewer and fewer others, in the end
+alone. Who brings a worker down alone has failed for itself, and that counts.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from sharpen.config.run import RunConfig
 from sharpen.errors import EngineLostError, RolloutError
 from sharpen.execution.auxiliary import AuxiliaryMeters
 from sharpen.execution.cluster.engine import first_line
-from sharpen.rollout.attempt import Ended
-from sharpen.rollout.in_process import Asked, Attempted
+from sharpen.rollout.attempt import Ending
+from sharpen.rollout.in_process import Attempt, AttemptRequest
 from sharpen.rollout.models import AUXILIARY
 from sharpen.types import Outcome
 
@@ -71,9 +71,9 @@ class AuxiliaryTotals(AuxiliaryMeters):
 
 
 class OnWorkers:
-    """Satisfies `rollout.in_process.Attempts`. `setup` is a reference to the workers' `Setup`, `failed` gets an error
-    when the engines are gone for good. `grace_s`: how long after its time limit an attempt may be silent before its
-    worker is asked whether it lives, and how long that may take to answer.
+    """Satisfies `rollout.in_process.AttemptRunner`. `setup` is a reference to the workers' `Setup`, `failed` gets an
+    error when the engines are gone for good. `grace_s`: how long after its time limit an attempt may be silent before
+    its worker is asked whether it lives, and how long that may take to answer.
 
     All of it runs on the runner's loop, but for `close`.
     """
@@ -100,24 +100,24 @@ class OnWorkers:
         self.version = 0
         """What the engines serve; a worker that starts again is told."""
 
-    async def run(self, asked: Asked) -> Attempted:
-        """See `Attempts.run`. Raises `RolloutError` if no worker, `EngineLostError` if no engine can be had any
+    async def run(self, request: AttemptRequest) -> Attempt:
+        """See `AttemptRunner.run`. Raises `RolloutError` if no worker, `EngineLostError` if no engine can be had any
         more."""
         crowd = self._most
         while True:
             self._auxiliary.check()
             worker = await self._place(crowd)
             try:
-                came = await self._on(worker, asked)
+                came = await self._on(worker, request)
             finally:
                 worker.limits.remove(crowd)
                 self._changed.set()
-            if isinstance(came, Attempted):
+            if isinstance(came, Attempt):
                 self._auxiliary.add(came.noticed)
                 return came
             if came.alone and not await self._machine_is_lost(worker, came.node):
-                ended = Ended(outcome=came.outcome, error=came.error)
-                return Attempted(ended=ended, noticed={}, seconds=came.seconds, num_answers=None)
+                ending = Ending(outcome=came.outcome, error=came.error)
+                return Attempt(ending=ending, noticed={}, seconds=came.seconds, num_answers=None)
             crowd = max(1, crowd // CROWD_SHRINKS)
 
     def close(self) -> None:
@@ -163,12 +163,12 @@ class OnWorkers:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), most_s)
 
-    async def _on(self, worker: Worker, asked: Asked) -> Attempted | _Lost:
+    async def _on(self, worker: Worker, request: AttemptRequest) -> Attempt | _LostAttempt:
         import ray
         from ray.exceptions import RayError, RayTaskError
 
         began, life, hung = time.monotonic(), worker.deaths, False
-        reference = worker.actor.run.remote(asked)
+        reference = worker.actor.run.remote(request)
         call = asyncio.ensure_future(_awaited(reference))
         try:
             while not call.done():
@@ -179,14 +179,16 @@ class OnWorkers:
                 if not call.done() and not hung and not await _answers(worker.actor, self.version, self._grace_s):
                     hung = True
                     ray.kill(worker.actor, no_restart=False)
-            came: Attempted = call.result()
+            came: Attempt = call.result()
             return came
         except RayTaskError as error:  # bad input, or a defect of ours: as in one process
             raise error.cause from None
         except RayError as error:
             if worker.deaths == life:
                 self._mourn(worker, error, hung=hung)
-            return _Lost.of(worker, error, hung=hung, timeout_s=self._timeout_s, seconds=time.monotonic() - began)
+            return _LostAttempt.of(
+                worker, error, hung=hung, timeout_s=self._timeout_s, seconds=time.monotonic() - began
+            )
         finally:
             if not call.done():
                 call.cancel()
@@ -239,7 +241,7 @@ class OnWorkers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Lost:
+class _LostAttempt:
     """An attempt that went down with its worker, `alone` or beside others."""
 
     alone: bool
@@ -249,7 +251,7 @@ class _Lost:
     seconds: float
 
     @classmethod
-    def of(cls, worker: Worker, error: Exception, *, hung: bool, timeout_s: float, seconds: float) -> _Lost:
+    def of(cls, worker: Worker, error: Exception, *, hung: bool, timeout_s: float, seconds: float) -> _LostAttempt:
         outcome = Outcome.BLOCKED_LOOP if hung else Outcome.WORKFLOW_ERROR
         text = (
             f"held its process past the time limit of {timeout_s:g} s, which no signal could end: killed"

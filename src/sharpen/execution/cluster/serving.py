@@ -2,9 +2,9 @@
 
 In: a `Job`. Out: `RayServing`, which the coordinator uses as it uses `local.LocalServing`.
 
-    coordinator (this process): loop, journal, runner ──Asked──► rollout workers ──requests──► engine actors
-                                     ▲                 ◄─Attempted─┘                               ▲
-                                  trainer ───────────── weights, through the object store ─────────┘
+    coordinator (this process): loop, journal, runner ──AttemptRequest──► rollout workers ──requests──► engine actors
+                                     ▲                 ◄────Attempt──────┘                                   ▲
+                                  trainer ───────────── weights, through the object store ───────────────────┘
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from sharpen.execution.model_files import quiet_transformers
 from sharpen.execution.probe import sample_probes
 from sharpen.execution.ranks.group import StartRanks
 from sharpen.execution.serving import ServingThread
+from sharpen.execution.sessions import functions_of
 from sharpen.inference.engine import Engine
 from sharpen.inference.routing import Replicas
 from sharpen.recipe import Job, Recipe
-from sharpen.rollout.attempt import UserFunctions
-from sharpen.rollout.in_process import Attempts, Opener
+from sharpen.rollout.in_process import Opener
 from sharpen.rollout.runner import RolloutRunner
 from sharpen.types import Experience, IntArray, Mode
 
@@ -49,7 +49,7 @@ WATCH_EVERY_S = 1.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Placed:
+class _EngineHandle:
     """An engine's actor; `auxiliary` is the name of the model that it serves, None for the one that is tuned."""
 
     name: str
@@ -66,12 +66,7 @@ class _Placed:
 class RayServing:
     """Satisfies `execution.place.Serving`."""
 
-    def __init__(
-        self,
-        job: Job[Recipe],
-        *,
-        grace_s: float = HARD_GRACE_S,
-    ) -> None:
+    def __init__(self, job: Job[Recipe], *, grace_s: float = HARD_GRACE_S) -> None:
         """Start or join Ray, place the actors, load the models.
 
         `grace_s` as in `OnWorkers`. Raises `ConfigError` if Ray is not there or has not got what is asked for, else as
@@ -81,14 +76,7 @@ class RayServing:
         self.folder = job.folder
         self._config = config = job.config
         self._alone = not job.recipe.overlaps
-        functions = UserFunctions(
-            job.agent,
-            job.judge,
-            config.workflow_args,
-            needs_reward=job.recipe.needs_reward,
-            model_exceptions=config.rollout.model_exceptions,
-        )
-        self._functions = pickled(functions)
+        self._functions = pickled(functions_of(job))
         self._published: tuple[int, Any] = (0, None)
         self._generating_s = 0.0
         self._grace_s = grace_s
@@ -114,16 +102,9 @@ class RayServing:
             self.engine: Engine = policy[0] if len(policy) == 1 else Replicas(policy)
             self._clients = policy
             self.modes: Mapping[Mode, Opener] = {"greedy": "greedy", "sampled": "sampled"}
+            self._start_workers()
             self.runner = RolloutRunner(
-                functions.workflow,
-                functions.judge,
-                self.modes["sampled"],
-                config.rollout,
-                config.algorithm.group_size,
-                config.seed,
-                config.workflow_args,
-                needs_reward=job.recipe.needs_reward,
-                attempts=self._on_workers,
+                self._workers, self.modes["sampled"], config.rollout, config.algorithm.group_size, config.seed
             )
             undo.callback(self.runner.close)
             self._watches = [self.thread.start(self._watch(placed)) for placed in self._engines]
@@ -179,10 +160,10 @@ class RayServing:
         self._end.close()
 
     @property
-    def _policy(self) -> list[_Placed]:
+    def _policy(self) -> list[_EngineHandle]:
         return [placed for placed in self._engines if placed.auxiliary is None]
 
-    def _place_engine(self, auxiliary: str | None, index: int) -> _Placed:
+    def _place_engine(self, auxiliary: str | None, index: int) -> _EngineHandle:
         import ray
         import torch
 
@@ -192,7 +173,7 @@ class RayServing:
         name = f"engine {index}" if auxiliary is None else f"the engine of auxiliary model {auxiliary!r}"
         config = of_one_engine(self._config, self._choice.type)
         placed = actor.remote(config, auxiliary, torch.get_num_threads(), alone=self._alone)
-        return _Placed(name=name, actor=placed, auxiliary=auxiliary)
+        return _EngineHandle(name=name, actor=placed, auxiliary=auxiliary)
 
     def _place_worker(self, index: int) -> Any:
         import ray
@@ -205,7 +186,7 @@ class RayServing:
         for placed, max_model_len in zip(self._engines, found, strict=True):
             placed.max_model_len = max_model_len
 
-    def _on_workers(self, _: UserFunctions) -> Attempts:
+    def _start_workers(self) -> None:
         """Start the rollout workers with the user's functions; they end with what is undone."""
         import ray
 
@@ -227,7 +208,6 @@ class RayServing:
         self._workers = OnWorkers(
             self._placed_workers, setup, self._config, self.auxiliary, self._failed, self._grace_s
         )
-        return self._workers
 
     async def _publish(self, version: int) -> None:
         _, reference = self._published
@@ -237,7 +217,7 @@ class RayServing:
         if failures and (len(failures) == len(ended) or not isinstance(failures[0], EngineError)):
             raise failures[0]
 
-    async def _watch(self, placed: _Placed) -> None:
+    async def _watch(self, placed: _EngineHandle) -> None:
         """Give an engine that Ray has started again its weights; say so when it cannot be had any more."""
         while True:
             await asyncio.sleep(WATCH_EVERY_S)

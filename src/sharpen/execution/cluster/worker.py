@@ -1,7 +1,7 @@
 """A process in which the user's workflow and judge run: an actor with a gateway, a user loop, and engines elsewhere.
 
-In: `Asked` from the coordinator. Out: `Attempted`, with calls recorded here token-exactly. What user code does to its
-process (a crash, a hang that nobody can interrupt) it does to this one alone; Ray starts it again.
+In: `AttemptRequest` from the coordinator. Out: `Attempt`, with calls recorded here token-exactly. What user code does
+to its process (a crash, a hang that nobody can interrupt) it does to this one alone; Ray starts it again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sharpen.execution.threads import let_idle_workers_sleep
 from sharpen.inference.engine import Engine
 from sharpen.inference.routing import Replicas
 from sharpen.rollout.attempt import UserFunctions
-from sharpen.rollout.in_process import Asked, Attempted, InProcess
+from sharpen.rollout.in_process import Attempt, AttemptRequest, InProcess
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +80,11 @@ class RolloutWorker:
             await self.serve(version)
         return str(ray.get_runtime_context().get_node_id())
 
-    async def run(self, asked: Asked) -> Attempted:
-        """See `rollout.in_process.Attempts`."""
+    async def run(self, request: AttemptRequest) -> Attempt:
+        """See `rollout.in_process.AttemptRunner`."""
         assert self._attempts is not None
-        assert isinstance(asked.opens, str)
-        return await self._attempts.run(dataclasses.replace(asked, opens=self._modes[asked.opens]))
+        assert isinstance(request.opens, str)
+        return await self._attempts.run(dataclasses.replace(request, opens=self._modes[request.opens]))
 
     async def serve(self, version: int) -> None:
         """The engine serves this version from now on (`model.version` in the workflow). Also a sign of life."""

@@ -36,10 +36,8 @@ def algorithm(draft: Draft) -> None:
     """`algorithm_type` and its functions."""
     name = _algorithm_type(draft)
     if any(problem.place == tuple(_TYPE.split(".")) for problem in draft.problems):
-        for key in draft.given:  # what the functions' arguments mean is not known
-            if key.startswith("algorithm.") and ".optimizer." not in key:
-                draft.get(key)
-    elif name in SUPERVISED:
+        return  # what the functions' arguments mean is not known
+    if name in SUPERVISED:
         _supervised(draft, name)
     else:
         advantage, loss = ALGORITHMS[name or "multi_step_grpo"]
@@ -106,7 +104,6 @@ def _advantage(draft: Draft, usual: str) -> None:
     if former in draft.given or f"{former}_args" in draft.given:
         if key in draft.given or f"{key}_args" in draft.given:
             draft.refuse(former, "advantage_fn is given too: leave add_strategy out")
-        draft.get(key), draft.get(f"{key}_args")
         key = former
     name = draft.get(key) or usual
     if name == _STEP_WISE and draft.given.get(_TYPE) == "grpo":
@@ -150,7 +147,6 @@ def _no_function(draft: Draft, key: str, name: str, known: Iterable[str]) -> Non
     near = get_close_matches(name, list(known), n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     draft.wrong(key, f"is {name!r}, which does not exist here{hint}: use one of {', '.join(known)}")
-    draft.get(f"{key}_args")
 
 
 def _goes_with(name: str, usual: str, special: bool) -> str:
@@ -167,7 +163,6 @@ def _policy_loss(draft: Draft, usual: str) -> None:
         _no_function(draft, key, name, POLICY_LOSSES)
     elif name != usual and (name in MIXED or usual in MIXED):
         draft.refuse(key, _goes_with(name, usual, name in MIXED))
-        draft.get(f"{key}_args")
     else:
         ours = POLICY_LOSSES[name]
         if name != usual:

@@ -1,0 +1,127 @@
+"""What is planned: a run, the sizes of its models, the devices that it is for, the lengths of a step.
+
+In: a recipe, and what was read or chosen. Out: `Case`, and what follows from it alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sharpen.config.run import RunConfig
+from sharpen.errors import ConfigError
+from sharpen.plan.hardware import Hardware
+from sharpen.plan.sizes import Sizes, read_model_config, sizes_of
+from sharpen.plan.workload import Workload
+from sharpen.recipe import EngineType, RolloutRecipe, TrainingRecipe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Models:
+    """The models of a run: the one that is tuned, its teacher, the auxiliary ones that are served here. `config` is the
+    first one's Hugging Face configuration."""
+
+    config: Any
+    policy: Sizes
+    teacher: Sizes | None = None
+    auxiliary: Mapping[str, Sizes] = field(default_factory=dict)
+
+
+def read_models(recipe: TrainingRecipe) -> Models:
+    """The sizes of every model of a run that lies on its devices. Raises `ModelError`, `ConfigError`."""
+    config, teacher = recipe.config, None
+    own = read_model_config(config.model.model_path)
+    if isinstance(recipe, RolloutRecipe) and recipe.algorithm.needs_teacher:
+        if config.distill.teacher_path is None:
+            raise ConfigError(f"{config.algorithm.algorithm_type!r} needs a teacher: set distill.teacher_path")
+        teacher = sizes_of(read_model_config(config.distill.teacher_path, "distill.teacher_path"))
+    auxiliary = {
+        name: sizes_of(read_model_config(model.model_path, f"auxiliary_models.{name}.model_path"))
+        for name, model in config.auxiliary_models.items()
+        if model.base_url is None
+    }
+    return Models(config=own, policy=sizes_of(own), teacher=teacher, auxiliary=auxiliary)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A run on devices of one kind. `engine` is the one that serves the model; None: none does."""
+
+    recipe: TrainingRecipe
+    models: Models
+    hardware: Hardware
+    workload: Workload
+    engine: EngineType | None
+
+    @property
+    def config(self) -> RunConfig:
+        """All settings."""
+        return self.recipe.config
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether everything is computed in the machine's own memory."""
+        return self.hardware.kind == "cpu"
+
+    @property
+    def vllm(self) -> bool:
+        """Whether vLLM serves."""
+        return self.engine == "vllm"
+
+    @property
+    def num_trainers(self) -> int:
+        """Processes that train together."""
+        return self.config.trainer.num_processes
+
+    @property
+    def num_engines(self) -> int:
+        """Devices of all replicas of the engine."""
+        model = self.config.model
+        return 0 if self.engine is None else model.tensor_parallel_size * model.inference_engine_num
+
+    @property
+    def trains_in_bfloat16(self) -> bool:
+        """Whether the trainer computes in bfloat16; weights lie in float32 in any case."""
+        return self._is_bfloat16(self.config.trainer.dtype)
+
+    @property
+    def serves_in_bfloat16(self) -> bool:
+        """Whether the engines' weights lie in bfloat16."""
+        return self._is_bfloat16(self.config.engine.dtype)
+
+    @property
+    def num_trained(self) -> int:
+        """Parameters of the policy that are trained."""
+        sizes, lora = self.models.policy, self.config.trainer.lora
+        return sizes.parameters if lora is None else sizes.lora_parameters(lora)
+
+    @property
+    def is_offloaded(self) -> bool:
+        """Whether what is trained lies in the host's memory instead of the device's."""
+        return self.config.trainer.cpu_offload and not self.on_cpu
+
+    @property
+    def is_colocated(self) -> bool:
+        """Whether trainer and engine share devices: always where Ray does not place them."""
+        return not self.config.uses_ray or self.config.cluster.colocate
+
+    @property
+    def shares_weights(self) -> bool:
+        """Whether the policy lives in the engine's memory: one type, one process, and never both at work."""
+        config = self.config
+        alone = not config.trainer.has_ranks and self.num_engines == 1 and not self.vllm and not config.uses_ray
+        same = config.trainer.lora is None and not self.serves_in_bfloat16
+        return alone and same and isinstance(self.recipe, RolloutRecipe) and not self.recipe.overlaps
+
+    def changed(self, settings: Mapping[str, Any]) -> Case:
+        """With settings of `section.name` changed."""
+        config = self.config
+        for key, value in settings.items():
+            section, name = key.split(".")
+            one = getattr(config, section).model_copy(update={name: value})
+            config = config.model_copy(update={section: one})
+        return replace(self, recipe=replace(self.recipe, config=config))
+
+    def _is_bfloat16(self, dtype: str) -> bool:
+        return dtype == "bfloat16" or (dtype == "auto" and not self.on_cpu)
