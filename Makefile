@@ -34,7 +34,7 @@ test-gpu: $(GPU_READY)
 
 # The table of docs/use/gpu.md; GPU_BENCH="--smoke" runs the same code on a CPU, in small.
 bench-gpu: $(GPU_READY)
-	PYTHONPATH=src:$$PYTHONPATH $(GPU_PYTHON) bench/gpu.py $(GPU_BENCH)
+	PYTHONPATH=src:$$PYTHONPATH $(GPU_PYTHON) bench/gpu/run.py $(GPU_BENCH)
 
 # Real agent frameworks, in two environments of their own: AgentScope 1; AgentScope 2 with DSPy, LangGraph, LiteLLM,
 # LlamaIndex, the OpenAI Agents SDK and Pydantic AI.
@@ -115,7 +115,7 @@ bench-agentscope: .venv-agentscope1/installed .venv-agentscope2/installed
 
 # The quickstart by Hugging Face TRL and by us, in an environment with both; about 35 minutes.
 bench-trl: .venv-trl/installed
-	.venv-trl/bin/python bench/trl_compare.py
+	.venv-trl/bin/python bench/trl/compare.py
 
 .venv-trl/installed: pyproject.toml requirements/trl.txt
 	$(PYTHON) -m venv .venv-trl

@@ -26,7 +26,7 @@ from sharpen.certificate.lineage import Lineage, in_words, read_lineage
 from sharpen.certificate.recompute import recompute_steps
 from sharpen.certificate.rules import Rules
 from sharpen.config.explain import InvalidConfigError, explain
-from sharpen.config.former import current
+from sharpen.config.former import recorded_settings
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
 from sharpen.experience.reading import read_checks, read_groups_at, read_parity
@@ -136,14 +136,12 @@ def read_resolved(path: Path) -> RunConfig:
     """The configuration that a run wrote into `resolved.json`. Raises `ConfigError` if this Sharpen has no such
     settings any more."""
     tree: dict[str, Any] = {}
-    for key, entry in json.loads(path.read_text(encoding="utf-8")).items():
-        if entry["origin"] == "derived":
-            continue
+    for key, value in recorded_settings(json.loads(path.read_text(encoding="utf-8"))).items():
         section = tree
         *sections, name = key.split(".")
         for part in sections:
             section = section.setdefault(part, {})
-        section[name] = current(entry["value"])
+        section[name] = value
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:

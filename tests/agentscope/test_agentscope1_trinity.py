@@ -9,7 +9,7 @@ from agent_scripts import call, turns
 from agentscope.model import OpenAIChatModel
 
 from sharpen.compat.trinity import Workflow, workflow_function
-from sharpen.config.run import TasksetConfig
+from sharpen.compat.trinity.task import TasksetConfig
 from sharpen.errors import ConfigError
 from sharpen.types import CallStatus, Outcome
 

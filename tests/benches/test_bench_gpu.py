@@ -8,17 +8,17 @@ from types import SimpleNamespace
 
 import pytest
 
-BENCH = Path(__file__).parents[2] / "bench"
+BENCH = Path(__file__).parents[2] / "bench" / "gpu"
 
 
 @pytest.fixture
 def bench(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCH))
-    import gpu
-    import gpu_formulas
+    import formulas
+    import run
 
-    yield SimpleNamespace(gpu=gpu, formulas=gpu_formulas)
-    for name in ("gpu", "gpu_formulas", "report"):
+    yield SimpleNamespace(run=run, formulas=formulas)
+    for name in ("run", "formulas", "report"):
         del sys.modules[name]
 
 
@@ -52,10 +52,10 @@ def test_peaks_are_found_by_whole_words(bench):
 def test_a_part_that_fails_or_hangs_is_named_and_leaves_nothing(bench, tmp_path):
     """Break: return the rows whatever the exit code is."""
     (tmp_path / "gpu_device.json").write_text("[]")
-    part = bench.gpu.part_in_process("device", smoke=True, out=tmp_path, limit_s=0.05)
+    part = bench.run.part_in_process("device", smoke=True, out=tmp_path, limit_s=0.05)
     assert part["failed"].startswith("stopped after 0.05 s")
     assert part["rows"] == []
-    text = bench.gpu.show([part, {"part": "sync", "rows": [bench_row("weights", 3.0)]}])
+    text = bench.run.show([part, {"part": "sync", "rows": [bench_row("weights", 3.0)]}])
     assert "FAILED" in text
     assert "3.000" in text
 
@@ -65,22 +65,22 @@ def bench_row(measure, value):
 
 
 def test_aims_are_judged_only_where_there_is_a_figure(bench):
-    training, parity, sync = bench.gpu.AIMS
+    training, parity, sync = bench.run.AIMS
     parts = [{"rows": [bench_row(sync, 12.0)]}]
     judged = [(f"{training} >= 0.4", None), (f"{parity} <= 0.01", None), (f"{sync} <= 10", False)]
-    assert bench.gpu.verdicts(parts) == judged
-    assert bench.gpu.verdicts([{"rows": [bench_row(training, 0.41)]}])[0][1] is True
+    assert bench.run.verdicts(parts) == judged
+    assert bench.run.verdicts([{"rows": [bench_row(training, 0.41)]}])[0][1] is True
 
 
 def test_parts_that_do_not_exist_are_refused(tmp_path):
-    command = [sys.executable, str(BENCH / "gpu.py"), "--only", "engines", "--out", str(tmp_path)]
+    command = [sys.executable, str(BENCH / "run.py"), "--only", "engines", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
     assert "unknown parts: engines; there are device," in done.stderr
 
 
 def test_make_test_gpu_runs_every_test_that_needs_a_gpu():
-    root = BENCH.parent
+    root = BENCH.parents[1]
     (line,) = [line for line in (root / "Makefile").read_text().splitlines() if line.startswith("GPU_TESTS ?=")]
     folders = [root / name for name in line.split("=")[1].split()]
     marked = [path for path in (root / "tests").rglob("test_*.py") if "mark.gpu\n" in path.read_text()]
@@ -91,7 +91,7 @@ def test_make_test_gpu_runs_every_test_that_needs_a_gpu():
 @pytest.mark.slow
 def test_the_whole_script_in_small(tmp_path):
     """Under two minutes on a machine that does nothing else."""
-    command = [sys.executable, str(BENCH / "gpu.py"), "--smoke", "--out", str(tmp_path)]
+    command = [sys.executable, str(BENCH / "run.py"), "--smoke", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     parts = json.loads((tmp_path / "gpu_smoke.json").read_text())["parts"]

@@ -9,19 +9,19 @@ from types import SimpleNamespace
 import pytest
 
 ROOT = Path(__file__).parents[2]
-MODULES = ("agent", "plain", "report", "trl_compare", "trl_evaluate", "trl_picture", "trl_runs")
+MODULES = ("agent", "plain", "report", "compare", "evaluate", "picture", "runs")
 
 
 @pytest.fixture
 def bench(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "examples" / "quickstart"))
-    monkeypatch.syspath_prepend(str(ROOT / "bench"))
-    import trl_compare
-    import trl_evaluate
-    import trl_picture
-    import trl_runs
+    monkeypatch.syspath_prepend(str(ROOT / "bench" / "trl"))
+    import compare
+    import evaluate
+    import picture
+    import runs
 
-    yield SimpleNamespace(compare=trl_compare, evaluate=trl_evaluate, picture=trl_picture, runs=trl_runs)
+    yield SimpleNamespace(compare=compare, evaluate=evaluate, picture=picture, runs=runs)
     for name in MODULES:
         del sys.modules[name]
 

@@ -361,7 +361,7 @@ def test_a_reward_of_a_step_is_a_finite_number(make_place: MakePlace) -> None:
 
 def test_rewards_that_differ_without_being_of_steps_are_said(make_place: MakePlace, caplog: Any) -> None:
     from sharpen.compat.trinity import workflow_function
-    from sharpen.config.run import TasksetConfig
+    from sharpen.compat.trinity.task import TasksetConfig
 
     place = make_place("a long answer, cut")
     with caplog.at_level(logging.WARNING, "sharpen.workflow"):

@@ -28,7 +28,7 @@ from sharpen.compat.trinity import (
     Workflow,
     workflow_function,
 )
-from sharpen.config.run import TasksetConfig
+from sharpen.compat.trinity.task import TasksetConfig
 from sharpen.errors import ConfigError, DatasetError
 from sharpen.experience.merge import merge
 from sharpen.types import CallStatus, Outcome
@@ -124,7 +124,7 @@ def test_a_boxed_answer_that_was_cut_is_scored_but_not_trained(make_place: MakeP
 
 def test_settings_that_a_simple_workflow_needs(make_place: MakePlace):
     with pytest.raises(
-        ConfigError, match=r"SimpleWorkflow scores answers with a reward function: set taskset\.reward_fn"
+        ConfigError, match=r"SimpleWorkflow scores answers with a reward function: set task_args\.reward_fn"
     ):
         make_place("yes").run(SimpleWorkflow, GSM8K, taskset=KEYS)
     with pytest.raises(DatasetError, match="the task has no field 'prompt'"):

@@ -96,7 +96,7 @@ def test_mistakes_are_bad_input(config: Path, tmp_path: Path, capsys):
     assert main(["run", "--config", str(config), "--set", f"workflow={tmp_path.name}s"]) == 2
     assert f"there is no workflow '{tmp_path.name}s'; did you mean '{tmp_path.name}'?" in capsys.readouterr().err
     assert (
-        main(["run", "--config", str(config), "--set", "workflow=math_workflow", "--set", "taskset.reward_fn=x"]) == 2
+        main(["run", "--config", str(config), "--set", "workflow=math_workflow", "--set", "task_args.reward_fn=x"]) == 2
     )
     assert "there is no reward function 'x'" in capsys.readouterr().err
 
@@ -123,7 +123,7 @@ def test_a_class_is_trained_from_python(tmp_path: Path, toy_model_dir: Path, toy
         algorithm=AlgorithmConfig(algorithm_type="grpo", group_size=4, batch_size=2),
         settings={
             "checkpoint_root_dir": str(tmp_path),
-            "taskset.prompt_key": "question",
+            "task_args.prompt_key": "question",
             "evaluation.before_and_after": False,
             "check.enabled": False,
         },
@@ -158,7 +158,7 @@ def test_a_model_that_judges_is_counted_and_not_trained(tmp_path: Path, toy_mode
         algorithm=AlgorithmConfig(group_size=4, batch_size=2),
         settings={
             "checkpoint_root_dir": str(tmp_path),
-            "taskset.prompt_key": "question",
+            "task_args.prompt_key": "question",
             "evaluation.before_and_after": False,
             "check.enabled": False,
         },

@@ -68,7 +68,7 @@ def test_the_answer_in_a_truth(truth: Any, answer: str):
 
 
 def test_a_truth_that_is_not_there_is_an_error():
-    with pytest.raises(ValueError, match=r"the task has no truth: taskset\.response_key"):
+    with pytest.raises(ValueError, match=r"the task has no truth: task_args\.response_key"):
         MathBoxedRewardFn()(response=r"\boxed{1}", truth=None)
 
 

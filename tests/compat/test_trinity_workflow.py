@@ -133,7 +133,7 @@ def test_which_algorithms_have_no_use_for_them(make_place: MakePlace, caplog, al
     assert all(algorithm in message for message in caplog.messages)
 
 
-def test_a_function_is_left_as_it_is_and_a_taskset_beside_it_is_said_to_have_no_effect(caplog):
+def test_a_function_is_left_as_it_is_and_arguments_of_a_class_beside_it_are_said_to_have_no_effect(caplog):
     async def function(task, model):
         return 1.0
 
@@ -141,8 +141,20 @@ def test_a_function_is_left_as_it_is_and_a_taskset_beside_it_is_said_to_have_no_
     with caplog.at_level(logging.WARNING, "sharpen.workflow"):
         assert configured_workflow(function, None, RunConfig(**config)) is function
         assert caplog.messages == []
-        assert configured_workflow(function, None, RunConfig(**config, taskset={"prompt_key": "q"})) is function
-    assert caplog.messages == ["taskset.prompt_key: no effect, since the workflow is a function, which reads the row"]
+        assert configured_workflow(function, None, RunConfig(**config, task_args={"prompt_key": "q"})) is function
+    assert caplog.messages == ["task_args.prompt_key: no effect: the workflow is a function, which reads the row"]
+
+
+def test_arguments_of_a_class_that_are_none_or_wrong_are_said_with_the_nearest_name():
+    """Red when `task_args` are taken as they are: `prompt_kye` would leave every task without its question."""
+    config = {"train_dataset": DatasetConfig(path="none"), "model": TunerModelConfig(model_path="m", max_model_len=64)}
+    wrong = RunConfig(**config, task_args={"prompt_kye": "q", "rollout_args": 3})
+    with pytest.raises(ConfigError) as caught:
+        configured_workflow(TwoOfThree, None, wrong)
+    message = str(caught.value)
+    assert "task_args" in message
+    assert "did you mean 'prompt_key'?" in message
+    assert "'rollout_args' must be a section of settings, but 3 came" in message
 
 
 class Masked(Workflow):

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from sharpen.compat.trinity import workflow_function
-from sharpen.config.run import RolloutConfig, TasksetConfig
+from sharpen.compat.trinity.task import TasksetConfig
+from sharpen.config.run import RolloutConfig
 from sharpen.execution.serving import ServingThread
 from sharpen.gateway.gateway import Gateway
 from sharpen.inference.engine import GenerateRequest, Generation

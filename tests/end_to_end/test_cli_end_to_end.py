@@ -48,7 +48,9 @@ def config(tmp_path: Path, toy_model_dir: Path, toy_dataset: Path) -> Path:
 
 def test_check_says_ready_or_what_to_fix(config, capsys):
     assert main(["check", "--config", str(config), "--tasks", "6"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "ready"
+    out = capsys.readouterr().out
+    assert out.splitlines()[-1] == "ready"
+    assert "s for a step's at this pace" in out
     constant = f"workflow={config.parent / 'agent.py'}:constant"
     assert main(["check", "--config", str(config), "--set", constant]) == 1
     assert "every reward is the same (0)" in capsys.readouterr().out

@@ -12,8 +12,8 @@ from ray_workflows import actors_of, does_what_the_task_says, make_tasks
 from transformers import AutoModelForCausalLM
 
 from sharpen.compat.trinity import workflow_function
+from sharpen.compat.trinity.task import TasksetConfig
 from sharpen.config.functions import import_function
-from sharpen.config.run import TasksetConfig
 from sharpen.errors import ConfigError, DatasetError
 from sharpen.types import Outcome
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -122,6 +123,7 @@ def test_a_good_check_is_ready() -> None:
         "failures    none",
         "ready",
     ]
+    assert replace(report, step_s=12.0).pace == "2.00 s a rollout (median), 12 s for a step's at this pace"
 
 
 def offered_tools(finish_reason: str) -> tuple[Call, ...]:

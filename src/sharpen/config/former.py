@@ -1,11 +1,12 @@
-"""What this package was called before: `agenttune`, its runs in `checkpoints/AgentTune/`.
+"""What had another name before: this package (`agenttune`, its runs in `checkpoints/AgentTune/`), and settings.
 
-Read, never written. In: a name that a file or a folder made then holds. Out: the name of today.
+Read, never written. In: what a file or a folder made then holds. Out: the names of today.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from sharpen.config.run import DEFAULT_PROJECT
 
 _PACKAGE = re.compile(r"agenttune(?=[.:])")
 PROJECT = "AgentTune"
+_TASKSET = "taskset"
+"""The section that `task_args` was, which had defaults."""
 
 
 def current(value: Any) -> Any:
@@ -20,6 +23,22 @@ def current(value: Any) -> Any:
     if isinstance(value, list):
         return [current(item) for item in value]
     return _PACKAGE.sub("sharpen", value, count=1) if isinstance(value, str) and _PACKAGE.match(value) else value
+
+
+def current_file(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration file's content with the sections of today."""
+    return {"task_args" if name == _TASKSET else name: value for name, value in content.items()}
+
+
+def recorded_settings(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The settings in a `resolved.json`, by their dotted names of today; what the run derived is none."""
+    settings = {}
+    for name, entry in entries.items():
+        section, _, rest = name.partition(".")
+        if entry["origin"] == "derived" or (section == _TASKSET and entry["origin"] == "default"):
+            continue
+        settings[f"task_args.{rest}" if section == _TASKSET else name] = current(entry["value"])
+    return settings
 
 
 def former_run(root: Path, project: str, name: str) -> Path | None:

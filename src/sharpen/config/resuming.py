@@ -47,9 +47,7 @@ MAY_CHANGE: Mapping[str, tuple[str, ...]] = {
 
 FIXED: Mapping[str, tuple[str, ...]] = {
     "rewards before and after would not be of the same agent and judge": (
-        *("workflow", "judge", "workflow_args"),
-        *("taskset.prompt_key", "taskset.response_key", "taskset.system_prompt", "taskset.reply_prefix"),
-        *("taskset.reward_fn", "taskset.reward_fn_args", "taskset.rollout_args"),
+        *("workflow", "judge", "workflow_args", "task_args"),
         *("rollout.max_calls", "rollout.failure_reward", "rollout.model_exceptions", "rollout.choices"),
         *("auxiliary_models.*.model_path", "auxiliary_models.*.max_model_len", "auxiliary_models.*.temperature"),
         *("auxiliary_models.*.top_p", "auxiliary_models.*.max_tokens", "auxiliary_models.*.enable_thinking"),

@@ -87,25 +87,6 @@ class AuxiliaryModelConfig(TunerModelConfig):
     """Prompt plus sampled tokens of the whole run, at most: the next call stops the run. None is no limit."""
 
 
-class TasksetConfig(Strict):
-    """What a Trinity `Workflow` class gets with each task, beside the row itself."""
-
-    prompt_key: str = "prompt"
-    """Field of the row that holds the question."""
-    response_key: str = "response"
-    """Field of the row that holds the true answer."""
-    system_prompt: str | None = None
-    """System prompt of the simple workflows."""
-    reply_prefix: str | None = None
-    """What the simple workflows begin the answer with."""
-    reward_fn: str | None = None
-    """Registered name of the reward function, or `package.module:Class`."""
-    reward_fn_args: dict[str, Any] = Field(default_factory=dict)
-    """Passed to the reward function when it is made."""
-    rollout_args: dict[str, Any] = Field(default_factory=dict)
-    """Sampling settings that the workflow passes with its calls."""
-
-
 class RolloutConfig(Strict):
     """How workflows run."""
 
@@ -332,7 +313,8 @@ class RunConfig(Strict):
     """As `workflow`; None where the workflow gives the reward."""
     workflow_args: dict[str, Any] = Field(default_factory=dict)
     """Passed to the workflow and the judge as `workflow_args`, where they take it."""
-    taskset: TasksetConfig = Field(default_factory=TasksetConfig)
+    task_args: dict[str, Any] = Field(default_factory=dict)
+    """What a workflow that is a class gets with each task, beside its row (docs/use/trinity.md)."""
     train_dataset: DatasetConfig
     """Tasks to train on."""
     eval_dataset: DatasetConfig | None = None

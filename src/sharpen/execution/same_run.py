@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sharpen.config.former import current
+from sharpen.config.former import recorded_settings
 from sharpen.config.load import value_leaves
 from sharpen.config.resuming import may_change, setting_of
 from sharpen.config.run import RunConfig
@@ -70,7 +70,7 @@ def read_recorded(path: Path) -> Recorded | None:
     try:
         entries = json.loads(file.read_text(encoding="utf-8"))
         derived = {name: entry["value"] for name, entry in entries.items() if entry["origin"] == "derived"}
-        values = {name: current(entry["value"]) for name, entry in entries.items() if name not in derived}
+        values = recorded_settings(entries)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"cannot read {file} ({error}): what the run was made with is not known. Put the file back, or choose "

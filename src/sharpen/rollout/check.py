@@ -45,7 +45,8 @@ class CheckReport:
 
     `has_signal`: at least one group has rewards that differ, or none are needed. `trains`: a token was sampled that may
     carry loss. `all_failed` says why nothing can be trained, where every rollout failed at its first attempt (empty
-    where not). `lengths` are the sampled tokens of a rollout (least, median, most); `seconds` the median of a rollout.
+    where not). `lengths` are the sampled tokens of a rollout (least, median, most); `seconds` the median of a rollout,
+    `step_s` what the rollouts of a step take at the pace of the check (None: its pace was not measured).
     """
 
     ready: bool
@@ -57,6 +58,13 @@ class CheckReport:
     seconds: float
     statistics: RolloutStatistics
     all_failed: str = ""
+    step_s: float | None = None
+
+    @property
+    def pace(self) -> str:
+        """How long a rollout takes, and those of a step."""
+        of_step = "" if self.step_s is None else f", {self.step_s:.3g} s for a step's at this pace"
+        return f"{self.seconds:.2f} s a rollout (median){of_step}"
 
     def lines(self) -> list[str]:
         """The report as plain text, at most 80 columns wide."""
@@ -74,7 +82,7 @@ class CheckReport:
             f"{found.num_groups - found.num_flat_groups} of {found.num_groups} tasks with differing rewards",
             f"lengths     {least} to {most} sampled tokens a rollout (median {middle:g}), {found.mean_calls:.1f} calls",
             f"truncated   {_percent(found.truncated_share)} of calls stopped at their token limit",
-            f"time        {self.seconds:.2f} s a rollout (median)",
+            f"time        {self.pace}",
             f"failures    {failures}",
         ]
         text = [line for long in text for line in textwrap.wrap(long, WIDTH, subsequent_indent=" " * 12)]

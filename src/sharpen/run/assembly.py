@@ -56,7 +56,7 @@ _WITHOUT_EFFECT = (
 )
 """Settings, by how they begin, that mean nothing without rollouts."""
 _OF_WORKFLOW = (
-    *("workflow_args", "rollout.", "auxiliary_models", "judge"),
+    *("workflow_args", "task_args", "rollout.", "auxiliary_models", "judge"),
     *("engine.type", "engine.dtype", "engine.max_slots", "engine.kv_cache_mb"),
     *("model.tensor_parallel_size", "model.inference_engine_num"),
     *("cluster.num_workers", "cluster.rollouts_per_worker", "cluster.colocate"),

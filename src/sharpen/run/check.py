@@ -6,7 +6,9 @@ In: a configuration and the user's functions (`sharpen check`), or a run that is
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sharpen.config.load import Resolved
@@ -62,8 +64,13 @@ def check_first(loop: Loop, site: Site) -> None:
 
 
 def _check(recipe: RolloutRecipe, serving: Serving, tasks: Sequence[Task], *, version: int) -> CheckReport:
+    started = time.perf_counter()
     groups = serving.runner.run(tasks, group_ids=[f"check/{task.id}" for task in tasks], version=version)
-    return check_groups(groups, needs_reward=recipe.needs_reward, model=recipe.config.model)
+    seconds = time.perf_counter() - started
+    report = check_groups(groups, needs_reward=recipe.needs_reward, model=recipe.config.model)
+    num_of_step = recipe.config.algorithm.batch_size * recipe.config.algorithm.group_size
+    share = num_of_step / max(1, report.statistics.num_rollouts)
+    return replace(report, step_s=seconds * max(1.0, share))
 
 
 def _brief(report: CheckReport) -> list[str]:
@@ -74,7 +81,7 @@ def _brief(report: CheckReport) -> list[str]:
         else "no reward"
     )
     line = (
-        f"check: {found.num_rollouts} rollouts of {found.num_groups} tasks, {rewards}, {report.seconds:.2f} s a "
-        f"rollout: {'ready' if report.ready else 'not ready'}"
+        f"check: {found.num_rollouts} rollouts of {found.num_groups} tasks, {rewards}, {report.pace}: "
+        f"{'ready' if report.ready else 'not ready'}"
     )
     return [line, *(f"  ! {finding}" for finding in report.findings)]

@@ -1,6 +1,6 @@
 """A Trinity `Workflow` class as the asynchronous function that rollouts run.
 
-In: the class (or its registered name), the run's `TasksetConfig` and `workflow_args`. Out: `async def (task, model,
+In: the class (or its registered name), the run's `task_args` and `workflow_args`. Out: `async def (task, model,
 auxiliary_models)`, whose result holds the reward of each call. Each rollout gets a `Task`, a `ModelWrapper` and a
 workflow object of its own.
 
@@ -32,9 +32,9 @@ from sharpen.compat.trinity.experience import Experience, is_number
 from sharpen.compat.trinity.model import ModelWrapper
 from sharpen.compat.trinity.registry import REWARD_FUNCTIONS, WORKFLOWS
 from sharpen.compat.trinity.rewards import check_reward_function
-from sharpen.compat.trinity.task import generation_config, task_of
+from sharpen.compat.trinity.task import TasksetConfig, generation_config, task_of
 from sharpen.compat.trinity.workflow import Workflow, overrides
-from sharpen.config.run import RunConfig, TasksetConfig
+from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
 from sharpen.rollout.attempt import as_number
 from sharpen.rollout.user_loop import owner
@@ -68,14 +68,14 @@ def configured_workflow(workflow: Any, judge: Any, config: RunConfig) -> Any:
     if isinstance(workflow, str):
         workflow = WORKFLOWS.get(workflow)
     if not (isinstance(workflow, type) and issubclass(workflow, Workflow)):
-        if given := sorted(config.taskset.model_fields_set):
-            log.warning("taskset.%s: no effect, since the workflow is a function, which reads the row", "/".join(given))
+        if given := sorted(config.task_args):
+            log.warning("task_args.%s: no effect: the workflow is a function, which reads the row", "/".join(given))
         return workflow
     if judge is not None:
         raise ConfigError(
             f"{workflow.__qualname__} is a Trinity Workflow, which sets the rewards itself: leave the judge out"
         )
-    return workflow_function(workflow, config.taskset, config.workflow_args, *_uses(config))
+    return workflow_function(workflow, TasksetConfig.of(config.task_args), config.workflow_args, *_uses(config))
 
 
 def workflow_function(

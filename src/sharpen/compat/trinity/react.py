@@ -83,8 +83,8 @@ class AgentScopeReActAgent:
 class AgentScopeReActWorkflow(Workflow):
     """AgentScope's ReAct agent on problems with a boxed answer (GSM8K).
 
-    `workflow_args`: `type` (`gsm8k`, the only one), `max_iters`. The reward function is `taskset.reward_fn`, by default
-    `MathBoxedRewardFn`.
+    `workflow_args`: `type` (`gsm8k`, the only one), `max_iters`. The reward function is `task_args.reward_fn`, by
+    default `MathBoxedRewardFn`.
     """
 
     is_async = True

@@ -151,7 +151,7 @@ def total(scores: Any) -> Any:
 def truth_in(truth: Any) -> str:
     """The answer in a row's truth: what follows its last `####`, else its last box, else all of it."""
     if truth is None:
-        raise ValueError("the task has no truth: taskset.response_key must name the field that holds it")
+        raise ValueError("the task has no truth: task_args.response_key must name the field that holds it")
     text = str(truth)
     if "####" in text:
         return text.rpartition("####")[2].strip()
@@ -216,5 +216,6 @@ def _evaluate(node: ast.expr) -> Fraction:
 def check_reward_function(found: Callable[..., Any], name: str) -> Callable[..., Any]:
     """The class that was named as reward function. Raises `ConfigError` for what is no class."""
     if not isinstance(found, type) or not hasattr(found, "__call__"):  # noqa: B004 - of its objects, not of the class
-        raise ConfigError(f"taskset.reward_fn {name!r} is not a class whose objects are called with response and truth")
+        text = "is not a class whose objects are called with response and truth"
+        raise ConfigError(f"task_args.reward_fn {name!r} {text}")
     return found

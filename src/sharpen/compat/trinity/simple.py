@@ -49,7 +49,7 @@ class BaseSimpleWorkflow(Workflow):
         self._read(task)
         if task.reward_fn is None:
             raise ConfigError(
-                f"{type(self).__name__} scores answers with a reward function: set taskset.reward_fn, "
+                f"{type(self).__name__} scores answers with a reward function: set task_args.reward_fn, "
                 "e.g. to math_boxed_reward"
             )
         self.reward_fn = task.reward_fn(**self.reward_fn_args)
@@ -93,7 +93,7 @@ class BaseSimpleWorkflow(Workflow):
 
 
 class SimpleWorkflow(BaseSimpleWorkflow):
-    """One question, one answer, scored by `taskset.reward_fn`."""
+    """One question, one answer, scored by `task_args.reward_fn`."""
 
     can_reset = True
     can_repeat = True

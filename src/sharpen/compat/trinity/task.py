@@ -1,7 +1,7 @@
 """`Task` as a Trinity `Workflow` receives it: the row, and how to read it.
 
-In: a row of the dataset, the run's `TasksetConfig` and `workflow_args`. Out: a `Task` that belongs to one rollout
-alone, so that a workflow may change it.
+In: a row of the dataset, the run's `task_args` and `workflow_args`. Out: a `Task` that belongs to one rollout alone, so
+that a workflow may change it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,38 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any
 
-from sharpen.config.run import TasksetConfig
+from pydantic import Field
+
+from sharpen.config.explain import InvalidConfigError
+from sharpen.config.public import Strict
 from sharpen.errors import ConfigError
+
+
+class TasksetConfig(Strict):
+    """What a `Workflow` class gets with each task, beside the row itself: the run's `task_args`."""
+
+    prompt_key: str = "prompt"
+    """Field of the row that holds the question."""
+    response_key: str = "response"
+    """Field of the row that holds the true answer."""
+    system_prompt: str | None = None
+    """System prompt of the simple workflows."""
+    reply_prefix: str | None = None
+    """What the simple workflows begin the answer with."""
+    reward_fn: str | None = None
+    """Registered name of the reward function, or `package.module:Class`."""
+    reward_fn_args: dict[str, Any] = Field(default_factory=dict)
+    """Passed to the reward function when it is made."""
+    rollout_args: dict[str, Any] = Field(default_factory=dict)
+    """Sampling settings that the workflow passes with its calls."""
+
+    @classmethod
+    def of(cls, task_args: Mapping[str, Any]) -> TasksetConfig:
+        """Raises `ConfigError` for what is no setting of a taskset, and values that are not allowed."""
+        try:
+            return cls(**{str(name): value for name, value in task_args.items()})
+        except InvalidConfigError as error:
+            raise InvalidConfigError.of("task_args", error.problems) from None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,10 +111,10 @@ def generation_config(rollout_args: Mapping[str, Any]) -> GenerationConfig:
         if name not in known:
             near = get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f" (known: {', '.join(known)})"
-            raise ConfigError(f"taskset.rollout_args has no {name!r}{hint}")
+            raise ConfigError(f"task_args.rollout_args has no {name!r}{hint}")
     if rollout_args.get("n", 1) != 1:
         raise ConfigError(
-            f"taskset.rollout_args.n is {rollout_args['n']!r}: a rollout is one run of the workflow; "
+            f"task_args.rollout_args.n is {rollout_args['n']!r}: a rollout is one run of the workflow; "
             "algorithm.group_size says how many there are of a task"
         )
     return GenerationConfig(**rollout_args)

@@ -178,7 +178,7 @@ def sampling(draft: Draft, taskset: str) -> None:
             draft.idle(f"{key} comes first", *overruled)
         draft.move(key, f"model.{name}")
         if key.startswith(arguments):
-            draft.move(key, f"taskset.rollout_args.{name}")
+            draft.move(key, f"task_args.rollout_args.{name}")
 
 
 def _first(draft: Draft, name: str, *sections: str) -> str:

@@ -8,14 +8,13 @@ from __future__ import annotations
 from sharpen.compat.trinity.yaml.draft import Draft, shown
 from sharpen.compat.trinity.yaml.functions import DISTILL
 from sharpen.compat.trinity.yaml.run import sampling
-from sharpen.compat.trinity.yaml.teacher import teacher
 from sharpen.config.explain import Place
 
-_INPUT = "buffer.explorer_input"
+_INPUT, _MODELS = "buffer.explorer_input", "explorer.auxiliary_models"
 _DATASET = {"path": "path", "split": "split", "subset_name": "name"}
 _FORMAT = {"prompt_key": "prompt", "response_key": "response", "system_prompt": None, "reply_prefix": None}
 """Parts of a taskset's format that workflows read, with Trinity-RFT's defaults."""
-_ARGUMENTS = {"workflow_args": "workflow_args", "reward_fn_args": "taskset.reward_fn_args"}
+_ARGUMENTS = {"workflow_args": "workflow_args", "reward_fn_args": "task_args.reward_fn_args"}
 """What is passed on, and where we keep it."""
 _SAMPLING = tuple(f"rollout_args.{name}" for name in ("temperature", "top_p", "max_tokens"))
 _AUXILIARY = {
@@ -67,13 +66,13 @@ def _main(draft: Draft, prefix: str, *, is_evaluation: bool) -> None:
         draft.set("workflow", _code(workflow), key)
     key, reward = _type(draft, prefix, "reward_fn", is_evaluation)
     if reward is not None:
-        draft.set("taskset.reward_fn", _code(reward), key)
+        draft.set("task_args.reward_fn", _code(reward), key)
     for name in _FORMAT:
         former, own = f"{_INPUT}.{name}", f"{prefix}.format.{name}"  # where earlier versions had them
-        draft.move(former, f"taskset.{name}")
+        draft.move(former, f"task_args.{name}")
         if own in draft.given:
             draft.idle(f"{own} comes first", former)
-            draft.move(own, f"taskset.{name}")
+            draft.move(own, f"task_args.{name}")
     for name, place in _ARGUMENTS.items():
         draft.move(f"{prefix}.{name}", place)
 
@@ -147,8 +146,8 @@ def auxiliary_models(draft: Draft) -> None:
     names: set[str] = set()
     has_teacher = draft.trains_by(DISTILL)
     if has_teacher:
-        teacher(draft)
-    for index, prefix in enumerate(_items(draft, "explorer.auxiliary_models")):
+        _teacher(draft)
+    for index, prefix in enumerate(_items(draft, _MODELS)):
         if has_teacher and index == 0:
             continue
         key = f"{prefix}.name"
@@ -157,6 +156,21 @@ def auxiliary_models(draft: Draft) -> None:
             draft.refuse(key, "two auxiliary models have this name: give each its own")
         names.add(name)
         _auxiliary(draft, prefix, ("auxiliary_models", name))
+
+
+def _teacher(draft: Draft) -> None:
+    """The first auxiliary model, which the trainer loads."""
+    prefix = f"{_MODELS}[0]"
+    external = draft.given.get(f"{prefix}.engine_type") == "external"
+    if not draft.lengths.get(_MODELS):
+        draft.wrong(_MODELS, "is missing: its first model is the teacher")
+    elif external or draft.given.get(f"{prefix}.external_model_config.enable"):
+        draft.wrong(prefix, "is behind an endpoint, but the trainer needs the teacher's weights: name its folder")
+    elif f"{prefix}.model_path" not in draft.given:
+        draft.wrong(f"{prefix}.model_path", "is missing")
+    draft.move(f"{prefix}.model_path", "distill.teacher_path")
+    for key in [key for key in draft.unanswered() if key.startswith(f"{prefix}.")]:
+        draft.idle("a teacher samples nothing, it is compared with", key)
 
 
 def _auxiliary(draft: Draft, prefix: str, place: Place) -> None:

@@ -1,4 +1,4 @@
-"""The parts of `bench/gpu.py` that train: tokens per second and MFU, attention by itself, weights into the engine.
+"""The parts of `bench/gpu/run.py` that train: tokens per second and MFU, attention by itself, weights into the engine.
 
 In: a `Setting`. Out: `Row`s.
 """
@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpu_formulas import causal_pairs, training_flops, tree_pairs
-from gpu_parts import Row, Setting, flops_per_s, generate, make_model, seconds_of, shape_of
+from formulas import causal_pairs, training_flops, tree_pairs
+from measures import Row, Setting, flops_per_s, generate, make_model, seconds_of, shape_of
 from torch.nn.attention import (
     SDPBackend,
     activate_flash_attention_impl,
@@ -45,7 +45,7 @@ from sharpen.trainer.trainer import Trainer
 from sharpen.trainer.varlen import TorchVarlen, varlen_attention
 from sharpen.types import Experience
 
-QUICKSTART = Path(__file__).parent.parent / "examples" / "quickstart"
+QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
 CONTEXT = 32
 """Tokens at a sequence's start that carry no loss."""
 

@@ -2,9 +2,9 @@
 
 Both sides: the quickstart's model, tasks, tool and judge; 40 steps of 16 tasks x 8 rollouts; learning rate 3e-4, betas
 0.9 and 0.95, no weight decay, no KL, gradients clipped to norm 1, fp32, temperature 1, token-mean over the batch; three
-seeds; two threads on two cores. The sides take turns, each run in a process of its own (`trl_peer.py`, `trl_ours.py`).
+seeds; two threads on two cores. The sides take turns, each run in a process of its own (`peer.py`, `ours.py`).
 TRL's settings that decide its speed on a CPU are tried first, a few steps each, and its fastest ones are used; what TRL
-allows and we tried is `KNOBS`. A third process judges the models (`trl_evaluate.py`).
+allows and we tried is `KNOBS`. A third process judges the models (`evaluate.py`).
 
 At equal time: TRL's model after the step it was in when our run of that seed had made a quarter of its steps, and all
 of them (a step in TRL's favour). At the quarter there is still something to learn; at the end both have learnt it.
@@ -15,9 +15,9 @@ Targets: `step` >= 3 (TRL's median seconds of a step over ours); at equal steps 
 (`..._equal_steps_high` >= 0, the upper end of ours - TRL's); at equal time better (`sampled_quarter_low` >= 0; greedy
 accuracy is near its end after three steps of either side, and only reported).
 
-    .venv-trl/bin/python bench/trl_compare.py                        # all of it, about 35 minutes on two quiet cores
-    .venv-trl/bin/python bench/trl_compare.py --resume               # goes on where a run was cut off
-    .venv-trl/bin/python bench/trl_compare.py --steps 3 --seeds 1    # to see it work
+    .venv-trl/bin/python bench/trl/compare.py                        # all of it, about 35 minutes on two quiet cores
+    .venv-trl/bin/python bench/trl/compare.py --resume               # goes on where a run was cut off
+    .venv-trl/bin/python bench/trl/compare.py --steps 3 --seeds 1    # to see it work
 """
 
 from __future__ import annotations
@@ -36,19 +36,21 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # what the benchmarks share
+
+import picture
 import plain
 import report
-import trl_picture
-import trl_runs
-from trl_runs import Held, Interval, Mode, Run
+import runs
+from runs import Held, Interval, Mode, Run
 
 HERE = Path(__file__).parent
-SIDES = {"trl": "trl_peer.py", "sharpen": "trl_ours.py"}
+SIDES = {"trl": "peer.py", "sharpen": "ours.py"}
 MODES: tuple[Mode, ...] = ("greedy", "sampled")
 TARGET = 3.0
 JUDGED = ("greedy_equal_steps_high", "sampled_equal_steps_high", "sampled_quarter_low")
 TRIAL_STEPS, TRIAL_LIMIT_S = 4, 300.0
-# Tried in this order, each kept where it is faster: arguments of trl_peer.py, or a variable of its environment.
+# Tried in this order, each kept where it is faster: arguments of peer.py, or a variable of its environment.
 KNOBS = (
     "--precision medium",
     "--micro-batch 32",
@@ -85,7 +87,7 @@ def in_process(
     script: str, arguments: Sequence[str], variables: Mapping[str, str] | None = None, limit_s: float | None = None
 ) -> None:
     """Run one of the scripts with two threads; its output is passed on. Raises where it fails or takes too long."""
-    threads = str(trl_runs.NUM_THREADS)
+    threads = str(runs.NUM_THREADS)
     environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1"}
     environment |= {"PYTHONWARNINGS": "ignore", "TOKENIZERS_PARALLELISM": "false", **(variables or {})}
     subprocess.run([sys.executable, str(HERE / script), *arguments], env=environment, check=True, timeout=limit_s)
@@ -109,15 +111,15 @@ def train(
         options = [part for knob in knobs if "=" not in knob for part in knob.split()]
         options += ["--out", str(out), "--seed", str(seed), "--steps", str(steps)]
         in_process(SIDES[side], options, variables, limit_s)
-    return trl_runs.read_run(out)
+    return runs.read_run(out)
 
 
 def evaluate(model: Path, out: Path, arguments: argparse.Namespace) -> Held:
     """Rewards of one model on the held-out tasks, unless they are there."""
     if not out.exists():
         limit = [] if arguments.tasks is None else ["--tasks", str(arguments.tasks)]
-        in_process("trl_evaluate.py", [str(model), "--out", str(out), "--samples", str(arguments.samples), *limit])
-    return trl_runs.read_held(out)
+        in_process("evaluate.py", [str(model), "--out", str(out), "--samples", str(arguments.samples), *limit])
+    return runs.read_held(out)
 
 
 def choose_knobs(folder: Path) -> list[str]:
@@ -145,38 +147,38 @@ def choose_knobs(folder: Path) -> list[str]:
         print(f"TRL, {name}: {seconds:.2f} s a step", flush=True)
         if seconds < best:
             chosen, best = trial, seconds
-    trl_runs.write_json(path, {"chosen": chosen, "tried": tried})
+    runs.write_json(path, {"chosen": chosen, "tried": tried})
     return chosen
 
 
 def measure(seed: int, folder: Path, knobs: Sequence[str], arguments: argparse.Namespace) -> Pair:
     """Both sides with one seed, in turns: even seeds let TRL begin."""
     places = {side: folder / f"{side}-{seed}" for side in SIDES}
-    runs = {}
+    trained = {}
     for side in sorted(SIDES, reverse=seed % 2 == 0):
         print(f"\n{side}, seed {seed}", flush=True)
         options = knobs if side == "trl" else ()
-        runs[side] = train(side, places[side], seed=seed, steps=arguments.steps, knobs=options)
+        trained[side] = train(side, places[side], seed=seed, steps=arguments.steps, knobs=options)
 
     def held(side: str, steps: int) -> Held:
         return evaluate(places[side] / "steps" / str(steps), places[side] / f"held_out_{steps}.json", arguments)
 
     def moment(steps: int) -> Moment:
-        then = runs["trl"].steps_at(runs["sharpen"].steps[steps - 1].end_s)
+        then = trained["trl"].steps_at(trained["sharpen"].steps[steps - 1].end_s)
         return Moment(our_steps=steps, trl_steps=then, ours=held("sharpen", steps), trl=held("trl", then))
 
     return Pair(
-        trl=runs["trl"],
-        ours=runs["sharpen"],
+        trl=trained["trl"],
+        ours=trained["sharpen"],
         trl_held=held("trl", arguments.steps),
-        quarter=moment(trl_runs.quarter(arguments.steps)),
+        quarter=moment(runs.quarter(arguments.steps)),
         end=moment(arguments.steps),
     )
 
 
 def compare(ours: Sequence[Held], theirs: Sequence[Held], mode: Mode) -> Interval:
     """Ours less TRL's held-out accuracy, one model for each seed."""
-    return trl_runs.difference([held.accuracy(mode) for held in ours], [held.accuracy(mode) for held in theirs])
+    return runs.difference([held.accuracy(mode) for held in ours], [held.accuracy(mode) for held in theirs])
 
 
 def summary(pair: Pair) -> dict[str, Any]:
@@ -256,7 +258,7 @@ def main() -> int:
     parser.add_argument("--picture", type=Path, default=report.OUT / "trl.png")
     arguments = parser.parse_args()
     if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: trl_runs.NUM_THREADS])
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: runs.NUM_THREADS])
     folder = report.OUT / f"trl-{arguments.steps}"
     if not arguments.resume:
         shutil.rmtree(folder, ignore_errors=True)
@@ -267,7 +269,7 @@ def main() -> int:
     pairs = [measure(seed, folder, knobs, arguments) for seed in range(arguments.seeds)]
     rows, ratios = make_rows(pairs, before)
     header = (f"seeds: {arguments.seeds}", f"TRL {version('trl')}", "Sharpen", "ratio, points (95%)")
-    trl_picture.draw([pair.trl for pair in pairs], [pair.ours for pair in pairs], arguments.picture)
+    picture.draw([pair.trl for pair in pairs], [pair.ours for pair in pairs], arguments.picture)
     if arguments.markdown:
         print(f"\n{markdown(header, rows)}")
     return report.finish(

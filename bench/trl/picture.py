@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trl_runs import Run, band, smoothed
+from runs import Run, band, smoothed
 
 INK, MUTED, GRID = "#1f2937", "#6b7280", "#e5e7eb"
 COLORS = {"TRL": "#d97706", "Sharpen": "#2563eb"}

@@ -4,10 +4,10 @@ In: nothing (a Qwen3 model in the shape of Qwen3-0.6B is made here with random w
 shipped one). Out: a table, and `bench/out/gpu.json`, written anew after every part, so that a run that is cut off
 leaves what it measured. Each part runs in a process of its own with a time limit: one that fails, runs out of memory
 or hangs is named in the table with its last line, and the next one goes on. The exit code is 1 if a part failed or an
-aim was missed. Formulas (MFU, the bound by memory) are in `gpu_formulas.py`.
+aim was missed. Formulas (MFU, the bound by memory) are in `formulas.py`.
 
-    python bench/gpu.py [--only engine,sync] [--skip quickstart] [--out DIR] [--part-limit-s 300]
-    python bench/gpu.py --smoke      # the same code on a CPU, in small: it tells whether it runs, not how fast
+    python bench/gpu/run.py [--only engine,sync] [--skip quickstart] [--out DIR] [--part-limit-s 300]
+    python bench/gpu/run.py --smoke      # the same code on a CPU, in small: it tells whether it runs, not how fast
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # what the benchmarks share
 
 import report
 
@@ -56,27 +58,27 @@ AIMS = {
 def run_part(name: str, *, smoke: bool) -> list[dict[str, Any]]:
     """Measure one part in this process."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    import gpu_parts
-    import gpu_training
+    import measures
     import torch
+    import training
 
-    setting = gpu_parts.make_setting(smoke=smoke)
+    setting = measures.make_setting(smoke=smoke)
     if smoke:
         torch.set_num_threads(1)
-    kinds: dict[str, Callable[[gpu_parts.Setting], list[gpu_parts.Row]]] = {
-        "device": gpu_parts.device_part,
-        "engine": gpu_parts.engine_part,
-        "transformers": gpu_parts.transformers_part,
-        "vllm": gpu_parts.vllm_part,
-        "attention": gpu_training.attention_part,
-        "parity": gpu_training.parity_part,
-        "sync": gpu_training.sync_part,
-        "quickstart": gpu_training.quickstart_part,
-        "training-tree": gpu_training.tree_part,
-        "training-flash": gpu_training.flash_part,
+    kinds: dict[str, Callable[[measures.Setting], list[measures.Row]]] = {
+        "device": measures.device_part,
+        "engine": measures.engine_part,
+        "transformers": measures.transformers_part,
+        "vllm": measures.vllm_part,
+        "attention": training.attention_part,
+        "parity": training.parity_part,
+        "sync": training.sync_part,
+        "quickstart": training.quickstart_part,
+        "training-tree": training.tree_part,
+        "training-flash": training.flash_part,
     }
     for index in range(3):
-        kinds[f"training-{index}"] = gpu_training.sequence_part(index)
+        kinds[f"training-{index}"] = training.sequence_part(index)
     return [asdict(row) for row in kinds[name](setting)]
 
 
@@ -84,7 +86,7 @@ def part_in_process(name: str, *, smoke: bool, out: Path, limit_s: float) -> dic
     """The part's rows, or how it failed; its output goes to `out`."""
     result, log = out / f"gpu_{name}.json", out / f"gpu_{name}.log"
     result.unlink(missing_ok=True)
-    command = [sys.executable, str(HERE / "gpu.py"), "--part", name, "--out", str(out), *(["--smoke"] if smoke else [])]
+    command = [sys.executable, str(HERE / "run.py"), "--part", name, "--out", str(out), *(["--smoke"] if smoke else [])]
     environment = {**os.environ, "SHARPEN_BENCH_OUT": str(out)}
     began = time.monotonic()
     with log.open("w") as sink:

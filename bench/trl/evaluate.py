@@ -2,9 +2,9 @@
 
 Role: `plain.roll_out` (transformers' `generate` on left-padded batches, the calculator in Python) over every task,
 greedy and sampled, with the quickstart's tokenizer and the same seed for every model. In: a model directory. Out: a
-file of rewards (`trl_runs.Held`), and a line of accuracies.
+file of rewards (`runs.Held`), and a line of accuracies.
 
-    .venv-trl/bin/python bench/trl_evaluate.py examples/quickstart/model --out /tmp/held_out.json
+    .venv-trl/bin/python bench/trl/evaluate.py examples/quickstart/model --out /tmp/held_out.json
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import plain
+import runs
 import torch
-import trl_runs
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # what the benchmarks share
+
+import plain
 
 BATCH = 256
 
@@ -41,13 +44,13 @@ def evaluate(
     *,
     samples: int,
     seed: int = 0,
-) -> trl_runs.Held:
+) -> runs.Held:
     """Greedy once, sampled `samples` times (T=1); a task sampled several times has the mean of its rewards."""
     torch.manual_seed(seed)
     greedy = rewards(model, tokenizer, tasks, sample=False)
     rounds = [rewards(model, tokenizer, tasks, sample=True) for _ in range(samples)]
     sampled = [sum(column) / samples for column in zip(*rounds, strict=True)]
-    return trl_runs.Held(greedy=tuple(greedy), sampled=tuple(sampled))
+    return runs.Held(greedy=tuple(greedy), sampled=tuple(sampled))
 
 
 def main() -> int:
@@ -59,11 +62,11 @@ def main() -> int:
     parser.add_argument("--tasks", type=int, default=None, help="only the first so many tasks")
     arguments = parser.parse_args()
     disable_progress_bar()
-    torch.set_num_threads(trl_runs.NUM_THREADS)
+    torch.set_num_threads(runs.NUM_THREADS)
     tokenizer = AutoTokenizer.from_pretrained(plain.QUICKSTART / "model")
     model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32).eval()
     held = evaluate(model, tokenizer, plain.load_tasks("test")[: arguments.tasks], samples=arguments.samples)
-    trl_runs.write_held(arguments.out, held)
+    runs.write_held(arguments.out, held)
     print(
         f"{arguments.model}: greedy {held.accuracy('greedy'):.3f}  sampled {held.accuracy('sampled'):.3f}", flush=True
     )

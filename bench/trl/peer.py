@@ -1,14 +1,14 @@
 """One run of Hugging Face TRL's `GRPOTrainer` with its own tool support, on the quickstart's model and tasks.
 
 Role: the other side of `bench-trl`, in a process of its own. In: a seed, the number of steps, TRL's settings that
-decide how fast it is on a CPU. Out: `RUN/run.json` (`trl_runs.Run`), the model after every step in `RUN/steps/N`.
+decide how fast it is on a CPU. Out: `RUN/run.json` (`runs.Run`), the model after every step in `RUN/steps/N`.
 
 What is taught is what `examples/quickstart/main.py` teaches: the same prompts, tool and judge, batch, group, learning
 rate, betas, no weight decay, no KL, fp32, token-mean over the batch (TRL calls it `dapo`), at most 48 tokens a call and
 three calls. The tokenizer is told how tool calls look in its template, in TRL's own words for Qwen3, as TRL's error
 message asks for; nothing of TRL is replaced.
 
-    .venv-trl/bin/python bench/trl_peer.py --out /tmp/trl-0 --seed 0 --steps 3
+    .venv-trl/bin/python bench/trl/peer.py --out /tmp/trl-0 --seed 0 --steps 3
 """
 
 from __future__ import annotations
@@ -21,15 +21,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import plain
+import runs
 import torch
-import trl_runs
-from agent import MAX_CALLS, MAX_TOKENS, SYSTEM, TOOLS, calculator, last_number
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
 from transformers.utils.logging import disable_progress_bar
 from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import qwen3_template
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # what the benchmarks share
+
+import plain
+from agent import MAX_CALLS, MAX_TOKENS, SYSTEM, TOOLS, calculator, last_number
 
 # Of a whole rollout: three calls and two results of the tool. A call has MAX_TOKENS.
 MAX_COMPLETION = 512
@@ -61,7 +64,7 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
         self._rollouts = rollouts
         self._began = 0.0
         self._ends: list[float] = []
-        self.steps: list[trl_runs.Step] = []
+        self.steps: list[runs.Step] = []
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         self._began = time.perf_counter()
@@ -75,7 +78,7 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
     def on_log(self, _: Any, state: Any, __: Any, logs: dict[str, float] | None = None, **___: Any) -> None:
         if logs is None or "reward" not in logs:
             return
-        step = trl_runs.Step(
+        step = runs.Step(
             reward=logs["reward"],
             end_s=self._ends[-1],
             trained_tokens=round(logs["completions/mean_length"] * self._rollouts),
@@ -127,7 +130,7 @@ def make_config(arguments: argparse.Namespace) -> GRPOConfig:
 def main() -> int:
     """Train, and write what came out."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    trl_runs.add_run_arguments(parser)
+    runs.add_run_arguments(parser)
     parser.add_argument("--precision", choices=("highest", "high", "medium"), default="highest", help="fp32 products")
     parser.add_argument("--cache", choices=("dynamic", "static"), default=None, help="KV cache of generate")
     parser.add_argument("--continuous-batching", action="store_true", help="transformers' continuous batching")
@@ -136,7 +139,7 @@ def main() -> int:
     arguments = parser.parse_args()
     disable_progress_bar()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(trl_runs.NUM_THREADS)
+    torch.set_num_threads(runs.NUM_THREADS)
     torch.set_float32_matmul_precision(arguments.precision)
     tokenizer = AutoTokenizer.from_pretrained(plain.QUICKSTART / "model")
     tokenizer.response_template = qwen3_template
@@ -162,7 +165,7 @@ def main() -> int:
     )
     trainer.remove_callback(PrinterCallback)
     trainer.train()
-    trl_runs.write_run(arguments.out, side="trl", seed=arguments.seed, steps=recorder.steps)
+    runs.write_run(arguments.out, side="trl", seed=arguments.seed, steps=recorder.steps)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The parts of `bench/gpu.py`, each run in a process of its own: what is measured, and how.
+"""The parts of `bench/gpu/run.py`, each run in a process of its own: what is measured, and how.
 
 In: a `Setting`. Out: `Row`s. A part that the machine cannot run raises, and the table says why.
 """
@@ -18,14 +18,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpu_formulas import Shape, decode_bound, known_peak
+from formulas import Shape, decode_bound, known_peak
 from transformers import ContinuousBatchingConfig, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
 from sharpen.inference.embedded import EmbeddedEngine
 from sharpen.inference.engine import GenerateRequest, Generation
 from sharpen.types import Sampling
 
-QUICKSTART = Path(__file__).parent.parent / "examples" / "quickstart"
+QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ def make_setting(*, smoke: bool) -> Setting:
             matrix=256,
         )
     if not torch.cuda.is_available():
-        raise SystemExit("no GPU is here: bench/gpu.py --smoke runs the same code on a CPU, in small")
+        raise SystemExit("no GPU is here: bench/gpu/run.py --smoke runs the same code on a CPU, in small")
     return Setting(
         smoke=False,
         device=torch.device("cuda"),

@@ -1,12 +1,12 @@
 """One run of Sharpen on the quickstart, as `bench-trl` compares it: `examples/quickstart/agent.py` as it is.
 
-Role: our side, in a process of its own. In: a seed and the number of steps. Out: `RUN/run.json` (`trl_runs.Run`), the
+Role: our side, in a process of its own. In: a seed and the number of steps. Out: `RUN/run.json` (`runs.Run`), the
 models after a quarter of the steps and after the last in `RUN/steps/N`. The settings are those of
 `examples/quickstart/main.py`, without its evaluations and the check before them: both sides' models are evaluated by
-`trl_evaluate.py`. Everything else that a run does is in the time: OpenAI clients, recording, journal, parity check,
+`evaluate.py`. Everything else that a run does is in the time: OpenAI clients, recording, journal, parity check,
 certificate, checkpoints, metrics, display.
 
-    .venv-trl/bin/python bench/trl_ours.py --out /tmp/ours-0 --seed 0 --steps 3
+    .venv-trl/bin/python bench/trl/ours.py --out /tmp/ours-0 --seed 0 --steps 3
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ import os
 import shutil
 import sys
 import time
+from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as `tune()` does, before torch is loaded
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # what the benchmarks share
+
 import plain
+import runs
 import torch
-import trl_runs
 from agent import judge, run_agent
 
 from sharpen.config.load import Resolved, resolve
@@ -44,7 +47,7 @@ def resolve_settings(arguments: argparse.Namespace) -> Resolved:
                 "batch_size": recipe.num_tasks,
                 "group_size": recipe.group_size,
                 "learning_rate": recipe.lr,
-                "save_interval_steps": trl_runs.quarter(arguments.steps),
+                "save_interval_steps": runs.quarter(arguments.steps),
             },
             "loss": {"kl": "none"},
             "trainer": {"beta1": recipe.betas[0], "beta2": recipe.betas[1], "weight_decay": 0.0, "keep_checkpoints": 4},
@@ -57,24 +60,22 @@ def resolve_settings(arguments: argparse.Namespace) -> Resolved:
 def main() -> int:
     """Train, and write what came out."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    trl_runs.add_run_arguments(parser)
+    runs.add_run_arguments(parser)
     arguments = parser.parse_args()
-    torch.set_num_threads(trl_runs.NUM_THREADS)
+    torch.set_num_threads(runs.NUM_THREADS)
     with open_loop(resolve_settings(arguments), run_agent, judge) as (loop, site):
         began = time.time()
         loop.run()
         metrics = (site.directory.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     steps = [
-        trl_runs.Step(
-            reward=row["reward/mean"], end_s=row["time"] - began, trained_tokens=round(row["batch/loss_tokens"])
-        )
+        runs.Step(reward=row["reward/mean"], end_s=row["time"] - began, trained_tokens=round(row["batch/loss_tokens"]))
         for row in map(json.loads, metrics)
         if "reward/mean" in row
     ]
-    for step in (trl_runs.quarter(arguments.steps), arguments.steps):
+    for step in (runs.quarter(arguments.steps), arguments.steps):
         model, target = step_directory(site.directory.path, step), arguments.out / "steps" / str(step)
         shutil.copytree(model, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("trainer_state"))
-    trl_runs.write_run(arguments.out, side="sharpen", seed=arguments.seed, steps=steps)
+    runs.write_run(arguments.out, side="sharpen", seed=arguments.seed, steps=steps)
     return 0
 
 
