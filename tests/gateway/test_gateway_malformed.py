@@ -30,7 +30,7 @@ def send(served: Any, session: Any, body: bytes) -> tuple[int, bytes]:
         raw = RawRequest(method="POST", path="/v1/chat/completions", key=key, retry=0, body=body)
         return await served.gateway.start(raw)
 
-    reply = served.serving.run(ask()).reply
+    reply = served.serving.run(ask())
     return reply.status, reply.body
 
 

@@ -7,18 +7,14 @@ time limits are those of the openai package.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import httpx
 
+from sharpen.gateway.server import Server
+
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
-
-
-class Loopback(Protocol):
-    """A local server that sends on to the endpoint."""
-
-    def url(self) -> str: ...
 
 
 class Endpoint:
@@ -38,7 +34,7 @@ class Endpoint:
         client_key: str | None = None,
         async_transport: httpx.AsyncBaseTransport | None = None,
         sync_transport: httpx.BaseTransport | None = None,
-        loopback: Loopback | None = None,
+        loopback: Server | None = None,
     ) -> None:
         self.name = name
         self.async_transport, self.sync_transport = async_transport, sync_transport

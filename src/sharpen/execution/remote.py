@@ -27,11 +27,11 @@ from sharpen.execution.remote_transport import Bridge, Content, RemoteResponse, 
 from sharpen.execution.serving import ServingThread
 from sharpen.execution.usage import UsageReader
 from sharpen.gateway.caller import Caller, foreign_error, foreign_use
-from sharpen.gateway.exchange import Answer, RawRequest
+from sharpen.gateway.exchange import RawRequest, Reply
 from sharpen.gateway.keys import Keys, new_key
 from sharpen.gateway.meter import Tally
 from sharpen.gateway.requests import ApiError
-from sharpen.gateway.responses import Reply, error_reply
+from sharpen.gateway.responses import error_reply
 from sharpen.gateway.server import Server
 from sharpen.gateway.tasks import TaskSet
 from sharpen.rollout.user_loop import owner
@@ -100,17 +100,17 @@ class RemoteModel:
                 what,
             )
 
-    def _start(self, raw: RawRequest) -> asyncio.Task[Answer]:
+    def _start(self, raw: RawRequest) -> asyncio.Task[Reply]:
         task = self.thread.loop.create_task(self._answer(raw))
         if (session := self.keys.holder(raw.key)) is not None:
             session.tasks.add(task)
         return task
 
-    async def _answer(self, raw: RawRequest) -> Answer:
+    async def _answer(self, raw: RawRequest) -> Reply:
         """A request that came over the loopback URL, sent on."""
         session = self.keys.holder(raw.key)
         if session is None:
-            return Answer(reply=error_reply(self.keys.refusal(raw.key, raw.caller)))
+            return error_reply(self.keys.refusal(raw.key, raw.caller))
         headers = {"authorization": f"Bearer {session.key}", "content-type": "application/json"}
         try:
             url = address(self.base, raw.method, raw.path.removeprefix("/v1"))
@@ -118,12 +118,12 @@ class RemoteModel:
             response = await session.send(request, raw.caller)
             content = b"".join([part async for part in response.content])
         except ApiError as error:
-            return Answer(reply=error_reply(error))
+            return error_reply(error)
         except httpx.RequestError as error:
             reason = f"{type(error).__name__}: {error}"
-            return Answer(reply=error_reply(ApiError(reason, status=502, kind="server_error")))
+            return error_reply(ApiError(reason, status=502, kind="server_error"))
         kind = response.headers.get("content-type", "application/json")
-        return Answer(reply=Reply(status=response.status, body=content, content_type=kind))
+        return Reply(status=response.status, body=content, content_type=kind)
 
 
 class RemoteSession:
@@ -194,7 +194,7 @@ class RemoteSession:
             return _refused(self.remote.keys.refusal(self.key, caller))
         if (misuse := foreign_use(self.owner, caller)) is not None:
             return _refused(foreign_error(misuse))
-        if self.tally is not None and generates and (refusal := _cap_reached(self.tally)) is not None:
+        if self.tally is not None and generates and (refusal := self.tally.admit()) is not None:
             return _refused(refusal)
         exchange = hash((request.url.path, request.content))
         repeats = exchange in self._failures  # an equal request that was made at the same time is no repetition
@@ -295,13 +295,6 @@ def _with_defaults(request: httpx.Request, defaults: Mapping[str, Any]) -> bytes
     if body.get("max_completion_tokens") is not None:
         added.pop("max_tokens", None)
     return json.dumps({**body, **added}).encode()
-
-
-def _cap_reached(tally: Tally) -> ApiError | None:
-    refusal = tally.admit()
-    if refusal is None:
-        return None
-    return ApiError(str(refusal), status=403, code="token_cap_reached", kind="permission_error")
 
 
 def _refused(error: ApiError) -> RemoteResponse:

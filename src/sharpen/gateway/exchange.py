@@ -1,6 +1,6 @@
 """One request on its way through the gateway, and what becomes of it.
 
-In: what a transport took from the wire. Out: `RawRequest`, the `Exchange` that it begins once it is admitted, `Answer`.
+In: what a transport took from the wire. Out: `RawRequest`, the `Exchange` that it begins once it is admitted, `Reply`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from typing import Any
 
 from sharpen.gateway.caller import Caller
 from sharpen.gateway.keys import key_of
-from sharpen.gateway.requests import ApiError
-from sharpen.gateway.responses import Reply, error_reply
 
 RETRY_HEADER, IDEMPOTENCY_HEADER = "x-stainless-retry-count", "idempotency-key"
 
@@ -52,10 +50,12 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """A reply, and the exchange that is delivered when the agent has it."""
+class Reply:
+    """A response on its way: status, content type, body, and the exchange that is delivered when the agent has it."""
 
-    reply: Reply
+    status: int
+    content_type: str
+    body: bytes
     exchange: Exchange | None = None
 
     def delivered(self) -> None:
@@ -64,7 +64,7 @@ class Answer:
             self.exchange.delivered = True
 
 
-Start = Callable[[RawRequest], "asyncio.Task[Answer]"]
+Start = Callable[[RawRequest], "asyncio.Task[Reply]"]
 
 
 def raw_request(
@@ -82,11 +82,3 @@ def raw_request(
         idempotency_key=headers.get(IDEMPOTENCY_HEADER, ""),
         in_process=in_process,
     )
-
-
-def answer_of(task: asyncio.Task[Answer]) -> Answer:
-    """What a request's task came to; cancelled, its rollout was closed meanwhile."""
-    if not task.cancelled():
-        return task.result()
-    error = ApiError("The rollout has ended.", status=401, code="invalid_api_key", kind="authentication_error")
-    return Answer(reply=error_reply(error))

@@ -20,7 +20,7 @@ from sharpen.errors import CallError, ConfigError, ContextOverflowError, EngineE
 from sharpen.gateway.body import decode
 from sharpen.gateway.busy import BusyClock
 from sharpen.gateway.caller import WhoCalls, foreign_error, foreign_use, nobody
-from sharpen.gateway.exchange import Answer, Exchange, RawRequest
+from sharpen.gateway.exchange import Exchange, RawRequest, Reply
 from sharpen.gateway.history import Prompt
 from sharpen.gateway.keys import Keys, new_key
 from sharpen.gateway.meter import Tally
@@ -135,7 +135,7 @@ class Gateway:
             session.close()
         await self._server.stop()
 
-    def start(self, raw: RawRequest) -> asyncio.Task[Answer]:
+    def start(self, raw: RawRequest) -> asyncio.Task[Reply]:
         """Answer a request, on the serving loop. Cancelling the task aborts it; nothing else makes it raise."""
         session = self._keys.holder(raw.key)
         task = self.loop.create_task(self._answer(session, raw))
@@ -143,7 +143,7 @@ class Gateway:
             session.tasks.add(task)
         return task
 
-    async def _answer(self, session: Session | None, raw: RawRequest) -> Answer:
+    async def _answer(self, session: Session | None, raw: RawRequest) -> Reply:
         try:
             if session is None:
                 raise self._keys.refusal(raw.key, raw.caller)
@@ -154,10 +154,10 @@ class Gateway:
             if route == CHAT:
                 return await self._chat(session, raw)
             if route == MODELS:
-                return Answer(reply=models_reply(self.model_name))
+                return models_reply(self.model_name)
             raise not_found(raw.method, raw.path)
         except ApiError as error:
-            return Answer(reply=error_reply(error))
+            return error_reply(error)
         except Exception as error:
             # The failure boundary between agents and the engine: what broke is no doing of the model or its agent.
             assert session is not None
@@ -167,7 +167,7 @@ class Gateway:
                 logger.exception("call of rollout %s failed", session.rollout_id)
             reason = f"{type(error).__name__}: {error}"
             session.fail(Outcome.INFRASTRUCTURE, reason)
-            return Answer(reply=error_reply(ApiError(reason, status=500, kind="server_error")))
+            return error_reply(ApiError(reason, status=500, kind="server_error"))
 
     def _note_foreign(self, session: Session, raw: RawRequest) -> None:
         """Record a call that is refused since it came from within another rollout."""
@@ -181,11 +181,11 @@ class Gateway:
                 tools=request.tools,
             )
 
-    async def _chat(self, session: Session, raw: RawRequest) -> Answer:
+    async def _chat(self, session: Session, raw: RawRequest) -> Reply:
         request = _parse(raw.body, self.model_name, session)
         self._remark(request)
         if session.tally is not None and (refusal := session.tally.admit()) is not None:
-            raise ApiError(str(refusal), status=403, code="token_cap_reached", kind="permission_error")
+            raise refusal
         prompt = self._prompt(session, request)
         if not session.admits(request.n):
             message = f"This rollout may make {session.max_calls} calls at most."
@@ -210,7 +210,7 @@ class Gateway:
             choices = await self._choices(session, request, entries)
         finally:
             exchange.ended = True
-        reply = completion_reply(
+        return completion_reply(
             request,
             choices,
             name=session.name(entries[0].index),
@@ -219,8 +219,8 @@ class Gateway:
             num_prompt_tokens=len(prompt.ids_P),
             prompt_ids=prompt.ids_P.tolist() if request.return_token_ids else (),
             renderer=self._renderer,
+            exchange=exchange,
         )
-        return Answer(reply=reply, exchange=exchange)
 
     def _remark(self, request: ChatRequest) -> None:
         """Say once what was accepted without effect."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 
 from sharpen.errors import TokenCapError
+from sharpen.gateway.requests import ApiError
 
 
 class Meter:
@@ -55,12 +56,13 @@ class Tally:
         """Calls and tokens (prompt plus sampled) of this attempt."""
         return {"calls": float(self.num_calls), "tokens": float(self.num_tokens)}
 
-    def admit(self) -> TokenCapError | None:
-        """Ask before a call; the error if there are no tokens left."""
+    def admit(self) -> ApiError | None:
+        """Ask before a call; what it gets instead if there are no tokens left."""
         refusal = self.meter.refusal()
-        if refusal is not None:
-            self.refused = refusal
-        return refusal
+        if refusal is None:
+            return None
+        self.refused = refusal
+        return ApiError(str(refusal), status=403, code="token_cap_reached", kind="permission_error")
 
     def add(self, *, calls: int = 0, tokens: int = 0) -> None:
         """Count, here and for the run."""

@@ -6,11 +6,13 @@ told only from the whole text), so a stream arrives at once, in valid chunks.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sharpen.gateway.exchange import Exchange, Reply
 from sharpen.gateway.parsers import ParsedText
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.requests import ApiError, ChatRequest
@@ -19,18 +21,18 @@ from sharpen.inference.engine import Generation
 JSON_TYPE, EVENTS_TYPE = "application/json", "text/event-stream"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
-    """A response on its way: HTTP status, content type, body."""
-
-    status: int
-    content_type: str
-    body: bytes
-
-
 def error_reply(error: ApiError) -> Reply:
     """An error as the agent's SDK expects it."""
     return Reply(status=error.status, content_type=JSON_TYPE, body=_dump(error.body()))
+
+
+def reply_of(task: asyncio.Task[Reply]) -> Reply:
+    """What a request's task came to; cancelled, its rollout was closed meanwhile."""
+    if not task.cancelled():
+        return task.result()
+    return error_reply(
+        ApiError("The rollout has ended.", status=401, code="invalid_api_key", kind="authentication_error")
+    )
 
 
 def assistant_message(parsed: ParsedText, name: str) -> dict[str, Any]:
@@ -72,6 +74,7 @@ def completion_reply(
     num_prompt_tokens: int,
     prompt_ids: Sequence[int],
     renderer: Renderer,
+    exchange: Exchange,
 ) -> Reply:
     """The whole response of a request, as one body or as events."""
     num_sampled = sum(len(choice.generation.ids) for choice in choices)
@@ -87,9 +90,9 @@ def completion_reply(
     if request.stream:
         events = _events(head, bodies, usage if request.include_usage else None)
         body = b"".join(b"data: " + _dump(event) + b"\n\n" for event in events) + b"data: [DONE]\n\n"
-        return Reply(status=200, content_type=EVENTS_TYPE, body=body)
+        return Reply(status=200, content_type=EVENTS_TYPE, body=body, exchange=exchange)
     whole = {**head, "object": "chat.completion", "choices": bodies, "usage": usage}
-    return Reply(status=200, content_type=JSON_TYPE, body=_dump(whole))
+    return Reply(status=200, content_type=JSON_TYPE, body=_dump(whole), exchange=exchange)
 
 
 def models_reply(model: str) -> Reply:

@@ -20,7 +20,8 @@ from starlette.types import Receive, Scope, Send
 
 from sharpen.gateway.caller import WhoCalls
 from sharpen.gateway.connections import Connections
-from sharpen.gateway.exchange import Answer, Start, answer_of, raw_request
+from sharpen.gateway.exchange import Reply, Start, raw_request
+from sharpen.gateway.responses import reply_of
 
 START_TIMEOUT_S = 30.0
 CLIENT_CLOSED_REQUEST = 499
@@ -85,24 +86,23 @@ class Server:
             task.cancel()
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         gone.cancel()
-        return _AnswerResponse(answer_of(task), last=caller is not None)
+        return _ReplyResponse(reply_of(task), last=caller is not None)
 
 
-class _AnswerResponse(Response):
+class _ReplyResponse(Response):
     """A response that notes its delivery as it goes out to a client that is still there.
 
     Before the last byte, not after: the client may end its rollout as soon as it has that byte. `last`: the connection
     is closed behind it.
     """
 
-    def __init__(self, answer: Answer, *, last: bool) -> None:
-        reply = answer.reply
+    def __init__(self, reply: Reply, *, last: bool) -> None:
         headers = {"content-type": reply.content_type, **({"connection": "close"} if last else {})}
         super().__init__(reply.body, status_code=reply.status, headers=headers)
-        self._answer = answer
+        self._reply = reply
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._answer.delivered()
+        self._reply.delivered()
         await super().__call__(scope, receive, send)
 
 

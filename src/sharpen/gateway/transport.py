@@ -19,7 +19,8 @@ from typing import Any
 import httpx
 
 from sharpen.gateway.caller import WhoCalls
-from sharpen.gateway.exchange import Answer, RawRequest, Start, answer_of, raw_request
+from sharpen.gateway.exchange import RawRequest, Reply, Start, raw_request
+from sharpen.gateway.responses import reply_of
 
 
 class Mailbox:
@@ -50,11 +51,11 @@ class Mailbox:
 
 
 class _Job:
-    """One request on its way through the serving loop; `done` is called there with the answer."""
+    """One request on its way through the serving loop; `done` is called there with the reply."""
 
-    def __init__(self, start: Start, raw: RawRequest, done: Callable[[Answer], None]) -> None:
+    def __init__(self, start: Start, raw: RawRequest, done: Callable[[Reply], None]) -> None:
         self._start, self._raw, self._done = start, raw, done
-        self._task: asyncio.Task[Answer] | None = None
+        self._task: asyncio.Task[Reply] | None = None
 
     def run(self) -> None:
         self._task = self._start(self._raw)
@@ -64,8 +65,8 @@ class _Job:
         if self._task is not None:
             self._task.cancel()
 
-    def _finish(self, task: asyncio.Task[Answer]) -> None:
-        self._done(answer_of(task))
+    def _finish(self, task: asyncio.Task[Reply]) -> None:
+        self._done(reply_of(task))
 
 
 class AsyncTransport(httpx.AsyncBaseTransport):
@@ -80,32 +81,30 @@ class AsyncTransport(httpx.AsyncBaseTransport):
         body, caller = await request.aread(), self._who_calls()
         raw = raw_request(request.method, request.url.path, request.headers, body, caller, in_process=True)
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Answer] = loop.create_future()
+        future: asyncio.Future[Reply] = loop.create_future()
         outbox = self._outboxes.setdefault(loop, Mailbox())
 
-        def resolve(answer: Answer) -> None:
+        def resolve(reply: Reply) -> None:
             if not future.done():
-                future.set_result(answer)
+                future.set_result(reply)
 
-        def done(answer: Answer) -> None:
-            with contextlib.suppress(
-                RuntimeError
-            ):  # the agent's loop is closed: nobody waits, the call is not delivered
-                outbox.post(loop, resolve, answer)
+        def done(reply: Reply) -> None:
+            with contextlib.suppress(RuntimeError):  # the agent's loop is closed: nobody waits, it is not delivered
+                outbox.post(loop, resolve, reply)
 
         job = _Job(self._start, raw, done)
         self._inbox.post(self._loop, job.run)
         try:
             async with asyncio.timeout(_read_timeout(request)):
-                answer = await future
+                reply = await future
         except TimeoutError as error:
             self._inbox.post(self._loop, job.cancel)
             raise httpx.ReadTimeout("no answer within the client's timeout", request=request) from error
         except asyncio.CancelledError:
             self._inbox.post(self._loop, job.cancel)
             raise
-        answer.delivered()
-        return _response(answer)
+        reply.delivered()
+        return _response(reply)
 
     async def aclose(self) -> None:
         """Nothing to close: other rollouts go on using it."""
@@ -123,19 +122,19 @@ class SyncTransport(httpx.BaseTransport):
             raise RuntimeError("a synchronous client would block the serving loop; use it on another thread")
         body, caller = request.read(), self._who_calls()
         raw = raw_request(request.method, request.url.path, request.headers, body, caller, in_process=True)
-        future: concurrent.futures.Future[Answer] = concurrent.futures.Future()
+        future: concurrent.futures.Future[Reply] = concurrent.futures.Future()
         job = _Job(self._start, raw, future.set_result)
         self._inbox.post(self._loop, job.run)
         try:
-            answer = future.result(_read_timeout(request))
+            reply = future.result(_read_timeout(request))
         except TimeoutError as error:
             self._inbox.post(self._loop, job.cancel)
             raise httpx.ReadTimeout("no answer within the client's timeout", request=request) from error
         except BaseException:  # KeyboardInterrupt, or an exception thrown into the thread: passed on
             self._inbox.post(self._loop, job.cancel)
             raise
-        answer.delivered()
-        return _response(answer)
+        reply.delivered()
+        return _response(reply)
 
     def close(self) -> None:
         """Nothing to close: other rollouts go on using it."""
@@ -146,6 +145,5 @@ def _read_timeout(request: httpx.Request) -> float | None:
     return None if timeout is None else float(timeout)
 
 
-def _response(answer: Answer) -> httpx.Response:
-    reply = answer.reply
+def _response(reply: Reply) -> httpx.Response:
     return httpx.Response(reply.status, headers={"content-type": reply.content_type}, content=reply.body)

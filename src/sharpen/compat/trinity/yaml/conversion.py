@@ -49,21 +49,22 @@ HOMES_OF_ROWS = {
     "train_dataset.path": f"{rows.BUFFER}.path",
 }
 """The same of files that train on rows."""
+_SECTIONS = {key[: dot.start()] for key in RULES for dot in re.finditer(r"\.", key)}
+_LISTS = {section.removesuffix("[]") for section in _SECTIONS if section.endswith("[]")}
 
 
 def own_keys(content: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """Keys within sections that both layouts have (`algorithm`, `cluster`, `model`, `trainer`), which only
     Trinity-RFT's layout has, and which only ours has.
     """
-    theirs, ours = [], []
+    theirs: list[str] = []
+    ours: list[str] = []
     for section, inner in content.items():
         for name in inner if isinstance(inner, Mapping) else ():
             key = f"{section}.{name}"
-            known = key in RULES or _is_section(key) or _is_section(f"{key}[]")
-            if known and not _is_ours(key):
-                theirs.append(key)
-            elif _is_ours(key) and not known:
-                ours.append(key)
+            known = key in RULES or key in _SECTIONS or key in _LISTS
+            if known != _is_ours(key):
+                (theirs if known else ours).append(key)
     return theirs, ours
 
 
@@ -158,34 +159,28 @@ def _one_stage(draft: Draft, content: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _gather(draft: Draft, value: Any, key: str) -> None:
     """Every known key with its value into `draft.given`; unknown ones are problems. Null means not given."""
-    if _pattern(key) in RULES:
+    pattern = _pattern(key)
+    if pattern in RULES:
         if value is not None or key.endswith(_NULLABLE):
             draft.given[key] = value
-        return
-    if isinstance(value, Mapping) and (not key or _is_section(_pattern(key))):
+    elif pattern in _LISTS:
+        if isinstance(value, list):
+            draft.lengths[key] = len(value)
+            for index, inner in enumerate(value):
+                _gather(draft, inner, f"{key}[{index}]")
+        elif value not in OFF:
+            draft.wrong(key, f"must be a list of sections, but {shown(value)} came")
+    elif key and pattern not in _SECTIONS:
+        draft.wrong(key, f"is not a key of Trinity-RFT{_nearest(key)}")
+    elif isinstance(value, Mapping):
         for name, inner in value.items():
             _gather(draft, inner, f"{key}.{name}" if key else str(name))
-    elif isinstance(value, list) and _is_section(f"{_pattern(key)}[]"):
-        draft.lengths[key] = len(value)
-        for index, inner in enumerate(value):
-            if isinstance(inner, Mapping):
-                _gather(draft, inner, f"{key}[{index}]")
-            else:
-                draft.wrong(f"{key}[{index}]", f"must be a section of settings, but {shown(inner)} came")
-    elif _is_section(_pattern(key)) or _is_section(f"{_pattern(key)}[]"):
-        if value is not None and not (value in OFF and _is_section(f"{_pattern(key)}[]")):
-            kind = "a list of sections" if _is_section(f"{_pattern(key)}[]") else "a section of settings"
-            draft.wrong(key, f"must be {kind}, but {shown(value)} came")
-    else:
-        draft.wrong(key, f"is not a key of Trinity-RFT{_nearest(key)}")
+    elif value is not None:
+        draft.wrong(key, f"must be a section of settings, but {shown(value)} came")
 
 
 def _pattern(key: str) -> str:
     return re.sub(r"\[\d+\]", "[]", key)
-
-
-def _is_section(pattern: str) -> bool:
-    return any(known.startswith(f"{pattern}.") for known in RULES)
 
 
 def _nearest(key: str) -> str:

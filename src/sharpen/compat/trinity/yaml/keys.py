@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from sharpen.compat.trinity.yaml.draft import OFF, Draft, is_one_of, shown
-from sharpen.compat.trinity.yaml.rules import Rule, whole
+from sharpen.compat.trinity.yaml.rules import Rule, mapping, whole
 
 
 def monitor_type(draft: Draft, key: str, value: Any) -> None:
@@ -65,12 +65,9 @@ def betas(draft: Draft, key: str, value: Any) -> None:
 
 def environment_variables(draft: Draft, key: str, value: Any) -> None:
     """Variables of the workflows, which run in this process: they must be set already."""
-    if is_one_of(draft.get(key), OFF):
-        return
-    if not isinstance(value, dict):
-        draft.wrong(key, f"must be a section of settings, but {shown(value)} came")
-        return
-    missing = {name: inner for name, inner in value.items() if draft.environment.get(str(name)) != str(inner)}
+    mapping(draft, key, value)
+    given = draft.get(key) or {}
+    missing = {name: inner for name, inner in given.items() if draft.environment.get(name) != str(inner)}
     if missing:
         wanted = " ".join(f"{name}={inner}" for name, inner in missing.items())
         draft.wrong(key, f"are set by the shell that starts the run, before it does: export {wanted}")

@@ -8,10 +8,9 @@ from __future__ import annotations
 from sharpen.compat.trinity.yaml.draft import Draft, shown
 from sharpen.compat.trinity.yaml.functions import DISTILL
 from sharpen.compat.trinity.yaml.run import sampling
-from sharpen.compat.trinity.yaml.teacher import teacher
 from sharpen.config.explain import Place
 
-_INPUT = "buffer.explorer_input"
+_INPUT, _MODELS = "buffer.explorer_input", "explorer.auxiliary_models"
 _DATASET = {"path": "path", "split": "split", "subset_name": "name"}
 _FORMAT = {"prompt_key": "prompt", "response_key": "response", "system_prompt": None, "reply_prefix": None}
 """Parts of a taskset's format that workflows read, with Trinity-RFT's defaults."""
@@ -147,8 +146,8 @@ def auxiliary_models(draft: Draft) -> None:
     names: set[str] = set()
     has_teacher = draft.trains_by(DISTILL)
     if has_teacher:
-        teacher(draft)
-    for index, prefix in enumerate(_items(draft, "explorer.auxiliary_models")):
+        _teacher(draft)
+    for index, prefix in enumerate(_items(draft, _MODELS)):
         if has_teacher and index == 0:
             continue
         key = f"{prefix}.name"
@@ -157,6 +156,21 @@ def auxiliary_models(draft: Draft) -> None:
             draft.refuse(key, "two auxiliary models have this name: give each its own")
         names.add(name)
         _auxiliary(draft, prefix, ("auxiliary_models", name))
+
+
+def _teacher(draft: Draft) -> None:
+    """The first auxiliary model, which the trainer loads."""
+    prefix = f"{_MODELS}[0]"
+    external = draft.given.get(f"{prefix}.engine_type") == "external"
+    if not draft.lengths.get(_MODELS):
+        draft.wrong(_MODELS, "is missing: its first model is the teacher")
+    elif external or draft.given.get(f"{prefix}.external_model_config.enable"):
+        draft.wrong(prefix, "is behind an endpoint, but the trainer needs the teacher's weights: name its folder")
+    elif f"{prefix}.model_path" not in draft.given:
+        draft.wrong(f"{prefix}.model_path", "is missing")
+    draft.move(f"{prefix}.model_path", "distill.teacher_path")
+    for key in [key for key in draft.unanswered() if key.startswith(f"{prefix}.")]:
+        draft.idle("a teacher samples nothing, it is compared with", key)
 
 
 def _auxiliary(draft: Draft, prefix: str, place: Place) -> None:

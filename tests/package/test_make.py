@@ -1,0 +1,36 @@
+"""What `make` gives the processes that it starts, and that CI leaves out no suite."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ELSEWHERE = {"test-slow", "test-agentscope-slow", "test-gpu"}
+"""Suites that take long, or need what CI has not got."""
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not here")
+def test_processes_keep_bytecode_whatever_the_shell_says(tmp_path: Path):
+    """Red without `unexport`: each process of a suite would compile anew all that it imports, for 10 s and more."""
+    probe = f"include {ROOT / 'Makefile'}\nprobe:\n\t@echo found: $$PYTHONDONTWRITEBYTECODE\n"
+    (tmp_path / "Makefile").write_text(probe)
+    command = ["make", "--file", str(tmp_path / "Makefile"), "probe"]
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.stdout == "found:\n", done.stderr
+
+
+def test_ci_runs_every_suite_and_makes_its_environment_before():
+    """Red when a suite is left out of `.ci/run`, or an environment out of `environments`."""
+    makefile, ran = (ROOT / "Makefile").read_text(), (ROOT / ".ci" / "run").read_text().split()
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
+    suites = {name for name in phony.split() if re.fullmatch(r"test-[a-z-]+", name)} - ELSEWHERE
+    assert len(suites) >= 4
+    assert suites | {"check", "environments", "quickstart"} <= set(ran)
+    (made,) = re.findall(r"\$\(patsubst %,\.venv-%/installed,(.*)\)", makefile)
+    needed = re.findall(r"^test-[a-z0-9-]+: \.venv-(\w+)/installed$", makefile, re.MULTILINE)
+    assert set(made.split()) == {*needed, "agentscope1", "agentscope2"}
