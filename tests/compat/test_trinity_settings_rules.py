@@ -104,7 +104,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(tmp_path, more, message):
     ("algorithm", "message"),
     [
         ({"algorithm_type": "grp"}, "which is no algorithm of Trinity-RFT's; did you mean 'grpo'?"),
-        ({"advantage_fn": "clip"}, "'algorithm.advantage_fn' is 'clip', which does not exist here (did you mean 'clip"),
+        ({"advantage_fn": "clip"}, "'algorithm.advantage_fn' is 'clip', which does not exist here; did you mean 'clip"),
         ({"advantage_fn": "clipb", "advantage_fn_args": {"epsilon": 0.1}}, "it is 1e-06 here: leave it out"),
         ({"advantage_fn": "jsd"}, "'algorithm.advantage_fn' is 'jsd': it goes with algorithm_type: jsd"),
         ({"policy_loss_fn": "mixed"}, "'algorithm.policy_loss_fn' is 'mixed', which does not exist here"),

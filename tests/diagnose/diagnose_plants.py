@@ -9,7 +9,8 @@ from typing import Any
 
 from sharpen.config.public import DatasetConfig, TunerModelConfig
 from sharpen.config.run import RunConfig
-from sharpen.diagnose.data import Row, RunData, Seen
+from sharpen.diagnose.data import Digest, RunData
+from sharpen.diagnose.series import Row
 from sharpen.types import Outcome
 
 STEPS = 40
@@ -71,10 +72,10 @@ def rows(metrics: Mapping[str, Sequence[float]]) -> tuple[Row, ...]:
     )
 
 
-def group(number: int, rewards: Sequence[float | None], **changes: Any) -> list[Seen]:
+def group(number: int, rewards: Sequence[float | None], **changes: Any) -> list[Digest]:
     """A group's rollouts, each with tokens of its own. A callable in `changes` gets the rollout's index."""
     return [
-        Seen(
+        Digest(
             **{
                 "id": f"step-{number}/train/{number}/{index}",
                 "group_id": f"step-{number}/train/{number}",
@@ -95,7 +96,7 @@ def group(number: int, rewards: Sequence[float | None], **changes: Any) -> list[
 MIXED = (1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.0)
 
 
-def groups(rewards: Sequence[float | None] = MIXED, count: int = GROUPS, **changes: Any) -> tuple[Seen, ...]:
+def groups(rewards: Sequence[float | None] = MIXED, count: int = GROUPS, **changes: Any) -> tuple[Digest, ...]:
     """Several groups of the same rewards."""
     return tuple(seen for number in range(count) for seen in group(number, rewards, **changes))
 

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharpen.algorithm.resolve import algorithm_of
-from sharpen.diagnose.data import Row, RunData, digest, is_scale_free, repeated_share, trend
+from sharpen.diagnose.data import RunData, digest, is_scale_free, repeated_share
 from sharpen.diagnose.diagnosis import RULES, diagnose, scale_free
+from sharpen.diagnose.series import Row, trend
 from sharpen.types import Call, CallStatus, Outcome, Rollout, Sampling
 
 FLAT = (0.0,) * SIZE

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
 from sharpen.cli.diagnose import run_diagnose
 from sharpen.diagnose.diagnosis import diagnose, read_run
-from sharpen.diagnose.supervised import TaughtData
+from sharpen.diagnose.rows import RowRunData
 
 STEPS = 40
 
@@ -39,7 +39,7 @@ HELD_OUT = ((0, 2.1), (10, 1.4), (20, 1.0), (30, 0.8), (40, 0.75))
 
 
 def run(metrics=None, held_out=HELD_OUT, **sections):
-    return TaughtData(config=config(**sections), rows=rows(metrics or curves()), held_out=held_out)
+    return RowRunData(config=config(**sections), rows=rows(metrics or curves()), held_out=held_out)
 
 
 def names(data):
@@ -57,7 +57,7 @@ def test_a_healthy_run_has_no_findings_nor_has_any_beginning_of_it():
     assert names(run()) == []
     for steps in range(1, STEPS):
         held_out = tuple(pair for pair in HELD_OUT if pair[0] <= steps)
-        assert names(TaughtData(config=config(), rows=rows(curves())[:steps], held_out=held_out)) == [], steps
+        assert names(RowRunData(config=config(), rows=rows(curves())[:steps], held_out=held_out)) == [], steps
 
 
 @given(seed=st.integers(0, 10**6), noise=st.floats(0.0, 0.15))
@@ -141,7 +141,7 @@ def test_any_numbers_are_diagnosed():
         steps = draw.randrange(1, 50)
         metrics = {name: [10 ** draw.uniform(-4, 3) for _ in range(steps)] for name in curves()}
         held_out = tuple((step, 10 ** draw.uniform(-4, 3)) for step in range(draw.randrange(4)))
-        diagnose(TaughtData(config=config(), rows=rows(metrics), held_out=held_out))
+        diagnose(RowRunData(config=config(), rows=rows(metrics), held_out=held_out))
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ HERE = Path(__file__).parent
 HAS_RAY = find_spec("ray") is not None
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ.update(RAY_worker_register_timeout_seconds="600")  # Ray starts a process again that takes longer to begin
+os.environ.update(RAY_worker_niceness="0")  # with Ray's own 15, actors starve beside another suite
 collect_ignore = [] if HAS_RAY else [path.name for path in HERE.glob("test_*.py")]
 
 

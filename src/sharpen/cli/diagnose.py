@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING
 if TYPE_CHECKING:
     from sharpen.diagnose.data import RunData
     from sharpen.diagnose.finding import Finding
-    from sharpen.diagnose.supervised import TaughtData
+    from sharpen.diagnose.rows import RowRunData
 
 WIDTH = 100
 _INDENT = " " * 4
@@ -38,14 +38,14 @@ def run_diagnose(arguments: argparse.Namespace, out: IO[str] | None = None) -> i
     return 0
 
 
-def lines(run_dir: Path, data: RunData | TaughtData, findings: tuple[Finding, ...]) -> Iterator[str]:
+def lines(run_dir: Path, data: RunData | RowRunData, findings: tuple[Finding, ...]) -> Iterator[str]:
     """The report, at most 100 columns wide (but for ids that are longer)."""
-    from sharpen.diagnose.supervised import TaughtData
+    from sharpen.diagnose.rows import RowRunData
 
-    taught = isinstance(data, TaughtData)
-    yield from _course_of_loss(data) if isinstance(data, TaughtData) else _course(run_dir, data)
+    learns_from_rows = isinstance(data, RowRunData)
+    yield from _course_of_loss(data) if isinstance(data, RowRunData) else _course(run_dir, data)
     if not findings:
-        yield f"no cause of a {'loss that does not fall' if taught else 'flat reward'} found"
+        yield f"no cause of a {'loss that does not fall' if learns_from_rows else 'flat reward'} found"
     for number, finding in enumerate(findings, 1):
         yield ""
         yield f"{number}. {finding.name}"
@@ -62,7 +62,7 @@ def lines(run_dir: Path, data: RunData | TaughtData, findings: tuple[Finding, ..
 
 def _course(run_dir: Path, data: RunData) -> Iterator[str]:
     """One line on the steps and the reward, and one on the evaluation where there was one."""
-    from sharpen.diagnose.data import early_mean, late_mean
+    from sharpen.diagnose.series import early_mean, late_mean
 
     rewards = data.values("reward/mean")
     early, late = early_mean(rewards), late_mean(rewards)
@@ -79,9 +79,9 @@ def _course(run_dir: Path, data: RunData) -> Iterator[str]:
             yield f"held-out tasks, greedy: {before:.3f} -> {after:.3f}"
 
 
-def _course_of_loss(data: TaughtData) -> Iterator[str]:
+def _course_of_loss(data: RowRunData) -> Iterator[str]:
     """The same of a run without rollouts."""
-    from sharpen.diagnose.data import early_mean, late_mean
+    from sharpen.diagnose.series import early_mean, late_mean
 
     losses = data.values("trainer/loss")
     early, late = early_mean(losses), late_mean(losses)

@@ -9,21 +9,15 @@ import os
 from pathlib import Path
 
 from sharpen.compat.trinity.yaml.conversion import convert, own_keys
+from sharpen.compat.trinity.yaml.table import RULES
 from sharpen.config.former import current_file
 from sharpen.config.load import ConfigFile, point_beside, read_yaml
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
 
-_SHARED = frozenset({"project", "name", "checkpoint_root_dir", "model", "algorithm", "trainer", "cluster"})
-"""Sections that both layouts have."""
-_TRINITY = frozenset(
-    {
-        *("mode", "group", "continue_from_checkpoint", "checkpoint_job_dir", "ray_namespace", "data_processor"),
-        *("ignore_validator_suggestions", "buffer", "explorer", "synchronizer", "monitor", "service"),
-        *("log", "stages"),
-    }
-)
-"""Sections that only Trinity-RFT's layout has."""
+_THEIRS = {key.partition(".")[0] for key in RULES} | {"stages"}
+_OURS = set(RunConfig.model_fields)
+"""The sections of either layout; some are in both."""
 
 
 def load_config(path: str | Path) -> ConfigFile:
@@ -33,8 +27,8 @@ def load_config(path: str | Path) -> ConfigFile:
     """
     path = Path(path)
     content = current_file(read_yaml(path))
-    theirs = sorted(_TRINITY & content.keys())
-    ours = sorted((RunConfig.model_fields.keys() - _SHARED) & content.keys())
+    theirs = sorted((_THEIRS - _OURS) & content.keys())
+    ours = sorted((_OURS - _THEIRS) & content.keys())
     if not theirs and not ours:
         theirs, ours = own_keys(content)
     if theirs and ours:

@@ -1,25 +1,21 @@
 """What a diagnosis looks at: the numbers of each step, and digests of the first and the last rollouts.
 
-In: steps' metrics and `Group`s. Out: `RunData`, small whatever the length of the run, and the few statistics that the
-rules share: edges of a series (its first and last steps), noise, trends.
+In: steps' metrics and `Group`s. Out: `RunData`, small whatever the length of the run.
 
-Shape suffixes: S sampled tokens of a call, W n-grams of a call, N steps.
+Shape suffixes: S sampled tokens of a call, W n-grams of a call.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
-from statistics import fmean, median
 
 import numpy as np
 import numpy.typing as npt
 
-from sharpen.config.run import RunConfig
+from sharpen.diagnose.series import Row, Steps, Trend, late_mean, trend
 from sharpen.rollout.statistics import given
 from sharpen.types import Call, CallStatus, Group, IntArray, Outcome, Rollout
 
@@ -27,24 +23,12 @@ Rewards = npt.NDArray[np.float64]
 
 MAX_GROUPS = 24
 """Groups looked at from either end of a run: some hundred rollouts say what all of them do, and fit in memory."""
-MIN_TREND_STEPS = 6
-"""Below this, the first and the last steps of a run cannot be told from its noise."""
-MAX_EDGE = 25
-"""Steps at either end that are averaged, at most: more would blur what changes late in a long run."""
 NGRAM, WINDOW = 4, 64
 """Tokens of an n-gram; tokens within which a repetition counts, so that longer texts do not repeat more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """The numbers of one trained step, as in `metrics.jsonl`."""
-
-    step: int
-    metrics: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class Digest:
     """A rollout in short. `cut` is whether the model ran into a limit of tokens or context; `untrained` says of calls
     without loss why (`greedy`, `left_out`, `unused`, `abandoned`, `empty`). `repeated` is the share of n-grams of its
     sampled tokens that came before within the same window, None where a call is too short to tell; `fingerprint` is
@@ -73,25 +57,16 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunData:
-    """A run as a diagnosis sees it. `first` and `last` are rollouts of the first and last groups, which may overlap;
-    `outcomes` counts all attempts. `scale_free` is whether advantages stay the same when all rewards are scaled.
+class RunData(Steps):
+    """A run with rollouts as a diagnosis sees it. `first` and `last` are rollouts of the first and last groups, which
+    may overlap; `outcomes` counts all attempts. `scale_free` is whether advantages stay the same when all rewards are
+    scaled.
     """
 
-    config: RunConfig
     scale_free: bool
-    rows: tuple[Row, ...]
-    first: tuple[Seen, ...] = ()
-    last: tuple[Seen, ...] = ()
+    first: tuple[Digest, ...] = ()
+    last: tuple[Digest, ...] = ()
     outcomes: Mapping[str, int] = field(default_factory=dict)
-
-    def values(self, name: str) -> list[float]:
-        """A metric over the steps that have it."""
-        return [row.metrics[name] for row in self.rows if name in row.metrics]
-
-    def trend(self, name: str) -> Trend | None:
-        """How a metric went, None where too few steps have it."""
-        return trend(self.values(name))
 
     @property
     def by_rewards(self) -> bool:
@@ -142,82 +117,15 @@ class RunData:
         return min(1.0, flat * self.config.algorithm.group_size / count)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trend:
-    """A series over the steps: means of its first and last steps, its highest running mean (over fewer steps, since a
-    collapse can come early) and where that is (counted from 0), the noise of a single step, and in standard errors the
-    change from first to last (`z`) and the fall from the peak to the last (`fall_z`).
-    """
-
-    early: float
-    late: float
-    peak: float
-    peak_at: int
-    noise: float
-    z: float
-    fall_z: float
-
-
-def trend(values: Sequence[float]) -> Trend | None:
-    """None where there are fewer than `MIN_TREND_STEPS` values."""
-    if len(values) < MIN_TREND_STEPS:
-        return None
-    width = edge(len(values))
-    early, late = fmean(values[:width]), fmean(values[-width:])
-    narrow = max(1, width // 3)
-    sums_N = np.cumsum([0.0, *values])
-    means_N = (sums_N[narrow:] - sums_N[:-narrow]) / narrow
-    peak = float(means_N.max())
-    # Neighbours differ by noise, not by trend; the median of such differences is 0.954 standard deviations.
-    noise = median(abs(b - a) for a, b in pairwise(values)) / 0.954
-    least = max(1e-9 * max(abs(early), abs(late)), 1e-12)
-    return Trend(
-        early=early,
-        late=late,
-        peak=peak,
-        peak_at=int(means_N.argmax()) + narrow // 2,
-        noise=noise,
-        z=(late - early) / max(noise * math.sqrt(2 / width), least),
-        fall_z=(peak - late) / max(noise * math.sqrt(1 / narrow + 1 / width), least),
-    )
-
-
-def edge(num_steps: int) -> int:
-    """How many steps at either end are averaged."""
-    return max(1, min(MAX_EDGE, num_steps // 4))
-
-
-def early_mean(values: Sequence[float]) -> float | None:
-    """Mean of the first steps; None where there are none."""
-    return fmean(values[: edge(len(values))]) if values else None
-
-
-def late_mean(values: Sequence[float]) -> float | None:
-    """Mean of the last steps; None where there are none."""
-    return fmean(values[-edge(len(values)) :]) if values else None
-
-
-def slope_t(values: Sequence[float]) -> float:
-    """The slope of a straight line through the values, in standard errors (Student's t); 0 where nothing changes."""
-    values_N = np.asarray(values, np.float64)
-    steps_N = np.arange(len(values_N)) - (len(values_N) - 1) / 2
-    centred_N = values_N - values_N.mean()
-    square = float(steps_N @ steps_N)
-    slope = float(steps_N @ centred_N) / square
-    rest = float(np.sum((centred_N - slope * steps_N) ** 2)) / max(1, len(values_N) - 2)
-    scale = max(1e-9 * float(np.abs(values_N).max(initial=0.0)), 1e-12)
-    return slope / max(math.sqrt(rest / square), scale / math.sqrt(square))
-
-
-def by_group(seen: Iterable[Seen]) -> dict[str, list[Seen]]:
+def by_group(seen: Iterable[Digest]) -> dict[str, list[Digest]]:
     """Rollouts by their group."""
-    groups: dict[str, list[Seen]] = {}
+    groups: dict[str, list[Digest]] = {}
     for one in seen:
         groups.setdefault(one.group_id, []).append(one)
     return groups
 
 
-def flat_rewards(seen: Iterable[Seen]) -> list[tuple[str, float | None]]:
+def flat_rewards(seen: Iterable[Digest]) -> list[tuple[str, float | None]]:
     """For each group with two or more rewards: its id, and its one reward, None if they differ."""
     found: list[tuple[str, float | None]] = []
     for group_id, members in by_group(seen).items():
@@ -227,19 +135,19 @@ def flat_rewards(seen: Iterable[Seen]) -> list[tuple[str, float | None]]:
     return found
 
 
-def digest_group(group: Group) -> tuple[Seen, ...]:
+def digest_group(group: Group) -> tuple[Digest, ...]:
     """The rollouts of a group in short."""
     return tuple(map(digest, group.rollouts))
 
 
-def digest(rollout: Rollout) -> Seen:
+def digest(rollout: Rollout) -> Digest:
     """A rollout in short; cost is linear in its sampled tokens (but for sorting n-grams)."""
     sampled = hashlib.blake2b(digest_size=12)
     for call in rollout.calls:
         sampled.update(call.sampled_ids_S.tobytes() + b"|")
     delivered = [call for call in rollout.calls if call.status in (CallStatus.USED, CallStatus.LEFT_OUT)]
     limits = (Outcome.CONTEXT_OVERFLOW, Outcome.TOKEN_LIMIT)
-    return Seen(
+    return Digest(
         id=rollout.id,
         group_id=rollout.group_id,
         task_id=rollout.task_id,

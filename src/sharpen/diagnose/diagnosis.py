@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from sharpen.algorithm.presets import Algorithm
-from sharpen.diagnose import policy, rewards, rollouts
-from sharpen.diagnose.data import MAX_EDGE, MAX_GROUPS, Rewards, Row, RunData, Seen, digest_group, is_scale_free
+from sharpen.diagnose import policy, rewards, rollouts, rows
+from sharpen.diagnose.data import MAX_GROUPS, Digest, Rewards, RunData, digest_group, is_scale_free
 from sharpen.diagnose.finding import Finding
-from sharpen.diagnose.supervised import TaughtData, diagnose_taught
+from sharpen.diagnose.rows import RowRunData
+from sharpen.diagnose.series import MAX_EDGE, Row
 from sharpen.errors import ConfigError
 from sharpen.recipe import RolloutRecipe, RowRecipe, recipe_of
 from sharpen.types import Group
@@ -64,6 +65,7 @@ FOLLOWS: Mapping[str, tuple[str, ...]] = {
         "entropy_collapse",
         "length_drift",
         "zero_variance",
+        *("overfitting", "loss_not_falling", "gradient_spikes"),  # of a run that learns from rows
     ),
 }
 """What follows from a cause: not shown beside it, since its own advice would mislead."""
@@ -75,17 +77,18 @@ WATCHED_STEPS = 100
 """Steps that a running run is judged by, besides its first ones; this bounds the cost of a step."""
 
 
-def diagnose(data: RunData | TaughtData) -> tuple[Finding, ...]:
+def diagnose(data: RunData | RowRunData) -> tuple[Finding, ...]:
     """What keeps this run from learning, the likeliest cause first; nothing for a healthy run."""
-    if isinstance(data, TaughtData):
-        return diagnose_taught(data)
-    rules = RULES if data.by_rewards else WITHOUT_REWARDS
-    found = [finding for rule in rules if (finding := rule(data)) is not None]
+    if isinstance(data, RowRunData):
+        found = [finding for of_rows in rows.RULES if (finding := of_rows(data)) is not None]
+    else:
+        rules = RULES if data.by_rewards else WITHOUT_REWARDS
+        found = [finding for rule in rules if (finding := rule(data)) is not None]
     explained = {name for finding in found for name in FOLLOWS.get(finding.name, ())}
     return tuple(finding for finding in found if finding.name not in explained)
 
 
-def read_run(run_dir: Path) -> RunData | TaughtData:
+def read_run(run_dir: Path) -> RunData | RowRunData:
     """The records of a run, also while it goes on; those of a run without rollouts are its metrics alone.
 
     Raises `ConfigError` if `run_dir` is not a run's directory, `JournalError` if its journal cannot be read.
@@ -100,10 +103,10 @@ def read_run(run_dir: Path) -> RunData | TaughtData:
     recipe = recipe_of(read_resolved(run_dir / "resolved.json"))
     if isinstance(recipe, RowRecipe):
         metrics = run_dir / "metrics.jsonl"
-        rows = read_rows(metrics, of="trainer/loss")
+        trained = read_rows(metrics, of="trainer/loss")
         evaluated = read_rows(metrics, of="eval/loss")
         held_out = tuple((row.step, row.metrics["eval/loss"]) for row in evaluated)
-        return TaughtData(config=recipe.config, rows=rows, held_out=held_out)
+        return RowRunData(config=recipe.config, rows=trained, held_out=held_out)
     first = [seen for group in islice(read_groups(journal), MAX_GROUPS) for seen in digest_group(group)]
     last = [seen for group in read_groups(journal, last=MAX_GROUPS) for seen in digest_group(group)]
     return RunData(
@@ -149,8 +152,8 @@ class Watch:
         self._scale_free = scale_free(recipe.algorithm)
         self._first_rows: list[Row] = []
         self._rows: deque[Row] = deque(maxlen=WATCHED_STEPS)
-        self._first: list[tuple[Seen, ...]] = []
-        self._last: deque[tuple[Seen, ...]] = deque(maxlen=MAX_GROUPS)
+        self._first: list[tuple[Digest, ...]] = []
+        self._last: deque[tuple[Digest, ...]] = deque(maxlen=MAX_GROUPS)
         self._outcomes: deque[Counter[str]] = deque(maxlen=WATCHED_STEPS)
         self._in_a_row: dict[str, int] = {}
         self._said: dict[str, int] = {}

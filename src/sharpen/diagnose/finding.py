@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from sharpen.diagnose.data import Row, Seen
+from sharpen.diagnose.data import Digest
+from sharpen.diagnose.series import Row, Trend
 
 MAX_EXAMPLES = 3
 """Rollouts or steps that a finding names."""
@@ -26,7 +27,7 @@ class Finding:
     """Lines of the records, such as an error's."""
 
 
-def ids(seen: Iterable[Seen]) -> tuple[str, ...]:
+def ids(seen: Iterable[Digest]) -> tuple[str, ...]:
     """The first few rollouts' ids."""
     return tuple(dict.fromkeys(one.id for one in seen))[:MAX_EXAMPLES]
 
@@ -34,3 +35,8 @@ def ids(seen: Iterable[Seen]) -> tuple[str, ...]:
 def steps(rows: Iterable[Row]) -> tuple[str, ...]:
     """The first few steps, as examples."""
     return tuple(f"step {row.step}" for row in list(rows)[:MAX_EXAMPLES])
+
+
+def ends(name: str, course: Trend) -> dict[str, float]:
+    """How a series began and ended, as evidence."""
+    return {f"{name}, first steps": course.early, f"{name}, last steps": course.late}

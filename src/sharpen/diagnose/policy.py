@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean, median
 
-from sharpen.diagnose.data import RunData, Seen, by_group, edge, late_mean, slope_t
-from sharpen.diagnose.finding import Finding, ids, steps
+from sharpen.diagnose.data import Digest, RunData, by_group
+from sharpen.diagnose.finding import Finding, ends, ids, steps
+from sharpen.diagnose.series import edge, late_mean, slope_t
 
 FALLEN_TO, FALL_Z = 0.3, 4.0
 """Share of the height above the least reward that is left after a collapse, and standard errors of the fall."""
@@ -150,7 +151,6 @@ def kl_blow_up(data: RunData) -> Finding | None:
     if not away and step_kl < KL_STEP * (1.0 + _replayed_steps(data)):
         return None
     name = "trainer/kl_reference" if away else "trainer/kl_old"
-    worst = sorted((row for row in data.rows if name in row.metrics), key=lambda row: -row.metrics[name])
     evidence = {"KL within a step, last steps": step_kl}
     if reference:
         evidence |= {"KL to the reference, first half": usual, "KL to the reference, last steps": late}
@@ -160,7 +160,7 @@ def kl_blow_up(data: RunData) -> Finding | None:
         if away
         else f"A single step moves the policy by {step_kl / (1.0 + _replayed_steps(data)):.2g} nats per token.",
         evidence=evidence,
-        examples=steps(worst[:3]),
+        examples=steps(data.highest(name)),
         advice=(
             "Lower algorithm.learning_rate, or raise loss.kl_coef."
             if away
@@ -182,8 +182,7 @@ def entropy_collapse(data: RunData) -> Finding | None:
         what=f"Entropy fell from {entropy.early:.2g} to {entropy.late:.2g} nats before the tasks were solved: "
         "rollouts of a group say the same, and nothing new is tried.",
         evidence={
-            "entropy, first steps": entropy.early,
-            "entropy, last steps": entropy.late,
+            **ends("entropy", entropy),
             "groups without spread, last steps": flat,
             "same tokens within a group, last": _alike(data.last),
             **({"mean reward, last steps": reward.late} if reward else {}),
@@ -203,7 +202,6 @@ def clip_fraction(data: RunData) -> Finding | None:
     limit = CLIPPED_SHARE.get(loss, DEFAULT_CLIPPED_SHARE)
     if clipped is None or clipped < limit:
         return None
-    worst = sorted(data.rows, key=lambda row: -row.metrics.get("trainer/clip_fraction", 0.0))
     return Finding(
         name="clip_fraction",
         what=f"{clipped:.0%} of the tokens are clipped and have no gradient.",
@@ -213,7 +211,7 @@ def clip_fraction(data: RunData) -> Finding | None:
             "KL within a step, last steps": late_mean(data.values("trainer/kl_old")) or 0.0,
             "updates per step": late_mean(data.values("trainer/num_updates")) or 1.0,
         },
-        examples=steps(worst[:3]),
+        examples=steps(data.highest("trainer/clip_fraction")),
         advice="Lower algorithm.learning_rate, trainer.epochs or trainer.num_minibatches, or widen loss.clip_high"
         + (", or lower sampling.max_staleness." if data.config.sampling.replay_share else "."),
     )
@@ -225,15 +223,15 @@ def _replayed_steps(data: RunData) -> float:
     return age / (late_mean(data.values("trainer/num_updates")) or 1.0)
 
 
-def _spread(members: Sequence[Seen]) -> bool:
+def _spread(members: Sequence[Digest]) -> bool:
     return len({one.reward for one in members if one.reward is not None}) > 1
 
 
-def _num_texts(members: Sequence[Seen]) -> int:
+def _num_texts(members: Sequence[Digest]) -> int:
     return len({one.fingerprint for one in members})
 
 
-def _alike(seen: Sequence[Seen]) -> float:
+def _alike(seen: Sequence[Digest]) -> float:
     """Share of rollouts that sampled the very tokens that another one of their group did."""
     if not seen:
         return 0.0

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from math import fsum, sqrt
 from statistics import fmean, pstdev
 
-from sharpen.diagnose.data import RunData, Seen, by_group, early_mean, flat_rewards, late_mean
-from sharpen.diagnose.finding import Finding, ids
+from sharpen.diagnose.data import Digest, RunData, by_group, flat_rewards
+from sharpen.diagnose.finding import Finding, ends, ids
+from sharpen.diagnose.series import early_mean, late_mean
 
 FLAT_SHARE = 0.8
 """Of five groups four without spread: the step's gradient comes from a fifth of what was paid for."""
@@ -141,7 +142,7 @@ def parts_apart(data: RunData) -> Finding | None:
     up, down = max(risen, key=lambda name: courses[name].z), min(fallen, key=lambda name: courses[name].z)
     evidence: dict[str, float] = {}
     for name in (up, down):
-        evidence |= {f"{name}, first steps": courses[name].early, f"{name}, last steps": courses[name].late}
+        evidence |= ends(name, courses[name])
     bought = [
         one
         for one in data.last
@@ -175,22 +176,22 @@ def _parts(data: RunData) -> list[str]:
     return found
 
 
-def _share_at(seen: Sequence[Seen], value: float) -> float:
+def _share_at(seen: Sequence[Digest], value: float) -> float:
     """Share of the groups whose rewards all are `value`."""
     rewards = flat_rewards(seen)
     return fmean([reward == value for _, reward in rewards]) if rewards else 0.0
 
 
-def _examples(seen: Sequence[Seen], value: float) -> tuple[str, ...]:
+def _examples(seen: Sequence[Digest], value: float) -> tuple[str, ...]:
     """One rollout of each group whose rewards all are `value`."""
     groups = [group_id for group_id, reward in flat_rewards(seen) if reward == value]
     return ids(by_group(seen)[group_id][0] for group_id in groups[:3])
 
 
-def _is_flat(members: Sequence[Seen]) -> bool:
+def _is_flat(members: Sequence[Digest]) -> bool:
     return len(members) > 1 and len({one.reward for one in members if one.reward is not None}) == 1
 
 
-def _spread(members: Sequence[Seen]) -> float:
+def _spread(members: Sequence[Digest]) -> float:
     rewards = [one.reward for one in members if one.reward is not None]
     return pstdev(rewards) if len(rewards) > 1 else 0.0

@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 
-from sharpen.diagnose.data import NGRAM, RunData, Seen, early_mean, late_mean
-from sharpen.diagnose.finding import Finding, ids, steps
+from sharpen.diagnose.data import NGRAM, Digest, RunData
+from sharpen.diagnose.finding import Finding, ends, ids, steps
+from sharpen.diagnose.series import early_mean, late_mean
 from sharpen.types import MODEL_CAUSED, Outcome
 
 EXCLUDED_SHARE = 0.05
@@ -200,10 +201,8 @@ def length_drift(data: RunData) -> Finding | None:
         what=f"Rollouts became {'longer' if longer else 'shorter'} without earning more: from {length.early:.0f} to "
         f"{length.late:.0f} sampled tokens.",
         evidence={
-            "sampled tokens, first steps": length.early,
-            "sampled tokens, last steps": length.late,
-            "mean reward, first steps": reward.early,
-            "mean reward, last steps": reward.late,
+            **ends("sampled tokens", length),
+            **ends("mean reward", reward),
         },
         examples=ids(sorted(data.last, key=lambda one: -one.num_tokens if longer else one.num_tokens)),
         advice=(
@@ -238,8 +237,7 @@ def degenerate_text(data: RunData) -> Finding | None:
             "repeated n-grams, last": after,
             "share of the commonest text, first": text_before[0],
             "share of the commonest text, last": text_after[0],
-            "mean reward, first steps": reward.early,
-            "mean reward, last steps": reward.late,
+            **ends("mean reward", reward),
         },
         examples=ids(
             [one for one in data.last if one.fingerprint == text_after[1]]
@@ -253,11 +251,11 @@ def degenerate_text(data: RunData) -> Finding | None:
     )
 
 
-def _repeated(seen: Sequence[Seen]) -> float:
+def _repeated(seen: Sequence[Digest]) -> float:
     return fmean([one.repeated for one in seen if one.repeated is not None] or [0.0])
 
 
-def _commonest(seen: Sequence[Seen]) -> tuple[float, str]:
+def _commonest(seen: Sequence[Digest]) -> tuple[float, str]:
     """Share of the rollouts that sampled the same tokens, and their fingerprint."""
     if not seen:
         return 0.0, ""

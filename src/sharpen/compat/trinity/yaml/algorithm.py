@@ -5,9 +5,6 @@ In: a draft with every key that the file gives. Out: the draft, with those of `a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from difflib import get_close_matches
-
 from sharpen.compat.trinity.yaml.draft import Draft, is_one_of, shown
 from sharpen.compat.trinity.yaml.functions import (
     ADVANTAGES,
@@ -110,7 +107,7 @@ def _advantage(draft: Draft, usual: str) -> None:
         draft.set(_TYPE, "multi_step_grpo", key)
         draft.say("with algorithm_type grpo this is multi_step_grpo", key)
     elif name != usual and name not in ADVANTAGES:
-        _no_function(draft, key, name, ADVANTAGES)
+        draft.wrong(key, f"is {name!r}, which does not exist here{nearest(name, ADVANTAGES)}")
         return
     elif (name in DISTILL) != (usual in DISTILL):
         draft.refuse(key, _goes_with(name, usual, name in DISTILL))
@@ -143,12 +140,6 @@ def _arguments(draft: Draft, key: str, function: Function) -> None:
     answer_section(draft, f"{key}_args", rules, f"is not an argument of {function.name!r}")
 
 
-def _no_function(draft: Draft, key: str, name: str, known: Iterable[str]) -> None:
-    near = get_close_matches(name, list(known), n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
-    draft.wrong(key, f"is {name!r}, which does not exist here{hint}: use one of {', '.join(known)}")
-
-
 def _goes_with(name: str, usual: str, special: bool) -> str:
     """Why a function that is `special`, or one that is not, cannot take the place of the algorithm's `usual` one."""
     return f"it goes with algorithm_type: {name}" if special else f"this algorithm's own is {usual}: leave it out"
@@ -160,7 +151,7 @@ def _policy_loss(draft: Draft, usual: str) -> None:
     if not usual:
         draft.idle("the loss is the divergence itself", key, f"{key}_args")
     elif name not in POLICY_LOSSES:
-        _no_function(draft, key, name, POLICY_LOSSES)
+        draft.wrong(key, f"is {name!r}, which does not exist here{nearest(name, POLICY_LOSSES)}")
     elif name != usual and (name in MIXED or usual in MIXED):
         draft.refuse(key, _goes_with(name, usual, name in MIXED))
     else:

@@ -1,17 +1,16 @@
 """Why does the loss not fall? Causes found in the metrics of a run without rollouts.
 
-In: `TaughtData`, the numbers of each step and the losses on held-out rows. Out: `Finding`s, the likeliest cause first.
+In: `RowRunData`, the numbers of each step and the losses on held-out rows. Out: `Finding`s, the likeliest cause first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from sharpen.config.run import RunConfig
-from sharpen.diagnose.data import Row, Trend, early_mean, edge, late_mean, slope_t, trend
 from sharpen.diagnose.finding import Finding, steps
+from sharpen.diagnose.series import Steps, Trend, early_mean, edge, late_mean, slope_t, trend
 
 LEFT_OUT = 0.1
 """Share of rows that are not learnt from: a tenth of a dataset is more than a few outliers."""
@@ -33,16 +32,10 @@ SPIKE, SPIKE_SHARE = 10.0, 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaughtData:
+class RowRunData(Steps):
     """A run without rollouts. `held_out` are (step, loss) of its evaluations; step 0 is the model before training."""
 
-    config: RunConfig
-    rows: tuple[Row, ...]
     held_out: tuple[tuple[int, float], ...] = ()
-
-    def values(self, name: str) -> list[float]:
-        """A metric over the steps that have it."""
-        return [row.metrics[name] for row in self.rows if name in row.metrics]
 
     @property
     def gain(self) -> Trend | None:
@@ -50,14 +43,7 @@ class TaughtData:
         return trend([-loss for loss in self.values("trainer/loss")])
 
 
-def diagnose_taught(data: TaughtData) -> tuple[Finding, ...]:
-    """What keeps this run from learning; nothing for a healthy run."""
-    found = [finding for rule in RULES if (finding := rule(data)) is not None]
-    explained = {name for finding in found for name in FOLLOWS.get(finding.name, ())}
-    return tuple(finding for finding in found if finding.name not in explained)
-
-
-def rows_left_out(data: TaughtData) -> Finding | None:
+def rows_left_out(data: RowRunData) -> Finding | None:
     """Many rows are too long, or hold nothing to learn."""
     counts = {name: sum(data.values(f"batch/rows{name}")) for name in ("", "_too_long", "_empty")}
     total = sum(counts.values())
@@ -71,7 +57,6 @@ def rows_left_out(data: TaughtData) -> Finding | None:
         if too_long >= empty
         else ("without a token to learn", "batch/rows_empty", empty)
     )
-    worst = sorted(data.rows, key=lambda row: -row.metrics.get(name, 0.0))
     limit = data.config.model.max_model_len
     return Finding(
         name="rows_left_out",
@@ -82,7 +67,7 @@ def rows_left_out(data: TaughtData) -> Finding | None:
             "rows trained": counts[""],
             "model.max_model_len": float(limit),
         },
-        examples=steps(worst[:3]),
+        examples=steps(data.highest(name)),
         advice=(
             f"Raise model.max_model_len above {limit}, or split or shorten these rows."
             if too_long >= empty
@@ -91,7 +76,7 @@ def rows_left_out(data: TaughtData) -> Finding | None:
     )
 
 
-def learning_rate_too_high(data: TaughtData) -> Finding | None:
+def learning_rate_too_high(data: RowRunData) -> Finding | None:
     """The loss rises for good, from the beginning or after it had fallen."""
     gain = data.gain
     if gain is None:
@@ -132,7 +117,7 @@ def learning_rate_too_high(data: TaughtData) -> Finding | None:
     )
 
 
-def loss_not_falling(data: TaughtData) -> Finding | None:
+def loss_not_falling(data: RowRunData) -> Finding | None:
     """Nothing moves beyond noise, though there is something left to learn."""
     losses = data.values("trainer/loss")
     early, late = early_mean(losses), late_mean(losses)
@@ -169,7 +154,7 @@ def loss_not_falling(data: TaughtData) -> Finding | None:
     )
 
 
-def overfitting(data: TaughtData) -> Finding | None:
+def overfitting(data: RowRunData) -> Finding | None:
     """The loss on held-out rows rises while that on trained rows falls."""
     if len(data.held_out) < 2:
         return None
@@ -199,7 +184,7 @@ def overfitting(data: TaughtData) -> Finding | None:
     )
 
 
-def gradient_spikes(data: TaughtData) -> Finding | None:
+def gradient_spikes(data: RowRunData) -> Finding | None:
     """A few steps have gradients of another size: a row of theirs is unlike all others."""
     norms = data.values("trainer/grad_norm")
     if len(norms) < MIN_STEPS:
@@ -228,14 +213,10 @@ def gradient_spikes(data: TaughtData) -> Finding | None:
     )
 
 
-RULES: tuple[Callable[[TaughtData], Finding | None], ...] = (
+RULES: tuple[Callable[[RowRunData], Finding | None], ...] = (
     rows_left_out,
     learning_rate_too_high,
     overfitting,
     loss_not_falling,
     gradient_spikes,
 )
-FOLLOWS: Mapping[str, tuple[str, ...]] = {
-    "learning_rate_too_high": ("overfitting", "loss_not_falling", "gradient_spikes"),
-}
-"""What follows from a cause, and is not shown beside it."""
