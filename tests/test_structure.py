@@ -23,6 +23,7 @@ EDGES = {
     ("compat", "gateway"),  # a conversation's messages are compared as the gateway's history compares them
     ("compat", "rollout"),  # which rollout a Trinity workflow belongs to
     ("plan", "recipe"),  # what is planned
+    ("plan", "algorithm"),  # whether a run learns from rows
     ("plan", "trainer"),  # its own code is run without contents, to see what memory it takes
     ("plan", "inference"),  # how slots of KV grow; which models are not served
     ("config", "tasks"),  # DatasetConfig.preview() reads rows

@@ -6,21 +6,21 @@
                ▲                                      │
             gateway ◄──────── engine ◄────────────────┘           weights, the only way back
 
-Each step tries every one of its tasks GROUP_SIZE times. The agent is the quickstart's, unchanged: it is handed an
-OpenAI client, and the gateway behind that client records the token ids that the engine read and sampled. The judge's
-rewards are compared within a task, so that a try that did better than its siblings becomes likelier. The trainer first
-checks that it gives the recorded tokens the logprobs that the engine gave them, then makes one update, and the engine
-gets the new weights.
+In each step the agent tries every task of a batch GROUP_SIZE times. It is the quickstart's agent, unchanged: it is
+handed an OpenAI client, and the gateway behind that client records the token ids that the engine read and sampled. The
+judge scores each try. Scores are compared within a task, so that a try that did better than the others at the same task
+becomes more likely. Before the update the trainer compares its own logprobs of the recorded tokens with the engine's;
+after it, the engine gets the new weights.
 
-`tune()` does the same with these stages, and adds what this page leaves out on purpose:
+`tune()` runs the same stages. What it adds, and this page leaves out:
 
-- failures: an error in agent or judge ends this script, and an agent that hangs hangs it. `tune()` has a time limit
-  for each try, tells the model's faults from others, repeats those, and leaves out, counts and shows what is left
-- the record of every call on disk before it trains, checkpoints, going on after a kill
-- the certificate, which computes each step a second time by other code, and the verdict from paired intervals
-- sequences that a KL term, a critic, a teacher or an expert's rows train; dynamic sampling, replay, curricula
-- rollouts that run ahead of the training; vLLM, LoRA, several GPUs, Ray
-- settings from files, with an error for each that has no effect; the check before, the plan, pictures and reports
+- Failures. Here an error in the agent or the judge ends the script, and an agent that hangs, hangs it. `tune()` limits
+  the time of a try, retries what was not the model's fault, and leaves out, counts and shows what still fails.
+- Records. Every call is on disk before it trains; there are checkpoints, and a killed run goes on where it was.
+- Evidence. The certificate computes each step again by separate code; the verdict comes from paired intervals.
+- More to learn from: a KL term, a critic, a teacher, an expert's rows; refilled batches, replay, curricula.
+- More machines: rollouts ahead of the training, vLLM, LoRA, several processes, Ray.
+- Settings from a file, where one without effect is an error; the check before a run, its plan, curves and reports.
 """
 
 import argparse
@@ -30,6 +30,7 @@ import random
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import cycle, islice
 from pathlib import Path
 from statistics import fmean
 
@@ -99,10 +100,11 @@ def read_tasks(split: str) -> list[Task]:
     return [Task(id=f"{split}/{index}", index=index, row=json.loads(line)) for index, line in enumerate(lines)]
 
 
-def train(model: str, steps: int, *, batch_size: int = BATCH_SIZE, num_held_out: int = 256) -> Trainer:
+def train(model: str, steps: int, *, num_held_out: int = 256) -> Trainer:
     """Train `model` for so many steps, and print how it goes."""
     tasks, held_out = read_tasks("train"), read_tasks("test")[:num_held_out]
     random.Random(0).shuffle(tasks)
+    stream = cycle(tasks)
     plan = TrainerPlan(
         model_path=model, algorithm=GRPO, config=OPTIMIZER, learning_rate=LEARNING_RATE, planned_updates=steps
     )
@@ -112,7 +114,7 @@ def train(model: str, steps: int, *, batch_size: int = BATCH_SIZE, num_held_out:
     gateway = Gateway(engine, AutoTokenizer.from_pretrained(model), model_name="policy", loop=serving.loop)
     print(f"before: {asyncio.run(accuracy(gateway, held_out)):.3f} of {len(held_out)} held-out tasks")
     for step in range(1, steps + 1):
-        batch = [tasks[(step * batch_size + place) % len(tasks)] for place in range(batch_size)]
+        batch = list(islice(stream, BATCH_SIZE))
         groups = asyncio.run(gather(gateway, batch, step, trainer.version))
         # Calls that continue each other become one sequence; each sampled token gets its advantage and its weight.
         batches = draw_batches(groups, GRPO, num_minibatches=1)

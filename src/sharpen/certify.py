@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import ValidationError
 
+from sharpen.algorithm.supervised import learns_from_rows
 from sharpen.certificate.certificate import Certificate, LogprobGaps, add_up, problems_of, recorded_certificate
 from sharpen.certificate.checks import MEANING_OF_ROWS
 from sharpen.certificate.expectation import carries_loss, has_part
@@ -30,7 +31,6 @@ from sharpen.config.former import recorded_settings
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
 from sharpen.experience.reading import read_checks, read_groups_at, read_parity
-from sharpen.recipe import learns_from_rows
 from sharpen.sync.schedule import Schedule
 from sharpen.types import Call, Experience, Rollout
 

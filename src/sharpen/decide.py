@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sharpen.algorithm.supervised import SUPERVISED
+from sharpen.algorithm.supervised import SUPERVISED, learns_from_rows
 from sharpen.compat.agentscope import imported_line
 from sharpen.config.cluster import ClusterConfig
 from sharpen.config.functions import import_function
@@ -23,7 +23,7 @@ from sharpen.execution.model_files import model_folder
 from sharpen.execution.teacher_files import check_teacher, teacher_folder
 from sharpen.execution.trainers import check_trainer
 from sharpen.monitor.metrics import check_monitor
-from sharpen.recipe import EngineChoice, Job, Recipe, RolloutRecipe, RowRecipe, learns_from_rows, recipe_of
+from sharpen.recipe import EngineChoice, Job, Recipe, RolloutRecipe, RowRecipe, recipe_of
 from sharpen.rollout.signature import judge_arguments, workflow_arguments
 from sharpen.trainer.lora_settings import check_lora
 

@@ -13,7 +13,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from sharpen.algorithm.presets import Algorithm
 from sharpen.algorithm.resolve import algorithm_of
-from sharpen.algorithm.supervised import SUPERVISED, SupervisedAlgorithm, resolve_supervised
+from sharpen.algorithm.supervised import SupervisedAlgorithm, learns_from_rows, resolve_supervised
 from sharpen.config.run import RunConfig
 from sharpen.experience.replay import ReplaySettings, replay_settings
 from sharpen.sync.schedule import Schedule
@@ -65,11 +65,6 @@ class RowRecipe(Recipe):
 EngineType = Literal["embedded", "vllm"]
 TrainingRecipe = RolloutRecipe | RowRecipe
 R = TypeVar("R", bound=Recipe, covariant=True)
-
-
-def learns_from_rows(config: RunConfig) -> bool:
-    """Whether the algorithm learns from rows; else from rollouts."""
-    return config.algorithm.algorithm_type in SUPERVISED
 
 
 def recipe_of(config: RunConfig) -> TrainingRecipe:

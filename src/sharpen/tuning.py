@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from sharpen.algorithm.supervised import learns_from_rows
 from sharpen.compat.files import load_config
 from sharpen.compat.trinity import configured_workflow
 from sharpen.config.load import Resolved, resolve
 from sharpen.config.public import AlgorithmConfig, DatasetConfig, MonitorType, TunerModelConfig
-from sharpen.recipe import learns_from_rows
 from sharpen.result import TuneResult
 from sharpen.rollout.signature import name_of
 from sharpen.run.assembly import open_loop

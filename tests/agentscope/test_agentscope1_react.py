@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from agent_scripts import ADD, add_numbers_of_the_question, add_then_answer, call, tool_results, turns
+from agent_scripts import ADD, add_then_answer, call, tool_results, turns
 from agentscope.agent import ReActAgent
 from agentscope.formatter import OpenAIChatFormatter
 from agentscope.message import Msg, TextBlock
 from agentscope.model import ChatModelBase, OpenAIChatModel
 from agentscope.tool import Toolkit, ToolResponse
+from framework_checks import check_parallel_rollouts
 from pydantic import BaseModel, Field
 
 from sharpen import WorkflowOutput
@@ -193,14 +194,7 @@ def test_parallel_rollouts_are_not_mixed_up(rollouts: Any) -> None:
         answer = await agent_for(model).reply(Msg("user", task["question"], "user"))
         return WorkflowOutput(reward=float(task["answer"] in answer.get_text_content()))
 
-    tasks = [{"question": f"{i}+{7 * i}", "answer": f"answer is {8 * i}."} for i in range(1, 13)]
-    groups = rollouts(add_numbers_of_the_question).run(workflow, tasks=tasks, group_size=4)
-    members = [rollout for group in groups for rollout in group.rollouts]
-    assert [rollout.reward for rollout in members] == [1.0] * 48
-    for task, group in zip(tasks, groups, strict=True):
-        for rollout in group.rollouts:
-            assert len(rollout.calls) == 2
-            assert all(task["question"] in str(each.messages) for each in rollout.calls)
+    check_parallel_rollouts(rollouts, workflow, tasks=12)
 
 
 def test_a_copied_model_is_the_same_model(rollouts: Any) -> None:

@@ -6,13 +6,14 @@ import copy
 from typing import Any
 
 import pytest
-from agent_scripts import ADD, add_numbers_of_the_question, add_then_answer, call, turns
+from agent_scripts import ADD, add_then_answer, call, turns
 from agentscope.agent import Agent, InjectionConfig, ReActConfig
 from agentscope.message import UserMsg
 from agentscope.model import ChatModelBase, OpenAIChatModel
 from agentscope.permission import PermissionContext, PermissionMode
 from agentscope.state import AgentState
 from agentscope.tool import FunctionTool, Toolkit
+from framework_checks import check_parallel_rollouts
 from pydantic import BaseModel, Field
 
 from sharpen import WorkflowOutput
@@ -127,13 +128,7 @@ def test_structured_output_of_the_model(rollouts: Any) -> None:
 
 
 def test_parallel_rollouts_are_not_mixed_up(rollouts: Any) -> None:
-    tasks = [{"question": f"{i}+{7 * i}", "answer": f"answer is {8 * i}."} for i in range(1, 9)]
-    groups = rollouts(add_numbers_of_the_question).run(solve(), tasks=tasks, group_size=4)
-    members = [rollout for group in groups for rollout in group.rollouts]
-    assert [rollout.reward for rollout in members] == [1.0] * 32
-    for task, group in zip(tasks, groups, strict=True):
-        for rollout in group.rollouts:
-            assert all(task["question"] in str(each.messages) for each in rollout.calls)
+    check_parallel_rollouts(rollouts, solve(), tasks=8)
 
 
 def test_a_copied_model_is_the_same_model(rollouts: Any) -> None:

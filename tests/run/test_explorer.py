@@ -49,7 +49,7 @@ class Serving:
     def publish(self, version: int, tensors: Any) -> None:
         self.published.append(version)
 
-    def probe(self, prompt_ids_P: Any, *, noise: int) -> Future[Any]:
+    def probe(self, prompt_ids_P: Any, *, noise: int, temperature: float) -> Future[Any]:
         future: Future[Any] = Future()
         if self.failure is None:
             future.set_result((("probe", prompt_ids_P.tolist(), noise),))

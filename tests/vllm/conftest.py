@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import tempfile
 import warnings
@@ -17,6 +18,7 @@ from sharpen.errors import EngineError
 from sharpen.execution.engine_choice import installed_builds
 
 HERE = Path(__file__).parent
+os.environ.update(RAY_worker_register_timeout_seconds="600", RAY_worker_niceness="0")  # as tests/on_ray has them
 collect_ignore = [] if installed_builds() else [path.name for path in HERE.glob("test_*.py")]
 
 if installed_builds():

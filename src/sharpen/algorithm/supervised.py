@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
-from sharpen.config.run import Aggregation, LossConfig
+from sharpen.config.run import Aggregation, LossConfig, RunConfig
 from sharpen.errors import ConfigError
 
 
@@ -85,6 +85,11 @@ _ALGORITHMS = (
 
 SUPERVISED: dict[str, SupervisedAlgorithm] = {algorithm.name: algorithm for algorithm in _ALGORITHMS}
 """By their names in the configuration."""
+
+
+def learns_from_rows(config: RunConfig) -> bool:
+    """Whether the algorithm learns from rows; else from rollouts."""
+    return config.algorithm.algorithm_type in SUPERVISED
 
 
 def resolve_supervised(name: str, loss: LossConfig) -> SupervisedAlgorithm:

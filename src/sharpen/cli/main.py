@@ -228,7 +228,7 @@ def _load(arguments: argparse.Namespace, options: dict[str, Any]) -> tuple[Resol
     config = resolved.config
     judge = import_function(config.judge) if config.judge else None
     if config.workflow is None and arguments.command == "run":
-        from sharpen.recipe import learns_from_rows
+        from sharpen.algorithm.supervised import learns_from_rows
 
         if learns_from_rows(config):
             return resolved, None, judge

@@ -95,8 +95,8 @@ def _made(arguments: argparse.Namespace) -> Plan:
 
 def _engine(config: RunConfig, hardware: Hardware) -> EngineType | None:
     """Which engine would serve on those devices."""
+    from sharpen.algorithm.supervised import learns_from_rows
     from sharpen.execution.engine_choice import installed_builds
-    from sharpen.recipe import learns_from_rows
 
     if learns_from_rows(config) and config.workflow is None:
         return None

@@ -12,15 +12,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from sharpen.config.run import AuxiliaryModelConfig, RunConfig
-from sharpen.execution.engines import load_engine, sampling_of
+from sharpen.execution.engines import gateway_of, load_engine
 from sharpen.execution.model_files import model_folder
 from sharpen.execution.remote import RemoteModel
 from sharpen.execution.serving import ServingThread
-from sharpen.gateway.gateway import Gateway
 from sharpen.gateway.meter import Meter, Tally
 from sharpen.inference.engine import Engine
 from sharpen.rollout.models import Access
-from sharpen.rollout.user_loop import owner
 
 Load = Callable[[str, AuxiliaryModelConfig], tuple[Any, Engine]]
 """(name, settings) -> (tokenizer, engine)."""
@@ -66,14 +64,17 @@ class AuxiliaryModels(AuxiliaryMeters):
     ) -> None:
         """`load` gives tokenizer and engine of a model that is served here; None loads it into this process."""
         super().__init__(config)
+
+        def here(_: str, model: AuxiliaryModelConfig) -> tuple[Any, Engine]:
+            return load_engine(model, config, model_folder(model.model_path), alone=alone)
+
         self._sources: dict[str, _Source] = {}
         try:
             for name, model in config.auxiliary_models.items():
                 if model.base_url is not None:
                     self._sources[name] = RemoteModel.of(name, model)
                     continue
-                loaded = load(name, model) if load is not None else _load(model, config, alone)
-                self._sources[name] = _LocalModel(model, *loaded, thread)
+                self._sources[name] = _LocalModel(model, *(load or here)(name, model), thread)
         except BaseException:  # passed on; what was loaded before is let go
             self.close()
             raise
@@ -98,17 +99,7 @@ class _LocalModel:
     def __init__(self, model: AuxiliaryModelConfig, tokenizer: Any, engine: Engine, thread: ServingThread) -> None:
         self._engine = engine
         self._thread = thread
-        self._gateway = Gateway(
-            self._engine,
-            tokenizer,
-            model_name=model.model_path,
-            loop=thread.loop,
-            sampling=sampling_of(model),
-            enable_thinking=model.enable_thinking,
-            tool_call_parser=model.tool_call_parser,
-            reasoning_parser=model.reasoning_parser,
-            who_calls=owner.get,
-        )
+        self._gateway = gateway_of(model, engine, tokenizer, thread.loop)
 
     def open(self, rollout_id: str, noise_seed: int, tally: Tally) -> Access:
         return self._gateway.open(rollout_id, noise_seed, record=False, tally=tally)
@@ -116,10 +107,6 @@ class _LocalModel:
     def close(self) -> None:
         self._thread.call(self._gateway.close(), timeout_s=10)
         self._thread.call(self._engine.close(), timeout_s=10)
-
-
-def _load(model: AuxiliaryModelConfig, config: RunConfig, alone: bool) -> tuple[Any, Engine]:
-    return load_engine(model, config, model_folder(model.model_path), alone=alone)
 
 
 def _seed_for(name: str, noise_seed: int) -> int:

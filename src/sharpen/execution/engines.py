@@ -1,10 +1,11 @@
-"""Loads a model into an engine.
+"""Loads a model into an engine, and puts a gateway before it.
 
-In: a model's settings, its folder, the run's engine settings. Out: tokenizer and engine.
+In: a model's settings, its folder, the run's engine settings. Out: tokenizer and engine; `Gateway`.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 from sharpen.config.public import TunerModelConfig
 from sharpen.config.run import RunConfig
 from sharpen.config.trainer import LoraConfig
+from sharpen.gateway.gateway import Gateway
 from sharpen.inference.routing import Replicas
 from sharpen.recipe import EngineType
+from sharpen.rollout.user_loop import owner
 from sharpen.types import Sampling
 
 if TYPE_CHECKING:
@@ -94,6 +97,24 @@ def load_engine(model: TunerModelConfig, config: RunConfig, folder: Path, *, alo
     return tokenizer, engine
 
 
-def sampling_of(model: TunerModelConfig) -> Sampling:
-    """How calls sample that do not say."""
-    return Sampling(temperature=model.temperature, top_p=model.top_p, max_tokens=model.max_tokens)
+def gateway_of(
+    model: TunerModelConfig,
+    engine: Engine,
+    tokenizer: Any,
+    loop: asyncio.AbstractEventLoop,
+    *,
+    max_calls: int | None = None,
+) -> Gateway:
+    """The gateway before a model's engine. Raises `ConfigError` for an unknown parser."""
+    return Gateway(
+        engine,
+        tokenizer,
+        model_name=model.model_path,
+        loop=loop,
+        sampling=Sampling(temperature=model.temperature, top_p=model.top_p, max_tokens=model.max_tokens),
+        enable_thinking=model.enable_thinking,
+        tool_call_parser=model.tool_call_parser,
+        reasoning_parser=model.reasoning_parser,
+        max_calls=max_calls,
+        who_calls=owner.get,
+    )

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from sharpen.compat.agentscope import silent_agents
 from sharpen.execution.auxiliary import AuxiliaryModels
-from sharpen.execution.engines import load_policy
+from sharpen.execution.engines import gateway_of, load_policy
 from sharpen.execution.model_files import quiet_transformers
 from sharpen.execution.probe import sample_probes
 from sharpen.execution.serving import ServingThread
-from sharpen.execution.sessions import functions_of, make_gateway, openers
+from sharpen.execution.sessions import functions_of, openers
 from sharpen.recipe import Job, Recipe
 from sharpen.rollout.in_process import InProcess, Opener
 from sharpen.rollout.runner import RolloutRunner
@@ -45,14 +45,15 @@ class LocalServing:
             undo.callback(self._silence.close)
             self.thread = ServingThread()
             undo.callback(self.thread.close)
-            self._config = config
             self.tokenizer, self.engine = load_policy(
                 config, job.folder, self.thread, type=job.engine.type, alone=alone
             )
             undo.callback(self._close_engine)
             self.auxiliary = AuxiliaryModels(config, self.thread, alone=alone)
             undo.callback(self.auxiliary.close)
-            self.gateway = make_gateway(config, self.engine, self.tokenizer, self.thread.loop)
+            self.gateway = gateway_of(
+                config.model, self.engine, self.tokenizer, self.thread.loop, max_calls=config.rollout.max_calls
+            )
             self.modes: Mapping[Mode, Opener] = openers(config, self.gateway, self.auxiliary)
             attempts = InProcess(functions_of(job), config.rollout.timeout_s)
             self.runner = RolloutRunner(
@@ -69,12 +70,9 @@ class LocalServing:
         """See `Serving.publish`."""
         self.thread.call(self.engine.load(version, tensors))
 
-    def probe(
-        self, prompt_ids_P: IntArray, *, noise: int, temperature: float | None = None
-    ) -> Future[tuple[Experience, ...]]:
+    def probe(self, prompt_ids_P: IntArray, *, noise: int, temperature: float) -> Future[tuple[Experience, ...]]:
         """See `Serving.probe`."""
-        chosen = self._config.model.temperature if temperature is None else temperature
-        return self.thread.start(sample_probes(self.engine, prompt_ids_P, temperature=chosen, noise=noise))
+        return self.thread.start(sample_probes(self.engine, prompt_ids_P, temperature=temperature, noise=noise))
 
     def generating_s(self) -> float:
         """See `Serving.generating_s`."""

@@ -47,11 +47,8 @@ class Serving(Place, Protocol):
     def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """Load new weights into the engines; returns when they serve them. Those of auxiliary models never change."""
 
-    def probe(
-        self, prompt_ids_P: IntArray, *, noise: int, temperature: float | None = None
-    ) -> Future[tuple[Experience, ...]]:
-        """Begin to sample probes with the weights that serve, at the run's temperature unless another is given; see
-        `execution.probe`."""
+    def probe(self, prompt_ids_P: IntArray, *, noise: int, temperature: float) -> Future[tuple[Experience, ...]]:
+        """Begin to sample probes with the weights that serve; see `execution.probe`."""
 
     def generating_s(self) -> float:
         """Seconds so far in which an engine had a request to work on; of several the busiest one in each span."""

@@ -1,27 +1,22 @@
 """What rollouts run with: the user's functions, and models, the policy at a gateway or an endpoint, auxiliary ones
 beside it.
 
-In: a job, an engine. Out: `UserFunctions`, the gateway, and for each mode a function that opens `RolloutModels`.
+In: a job, a gateway. Out: `UserFunctions`, and for each mode a function that opens `RolloutModels`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from sharpen.compat.agentscope import present
 from sharpen.config.run import RunConfig
 from sharpen.execution.auxiliary import AuxiliaryModels
-from sharpen.execution.engines import sampling_of
 from sharpen.gateway.gateway import Gateway
-from sharpen.inference.engine import Engine
 from sharpen.recipe import Job, Recipe
 from sharpen.rollout.attempt import UserFunctions
 from sharpen.rollout.in_process import OpenModels
 from sharpen.rollout.models import Access, RolloutModels
-from sharpen.rollout.user_loop import owner
 from sharpen.types import Mode, Sampling
 
 
@@ -33,22 +28,6 @@ def functions_of(job: Job[Recipe]) -> UserFunctions:
         job.config.workflow_args,
         needs_reward=job.recipe.needs_reward,
         model_exceptions=job.config.rollout.model_exceptions,
-    )
-
-
-def make_gateway(config: RunConfig, engine: Engine, tokenizer: Any, loop: asyncio.AbstractEventLoop) -> Gateway:
-    """The gateway of the model that is tuned. Raises `ConfigError` for an unknown parser."""
-    return Gateway(
-        engine,
-        tokenizer,
-        model_name=config.model.model_path,
-        loop=loop,
-        sampling=sampling_of(config.model),
-        enable_thinking=config.model.enable_thinking,
-        tool_call_parser=config.model.tool_call_parser,
-        reasoning_parser=config.model.reasoning_parser,
-        max_calls=config.rollout.max_calls,
-        who_calls=owner.get,
     )
 
 

@@ -173,13 +173,7 @@ class Gateway:
         """Record a call that is refused since it came from within another rollout."""
         with contextlib.suppress(ApiError):  # what is no request would have been no call
             request = _parse(raw.body, self.model_name, session)
-            session.entry(
-                exchange=Exchange(foreign=True),
-                prompt=self._prompt(session, request),
-                sampling=request.sampling,
-                messages=request.messages,
-                tools=request.tools,
-            )
+            session.entry(Exchange(foreign=True), self._prompt(session, request), request)
 
     async def _chat(self, session: Session, raw: RawRequest) -> Reply:
         request = _parse(raw.body, self.model_name, session)
@@ -192,22 +186,13 @@ class Gateway:
             session.fail(Outcome.CALL_LIMIT, message)
             raise ApiError(message, code="call_limit_exceeded")
         exchange = session.exchange(raw)
-        entries = [
-            session.entry(
-                exchange=exchange,
-                prompt=prompt,
-                sampling=request.sampling,
-                messages=request.messages,
-                tools=request.tools,
-            )
-            for _ in range(request.n)
-        ]
+        entries = [session.entry(exchange, prompt, request) for _ in range(request.n)]
         for entry in entries if request.n > 1 else ():
-            entry.request = entries[0].index
+            entry.first = entries[0].index
         session.count("prompt_tokens", len(prompt.ids_P))
         session.count("forks", int(entries[0].index > 0 and prompt.parent is None))
         try:
-            choices = await self._choices(session, request, entries)
+            choices = await self._choices(session, entries)
         finally:
             exchange.ended = True
         return completion_reply(
@@ -256,8 +241,8 @@ class Gateway:
         session.fail(Outcome.CONTEXT_OVERFLOW, message)
         return ApiError(message, code="context_length_exceeded", param="messages")
 
-    async def _choices(self, session: Session, request: ChatRequest, entries: list[Entry]) -> list[Choice]:
-        choices = [self._choice(session, request, entry, number) for number, entry in enumerate(entries)]
+    async def _choices(self, session: Session, entries: list[Entry]) -> list[Choice]:
+        choices = [self._choice(session, entry, number) for number, entry in enumerate(entries)]
         if len(choices) == 1:
             return [await choices[0]]
         tasks = [self.loop.create_task(choice) for choice in choices]
@@ -267,11 +252,11 @@ class Gateway:
             for task in tasks:  # where one failed, the others are of no use
                 task.cancel()
 
-    async def _choice(self, session: Session, request: ChatRequest, entry: Entry, number: int) -> Choice:
-        prompt = entry.prompt
+    async def _choice(self, session: Session, entry: Entry, number: int) -> Choice:
+        prompt, request = entry.prompt, entry.asked
         wanted = GenerateRequest(
             prompt_ids=prompt.ids_P,
-            sampling=entry.sampling,
+            sampling=request.sampling,
             noise=session.noise(entry.index, number, request.seed),
             top_logprobs=request.top_logprobs,
             session=session.rollout_id,

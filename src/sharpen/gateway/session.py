@@ -21,6 +21,7 @@ from sharpen.gateway.exchange import Exchange, RawRequest
 from sharpen.gateway.history import History, Prompt
 from sharpen.gateway.meter import Tally
 from sharpen.gateway.model import ChatModel
+from sharpen.gateway.requests import ChatRequest
 from sharpen.gateway.tasks import TaskSet
 from sharpen.inference.engine import Generation
 from sharpen.types import Call, CallStatus, Outcome, Sampling
@@ -28,18 +29,17 @@ from sharpen.types import Call, CallStatus, Outcome, Sampling
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Entry:
-    """A call being made: what was asked, then what came. `generation` is set last."""
+    """A call being made: what was asked, then what came. `generation` is set last. `first`: the index of the first of
+    the choices that were asked for together, where there are several."""
 
     index: int
     exchange: Exchange
     prompt: Prompt
-    sampling: Sampling
-    messages: tuple[Mapping[str, Any], ...]
-    tools: tuple[Mapping[str, Any], ...]
+    asked: ChatRequest
     response: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     generation: Generation | None = None
-    request: int | None = None
+    first: int | None = None
 
     @property
     def used(self) -> bool:
@@ -60,14 +60,14 @@ class Entry:
             sampled_ids_S=np.asarray(generation.ids, np.int32),
             logprobs_S=np.asarray(generation.logprobs, np.float32),
             versions_S=np.asarray(generation.versions, np.int32),
-            sampling=self.sampling,
+            sampling=self.asked.sampling,
             finish_reason=generation.finish_reason,
             status=CallStatus.FOREIGN if exchange.foreign else CallStatus.USED if used else CallStatus.ABANDONED,
-            messages=self.messages,
-            tools=self.tools,
+            messages=self.asked.messages,
+            tools=self.asked.tools,
             response=self.response,
             seconds=self.seconds,
-            request=self.request,
+            request=self.first,
         )
 
 
@@ -205,9 +205,9 @@ class Session:
         for one in repeated:
             one.repeated = one.abandoned = True
 
-    def entry(self, **fields: Any) -> Entry:
+    def entry(self, exchange: Exchange, prompt: Prompt, asked: ChatRequest) -> Entry:
         """A new entry, with the next index."""
-        entry = Entry(index=len(self._entries), **fields)
+        entry = Entry(index=len(self._entries), exchange=exchange, prompt=prompt, asked=asked)
         self._entries.append(entry)
         return entry
 

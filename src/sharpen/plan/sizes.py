@@ -27,7 +27,6 @@ class Sizes:
     vocabulary: int
     tied: bool
     num_layers: int
-    num_heads: int
     num_kv_heads: int
     head_dim: int
     hidden_size: int
@@ -95,7 +94,6 @@ def sizes_of(config: Any) -> Sizes:
         vocabulary=embedding.numel(),
         tied=head.weight is embedding,
         num_layers=int(config.num_hidden_layers),
-        num_heads=heads,
         num_kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
         head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
         hidden_size=int(config.hidden_size),

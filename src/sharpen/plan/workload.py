@@ -12,9 +12,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from sharpen.algorithm.supervised import learns_from_rows
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
-from sharpen.recipe import learns_from_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from sharpen.algorithm.supervised import learns_from_rows
 from sharpen.config.load import Resolved
 from sharpen.decide import decide_rollouts
 from sharpen.errors import ConfigError, NoSignalError, RolloutError
 from sharpen.execution.place import Serving
 from sharpen.execution.start import start_serving
 from sharpen.execution.threads import let_idle_workers_sleep
-from sharpen.recipe import RolloutRecipe, RowRecipe, learns_from_rows
+from sharpen.recipe import RolloutRecipe, RowRecipe
 from sharpen.rollout.check import CheckReport, check_groups
 from sharpen.run.assembly import Site
 from sharpen.run.data import read_tasks

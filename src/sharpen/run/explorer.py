@@ -233,7 +233,9 @@ class Explorer:
             self._serving.publish(trainer.version, trainer.state_tensors())
             self._version = trainer.version
             if self.schedule.overlaps and self._prompt_P is not None:
-                self._probe = self._serving.probe(self._prompt_P, noise=self._version)
+                self._probe = self._serving.probe(
+                    self._prompt_P, noise=self._version, temperature=self._config.model.temperature
+                )
         self._synced = self._trained
         self._display.doing("")
         self._times["sync"] += time.perf_counter() - began

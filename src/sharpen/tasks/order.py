@@ -69,11 +69,6 @@ class TaskOrder:
         self._shuffle = shuffle
         self._start_epoch(0, (), 0)
 
-    @property
-    def epoch(self) -> int:
-        """Whole passes over the tasks that are behind us."""
-        return self._epoch + self._position // self._num_tasks
-
     def num_batches(self, epochs: int) -> int:
         """Batches that draw every task at least `epochs` times."""
         return -(-epochs * self._num_tasks // self._batch_size)

@@ -91,10 +91,10 @@ class EngineActor:
 class EngineClient:
     """An engine in an actor, as another process sees it. `version` is what the coordinator said last."""
 
-    def __init__(self, actor: Any, *, max_model_len: int, version: int) -> None:
+    def __init__(self, actor: Any, *, max_model_len: int) -> None:
         self._actor = actor
         self._max_model_len = max_model_len
-        self.version = version
+        self.version = 0
 
     @property
     def max_model_len(self) -> int:

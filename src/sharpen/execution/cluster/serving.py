@@ -59,8 +59,8 @@ class _EngineHandle:
     alive: bool = True
     busy_s: float = 0.0
 
-    def client(self, version: int = 0) -> EngineClient:
-        return EngineClient(self.actor, max_model_len=self.max_model_len, version=version)
+    def client(self) -> EngineClient:
+        return EngineClient(self.actor, max_model_len=self.max_model_len)
 
 
 class RayServing:
@@ -141,12 +141,9 @@ class RayServing:
             return ranks_in(self._ray, self._num_ranks, "engine", share=2)
         return ranks_in(self._ray, self._num_ranks)
 
-    def probe(
-        self, prompt_ids_P: IntArray, *, noise: int, temperature: float | None = None
-    ) -> Future[tuple[Experience, ...]]:
+    def probe(self, prompt_ids_P: IntArray, *, noise: int, temperature: float) -> Future[tuple[Experience, ...]]:
         """See `Serving.probe`."""
-        chosen = self._config.model.temperature if temperature is None else temperature
-        return self.thread.start(sample_probes(self.engine, prompt_ids_P, temperature=chosen, noise=noise))
+        return self.thread.start(sample_probes(self.engine, prompt_ids_P, temperature=temperature, noise=noise))
 
     def generating_s(self) -> float:
         """See `Serving.generating_s`."""

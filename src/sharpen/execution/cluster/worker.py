@@ -19,9 +19,10 @@ from sharpen.config.run import AuxiliaryModelConfig, RunConfig
 from sharpen.errors import ConfigError
 from sharpen.execution.auxiliary import AuxiliaryModels
 from sharpen.execution.cluster.engine import EngineClient
+from sharpen.execution.engines import gateway_of
 from sharpen.execution.model_files import model_folder, quiet_transformers
 from sharpen.execution.serving import ServingThread
-from sharpen.execution.sessions import make_gateway, openers
+from sharpen.execution.sessions import openers
 from sharpen.execution.threads import let_idle_workers_sleep
 from sharpen.inference.engine import Engine
 from sharpen.inference.routing import Replicas
@@ -114,7 +115,9 @@ class RolloutWorker:
         self._policy = setup.policy
         policy = self._policy[0] if len(self._policy) == 1 else Replicas(self._policy)
         tokenizer = _tokenizer(setup.config.model.model_path)
-        gateway = make_gateway(setup.config, policy, tokenizer, thread.loop)
+        gateway = gateway_of(
+            setup.config.model, policy, tokenizer, thread.loop, max_calls=setup.config.rollout.max_calls
+        )
         self._modes = openers(setup.config, gateway, models)
         self._attempts = InProcess(functions, setup.config.rollout.timeout_s)
 
