@@ -222,7 +222,12 @@ def _at_endpoint(
     stack.callback(thread.close)
     auxiliary = AuxiliaryModels(config, thread)
     stack.callback(auxiliary.close)
-    policy = RemoteModel(name="policy", **endpoint)
+    policy = RemoteModel(
+        name="policy",
+        model_name=endpoint["model_name"],
+        base_url=endpoint["base_url"],
+        api_key=endpoint["api_key"],
+    )
     stack.callback(policy.close)
     open_sampled = opener(policy.open, auxiliary)
     attempts = InProcess(functions, config.rollout.timeout_s)
