@@ -26,7 +26,6 @@ from typing import Any
 
 import torch
 
-import sharpen
 from sharpen.errors import RankError, SharpenError
 from sharpen.execution.ranks.shared_file import SharedFile
 from sharpen.execution.ranks.trainer import WeightSpec
@@ -283,7 +282,7 @@ def view(memory: Any, spec: WeightSpec, offset: int) -> torch.Tensor:
 
 def _python_path() -> str:
     """So that the ranks find this package, wherever this process has found it."""
-    here = str(Path(sharpen.__file__).parents[1])
+    here = str(Path(__file__).parents[3])
     return os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
 
 
