@@ -38,8 +38,8 @@ from agent import judge, run_agent
 from sharpen.config.load import resolve
 from sharpen.execution.local import LocalServing
 from sharpen.execution.ranks.processes import lay_out, view
+from sharpen.execution.ranks.rank import WeightSpec
 from sharpen.execution.ranks.shared_file import SharedFile
-from sharpen.execution.ranks.trainer import WeightSpec
 from sharpen.inference.embedded import EmbeddedEngine
 from sharpen.inference.weights_file import WeightsFile, mapped
 from sharpen.run.assembly import open_loop

@@ -170,7 +170,7 @@ def sharing_side(module: Any, packs: Sequence[Pack]) -> Callable[[], object]:
         for packed in packs:
             factor_E = torch.from_numpy(packed.weights_E * packed.advantages_E)
             (-(factor_E * trained.score(packed).logprobs_E).sum()).backward()  # type: ignore[no-untyped-call]
-        optimizer.step(0)
+        optimizer.apply(0, optimizer.norm(0))
 
     return step
 

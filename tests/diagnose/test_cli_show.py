@@ -8,7 +8,8 @@ import re
 import numpy as np
 import pytest
 
-from sharpen.cli.show import add_show, clean, pieces, run_show
+from sharpen.cli.page import clean, pieces
+from sharpen.cli.show import add_show, run_show
 from sharpen.errors import ConfigError
 from sharpen.experience.draw import make_batch
 from sharpen.experience.journal import Journal

@@ -8,8 +8,8 @@ import torch
 from sharpen.config.load import resolve
 from sharpen.errors import ConfigError, RankError
 from sharpen.execution.ranks.processes import lay_out, view
+from sharpen.execution.ranks.rank import WeightSpec
 from sharpen.execution.ranks.shared_file import SharedFile
-from sharpen.execution.ranks.trainer import WeightSpec
 from sharpen.execution.trainers import check_processes
 
 

@@ -19,7 +19,7 @@ from test_ray_equality import run, steps
 from sharpen.certify import certify
 from sharpen.errors import RankError
 from sharpen.execution.cluster.ranks import RayRanks
-from sharpen.execution.ranks.processes import Answer
+from sharpen.execution.ranks.answers import RankAnswer
 from sharpen.experience.reading import read_groups, read_trained
 
 QUICK = {
@@ -108,7 +108,7 @@ def test_engines_and_ranks_share_gpus_and_a_rank_that_is_lost_ends_the_run(
 ):
     """Two nodes with a GPU each by Ray's account (the computing is on the CPU): an engine and a rank on each. In the
     third step a rank is killed; one process goes on from the checkpoint. Red when `RayServing.publish` loads the
-    weights of the step before, and when `ranks._failure` sees none in a rank that is gone."""
+    weights of the step before, and when `_receive` sees none in a rank that is gone."""
     nodes = [cluster.add_node(num_cpus=2, num_gpus=1) for _ in range(2)]
     free: list[float] = []
     settings = {
@@ -125,7 +125,7 @@ def test_engines_and_ranks_share_gpus_and_a_rank_that_is_lost_ends_the_run(
     try:
         with (
             at_the_gate(tmp_path / "gate", kill, version=2) as gate,
-            pytest.raises(RankError, match=r"was lost.*continues from the last one"),
+            pytest.raises(RankError, match=r"was lost.*goes on from there"),
         ):
             run(tmp_path, toy_model_dir, toy_dataset, name="fixed", execution="ray", **QUICK, **gate, **settings)
     finally:
@@ -140,15 +140,15 @@ def test_engines_and_ranks_share_gpus_and_a_rank_that_is_lost_ends_the_run(
 
 
 def test_a_rank_that_is_silent_is_not_waited_for_once_another_is_lost(cluster):
-    """Red when `RayRanks._collect` waits for all ranks."""
+    """Red when `RankCalls._collect` waits for all ranks."""
 
     class Rank:
         def place(self) -> tuple[str, str, int]:
             return "node", "127.0.0.1", 1
 
-        def load(self, plan: Any, rank: int, *arguments: Any) -> Answer:
+        def load(self, plan: Any, rank: int, *arguments: Any) -> RankAnswer:
             self.rank = rank
-            return Answer()
+            return RankAnswer()
 
         def serve(self, call: Any) -> None:
             import os
@@ -161,7 +161,7 @@ def test_a_rank_that_is_silent_is_not_waited_for_once_another_is_lost(cluster):
     actors = [ray.remote(Rank).options(num_cpus=1).remote() for _ in range(2)]
     ranks = RayRanks(None, actors, grace_s=1.0)
     with pytest.raises(
-        RankError, match=r"rank 0 was lost.*; rank 1 did not answer and was ended \(train_step, 2 ranks"
+        RankError, match=r"train_step, 2 processes.*rank 0 was lost.*; rank 1 did not answer and was ended"
     ):
         ranks.call("run", "train_step")
     with pytest.raises(RankError, match="rank 0 was lost"):

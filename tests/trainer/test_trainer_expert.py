@@ -99,7 +99,7 @@ def test_trap_19_no_split_order_or_duplication_of_the_experts_rows_changes_the_u
     """Micro-batches of a few tokens or all at once, any order, each row twice with half its weight: the same weights
     after the update, to 1e-6 in fp64.
 
-    Red when `backward` (trainer/expert.py) takes the mean of a pack instead of the given weights.
+    Red when `backward` (trainer/expert_loss.py) takes the mean of a pack instead of the given weights.
     """
     experts = make_experts()
     twice = [

@@ -38,8 +38,9 @@ def test_first_update_by_hand():
     optimizer, parameters = make(TrainerConfig(weight_decay=0.5))
     parameters["weight"].grad = torch.tensor([[0.3, -0.4]])
     parameters["norm"].grad = torch.tensor([0.0])
-    norm, rate = optimizer.step(0)
-    assert (norm, rate) == (pytest.approx(0.5), 0.1)
+    norm = optimizer.norm(0)
+    rate = optimizer.apply(0, norm)
+    assert (float(norm), rate) == (pytest.approx(0.5), 0.1)
     torch.testing.assert_close(parameters["weight"].detach(), torch.tensor([[1.0 * 0.95 - 0.1, 2.0 * 0.95 + 0.1]]))
     assert parameters["norm"].item() == 1.0
 
@@ -48,8 +49,9 @@ def test_gradients_are_clipped_to_the_norm_and_the_norm_before_is_reported():
     optimizer, parameters = make(TrainerConfig(max_grad_norm=1.0))
     parameters["weight"].grad = torch.tensor([[30.0, 0.0]])
     parameters["norm"].grad = torch.tensor([40.0])
-    norm, _ = optimizer.step(0)
-    assert norm == pytest.approx(50.0)
+    norm = optimizer.norm(0)
+    optimizer.apply(0, norm)
+    assert float(norm) == pytest.approx(50.0)
     torch.testing.assert_close(parameters["weight"].grad, torch.tensor([[0.6, 0.0]]))
     torch.testing.assert_close(parameters["norm"].grad, torch.tensor([0.8]))
 
@@ -60,7 +62,7 @@ def test_a_gradient_that_is_not_finite_is_named_and_changes_nothing(bad):
     parameters["weight"].grad = torch.tensor([[1.0, bad]])
     parameters["norm"].grad = torch.tensor([1.0])
     with pytest.raises(TrainingError, match=r"update 7: 1 of 2 gradient values of weight are NaN or infinite"):
-        optimizer.step(7)
+        optimizer.norm(7)
     assert parameters["weight"].tolist() == [[1.0, 2.0]]
     assert optimizer.state_tensors() == {}
 
@@ -77,8 +79,8 @@ def test_state_goes_into_another_optimizer_and_strangers_are_refused():
             other.load_state_tensors(optimizer.state_tensors())
             for name, parameter in others.items():
                 parameter.grad = parameters[name].grad.clone()
-            other.step(update)
-        optimizer.step(update)
+            other.apply(update, other.norm(update))
+        optimizer.apply(update, optimizer.norm(update))
     assert all(torch.equal(parameters[name], others[name]) for name in parameters)
     with pytest.raises(CheckpointError, match="stranger"):
         other.load_state_tensors({"stranger/exp_avg": torch.zeros(1)})

@@ -22,7 +22,6 @@ from sharpen.errors import ConfigError, DatasetError, ModelError, SamplingError,
 
 if TYPE_CHECKING:
     from sharpen.config.load import Resolved
-    from sharpen.config.run import RunConfig
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 _BAD_INPUT = (ConfigError, DatasetError, ModelError, SamplingError)
@@ -101,7 +100,7 @@ def build_parser() -> argparse.ArgumentParser:
     certify.add_argument("--json", action="store_true", help="print the certificate as JSON")
 
     add_diagnose(commands.add_parser("diagnose", help="why is the reward (or the loss) flat? causes, with evidence"))
-    add_plan(commands.add_parser("plan", help="what memory and time a run will take, before anything starts"))
+    add_plan(commands.add_parser("plan", help="what memory a run will take, before anything starts"))
     add_show(commands.add_parser("show", help="print a rollout of a run, token by token"))
     return parser
 
@@ -127,15 +126,26 @@ def _count(text: str) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    """Train; the run itself prints overrides and notices."""
     resolved, workflow, judge = _load(arguments, {})
     if resolved.evaluate_only:
-        return call_evaluate(resolved, workflow, judge, None, None)
-    return call_run(resolved, workflow, judge, arguments.config)
+        return _evaluate_resolved(resolved, workflow, judge)
+    from sharpen.tuning import run_config
+
+    run_config(resolved, workflow, judge, arguments.config)
+    return DONE
 
 
 def _check(arguments: argparse.Namespace) -> int:
+    """Check before any training; not ready is a failure."""
     resolved, workflow, judge = _load(arguments, {"check.num_tasks": arguments.tasks})
-    return call_check(resolved, workflow, judge)
+    from sharpen.run.check import check_config
+
+    _print_overrides(resolved)
+    report = check_config(resolved, workflow, judge)
+    for line in report.lines():
+        print(line)
+    return DONE if report.ready else FAILED
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
@@ -149,7 +159,20 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         options["eval_dataset.split"] = arguments.split
     endpoint = _endpoint(arguments)
     resolved, workflow, judge = _load(arguments, options)
-    return call_evaluate(resolved, workflow, judge, endpoint, arguments.output, arguments.transcripts)
+    kept: dict[str, Any] = {"output": arguments.output, "transcripts": arguments.transcripts}
+    return _evaluate_resolved(resolved, workflow, judge, endpoint=endpoint, **kept)
+
+
+def _evaluate_resolved(resolved: Resolved, workflow: Function, judge: Function | None, **options: Any) -> int:
+    """With the options of `evaluate.evaluate`."""
+    from sharpen.execution.threads import let_idle_workers_sleep
+
+    let_idle_workers_sleep()
+    from sharpen.evaluate import evaluate
+
+    _print_overrides(resolved)
+    evaluate(resolved, workflow, judge, **options)
+    return DONE
 
 
 def _endpoint(arguments: argparse.Namespace) -> dict[str, str] | None:
@@ -214,53 +237,9 @@ def _load(arguments: argparse.Namespace, options: dict[str, Any]) -> tuple[Resol
             f"{arguments.config}: 'workflow' is missing; name your agent's function, e.g. agent.py:run_agent (in a "
             "Trinity-RFT file: buffer.explorer_input.taskset.default_workflow_type)"
         )
-    return resolved, _workflow(config, judge), judge
-
-
-def _workflow(config: RunConfig, judge: Function | None) -> Function:
-    """The configured function; a Trinity `Workflow` class, or its registered name, becomes one."""
     from sharpen.compat.trinity import configured_workflow
 
-    function: Function = configured_workflow(config.workflow, judge, config)
-    return function
-
-
-def call_run(resolved: Resolved, workflow: Function | None, judge: Function | None, config_path: Path) -> int:
-    """Train; the run itself prints overrides and notices."""
-    from sharpen.tuning import run_config
-
-    run_config(resolved, workflow, judge, config_path)
-    return DONE
-
-
-def call_check(resolved: Resolved, workflow: Function, judge: Function | None) -> int:
-    """Check before any training; not ready is a failure."""
-    from sharpen.run.check import check_config
-
-    _print_overrides(resolved)
-    report = check_config(resolved, workflow, judge)
-    for line in report.lines():
-        print(line)
-    return DONE if report.ready else FAILED
-
-
-def call_evaluate(
-    resolved: Resolved,
-    workflow: Function,
-    judge: Function | None,
-    endpoint: dict[str, str] | None,
-    output: Path | None,
-    transcripts: Path | None = None,
-) -> int:
-    """Evaluate a model directory, or an endpoint (`base_url`, `model_name`, `api_key`)."""
-    from sharpen.execution.threads import let_idle_workers_sleep
-
-    let_idle_workers_sleep()
-    from sharpen.evaluate import evaluate
-
-    _print_overrides(resolved)
-    evaluate(resolved, workflow, judge, endpoint=endpoint, output=output, transcripts=transcripts)
-    return DONE
+    return resolved, configured_workflow(config.workflow, judge, config), judge
 
 
 def _print_overrides(resolved: Resolved) -> None:

@@ -1,43 +1,30 @@
 """`sharpen show RUN_DIR --rollout ID`: a rollout as it was, for reading in a terminal; `--task ID` (`show_task`):
 what the agent did with a held-out task before and after.
 
-In: a run directory, the id of a rollout (or a unique end or beginning of it). Out: its messages by role, its tool
-calls, and for each model call the sampled tokens, coloured by how likely they were, dimmed where they carry no loss.
-At most 100 columns; plain text where the output is no terminal. Without `--rollout`: the last groups with their
-rewards, and where the time went.
-
-Shape suffixes: S sampled tokens of a call.
+In: a run directory, the id of a rollout (or a unique end or beginning of it). Out: a `Page`; plain text where the
+output is no terminal. Without `--rollout`: the last groups with their rewards, and where the time went.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
+from sharpen.cli.page import Decode, Page, open_console, print_wrapped
 from sharpen.errors import ConfigError, ModelError
 from sharpen.experience.records import EVALUATIONS
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.text import Text
 
     from sharpen.experience.reading import RolloutEntry, TrainedCall
-    from sharpen.types import Call, IntArray, Rollout
+    from sharpen.types import Rollout
 
-WIDTH = 100
 LISTED_GROUPS = 16
-BANDS = ((0.9, "green"), (0.5, "cyan"), (0.1, "yellow"), (0.01, "dark_orange"), (0.0, "bold red"))
-"""Least probability of a sampled token, and its colour."""
-_ROLE_STYLES = {"system": "magenta", "developer": "magenta", "user": "blue", "assistant": "green", "tool": "cyan"}
-_CONTEXT_IDS, _MAX_PIECE = 4, 8
-
-Decode = Callable[[Sequence[int]], str]
 
 
 def add_show(parser: argparse.ArgumentParser) -> None:
@@ -61,13 +48,13 @@ def run_show(arguments: argparse.Namespace, out: IO[str] | None = None) -> int:
     if arguments.task is not None:
         from sharpen.cli.show_task import print_task
 
-        console = _console(out)
-        page = _Page(console, _decoder(console, arguments.run_dir), {}, "", untrained="an evaluation")
+        console = open_console(out)
+        page = Page(console, _decoder(console, arguments.run_dir), {}, "", untrained="an evaluation")
         print_task(evaluations, arguments.task, arguments.mode, page)
         return 0
     if not journal.exists():
         raise ConfigError(f"{arguments.run_dir} is not the directory of a run: it has no run.db")
-    console = _console(out)
+    console = open_console(out)
     if arguments.rollout is None:
         if arguments.call is not None or arguments.tokens:
             raise ConfigError("--call and --tokens belong to --rollout, which was not given")
@@ -82,7 +69,7 @@ def run_show(arguments: argparse.Namespace, out: IO[str] | None = None) -> int:
     if arguments.call is not None and not 0 <= arguments.call < len(rollout.calls):
         raise ConfigError(f"--call {arguments.call}: rollout {rollout.id} has {len(rollout.calls)} calls, from 0")
     decode, number = _decoder(console, arguments.run_dir), _number(arguments.run_dir)
-    page = _Page(console, decode, _trained(journal, rollout), number)
+    page = Page(console, decode, _trained(journal, rollout), number)
     page.rollout(rollout, only=arguments.call, tokens=arguments.tokens)
     return 0
 
@@ -122,7 +109,7 @@ def _list(console: Console, journal: Path, run_dir: Path) -> None:
     width = max(map(len, groups), default=0)
     for group_id, entries in groups.items():
         rewards = " ".join(entry.outcome if entry.reward is None else f"{entry.reward:g}" for entry in entries)
-        _print_wrapped(console, f"{group_id:<{width}}  {rewards}", hanging=width + 2)
+        print_wrapped(console, f"{group_id:<{width}}  {rewards}", hanging=width + 2)
     if shares := spent.shares(record.metrics for record in read_steps(journal)):
         console.print(f"\ntime of all steps: {spent.line(shares)}", markup=False)
     if not groups:
@@ -130,211 +117,6 @@ def _list(console: Console, journal: Path, run_dir: Path) -> None:
     else:
         last = list(groups.values())[-1][0].id
         console.print(f"\nread one:  sharpen show {run_dir} --rollout {last}", markup=False, soft_wrap=True)
-
-
-class _Page:
-    """Prints one rollout. `trained` holds the calls that carried loss, by index, `number` says what their number is."""
-
-    def __init__(
-        self,
-        console: Console,
-        decode: Decode | None,
-        trained: Mapping[int, TrainedCall],
-        number: str,
-        *,
-        untrained: str = "its rollout was not trained",
-    ) -> None:
-        self._console = console
-        self._decode = decode
-        self._trained = trained
-        self._number = number
-        self._untrained = untrained
-
-    def rollout(self, rollout: Rollout, *, only: int | None, tokens: bool) -> None:
-        """All calls, or one with its whole prompt."""
-        self._head(rollout)
-        for call in rollout.calls:
-            if only is None or call.index == only:
-                before = rollout.calls[call.index - 1] if call.index and only is None else None
-                self._call(call, before, _given(rollout, call.index), tokens=tokens)
-        if not tokens and self._decode is not None and self._console.is_terminal:
-            self._legend()
-
-    def _head(self, rollout: Rollout) -> None:
-        reward = "none" if rollout.reward is None else f"{rollout.reward:g}"
-        num_tokens = sum(len(call.sampled_ids_S) for call in rollout.calls)
-        self.line(f"rollout {rollout.id}", "bold")
-        self.line(
-            f"task {rollout.task_id}   outcome {rollout.outcome.value}   reward {reward}   "
-            f"calls {len(rollout.calls)}   sampled tokens {num_tokens}   {rollout.seconds:.2f} s"
-            + (f"   attempt {rollout.attempt}" if rollout.attempt else "")
-        )
-        from sharpen.rollout.models import AUXILIARY, GATEWAY
-        from sharpen.rollout.statistics import given
-
-        if rollout.metrics:
-            noticed = {name: value for name, value in rollout.metrics.items() if name.startswith((GATEWAY, AUXILIARY))}
-            metrics = {**given(rollout.metrics), **noticed}
-            self.line("metrics: " + ", ".join(f"{name} {value:g}" for name, value in metrics.items()))
-        if rollout.error:
-            self.line(f"error: {rollout.error}", "red")
-
-    def _call(self, call: Call, before: Call | None, given: Sequence[str], *, tokens: bool) -> None:
-        new = _new_messages(call, before)
-        if before is not None and len(new) == len(call.messages):
-            self.line("")
-            self.line("(a conversation of its own)", "dim")
-        for message in new:
-            self._message(message)
-        self.line("")
-        self.line(f"call {call.index}: {self._facts(call, given)}", "bold")
-        if tokens:
-            self._table(call)
-        else:
-            self._body(self._sampled(call))
-        for used in call.response.get("tool_calls") or ():
-            self._body(_tool_call(used), "bold")
-
-    def _facts(self, call: Call, given: Sequence[str]) -> str:
-        versions = sorted(set(call.versions_S.tolist()))
-        spread = f"{versions[0]} to {versions[-1]}" if len(versions) > 1 else "".join(map(str, versions))
-        trained = self._trained.get(call.index)
-        facts = [
-            f"{len(call.sampled_ids_S)} tokens",
-            f"version {spread or '-'}",
-            f"temperature {call.sampling.temperature:g}",
-            str(call.finish_reason),
-            f"trained, {self._number} {trained.advantage:+.3g}"
-            if trained
-            else f"no loss ({_why_no_loss(call) or self._untrained})",
-        ]
-        if len(call.logprobs_S):
-            facts.insert(1, f"logprob {float(call.logprobs_S.mean()):.3g}")
-        return ", ".join((*facts, *given))
-
-    def _message(self, message: Mapping[str, Any]) -> None:
-        role = str(message.get("role", "?"))
-        name = message.get("name")
-        self.line("")
-        self.line(role + (f" ({name})" if name and name != role else "") + ":", _ROLE_STYLES.get(role, ""))
-        if message.get("reasoning_content"):
-            self._body(f"(reasoning) {message['reasoning_content']}", "dim")
-        text = _content(message.get("content"))
-        if text:
-            self._body(text)
-        for used in message.get("tool_calls") or ():
-            self._body(_tool_call(used), "bold")
-
-    def _sampled(self, call: Call) -> Text:
-        from rich.text import Text
-
-        text = Text()
-        for start, end, piece in pieces(call.sampled_ids_S, self._decode):
-            style = self._style(call, float(call.logprobs_S[start:end].min()))
-            text.append(clean(piece), style)
-        return text
-
-    def _table(self, call: Call) -> None:
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(box=None, padding=(0, 3, 0, 0), header_style="bold")
-        for name in ("number", "token", "id", "logprob", "version", "mask"):
-            table.add_column(name, justify="left" if name == "token" else "right", overflow="fold")
-        mask = int(call.index in self._trained)
-        for start, end, piece in pieces(call.sampled_ids_S, self._decode):
-            for place in range(start, end):
-                shown = json.dumps(clean(piece), ensure_ascii=False) if place == end - 1 else "..."
-                logprob = float(call.logprobs_S[place])
-                cells = (str(place), shown, str(call.sampled_ids_S[place]), f"{logprob:.4f}")
-                row = (*cells, str(call.versions_S[place]), str(mask))
-                table.add_row(*(Text(cell) for cell in row), style=self._style(call, logprob))
-        self._console.print(table)
-
-    def _style(self, call: Call, logprob: float) -> str:
-        colour = next((colour for least, colour in BANDS if math.exp(logprob) >= least), BANDS[-1][1])
-        return colour if call.index in self._trained else f"dim {colour}"
-
-    def _legend(self) -> None:
-        from rich.text import Text
-
-        text = Text("\nprobability: ")
-        for (_, colour), name in zip(BANDS, ("0.9 to 1", "from 0.5", "from 0.1", "from 0.01", "less"), strict=True):
-            text.append(name, colour).append("  ")
-        self._console.print(text.append("dim: no loss", "dim"))
-
-    def line(self, line: str, style: str = "") -> None:
-        """One line, wrapped."""
-        _print_wrapped(self._console, line, style=style)
-
-    def _body(self, body: str | Text, style: str = "") -> None:
-        from rich.text import Text
-
-        text = Text(clean(body), style) if isinstance(body, str) else body
-        for line in text.wrap(self._console, min(self._console.width, WIDTH) - 4, tab_size=4):
-            line.rstrip()
-            self._console.print(Text("    ").append_text(line), soft_wrap=True)
-
-
-def pieces(ids_S: IntArray, decode: Decode | None) -> Iterator[tuple[int, int, str]]:
-    """The sampled tokens as text: from token `start` to before `end`, mostly one token, more where a character is
-    spread over several. Without `decode`, ids in angle brackets.
-    """
-    ids, start = ids_S.tolist(), 0
-    for end in range(1, len(ids) + 1):
-        if decode is None:
-            text = f"<{ids[start]}>"
-        else:
-            context = ids[max(0, start - _CONTEXT_IDS) : start]
-            text = decode([*context, *ids[start:end]])[len(decode(context)) :]
-            if text.endswith("\ufffd") and end < len(ids) and end - start < _MAX_PIECE:
-                continue
-        yield start, end, text
-        start = end
-
-
-def clean(text: str) -> str:
-    """Text whose control characters (but tabs and new lines) are written out: what a model says must not steer a
-    terminal."""
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: f"\\x{ord(found.group()):02x}", text)
-
-
-def _new_messages(call: Call, before: Call | None) -> Sequence[Mapping[str, Any]]:
-    """What came to the prompt since the call before; the whole prompt where that is no continuation."""
-    if before is None or tuple(call.messages[: len(before.messages)]) != tuple(before.messages):
-        return call.messages
-    new = call.messages[len(before.messages) :]
-    return new[1:] if new and new[0].get("role") == "assistant" else new  # what was sampled, shown already
-
-
-def _content(content: Any) -> str:
-    """A message's content as text; parts that are none are named in brackets."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    if not isinstance(content, Sequence):
-        return json.dumps(content, ensure_ascii=False)
-    parts = [part if isinstance(part, Mapping) else {"text": str(part)} for part in content]
-    return "\n".join(str(part.get("text", f"[{part.get('type', 'part')}]")) for part in parts)
-
-
-def _tool_call(used: Mapping[str, Any]) -> str:
-    function = used.get("function", {})
-    return f"-> {function.get('name')}({function.get('arguments')})"
-
-
-def _given(rollout: Rollout, call: int) -> list[str]:
-    """What the workflow gave with a call."""
-    numbers = {"reward": rollout.call_rewards, "step reward": rollout.step_rewards}
-    shown = [f"{name} {rewards[call]:g}" for name, rewards in numbers.items() if call in rewards]
-    return [*shown, f"state {rollout.states[call]}"] if call in rollout.states else shown
-
-
-def _why_no_loss(call: Call) -> str:
-    if call.status != "used":
-        return str(call.status.value)
-    if call.sampling.temperature <= 0:
-        return "temperature 0"
-    return ""
 
 
 def _trained(journal: Path, rollout: Rollout) -> dict[int, TrainedCall]:
@@ -384,23 +166,3 @@ def _decoder(console: Console, run_dir: Path) -> Decode | None:
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-
-def _console(out: IO[str]) -> Console:
-    from rich.console import Console
-
-    if out.isatty():
-        console = Console(file=out, highlight=False)
-        console.width = min(console.width, WIDTH)
-        return console
-    return Console(file=out, highlight=False, width=WIDTH, force_terminal=False, color_system=None)
-
-
-def _print_wrapped(console: Console, line: str, *, style: str = "", hanging: int = 2) -> None:
-    from rich.text import Text
-
-    width = min(console.width, WIDTH)
-    parts = Text(clean(line), style).wrap(console, width - hanging) if len(line) > width else [Text(clean(line), style)]
-    for number, part in enumerate(parts):
-        part.rstrip()
-        console.print(Text(" " * hanging if number else "").append_text(part), soft_wrap=True)

@@ -7,23 +7,12 @@ evaluated, then the first and the last of them, one after the other.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
 
+from sharpen.cli.page import Page
 from sharpen.errors import ConfigError
 from sharpen.experience.reading import RolloutEntry, find_rollouts, read_groups
-from sharpen.types import Rollout
 
 HELD_OUT = "held-out"
-
-
-class Page(Protocol):
-    """Where it is printed."""
-
-    def rollout(self, rollout: Rollout, *, only: int | None, tokens: bool) -> None:
-        """A whole rollout."""
-
-    def line(self, line: str, style: str = "") -> None:
-        """A line."""
 
 
 def print_task(evaluations: Path, task: str, mode: str, page: Page) -> None:

@@ -35,16 +35,20 @@ def check_trainer(config: RunConfig) -> None:
 
 def check_processes(config: RunConfig, *, num_gpus: int) -> None:
     """The same on a machine with so many GPUs."""
-    trainer, on_gpus = config.trainer, _on_gpus(config, num_gpus)
-    if trainer.cpu_offload and not on_gpus:
+    check_offload(config, num_gpus=num_gpus, where="here")
+    if trains_on_gpus(config, num_gpus) and config.trainer.num_processes > num_gpus:
+        raise ConfigError(
+            f"trainer.num_processes is {config.trainer.num_processes}, but {num_gpus} GPU(s) are here and each process "
+            "needs one: set it lower, or engine.device to cpu"
+        )
+
+
+def check_offload(config: RunConfig, *, num_gpus: int, where: str) -> None:
+    """Refuse `trainer.cpu_offload` where so many GPUs are, if the trainer uses none of them."""
+    if config.trainer.cpu_offload and not trains_on_gpus(config, num_gpus):
         raise ConfigError(
             "trainer.cpu_offload is true, but the trainer computes on the CPU (engine.device "
-            f"{config.engine.device!r}, {num_gpus} GPUs here): it has no effect, leave it out"
-        )
-    if on_gpus and trainer.num_processes > num_gpus:
-        raise ConfigError(
-            f"trainer.num_processes is {trainer.num_processes}, but {num_gpus} GPU(s) are here and each process needs "
-            "one: set it lower, or engine.device to cpu"
+            f"{config.engine.device!r}, {num_gpus} GPUs {where}): it has no effect, leave it out"
         )
 
 
@@ -85,7 +89,7 @@ def make_trainer(
 def _processes(config: RunConfig, plan: TrainerPlan) -> Calls:
     from sharpen.execution.ranks.processes import RankProcesses
 
-    return RankProcesses(plan, config.trainer.num_processes, on_gpus=_on_gpus(config, _num_gpus()))
+    return RankProcesses(plan, config.trainer.num_processes, on_gpus=trains_on_gpus(config, _num_gpus()))
 
 
 def _num_gpus() -> int:
@@ -94,6 +98,6 @@ def _num_gpus() -> int:
     return torch.cuda.device_count()
 
 
-def _on_gpus(config: RunConfig, num_gpus: int) -> bool:
-    """Whether the trainer computes on GPUs."""
+def trains_on_gpus(config: RunConfig, num_gpus: int) -> bool:
+    """Whether the trainer computes on GPUs, where there are so many."""
     return config.engine.device.startswith("cuda") or (config.engine.device == "auto" and num_gpus > 0)

@@ -36,7 +36,7 @@ _OWN_FILES = ("weights", "optimizer", "random")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Saved:
+class SavedState:
     """What a checkpoint holds for resume. `weights` are the fp32 master weights (or adapters) by name; `further` are
     tensors that the run saved beside, by the name it gave them."""
 
@@ -47,7 +47,7 @@ class Saved:
     further: Mapping[str, Mapping[str, torch.Tensor]]
 
 
-class _Stored(Mapping[str, torch.Tensor]):
+class _TensorFiles(Mapping[str, torch.Tensor]):
     """The tensors of some files, each read when it is asked for: of several ranks none holds all of them."""
 
     def __init__(self, *files: Path) -> None:
@@ -122,25 +122,25 @@ def _pieces(
         yield name, team.gather(tensors.items())
 
 
-def load(directory: Path) -> Saved:
+def load(directory: Path) -> SavedState:
     """Open a checkpoint. Raises `CheckpointError` if something is missing or cannot be read."""
     inner = directory / STATE
     master = inner / "weights.safetensors"
     try:
         weights = [master] if master.exists() else sorted(directory.glob("*.safetensors"))
         others = [file for file in inner.glob("*.safetensors") if file.stem not in _OWN_FILES]
-        return Saved(
-            weights=_Stored(*weights),
-            optimizer_tensors=_Stored(inner / "optimizer.safetensors"),
-            random_state=_Stored(inner / "random.safetensors"),
+        return SavedState(
+            weights=_TensorFiles(*weights),
+            optimizer_tensors=_TensorFiles(inner / "optimizer.safetensors"),
+            random_state=_TensorFiles(inner / "random.safetensors"),
             state=json.loads((inner / "state.json").read_text()),
-            further={file.stem: _Stored(file) for file in others},
+            further={file.stem: _TensorFiles(file) for file in others},
         )
     except (OSError, SafetensorError, json.JSONDecodeError) as error:
         raise CheckpointError(f"cannot resume from {directory}: {error}") from error
 
 
-def restore_policy(policy: TrainedModel, saved: Saved, directory: Path) -> None:
+def restore_policy(policy: TrainedModel, saved: SavedState, directory: Path) -> None:
     """Give a model the weights of the checkpoint in `directory`.
 
     Raises `CheckpointError`, with nothing changed, if it is not one of this model, or of other adapters.

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from sharpen.trainer.checkpoint import Saved
+from sharpen.trainer.checkpoint import SavedState
 from sharpen.trainer.model import Scorer, TrainedModel
 from sharpen.trainer.packing import Pack
 from sharpen.trainer.team import IDLE, Team
@@ -61,7 +61,7 @@ class Loss(ABC):
         """Tensors of the loss that a checkpoint needs, by the names of their files."""
         return {}
 
-    def restore(self, saved: Saved, directory: Path) -> None:  # noqa: B027 (not every loss has something to restore)
+    def restore(self, saved: SavedState, directory: Path) -> None:  # noqa: B027 (not every loss has something to restore)
         """Take back both from the checkpoint in `directory`. Raises `CheckpointError` if it is that of another run."""
 
     def _parts(self, experiences: Sequence[Experience]) -> list[Part]:

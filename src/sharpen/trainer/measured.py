@@ -19,8 +19,8 @@ from sharpen.algorithm.objective import (
 )
 from sharpen.algorithm.presets import Algorithm
 from sharpen.trainer.critic import CriticUpdate
-from sharpen.trainer.expert import ExpertPart
-from sharpen.trainer.expert import summarize as summarize_expert
+from sharpen.trainer.expert_loss import ExpertPart
+from sharpen.trainer.expert_loss import summarize as summarize_expert
 from sharpen.trainer.parity import LogprobGap
 from sharpen.trainer.work import Part
 

@@ -26,7 +26,7 @@ from sharpen.errors import ModelError
 from sharpen.trainer.attention import NAME, TreeLayout, choose_varlen
 from sharpen.trainer.liger import take_out, use_liger
 from sharpen.trainer.packing import IndexArray, Pack, Segment
-from sharpen.trainer.scores import Compared, RowStatistic, Scores, max_logits_on, rows_of, score_rows, to_device
+from sharpen.trainer.scores import OtherModel, RowStatistic, Scores, max_logits_on, rows_of, score_rows, to_device
 from sharpen.trainer.sharding import one_pass, shard
 from sharpen.trainer.varlen import Varlen
 
@@ -163,7 +163,7 @@ class TrainedModel:
         pack: Pack,
         *,
         entropy_gradient: bool = False,
-        compared: Compared | None = None,
+        compared: OtherModel | None = None,
         statistic: RowStatistic | None = None,
     ) -> Scores:
         """Logprobs and entropies of the pack's entries, and their divergence from `compared` or their `statistic` (not
@@ -217,13 +217,13 @@ class TrainedModel:
             for hook in hooks:
                 hook.remove()
 
-    def compare(self, pack: Pack, divergence: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Compared:
+    def compare(self, pack: Pack, divergence: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> OtherModel:
         """This model as another one's `compared`, for the same pack."""
         device = self.device
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16):
             (hidden_NC,) = one_pass(self.module, lambda: (self._hidden(pack.ids_N, pack.positions_N, pack.segments),))
             hidden_RC = hidden_NC.index_select(0, to_device(rows_of(pack)[0], device))
-        return Compared(hidden_RC=hidden_RC, head=self.module.get_output_embeddings(), divergence=divergence)
+        return OtherModel(hidden_RC=hidden_RC, head=self.module.get_output_embeddings(), divergence=divergence)
 
     def read(self, pack: Pack, head: torch.nn.Linear) -> torch.Tensor:
         """What a head (C to 1) of the module says of the hidden states that the pack's entries are predicted from,

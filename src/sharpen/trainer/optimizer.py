@@ -74,14 +74,6 @@ class Optimizer:
         """Forget the gradients."""
         self._adam.zero_grad(set_to_none=True)
 
-    def step(self, update: int) -> tuple[float, float]:
-        """Clip and apply the gradients as the update with this number; returns the norm before clipping and the rate.
-
-        Raises `TrainingError`, with nothing changed, if a gradient is NaN or infinite.
-        """
-        norm = self.norm(update)
-        return float(norm), self.apply(update, norm)
-
     def apply(self, update: int, norm: torch.Tensor) -> float:
         """Clip the gradients, whose norm this is, and apply them as the update with this number; returns the rate."""
         torch.nn.utils.clip_grads_with_norm_(self._parameters.values(), self._config.max_grad_norm, norm)

@@ -67,7 +67,7 @@ class Tolerance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
+class LogprobPairs:
     """Entries that were compared: both logprobs, their temperatures, and which of them are the same token at the same
     place of a prefix that sequences share (K; numbers from 0 on)."""
 
@@ -91,7 +91,7 @@ class LogprobGap:
         self.num_off = 0
         self._largest = 0.0
         self._worst = ""
-        self._compared: list[Compared] = []
+        self._compared: list[LogprobPairs] = []
 
     def add(self, pack: Pack, logprobs_E: torch.Tensor) -> None:
         """Compare the entries whose token was sampled by the current version."""
@@ -113,7 +113,7 @@ class LogprobGap:
         places = pack.predict_E[chosen] * (int(pack.targets_E.max()) + 1) + pack.targets_E[chosen]
         places_K = np.unique(places, return_inverse=True)[1]
         self._compared.append(
-            Compared(now_K=now_K, recorded_K=recorded_K, temperatures_K=temperatures_K, places_K=places_K)
+            LogprobPairs(now_K=now_K, recorded_K=recorded_K, temperatures_K=temperatures_K, places_K=places_K)
         )
         self._note_worst(pack, chosen, gaps_K * np.minimum(temperatures_K, 1.0), now_K, recorded_K)
 
@@ -171,7 +171,7 @@ class LogprobGap:
                 return
 
 
-def logit_gaps(compared: Compared) -> Array:
+def logit_gaps(compared: LogprobPairs) -> Array:
     """How far each place is apart in logits, shape J: those where both give the token nearly all are left out."""
     now_K, recorded_K = compared.now_K, compared.recorded_K
     open_K = ~(np.maximum(_missing(now_K), _missing(recorded_K)) < SURE)  # so that NaN is judged too

@@ -23,11 +23,11 @@ from sharpen.algorithm.kl import adapted
 from sharpen.algorithm.objective import ObjectiveSums, policy_objective
 from sharpen.algorithm.presets import Algorithm
 from sharpen.errors import ParityError
-from sharpen.trainer.checkpoint import Saved
+from sharpen.trainer.checkpoint import SavedState
 from sharpen.trainer.credit import Credit, assign
 from sharpen.trainer.critic import Critic
 from sharpen.trainer.entropy_clip import clip_by_entropy
-from sharpen.trainer.expert import backward as backward_expert
+from sharpen.trainer.expert_loss import backward as backward_expert
 from sharpen.trainer.loss import Loss
 from sharpen.trainer.measured import UpdateMetrics, sample_share, summarize
 from sharpen.trainer.model import Scorer, TrainedModel
@@ -140,7 +140,7 @@ class RolloutLoss(Loss):
         """See `Loss.state_tensors`."""
         return {} if self._critic is None else self._critic.state_tensors()
 
-    def restore(self, saved: Saved, directory: Path) -> None:
+    def restore(self, saved: SavedState, directory: Path) -> None:
         """See `Loss.restore`."""
         if self._teacher is not None:
             self._teacher.check_same(saved.state.get("teacher"), directory)

@@ -18,7 +18,7 @@ import torch
 
 from sharpen.errors import ParityError
 from sharpen.trainer.packing import Pack, pack
-from sharpen.trainer.parity import OFF, Compared, LogprobGap, Tolerance, logit_gaps
+from sharpen.trainer.parity import OFF, LogprobGap, LogprobPairs, Tolerance, logit_gaps
 from sharpen.trainer.work import Part
 from sharpen.types import Experience
 
@@ -118,7 +118,7 @@ def _gaps(pack: Pack, first_E: torch.Tensor, second_E: torch.Tensor, chosen_E: n
     chosen = slice(None) if chosen_E is None else np.flatnonzero(chosen_E)
     places = pack.predict_E * (int(pack.targets_E.max()) + 1) + pack.targets_E
     return logit_gaps(
-        Compared(
+        LogprobPairs(
             now_K=first_E.double().numpy()[chosen],
             recorded_K=second_E.double().numpy()[chosen],
             temperatures_K=pack.temperatures_E[chosen].astype(np.float64),

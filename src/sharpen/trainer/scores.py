@@ -42,7 +42,7 @@ class Scores:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
+class OtherModel:
     """Another model to compare with at a pack's rows, over the part of the vocabulary that both have: its hidden states
     there, its output embeddings, and the divergence (R) of two sets of logprobs (R, V), this model's first."""
 
@@ -50,7 +50,7 @@ class Compared:
     head: Any
     divergence: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
-    def rows(self, start: int, stop: int) -> Compared:
+    def rows(self, start: int, stop: int) -> OtherModel:
         """Some of the rows."""
         return replace(self, hidden_RC=self.hidden_RC[start:stop])
 
@@ -70,7 +70,7 @@ def score_rows(
     row_E: IndexArray,
     targets_E: IndexArray,
     entropy_gradient: bool,
-    compared: Compared | None,
+    compared: OtherModel | None,
     statistic: RowStatistic | None,
     max_logits: int,
 ) -> tuple[torch.Tensor, ...]:
@@ -110,7 +110,7 @@ def _score_chunk(
     row_E: torch.Tensor,
     targets_E: torch.Tensor,
     entropy_gradient: bool,
-    compared: Compared | None,
+    compared: OtherModel | None,
     statistic: RowStatistic | None,
 ) -> tuple[torch.Tensor, ...]:
     """Logprob and entropy of each entry, and its divergence if there is something to compare with."""

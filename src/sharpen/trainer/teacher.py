@@ -18,7 +18,7 @@ from sharpen.algorithm.distill import Distill
 from sharpen.errors import CheckpointError, TrainingError
 from sharpen.trainer.model import DType, TrainedModel
 from sharpen.trainer.packing import Pack
-from sharpen.trainer.scores import Compared
+from sharpen.trainer.scores import OtherModel
 from sharpen.trainer.sharding import whole
 
 _SAMPLED_VALUES = 64
@@ -44,7 +44,7 @@ class Teacher:
         with torch.no_grad():
             return self.model.score(pack).logprobs_E
 
-    def compared(self, pack: Pack, distill: Distill) -> Compared:
+    def compared(self, pack: Pack, distill: Distill) -> OtherModel:
         """What the policy is to be compared with. Raises `TrainingError` as `check_ids`."""
         self.check_ids(pack)
         with torch.no_grad():

@@ -12,6 +12,7 @@ from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
 from sharpen.execution.cluster.connect import Bundle, Role
 from sharpen.execution.engine_choice import Machine, installed_builds, vllm_choice
+from sharpen.execution.trainers import check_offload, trains_on_gpus
 from sharpen.recipe import EngineChoice
 
 
@@ -36,19 +37,14 @@ def engine_names(config: RunConfig) -> list[str | None]:
 
 def num_ranks(config: RunConfig, num_gpus: int) -> int:
     """Ranks of the trainer that are actors; 0 if it trains in the coordinator's process, on the CPU."""
-    if not _on_gpus(config, num_gpus):
-        if config.trainer.cpu_offload:
-            raise ConfigError(
-                f"trainer.cpu_offload is true, but the trainer computes on the CPU (engine.device "
-                f"{config.engine.device!r}, {num_gpus} GPUs in the Ray cluster): it has no effect, leave it out"
-            )
-        return config.trainer.num_processes if config.trainer.num_processes > 1 else 0
-    return config.trainer.num_processes
+    check_offload(config, num_gpus=num_gpus, where="in the Ray cluster")
+    count = config.trainer.num_processes
+    return count if count > 1 or trains_on_gpus(config, num_gpus) else 0
 
 
 def needs(config: RunConfig, num_gpus: int) -> Mapping[Role, Sequence[Bundle]]:
     """What the run's actors need of a cluster with so many GPUs."""
-    on_gpus, names, ranks = _on_gpus(config, num_gpus), engine_names(config), num_ranks(config, num_gpus)
+    on_gpus, names, ranks = trains_on_gpus(config, num_gpus), engine_names(config), num_ranks(config, num_gpus)
     workers: list[Bundle] = [{"CPU": 1}] * config.cluster.num_workers
     if config.cluster.colocate:
         _check_colocated(config, on_gpus)
@@ -61,7 +57,7 @@ def needs(config: RunConfig, num_gpus: int) -> Mapping[Role, Sequence[Bundle]]:
 
 def rank_bundles(config: RunConfig, num_gpus: int, ranks: int) -> Sequence[Bundle]:
     """What so many ranks of the trainer need: a GPU each where there are GPUs."""
-    return [_bundle(_on_gpus(config, num_gpus), 1)] * ranks
+    return [_bundle(trains_on_gpus(config, num_gpus), 1)] * ranks
 
 
 def _bundle(on_gpus: bool, width: int) -> Bundle:
@@ -79,7 +75,3 @@ def _check_colocated(config: RunConfig, on_gpus: bool) -> None:
             f"engine(s) with {width} GPU(s) each (model.inference_engine_num, model.tensor_parallel_size) and {ranks} "
             "rank(s) (trainer.num_processes): make the numbers equal, with one GPU each"
         )
-
-
-def _on_gpus(config: RunConfig, num_gpus: int) -> bool:
-    return config.engine.device == "cuda" or (config.engine.device == "auto" and num_gpus > 0)

@@ -14,17 +14,16 @@ import shutil
 import signal
 import sys
 import threading
-import traceback
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 
-from sharpen.errors import SharpenError
 from sharpen.execution.model_files import quiet_transformers
-from sharpen.execution.ranks.processes import Answer, Letter, Start, view
+from sharpen.execution.ranks.answers import answer_of
+from sharpen.execution.ranks.processes import Letter, Start, view
+from sharpen.execution.ranks.rank import RankTrainer, WeightSpec
 from sharpen.execution.ranks.shared_file import SharedFile
-from sharpen.execution.ranks.trainer import RankTrainer, WeightSpec
 from sharpen.trainer.roles import TrainerPlan
 from sharpen.trainer.team import Ranks
 
@@ -41,10 +40,10 @@ def main() -> None:
     connection = Connection(socket)
     with contextlib.suppress(EOFError, ConnectionError):  # the coordinator has closed it
         rank = _Rank(connection.recv(), SharedFile(letters), SharedFile(weights))
-        connection.send(rank.answer(rank.meet))
+        connection.send(answer_of(rank.meet))
         while True:
             letter: Letter = connection.recv()
-            connection.send(rank.answer(rank.serve, letter))
+            connection.send(answer_of(rank.serve, letter))
     watch.join()
 
 
@@ -96,16 +95,6 @@ class _Rank:
             self._places[name].copy_(tensor)
 
         trainer.give_weights(take)
-
-    def answer(self, serve: Any, *arguments: Any) -> Answer:
-        """What to say of a call. An error that is not ours is a failure of this rank."""
-        try:
-            return Answer(result=serve(*arguments))
-        except SharpenError as error:
-            return Answer(error=error)
-        except Exception as error:
-            line = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
-            return Answer(failure=line, traceback=traceback.format_exc())
 
 
 def _end_with_coordinator(socket: int, parent: int, folder: str) -> None:

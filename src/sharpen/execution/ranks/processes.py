@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from multiprocessing.connection import Connection, wait
@@ -26,14 +26,13 @@ from typing import Any
 
 import torch
 
-from sharpen.errors import RankError, SharpenError
+from sharpen.errors import RankError
+from sharpen.execution.ranks.answers import GRACE_S, RankAnswer, RankCalls, Reply, what_of
+from sharpen.execution.ranks.rank import WeightSpec
 from sharpen.execution.ranks.shared_file import SharedFile
-from sharpen.execution.ranks.trainer import WeightSpec
 from sharpen.trainer.roles import TrainerPlan
 from sharpen.trainer.team import TIMEOUT_S
 
-GRACE_S = 20.0
-"""How long the other ranks may take to answer when one has failed: they may be about to say the same."""
 _CLOSE_S = 10.0
 _ALIGNMENT = 64
 
@@ -57,22 +56,7 @@ class Letter:
     parts: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What a rank says: a result, an error of ours, or one line of any other error, and where it happened."""
-
-    result: Any = None
-    error: SharpenError | None = None
-    failure: str | None = None
-    traceback: str | None = None
-
-    @property
-    def problem(self) -> SharpenError | str | None:
-        """What kept it from a result."""
-        return self.failure or self.error
-
-
-class RankProcesses:
+class RankProcesses(RankCalls):
     """Satisfies `ranks.group.Calls`."""
 
     def __init__(
@@ -85,8 +69,7 @@ class RankProcesses:
         grace_s: float = GRACE_S,
     ) -> None:
         """Start the processes; returns when all have loaded their models. Raises what they raise, or `RankError`."""
-        self._grace_s = grace_s
-        self._broken: BaseException | None = None
+        super().__init__(grace_s)
         self._connections: list[Connection] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         self._layout: list[tuple[WeightSpec, int]] | None = None
@@ -110,7 +93,7 @@ class RankProcesses:
                     timeout_s=timeout_s,
                 )
                 self._tell(rank, start)
-            self._answers("start")
+            self._answers(self._connections, "start")
             self.load(plan)
             undo.pop_all()
 
@@ -126,13 +109,11 @@ class RankProcesses:
 
     def call(self, method: str, *arguments: Any, **named: Any) -> list[Any]:
         """See `Calls.call`."""
-        if self._broken is not None:
-            raise self._broken
+        self._check_open()
         letter = self._write((method, arguments, named))
         for rank in range(len(self._processes)):
             self._tell(rank, letter)
-        what = arguments[0] if method == "run" else method
-        return self._answers(str(what))
+        return self._answers(self._connections, what_of(method, arguments))
 
     def weights(self) -> Mapping[str, torch.Tensor]:
         """See `Calls.weights`: the same memory each time."""
@@ -194,69 +175,24 @@ class RankProcesses:
                 memory[start:stop] = part
         return Letter(parts=places)
 
-    def _answers(self, what: str) -> list[Any]:
-        """Every rank's answer; see `Calls.call` for errors."""
+    def _wait(self, handles: Sequence[Connection], timeout_s: float | None) -> Sequence[Any]:
+        """See `RankCalls`."""
+        return wait(handles, timeout_s)
+
+    def _receive(self, rank: int, handle: Connection) -> Reply:
+        """See `RankCalls`."""
         try:
-            answers, first = self._collect()
-        except KeyboardInterrupt as error:
-            self._broken = error  # answers of this call may still come: no further one can be made
-            raise
-        errors = [answer.error for answer in answers if answer is not None]
-        if len(errors) == len(answers) and all(errors):
-            assert errors[0] is not None
-            raise errors[0]
-        if first is not None:
-            self._broken = self._error(answers, first, what)
-            self.close()
-            raise self._broken
-        return [answer.result for answer in answers if answer is not None]
-
-    def _collect(self) -> tuple[list[Answer | None], int | None]:
-        """What each rank says, None for those that are gone, or do not answer within the time of grace after a failure;
-        and which rank was the first without a result."""
-        answers: list[Answer | None] = [None] * len(self._connections)
-        open_ = {connection: rank for rank, connection in enumerate(self._connections)}
-        first: int | None = None
-        deadline: float | None = None
-        while open_:
-            ready = wait(list(open_), None if deadline is None else max(0.0, deadline - time.monotonic()))
-            if not ready:
-                break
-            for connection in ready:
-                assert isinstance(connection, Connection)
-                rank = open_.pop(connection)
-                with contextlib.suppress(EOFError, OSError):
-                    answers[rank] = connection.recv()
-                answer = answers[rank]
-                if first is None and (answer is None or answer.problem is not None):
-                    first, deadline = rank, time.monotonic() + self._grace_s
-        return answers, first
-
-    def _error(self, answers: list[Answer | None], first: int, what: str) -> RankError:
-        """What to say of a call that failed: who is to blame. Ranks that lost another one fail too, which tells
-        nothing."""
-        endings = {rank: self._ending(rank) for rank, answer in enumerate(answers) if answer is None}
-        failed = answers[first]
-        who = [f"rank {rank} {ending}" for rank, ending in endings.items() if ending]
-        lost = bool(who)
-        if not lost:
-            who = [f"rank {rank} did not answer" for rank in endings]
-            if failed is not None:
-                who.insert(0, f"rank {first} failed: {failed.problem}")
-        error = RankError(
-            f"a process of the trainer was lost ({what}, {len(answers)} processes): {'; '.join(who)}. "
-            "The last checkpoint is whole: the same experiment_name goes on from there"
-        )
-        if not lost and failed is not None and failed.traceback is not None:
-            error.add_note(f"rank {first}:\n{failed.traceback}")
-        return error
+            answer: RankAnswer = handle.recv()
+        except (EOFError, OSError):
+            return self._ending(rank)
+        return answer
 
     def _ending(self, rank: int) -> str:
-        """How a rank ended that gave no answer; empty if it has not."""
+        """How a rank ended that gave no answer."""
         try:
             code = self._processes[rank].wait(1.0)
         except subprocess.TimeoutExpired:
-            return ""
+            return "closed its connection"
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
