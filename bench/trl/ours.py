@@ -28,12 +28,12 @@ import runs
 import torch
 from agent import judge, run_agent
 
-from sharpen.config.load import Resolved, resolve
+from sharpen.config.load import ResolvedConfig, resolve
 from sharpen.run.assembly import open_loop
 from sharpen.trainer.checkpoint import step_directory
 
 
-def resolve_settings(arguments: argparse.Namespace) -> Resolved:
+def resolve_settings(arguments: argparse.Namespace) -> ResolvedConfig:
     """The recipe of the quickstart."""
     recipe = plain.Settings()
     return resolve(

@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from sharpen.compat.agentscope import silent_agents
-from sharpen.config.load import Resolved, write_resolved
+from sharpen.config.load import ResolvedConfig, write_resolved
 from sharpen.config.run import RunConfig
 from sharpen.decide import decide_evaluation
 from sharpen.errors import ConfigError, RolloutError
@@ -159,7 +159,7 @@ class Evaluator:
 
 
 def evaluate(
-    resolved: Resolved,
+    resolved: ResolvedConfig,
     workflow: Callable[..., Any],
     judge: Callable[..., Any] | None,
     *,
@@ -236,7 +236,7 @@ def _at_endpoint(
     return runner, {"sampled": open_sampled}
 
 
-def _transcripts(folder: Path, resolved: Resolved) -> Journal:
+def _transcripts(folder: Path, resolved: ResolvedConfig) -> Journal:
     """A journal in the folder, with the settings beside it (they name the tokenizer), but in a run's own folder."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "resolved.json").exists():

@@ -13,7 +13,7 @@ from typing import Any
 from sharpen.algorithm.supervised import learns_from_rows
 from sharpen.compat.files import load_config
 from sharpen.compat.trinity import configured_workflow
-from sharpen.config.load import Resolved, resolve
+from sharpen.config.load import ResolvedConfig, resolve
 from sharpen.config.public import AlgorithmConfig, DatasetConfig, MonitorType, TunerModelConfig
 from sharpen.result import TuneResult
 from sharpen.rollout.signature import name_of
@@ -69,7 +69,7 @@ def tune(
 
 
 def run_config(
-    resolved: Resolved,
+    resolved: ResolvedConfig,
     workflow: Any,
     judge: Callable[..., Any] | None,
     config_path: Path | None = None,

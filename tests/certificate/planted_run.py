@@ -14,7 +14,7 @@ from sharpen.algorithm.resolve import algorithm_of
 from sharpen.certificate.audit import audit
 from sharpen.certificate.delivery import delivery
 from sharpen.certificate.rules import Rules
-from sharpen.config.load import Resolved, resolve, write_resolved
+from sharpen.config.load import ResolvedConfig, resolve, write_resolved
 from sharpen.experience.draw import Batch, draw_batches
 from sharpen.experience.journal import Journal
 from sharpen.types import Call, Check, Group, Outcome, Rollout
@@ -23,7 +23,7 @@ VERSION = 0
 MINIBATCHES = 2
 
 
-def resolved(**settings: Any) -> Resolved:
+def resolved(**settings: Any) -> ResolvedConfig:
     """Four tasks of four rollouts in two minibatches."""
     values = {
         "train_dataset.path": "tasks.jsonl",
@@ -81,20 +81,20 @@ def with_calls(rollout: Rollout, **changes: Any) -> Rollout:
     return replace(rollout, calls=tuple(replace(call, **changes) for call in rollout.calls))
 
 
-def draw(groups: Sequence[Group], run: Resolved) -> tuple[Batch, ...]:
+def draw(groups: Sequence[Group], run: ResolvedConfig) -> tuple[Batch, ...]:
     """The batches that the run makes of these groups."""
     return draw_batches(groups, algorithm_of(run.config), run.config.trainer.num_minibatches)
 
 
 def online(
-    groups: Sequence[Group], batches: Sequence[Batch], run: Resolved, version: int = VERSION
+    groups: Sequence[Group], batches: Sequence[Batch], run: ResolvedConfig, version: int = VERSION
 ) -> tuple[Check, ...]:
     """What the audit says before the update."""
     return audit(groups, delivery(batches), Rules.of(run.config), version=version)
 
 
 def leave(
-    run_dir: Path, groups: Sequence[Group], batches: Sequence[Batch], run: Resolved, *, stored: bool = True
+    run_dir: Path, groups: Sequence[Group], batches: Sequence[Batch], run: ResolvedConfig, *, stored: bool = True
 ) -> Path:
     """The directory of a run that trained one step on these batches. Not `stored`: by an Sharpen that did not store
     what the trainer receives."""

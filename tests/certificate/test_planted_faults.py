@@ -26,7 +26,7 @@ from planted_run import (
 
 from sharpen.certificate.checks import MEANING
 from sharpen.certify import certify
-from sharpen.config.load import Resolved
+from sharpen.config.load import ResolvedConfig
 from sharpen.experience.draw import Batch
 from sharpen.types import Call, CallStatus, Experience, Group
 
@@ -46,7 +46,7 @@ class Fault:
     settings: dict[str, Any] = None  # type: ignore[assignment]
     drawn_settings: dict[str, Any] = None  # type: ignore[assignment]
 
-    def plant(self) -> tuple[Groups, Batches, Resolved]:
+    def plant(self) -> tuple[Groups, Batches, ResolvedConfig]:
         """What was recorded, what is trained, and the settings."""
         groups, run = self.records(a_step()), resolved(**(self.settings or {}))
         drawing = resolved(**self.drawn_settings) if self.drawn_settings is not None else run

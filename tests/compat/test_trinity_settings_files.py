@@ -15,7 +15,7 @@ from sharpen.algorithm.resolve import resolve as resolve_algorithm
 from sharpen.algorithm.supervised import SUPERVISED, resolve_supervised
 from sharpen.cli.explain import explain
 from sharpen.compat.files import load_config
-from sharpen.config.load import Resolved, resolve
+from sharpen.config.load import ResolvedConfig, resolve
 from sharpen.config.public import DatasetConfig, TunerModelConfig
 from sharpen.experience.replay import replay_settings
 
@@ -39,7 +39,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-def resolved(path: Path) -> Resolved:
+def resolved(path: Path) -> ResolvedConfig:
     arguments = {}
     if path in PARTS:
         arguments = {

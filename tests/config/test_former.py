@@ -12,7 +12,7 @@ from sharpen.compat.trinity import MathRewardFn
 from sharpen.config.former import current, former_run
 from sharpen.config.functions import import_function
 from sharpen.config.load import resolve
-from sharpen.execution.same_run import Recorded, changes, read_recorded
+from sharpen.execution.same_run import RunRecord, changes, read_recorded
 
 ROOT = Path(__file__).parents[2]
 MODEL = {"model_path": "m", "max_model_len": 8}
@@ -80,9 +80,9 @@ def test_recorded_settings_of_a_taskset_are_those_that_were_given(tmp_path: Path
     before = read_recorded(tmp_path)
     assert before is not None
     now = {"train_dataset": {"path": "d"}, "model": MODEL, "task_args": task_args}
-    assert changes(before, Recorded.of(resolve(now).config, {})) == []
+    assert changes(before, RunRecord.of(resolve(now).config, {})) == []
     now["task_args"] = {"prompt_key": "problem"}
-    changed = {change.setting for change in changes(before, Recorded.of(resolve(now).config, {}))}
+    changed = {change.setting for change in changes(before, RunRecord.of(resolve(now).config, {}))}
     assert changed == {"task_args.prompt_key", "task_args.reward_fn_args.strict"}
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from sharpen.config.public import DatasetConfig, TunerModelConfig
 from sharpen.config.run import RunConfig
-from sharpen.diagnose.data import Digest, RunData
-from sharpen.diagnose.series import Row
+from sharpen.diagnose.data import Digest, RolloutRunData
+from sharpen.diagnose.series import StepRow
 from sharpen.types import Outcome
 
 STEPS = 40
@@ -56,11 +56,11 @@ def curves(steps: int = STEPS, **changes: Sequence[float]) -> dict[str, list[flo
     return found | {name: list(values) for name, values in changes.items()}
 
 
-def rows(metrics: Mapping[str, Sequence[float]]) -> tuple[Row, ...]:
+def rows(metrics: Mapping[str, Sequence[float]]) -> tuple[StepRow, ...]:
     """Steps from curves; what is NaN is absent."""
     steps = max(map(len, metrics.values()))
     return tuple(
-        Row(
+        StepRow(
             step=step + 1,
             metrics={
                 name.replace("__", "/"): values[step]
@@ -101,7 +101,7 @@ def groups(rewards: Sequence[float | None] = MIXED, count: int = GROUPS, **chang
     return tuple(seen for number in range(count) for seen in group(number, rewards, **changes))
 
 
-def run_data(*, metrics: Mapping[str, Sequence[float]] | None = None, **changes: Any) -> RunData:
+def run_data(*, metrics: Mapping[str, Sequence[float]] | None = None, **changes: Any) -> RolloutRunData:
     """A run, healthy where nothing else is said."""
     values: dict[str, Any] = {
         "config": config(),
@@ -113,4 +113,4 @@ def run_data(*, metrics: Mapping[str, Sequence[float]] | None = None, **changes:
     data = {**values, **changes}
     scored = sum(one.reward is not None for one in data["last"])
     counts = {"ok": 10 * scored, "judge_error": 10 * (len(data["last"]) - scored)}
-    return RunData(**{"outcomes": counts, **data})
+    return RolloutRunData(**{"outcomes": counts, **data})

@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharpen.algorithm.resolve import algorithm_of
-from sharpen.diagnose.data import RunData, digest, is_scale_free, repeated_share
+from sharpen.diagnose.data import RolloutRunData, digest, is_scale_free, repeated_share
 from sharpen.diagnose.diagnosis import RULES, diagnose, scale_free
-from sharpen.diagnose.series import Row, trend
+from sharpen.diagnose.series import StepRow, trend
 from sharpen.types import Call, CallStatus, Outcome, Rollout, Sampling
 
 FLAT = (0.0,) * SIZE
 RIGHT = (1.0,) * SIZE
 
 
-def names(data: RunData) -> list[str]:
+def names(data: RolloutRunData) -> list[str]:
     found = diagnose(data)
     for finding in found:
         assert finding.what
@@ -31,7 +31,7 @@ def names(data: RunData) -> list[str]:
     return [finding.name for finding in found]
 
 
-def first(data: RunData):
+def first(data: RolloutRunData):
     names(data)
     return diagnose(data)[0]
 
@@ -91,7 +91,7 @@ def test_no_prefix_of_a_real_run_that_learned_has_findings(num_steps):
 def recorded(name):
     """The steps of a run that was really made."""
     lines = [json.loads(line) for line in (Path(__file__).parent / name).read_text().splitlines()]
-    return tuple(Row(step=line.pop("step"), metrics=line) for line in lines)
+    return tuple(StepRow(step=line.pop("step"), metrics=line) for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sharpen.config import former
-from sharpen.config.load import Resolved, resolve
+from sharpen.config.load import ResolvedConfig, resolve
 from sharpen.errors import CheckpointError, ConfigError
 from sharpen.execution.identity import Identity, model_identity, rows_identity
 from sharpen.execution.run_directory import RunDirectory, open_run_directory
@@ -22,7 +22,7 @@ NOTHING: Mapping[str, Identity] = {}
 ROWS: Mapping[str, Identity] = {"train_dataset": {"rows": 40, "digest": "ab"}, "model": {"bytes": 900, "digest": "cd"}}
 
 
-def settings(root: Path, **changed: object) -> Resolved:
+def settings(root: Path, **changed: object) -> ResolvedConfig:
     """Of the run `one`; a changed setting is named with `__` for its dots."""
     given = {
         "checkpoint_root_dir": str(root),
@@ -60,7 +60,7 @@ def run_directory(root: Path, *steps: int) -> Path:
     return path
 
 
-def opened(resolved: Resolved, identities: Mapping[str, Identity] = NOTHING) -> RunDirectory:
+def opened(resolved: ResolvedConfig, identities: Mapping[str, Identity] = NOTHING) -> RunDirectory:
     with open_run_directory(resolved, None, identities) as directory:
         return directory
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sharpen.inference.attention import AttentionRule, Segment, SlotAttention
+from sharpen.inference.attention import AttentionRule, SlotAttention, SlotSegment
 from sharpen.inference.kv import KVPool
 
 
@@ -27,7 +27,7 @@ def test_prompts_on_a_gpu_are_computed_as_on_a_cpu(start: int, window: int | Non
     kv = pool.layers[0]
     kv.keys_SKDT.normal_()
     kv.values_SKTD.normal_()
-    segment = Segment(slot=1, first_row=0, start=start, end=start + 60)
+    segment = SlotSegment(slot=1, first_row=0, start=start, end=start + 60)
     position_N = torch.arange(start, start + 60)
     attention = SlotAttention(
         pool,

@@ -14,7 +14,7 @@ from sharpen.inference.families import inspect_model
 from sharpen.inference.forward import FastForward, GenericForward
 from sharpen.inference.kv import KVPool
 from sharpen.inference.scheduler import Scheduler
-from sharpen.inference.slots import Job
+from sharpen.inference.slots import SlotRequest
 from sharpen.inference.stepper import Stepper
 
 META = torch.device("meta")
@@ -40,7 +40,7 @@ def make_stepper(family: str, deterministic: bool) -> Stepper:
     for number, sampling in enumerate(SAMPLING):
         asked = request(prompt_of(20 + number, number), noise=number, **sampling)
         ids_T = asked.prompt_ids.astype(np.int32)
-        job = Job(request=asked, future=loop.create_future(), order=number, max_new=8, ids_T=ids_T)
+        job = SlotRequest(request=asked, future=loop.create_future(), order=number, max_new=8, ids_T=ids_T)
         scheduler.waiting.append(job)
     loop.close()
     return Stepper(

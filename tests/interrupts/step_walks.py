@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import sharpen
 from sharpen import WorkflowOutput
-from sharpen.config.load import Resolved, resolve
+from sharpen.config.load import ResolvedConfig, resolve
 from sharpen.experience.journal import Journal
 from sharpen.experience.reading import read_groups, read_steps, read_taught, read_trained
 from sharpen.monitor.display import Display
@@ -231,7 +231,7 @@ async def letters(task, model):
     return WorkflowOutput(reward=(reply.choices[0].message.content or "").count("e") / 8)
 
 
-def settings(folder: Path, model: Path, dataset: Path, algorithm: str, **more: Any) -> Resolved:
+def settings(folder: Path, model: Path, dataset: Path, algorithm: str, **more: Any) -> ResolvedConfig:
     return resolve(
         settings={
             "checkpoint_root_dir": str(folder),

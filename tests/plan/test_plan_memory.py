@@ -8,7 +8,7 @@ import pytest
 from plan_toys import CPU, case_of, gpu, model_config, run_config, write_config
 
 from sharpen.plan.engine import in_flight, slot_length
-from sharpen.plan.memory import GAPS, Item, Place, offloaded_bytes, places
+from sharpen.plan.memory import GAPS, DeviceMemory, Item, offloaded_bytes, places
 from sharpen.plan.predict import Plan, plan
 from sharpen.plan.workload import expected
 from sharpen.recipe import EngineType
@@ -169,7 +169,7 @@ def test_in_flight_is_the_step_or_the_evaluation(folder: Path) -> None:
 
 
 def test_a_peak_is_that_of_the_fuller_phase() -> None:
-    place = Place(
+    place = DeviceMemory(
         name="GPU",
         count=1,
         capacity=119,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sharpen.errors import CheckpointError, ConfigError, JournalError, SamplingError
-from sharpen.run.steps import Checkpoints, Recorded
+from sharpen.run.steps import Checkpoints, StepPosition
 from sharpen.trainer.checkpoint import point, pointed, write_directory
 
 
@@ -54,8 +54,8 @@ class Run:
         self.checkpoints = Checkpoints(self.trainer, self.journal, folder, keep=9, say=self.lines.append)
         self.step, self.best, self.position = 0, None, {}
 
-    def recorded(self) -> Recorded:
-        return Recorded(step=self.step, version=2 * self.step, best_step=self.best, position=self.position)
+    def recorded(self) -> StepPosition:
+        return StepPosition(step=self.step, version=2 * self.step, best_step=self.best, position=self.position)
 
     def train(self) -> None:
         self.trainer.version += 2

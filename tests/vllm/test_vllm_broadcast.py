@@ -16,7 +16,7 @@ from vllm_served import Served, request, scored, start, vllm_left, vllm_processe
 
 from sharpen.errors import EngineLostError
 from sharpen.inference.routing import Replicas
-from sharpen.inference.vllm_broadcast import _COMMUNICATORS, Group, in_thread, lay_out
+from sharpen.inference.vllm_broadcast import _COMMUNICATORS, BroadcastGroup, in_thread, lay_out
 from sharpen.inference.vllm_loading import Loader
 
 CPU = torch.device("cpu")
@@ -144,11 +144,11 @@ def listen() -> tuple[socket.socket, int]:
 
 
 def test_a_trial_that_arrives_changed_is_told():
-    """Red when `Group.join` does not look at the values."""
+    """Red when `BroadcastGroup.join` does not look at the values."""
     from vllm.distributed.utils import StatelessProcessGroup
 
     listener, port = listen()
-    worker = Group(CPU, rank=1, size=2, port=port)
+    worker = BroadcastGroup(CPU, rank=1, size=2, port=port)
 
     def liar():
         met = StatelessProcessGroup.create("127.0.0.1", port, 0, 2, listen_socket=listener)
@@ -169,7 +169,7 @@ def test_tensors_arrive_as_they_are_whatever_travels_together(chunk_bytes):
     layout = lay_out(sent, torch.bfloat16, chunk_bytes)
     assert len(layout) == {1: 6, 40: 4, 10_000: 1}[chunk_bytes]
     listener, port = listen()
-    trainer, worker = (Group(CPU, rank=rank, size=2, port=port) for rank in range(2))
+    trainer, worker = (BroadcastGroup(CPU, rank=rank, size=2, port=port) for rank in range(2))
 
     def send():
         trainer.join(LIMIT_S, listener)

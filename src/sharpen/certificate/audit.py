@@ -30,7 +30,7 @@ from sharpen.certificate.checks import (
     TOKEN_WEIGHTS,
     UPDATES,
     WEIGHTS,
-    Tally,
+    CheckTally,
 )
 from sharpen.certificate.delivery import ids_digest, recorded_digest
 from sharpen.certificate.expectation import TRAINED, Expectation, ExpectedCall, carries_loss, expect, has_part
@@ -58,7 +58,7 @@ def audit(
     """All checks of one step. `version` is the policy version that trains, before its first update. `replayed` are
     groups of earlier steps that train again: they are not among those asked for, and their tokens may be up to
     `replay_staleness` versions behind instead of `max_staleness`."""
-    tally = Tally()
+    tally = CheckTally()
     by_id = {rollout.id: rollout for group in (*groups, *replayed) for rollout in group.rollouts}
     oldest = {group.id: version - max_staleness for group in groups}
     oldest |= {group.id: version - replay_staleness for group in replayed}
@@ -98,13 +98,13 @@ def _said(delivered: Delivery) -> dict[str, list[str]]:
     return said
 
 
-def _check_accounted(tally: Tally, group: Group, group_size: int) -> None:
+def _check_accounted(tally: CheckTally, group: Group, group_size: int) -> None:
     found = sorted(rollout.index for rollout in group.rollouts)
     wrong = None if found == list(range(group_size)) else f"group {group.id}: rollouts {found} of {group_size}"
     tally.look(ACCOUNTED, wrong, group_size)
 
 
-def _check_replay(tally: Tally, groups: Sequence[Group], replayed: Sequence[Group], version: int) -> None:
+def _check_replay(tally: CheckTally, groups: Sequence[Group], replayed: Sequence[Group], version: int) -> None:
     """A group that trains again was rolled out before this policy version, and is there once, with all its members."""
     times = Counter(group.id for group in (*groups, *replayed))
     for group in replayed:
@@ -122,7 +122,7 @@ def _check_replay(tally: Tally, groups: Sequence[Group], replayed: Sequence[Grou
         tally.look(REPLAY, wrong)
 
 
-def _check_baseline(tally: Tally, group: Group) -> None:
+def _check_baseline(tally: CheckTally, group: Group) -> None:
     """The group has its baseline, of which every call was greedy."""
     if group.baseline is None:
         tally.look(ACCOUNTED, f"group {group.id}: no baseline")
@@ -131,7 +131,7 @@ def _check_baseline(tally: Tally, group: Group) -> None:
     tally.look(ACCOUNTED, f"baseline {group.baseline.id}, call {noisy[0]}: not greedy" if noisy else None)
 
 
-def _check_refill(tally: Tally, groups: Sequence[Group], delivered: Delivery, rules: Rules) -> None:
+def _check_refill(tally: CheckTally, groups: Sequence[Group], delivered: Delivery, rules: Rules) -> None:
     """A whole batch of groups trains, and no further task was rolled out than that took; or all that were allowed. Of
     earlier groups no more train than the settings ask for."""
     if rules.batch_size is None:
@@ -148,7 +148,7 @@ def _check_refill(tally: Tally, groups: Sequence[Group], delivered: Delivery, ru
     tally.look(REPLAY, None if again <= rules.replayed_groups else said, 0)
 
 
-def _check_group(tally: Tally, group: Group, said: Sequence[str], may: tuple[str, ...]) -> None:
+def _check_group(tally: CheckTally, group: Group, said: Sequence[str], may: tuple[str, ...]) -> None:
     """The group is in one update, and what is said of it there is what its recorded rewards say (where they are not
     within rounding of a bound)."""
     if len(said) != 1:
@@ -158,13 +158,13 @@ def _check_group(tally: Tally, group: Group, said: Sequence[str], may: tuple[str
     tally.look(GROUPS, None if said[0] in may else wrong)
 
 
-def _check_owners(tally: Tally, rollouts: Sequence[Rollout]) -> None:
+def _check_owners(tally: CheckTally, rollouts: Sequence[Rollout]) -> None:
     for rollout in rollouts:
         foreign = [call.index for call in rollout.calls if call.status == CallStatus.FOREIGN]
         tally.look(OWNERS, f"rollout {rollout.id}, call {foreign[0]}" if foreign else None)
 
 
-def _check_failures(tally: Tally, delivered: Delivery, by_id: Mapping[str, Rollout], rules: Rules) -> None:
+def _check_failures(tally: CheckTally, delivered: Delivery, by_id: Mapping[str, Rollout], rules: Rules) -> None:
     """Every sequence is of a rollout that was asked for and has a score."""
     for rollout_id, _ in dict.fromkeys((span.rollout_id, span.sequence) for span in delivered.spans):
         rollout = by_id.get(rollout_id)
@@ -175,7 +175,7 @@ def _check_failures(tally: Tally, delivered: Delivery, by_id: Mapping[str, Rollo
         tally.look(FAILURES, None if has_part(rollout, rules) else wrong)
 
 
-def _check_call(tally: Tally, span: LossSpan, call: Call, oldest: int, newest: int) -> None:
+def _check_call(tally: CheckTally, span: LossSpan, call: Call, oldest: int, newest: int) -> None:
     """Ids, mask and records of one call within a sequence, and how old its tokens are."""
     where = f"rollout {span.rollout_id}, call {call.index}"
     start, count = len(call.prompt_ids_P), len(call.sampled_ids_S)
@@ -199,7 +199,7 @@ def _check_call(tally: Tally, span: LossSpan, call: Call, oldest: int, newest: i
     tally.look(STALENESS, aged, count)
 
 
-def _check_worth(tally: Tally, span: LossSpan, expected: ExpectedCall | None) -> None:
+def _check_worth(tally: CheckTally, span: LossSpan, expected: ExpectedCall | None) -> None:
     """Update, advantage and weight of a call's tokens; one that should not be there at all has none to compare."""
     if expected is None:
         return
@@ -219,7 +219,7 @@ def _check_worth(tally: Tally, span: LossSpan, expected: ExpectedCall | None) ->
         tally.look(name, wrong, count)
 
 
-def _check_coverage(tally: Tally, delivered: Delivery, by_id: Mapping[str, Rollout]) -> None:
+def _check_coverage(tally: CheckTally, delivered: Delivery, by_id: Mapping[str, Rollout]) -> None:
     """Every trainable call of the rollouts in the batch carries loss in exactly one sequence, and has weight."""
     times = Counter((span.rollout_id, span.call) for span in delivered.spans)
     weights: dict[str, float] = {}
@@ -233,7 +233,9 @@ def _check_coverage(tally: Tally, delivered: Delivery, by_id: Mapping[str, Rollo
             tally.look(MASK, None if count == int(carries_loss(call)) else wrong, 0)
 
 
-def _check_taking_part(tally: Tally, delivered: Delivery, expected: Mapping[tuple[str, int], ExpectedCall]) -> None:
+def _check_taking_part(
+    tally: CheckTally, delivered: Delivery, expected: Mapping[tuple[str, int], ExpectedCall]
+) -> None:
     """The calls that train are those that must, and no others."""
     found = dict.fromkeys((span.rollout_id, span.call) for span in delivered.spans)
     for rollout_id, call in expected:
@@ -244,7 +246,7 @@ def _check_taking_part(tally: Tally, delivered: Delivery, expected: Mapping[tupl
             tally.look(TAKES_PART, f"rollout {rollout_id}, call {call}: trained, and takes no part")
 
 
-def _check_means(tally: Tally, delivered: Delivery, expected: Expectation) -> None:
+def _check_means(tally: CheckTally, delivered: Delivery, expected: Expectation) -> None:
     """With one advantage for each rollout, those of a group add up to zero (rollouts without a token have theirs too,
     so groups with such rollouts are not looked at)."""
     advantages: dict[str, dict[str, float]] = {}

@@ -62,7 +62,7 @@ def broken_sentences(checks: Sequence[Check], *, stop: bool) -> list[str]:
 
 
 @dataclass(slots=True)
-class Tally:
+class CheckTally:
     """What was looked at, and what was wrong with it, by the invariant's name."""
 
     checked: dict[str, int] = field(default_factory=lambda: dict.fromkeys(MEANING, 0))

@@ -20,7 +20,7 @@ from sharpen.types import Call, Experience
 _DIGEST_BYTES = 16
 
 
-class Update(Protocol):
+class UpdateDelivery(Protocol):
     """The side of a batch that is looked at."""
 
     @property
@@ -36,7 +36,7 @@ class Update(Protocol):
         """Why others do not, by their ids."""
 
 
-def delivery(updates: Sequence[Update], replayed: Collection[str] = ()) -> Delivery:
+def delivery(updates: Sequence[UpdateDelivery], replayed: Collection[str] = ()) -> Delivery:
     """What these updates hand to the trainer; `replayed` are the ids of groups that train again."""
     spans: list[LossSpan] = []
     places: list[GroupPlace] = []

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from sharpen.certificate.formulas import Member, TrainedCall, spread
+from sharpen.certificate.formulas import CallTerms, Member, spread
 from sharpen.certificate.rules import Rules
 from sharpen.types import MODEL_CAUSED, Call, Group, Outcome, Rollout
 
@@ -127,7 +127,7 @@ def _member(rollout: Rollout, group: Group, rules: Rules) -> Member:
         between = math.fsum(value for index, value in steps.items() if call.index <= index < following)
         own = rollout.call_rewards.get(call.index)
         calls.append(
-            TrainedCall(
+            CallTerms(
                 index=call.index,
                 num_tokens=call.sampled_ids_S.size,
                 reward_after=between if steps else (reward if call is trained[-1] else 0.0),

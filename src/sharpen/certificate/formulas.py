@@ -24,7 +24,7 @@ SMALL = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedCall:
+class CallTerms:
     """A call that trains. `reward_after` is what came between it and the next one, `own_reward` what the call was given
     by itself (else the rollout's). `state` is what the agent saw, `told` whether the workflow said so."""
 
@@ -46,7 +46,7 @@ class Member:
     reward: float
     episode: float
     baseline: float = math.nan
-    calls: tuple[TrainedCall, ...] = ()
+    calls: tuple[CallTerms, ...] = ()
 
 
 Groups = Sequence[Sequence[Member]]
@@ -213,7 +213,7 @@ def returns_of(member: Member, gamma: float) -> list[float]:
     ]
 
 
-def state_of(member: Member, call: TrainedCall, across_tasks: bool) -> tuple[str, bool, str]:
+def state_of(member: Member, call: CallTerms, across_tasks: bool) -> tuple[str, bool, str]:
     """What tells the state of a call from others: within the group, unless it was told and tasks share states."""
     return ("" if across_tasks and call.told else member.group_id, call.told, call.state)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sharpen.diagnose.data import RunData
+    from sharpen.diagnose.data import RolloutRunData
     from sharpen.diagnose.finding import Finding
     from sharpen.diagnose.rows import RowRunData
 
@@ -38,7 +38,7 @@ def run_diagnose(arguments: argparse.Namespace, out: IO[str] | None = None) -> i
     return 0
 
 
-def lines(run_dir: Path, data: RunData | RowRunData, findings: tuple[Finding, ...]) -> Iterator[str]:
+def lines(run_dir: Path, data: RolloutRunData | RowRunData, findings: tuple[Finding, ...]) -> Iterator[str]:
     """The report, at most 100 columns wide (but for ids that are longer)."""
     from sharpen.diagnose.rows import RowRunData
 
@@ -60,7 +60,7 @@ def lines(run_dir: Path, data: RunData | RowRunData, findings: tuple[Finding, ..
         yield f"read a rollout:  sharpen show {run_dir} --rollout ID"
 
 
-def _course(run_dir: Path, data: RunData) -> Iterator[str]:
+def _course(run_dir: Path, data: RolloutRunData) -> Iterator[str]:
     """One line on the steps and the reward, and one on the evaluation where there was one."""
     from sharpen.diagnose.series import early_mean, late_mean
 

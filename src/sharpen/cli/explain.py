@@ -1,6 +1,6 @@
 """`sharpen explain`: every resolved value of a configuration, and where it came from.
 
-In: a `Resolved`. Out: a table on a terminal, at most 100 columns wide; elsewhere one line for each setting, to be
+In: a `ResolvedConfig`. Out: a table on a terminal, at most 100 columns wide; elsewhere one line for each setting, to be
 searched. Where a setting says nothing, the value that acts and what decides it (`effective`). Overrides and notices
 come at the end, and why the run would be refused, if it would.
 """
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
-from sharpen.config.load import Resolved, value_leaves
+from sharpen.config.load import ResolvedConfig, value_leaves
 from sharpen.errors import ConfigError
 
 WIDTH = 100
@@ -20,7 +20,7 @@ Row = tuple[str, str, str]
 """Name within the section, value as YAML would have it, origin."""
 
 
-def explain(resolved: Resolved, out: IO[str] | None = None) -> None:
+def explain(resolved: ResolvedConfig, out: IO[str] | None = None) -> None:
     """Print all values in the configuration's own order, by section."""
     from sharpen.cli.effective import effective
 
@@ -41,7 +41,7 @@ def explain(resolved: Resolved, out: IO[str] | None = None) -> None:
         print(line, file=out)
 
 
-def _sections(resolved: Resolved, acting: Mapping[str, tuple[Any, str]]) -> Iterator[tuple[str, list[Row]]]:
+def _sections(resolved: ResolvedConfig, acting: Mapping[str, tuple[Any, str]]) -> Iterator[tuple[str, list[Row]]]:
     """The settings of the run itself first, then those of each section; `acting` where nothing is given."""
     values = {".".join(place): value for place, value in value_leaves(resolved.config).items()}
     shown = {key: (value, resolved.origins[key]) for key, value in values.items()}

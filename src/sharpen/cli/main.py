@@ -21,7 +21,7 @@ from sharpen.cli.show import add_show, run_show
 from sharpen.errors import ConfigError, DatasetError, ModelError, SamplingError, SharpenError
 
 if TYPE_CHECKING:
-    from sharpen.config.load import Resolved
+    from sharpen.config.load import ResolvedConfig
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 _BAD_INPUT = (ConfigError, DatasetError, ModelError, SamplingError)
@@ -163,7 +163,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     return _evaluate_resolved(resolved, workflow, judge, endpoint=endpoint, **kept)
 
 
-def _evaluate_resolved(resolved: Resolved, workflow: Function, judge: Function | None, **options: Any) -> int:
+def _evaluate_resolved(resolved: ResolvedConfig, workflow: Function, judge: Function | None, **options: Any) -> int:
     """With the options of `evaluate.evaluate`."""
     from sharpen.execution.threads import let_idle_workers_sleep
 
@@ -213,14 +213,14 @@ def _certify(arguments: argparse.Namespace) -> int:
     return DONE if holds else FAILED
 
 
-def _resolve(arguments: argparse.Namespace, options: dict[str, Any]) -> Resolved:
+def _resolve(arguments: argparse.Namespace, options: dict[str, Any]) -> ResolvedConfig:
     from sharpen.compat.files import load_config
     from sharpen.config.load import parse_assignments, resolve
 
     return resolve(load_config(arguments.config), parse_assignments(arguments.set), options)
 
 
-def _load(arguments: argparse.Namespace, options: dict[str, Any]) -> tuple[Resolved, Any, Function | None]:
+def _load(arguments: argparse.Namespace, options: dict[str, Any]) -> tuple[ResolvedConfig, Any, Function | None]:
     """Configuration, workflow (None where the algorithm needs none to be run) and judge."""
     from sharpen.config.functions import import_function
 
@@ -242,7 +242,7 @@ def _load(arguments: argparse.Namespace, options: dict[str, Any]) -> tuple[Resol
     return resolved, configured_workflow(config.workflow, judge, config), judge
 
 
-def _print_overrides(resolved: Resolved) -> None:
+def _print_overrides(resolved: ResolvedConfig) -> None:
     for line in (*resolved.notices, *resolved.overrides):
         print(line)
 

@@ -19,9 +19,9 @@ from sharpen.errors import ConfigError
 if TYPE_CHECKING:
     from sharpen.config.run import RunConfig
     from sharpen.plan.hardware import Hardware
-    from sharpen.plan.memory import Place
+    from sharpen.plan.memory import DeviceMemory
     from sharpen.plan.predict import Plan
-    from sharpen.plan.record import Compared
+    from sharpen.plan.record import Comparison
     from sharpen.plan.workload import Workload
     from sharpen.recipe import EngineType
 
@@ -141,7 +141,7 @@ def plan_lines(found: Plan) -> Iterator[str]:
     yield from _verdict(found)
 
 
-def _place_lines(place: Place) -> Iterator[str]:
+def _place_lines(place: DeviceMemory) -> Iterator[str]:
     from sharpen.plan.memory import ERROR
 
     yield _row(f"{place.name}{f', each of {place.count}' if place.count > 1 else ''}", "GiB")
@@ -213,7 +213,7 @@ def _print_comparison(run_dir: Path, *, as_json: bool, out: IO[str]) -> int:
     return 0
 
 
-def comparison_lines(run_dir: Path, found: list[Compared]) -> Iterator[str]:
+def comparison_lines(run_dir: Path, found: list[Comparison]) -> Iterator[str]:
     """The table of predicted and measured."""
     yield from _wrapped(f"plan of {run_dir}")
     yield ""

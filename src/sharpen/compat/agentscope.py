@@ -37,7 +37,7 @@ def present(model: Any) -> Any:
     deep ones too, share the client.
     """
     line = imported_line()
-    if line is None or isinstance(model, _Presented):
+    if line is None or isinstance(model, _Presentation):
         return model
     shown = _around_1(model) if line == 1 else _around_2(model)
     shown.client = model.client
@@ -87,10 +87,10 @@ class TrinityChatModel(ABC):  # noqa: B024 - it has no methods: it only stands f
 
     @classmethod
     def __subclasshook__(cls, other: type, /) -> bool:
-        return issubclass(other, _Presented) or (hasattr(other, "client") and hasattr(other, "sync_client"))
+        return issubclass(other, _Presentation) or (hasattr(other, "client") and hasattr(other, "sync_client"))
 
 
-class _Presented:
+class _Presentation:
     """Put before AgentScope's class: what AgentScope's object lacks is looked up on ours."""
 
     sharpen_model: Any
@@ -101,7 +101,7 @@ class _Presented:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.sharpen_model, name)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Presented:
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Presentation:
         twin = memo[id(self)] = object.__new__(type(self))
         shared = {"client", "sharpen_model", "client_kwargs"}
         for name, value in vars(self).items():
@@ -115,7 +115,7 @@ class _Presented:
 @functools.cache
 def _class(base: type) -> Any:
     """A subclass of AgentScope's model class, under the same name."""
-    return type(base.__name__, (_Presented, base), {"__module__": __name__, "__doc__": _Presented.__doc__})
+    return type(base.__name__, (_Presentation, base), {"__module__": __name__, "__doc__": _Presentation.__doc__})
 
 
 def _around_1(model: Any) -> Any:

@@ -1,6 +1,6 @@
 """From a YAML file and keyword arguments to one validated configuration, and where each of its values came from.
 
-In: a YAML file, settings, arguments. Out: `Resolved`. Arguments override settings,
+In: a YAML file, settings, arguments. Out: `ResolvedConfig`. Arguments override settings,
 settings override the file, and every override is a line to print. Every problem is a `ConfigError` that names the
 setting.
 """
@@ -59,7 +59,7 @@ class ConfigFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resolved:
+class ResolvedConfig:
     """A run's configuration, the origin of every value (by dotted key), one printable line for each override, and what
     a file in another layout needs to have said (`notices`). `file` is the file's name, empty without one.
     """
@@ -113,7 +113,7 @@ def resolve(
     yaml: ConfigFile | Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
     arguments: Mapping[str, Any] | None = None,
-) -> Resolved:
+) -> ResolvedConfig:
     """Merge the three sources and validate the result.
 
     `settings` has nested sections or dotted keys (`{"algorithm.group_size": 4}`). `arguments` has the same form, and
@@ -145,7 +145,7 @@ def resolve(
         ".".join(place): next((given[place[:n]] for n in range(len(place), 0, -1) if place[:n] in given), "default")
         for place in value_leaves(config)
     }
-    return Resolved(
+    return ResolvedConfig(
         config=config,
         origins=origins,
         overrides=tuple(overrides),
@@ -181,7 +181,7 @@ def _at_home(problem: Problem, file: ConfigFile, given: Mapping[Place, Origin]) 
     return Problem(place=problem.place, text=text, unknown=problem.unknown)
 
 
-def write_resolved(path: Path, resolved: Resolved, derived: Mapping[str, Any] | None = None) -> None:
+def write_resolved(path: Path, resolved: ResolvedConfig, derived: Mapping[str, Any] | None = None) -> None:
     """Write every value and where it came from; `derived` adds values that the run worked out (device)."""
     entries = {
         ".".join(place): {"value": value, "origin": resolved.origins[".".join(place)]}

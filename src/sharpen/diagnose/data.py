@@ -1,6 +1,6 @@
 """What a diagnosis looks at: the numbers of each step, and digests of the first and the last rollouts.
 
-In: steps' metrics and `Group`s. Out: `RunData`, small whatever the length of the run.
+In: steps' metrics and `Group`s. Out: `RolloutRunData`, small whatever the length of the run.
 
 Shape suffixes: S sampled tokens of a call, W n-grams of a call.
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from sharpen.diagnose.series import Row, Steps, Trend, late_mean, trend
+from sharpen.diagnose.series import StepRow, Steps, Trend, late_mean, trend
 from sharpen.rollout.statistics import given
 from sharpen.types import Call, CallStatus, Group, IntArray, Outcome, Rollout
 
@@ -57,7 +57,7 @@ class Digest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunData(Steps):
+class RolloutRunData(Steps):
     """A run with rollouts as a diagnosis sees it. `first` and `last` are rollouts of the first and last groups, which
     may overlap; `outcomes` counts all attempts. `scale_free` is whether advantages stay the same when all rewards are
     scaled.
@@ -109,7 +109,7 @@ class RunData(Steps):
         """For each step that has it, its `flat_share`."""
         return [share for row in self.rows if (share := self.flat_share(row)) is not None]
 
-    def flat_share(self, row: Row) -> float | None:
+    def flat_share(self, row: StepRow) -> float | None:
         """Share of a step's groups whose rewards are all the same."""
         count, flat = row.metrics.get("rollout/count"), row.metrics.get("reward/flat_groups")
         if not count or flat is None:

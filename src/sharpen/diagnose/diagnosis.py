@@ -18,15 +18,15 @@ import numpy as np
 
 from sharpen.algorithm.presets import Algorithm
 from sharpen.diagnose import policy, rewards, rollouts, rows
-from sharpen.diagnose.data import MAX_GROUPS, Digest, Rewards, RunData, digest_group, is_scale_free
+from sharpen.diagnose.data import MAX_GROUPS, Digest, Rewards, RolloutRunData, digest_group, is_scale_free
 from sharpen.diagnose.finding import Finding
 from sharpen.diagnose.rows import RowRunData
-from sharpen.diagnose.series import MAX_EDGE, Row
+from sharpen.diagnose.series import MAX_EDGE, StepRow
 from sharpen.errors import ConfigError
 from sharpen.recipe import RolloutRecipe, RowRecipe, recipe_of
 from sharpen.types import Group
 
-RULES: tuple[Callable[[RunData], Finding | None], ...] = (
+RULES: tuple[Callable[[RolloutRunData], Finding | None], ...] = (
     # what the records lack, then what made it so
     rollouts.excluded,
     rollouts.empty_masks,
@@ -46,7 +46,7 @@ RULES: tuple[Callable[[RunData], Finding | None], ...] = (
     rewards.zero_variance,
     policy.learning_rate_too_low,
 )
-WITHOUT_REWARDS: tuple[Callable[[RunData], Finding | None], ...] = (
+WITHOUT_REWARDS: tuple[Callable[[RolloutRunData], Finding | None], ...] = (
     rollouts.excluded,
     rollouts.empty_masks,
     rollouts.tool_parse_failures,
@@ -77,7 +77,7 @@ WATCHED_STEPS = 100
 """Steps that a running run is judged by, besides its first ones; this bounds the cost of a step."""
 
 
-def diagnose(data: RunData | RowRunData) -> tuple[Finding, ...]:
+def diagnose(data: RolloutRunData | RowRunData) -> tuple[Finding, ...]:
     """What keeps this run from learning, the likeliest cause first; nothing for a healthy run."""
     if isinstance(data, RowRunData):
         found = [finding for of_rows in rows.RULES if (finding := of_rows(data)) is not None]
@@ -88,7 +88,7 @@ def diagnose(data: RunData | RowRunData) -> tuple[Finding, ...]:
     return tuple(finding for finding in found if finding.name not in explained)
 
 
-def read_run(run_dir: Path) -> RunData | RowRunData:
+def read_run(run_dir: Path) -> RolloutRunData | RowRunData:
     """The records of a run, also while it goes on; those of a run without rollouts are its metrics alone.
 
     Raises `ConfigError` if `run_dir` is not a run's directory, `JournalError` if its journal cannot be read.
@@ -109,7 +109,7 @@ def read_run(run_dir: Path) -> RunData | RowRunData:
         return RowRunData(config=recipe.config, rows=trained, held_out=held_out)
     first = [seen for group in islice(read_groups(journal), MAX_GROUPS) for seen in digest_group(group)]
     last = [seen for group in read_groups(journal, last=MAX_GROUPS) for seen in digest_group(group)]
-    return RunData(
+    return RolloutRunData(
         config=recipe.config,
         scale_free=scale_free(recipe.algorithm),
         rows=read_rows(run_dir / "metrics.jsonl"),
@@ -119,7 +119,7 @@ def read_run(run_dir: Path) -> RunData | RowRunData:
     )
 
 
-def read_rows(path: Path, *, of: str = "rollout/count") -> tuple[Row, ...]:
+def read_rows(path: Path, *, of: str = "rollout/count") -> tuple[StepRow, ...]:
     """The steps in `metrics.jsonl` that have the metric `of`, by default those that trained on rollouts; what is not
     finite, or cut short by a kill, is left out."""
     steps: dict[int, dict[str, float]] = {}
@@ -130,7 +130,7 @@ def read_rows(path: Path, *, of: str = "rollout/count") -> tuple[Row, ...]:
             content: dict[str, Any] = json.loads(line)
             numbers = {name: value for name, value in content.items() if name != "step" and value is not None}
             steps.setdefault(content["step"], {}).update(numbers)
-    return tuple(Row(step=step, metrics=numbers) for step, numbers in steps.items() if of in numbers)
+    return tuple(StepRow(step=step, metrics=numbers) for step, numbers in steps.items() if of in numbers)
 
 
 def scale_free(algorithm: Algorithm) -> bool:
@@ -150,8 +150,8 @@ class Watch:
     def __init__(self, recipe: RolloutRecipe) -> None:
         self._config = recipe.config
         self._scale_free = scale_free(recipe.algorithm)
-        self._first_rows: list[Row] = []
-        self._rows: deque[Row] = deque(maxlen=WATCHED_STEPS)
+        self._first_rows: list[StepRow] = []
+        self._rows: deque[StepRow] = deque(maxlen=WATCHED_STEPS)
         self._first: list[tuple[Digest, ...]] = []
         self._last: deque[tuple[Digest, ...]] = deque(maxlen=MAX_GROUPS)
         self._outcomes: deque[Counter[str]] = deque(maxlen=WATCHED_STEPS)
@@ -160,7 +160,7 @@ class Watch:
 
     def add(self, step: int, metrics: Mapping[str, float], groups: Sequence[Group]) -> str | None:
         """Take a finished step in. A line for people if a cause has lasted and was not just said."""
-        row = Row(step=step, metrics={name: value for name, value in metrics.items() if math.isfinite(value)})
+        row = StepRow(step=step, metrics={name: value for name, value in metrics.items() if math.isfinite(value)})
         if len(self._first_rows) < MAX_EDGE:
             self._first_rows.append(row)
         else:
@@ -175,8 +175,8 @@ class Watch:
         )
         return self._line(step, diagnose(self._data()))
 
-    def _data(self) -> RunData:
-        return RunData(
+    def _data(self) -> RolloutRunData:
+        return RolloutRunData(
             config=self._config,
             scale_free=self._scale_free,
             rows=(*self._first_rows, *self._rows),

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sharpen.diagnose.data import Digest
-from sharpen.diagnose.series import Row, Trend
+from sharpen.diagnose.series import StepRow, Trend
 
 MAX_EXAMPLES = 3
 """Rollouts or steps that a finding names."""
@@ -32,7 +32,7 @@ def ids(seen: Iterable[Digest]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(one.id for one in seen))[:MAX_EXAMPLES]
 
 
-def steps(rows: Iterable[Row]) -> tuple[str, ...]:
+def steps(rows: Iterable[StepRow]) -> tuple[str, ...]:
     """The first few steps, as examples."""
     return tuple(f"step {row.step}" for row in list(rows)[:MAX_EXAMPLES])
 

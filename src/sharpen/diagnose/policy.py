@@ -1,6 +1,6 @@
 """Causes that lie in the updates: a learning rate too high or too low, KL, entropy, clipping.
 
-In: `RunData`. Out: a `Finding`, or None.
+In: `RolloutRunData`. Out: a `Finding`, or None.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean, median
 
-from sharpen.diagnose.data import Digest, RunData, by_group
+from sharpen.diagnose.data import Digest, RolloutRunData, by_group
 from sharpen.diagnose.finding import Finding, ends, ids, steps
 from sharpen.diagnose.series import edge, late_mean, slope_t
 
@@ -38,7 +38,7 @@ CLIPPED_SHARE = {"gspo": 0.5}
 DEFAULT_CLIPPED_SHARE = 0.3
 
 
-def learning_rate_too_high(data: RunData) -> Finding | None:
+def learning_rate_too_high(data: RolloutRunData) -> Finding | None:
     """There was reward, then next to nothing, and the policy broke on the way."""
     reward = data.reward
     if reward is None:
@@ -85,7 +85,7 @@ def learning_rate_too_high(data: RunData) -> Finding | None:
     )
 
 
-def _breakage(data: RunData, peak_at: int) -> tuple[dict[str, float], dict[str, str]]:
+def _breakage(data: RolloutRunData, peak_at: int) -> tuple[dict[str, float], dict[str, str]]:
     """Numbers around the fall, and what of them shows that the policy broke."""
     evidence: dict[str, float] = {}
     signs: dict[str, str] = {}
@@ -109,7 +109,7 @@ def _breakage(data: RunData, peak_at: int) -> tuple[dict[str, float], dict[str, 
     return evidence, signs
 
 
-def learning_rate_too_low(data: RunData) -> Finding | None:
+def learning_rate_too_low(data: RolloutRunData) -> Finding | None:
     """Rewards differ within groups, yet neither reward nor entropy nor length changes beyond noise."""
     rewards = data.values("reward/mean")
     if len(rewards) < MIN_MOVEMENT_STEPS or data.solved:
@@ -142,7 +142,7 @@ def learning_rate_too_low(data: RunData) -> Finding | None:
     )
 
 
-def kl_blow_up(data: RunData) -> Finding | None:
+def kl_blow_up(data: RolloutRunData) -> Finding | None:
     """The policy runs away from the model before training, or too far within one step."""
     reference, within = data.values("trainer/kl_reference"), data.values("trainer/kl_old")
     late, step_kl = late_mean(reference) or 0.0, late_mean(within) or 0.0
@@ -169,7 +169,7 @@ def kl_blow_up(data: RunData) -> Finding | None:
     )
 
 
-def entropy_collapse(data: RunData) -> Finding | None:
+def entropy_collapse(data: RolloutRunData) -> Finding | None:
     """The policy samples the same again and again before the tasks are solved."""
     entropy, flat = data.trend("trainer/entropy"), late_mean(data.flat_shares)
     if entropy is None or flat is None or flat < ENTROPY_FLAT or not data.stalled:
@@ -195,7 +195,7 @@ def entropy_collapse(data: RunData) -> Finding | None:
     )
 
 
-def clip_fraction(data: RunData) -> Finding | None:
+def clip_fraction(data: RolloutRunData) -> Finding | None:
     """Much of the batch has no gradient because the ratio is clipped."""
     clipped = late_mean(data.values("trainer/clip_fraction"))
     loss = data.config.loss.policy_loss or data.config.algorithm.algorithm_type
@@ -217,7 +217,7 @@ def clip_fraction(data: RunData) -> Finding | None:
     )
 
 
-def _replayed_steps(data: RunData) -> float:
+def _replayed_steps(data: RolloutRunData) -> float:
     """How many steps before the current one the replayed groups were sampled, on average; 0 without replay."""
     age = late_mean(data.values("batch/replay_age_mean")) or 0.0
     return age / (late_mean(data.values("trainer/num_updates")) or 1.0)

@@ -1,6 +1,6 @@
 """Causes that lie in the rewards: no differences within groups, or rewards of a size that training cannot use.
 
-In: `RunData`. Out: a `Finding`, or None.
+In: `RolloutRunData`. Out: a `Finding`, or None.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from math import fsum, sqrt
 from statistics import fmean, pstdev
 
-from sharpen.diagnose.data import Digest, RunData, by_group, flat_rewards
+from sharpen.diagnose.data import Digest, RolloutRunData, by_group, flat_rewards
 from sharpen.diagnose.finding import Finding, ends, ids
 from sharpen.diagnose.series import early_mean, late_mean
 
@@ -27,7 +27,7 @@ TINY_SPREAD = 0.01
 """Where advantages keep the rewards' scale: KL terms, entropy terms and weight decay outweigh such differences."""
 
 
-def all_wrong(data: RunData) -> Finding | None:
+def all_wrong(data: RolloutRunData) -> Finding | None:
     """From the first groups to the last nearly all rollouts have the least reward."""
     least, most = data.reward_range
     if least > 0.0 and most == least:
@@ -51,7 +51,7 @@ def all_wrong(data: RunData) -> Finding | None:
     )
 
 
-def all_right(data: RunData) -> Finding | None:
+def all_right(data: RolloutRunData) -> Finding | None:
     """From the first groups to the last nearly all rollouts have the greatest reward."""
     least, most = data.reward_range
     if most == least and most < 1.0:
@@ -75,7 +75,7 @@ def all_right(data: RunData) -> Finding | None:
     )
 
 
-def zero_variance(data: RunData) -> Finding | None:
+def zero_variance(data: RolloutRunData) -> Finding | None:
     """Most groups have one reward each, though the tasks are not solved."""
     late, early = late_mean(data.flat_shares), early_mean(data.flat_shares)
     flat = [(group_id, reward) for group_id, reward in flat_rewards(data.last) if reward is not None]
@@ -101,7 +101,7 @@ def zero_variance(data: RunData) -> Finding | None:
     )
 
 
-def reward_scale(data: RunData) -> Finding | None:
+def reward_scale(data: RolloutRunData) -> Finding | None:
     """Rewards of huge size, or of tiny spread where advantages keep it."""
     scored = [one for one in (*data.first, *data.last) if one.reward is not None]
     if not scored:
@@ -132,7 +132,7 @@ def reward_scale(data: RunData) -> Finding | None:
     )
 
 
-def parts_apart(data: RunData) -> Finding | None:
+def parts_apart(data: RolloutRunData) -> Finding | None:
     """What workflow or judge measure, and what goes with the reward: one such part rises while another falls."""
     courses = {name: course for name in _parts(data) if (course := data.trend(name)) is not None}
     risen = [name for name, course in courses.items() if course.z >= APART_Z]
@@ -160,7 +160,7 @@ def parts_apart(data: RunData) -> Finding | None:
     )
 
 
-def _parts(data: RunData) -> list[str]:
+def _parts(data: RolloutRunData) -> list[str]:
     """Metrics that go with the reward within groups, over the rollouts that have both."""
     rollouts = [one for one in {one.id: one for one in (*data.first, *data.last)}.values() if one.reward is not None]
     found = []

@@ -1,6 +1,6 @@
 """Causes that lie in the rollouts: failures, broken tool calls, limits, calls that carry no loss, texts that decay.
 
-In: `RunData`. Out: a `Finding`, or None.
+In: `RolloutRunData`. Out: a `Finding`, or None.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 
-from sharpen.diagnose.data import NGRAM, Digest, RunData
+from sharpen.diagnose.data import NGRAM, Digest, RolloutRunData
 from sharpen.diagnose.finding import Finding, ends, ids, steps
 from sharpen.diagnose.series import early_mean, late_mean
 from sharpen.types import MODEL_CAUSED, Outcome
@@ -43,7 +43,7 @@ _ADVICE = {
 _LIMIT_ADVICE = "Set rollout.failure_reward (e.g. 0.0), so that the model learns from its own failures."
 
 
-def excluded(data: RunData) -> Finding | None:
+def excluded(data: RolloutRunData) -> Finding | None:
     """Rollouts without a reward, by cause; named `judge_failures` where that is the judge."""
     counts = _excluding(data)
     total = sum(data.outcomes.values())
@@ -69,13 +69,13 @@ def excluded(data: RunData) -> Finding | None:
     )
 
 
-def _excluding(data: RunData) -> dict[Outcome, int]:
+def _excluding(data: RolloutRunData) -> dict[Outcome, int]:
     """Attempts that ended without a reward, by cause."""
     scored = {Outcome.OK} | (MODEL_CAUSED if data.config.rollout.failure_reward is not None else set())
     return {Outcome(name): count for name, count in data.outcomes.items() if count and Outcome(name) not in scored}
 
 
-def tool_parse_failures(data: RunData) -> Finding | None:
+def tool_parse_failures(data: RolloutRunData) -> Finding | None:
     """Tool calls that do not parse, and do not become fewer."""
     errors = data.values("gateway/tool_parse_errors") or [fmean([one.parse_errors for one in data.last] or [0.0])]
     early, late = early_mean(errors) or 0.0, late_mean(errors) or 0.0
@@ -95,7 +95,7 @@ def tool_parse_failures(data: RunData) -> Finding | None:
     )
 
 
-def truncation(data: RunData) -> Finding | None:
+def truncation(data: RolloutRunData) -> Finding | None:
     """Responses cut off at a limit, where that costs reward."""
     cut = [one for one in data.last if one.cut]
     whole = [one.reward for one in data.last if not one.cut and one.reward is not None]
@@ -130,7 +130,7 @@ def truncation(data: RunData) -> Finding | None:
     )
 
 
-def _never_rose(data: RunData) -> bool:
+def _never_rose(data: RolloutRunData) -> bool:
     """Whether the mean reward stayed where it was, beyond noise; in a short run, whether all rewards are the same."""
     reward, (least, most) = data.reward, data.reward_range
     if reward is None:
@@ -138,7 +138,7 @@ def _never_rose(data: RunData) -> bool:
     return reward.z < 3.0 and reward.peak - reward.early < 0.2 * (most - least)
 
 
-def empty_masks(data: RunData) -> Finding | None:
+def empty_masks(data: RolloutRunData) -> Finding | None:
     """Rollouts, or whole steps, without a token that carries loss."""
     scored = [one for one in data.last if one.reward is not None]
     without = [one for one in scored if one.num_trainable == 0]
@@ -187,7 +187,7 @@ def _why(reasons: Counter[str]) -> str:
     return ", ".join(_REASONS.get(reason, reason) for reason, _ in reasons.most_common(2)) or "no model call"
 
 
-def length_drift(data: RunData) -> Finding | None:
+def length_drift(data: RolloutRunData) -> Finding | None:
     """Rollouts become much longer or shorter, and the reward does not rise with it."""
     length, reward = data.trend("rollout/sampled_tokens"), data.reward
     if length is None or reward is None or reward.z > 2.0 or abs(length.z) < DRIFT_Z:
@@ -212,7 +212,7 @@ def length_drift(data: RunData) -> Finding | None:
     )
 
 
-def degenerate_text(data: RunData) -> Finding | None:
+def degenerate_text(data: RolloutRunData) -> Finding | None:
     """The reward rises while texts turn into repetitions, or into one text for all tasks."""
     reward = data.reward
     if reward is None or reward.z < 3.0:

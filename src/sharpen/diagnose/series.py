@@ -25,7 +25,7 @@ MAX_EDGE = 25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class StepRow:
     """The numbers of one trained step, as in `metrics.jsonl`."""
 
     step: int
@@ -37,7 +37,7 @@ class Steps:
     """What every run has: its settings, and the numbers of its steps."""
 
     config: RunConfig
-    rows: tuple[Row, ...]
+    rows: tuple[StepRow, ...]
 
     def values(self, name: str) -> list[float]:
         """A metric over the steps that have it."""
@@ -47,7 +47,7 @@ class Steps:
         """How a metric went, None where too few steps have it."""
         return trend(self.values(name))
 
-    def highest(self, name: str) -> list[Row]:
+    def highest(self, name: str) -> list[StepRow]:
         """The steps that have a metric, the highest first."""
         return sorted((row for row in self.rows if name in row.metrics), key=lambda row: -row.metrics[name])
 

@@ -19,12 +19,12 @@ from pathlib import Path
 import yaml
 
 from sharpen.config.former import former_run
-from sharpen.config.load import Resolved, write_resolved
+from sharpen.config.load import ResolvedConfig, write_resolved
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
 from sharpen.execution.identity import Identity, trained_rows_stay
 from sharpen.execution.run_lock import locked
-from sharpen.execution.same_run import NOTED, Recorded, check_same_run, keep_settings, read_recorded
+from sharpen.execution.same_run import NOTED, RunRecord, check_same_run, keep_settings, read_recorded
 from sharpen.experience.reading import read_steps
 from sharpen.experience.records import EVALUATIONS
 from sharpen.trainer.checkpoint import pointed, repair, step_of
@@ -76,7 +76,7 @@ class RunDirectory:
 
 @contextlib.contextmanager
 def open_run_directory(
-    resolved: Resolved, config_path: Path | None, identities: Mapping[str, Identity], rows: Sequence[Task] = ()
+    resolved: ResolvedConfig, config_path: Path | None, identities: Mapping[str, Identity], rows: Sequence[Task] = ()
 ) -> Iterator[RunDirectory]:
     """Make the directory, or find that of the fixed name again, with its latest checkpoint, and hold it. `identities`
     say what model and datasets are; they are noted beside the settings. `rows` are those to train on.
@@ -93,7 +93,7 @@ def open_run_directory(
         if checkpoint is None:
             _check_unused(path)
         else:
-            notes += _go_on(path, Recorded.of(config, identities), checkpoint, rows)
+            notes += _go_on(path, RunRecord.of(config, identities), checkpoint, rows)
         if config_path is not None:
             shutil.copyfile(config_path, path / "config.yaml")
         elif not (path / "config.yaml").exists():
@@ -147,7 +147,7 @@ def _steps_in_metrics(metrics: Path) -> int:
     return found
 
 
-def _go_on(path: Path, now: Recorded, checkpoint: Path, rows: Sequence[Task]) -> list[str]:
+def _go_on(path: Path, now: RunRecord, checkpoint: Path, rows: Sequence[Task]) -> list[str]:
     """See to it that the run is the same, and keep the settings that are about to be replaced; what to tell the user.
     Raises `ConfigError` if it is another one."""
     before = read_recorded(path)

@@ -48,20 +48,20 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
+class RunRecord:
     """What a run is begun with: its settings by dotted name, and the identities of its model and its datasets."""
 
     values: Mapping[str, Any]
     identities: Mapping[str, Identity]
 
     @classmethod
-    def of(cls, config: RunConfig, identities: Mapping[str, Identity]) -> Recorded:
+    def of(cls, config: RunConfig, identities: Mapping[str, Identity]) -> RunRecord:
         """What it is now."""
         values = {".".join(place): value for place, value in value_leaves(config).items()}
         return cls(values=json.loads(json.dumps(values)), identities=identities)
 
 
-def read_recorded(path: Path) -> Recorded | None:
+def read_recorded(path: Path) -> RunRecord | None:
     """What the run in `path` was last begun with; None if it has not noted that. Raises `ConfigError` if it cannot be
     read."""
     file = path / "resolved.json"
@@ -77,10 +77,10 @@ def read_recorded(path: Path) -> Recorded | None:
             "another experiment_name"
         ) from error
     identities = {name.removeprefix(NOTED): value for name, value in derived.items() if name.startswith(NOTED)}
-    return Recorded(values=values, identities=identities)
+    return RunRecord(values=values, identities=identities)
 
 
-def changes(before: Recorded, now: Recorded) -> list[Change]:
+def changes(before: RunRecord, now: RunRecord) -> list[Change]:
     """Everything that differs between the two, but for files and folders that have only moved. A setting that was not
     there yet has its default before; one that is no more is not compared."""
     found = []
@@ -95,7 +95,7 @@ def changes(before: Recorded, now: Recorded) -> list[Change]:
     return found
 
 
-def check_same_run(path: Path, before: Recorded, now: Recorded) -> list[str]:
+def check_same_run(path: Path, before: RunRecord, now: RunRecord) -> list[str]:
     """Lines that say what changed since the run in `path` was last begun. Raises `ConfigError` for what may not."""
     found = changes(before, now)
     if refused := [change for change in found if not may_change(change.setting)]:
@@ -125,10 +125,10 @@ def keep_settings(path: Path, step: int) -> None:
 def _defaults() -> dict[str, Any]:
     """Of the settings that have one."""
     smallest = {"train_dataset": {"path": ""}, "model": {"model_path": "", "max_model_len": 2}}
-    return dict(Recorded.of(RunConfig.model_validate(smallest), {}).values)
+    return dict(RunRecord.of(RunConfig.model_validate(smallest), {}).values)
 
 
-def _moved(change: Change, before: Recorded, now: Recorded) -> bool:
+def _moved(change: Change, before: RunRecord, now: RunRecord) -> bool:
     """Whether a setting names the same thing at another place, as far as is known: of the same content where that was
     noted, else of the same name."""
     if change.setting in ("workflow", "judge") and None in (change.before, change.now):

@@ -33,7 +33,7 @@ class AttentionRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
+class SlotSegment:
     """Rows `first_row` .. of the step: positions `start` .. `end` - 1 of the sequence in `slot`."""
 
     slot: int
@@ -75,7 +75,7 @@ class SlotAttention:
         position_N: torch.Tensor,
         num_decode: int,
         kv_length: int,
-        segments: Sequence[Segment],
+        segments: Sequence[SlotSegment],
     ) -> None:
         self._pool = pool
         self._slot_N = slot_N
@@ -125,7 +125,7 @@ class SlotAttention:
         return mask
 
     def _segment(
-        self, kv: LayerKV, q_NHD: torch.Tensor, index: int, segment: Segment, rule: AttentionRule
+        self, kv: LayerKV, q_NHD: torch.Tensor, index: int, segment: SlotSegment, rule: AttentionRule
     ) -> torch.Tensor:
         num_rows, heads, head_dim = q_NHD.shape
         kv_heads = kv.keys_SKDT.shape[1]
@@ -156,7 +156,7 @@ class SlotAttention:
         keys_KDT: torch.Tensor,
         values_KTD: torch.Tensor,
         index: int,
-        segment: Segment,
+        segment: SlotSegment,
         rule: AttentionRule,
     ) -> torch.Tensor:
         """Key heads are repeated: with fewer of them than queries, no fused kernel takes a mask, and the other way
@@ -175,7 +175,7 @@ class SlotAttention:
         return out_HND.transpose(0, 1).reshape(num_rows, heads * head_dim)
 
     def _segment_mask(
-        self, index: int, segment: Segment, window: int | None, repeats: int, dtype: torch.dtype
+        self, index: int, segment: SlotSegment, window: int | None, repeats: int, dtype: torch.dtype
     ) -> torch.Tensor:
         """Shape [rows of the segment, its end], repeated along the rows."""
         mask = self._segment_masks.get((index, window, repeats))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from sharpen.inference.attention import Segment
+from sharpen.inference.attention import SlotSegment
 from sharpen.inference.kv import LENGTH_BUCKET, bucketed
 from sharpen.inference.slots import Indices, SlotTable
 
@@ -37,21 +37,21 @@ class StepBatch:
     slot_N: Indices
     num_decode: int
     kv_length: int
-    segments: tuple[Segment, ...]
+    segments: tuple[SlotSegment, ...]
     rows_R: Indices
     slots_R: Indices
     computed: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class StepWork:
     """Tokens that this step computes: decoding slots (one token each), and spans (slot, start, end) of prompts."""
 
     decoding: Indices
     spans: tuple[tuple[int, int, int], ...]
 
 
-def collect_work(table: SlotTable, token_budget: int) -> Work:
+def collect_work(table: SlotTable, token_budget: int) -> StepWork:
     """All slots with one token to compute decode; the others compute up to `token_budget` tokens, oldest job first."""
     todo_S = np.where(table.active_S, table.num_ids_S - table.kv_len_S, 0)
     behind = [int(slot) for slot in np.flatnonzero(todo_S > 1)]
@@ -64,7 +64,7 @@ def collect_work(table: SlotTable, token_budget: int) -> Work:
         end = min(int(table.num_ids_S[slot]), start + token_budget)
         spans.append((slot, start, end))
         token_budget -= end - start
-    return Work(decoding=np.flatnonzero(todo_S == 1), spans=tuple(spans))
+    return StepWork(decoding=np.flatnonzero(todo_S == 1), spans=tuple(spans))
 
 
 def on_device(values: Indices | torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -82,7 +82,7 @@ def padded_rows(count: int) -> int:
     return -(-count // bucket) * bucket
 
 
-def lay_out(table: SlotTable, work: Work, scratch: int) -> StepBatch:
+def lay_out(table: SlotTable, work: StepWork, scratch: int) -> StepBatch:
     """The fast layout."""
     decoding = work.decoding
     num_decode = min(padded_rows(int(decoding[-1]) + 1), table.num_slots) if len(decoding) else 0
@@ -104,7 +104,7 @@ def lay_out(table: SlotTable, work: Work, scratch: int) -> StepBatch:
         token_N[rows] = table.ids_ST[slot, start:end]
         position_N[rows] = np.arange(start, end)
         slot_N[rows] = slot
-        segments.append(Segment(slot=slot, first_row=row, start=start, end=end))
+        segments.append(SlotSegment(slot=slot, first_row=row, start=start, end=end))
         row = rows.stop
         if end == table.num_ids_S[slot]:
             end_rows.append(row - 1)
@@ -122,12 +122,12 @@ def lay_out(table: SlotTable, work: Work, scratch: int) -> StepBatch:
     )
 
 
-def _computed(table: SlotTable, work: Work) -> tuple[tuple[int, int], ...]:
+def _computed(table: SlotTable, work: StepWork) -> tuple[tuple[int, int], ...]:
     decoded = [(int(slot), int(table.num_ids_S[slot])) for slot in work.decoding]
     return (*decoded, *((slot, end) for slot, _, end in work.spans))
 
 
-def lay_out_fixed(table: SlotTable, work: Work, scratch: int) -> list[StepBatch]:
+def lay_out_fixed(table: SlotTable, work: StepWork, scratch: int) -> list[StepBatch]:
     """The fixed layout: chunks of `FIXED_ROWS` tokens whose positions share one length bucket, early positions
     first."""
     spans = [(int(slot), int(table.kv_len_S[slot]), int(table.num_ids_S[slot])) for slot in work.decoding]

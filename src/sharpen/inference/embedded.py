@@ -30,7 +30,7 @@ from sharpen.inference.matmul import DEFAULT, MatmulChoice, choose_float32_matmu
 from sharpen.inference.requests import check_request
 from sharpen.inference.scheduler import Scheduler
 from sharpen.inference.selfcheck import check_forward, reference_logits
-from sharpen.inference.slots import Job
+from sharpen.inference.slots import SlotRequest
 from sharpen.inference.stepper import Stepper
 from sharpen.inference.weights import copy_weights
 
@@ -192,12 +192,12 @@ class EmbeddedEngine:
             self._scheduler.remove(job)
             raise
 
-    def _new_job(self, request: GenerateRequest) -> Job:
+    def _new_job(self, request: GenerateRequest) -> SlotRequest:
         max_new = check_request(request, max_model_len=self._max_model_len, vocab_size=self._vocab_size)
         if request.sampling.stop and self._decode_text is None:
             raise SamplingError("stop strings need an engine that was given a stop_decoder")
         self._num_requests += 1
-        return Job(
+        return SlotRequest(
             request=request,
             future=asyncio.get_running_loop().create_future(),
             order=self._num_requests,

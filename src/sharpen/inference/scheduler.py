@@ -18,7 +18,7 @@ from collections import deque
 import numpy as np
 
 from sharpen.inference.kv import KVPool
-from sharpen.inference.slots import Indices, Job, SlotTable
+from sharpen.inference.slots import Indices, SlotRequest, SlotTable
 
 _SHARED_WORTH_WAITING = 16
 _SLACK_WORTH_KEEPING = 16  # a retained slot with more KV than this beyond the shared prefix is copied from, not taken
@@ -33,7 +33,7 @@ class Scheduler:
         self.pool = pool
         self.table = SlotTable()
         self.table.resize(pool.num_slots, pool.length)
-        self.waiting: deque[Job] = deque()
+        self.waiting: deque[SlotRequest] = deque()
         self.now = 0
         self.reused_tokens = 0
         self._copies: list[tuple[int, int, int]] = []  # (source, target, positions), not yet done
@@ -44,14 +44,14 @@ class Scheduler:
         """Whether any job waits or runs."""
         return bool(self.waiting) or bool(self.table.active_S.any())
 
-    def running(self) -> list[tuple[int, Job]]:
+    def running(self) -> list[tuple[int, SlotRequest]]:
         """(slot, job) of every active slot."""
         return [(slot, job) for slot, job in enumerate(self.table.jobs) if job is not None]
 
     def admit(self) -> None:
         """Place every waiting job that has a slot to go to and no shared prefix to wait for."""
         self.now += 1
-        kept: deque[Job] = deque()
+        kept: deque[SlotRequest] = deque()
         full = False
         while self.waiting:
             job = self.waiting.popleft()
@@ -72,7 +72,7 @@ class Scheduler:
         evictable = ~table.active_S & (table.last_used_S < self.now)
         return bool(evictable.any()) or table.num_slots < self.pool.slots_at(self.pool.length)
 
-    def _try_place(self, job: Job) -> bool:
+    def _try_place(self, job: SlotRequest) -> bool:
         table = self.table
         if len(job.ids_T) > self.pool.length:
             self._lengthen(len(job.ids_T))
@@ -150,7 +150,7 @@ class Scheduler:
                 self._swap(int(np.flatnonzero(~self.table.active_S[:num_slots])[0]), int(slot))
         self._resize(num_slots, length)
 
-    def suspend(self, job: Job) -> None:
+    def suspend(self, job: SlotRequest) -> None:
         """Take a running job out of its slot; it is placed again before those that wait."""
         slot = self.table.jobs.index(job)
         self.waiting.appendleft(self.table.suspend(slot, self.now))
@@ -204,7 +204,7 @@ class Scheduler:
         for one, other in pairs:
             self.table.swap(one, other)
 
-    def remove(self, job: Job) -> None:
+    def remove(self, job: SlotRequest) -> None:
         """Forget a job that nobody waits for any more, wherever it is."""
         if job in self.waiting:
             self.waiting.remove(job)

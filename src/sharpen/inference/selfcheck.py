@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from sharpen.errors import ModelError
-from sharpen.inference.attention import Segment, SlotAttention
+from sharpen.inference.attention import SlotAttention, SlotSegment
 from sharpen.inference.forward import Forward
 from sharpen.inference.kv import LENGTH_BUCKET, KVPool
 
@@ -43,7 +43,7 @@ def check_forward(model: Any, forward: Forward, pool: KVPool, reference_PV: torc
     zero = torch.zeros_like(ids_P)
     ours = []
     if num_probe > 1:
-        segment = Segment(slot=0, first_row=0, start=0, end=num_probe - 1)
+        segment = SlotSegment(slot=0, first_row=0, start=0, end=num_probe - 1)
         attention = SlotAttention(
             pool, slot_N=zero[1:], position_N=position_P[:-1], num_decode=0, kv_length=0, segments=[segment]
         )

@@ -22,7 +22,7 @@ Indices = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Job:
+class SlotRequest:
     """A request on its way: where its result goes, and what was sampled before it last had to give up its slot."""
 
     request: GenerateRequest
@@ -46,7 +46,7 @@ class SlotTable:
     def __init__(self) -> None:
         self.num_slots = 0
         self.length = 0
-        self.jobs: list[Job | None] = []
+        self.jobs: list[SlotRequest | None] = []
         self.ids_ST = np.zeros((0, 0), np.int32)
         self.logprobs_ST = np.zeros((0, 0), np.float32)
         self.versions_ST = np.zeros((0, 0), np.int32)
@@ -101,7 +101,7 @@ class SlotTable:
         agree_S: Indices = np.minimum(first_S, self.num_ids_S)
         return agree_S
 
-    def place(self, slot: int, job: Job, cached: int, now: int) -> None:
+    def place(self, slot: int, job: SlotRequest, cached: int, now: int) -> None:
         """Start `job` in `slot`, whose first `cached` positions hold the KV of the job's own first ids."""
         num_ids = len(job.ids_T)
         num_prompt = job.num_prompt
@@ -142,7 +142,7 @@ class SlotTable:
         self.num_ids_S[slot] = self.kv_len_S[slot]
         self.last_used_S[slot] = now
 
-    def suspend(self, slot: int, now: int) -> Job:
+    def suspend(self, slot: int, now: int) -> SlotRequest:
         """Take the job out of its slot with what it has sampled, to be placed again later."""
         job = self.jobs[slot]
         assert job is not None

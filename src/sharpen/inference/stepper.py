@@ -29,7 +29,7 @@ from sharpen.inference.graphs import DecodeGraphs
 from sharpen.inference.noise import uniforms
 from sharpen.inference.sampling import SampledRows, SamplingRows, sample
 from sharpen.inference.scheduler import Scheduler
-from sharpen.inference.slots import Indices, Job
+from sharpen.inference.slots import Indices, SlotRequest
 from sharpen.inference.stopping import find_stop
 from sharpen.types import FinishReason
 
@@ -187,7 +187,7 @@ class Stepper:
             for (row, count), *likeliest in zip(counts.items(), ids.tolist(), logprobs.tolist(), strict=True)
         }
 
-    def _text_before_stop(self, slot: int, job: Job) -> str | None:
+    def _text_before_stop(self, slot: int, job: SlotRequest) -> str | None:
         stop = job.request.sampling.stop
         if not stop or self._decode_text is None:
             return None
@@ -195,7 +195,7 @@ class Stepper:
         ids = table.ids_ST[slot, int(table.num_prompt_S[slot]) : int(table.num_ids_S[slot])].tolist()
         return find_stop(ids, stop, self._decode_text)
 
-    def _finish(self, slot: int, job: Job, reason: FinishReason, text: str | None) -> None:
+    def _finish(self, slot: int, job: SlotRequest, reason: FinishReason, text: str | None) -> None:
         ids_S, logprobs_S, versions_S = self._scheduler.table.sampled(slot)
         self._scheduler.remove(job)
         if not job.future.done():
@@ -210,7 +210,7 @@ class Stepper:
                 )
             )
 
-    def _fail(self, slot: int, job: Job) -> None:
+    def _fail(self, slot: int, job: SlotRequest) -> None:
         """The model gave no number: refuse the call, and let no NaN stay in the cache."""
         self._scheduler.discard(slot)
         if not job.future.done():

@@ -29,7 +29,7 @@ Layout = Sequence[Sequence[tuple[str, Sequence[int]]]]
 Result = TypeVar("Result")
 
 
-class Group:
+class BroadcastGroup:
     """A trainer and the workers that it broadcasts to, seen from one of them."""
 
     def __init__(self, device: torch.device, *, rank: int, size: int, port: int) -> None:

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import torch
 
 from sharpen.errors import EngineError
-from sharpen.inference.vllm_broadcast import CHUNK_BYTES, Group, Layout, in_thread, lay_out, reason
+from sharpen.inference.vllm_broadcast import CHUNK_BYTES, BroadcastGroup, Layout, in_thread, lay_out, reason
 from sharpen.inference.vllm_transfer import only_gpu, pack, trial
 from sharpen.inference.weights_file import WeightsFile
 
@@ -46,7 +46,7 @@ class Loader:
         self._dtype: torch.dtype = llm.model_config.dtype
         self._join_limit_s, self._chunk_bytes = join_limit_s, chunk_bytes
         self._file = WeightsFile()
-        self._group: Group | None = None
+        self._group: BroadcastGroup | None = None
         self.ways: list[Way] | None = None
         """That of each worker, once they were tried; none: the file."""
 
@@ -101,7 +101,7 @@ class Loader:
         limit_s = self._join_limit_s
         listener = socket.create_server(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-        self._group = group = Group(gpu, rank=0, size=1 + len(far), port=port)
+        self._group = group = BroadcastGroup(gpu, rank=0, size=1 + len(far), port=port)
         joined = in_thread(lambda: group.join(limit_s, listener))
         answers = await self._llm.collective_rpc("sharpen_join", args=(port, far, limit_s))
         reasons = {f"worker {number}": answer for number, answer in enumerate(answers) if answer}

@@ -29,7 +29,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from sharpen.inference.vllm_broadcast import Group, Layout, in_thread, reason
+from sharpen.inference.vllm_broadcast import BroadcastGroup, Layout, in_thread, reason
 from sharpen.inference.vllm_start import BACKEND, FOLDER_VARIABLE, OWNER_VARIABLE
 from sharpen.inference.vllm_transfer import try_to_read, unpack
 from sharpen.inference.weights_file import mapped
@@ -41,7 +41,7 @@ class NoInit(WeightTransferInitInfo):  # type: ignore[misc]
 
 
 @dataclass
-class Update(WeightTransferUpdateInfo):  # type: ignore[misc]
+class WeightsUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
     """Every parameter under its Hugging Face name: a file of `inference.weights_file`, handles to this GPU's memory
     (`inference.vllm_transfer`), or what the trainer broadcasts (`inference.vllm_broadcast`)."""
 
@@ -55,12 +55,12 @@ def _mapped(path: str) -> dict[str, torch.Tensor]:
     return mapped(Path(path))
 
 
-class Transfer(WeightTransferEngine[NoInit, Update]):  # type: ignore[misc]
+class Transfer(WeightTransferEngine[NoInit, WeightsUpdate]):  # type: ignore[misc]
     """Reads new weights from a file in memory, or from the GPU's own memory, or gets them by broadcast."""
 
     init_info_cls = NoInit
-    update_info_cls = Update
-    group: Group | None = None
+    update_info_cls = WeightsUpdate
+    group: BroadcastGroup | None = None
 
     def init_transfer_engine(self, init_info: NoInit) -> None:
         """Nothing to connect: `WorkerExtension.sharpen_join` does, which can tell why it could not."""
@@ -73,7 +73,7 @@ class Transfer(WeightTransferEngine[NoInit, Update]):  # type: ignore[misc]
         """As vLLM's own, without its wait for an accelerator (there is none on a CPU; copies from a file wait)."""
         self.receive_weights(self.parse_update_info(update_info))
 
-    def receive_weights(self, update_info: Update) -> None:
+    def receive_weights(self, update_info: WeightsUpdate) -> None:
         """Load all parameters; the file is the same one each time."""
         if update_info.handles:
             self.model.load_weights(unpack(update_info.handles, self.device))
@@ -120,7 +120,7 @@ class WorkerExtension:
         """Join the trainer's group if this worker is one of the members; why it could not, empty if it could."""
         if self.rank not in members:
             return ""
-        group = Group(self.device, rank=1 + members.index(self.rank), size=1 + len(members), port=port)
+        group = BroadcastGroup(self.device, rank=1 + members.index(self.rank), size=1 + len(members), port=port)
         try:
             in_thread(lambda: group.join(limit_s)).result(limit_s)
         except Exception as error:  # whatever it is: it must not reach vLLM, whose core would be of no use any more

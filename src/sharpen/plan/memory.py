@@ -1,7 +1,7 @@
 """What each device of a run holds at its fullest, role by role.
 
-In: a `Case`. Out: `Place`s: for each kind of device the items it always holds, and those of the phase that needs the
-most. The rules are those of the code:
+In: a `Case`. Out: `DeviceMemory`: for each kind of device the items it always holds, and those of the phase that needs
+the most. The rules are those of the code:
 
     weights of a trained model      4 bytes a parameter (fp32), whatever it is computed in; a reference or teacher too
     gradients, AdamW's two moments  4 and 8 bytes a trained parameter
@@ -50,7 +50,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class DeviceMemory:
     """One device among `count` that hold the same."""
 
     name: str
@@ -70,7 +70,7 @@ class Place:
         return self.peak <= self.capacity
 
 
-def places(case: Case, *, certain: bool = False) -> tuple[Place, ...]:
+def places(case: Case, *, certain: bool = False) -> tuple[DeviceMemory, ...]:
     """Every kind of device that the run uses. `certain` takes only what is quickly known and sure: weights, gradients
     and moments."""
     process = [] if certain else [Item(role=PROCESS, num_bytes=PROCESS_BYTES)]
@@ -92,7 +92,7 @@ def places(case: Case, *, certain: bool = False) -> tuple[Place, ...]:
         name, count = "trainer and engine" if serving else "trainer", max(case.num_trainers, case.num_engines)
         found = [(name, count, [*process, *training, *serving, *moving])]
     return tuple(
-        Place(
+        DeviceMemory(
             name=name,
             count=count,
             capacity=case.hardware.memory_bytes,

@@ -13,7 +13,7 @@ from typing import Any
 from sharpen.plan.case import Case
 from sharpen.plan.fit import Settings, suggest
 from sharpen.plan.hardware import GIB
-from sharpen.plan.memory import GAPS, PROCESS, Place, offloaded_bytes, places
+from sharpen.plan.memory import GAPS, PROCESS, DeviceMemory, offloaded_bytes, places
 from sharpen.plan.timing import StepTime, settings_key
 
 MB = 2**20
@@ -24,7 +24,7 @@ class Plan:
     """What is predicted. `suggestion` is the smallest change with which it fits: None where it fits, or none helps."""
 
     case: Case
-    places: tuple[Place, ...]
+    places: tuple[DeviceMemory, ...]
     time: StepTime | None
     suggestion: Settings | None
 
@@ -76,15 +76,15 @@ def plan(case: Case, *, time: StepTime | None = None, suggests: bool = True) -> 
     return Plan(case=case, places=found, time=time, suggestion=suggestion)
 
 
-def _fits(case: Case, found: tuple[Place, ...]) -> bool:
+def _fits(case: Case, found: tuple[DeviceMemory, ...]) -> bool:
     return _missing(case, found) == 0 and all(place.fits for place in found)
 
 
-def _missing(case: Case, found: tuple[Place, ...]) -> int:
+def _missing(case: Case, found: tuple[DeviceMemory, ...]) -> int:
     return 0 if case.on_cpu else max(0, sum(place.count for place in found) - case.hardware.count)
 
 
-def _comparable_mb(case: Case, place: Place) -> float | None:
+def _comparable_mb(case: Case, place: DeviceMemory) -> float | None:
     """What the coordinator's process can measure of itself: on a CPU what it holds, on a GPU what its allocator gave
     out; without an engine in another process. None where the trainer is in others."""
     config = case.config

@@ -1,6 +1,6 @@
 """A plan beside what came of it: `plan.json` in the directory of the run.
 
-In: the plan that was made before the run, and what was measured. Out: `Compared`: predicted, predicted again with the
+In: the plan that was made before the run, and what was measured. Out: `Comparison`: predicted, predicted again with the
 lengths that came, measured, and the errors.
 """
 
@@ -20,7 +20,7 @@ FILE = "plan.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
+class Comparison:
     """One quantity: as predicted before the run, as predicted with the lengths that came, as measured."""
 
     name: str
@@ -63,7 +63,7 @@ def write_plan(run_dir: Path, content: Mapping[str, Any]) -> None:
 
 def add_outcome(
     run_dir: Path, known: Mapping[str, Any] | None, steps_s: list[float], measured_mb: float | None
-) -> list[Compared]:
+) -> list[Comparison]:
     """Add what was measured, and the plan with the lengths that came, to that of a run that has ended. `steps_s` are
     the seconds of its steps."""
     content = read_plan(run_dir)
@@ -80,11 +80,11 @@ def add_outcome(
     return found
 
 
-def compared(content: Mapping[str, Any]) -> list[Compared]:
+def compared(content: Mapping[str, Any]) -> list[Comparison]:
     """Memory and time of a plan's content."""
     before, known, measured = content["before"], content.get("known", {}), content.get("measured", {})
     return [
-        Compared(
+        Comparison(
             name=name,
             unit=unit,
             before=before.get(predicted_as),
@@ -98,7 +98,7 @@ def compared(content: Mapping[str, Any]) -> list[Compared]:
     ]
 
 
-def sentence(found: list[Compared]) -> str:
+def sentence(found: list[Comparison]) -> str:
     """One line for the end of a run."""
     parts = []
     for one in found:

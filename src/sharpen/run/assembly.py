@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sharpen.config.load import Resolved, value_leaves
+from sharpen.config.load import ResolvedConfig, value_leaves
 from sharpen.decide import decide
 from sharpen.errors import ConfigError
 from sharpen.execution.identity import model_identity, rows_identity
@@ -79,7 +79,7 @@ class Site:
 
 @contextlib.contextmanager
 def open_loop(
-    resolved: Resolved,
+    resolved: ResolvedConfig,
     workflow: Callable[..., Any] | None,
     judge: Callable[..., Any] | None,
     config_path: Path | None = None,
@@ -116,7 +116,7 @@ def open_loop(
 
 @contextlib.contextmanager
 def open_site(
-    resolved: Resolved, config_path: Path | None, job: Job[RolloutRecipe] | Job[RowRecipe], data: RunData
+    resolved: ResolvedConfig, config_path: Path | None, job: Job[RolloutRecipe] | Job[RowRecipe], data: RunData
 ) -> Iterator[Site]:
     """Make the run's directory, or find it again, and say what is notable. Raises as `open_run_directory` and
     `before_run`."""
@@ -200,7 +200,7 @@ def _read(job: Job[RolloutRecipe] | Job[RowRecipe]) -> RunData:
     return read_data(job.config, job.recipe.algorithm, job.workflow is not None)
 
 
-def _idle(resolved: Resolved, job: Job[RolloutRecipe] | Job[RowRecipe]) -> list[str]:
+def _idle(resolved: ResolvedConfig, job: Job[RolloutRecipe] | Job[RowRecipe]) -> list[str]:
     """One line for the settings that were given and mean nothing where rows are learnt, if there are any."""
     if isinstance(job.recipe, RolloutRecipe):
         return []

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from sharpen.algorithm.supervised import learns_from_rows
-from sharpen.config.load import Resolved
+from sharpen.config.load import ResolvedConfig
 from sharpen.decide import decide_rollouts
 from sharpen.errors import ConfigError, NoSignalError, RolloutError
 from sharpen.execution.place import Serving
@@ -27,7 +27,10 @@ from sharpen.types import Task
 
 
 def check_config(
-    resolved: Resolved, workflow: Callable[..., Any], judge: Callable[..., Any] | None, num_tasks: int | None = None
+    resolved: ResolvedConfig,
+    workflow: Callable[..., Any],
+    judge: Callable[..., Any] | None,
+    num_tasks: int | None = None,
 ) -> CheckReport:
     """Send a few tasks through agent and judge, and say whether there is something to learn."""
     config = resolved.config

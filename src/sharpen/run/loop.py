@@ -36,7 +36,7 @@ from sharpen.monitor.metrics import Monitor
 from sharpen.run.exam import Exam
 from sharpen.run.progress import Measurement, Progress
 from sharpen.run.source import Source, StepOutcome
-from sharpen.run.steps import Checkpoints, Recorded, TimeLimit
+from sharpen.run.steps import Checkpoints, StepPosition, TimeLimit
 
 
 @dataclass(slots=True, kw_only=True)
@@ -178,11 +178,11 @@ class Loop:
             )
         self.checkpoints.save(self._recorded())
 
-    def _recorded(self) -> Recorded:
+    def _recorded(self) -> StepPosition:
         """How far the run is, with what auxiliary models were used for until now."""
         if self.serving is not None:
             self.progress = replace(self.progress, auxiliary_tokens=self.serving.auxiliary.total_tokens)
         progress = self.progress
-        return Recorded(
+        return StepPosition(
             step=progress.step, version=progress.version, best_step=progress.best_step, position=progress.to_json()
         )

@@ -40,7 +40,7 @@ class Flushes(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
+class StepPosition:
     """How far a run is that has recorded `step`, which led to a policy `version`; `best_step` has evaluated best of
     all; `position` is what a resumed run needs to know (JSON)."""
 
@@ -81,7 +81,7 @@ class Checkpoints:
         self._tried: str | None = None
         self._written: str | None = None
 
-    def save(self, recorded: Recorded) -> None:
+    def save(self, recorded: StepPosition) -> None:
         """Write the checkpoint of a step, make it `latest`, and let `best` be what it says. Raises `CheckpointError` or
         `JournalError`; then the last one stays."""
         assert recorded.version == self._trainer.version, "the weights are those of the recorded step"
@@ -96,7 +96,7 @@ class Checkpoints:
             prune(self._run_dir, self._keep)
 
     @contextlib.contextmanager
-    def saved_on_failure(self, recorded: Callable[[], Recorded]) -> Iterator[None]:
+    def saved_on_failure(self, recorded: Callable[[], StepPosition]) -> Iterator[None]:
         """Whatever ends this block, Ctrl-C or any error: save the last step that `recorded` tells of, if its weights
         are to be had and are not on disk yet; else leave the last checkpoint as it is. Then it goes on up."""
         before = recorded()
@@ -110,7 +110,7 @@ class Checkpoints:
                 self._save_last(recorded(), error)
             raise
 
-    def _save_last(self, recorded: Recorded, error: BaseException) -> None:
+    def _save_last(self, recorded: StepPosition, error: BaseException) -> None:
         """The second Ctrl-C within ends it, as it ends a save at any other time."""
         what, content = _what(error), _text(recorded)
         if content == self._written:
@@ -131,7 +131,7 @@ class Checkpoints:
             error.add_note(f"No checkpoint of step {recorded.step} was written either: {_line(second)}")
             self._say(f"no checkpoint of step {recorded.step} was written ({_line(second)}); {self._left()}")
 
-    def _point_to_best(self, recorded: Recorded) -> None:
+    def _point_to_best(self, recorded: StepPosition) -> None:
         if recorded.best_step is None:
             return
         best = step_directory(self._run_dir, recorded.best_step)
@@ -150,7 +150,7 @@ class Checkpoints:
         return "there is no checkpoint yet" if latest is None else f"the last checkpoint stays: {latest.name}"
 
 
-def _text(recorded: Recorded) -> str:
+def _text(recorded: StepPosition) -> str:
     return json.dumps([recorded.step, recorded.version, recorded.position], sort_keys=True, default=repr)
 
 

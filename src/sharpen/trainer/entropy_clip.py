@@ -19,7 +19,7 @@ from sharpen.algorithm.clip_entropy import mean_discriminator
 from sharpen.algorithm.presets import Algorithm
 from sharpen.trainer.model import TrainedModel
 from sharpen.trainer.packing import Pack
-from sharpen.trainer.scores import Scores
+from sharpen.trainer.scores import PackScores
 from sharpen.trainer.team import IDLE, Team
 from sharpen.trainer.work import Part
 
@@ -48,7 +48,7 @@ def clip_by_entropy(parts: Sequence[Part], policy: TrainedModel, algorithm: Algo
     }
 
 
-def _columns(scores: Scores) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _columns(scores: PackScores) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Logprob, entropy and mean discriminator of a pack's entries."""
     assert scores.statistic_E is not None
     columns = (scores.logprobs_E, scores.entropy_E, scores.statistic_E)

@@ -21,7 +21,7 @@ from sharpen.config.trainer import LoraConfig, TrainerConfig
 from sharpen.errors import ConfigError
 from sharpen.trainer.model import Scorer, TrainedModel, read_module, resolve_dtype
 from sharpen.trainer.packing import Pack
-from sharpen.trainer.scores import Scores
+from sharpen.trainer.scores import PackScores
 from sharpen.trainer.sharding import whole
 
 FOLDER = "adapter"
@@ -157,7 +157,7 @@ class WithoutAdapters:
     def __init__(self, policy: AdaptedModel) -> None:
         self._policy = policy
 
-    def score(self, pack: Pack) -> Scores:
+    def score(self, pack: Pack) -> PackScores:
         """Logprobs and entropies of the pack's entries, without gradient."""
         with torch.no_grad(), self._policy.switched_off():
             return self._policy.score(pack)

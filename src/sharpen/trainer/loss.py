@@ -18,7 +18,7 @@ from sharpen.trainer.checkpoint import SavedState
 from sharpen.trainer.model import Scorer, TrainedModel
 from sharpen.trainer.packing import Pack
 from sharpen.trainer.team import IDLE, Team
-from sharpen.trainer.work import Batch, Part, Work
+from sharpen.trainer.work import Part, TrainingBatch, Work
 from sharpen.types import Experience
 
 
@@ -39,7 +39,7 @@ class Loss(ABC):
 
     @abstractmethod
     def begin(
-        self, batches: Sequence[Batch], *, version: int, step: int | None, probe: Sequence[Experience]
+        self, batches: Sequence[TrainingBatch], *, version: int, step: int | None, probe: Sequence[Experience]
     ) -> list[Work]:
         """Everything that is computed with the weights before the step, which are of this version; what there is to do
         in each update. See `Trainer.train_step`."""

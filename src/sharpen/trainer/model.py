@@ -26,7 +26,7 @@ from sharpen.errors import ModelError
 from sharpen.trainer.attention import NAME, TreeLayout, choose_varlen
 from sharpen.trainer.liger import take_out, use_liger
 from sharpen.trainer.packing import IndexArray, Pack, Segment
-from sharpen.trainer.scores import OtherModel, RowStatistic, Scores, max_logits_on, rows_of, score_rows, to_device
+from sharpen.trainer.scores import OtherModel, PackScores, RowStatistic, max_logits_on, rows_of, score_rows, to_device
 from sharpen.trainer.sharding import one_pass, shard
 from sharpen.trainer.varlen import Varlen
 
@@ -40,7 +40,7 @@ DType = Literal["auto", "float32", "bfloat16"]
 class Scorer(Protocol):
     """A role that only says what it thinks of a pack (a reference)."""
 
-    def score(self, pack: Pack) -> Scores:
+    def score(self, pack: Pack) -> PackScores:
         """Logprobs and entropies of the pack's entries."""
 
 
@@ -165,7 +165,7 @@ class TrainedModel:
         entropy_gradient: bool = False,
         compared: OtherModel | None = None,
         statistic: RowStatistic | None = None,
-    ) -> Scores:
+    ) -> PackScores:
         """Logprobs and entropies of the pack's entries, and their divergence from `compared` or their `statistic` (not
         both), at each entry's temperature; the entropy carries gradient only if asked."""
         device = self.device
@@ -189,7 +189,7 @@ class TrainedModel:
                 )
 
             found = one_pass(self.module, compute)
-        return Scores(
+        return PackScores(
             logprobs_E=found[0],
             entropy_E=found[1],
             divergence_E=found[2] if compared is not None else None,

@@ -36,7 +36,7 @@ from sharpen.trainer.parity import LogprobGap, Tolerance, check_versions
 from sharpen.trainer.scores import to_device
 from sharpen.trainer.teacher import Teacher
 from sharpen.trainer.team import IDLE, Team, backward_nothing
-from sharpen.trainer.work import Batch, Part, Work
+from sharpen.trainer.work import Part, TrainingBatch, Work
 from sharpen.types import Experience
 
 
@@ -80,7 +80,7 @@ class RolloutLoss(Loss):
         self._updates: list[UpdateMetrics] = []
 
     def begin(
-        self, batches: Sequence[Batch], *, version: int, step: int | None, probe: Sequence[Experience]
+        self, batches: Sequence[TrainingBatch], *, version: int, step: int | None, probe: Sequence[Experience]
     ) -> list[Work]:
         """See `Loss.begin`. Raises `ParityError` or `TrainingError`."""
         assert step is not None or self.algorithm.expert is None
@@ -149,7 +149,7 @@ class RolloutLoss(Loss):
         if self.algorithm.kl_target is not None and "kl_coef" in saved.state:
             self.algorithm = replace(self.algorithm, kl_coef=float(saved.state["kl_coef"]))
 
-    def _prepare(self, batch: Batch) -> Work:
+    def _prepare(self, batch: TrainingBatch) -> Work:
         """Leave out sequences that cannot change the gradient, pack the rest, score it with reference, teacher and
         critic."""
         kept = experiences = batch.experiences

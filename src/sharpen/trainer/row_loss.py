@@ -21,7 +21,7 @@ from sharpen.trainer.model import Scorer, TrainedModel
 from sharpen.trainer.packing import Pack, pack
 from sharpen.trainer.scores import to_device
 from sharpen.trainer.team import IDLE, Team, backward_nothing
-from sharpen.trainer.work import Batch, Part, Work
+from sharpen.trainer.work import Part, TrainingBatch, Work
 from sharpen.types import Experience
 
 
@@ -54,7 +54,7 @@ class RowLoss(Loss):
         self._losses: list[UpdateLoss] = []
 
     def begin(
-        self, batches: Sequence[Batch], *, version: int, step: int | None, probe: Sequence[Experience]
+        self, batches: Sequence[TrainingBatch], *, version: int, step: int | None, probe: Sequence[Experience]
     ) -> list[Work]:
         """See `Loss.begin`."""
         assert not probe, "no engine sampled rows"

@@ -31,7 +31,7 @@ RowStatistic = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scores:
+class PackScores:
     """What a model says of a pack's loss entries (shape E, natural logarithms); `divergence_E` is that from another
     model, if it was compared with one; `statistic_E` a statistic of each entry's distribution, if one was asked for."""
 

@@ -32,7 +32,7 @@ from sharpen.trainer.row_loss import RowLoss, UpdateLoss
 from sharpen.trainer.step_start import StepStart
 from sharpen.trainer.teacher import Teacher
 from sharpen.trainer.team import Team
-from sharpen.trainer.work import Batch, Work
+from sharpen.trainer.work import TrainingBatch, Work
 from sharpen.types import Experience
 
 
@@ -119,7 +119,7 @@ class Trainer:
         return tuple(line for line in lines if line)
 
     def train_step(
-        self, batches: Sequence[Batch], *, step: int | None = None, probe: Sequence[Experience] = ()
+        self, batches: Sequence[TrainingBatch], *, step: int | None = None, probe: Sequence[Experience] = ()
     ) -> StepMetrics:
         """One update for each batch, `epochs` times over. `step` is the number of the step, the first being 1; it must
         be given if the algorithm has an expert's part, whose weight depends on it. `probe` holds sequences of the

@@ -17,7 +17,7 @@ from sharpen.trainer.packing import Pack
 from sharpen.types import Experience
 
 
-class Batch(Protocol):
+class TrainingBatch(Protocol):
     """What one update trains on: sequences with advantages, and weights normalized over the whole update."""
 
     @property
@@ -31,7 +31,7 @@ class Batch(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Minibatch:
-    """A `Batch` and nothing else: rows, or rollouts as they travel to the ranks."""
+    """A `TrainingBatch` and nothing else: rows, or rollouts as they travel to the ranks."""
 
     experiences: Sequence[Experience]
     experts: Sequence[Experience] = ()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from sharpen.errors import RankError, SharpenError
 from sharpen.interrupts import deferred_interrupt
 from sharpen.trainer.roles import TrainerPlan
-from sharpen.trainer.work import Batch, Minibatch
+from sharpen.trainer.work import Minibatch, TrainingBatch
 from sharpen.types import Experience
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class TrainerGroup:
         self.rounding: Rounding | None = self._call("look", "rounding")
 
     def train_step(
-        self, batches: Sequence[Batch], *, step: int | None = None, probe: Sequence[Experience] = ()
+        self, batches: Sequence[TrainingBatch], *, step: int | None = None, probe: Sequence[Experience] = ()
     ) -> StepMetrics:
         """See `Trainer.train_step`. Raises `RankError` too."""
         travelling = [Minibatch(experiences=batch.experiences, experts=batch.experts) for batch in batches]
