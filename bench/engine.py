@@ -34,9 +34,9 @@ import torch
 from report import finish
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from sharpen.inference.embedded import EmbeddedEngine
+from sharpen.inference.embedded.engine import EmbeddedEngine
+from sharpen.inference.embedded.matmul import float32_matmul
 from sharpen.inference.engine import GenerateRequest
-from sharpen.inference.matmul import float32_matmul
 from sharpen.types import Sampling
 
 TARGETS = {

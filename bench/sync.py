@@ -4,7 +4,7 @@ In one process: the quickstart's model (2M parameters, fp32), `publish` as the c
 does before the next rollout may begin. Synchronous runs share the weights, so that no tensor is copied; runs whose
 rollouts go on while the trainer computes copy them.
 
-Between processes, 1 GB in 64 matrices: into the file that vLLM's workers read (`inference.weights_file`), and from
+Between processes, 1 GB in 64 matrices: into the file that vLLM's workers read (`inference.vllm.weights_file`), and from
 there into the weights of another process, as a worker does; and from a trainer's rank through the memory that it
 shares with the coordinator (`execution.ranks.shared_file`) into the engine's weights here. Both against one copy of the
 same matrices from memory to memory, in turns; medians are compared. What an engine does with weights that have arrived
@@ -40,8 +40,8 @@ from sharpen.execution.local import LocalServing
 from sharpen.execution.ranks.processes import lay_out, view
 from sharpen.execution.ranks.rank import WeightSpec
 from sharpen.execution.ranks.shared_file import SharedFile
-from sharpen.inference.embedded import EmbeddedEngine
-from sharpen.inference.weights_file import WeightsFile, mapped
+from sharpen.inference.embedded.engine import EmbeddedEngine
+from sharpen.inference.vllm.weights_file import WeightsFile, mapped
 from sharpen.run.assembly import open_loop
 from sharpen.run.loop import Loop
 

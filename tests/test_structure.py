@@ -1,77 +1,151 @@
-"""The shape of the package: which stage may import which, no cycles, a light import, sizes of files."""
+"""The shape of the package: which room imports which, no circles, a light import, short functions.
+
+A room is a folder, or a file at the top of the package. Imports inside functions and under `TYPE_CHECKING` count.
+"""
 
 import ast
 import functools
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import sharpen
 
 ROOT = Path(sharpen.__file__).parent
-STAGES = {path.name for path in ROOT.iterdir() if path.is_dir() and path.name != "__pycache__"}
-EVERYONE_MAY = {"types", "errors", "config"}
-EDGES = {
-    ("recipe", "algorithm"),  # what a run is, decided once
-    ("recipe", "experience"),
-    ("recipe", "sync"),
-    ("gateway", "inference"),
-    ("experience", "algorithm"),
-    ("certificate", "experience"),  # run.db, and the tables that it reads and adds to
-    ("trainer", "algorithm"),
-    ("compat", "algorithm"),  # whether an algorithm uses the rewards that Trinity workflows give their calls
-    ("compat", "gateway"),  # a conversation's messages are compared as the gateway's history compares them
-    ("compat", "rollout"),  # which rollout a Trinity workflow belongs to
-    ("plan", "recipe"),  # what is planned
-    ("plan", "algorithm"),  # whether a run learns from rows
-    ("plan", "trainer"),  # its own code is run without contents, to see what memory it takes
-    ("plan", "inference"),  # how slots of KV grow; which models are not served
-    ("config", "tasks"),  # DatasetConfig.preview() reads rows
+LONGEST = 60
+"""Lines of a function, its signature and docstring included."""
+GROUND = {"types", "errors", "interrupts", "config"}
+"""Rooms that every other may import."""
+IMPORTS: Mapping[str, set[str]] = {
+    "tasks": set(),
+    "config": {"tasks"},
+    "algorithm": set(),
+    "inference": set(),
+    "monitor": set(),
+    "rollout": set(),
+    "sync": set(),
+    "experience": {"algorithm"},
+    "gateway": {"inference"},
+    "trainer": {"algorithm"},
+    "compat": {"algorithm", "rollout", "gateway"},
+    "recipe": {"algorithm", "sync", "experience"},
+    "execution": {"algorithm", "inference", "rollout", "gateway", "trainer", "compat", "recipe"},
+    "plan": {"algorithm", "inference", "trainer", "recipe"},
+    "decide": {"algorithm", "monitor", "rollout", "trainer", "compat", "recipe", "execution"},
+    "supervised": {"tasks", "algorithm", "inference", "experience", "gateway", "execution"},
+    "certificate": {"tasks", "algorithm", "sync", "experience", "trainer", "execution", "supervised"},
+    "diagnose": {"algorithm", "rollout", "experience", "recipe", "certificate"},
+    "run": {
+        "tasks",
+        "algorithm",
+        "monitor",
+        "rollout",
+        "sync",
+        "experience",
+        "trainer",
+        "compat",
+        "recipe",
+        "execution",
+        "plan",
+        "decide",
+        "supervised",
+        "certificate",
+        "diagnose",
+    },
+    "tuning": {"algorithm", "rollout", "compat", "run"},
+    "cli": {
+        "algorithm",
+        "monitor",
+        "rollout",
+        "experience",
+        "trainer",
+        "compat",
+        "recipe",
+        "execution",
+        "plan",
+        "certificate",
+        "diagnose",
+        "run",
+        "tuning",
+    },
 }
-COORDINATION = {
-    "tuning",
-    "forecast",
-    "decide",
-    "evaluate",
-    "certify",
-    "result",
-    "__init__",
-}
-SEE_MANY = COORDINATION | {"run", "execution", "cli", "diagnose", "supervised"}
+"""What each room imports beside the ground, from the ground up: a room imports only what stands above it here."""
 
 
 @functools.cache
-def edges() -> set[tuple[str, str, str]]:
-    found = set()
-    for path in ROOT.rglob("*.py"):
-        importer = path.relative_to(ROOT).parts[0].removesuffix(".py")
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = []
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                assert node.level == 0, f"{path}: relative import"
-                names = [node.module or ""]
-                if node.module == "sharpen":
-                    names = [f"sharpen.{alias.name}" for alias in node.names]
-            for name in names:
-                parts = name.split(".")
-                if parts[0] == "sharpen" and len(parts) > 1 and parts[1] != importer:
-                    found.add((importer, parts[1], str(path.relative_to(ROOT))))
-    return found
+def imports() -> dict[str, set[str]]:
+    """The modules of the package that each file imports, by paths in the package."""
+    return {path: set(_imported(path)) for path in map(str, _files()) if path != "__init__.py"}
 
 
-def test_stages_import_only_along_the_listed_edges():
-    wrong = [
-        edge
-        for edge in edges()
-        if edge[0] not in SEE_MANY and edge[1] not in EVERYONE_MAY and (edge[0], edge[1]) not in EDGES
+def _files() -> Iterator[Path]:
+    return (path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
+
+
+def _imported(path: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            found = _file(name.split("."))
+            if found is not None and found != path:
+                yield found
+
+
+def _file(parts: list[str]) -> str | None:
+    """The file of the longest beginning of a dotted name that is a module of ours; none for the package's face."""
+    if parts[0] != "sharpen":
+        return None
+    for length in range(len(parts), 1, -1):
+        place = "/".join(parts[1:length])
+        for file in (f"{place}.py", f"{place}/__init__.py"):
+            if (ROOT / file).is_file():
+                return file
+    return None
+
+
+def room(path: str) -> str:
+    return Path(path).parts[0].removesuffix(".py")
+
+
+def test_rooms_import_what_the_table_says_and_nothing_else():
+    """Red for an import that is not in the table, and for a line of the table that nothing needs any more."""
+    found: dict[str, set[str]] = {}
+    for path, names in imports().items():
+        found.setdefault(room(path), set()).update(map(room, names))
+    for name, others in found.items():
+        assert others - GROUND - {name} == IMPORTS.get(name, set()) - GROUND, name
+
+
+def test_no_room_imports_one_above_it():
+    order = [*IMPORTS]
+    wrong = [(a, b) for a, others in IMPORTS.items() for b in others if order.index(b) >= order.index(a)]
+    assert not wrong
+
+
+def test_no_files_import_each_other_in_a_circle():
+    """Files are taken away whose imports are gone, until none is left."""
+    left = {path: set(names) for path, names in imports().items()}
+    while free := [path for path, names in left.items() if not names & left.keys()]:
+        for path in free:
+            del left[path]
+    assert not left, left
+
+
+def test_functions_are_short():
+    long = [
+        (path, node.name, node.end_lineno - node.lineno + 1)
+        for path in map(str, _files())
+        for node in ast.walk(ast.parse((ROOT / path).read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if node.end_lineno is not None and node.end_lineno - node.lineno >= LONGEST
     ]
-    assert not wrong, wrong
-
-
-def test_no_stage_knows_the_coordinator():
-    assert not [edge for edge in edges() if edge[0] in STAGES - SEE_MANY and edge[1] in {"run", "tuning", "execution"}]
+    assert not long
 
 
 def test_import_is_light():

@@ -21,7 +21,7 @@ import torch
 from formulas import Shape, decode_bound, known_peak
 from transformers import ContinuousBatchingConfig, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
-from sharpen.inference.embedded import EmbeddedEngine
+from sharpen.inference.embedded.engine import EmbeddedEngine
 from sharpen.inference.engine import GenerateRequest, Generation
 from sharpen.types import Sampling
 

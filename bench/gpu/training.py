@@ -36,7 +36,7 @@ from trainer import Batch, make_experience
 from sharpen.algorithm.resolve import resolve
 from sharpen.config.run import LossConfig
 from sharpen.config.trainer import TrainerConfig
-from sharpen.inference.embedded import EmbeddedEngine
+from sharpen.inference.embedded.engine import EmbeddedEngine
 from sharpen.trainer.attention import TreeLayout, _per_segment
 from sharpen.trainer.model import TrainedModel
 from sharpen.trainer.packing import Pack, pack

@@ -41,7 +41,7 @@ from sharpen.config.trainer import TrainerConfig
 from sharpen.execution.serving import ServingThread
 from sharpen.experience.draw import draw_batches
 from sharpen.gateway.gateway import Gateway
-from sharpen.inference.embedded import EmbeddedEngine
+from sharpen.inference.embedded.engine import EmbeddedEngine
 from sharpen.trainer.roles import TrainerPlan
 from sharpen.trainer.trainer import Trainer
 from sharpen.types import Group, Outcome, Rollout, Sampling, Task

@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "tune": "sharpen.tuning",
-    "TuneResult": "sharpen.result",
+    "TuneResult": "sharpen.run.result",
     "DatasetConfig": "sharpen.config.public",
     "TunerModelConfig": "sharpen.config.public",
     "AlgorithmConfig": "sharpen.config.public",
@@ -56,9 +56,9 @@ if TYPE_CHECKING:
     from sharpen.config.run import AuxiliaryModelConfig as AuxiliaryModelConfig
     from sharpen.errors import SharpenError as SharpenError
     from sharpen.errors import UnusableAnswerError as UnusableAnswerError
-    from sharpen.result import TuneResult as TuneResult
     from sharpen.rollout.signature import check_judge_function as check_judge_function
     from sharpen.rollout.signature import check_workflow_function as check_workflow_function
+    from sharpen.run.result import TuneResult as TuneResult
     from sharpen.tuning import tune as tune
 
 

@@ -17,7 +17,7 @@ from sharpen.config.functions import import_function
 from sharpen.config.run import ExpertConfig, RunConfig, SupervisedConfig
 from sharpen.config.trainer import CriticConfig
 from sharpen.errors import ConfigError
-from sharpen.execution.auxiliary_settings import check_auxiliary_models
+from sharpen.execution.auxiliary.settings import check_auxiliary_models
 from sharpen.execution.engine_choice import check_heads, choose_engine
 from sharpen.execution.model_files import model_folder
 from sharpen.execution.teacher_files import check_teacher, teacher_folder

@@ -15,9 +15,9 @@ from sharpen.compat.files import load_config
 from sharpen.compat.trinity import configured_workflow
 from sharpen.config.load import ResolvedConfig, resolve
 from sharpen.config.public import AlgorithmConfig, DatasetConfig, MonitorType, TunerModelConfig
-from sharpen.result import TuneResult
 from sharpen.rollout.signature import name_of
 from sharpen.run.assembly import open_loop
+from sharpen.run.result import TuneResult
 
 
 def tune(

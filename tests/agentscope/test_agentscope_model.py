@@ -15,7 +15,7 @@ from agentscope.model import OpenAIChatModel
 
 from sharpen import TrinityChatModel, WorkflowOutput
 from sharpen.compat.agentscope import SILENCE, present, silent_agents
-from sharpen.execution.endpoint import Endpoint
+from sharpen.execution.auxiliary.endpoint import Endpoint
 from sharpen.types import Outcome
 
 USER: Any = [{"role": "user", "content": "hello"}]

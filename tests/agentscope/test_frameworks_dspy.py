@@ -11,7 +11,7 @@ import pytest
 
 from sharpen import WorkflowOutput
 from sharpen.config.run import RunConfig
-from sharpen.evaluate import Evaluator
+from sharpen.run.evaluation import Evaluator
 from sharpen.types import Outcome, Task
 
 TASK = {"question": "2+3", "answer": "5"}

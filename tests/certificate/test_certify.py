@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from sharpen.certify import certify, read_resolved
+from sharpen.certificate.certify import certify, read_resolved
 from sharpen.cli.main import main
 from sharpen.errors import ConfigError
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
-from sharpen.certify import certify
+from sharpen.certificate.certify import certify
 from sharpen.cli.main import main
 from sharpen.config.run import SupervisedConfig
 from sharpen.gateway.render import Renderer

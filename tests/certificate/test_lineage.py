@@ -13,9 +13,9 @@ from experience_builders import make_group
 from planted_run import MINIBATCHES, a_rollout, draw, online, resolved
 
 from sharpen.certificate.certificate import recorded_certificate
+from sharpen.certificate.certify import certify
 from sharpen.certificate.delivery import delivery
 from sharpen.certificate.lineage import in_words, read_lineage
-from sharpen.certify import certify
 from sharpen.config.load import write_resolved
 from sharpen.experience.journal import Journal
 from sharpen.types import Group

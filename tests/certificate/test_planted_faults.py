@@ -24,8 +24,8 @@ from planted_run import (
     with_rollout,
 )
 
+from sharpen.certificate.certify import certify
 from sharpen.certificate.checks import MEANING
-from sharpen.certify import certify
 from sharpen.config.load import ResolvedConfig
 from sharpen.experience.draw import Batch
 from sharpen.types import Call, CallStatus, Experience, Group

@@ -11,7 +11,7 @@ import pytest
 from sharpen import DatasetConfig, TrinityChatModel, TunerModelConfig, WorkflowOutput, tune
 from sharpen.compat.agentscope import imported_line, present
 from sharpen.errors import ConfigError
-from sharpen.execution.endpoint import Endpoint
+from sharpen.execution.auxiliary.endpoint import Endpoint
 from sharpen.gateway.model import ChatModel
 
 

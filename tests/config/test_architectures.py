@@ -15,8 +15,8 @@ from transformers import (
 
 from sharpen.config.architectures import refuse_architecture
 from sharpen.errors import ModelError
-from sharpen.inference.embedded import EmbeddedEngine
-from sharpen.inference.vllm_start import read_skeleton
+from sharpen.inference.embedded.engine import EmbeddedEngine
+from sharpen.inference.vllm.start import read_skeleton
 from sharpen.trainer.model import TrainedModel
 
 SEES = (Qwen2VLConfig, Gemma3Config, LlavaConfig)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from sharpen.certify import read_resolved
+from sharpen.certificate.certify import read_resolved
 from sharpen.compat.files import load_config
 from sharpen.compat.trinity import MathRewardFn
 from sharpen.config.former import current, former_run
 from sharpen.config.functions import import_function
 from sharpen.config.load import resolve
-from sharpen.execution.same_run import RunRecord, changes, read_recorded
+from sharpen.run.same_run import RunRecord, changes, read_recorded
 
 ROOT = Path(__file__).parents[2]
 MODEL = {"model_path": "m", "max_model_len": 8}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from sharpen.certify import certify
+from sharpen.certificate.certify import certify
 from sharpen.cli.show import add_show, run_show
 from sharpen.diagnose.diagnosis import diagnose, read_run
 from sharpen.errors import CheckpointError, ConfigError, ModelError

@@ -3,7 +3,7 @@
 import json
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from sharpen.certify import certify
+from sharpen.certificate.certify import certify
 
 
 async def holds_letter(task, model):

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
 from sharpen.algorithm.resolve import resolve
-from sharpen.certify import certify
+from sharpen.certificate.certify import certify
 from sharpen.cli.main import main
 from sharpen.config.run import LossConfig, SupervisedConfig
 from sharpen.errors import ConfigError, DatasetError

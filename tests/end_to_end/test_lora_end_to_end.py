@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from sharpen.certify import certify
+from sharpen.certificate.certify import certify
 from sharpen.errors import ConfigError
 
 ALL = "LoRA: adapters of rank 16"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from sharpen.certify import certify
+from sharpen.certificate.certify import certify
 from sharpen.cli.show import add_show, run_show
 from sharpen.errors import ConfigError
 from sharpen.experience.reading import read_groups

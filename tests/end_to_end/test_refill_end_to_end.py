@@ -9,7 +9,7 @@ import pytest
 from killed_runs import run_killed
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from sharpen.certify import certify
+from sharpen.certificate.certify import certify
 from sharpen.experience.reading import read_group_ids, read_groups, read_groups_at, read_steps
 from sharpen.tasks.order import TaskOrder
 from sharpen.trainer.checkpoint import load, pointed

@@ -4,7 +4,7 @@ import json
 from statistics import fmean
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from sharpen.certify import certify
+from sharpen.certificate.certify import certify
 from sharpen.cli.show import read_rollout
 from sharpen.experience.reading import read_groups, read_trained
 

@@ -9,7 +9,7 @@ import pytest
 from killed_runs import run_killed
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from sharpen.certify import certify
+from sharpen.certificate.certify import certify
 from sharpen.cli.main import main
 from sharpen.diagnose.diagnosis import diagnose, read_run
 from sharpen.errors import ConfigError

@@ -13,7 +13,7 @@ import pytest
 from killed_runs import run_killed
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
-from sharpen.certify import certify
+from sharpen.certificate.certify import certify
 from sharpen.config.load import resolve
 from sharpen.decide import check_sync
 from sharpen.errors import ConfigError

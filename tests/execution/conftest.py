@@ -13,7 +13,7 @@ from fake_endpoint import FakeEndpoint, completion
 
 from sharpen.config.public import DatasetConfig, TunerModelConfig
 from sharpen.config.run import AuxiliaryModelConfig, RunConfig
-from sharpen.execution.auxiliary import AuxiliaryModels
+from sharpen.execution.auxiliary.models import AuxiliaryModels
 from sharpen.execution.serving import ServingThread
 from sharpen.rollout.models import RolloutModels
 

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from sharpen.errors import ConfigError, ModelError
-from sharpen.execution.auxiliary_settings import check_auxiliary_models
+from sharpen.execution.auxiliary.settings import check_auxiliary_models
 
 
 async def ask(model: Any, content: str, **options: Any) -> Any:

@@ -13,8 +13,8 @@ from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOu
 from sharpen.cli.main import main
 from sharpen.config.load import resolve
 from sharpen.errors import RolloutError, TokenCapError
-from sharpen.evaluate import evaluate
 from sharpen.experience.reading import read_groups, read_trained
+from sharpen.run.evaluation import evaluate
 
 
 async def workflow(task: Any, model: Any) -> WorkflowOutput:

@@ -11,7 +11,7 @@ import openai
 import pytest
 from fake_endpoint import FakeEndpoint
 
-from sharpen.execution.endpoint_routes import address, route_of
+from sharpen.execution.auxiliary.endpoint_routes import address, route_of
 from sharpen.gateway.requests import ApiError
 
 USER = [{"role": "user", "content": "hello"}]

@@ -6,7 +6,7 @@ import openai
 import pytest
 from fake_endpoint import FakeEndpoint
 
-from sharpen.execution.remote import RemoteModel
+from sharpen.execution.auxiliary.remote import RemoteModel
 
 
 def test_answers_of_an_endpoint_are_counted(endpoint: FakeEndpoint) -> None:

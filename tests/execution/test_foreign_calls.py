@@ -25,7 +25,7 @@ from fake_endpoint import FakeEndpoint
 from scripted import ScriptedEngine, ServingLoop, toy_tokenizer
 
 from sharpen.config.run import RolloutConfig
-from sharpen.execution.remote import RemoteModel
+from sharpen.execution.auxiliary.remote import RemoteModel
 from sharpen.gateway.gateway import Gateway
 from sharpen.gateway.meter import Meter, Tally
 from sharpen.rollout.attempt import UserFunctions

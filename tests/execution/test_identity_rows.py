@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sharpen.execution.identity import trained_rows_stay
 from sharpen.experience.journal import Journal
+from sharpen.run.identity import trained_rows_stay
 from sharpen.supervised.taught import held_out_row
 from sharpen.types import Group, Task
 

@@ -11,9 +11,9 @@ import pytest
 from sharpen.config import former
 from sharpen.config.load import ResolvedConfig, resolve
 from sharpen.errors import CheckpointError, ConfigError
-from sharpen.execution.identity import Identity, model_identity, rows_identity
-from sharpen.execution.run_directory import RunDirectory, open_run_directory
 from sharpen.experience.journal import Journal
+from sharpen.run.directory import RunDirectory, open_run_directory
+from sharpen.run.identity import Identity, model_identity, rows_identity
 from sharpen.tasks.source import Row
 from sharpen.trainer.checkpoint import STATE, is_whole, point, pointed, repair, step_directory, write_directory
 from sharpen.types import Task

@@ -13,12 +13,12 @@ import pytest
 from processes import line_of, python
 
 from sharpen.errors import ConfigError
-from sharpen.execution.run_lock import locked
+from sharpen.run.lock import locked
 
 HOLDS = """
 import os, sys, time
 from pathlib import Path
-from sharpen.execution.run_lock import locked
+from sharpen.run.lock import locked
 
 with locked(Path(sys.argv[1])):
     if "fork" not in sys.argv or os.fork() == 0:

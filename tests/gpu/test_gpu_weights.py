@@ -12,7 +12,7 @@ from sharpen.config.run import LossConfig
 from sharpen.config.trainer import TrainerConfig
 from sharpen.execution.ranks.group import TrainerGroup
 from sharpen.execution.ranks.processes import RankProcesses
-from sharpen.inference.embedded import EmbeddedEngine
+from sharpen.inference.embedded.engine import EmbeddedEngine
 from sharpen.trainer.model import TrainedModel
 from sharpen.trainer.parity import Tolerance
 from sharpen.trainer.trainer import Trainer

@@ -11,7 +11,7 @@ import torch
 from toy_engines import make_engine, make_model, prompt_of, request, run_all
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from sharpen.inference.embedded import EmbeddedEngine
+from sharpen.inference.embedded.engine import EmbeddedEngine
 from sharpen.inference.engine import GenerateRequest, Generation
 
 REQUESTS = [

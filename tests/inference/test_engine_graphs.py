@@ -9,9 +9,9 @@ import pytest
 import torch
 from toy_engines import make_engine, make_model, prompt_of, request, run_all
 
-from sharpen.inference.embedded import EmbeddedEngine
-from sharpen.inference.graphs import DecodeGraphs, rounded_length
-from sharpen.inference.kv import KVPool
+from sharpen.inference.embedded.engine import EmbeddedEngine
+from sharpen.inference.embedded.graphs import DecodeGraphs, rounded_length
+from sharpen.inference.embedded.kv import KVPool
 
 
 class FakeRecorder:

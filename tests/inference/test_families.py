@@ -20,12 +20,12 @@ from transformers import (
 )
 
 from sharpen.errors import ModelError
-from sharpen.inference.attention import AttentionRule, SlotAttention
-from sharpen.inference.embedded import EmbeddedEngine
+from sharpen.inference.embedded.attention import AttentionRule, SlotAttention
+from sharpen.inference.embedded.engine import EmbeddedEngine
+from sharpen.inference.embedded.forward import GenericForward
+from sharpen.inference.embedded.kv import KVPool
+from sharpen.inference.embedded.matmul import choose_float32_matmul
 from sharpen.inference.families import end_token_ids, inspect_model
-from sharpen.inference.forward import GenericForward
-from sharpen.inference.kv import KVPool
-from sharpen.inference.matmul import choose_float32_matmul
 
 SMALL: dict[str, Any] = {
     "vocab_size": 97,

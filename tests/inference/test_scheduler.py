@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_engines import make_engine, make_model, prompt_of, request, run_all, scored
 
-from sharpen.inference.embedded import EmbeddedEngine
+from sharpen.inference.embedded.engine import EmbeddedEngine
 from sharpen.inference.engine import GenerateRequest, Generation
 
 REFERENCE = make_model("qwen3")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sharpen.inference.attention import AttentionRule, SlotAttention, SlotSegment
-from sharpen.inference.kv import KVPool
+from sharpen.inference.embedded.attention import AttentionRule, SlotAttention, SlotSegment
+from sharpen.inference.embedded.kv import KVPool
 
 
 @pytest.mark.parametrize("start", [0, 30])

@@ -10,12 +10,12 @@ import pytest
 import torch
 from toy_engines import make_model, prompt_of, request
 
+from sharpen.inference.embedded.forward import FastForward, GenericForward
+from sharpen.inference.embedded.kv import KVPool
+from sharpen.inference.embedded.scheduler import Scheduler
+from sharpen.inference.embedded.slots import SlotRequest
+from sharpen.inference.embedded.stepper import Stepper
 from sharpen.inference.families import inspect_model
-from sharpen.inference.forward import FastForward, GenericForward
-from sharpen.inference.kv import KVPool
-from sharpen.inference.scheduler import Scheduler
-from sharpen.inference.slots import SlotRequest
-from sharpen.inference.stepper import Stepper
 
 META = torch.device("meta")
 SAMPLING = [{}, {"temperature": 0.7, "top_p": 0.9}, {"temperature": 0.0}, {"top_k": 3}, {"top_logprobs": 2}]

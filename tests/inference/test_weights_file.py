@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sharpen.inference.weights_file import WeightsFile
+from sharpen.inference.vllm.weights_file import WeightsFile
 
 READ = """
 import sys

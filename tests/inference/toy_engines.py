@@ -25,7 +25,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from sharpen.inference.embedded import EmbeddedEngine
+from sharpen.inference.embedded.engine import EmbeddedEngine
 from sharpen.inference.engine import GenerateRequest, Generation
 from sharpen.types import Sampling
 

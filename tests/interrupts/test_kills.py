@@ -19,7 +19,7 @@ from killed_run import STEPS, main
 from processes import alive, python
 from step_walks import content, records
 
-from sharpen.certify import certify
+from sharpen.certificate.certify import certify
 from sharpen.trainer.checkpoint import load, pointed
 
 pytestmark = pytest.mark.slow

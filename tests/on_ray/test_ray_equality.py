@@ -11,7 +11,7 @@ import pytest
 from ray_workflows import prefers_letter
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
-from sharpen.certify import certify, read_resolved
+from sharpen.certificate.certify import certify, read_resolved
 from sharpen.execution.cluster.ranks import RankActor, RayRanks
 from sharpen.execution.trainers import make_trainer
 from sharpen.experience.draw import draw_batches

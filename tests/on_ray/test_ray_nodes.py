@@ -16,7 +16,7 @@ import ray
 from ray_workflows import actors_of, has_ended, waits_at_a_gate
 from test_ray_equality import run, steps
 
-from sharpen.certify import certify
+from sharpen.certificate.certify import certify
 from sharpen.errors import RankError
 from sharpen.execution.cluster.ranks import RayRanks
 from sharpen.execution.ranks.answers import RankAnswer

@@ -13,12 +13,12 @@ from sharpen.cli.main import main
 from sharpen.config.load import resolve
 from sharpen.config.public import AlgorithmConfig
 from sharpen.errors import ConfigError
-from sharpen.forecast import after_run, before_run, certainly_short
 from sharpen.plan.case import Case, read_models
 from sharpen.plan.hardware import Hardware
 from sharpen.plan.record import FILE
 from sharpen.plan.workload import expected
 from sharpen.recipe import EngineChoice, Job, recipe_of
+from sharpen.run.forecast import after_run, before_run, certainly_short
 from sharpen.trainer.host_memory import total_bytes
 
 

@@ -11,9 +11,9 @@ from scripted_serving import FakeServing, MakeRunner, make_call, make_task
 from sharpen.config.public import DatasetConfig, TunerModelConfig
 from sharpen.config.run import RunConfig
 from sharpen.errors import UnusableAnswerError
-from sharpen.evaluate import Evaluator
 from sharpen.monitor.statistics import Evaluation, accuracy_metrics, evaluation_from_json, evaluation_to_json
 from sharpen.rollout.statistics import summarize
+from sharpen.run.evaluation import Evaluator
 from sharpen.types import Group, Outcome, Rollout
 
 

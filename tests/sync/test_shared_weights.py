@@ -17,7 +17,7 @@ from sharpen.config.run import LossConfig
 from sharpen.config.trainer import TrainerConfig
 from sharpen.errors import EngineError
 from sharpen.execution.shared_weights import share_weights
-from sharpen.inference.embedded import EmbeddedEngine
+from sharpen.inference.embedded.engine import EmbeddedEngine
 from sharpen.inference.engine import GenerateRequest, Generation
 from sharpen.run.assembly import open_loop
 from sharpen.trainer.checkpoint import STATE, pointed

@@ -15,7 +15,7 @@ from sharpen.config.run import LossConfig
 from sharpen.config.trainer import LoraConfig, TrainerConfig
 from sharpen.errors import ParityError
 from sharpen.execution.probe import sample_probes
-from sharpen.inference.embedded import EmbeddedEngine
+from sharpen.inference.embedded.engine import EmbeddedEngine
 from sharpen.trainer.lora import AdaptedModel
 from sharpen.trainer.model import TrainedModel
 from sharpen.trainer.parity import FALSE_ALARM, LogprobGap, Tolerance, most_allowed, too_many

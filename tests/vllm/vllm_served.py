@@ -14,8 +14,8 @@ import psutil
 import torch
 
 from sharpen.execution.serving import ServingThread
+from sharpen.inference.embedded.sampling import truncated_log_softmax
 from sharpen.inference.engine import GenerateRequest, Generation
-from sharpen.inference.sampling import truncated_log_softmax
 from sharpen.types import Sampling
 
 MODEL = Path(__file__).parents[2] / "examples" / "quickstart" / "model"
@@ -59,7 +59,7 @@ class Served:
 def start(thread: ServingThread | None = None, **settings: Any) -> Served:
     from transformers import AutoTokenizer
 
-    from sharpen.inference.vllm import VLLMEngine
+    from sharpen.inference.vllm.engine import VLLMEngine
 
     thread = thread or ServingThread()
     decode = AutoTokenizer.from_pretrained(MODEL).decode

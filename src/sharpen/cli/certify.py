@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import IO
 
-from sharpen.certify import certify
+from sharpen.certificate.certify import certify
 
 
 def print_certificate(run_dir: Path, *, logprobs: bool, as_json: bool, out: IO[str] | None = None) -> bool:

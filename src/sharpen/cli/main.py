@@ -168,7 +168,7 @@ def _evaluate_resolved(resolved: ResolvedConfig, workflow: Function, judge: Func
     from sharpen.execution.threads import let_idle_workers_sleep
 
     let_idle_workers_sleep()
-    from sharpen.evaluate import evaluate
+    from sharpen.run.evaluation import evaluate
 
     _print_overrides(resolved)
     evaluate(resolved, workflow, judge, **options)

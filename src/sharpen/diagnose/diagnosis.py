@@ -93,7 +93,7 @@ def read_run(run_dir: Path) -> RolloutRunData | RowRunData:
 
     Raises `ConfigError` if `run_dir` is not a run's directory, `JournalError` if its journal cannot be read.
     """
-    from sharpen.certify import read_resolved
+    from sharpen.certificate.certify import read_resolved
     from sharpen.experience.reading import count_outcomes, read_groups
 
     for name in ("run.db", "resolved.json", "metrics.jsonl"):

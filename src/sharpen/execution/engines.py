@@ -21,7 +21,7 @@ from sharpen.types import Sampling
 
 if TYPE_CHECKING:
     from sharpen.execution.serving import ServingThread
-    from sharpen.inference.embedded import EmbeddedEngine
+    from sharpen.inference.embedded.engine import EmbeddedEngine
     from sharpen.inference.engine import Engine
 
 
@@ -40,7 +40,7 @@ def load_policy(
 
 async def _start_replicas(config: RunConfig, folder: Path, stop_decoder: Callable[[list[int]], str]) -> Engine:
     """One vLLM engine, or several behind one, each on GPUs (or a share of the cores) of its own."""
-    from sharpen.inference.vllm import VLLMEngine
+    from sharpen.inference.vllm.engine import VLLMEngine
 
     engines: list[Engine] = []
     try:
@@ -67,7 +67,7 @@ async def _start_replicas(config: RunConfig, folder: Path, stop_decoder: Callabl
 
 def adapters_alone(config: RunConfig) -> LoraConfig | None:
     """The adapters that vLLM loads without merging: those of a trainer in this process, of a rank that it takes."""
-    from sharpen.inference.vllm_adapters import RANKS
+    from sharpen.inference.vllm.adapters import RANKS
 
     lora = config.trainer.lora
     if lora is None or lora.rank > max(RANKS) or config.trainer.has_ranks or config.uses_ray:
@@ -80,7 +80,7 @@ def load_engine(model: TunerModelConfig, config: RunConfig, folder: Path, *, alo
     cannot be served."""
     from transformers import AutoTokenizer
 
-    from sharpen.inference.embedded import EmbeddedEngine
+    from sharpen.inference.embedded.engine import EmbeddedEngine
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     engine = EmbeddedEngine.from_pretrained(

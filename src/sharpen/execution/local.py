@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from sharpen.compat.agentscope import silent_agents
-from sharpen.execution.auxiliary import AuxiliaryModels
+from sharpen.execution.auxiliary.models import AuxiliaryModels
 from sharpen.execution.engines import gateway_of, load_policy
 from sharpen.execution.model_files import quiet_transformers
 from sharpen.execution.probe import sample_probes

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from sharpen.execution.auxiliary import AuxiliaryMeters
+from sharpen.execution.auxiliary.models import AuxiliaryMeters
 from sharpen.inference.engine import Engine
 from sharpen.rollout.in_process import Opener
 from sharpen.rollout.runner import RolloutRunner

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from sharpen.compat.agentscope import present
 from sharpen.config.run import RunConfig
-from sharpen.execution.auxiliary import AuxiliaryModels
+from sharpen.execution.auxiliary.models import AuxiliaryModels
 from sharpen.gateway.gateway import Gateway
 from sharpen.recipe import Job, Recipe
 from sharpen.rollout.attempt import UserFunctions

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def share_weights(engine: Engine, trainer: AnyTrainer) -> bool:
     """Let the policy live in the memory of an embedded engine, if both are in this process, of one type and on one
     device, and the policy has no adapters; else leave both as they are."""
-    from sharpen.inference.embedded import EmbeddedEngine
+    from sharpen.inference.embedded.engine import EmbeddedEngine
     from sharpen.trainer.trainer import Trainer
 
     if not isinstance(engine, EmbeddedEngine) or not isinstance(trainer, Trainer):

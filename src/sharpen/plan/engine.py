@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sharpen.config.public import TunerModelConfig
-from sharpen.inference.kv import LENGTH_BUCKET, bucketed
+from sharpen.inference.embedded.kv import LENGTH_BUCKET, bucketed
 from sharpen.plan.case import Case
 from sharpen.plan.sizes import Sizes
 

@@ -16,13 +16,11 @@ from typing import TYPE_CHECKING, Any
 from sharpen.config.load import ResolvedConfig, value_leaves
 from sharpen.decide import decide
 from sharpen.errors import ConfigError
-from sharpen.execution.identity import model_identity, rows_identity
 from sharpen.execution.place import Serving
 from sharpen.execution.probe import probe_at_start
 from sharpen.execution.start import start_serving, start_training
 from sharpen.execution.threads import let_idle_workers_sleep
 from sharpen.execution.trainers import AnyTrainer, make_trainer
-from sharpen.forecast import before_run
 from sharpen.interrupts import stop_signals
 from sharpen.monitor.display import Display
 from sharpen.monitor.metrics import Monitor, open_monitor
@@ -31,6 +29,8 @@ from sharpen.monitor.summary import process_seconds
 from sharpen.recipe import Job, RolloutRecipe, RowRecipe
 from sharpen.run.data import read_tasks
 from sharpen.run.expert import ExpertRows, make_expert_rows
+from sharpen.run.forecast import before_run
+from sharpen.run.identity import model_identity, rows_identity
 from sharpen.run.progress import Progress
 from sharpen.run.transcripts import Transcripts
 from sharpen.supervised.data import make_tutor, read_data
@@ -40,9 +40,9 @@ from sharpen.tasks.selection import make_order
 from sharpen.types import Experience
 
 if TYPE_CHECKING:
-    from sharpen.evaluate import Evaluator
-    from sharpen.execution.run_directory import RunDirectory
     from sharpen.experience.journal import Journal
+    from sharpen.run.directory import RunDirectory
+    from sharpen.run.evaluation import Evaluator
     from sharpen.run.loop import Loop
     from sharpen.run.rollouts import RolloutSource
     from sharpen.run.rows import RowSource
@@ -121,7 +121,7 @@ def open_site(
     """Make the run's directory, or find it again, and say what is notable. Raises as `open_run_directory` and
     `before_run`."""
     let_idle_workers_sleep()
-    from sharpen.execution.run_directory import open_run_directory
+    from sharpen.run.directory import open_run_directory
 
     config = job.config
     rows = {"train_dataset": data.training, "held_out": data.held_out, "expert": data.expert}
@@ -341,7 +341,7 @@ def _monitor(site: Site, step: int) -> Monitor:
 
 def _evaluator(site: Site, serving: Serving) -> Evaluator:
     """Evaluates the model that serves on the held-out tasks, and on the further sets by name."""
-    from sharpen.evaluate import Evaluator
+    from sharpen.run.evaluation import Evaluator
 
     return Evaluator(
         config=site.job.config,

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sharpen.evaluate import Evaluator
 from sharpen.monitor.display import Display
 from sharpen.monitor.metrics import Monitor
 from sharpen.monitor.statistics import accuracy_metrics
+from sharpen.run.evaluation import Evaluator
 from sharpen.run.progress import Measurement
 from sharpen.supervised.held_out import HeldOut
 

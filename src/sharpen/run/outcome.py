@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from sharpen.certificate.certificate import write_certificate
-from sharpen.execution.run_directory import RunDirectory
-from sharpen.forecast import after_run
 from sharpen.monitor.curve import draw_loss_curve, draw_reward_curve
 from sharpen.monitor.statistics import by_mode
 from sharpen.monitor.summary import Summary, peak_memory_mb, process_seconds, write_summary
 from sharpen.monitor.verdict import Candidates, Checkpoint, Verdict, judge_losses, judge_rewards
 from sharpen.recipe import RowRecipe
-from sharpen.result import TuneResult
 from sharpen.run.assembly import Site
+from sharpen.run.directory import RunDirectory
+from sharpen.run.forecast import after_run
 from sharpen.run.loop import Loop
 from sharpen.run.progress import Measurement, Progress
+from sharpen.run.result import TuneResult
 from sharpen.trainer.checkpoint import pointed, step_of
 
 _NOTHING = Measurement()

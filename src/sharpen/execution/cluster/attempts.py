@@ -19,7 +19,7 @@ from typing import Any
 
 from sharpen.config.run import RunConfig
 from sharpen.errors import EngineLostError, RolloutError
-from sharpen.execution.auxiliary import AuxiliaryMeters
+from sharpen.execution.auxiliary.models import AuxiliaryMeters
 from sharpen.execution.cluster.engine import first_line
 from sharpen.rollout.attempt import Ending
 from sharpen.rollout.in_process import Attempt, AttemptRequest

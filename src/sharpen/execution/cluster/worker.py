@@ -17,7 +17,7 @@ from sharpen.compat.agentscope import silent_agents
 from sharpen.config.functions import FILE_MODULE
 from sharpen.config.run import AuxiliaryModelConfig, RunConfig
 from sharpen.errors import ConfigError
-from sharpen.execution.auxiliary import AuxiliaryModels
+from sharpen.execution.auxiliary.models import AuxiliaryModels
 from sharpen.execution.cluster.engine import EngineClient
 from sharpen.execution.engines import gateway_of
 from sharpen.execution.model_files import model_folder, quiet_transformers

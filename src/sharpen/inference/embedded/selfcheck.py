@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from sharpen.errors import ModelError
-from sharpen.inference.attention import SlotAttention, SlotSegment
-from sharpen.inference.forward import Forward
-from sharpen.inference.kv import LENGTH_BUCKET, KVPool
+from sharpen.inference.embedded.attention import SlotAttention, SlotSegment
+from sharpen.inference.embedded.forward import Forward
+from sharpen.inference.embedded.kv import LENGTH_BUCKET, KVPool
 
 _PROBE_TOKENS = 12
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.08, torch.float16: 0.02}

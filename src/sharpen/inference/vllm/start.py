@@ -1,4 +1,4 @@
-"""Starts vLLM's processes for `inference.vllm`, with the settings that the engine's promises need.
+"""Starts vLLM's processes for `inference.vllm.engine`, with the settings that the engine's promises need.
 
 In: a model's folder and the engine's settings. Out: a started `AsyncLLM`, and the model's names and shapes.
 """
@@ -18,13 +18,13 @@ import torch
 
 from sharpen.config.architectures import refuse_architecture
 from sharpen.errors import EngineError, ModelError
+from sharpen.inference.embedded.kv import default_budget_bytes
 from sharpen.inference.families import check_length
-from sharpen.inference.kv import default_budget_bytes
 
 MAX_TOP_LOGPROBS = 20
 """Alternatives that a request may ask for at each position."""
 BACKEND = "sharpen"
-"""Name of the transfer backend of `inference.vllm_worker`."""
+"""Name of the transfer backend of `inference.vllm.worker`."""
 OWNER_VARIABLE = "SHARPEN_VLLM_OWNER"
 """Environment variable that tells vLLM's processes the id of this one."""
 FOLDER_VARIABLE = "VLLM_RPC_BASE_PATH"
@@ -84,7 +84,7 @@ def start_llm(
     replica: tuple[int, int],
     max_lora_rank: int | None,
 ) -> Any:
-    """A started `AsyncLLM`, whose sockets are in `folder`; see `inference.vllm.VLLMEngine.start`."""
+    """A started `AsyncLLM`, whose sockets are in `folder`; see `inference.vllm.engine.VLLMEngine.start`."""
     with _surroundings(folder, _bound_cores(*replica, tensor_parallel_size)):
         from vllm.platforms import current_platform
 
@@ -134,7 +134,7 @@ def _start(model_path: str, **arguments: Any) -> Any:
         return EndsByHand.from_engine_args(
             AsyncEngineArgs(
                 **arguments,
-                worker_extension_cls="sharpen.inference.vllm_worker.WorkerExtension",
+                worker_extension_cls="sharpen.inference.vllm.worker.WorkerExtension",
                 weight_transfer_config={"backend": BACKEND},
                 logprobs_mode="processed_logprobs",
                 max_logprobs=MAX_TOP_LOGPROBS,

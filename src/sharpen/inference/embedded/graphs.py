@@ -22,10 +22,10 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from sharpen.inference.attention import SlotAttention
-from sharpen.inference.batch import StepBatch
-from sharpen.inference.forward import Forward
-from sharpen.inference.kv import LENGTH_BUCKET, KVPool
+from sharpen.inference.embedded.attention import SlotAttention
+from sharpen.inference.embedded.batch import StepBatch
+from sharpen.inference.embedded.forward import Forward
+from sharpen.inference.embedded.kv import LENGTH_BUCKET, KVPool
 
 MAX_GRAPHS = 96
 """The least recently used is dropped first: each costs some MB of the driver's memory."""

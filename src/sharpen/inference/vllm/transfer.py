@@ -2,7 +2,7 @@
 
 In: tensors on one GPU (the side that has them), or what that side packed (a worker). Out: a text that carries handles
 to the memory, and tensors that are that memory. What is sent first is a trial, whose values the worker tells: a driver,
-a container or an allocator may not allow it, or the GPU be another one (`inference.vllm_loading` says what then).
+a container or an allocator may not allow it, or the GPU be another one (`inference.vllm.loading` says what then).
 """
 
 from __future__ import annotations

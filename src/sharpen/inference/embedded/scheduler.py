@@ -17,8 +17,8 @@ from collections import deque
 
 import numpy as np
 
-from sharpen.inference.kv import KVPool
-from sharpen.inference.slots import Indices, SlotRequest, SlotTable
+from sharpen.inference.embedded.kv import KVPool
+from sharpen.inference.embedded.slots import Indices, SlotRequest, SlotTable
 
 _SHARED_WORTH_WAITING = 16
 _SLACK_WORTH_KEEPING = 16  # a retained slot with more KV than this beyond the shared prefix is copied from, not taken

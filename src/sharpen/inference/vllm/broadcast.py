@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from sharpen.inference.vllm_transfer import TRIAL
+from sharpen.inference.vllm.transfer import TRIAL
 
 CHUNK_BYTES = 2**28
 """Tensors travel together up to this size; larger ones alone."""

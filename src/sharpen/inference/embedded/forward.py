@@ -21,9 +21,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from sharpen.errors import ModelError
-from sharpen.inference.attention import AttentionRule, StepAttention
+from sharpen.inference.embedded.attention import AttentionRule, StepAttention
+from sharpen.inference.embedded.matmul import has_exact_products
 from sharpen.inference.families import ModelShape
-from sharpen.inference.matmul import has_exact_products
 
 ATTENTION_NAME = "sharpen_slots"
 """Under this name the slot attention is registered with transformers."""

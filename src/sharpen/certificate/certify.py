@@ -1,7 +1,7 @@
 """The run certificate, recomputed offline from the records.
 
 In: a run directory. Out: a `Certificate` of the steps behind its weights, compared with what the run noted: what each
-step stored as trained is held against the recorded calls (`certificate.recompute`), and the tokens are scored again
+step stored as trained is held against the recorded calls (`certificate.rollouts`), and the tokens are scored again
 with every checkpoint whose policy version sampled some. The forward pass is the trainer's; nothing else is shared with
 what made the batches.
 """
@@ -24,7 +24,7 @@ from sharpen.certificate.certificate import Certificate, LogprobGaps, add_up, pr
 from sharpen.certificate.checks import MEANING_OF_ROWS
 from sharpen.certificate.expectation import carries_loss, has_part
 from sharpen.certificate.lineage import Lineage, in_words, read_lineage
-from sharpen.certificate.recompute import recompute_steps
+from sharpen.certificate.rollouts import recompute_steps
 from sharpen.certificate.rules import Rules
 from sharpen.config.explain import InvalidConfigError, explain
 from sharpen.config.former import recorded_settings
@@ -48,7 +48,7 @@ def certify(run_dir: Path, *, logprobs: bool = True) -> Certificate:
             raise ConfigError(f"{run_dir} is not the directory of a run: it has no {name}")
     config = read_resolved(run_dir / "resolved.json")
     if learns_from_rows(config):
-        from sharpen.supervised.recompute import recompute
+        from sharpen.certificate.rows import recompute
 
         return recompute(run_dir, config, losses=logprobs)
     settings, lineage = Settings.of(run_dir, config), read_lineage(run_dir)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sharpen.inference.batch import on_device
+from sharpen.inference.embedded.batch import on_device
 
 _CHUNK_ELEMENTS = {"cpu": 4_000_000, "cuda": 64_000_000}  # bounds the float64 scratch memory of large vocabularies
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from sharpen.config.run import AuxiliaryModelConfig, RunConfig
+from sharpen.execution.auxiliary.remote import RemoteModel
 from sharpen.execution.engines import gateway_of, load_engine
 from sharpen.execution.model_files import model_folder
-from sharpen.execution.remote import RemoteModel
 from sharpen.execution.serving import ServingThread
 from sharpen.gateway.meter import Meter, Tally
 from sharpen.inference.engine import Engine

@@ -4,9 +4,9 @@ In: tensors under their Hugging Face names. Out: workers that compute with them.
 
 | the tensors are                                | a worker gets them                                              |
 |------------------------------------------------|-----------------------------------------------------------------|
-| on the GPU that the worker computes on         | there itself, by CUDA's IPC handles (`inference.vllm_transfer`) |
-| on another GPU                                 | by a broadcast of NCCL (`inference.vllm_broadcast`)             |
-| on the CPU, or where the trial of a way failed | from a file in memory (`inference.weights_file`)                |
+| on the GPU that the worker computes on         | there itself, by CUDA's IPC handles (`inference.vllm.transfer`) |
+| on another GPU                                 | by a broadcast of NCCL (`inference.vllm.broadcast`)             |
+| on the CPU, or where the trial of a way failed | from a file in memory (`inference.vllm.weights_file`)           |
 
 The first two are tried once, before the first update; if one fails, all workers take the file, and a line says why.
 """
@@ -23,9 +23,9 @@ from typing import Any, Literal
 import torch
 
 from sharpen.errors import EngineError
-from sharpen.inference.vllm_broadcast import CHUNK_BYTES, BroadcastGroup, Layout, in_thread, lay_out, reason
-from sharpen.inference.vllm_transfer import only_gpu, pack, trial
-from sharpen.inference.weights_file import WeightsFile
+from sharpen.inference.vllm.broadcast import CHUNK_BYTES, BroadcastGroup, Layout, in_thread, lay_out, reason
+from sharpen.inference.vllm.transfer import only_gpu, pack, trial
+from sharpen.inference.vllm.weights_file import WeightsFile
 
 logger = logging.getLogger(__name__)
 

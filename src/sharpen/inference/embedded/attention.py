@@ -17,8 +17,8 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from sharpen.inference.kv import KVPool, LayerKV
-from sharpen.inference.matmul import has_exact_products
+from sharpen.inference.embedded.kv import KVPool, LayerKV
+from sharpen.inference.embedded.matmul import has_exact_products
 
 _SMALL_SCORES = 100 * 160  # rows x keys up to which plain products are faster than the fused kernel
 

@@ -27,9 +27,9 @@ from sharpen.inference.engine import GenerateRequest, Generation
 from sharpen.inference.families import end_token_ids
 from sharpen.inference.requests import check_request
 from sharpen.inference.stopping import find_stop
-from sharpen.inference.vllm_adapters import Adapter, Adapters, in_use, max_rank
-from sharpen.inference.vllm_loading import Loader
-from sharpen.inference.vllm_start import MAX_TOP_LOGPROBS, make_folder, read_skeleton, start_llm
+from sharpen.inference.vllm.adapters import Adapter, Adapters, in_use, max_rank
+from sharpen.inference.vllm.loading import Loader
+from sharpen.inference.vllm.start import MAX_TOP_LOGPROBS, make_folder, read_skeleton, start_llm
 from sharpen.inference.weights import match_weights
 from sharpen.types import FinishReason, FloatArray, IntArray
 

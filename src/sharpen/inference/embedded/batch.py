@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from sharpen.inference.attention import SlotSegment
-from sharpen.inference.kv import LENGTH_BUCKET, bucketed
-from sharpen.inference.slots import Indices, SlotTable
+from sharpen.inference.embedded.attention import SlotSegment
+from sharpen.inference.embedded.kv import LENGTH_BUCKET, bucketed
+from sharpen.inference.embedded.slots import Indices, SlotTable
 
 FIXED_ROWS = 64
 """Rows of a chunk in the deterministic mode."""

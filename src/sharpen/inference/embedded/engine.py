@@ -21,17 +21,17 @@ import torch
 
 from sharpen.config.architectures import refuse_architecture
 from sharpen.errors import EngineError, EngineLostError, SamplingError
+from sharpen.inference.embedded.forward import FastForward, GenericForward
+from sharpen.inference.embedded.graphs import CudaRecorder, DecodeGraphs
+from sharpen.inference.embedded.kv import KVPool, default_budget_bytes
+from sharpen.inference.embedded.matmul import DEFAULT, MatmulChoice, choose_float32_matmul, float32_matmul
+from sharpen.inference.embedded.scheduler import Scheduler
+from sharpen.inference.embedded.selfcheck import check_forward, reference_logits
+from sharpen.inference.embedded.slots import SlotRequest
+from sharpen.inference.embedded.stepper import Stepper
 from sharpen.inference.engine import GenerateRequest, Generation
 from sharpen.inference.families import end_token_ids, inspect_model
-from sharpen.inference.forward import FastForward, GenericForward
-from sharpen.inference.graphs import CudaRecorder, DecodeGraphs
-from sharpen.inference.kv import KVPool, default_budget_bytes
-from sharpen.inference.matmul import DEFAULT, MatmulChoice, choose_float32_matmul, float32_matmul
 from sharpen.inference.requests import check_request
-from sharpen.inference.scheduler import Scheduler
-from sharpen.inference.selfcheck import check_forward, reference_logits
-from sharpen.inference.slots import SlotRequest
-from sharpen.inference.stepper import Stepper
 from sharpen.inference.weights import copy_weights
 
 _BREATHS = 8

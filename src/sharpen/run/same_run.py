@@ -20,7 +20,7 @@ from sharpen.config.load import value_leaves
 from sharpen.config.resuming import may_change, setting_of
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
-from sharpen.execution.identity import Identity
+from sharpen.run.identity import Identity
 
 NOTED = "identity."
 """How the derived entries of `resolved.json` begin that say what model and datasets were."""

@@ -21,9 +21,9 @@ from sharpen.config.load import ResolvedConfig, write_resolved
 from sharpen.config.run import RunConfig
 from sharpen.decide import decide_evaluation
 from sharpen.errors import ConfigError, RolloutError
-from sharpen.execution.auxiliary import AuxiliaryModels
-from sharpen.execution.auxiliary_settings import check_auxiliary_models
-from sharpen.execution.remote import RemoteModel
+from sharpen.execution.auxiliary.models import AuxiliaryModels
+from sharpen.execution.auxiliary.remote import RemoteModel
+from sharpen.execution.auxiliary.settings import check_auxiliary_models
 from sharpen.execution.serving import ServingThread
 from sharpen.execution.sessions import opener
 from sharpen.execution.start import start_serving

@@ -22,11 +22,11 @@ from sharpen.config.former import former_run
 from sharpen.config.load import ResolvedConfig, write_resolved
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
-from sharpen.execution.identity import Identity, trained_rows_stay
-from sharpen.execution.run_lock import locked
-from sharpen.execution.same_run import NOTED, RunRecord, check_same_run, keep_settings, read_recorded
 from sharpen.experience.reading import read_steps
 from sharpen.experience.records import EVALUATIONS
+from sharpen.run.identity import Identity, trained_rows_stay
+from sharpen.run.lock import locked
+from sharpen.run.same_run import NOTED, RunRecord, check_same_run, keep_settings, read_recorded
 from sharpen.trainer.checkpoint import pointed, repair, step_of
 from sharpen.types import Task
 

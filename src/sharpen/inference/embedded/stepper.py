@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from sharpen.errors import EngineError
-from sharpen.inference.attention import FixedShapeAttention, SlotAttention, StepAttention
-from sharpen.inference.batch import (
+from sharpen.inference.embedded.attention import FixedShapeAttention, SlotAttention, StepAttention
+from sharpen.inference.embedded.batch import (
     FIXED_ROWS,
     StepBatch,
     collect_work,
@@ -23,13 +23,13 @@ from sharpen.inference.batch import (
     on_device,
     padded_rows,
 )
+from sharpen.inference.embedded.forward import Forward
+from sharpen.inference.embedded.graphs import DecodeGraphs
+from sharpen.inference.embedded.noise import uniforms
+from sharpen.inference.embedded.sampling import SampledRows, SamplingRows, sample
+from sharpen.inference.embedded.scheduler import Scheduler
+from sharpen.inference.embedded.slots import Indices, SlotRequest
 from sharpen.inference.engine import Generation
-from sharpen.inference.forward import Forward
-from sharpen.inference.graphs import DecodeGraphs
-from sharpen.inference.noise import uniforms
-from sharpen.inference.sampling import SampledRows, SamplingRows, sample
-from sharpen.inference.scheduler import Scheduler
-from sharpen.inference.slots import Indices, SlotRequest
 from sharpen.inference.stopping import find_stop
 from sharpen.types import FinishReason
 

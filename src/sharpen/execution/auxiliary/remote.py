@@ -20,12 +20,18 @@ import httpx
 
 from sharpen.config.run import AuxiliaryModelConfig
 from sharpen.errors import TokenCapError
-from sharpen.execution.auxiliary_settings import endpoint_key
-from sharpen.execution.endpoint import Endpoint
-from sharpen.execution.endpoint_routes import address, route_of
-from sharpen.execution.remote_transport import Bridge, Content, RemoteResponse, RemoteTransport, SyncRemoteTransport
+from sharpen.execution.auxiliary.endpoint import Endpoint
+from sharpen.execution.auxiliary.endpoint_routes import address, route_of
+from sharpen.execution.auxiliary.remote_transport import (
+    Bridge,
+    Content,
+    RemoteResponse,
+    RemoteTransport,
+    SyncRemoteTransport,
+)
+from sharpen.execution.auxiliary.settings import endpoint_key
+from sharpen.execution.auxiliary.usage import UsageReader
 from sharpen.execution.serving import ServingThread
-from sharpen.execution.usage import UsageReader
 from sharpen.gateway.caller import Caller, foreign_error, foreign_use
 from sharpen.gateway.exchange import RawRequest, Reply
 from sharpen.gateway.keys import Keys, new_key

@@ -2,8 +2,8 @@
 
 In: where new weights are, or which will come, through vLLM's own weight-transfer protocol (start, update, finish), and
 the owner's process id in the environment. Out: the worker's model changed in place. vLLM imports this module in each
-worker because `inference.vllm` names `WorkerExtension` as its extension; the transfer backend is registered by that
-import, since there is no later moment before the worker makes it.
+worker because `inference.vllm.engine` names `WorkerExtension` as its extension; the transfer backend is registered by
+that import, since there is no later moment before the worker makes it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from sharpen.inference.vllm_broadcast import BroadcastGroup, Layout, in_thread, reason
-from sharpen.inference.vllm_start import BACKEND, FOLDER_VARIABLE, OWNER_VARIABLE
-from sharpen.inference.vllm_transfer import try_to_read, unpack
-from sharpen.inference.weights_file import mapped
+from sharpen.inference.vllm.broadcast import BroadcastGroup, Layout, in_thread, reason
+from sharpen.inference.vllm.start import BACKEND, FOLDER_VARIABLE, OWNER_VARIABLE
+from sharpen.inference.vllm.transfer import try_to_read, unpack
+from sharpen.inference.vllm.weights_file import mapped
 
 
 @dataclass
@@ -42,8 +42,8 @@ class NoInit(WeightTransferInitInfo):  # type: ignore[misc]
 
 @dataclass
 class WeightsUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """Every parameter under its Hugging Face name: a file of `inference.weights_file`, handles to this GPU's memory
-    (`inference.vllm_transfer`), or what the trainer broadcasts (`inference.vllm_broadcast`)."""
+    """Every parameter under its Hugging Face name: a file of `inference.vllm.weights_file`, handles to this GPU's
+    memory (`inference.vllm.transfer`), or what the trainer broadcasts (`inference.vllm.broadcast`)."""
 
     path: str = ""
     handles: str = ""

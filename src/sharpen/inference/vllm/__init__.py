@@ -1,0 +1,1 @@
+"""vLLM as the engine, with its own processes and its own protocol of weight updates."""
