@@ -136,7 +136,7 @@ def main() -> None:
     """Train, and write the model where `--out` says."""
     parser = argparse.ArgumentParser(description="GRPO on the quickstart's agent, on one page.")
     parser.add_argument("--model", default=str(QUICKSTART / "model"), help="folder of a model (default %(default)s)")
-    parser.add_argument("--steps", type=int, default=20, help="(default %(default)s)")
+    parser.add_argument("--steps", type=int, default=12, help="(default %(default)s)")
     parser.add_argument("--out", type=Path, help="folder for the trained model (default: it is not kept)")
     arguments = parser.parse_args()
     trainer = train(arguments.model, arguments.steps)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -173,25 +173,8 @@ def _recomputed_gaps(
     folders: dict[int, Path | None] = {0: None}
     for folder in sorted(run_dir.glob(f"{checkpoint.PREFIX}*")):
         folders[int(checkpoint.load(folder).state["version"])] = folder
-    sampled: dict[int, list[Experience]] = {version: [] for version in folders}
-    gone: Counter[int] = Counter()
-    without: set[int] = set()
-    num_trained = 0
-    for step, rollout, call in _trained_calls(run_dir, lineage, settings):
-        versions, counts = np.unique(call.versions_S, return_counts=True)
-        for version, count in zip(versions.tolist(), counts.tolist(), strict=True):
-            num_trained += count
-            if version in sampled:
-                sampled[version].append(_sequence(rollout, call))
-            else:
-                gone[version] += count
-                without.add(step)
-    if gone:
-        missing.append(
-            f"the logprobs of {sum(gone.values())} of {num_trained} trained tokens, of steps "
-            f"{in_words(sorted(without))}: no checkpoint is left of the weights that sampled them (versions "
-            f"{in_words(sorted(gone))}); these stand as the run compared them"
-        )
+    calls = _trained_calls(run_dir, lineage, settings)
+    sampled, num_trained = _by_version(calls, {version: [] for version in folders}, missing)
     model = load_trained(model_folder(config.model.model_path), config.trainer, torch.device(_device(config)))
     rounding = (read_parity(run_dir / "run.db") or {}).get("rounding")
     tolerance = Tolerance.of(model.compute_dtype, rounding=rounding)
@@ -211,6 +194,32 @@ def _recomputed_gaps(
     if num_trained and not any(gap.num_tokens for gap in total):
         problems.append(f"of {num_trained} trained tokens no logprob could be compared")
     return _added_up(total)
+
+
+def _by_version(
+    calls: Iterable[tuple[int, Rollout, Call]], sampled: dict[int, list[Experience]], missing: list[str]
+) -> tuple[dict[int, list[Experience]], int]:
+    """The calls as sequences, under each version in `sampled` that sampled some of their tokens; the number of all
+    trained tokens."""
+    gone: Counter[int] = Counter()
+    without: set[int] = set()
+    num_trained = 0
+    for step, rollout, call in calls:
+        versions, counts = np.unique(call.versions_S, return_counts=True)
+        for version, count in zip(versions.tolist(), counts.tolist(), strict=True):
+            num_trained += count
+            if version in sampled:
+                sampled[version].append(_sequence(rollout, call))
+            else:
+                gone[version] += count
+                without.add(step)
+    if gone:
+        missing.append(
+            f"the logprobs of {sum(gone.values())} of {num_trained} trained tokens, of steps "
+            f"{in_words(sorted(without))}: no checkpoint is left of the weights that sampled them (versions "
+            f"{in_words(sorted(gone))}); these stand as the run compared them"
+        )
+    return sampled, num_trained
 
 
 def _added_up(gaps: list[LogprobGap]) -> LogprobGaps | None:

@@ -174,9 +174,8 @@ def evaluate(
     agent did (of an endpoint outcome and reward alone: its calls are not recorded). Raises as `tune()` does.
     """
     config = resolved.config
-    if endpoint is None:
-        job = decide_evaluation(config, workflow, judge)
-    else:
+    job = None if endpoint is not None else decide_evaluation(config, workflow, judge)
+    if job is None:
         check_auxiliary_models(config)
     tasks = load_tasks(config.eval_dataset or config.train_dataset)[: config.evaluation.max_tasks]
     further = {name: load_tasks(dataset) for name, dataset in config.evaluation.further.items()}
@@ -185,31 +184,17 @@ def evaluate(
         stack.callback(display.close)
         runner: RolloutRunner
         modes: Mapping[Mode, Opener]
-        if endpoint is None:
+        if job is not None:
             serving = start_serving(job)
             stack.callback(serving.close)
             display.message(serving.line)
             runner, modes = serving.runner, serving.modes
         else:
-            stack.enter_context(silent_agents())
-            thread = ServingThread()
-            stack.callback(thread.close)
-            auxiliary = AuxiliaryModels(config, thread)
-            stack.callback(auxiliary.close)
-            policy = RemoteModel(
-                name="policy",
-                model_name=endpoint["model_name"],
-                base_url=endpoint["base_url"],
-                api_key=endpoint["api_key"],
-            )
-            stack.callback(policy.close)
-            modes = {"sampled": opener(policy.open, auxiliary)}
+            assert endpoint is not None
             functions = UserFunctions(
                 workflow, judge, config.workflow_args, model_exceptions=config.rollout.model_exceptions
             )
-            attempts = InProcess(functions, config.rollout.timeout_s)
-            runner = RolloutRunner(attempts, modes["sampled"], config.rollout, 1, config.seed)
-            stack.callback(runner.close)
+            runner, modes = _at_endpoint(config, functions, endpoint, stack)
         evaluator = Evaluator(
             config=config,
             runner=runner,
@@ -226,6 +211,29 @@ def evaluate(
     if output is not None:
         output.write_text(json.dumps(evaluation_to_json(found), indent=2) + "\n", encoding="utf-8")
     return found
+
+
+def _at_endpoint(
+    config: RunConfig, functions: UserFunctions, endpoint: Mapping[str, str], stack: contextlib.ExitStack
+) -> tuple[RolloutRunner, Mapping[Mode, Opener]]:
+    """What runs rollouts whose policy is served elsewhere; `stack` closes it."""
+    stack.enter_context(silent_agents())
+    thread = ServingThread()
+    stack.callback(thread.close)
+    auxiliary = AuxiliaryModels(config, thread)
+    stack.callback(auxiliary.close)
+    policy = RemoteModel(
+        name="policy",
+        model_name=endpoint["model_name"],
+        base_url=endpoint["base_url"],
+        api_key=endpoint["api_key"],
+    )
+    stack.callback(policy.close)
+    open_sampled = opener(policy.open, auxiliary)
+    attempts = InProcess(functions, config.rollout.timeout_s)
+    runner = RolloutRunner(attempts, open_sampled, config.rollout, 1, config.seed)
+    stack.callback(runner.close)
+    return runner, {"sampled": open_sampled}
 
 
 def _transcripts(folder: Path, resolved: Resolved) -> Journal:

@@ -76,8 +76,8 @@ def saved(trainer, folder) -> dict[str, bytes]:
 @pytest.mark.parametrize("kind", ["full", "critic", "lora", "sft", "adapted kl"])
 def test_a_step_that_fails_in_its_second_update_is_undone_bit_for_bit(tmp_path, kind):
     """The first time before the optimizer has any state, the second time with some. What trains afterwards is what
-    would have trained without it. Red when `train_step` does not call `begin`, when the moments (`live_tensors`), the
-    critic's optimizer, or the adapted coefficient are left out of what is kept."""
+    would have trained without it. Red when `train_step` does not call `begin`, when the moments (`live_tensors`) or the
+    critic's optimizer are left out of what is kept."""
     disturbed, quiet = make_trainer(kind), make_trainer(kind)
     for number in range(2):
         before = saved(disturbed, tmp_path / f"before {number}")
@@ -101,6 +101,16 @@ def test_a_whole_step_can_be_undone_too_and_only_to_its_own_start():
     assert trainer.version == 4
     assert trainer.back_to(2)
     assert trainer.version == 2
+
+
+def test_a_whole_step_that_is_undone_takes_its_adapted_coefficient_back(tmp_path):
+    """It is adapted at the end of a step. Red when `back_to` leaves the loss its algorithm."""
+    trainer = make_trainer("adapted kl")
+    before = saved(trainer, tmp_path / "before")
+    step(trainer)
+    assert saved(trainer, tmp_path / "trained")["trainer_state/state.json"] != before["trainer_state/state.json"]
+    assert trainer.back_to(0)
+    assert saved(trainer, tmp_path / "after") == before
 
 
 def test_a_step_of_one_update_keeps_nothing_and_changes_nothing_where_its_gradient_is_not_finite():

@@ -115,19 +115,16 @@ def policy_objective(
     policy_loss, kl_loss, entropy_loss = policy_weight * (weights_E * policy_E).sum(), zero, zero
     kl_reference, entropy_sum, distill_loss, divergence_sum = zero, zero, zero, zero
     if algorithm.needs_reference:
-        assert ref_logprobs_E is not None, f"{algorithm.name} has a KL term: reference logprobs are needed"
-        kl_E = ESTIMATORS[algorithm.kl](logprobs_E, ref_logprobs_E, old_logprobs_E)
+        kl_E = ESTIMATORS[algorithm.kl](logprobs_E, _given(ref_logprobs_E), old_logprobs_E)
         if algorithm.kl_in == "loss":
             kl_loss = algorithm.kl_coef * (weights_E * kl_E).sum()
         kl_reference = kl_E.detach().sum()
     if algorithm.needs_entropy:
-        assert entropy_E is not None, f"{algorithm.name} has an entropy term: entropies are needed"
-        entropy_loss = -algorithm.entropy_coef * (weights_E * entropy_E).sum()
-        entropy_sum = entropy_E.detach().sum()
+        entropy_loss = -algorithm.entropy_coef * (weights_E * _given(entropy_E)).sum()
+        entropy_sum = _given(entropy_E).detach().sum()
     if algorithm.distill is not None and algorithm.distill.of_vocabulary:
-        assert divergence_E is not None, f"{algorithm.name} has a teacher: divergences from it are needed"
-        distill_loss = algorithm.distill.coef * (weights_E * divergence_E).sum()
-        divergence_sum = divergence_E.detach().sum()
+        distill_loss = algorithm.distill.coef * (weights_E * _given(divergence_E)).sum()
+        divergence_sum = _given(divergence_E).detach().sum()
     with torch.no_grad():
         ratio_E = log_ratio(logprobs_E, old_logprobs_E).exp()
         sums = ObjectiveSums(
@@ -148,6 +145,11 @@ def policy_objective(
             behaviour_bounded=bounded_E.sum().to(zero.dtype),
         )
     return policy_loss + kl_loss + entropy_loss + distill_loss, sums
+
+
+def _given(tensor_E: torch.Tensor | None) -> torch.Tensor:
+    assert tensor_E is not None, "the algorithm has a term for which the caller gave nothing"
+    return tensor_E
 
 
 def _policy_tokens(

@@ -77,7 +77,6 @@ class EmbeddedEngine:
         model.eval().requires_grad_(False)
         shape = inspect_model(model, max_model_len)
         device, dtype = model.device, model.dtype
-        budget = kv_cache_mb * 2**20 if kv_cache_mb is not None else default_budget_bytes(device)
         self.matmul = _choose_matmul(model, fixed=deterministic or not alone)
         self._model = model
         self._max_model_len = max_model_len
@@ -91,7 +90,7 @@ class EmbeddedEngine:
             device=device,
             max_slots=max_slots,
             max_length=max_model_len,
-            budget_bytes=budget,
+            budget_bytes=kv_cache_mb * 2**20 if kv_cache_mb is not None else default_budget_bytes(device),
         )
         reference_PV = reference_logits(model, max_model_len)
         forward = FastForward(model, shape, max_model_len) if shape.fast else GenericForward(model)

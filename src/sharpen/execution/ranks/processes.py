@@ -26,7 +26,6 @@ from typing import Any
 
 import torch
 
-import sharpen
 from sharpen.errors import RankError
 from sharpen.execution.ranks.answers import GRACE_S, RankAnswer, RankCalls, Reply, what_of
 from sharpen.execution.ranks.rank import WeightSpec
@@ -219,7 +218,7 @@ def view(memory: Any, spec: WeightSpec, offset: int) -> torch.Tensor:
 
 def _python_path() -> str:
     """So that the ranks find this package, wherever this process has found it."""
-    here = str(Path(sharpen.__file__).parents[1])
+    here = str(Path(__file__).parents[3])
     return os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
 
 
