@@ -6,9 +6,10 @@ import pytest
 import torch
 from plan_toys import FAMILIES, model_config
 from torch.utils import _pytree as pytree
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3Model
 
 from sharpen.config.trainer import LoraConfig
+from sharpen.errors import ModelError
 from sharpen.plan.live import LiveBytes, Pass, _one_sequence, _peaks, pass_bytes
 from sharpen.trainer.model import TrainedModel
 
@@ -112,3 +113,29 @@ def test_live_bytes_by_hand() -> None:
         del two, three
     assert live.peaks == [8000]
     assert live.now == 0
+
+
+class CuriousConfig(Qwen3Config):
+    model_type = "curious"
+
+
+class CuriousBody(Qwen3Model):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        out = super().forward(*args, **kwargs)
+        assert out.last_hidden_state.sum().item() == 0  # asks for a number where there is none
+        return out
+
+
+class Curious(Qwen3ForCausalLM):
+    config_class = CuriousConfig
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.model = CuriousBody(config)
+
+
+def test_a_model_that_looks_at_contents_cannot_be_planned() -> None:
+    AutoModelForCausalLM.register(CuriousConfig, Curious, exist_ok=True)
+    fields = {name: value for name, value in model_config().to_dict().items() if name != "model_type"}
+    with pytest.raises(ModelError, match="curious"):
+        pass_bytes(CuriousConfig(**fields), Pass(num_tokens=20, num_loss_tokens=5, bfloat16=False))

@@ -18,12 +18,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from sharpen.config.trainer import LoraConfig
+from sharpen.errors import ModelError
 from sharpen.trainer.model import TrainedModel
 from sharpen.trainer.packing import Pack, pack
 from sharpen.trainer.scores import MAX_LOGITS
@@ -33,6 +41,12 @@ from sharpen.types import Experience
 _TRACED_LAYERS = (2, 4)
 """Every layer takes the same from the second on: two depths tell what one more takes."""
 _PARTS = 4
+_LOOKS_AT_CONTENTS = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
 _TRACED_CHUNKS = 3
 """Chunks of the vocabulary after which a further one takes no more."""
 
@@ -70,8 +84,12 @@ class _Same:
 
 
 def pass_bytes(config: Any, traced: Pass) -> int:
-    """Peak memory of the pass, in bytes, for the model that a Hugging Face configuration describes."""
-    return _pass_bytes(_Same(config), traced)
+    """Peak memory of the pass, in bytes, for the model that a Hugging Face configuration describes. Raises `ModelError`
+    for a model that looks at what its tensors hold."""
+    try:
+        return _pass_bytes(_Same(config), traced)
+    except _LOOKS_AT_CONTENTS as error:
+        raise ModelError(f"model type {config.model_type!r} cannot be run without contents: {error!r}") from error
 
 
 @functools.lru_cache(maxsize=128)
