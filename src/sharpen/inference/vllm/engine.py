@@ -2,10 +2,10 @@
 
 In: `GenerateRequest`s, awaited on the serving loop, and `load` calls with new weights. Out: `Generation`s. Prompts go
 in as ids; logprobs are of the distribution sampled from (`processed_logprobs`). New weights come by vLLM's
-weight-transfer protocol while generation is paused (`vllm_loading`): running requests lose their KV, are computed again
+weight-transfer protocol while generation is paused (`loading`): running requests lose their KV, are computed again
 from their ids and go on under the new weights; vLLM tells which tokens came from which version.
 
-With LoRA adapters `load` takes those alone (`vllm_adapters`): nothing pauses, and running requests keep theirs.
+With LoRA adapters `load` takes those alone (`adapters`): nothing pauses, and running requests keep theirs.
 Tested with the CPU build.
 """
 

@@ -81,7 +81,7 @@ class Loader:
         return only_gpu(tensors)
 
     async def _look(self, gpu: torch.device) -> list[tuple[bool, str]]:
-        """What each worker says of a trial; see `vllm_transfer.try_to_read`."""
+        """What each worker says of a trial; see `inference.vllm.transfer.try_to_read`."""
         tried = trial(gpu)  # it must be there until all have read it
         return list(await self._llm.collective_rpc("sharpen_try_to_read", args=(pack({"trial": tried}),)))
 

@@ -113,7 +113,7 @@ class WorkerExtension:
     weight_transfer_engine: Transfer
 
     def sharpen_try_to_read(self, packed: str) -> tuple[bool, str]:
-        """See `vllm_transfer.try_to_read`."""
+        """See `inference.vllm.transfer.try_to_read`."""
         return try_to_read(packed, self.device)
 
     def sharpen_join(self, port: int, members: Sequence[int], limit_s: float) -> str:
