@@ -1,5 +1,5 @@
-"""Makes a `Job` of a configuration and the user's functions. All that is known to be wrong with a run is found here,
-before anything is loaded.
+"""Makes a `Job` of a configuration and the user's functions. What is wrong with the settings, their recipe says; what
+is wrong with the functions, or on this machine, is found here, before anything is loaded.
 
 In: a `RunConfig`, the workflow, the judge. Out: a `Job`, or `ConfigError` and its kin.
 """
@@ -10,12 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sharpen.algorithm.supervised import SUPERVISED, learns_from_rows
+from sharpen.algorithm.supervised import learns_from_rows
 from sharpen.compat.agentscope import imported_line
 from sharpen.config.cluster import ClusterConfig
 from sharpen.config.functions import import_function
-from sharpen.config.run import ExpertConfig, RunConfig, SupervisedConfig
-from sharpen.config.trainer import CriticConfig
+from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
 from sharpen.execution.auxiliary.settings import check_auxiliary_models
 from sharpen.execution.engine_choice import check_heads, choose_engine
@@ -40,21 +39,10 @@ def decide(config: RunConfig, workflow: Function | None, judge: Function | None)
 def decide_rollouts(config: RunConfig, workflow: Any, judge: Function | None) -> Job[RolloutRecipe]:
     """The job of a run that learns from rollouts. `workflow` is whatever the user gave for one."""
     imported_line()
-    if config.supervised != SupervisedConfig() and config.expert.dataset is None:
-        raise ConfigError(
-            f"the settings of supervised have no effect: {config.algorithm.algorithm_type!r} learns from rollouts "
-            f"({', '.join(SUPERVISED)} learn from rows)"
-        )
-    workflow_arguments(workflow)
-    _check_functions(None, judge)
     recipe = recipe_of(config)
     assert isinstance(recipe, RolloutRecipe)
-    if config.critic != CriticConfig() and not recipe.algorithm.needs_critic:
-        raise ConfigError(
-            f"the settings of critic have no effect: {config.algorithm.algorithm_type!r} has no critic (ppo has)"
-        )
-    check_sync(recipe)
-    _check_sampling(config)
+    workflow_arguments(workflow)
+    _check_functions(None, judge)
     engine, folder = _check_machine(config, serves=True)
     teacher = teacher_folder(config, recipe.algorithm)
     if teacher is not None:
@@ -64,26 +52,20 @@ def decide_rollouts(config: RunConfig, workflow: Any, judge: Function | None) ->
 
 def decide_rows(config: RunConfig, workflow: Function | None, judge: Function | None) -> Job[RowRecipe]:
     """The job of a run that learns from rows; a workflow is there to evaluate the agent."""
-    name, recipe = config.algorithm.algorithm_type, recipe_of(config)
+    recipe = recipe_of(config)
     assert isinstance(recipe, RowRecipe)
     if workflow is not None and judge is None and config.judge is not None:
         judge = import_function(config.judge)
-    if config.expert != ExpertConfig():
-        raise ConfigError(
-            f"the settings of expert have no effect: {name!r} learns from the rows of train_dataset alone"
-        )
     if workflow is None and judge is not None:
         raise ConfigError("judge_func judges what a workflow says, and there is none: give both, or neither")
     _check_functions(workflow, judge)
     if workflow is not None and config.eval_dataset is None:
         raise ConfigError(
-            f"with {name!r} the workflow is there to evaluate the agent, on the tasks of eval_dataset: give that "
-            "too, or leave the workflow out"
+            f"with {recipe.algorithm.name!r} the workflow is there to evaluate the agent, on the tasks of "
+            "eval_dataset: give that too, or leave the workflow out"
         )
     if workflow is None and config.evaluation.further:
         raise ConfigError("evaluation.further needs a workflow: without one only rows of one dataset are held out")
-    if config.sampling.order == "difficulty":
-        raise ConfigError(f"sampling.order is 'difficulty', which goes by rewards: {name!r} has none")
     engine, folder = _check_machine(config, serves=workflow is not None)
     return Job(recipe=recipe, workflow=workflow, judge=judge, folder=folder, engine=engine)
 
@@ -96,25 +78,6 @@ def decide_evaluation(config: RunConfig, workflow: Function, judge: Function | N
     engine, folder = check_engine(config), model_folder(config.model.model_path)
     check_heads(config.model, folder)
     return Job(recipe=Recipe(config=config), workflow=workflow, judge=judge, folder=folder, engine=engine)
-
-
-def check_sync(recipe: RolloutRecipe) -> None:
-    """Raise `ConfigError` where rollouts that run ahead of the training would be wrong."""
-    if not recipe.overlaps:
-        return
-    config, algorithm = recipe.config, recipe.algorithm
-    said = f"sync.style {config.sync.style!r}, interval {config.sync.interval}, offset {config.sync.offset}"
-    if not (algorithm.off_policy or algorithm.needs_teacher):  # a teacher judges any state
-        raise ConfigError(
-            f"with {said} tokens are of older policies, but {algorithm.policy_loss!r} of "
-            f"{config.algorithm.algorithm_type!r} has no probability ratio to correct for them: leave sync out, or set "
-            "loss.policy_loss to one that does (ppo, importance_sampling, topr, opmd)"
-        )
-    if config.deterministic and config.sync.style != "fixed":
-        raise ConfigError(
-            f"with sync.style {config.sync.style!r} the clock decides which weights a rollout sees, so that no run "
-            "repeats another bit by bit: set deterministic to false, or sync.style to fixed"
-        )
 
 
 def check_engine(config: RunConfig, *, serves: bool = True) -> EngineChoice | None:
@@ -139,16 +102,6 @@ def _check_functions(workflow: Function | None, judge: Function | None) -> None:
         workflow_arguments(workflow)
     if judge is not None:
         judge_arguments(judge)
-
-
-def _check_sampling(config: RunConfig) -> None:
-    if config.model.top_p < 1.0:
-        raise ConfigError(
-            f"model.top_p is {config.model.top_p:g}, but training needs tokens sampled from the model's whole "
-            "distribution, which is the one that it changes: set top_p to 1"
-        )
-    if config.model.temperature == 0.0:
-        raise ConfigError("model.temperature is 0: greedy rollouts are all alike and nothing is learnt; set it to 1")
 
 
 def _check_machine(config: RunConfig, *, serves: bool) -> tuple[EngineChoice | None, Path]:

@@ -13,8 +13,10 @@ from typing import Any, Generic, Literal, TypeVar
 
 from sharpen.algorithm.presets import Algorithm
 from sharpen.algorithm.resolve import algorithm_of
-from sharpen.algorithm.supervised import SupervisedAlgorithm, learns_from_rows, resolve_supervised
-from sharpen.config.run import RunConfig
+from sharpen.algorithm.supervised import SUPERVISED, SupervisedAlgorithm, learns_from_rows, resolve_supervised
+from sharpen.config.run import ExpertConfig, RunConfig, SupervisedConfig
+from sharpen.config.trainer import CriticConfig
+from sharpen.errors import ConfigError
 from sharpen.experience.replay import ReplaySettings, replay_settings
 from sharpen.sync.schedule import Schedule
 
@@ -69,11 +71,57 @@ R = TypeVar("R", bound=Recipe, covariant=True)
 
 def recipe_of(config: RunConfig) -> TrainingRecipe:
     """The recipe of a run that trains. Raises `ConfigError` for settings that cannot hold, or would have no effect."""
+    name = config.algorithm.algorithm_type
     if learns_from_rows(config):
-        return RowRecipe(config=config, algorithm=resolve_supervised(config.algorithm.algorithm_type, config.loss))
+        algorithm = resolve_supervised(name, config.loss)
+        if config.expert != ExpertConfig():
+            raise ConfigError(
+                f"the settings of expert have no effect: {name!r} learns from the rows of train_dataset alone"
+            )
+        if config.sampling.order == "difficulty":
+            raise ConfigError(f"sampling.order is 'difficulty', which goes by rewards: {name!r} has none")
+        return RowRecipe(config=config, algorithm=algorithm)
+    return _of_rollouts(config)
+
+
+def _of_rollouts(config: RunConfig) -> RolloutRecipe:
     algorithm, schedule = algorithm_of(config), Schedule.of(config)
     replay = replay_settings(config, algorithm, ahead=schedule.max_staleness)
-    return RolloutRecipe(config=config, algorithm=algorithm, schedule=schedule, replay=replay)
+    recipe = RolloutRecipe(config=config, algorithm=algorithm, schedule=schedule, replay=replay)
+    if config.supervised != SupervisedConfig() and config.expert.dataset is None:
+        raise ConfigError(
+            f"the settings of supervised have no effect: {algorithm.name!r} learns from rollouts "
+            f"({', '.join(SUPERVISED)} learn from rows)"
+        )
+    if config.critic != CriticConfig() and not algorithm.needs_critic:
+        raise ConfigError(f"the settings of critic have no effect: {algorithm.name!r} has no critic (ppo has)")
+    if recipe.overlaps:
+        _check_sync(recipe)
+    if config.model.top_p < 1.0:
+        raise ConfigError(
+            f"model.top_p is {config.model.top_p:g}, but training needs tokens sampled from the model's whole "
+            "distribution, which is the one that it changes: set top_p to 1"
+        )
+    if config.model.temperature == 0.0:
+        raise ConfigError("model.temperature is 0: greedy rollouts are all alike and nothing is learnt; set it to 1")
+    return recipe
+
+
+def _check_sync(recipe: RolloutRecipe) -> None:
+    """Raise `ConfigError` where rollouts that run ahead of the training would be wrong."""
+    config, algorithm = recipe.config, recipe.algorithm
+    said = f"sync.style {config.sync.style!r}, interval {config.sync.interval}, offset {config.sync.offset}"
+    if not (algorithm.off_policy or algorithm.needs_teacher):  # a teacher judges any state
+        raise ConfigError(
+            f"with {said} tokens are of older policies, but {algorithm.policy_loss!r} of "
+            f"{config.algorithm.algorithm_type!r} has no probability ratio to correct for them: leave sync out, or set "
+            "loss.policy_loss to one that does (ppo, importance_sampling, topr, opmd)"
+        )
+    if config.deterministic and config.sync.style != "fixed":
+        raise ConfigError(
+            f"with sync.style {config.sync.style!r} the clock decides which weights a rollout sees, so that no run "
+            "repeats another bit by bit: set deterministic to false, or sync.style to fixed"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
