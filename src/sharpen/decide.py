@@ -22,14 +22,14 @@ from sharpen.execution.model_files import model_folder
 from sharpen.execution.teacher_files import check_teacher, teacher_folder
 from sharpen.execution.trainers import check_trainer
 from sharpen.monitor.metrics import check_monitor
-from sharpen.recipe import EngineChoice, Job, Recipe, RolloutRecipe, RowRecipe, recipe_of
+from sharpen.recipe import EngineChoice, Job, Recipe, RolloutRecipe, RowRecipe, TrainingJob, recipe_of
 from sharpen.rollout.signature import judge_arguments, workflow_arguments
 from sharpen.trainer.lora_settings import check_lora
 
 Function = Callable[..., Any]
 
 
-def decide(config: RunConfig, workflow: Function | None, judge: Function | None) -> Job[RolloutRecipe] | Job[RowRecipe]:
+def decide(config: RunConfig, workflow: Function | None, judge: Function | None) -> TrainingJob:
     """The job of a run that trains."""
     if learns_from_rows(config):
         return decide_rows(config, workflow, judge)

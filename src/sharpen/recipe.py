@@ -160,3 +160,6 @@ class Job(Generic[R]):
     def config(self) -> RunConfig:
         """All settings."""
         return self.recipe.config
+
+
+TrainingJob = Job[RolloutRecipe] | Job[RowRecipe]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
 from sharpen.execution.engine_choice import check_gpu
-from sharpen.recipe import Job, RolloutRecipe, RowRecipe
+from sharpen.recipe import TrainingJob
 from sharpen.types import Experience
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def check_offload(config: RunConfig, *, num_gpus: int, where: str) -> None:
 
 
 def make_trainer(
-    job: Job[RolloutRecipe] | Job[RowRecipe],
+    job: TrainingJob,
     *,
     total_steps: int,
     ranks: StartRanks | None = None,

@@ -26,7 +26,7 @@ from sharpen.monitor.display import Display
 from sharpen.monitor.metrics import Monitor, open_monitor
 from sharpen.monitor.stream import lasting_output
 from sharpen.monitor.summary import process_seconds
-from sharpen.recipe import Job, RolloutRecipe, RowRecipe
+from sharpen.recipe import RolloutRecipe, RowRecipe, TrainingJob
 from sharpen.run.data import read_tasks
 from sharpen.run.expert import ExpertRows, make_expert_rows
 from sharpen.run.forecast import before_run
@@ -68,7 +68,7 @@ _OF_WORKFLOW = (
 class Site:
     """What a run has before anything is loaded: its job, its data in their order, its directory, the display."""
 
-    job: Job[RolloutRecipe] | Job[RowRecipe]
+    job: TrainingJob
     data: RunData
     order: Order
     total_steps: int
@@ -115,9 +115,7 @@ def open_loop(
 
 
 @contextlib.contextmanager
-def open_site(
-    resolved: ResolvedConfig, config_path: Path | None, job: Job[RolloutRecipe] | Job[RowRecipe], data: RunData
-) -> Iterator[Site]:
+def open_site(resolved: ResolvedConfig, config_path: Path | None, job: TrainingJob, data: RunData) -> Iterator[Site]:
     """Make the run's directory, or find it again, and say what is notable. Raises as `open_run_directory` and
     `before_run`."""
     let_idle_workers_sleep()
@@ -194,13 +192,13 @@ def assemble(site: Site, serving: Serving | None, trainer: AnyTrainer) -> Loop:
     )
 
 
-def _read(job: Job[RolloutRecipe] | Job[RowRecipe]) -> RunData:
+def _read(job: TrainingJob) -> RunData:
     if isinstance(job.recipe, RolloutRecipe):
         return read_tasks(job.recipe)
     return read_data(job.config, job.recipe.algorithm, job.workflow is not None)
 
 
-def _idle(resolved: ResolvedConfig, job: Job[RolloutRecipe] | Job[RowRecipe]) -> list[str]:
+def _idle(resolved: ResolvedConfig, job: TrainingJob) -> list[str]:
     """One line for the settings that were given and mean nothing where rows are learnt, if there are any."""
     if isinstance(job.recipe, RolloutRecipe):
         return []
@@ -209,7 +207,7 @@ def _idle(resolved: ResolvedConfig, job: Job[RolloutRecipe] | Job[RowRecipe]) ->
     return [f"without effect in {job.recipe.algorithm.name}: {', '.join(idle)}"] if idle else []
 
 
-def _probe(job: Job[RolloutRecipe] | Job[RowRecipe], serving: Serving | None, data: RunData) -> Sequence[Experience]:
+def _probe(job: TrainingJob, serving: Serving | None, data: RunData) -> Sequence[Experience]:
     """What the engine says before anything has trained, where trainer and engine are compared."""
     if serving is None or isinstance(job.recipe, RowRecipe):
         return ()

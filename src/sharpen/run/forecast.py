@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError, ModelError
 from sharpen.monitor.summary import peak_memory_mb
-from sharpen.recipe import Job, RolloutRecipe, RowRecipe
+from sharpen.recipe import RolloutRecipe, TrainingJob
 
 if TYPE_CHECKING:
     from sharpen.plan.case import Case
     from sharpen.plan.predict import Plan
     from sharpen.plan.workload import Workload
 
-TrainingJob = Job[RolloutRecipe] | Job[RowRecipe]
 LEAST_PARAMETERS = 1_000_000
 """A smaller model has no plan: its memory is that of Python and its libraries."""
 _GIB = 2**30
