@@ -1,6 +1,6 @@
 """The whole idea on one page: GRPO on the quickstart's agent, written with Sharpen's own stages.
 
-    python examples/one_file/loop.py               # about a minute on 2 cores; --help lists the options
+    python examples/one_file/loop.py               # half a minute on 2 cores; --help lists the options
 
     tasks ─► agent ─► calls ─► rewards ─► batch ─► trainer        data, one way
                ▲                                      │
