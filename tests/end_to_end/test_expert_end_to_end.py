@@ -91,8 +91,8 @@ def test_trap_24_a_resumed_run_goes_on_at_the_right_expert_row(
     """Two steps, then three more by a second session: rows come as one unbroken order gives them, across an epoch's
     end, and every record agrees.
 
-    Red when `_record` (loop.py) does not put the rows' position into the progress, or `_restored` (tuning.py) does not
-    restore it.
+    Red when `_record` (loop.py) does not put the rows' position into the progress, or `_restored` (assembly.py) does
+    not restore it.
     """
     settings = given(
         expert_rows, **{"trainer.num_minibatches": 2, "expert.mu": 0.4, "expert.mu_warmup_steps": 4, "loss.kl": "none"}
@@ -126,7 +126,7 @@ def test_trap_24_a_resumed_run_goes_on_at_the_right_expert_row(
 def test_a_step_of_flat_groups_still_learns_from_the_expert(tmp_path, toy_model_dir, toy_dataset, expert_rows):
     """With `std_threshold` every group is dropped, so that updates hold nothing but the expert's rows.
 
-    Red when `_train` (loop.py) trains batches with `experiences` only.
+    Red when `train` (rollouts.py) trains batches with `experiences` only.
     """
     settings = given(expert_rows, **{"loss.std_threshold": 0.0, "expert.mu": 1.0, "trainer.num_minibatches": 1})
     result = run(tmp_path, toy_model_dir, toy_dataset, steps=3, workflow=never_right, settings=settings)

@@ -89,7 +89,7 @@ def rows(run_dir: Path) -> list[dict]:
 def test_flat_groups_are_replaced_until_the_batch_is_full_and_the_certificate_holds(
     tmp_path, toy_model_dir, toy_dataset, capsys
 ):
-    """Red when `_gather` (loop.py) does not refill, or `draw` goes on from another position."""
+    """Red when `gather` (explorer.py) does not refill, or `draw` goes on from another position."""
     result = run(tmp_path, toy_model_dir, toy_dataset, steps=5, settings=REFILL_ALL)
     steps = last_groups(result.run_dir)
     drawn = check_order(steps)

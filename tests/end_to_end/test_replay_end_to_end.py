@@ -74,7 +74,7 @@ def trained_groups(run_dir: Path, step: int) -> tuple[set[str], set[str]]:
 
 
 def test_groups_of_earlier_steps_train_again_and_nothing_is_rolled_out_twice(finished):
-    """Red when `keep` (replay.py) is not called after the step, or `summarize` (loop.py) counts replayed groups."""
+    """Red when `keep` (replay.py) is not called after the step, or `_outcome` (rollouts.py) counts replayed groups."""
     versions = {group.id: group.version for group in read_groups(finished / "run.db")}
     assert len(versions) == len(list(read_groups(finished / "run.db"))) == 7 * BATCH_SIZE
     start, replayed = 0, 0

@@ -192,8 +192,8 @@ def test_rollouts_in_flight_go_on_under_new_weights_with_a_version_for_each_toke
 
 
 def test_every_sync_is_followed_by_a_comparison_with_the_engine(tmp_path, toy_model_dir, toy_dataset):
-    """Where a step trains on older tokens alone, a probe of the engine is compared. Red when `_train` (loop.py) passes
-    no probe, or `_sync` (explorer.py) asks for none."""
+    """Where a step trains on older tokens alone, a probe of the engine is compared. Red when `train` (rollouts.py)
+    passes no probe, or `_sync` (explorer.py) asks for none."""
     compared = []
     for number, sync in enumerate(({"offset": 1}, {"interval": 2})):
         result = run(tmp_path / str(number), toy_model_dir, toy_dataset, sync, eval_interval_steps=9)
@@ -277,8 +277,8 @@ def test_a_run_that_its_time_limit_ends_gives_up_what_is_in_flight_and_goes_on_f
 @pytest.mark.parametrize(("sync", "bound"), [({"offset": 1}, 5), ({"style": "fully_async", "max_staleness": 2}, 6)])
 def test_replay_takes_part_within_its_own_bound(tmp_path, toy_model_dir, toy_dataset, sync, bound):
     """Groups train again beside fresh ones, also behind a resume; the fresh ones keep to their bound, the others to
-    theirs, and `certify` draws the same ones again. Red when `_ahead` (loop.py) takes replayed tokens for fresh ones.
-    """
+    theirs, and `certify` draws the same ones again. Red when `_ahead` (rollouts.py) takes replayed tokens for fresh
+    ones."""
     settings = {"sampling.replay_share": 0.7}
     run(tmp_path, toy_model_dir, toy_dataset, sync, steps=4, workflow=pauses, settings=settings)
     result = run(tmp_path, toy_model_dir, toy_dataset, sync, steps=8, workflow=pauses, settings=settings)

@@ -62,7 +62,7 @@ async def agent(task, model):
 def test_runs_whose_engine_is_killed_end_with_one_error_and_go_on_from_there(tmp_path, temporary, toy_dataset):
     """It dies while generating, in the next session while weights move. The steps that had trained are in the
     checkpoint, also the one whose weights were moving; the others train once, in the session that goes on. Red when
-    `_train` (loop.py) lets a failure behind the training pass: its step would not be recorded, and not be saved; or
+    `train` (rollouts.py) lets a failure behind the training pass: its step would not be recorded, and not be saved; or
     when `open` (gateway/gateway.py) does not look: every rollout would be tried again, and the error would be another
     one; or hangs when `load` (inference/vllm/engine.py) waits for vLLM's answer alone."""
     run_dir = tmp_path / "P" / "fixed"

@@ -1,0 +1,80 @@
+"""How far a run is, as checkpoints hold it: there and back, and from the two forms of earlier versions."""
+
+import json
+from dataclasses import replace
+
+from sharpen.monitor.statistics import Evaluation, evaluation_to_json
+from sharpen.run.progress import Measurement, Progress
+
+REWARDS = Evaluation(greedy={"a": 1.0}, sampled={"a": 0.5})
+WORSE = Evaluation(greedy={"a": 0.0}, sampled={"a": 0.25})
+LOSS, ROWS = {"loss": 0.5, "rows": 2.0}, {"r/0": [1.0, 2], "r/1": [0.5, 1]}
+
+
+def there_and_back(progress: Progress) -> Progress:
+    return Progress.from_json(json.loads(json.dumps(progress.to_json())))
+
+
+def test_progress_is_what_it_was():
+    both = Measurement(rewards=REWARDS, loss=LOSS, rows=ROWS)
+    whole = Progress(
+        step=3,
+        version=6,
+        rows=4,
+        before=Measurement(rewards=WORSE),
+        after=both,
+        best=both,
+        best_step=2,
+        num_evaluated=2,
+        order={"position": 1},
+        drawn=[[1, 2]],
+        auxiliary_tokens={"judge": 7},
+    )
+    assert there_and_back(whole) == whole
+    assert there_and_back(Progress()) == replace(Progress(), drawn=[])
+
+
+def test_checkpoints_of_runs_with_rollouts_held_evaluations():
+    """Red when `Measurement.from_json` takes an evaluation for nothing: the run would evaluate its start again."""
+    found = Progress.from_json(
+        {
+            "step": 2,
+            "version": 2,
+            "before": evaluation_to_json(WORSE),
+            "after": None,
+            "best": evaluation_to_json(REWARDS),
+        }
+    )
+    assert (found.before, found.after, found.best) == (Measurement(rewards=WORSE), None, Measurement(rewards=REWARDS))
+
+
+def test_checkpoints_of_runs_without_rollouts_held_losses_apart():
+    """Red when `_of_rows` leaves the best one's rows out: any later checkpoint would become `best`."""
+    found = Progress.from_json(
+        {
+            "kind": "supervised",
+            "step": 2,
+            "rows": 8,
+            "before": evaluation_to_json(WORSE),
+            "loss_before": LOSS,
+            "rows_before": ROWS,
+            "after": None,
+            "loss_after": None,
+            "rows_after": None,
+            "found_at_best": None,
+            "rows_at_best": ROWS,
+            "best_step": 1,
+        }
+    )
+    assert found.before == Measurement(rewards=WORSE, loss=LOSS, rows=ROWS)
+    assert (found.after, found.best) == (None, Measurement(rows=ROWS))
+    assert (found.step, found.rows, found.best_step) == (2, 8, 1)
+
+
+def test_a_checkpoint_is_best_by_rewards_else_by_losses():
+    better, start = Measurement(rewards=REWARDS), Measurement(rewards=WORSE)
+    assert better.is_best(None, start, "sampled")
+    assert not start.is_best(better, start, "sampled")
+    less = Measurement(rows={"r/0": (0.5, 2), "r/1": (0.5, 1)})
+    assert less.is_best(None, Measurement(rows=ROWS), "sampled")
+    assert not Measurement(rows=ROWS).is_best(less, Measurement(rows=ROWS), "sampled")
