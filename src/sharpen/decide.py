@@ -22,7 +22,7 @@ from sharpen.execution.model_files import model_folder
 from sharpen.execution.teacher_files import check_teacher, teacher_folder
 from sharpen.execution.trainers import check_trainer
 from sharpen.monitor.metrics import check_monitor
-from sharpen.recipe import EngineChoice, Job, Recipe, RolloutRecipe, RowRecipe, TrainingJob, recipe_of
+from sharpen.recipe import EngineChoice, Job, Recipe, RolloutRecipe, RowRecipe, TrainingJob, check_settings, recipe_of
 from sharpen.rollout.signature import judge_arguments, workflow_arguments
 from sharpen.trainer.lora_settings import check_lora
 
@@ -41,6 +41,7 @@ def decide_rollouts(config: RunConfig, workflow: Any, judge: Function | None) ->
     imported_line()
     recipe = recipe_of(config)
     assert isinstance(recipe, RolloutRecipe)
+    check_settings(recipe)
     workflow_arguments(workflow)
     _check_functions(None, judge)
     engine, folder = _check_machine(config, serves=True)
@@ -54,6 +55,7 @@ def decide_rows(config: RunConfig, workflow: Function | None, judge: Function | 
     """The job of a run that learns from rows; a workflow is there to evaluate the agent."""
     recipe = recipe_of(config)
     assert isinstance(recipe, RowRecipe)
+    check_settings(recipe)
     if workflow is not None and judge is None and config.judge is not None:
         judge = import_function(config.judge)
     if workflow is None and judge is not None:

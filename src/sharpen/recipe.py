@@ -70,24 +70,35 @@ R = TypeVar("R", bound=Recipe, covariant=True)
 
 
 def recipe_of(config: RunConfig) -> TrainingRecipe:
-    """The recipe of a run that trains. Raises `ConfigError` for settings that cannot hold, or would have no effect."""
-    name = config.algorithm.algorithm_type
+    """The recipe of a run that trains. Raises `ConfigError` for settings of which no recipe can be made."""
     if learns_from_rows(config):
-        algorithm = resolve_supervised(name, config.loss)
-        if config.expert != ExpertConfig():
-            raise ConfigError(
-                f"the settings of expert have no effect: {name!r} learns from the rows of train_dataset alone"
-            )
-        if config.sampling.order == "difficulty":
-            raise ConfigError(f"sampling.order is 'difficulty', which goes by rewards: {name!r} has none")
-        return RowRecipe(config=config, algorithm=algorithm)
-    return _of_rollouts(config)
-
-
-def _of_rollouts(config: RunConfig) -> RolloutRecipe:
+        return RowRecipe(config=config, algorithm=resolve_supervised(config.algorithm.algorithm_type, config.loss))
     algorithm, schedule = algorithm_of(config), Schedule.of(config)
     replay = replay_settings(config, algorithm, ahead=schedule.max_staleness)
-    recipe = RolloutRecipe(config=config, algorithm=algorithm, schedule=schedule, replay=replay)
+    return RolloutRecipe(config=config, algorithm=algorithm, schedule=schedule, replay=replay)
+
+
+def check_settings(recipe: TrainingRecipe) -> None:
+    """Raise `ConfigError` for settings by which nothing can be learnt, or that would have no effect. An evaluation may
+    have them: a file that is explained, or planned with, need not be there to train."""
+    if isinstance(recipe, RolloutRecipe):
+        _check_rollouts(recipe)
+    else:
+        _check_rows(recipe)
+
+
+def _check_rows(recipe: RowRecipe) -> None:
+    config, name = recipe.config, recipe.algorithm.name
+    if config.expert != ExpertConfig():
+        raise ConfigError(
+            f"the settings of expert have no effect: {name!r} learns from the rows of train_dataset alone"
+        )
+    if config.sampling.order == "difficulty":
+        raise ConfigError(f"sampling.order is 'difficulty', which goes by rewards: {name!r} has none")
+
+
+def _check_rollouts(recipe: RolloutRecipe) -> None:
+    config, algorithm = recipe.config, recipe.algorithm
     if config.supervised != SupervisedConfig() and config.expert.dataset is None:
         raise ConfigError(
             f"the settings of supervised have no effect: {algorithm.name!r} learns from rollouts "
@@ -104,7 +115,6 @@ def _of_rollouts(config: RunConfig) -> RolloutRecipe:
         )
     if config.model.temperature == 0.0:
         raise ConfigError("model.temperature is 0: greedy rollouts are all alike and nothing is learnt; set it to 1")
-    return recipe
 
 
 def _check_sync(recipe: RolloutRecipe) -> None:

@@ -103,6 +103,14 @@ def test_a_run_that_would_be_refused_is_still_explained():
     assert out.getvalue().splitlines()[-1].startswith("this run would be refused: group_size is 1")
 
 
+def test_settings_that_only_an_evaluation_may_have_are_explained():
+    """A greedy model, or a nucleus. Red when `recipe_of` refuses what a run that trains refuses: `sharpen eval` takes
+    the same file, and no null would be resolved."""
+    kept = lines("grpo", **{"model.temperature": 0.0, "model.top_p": 0.9})
+    assert kept["model.temperature"] == (0.0, "argument")
+    assert kept["loss.kl"][1] == "preset grpo"
+
+
 @pytest.mark.parametrize("columns", [80, 120])
 def test_the_table_fits_the_terminal(columns, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))

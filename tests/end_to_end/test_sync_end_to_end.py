@@ -17,7 +17,7 @@ from sharpen.certificate.certify import certify
 from sharpen.config.load import resolve
 from sharpen.errors import ConfigError
 from sharpen.experience.reading import read_groups, read_groups_at, read_last_groups, read_steps, read_trained
-from sharpen.recipe import recipe_of
+from sharpen.recipe import check_settings, recipe_of
 from sharpen.trainer.checkpoint import load, pointed
 
 BATCH_SIZE, GROUP_SIZE, STEPS = 3, 4, 6
@@ -341,4 +341,4 @@ def test_a_teacher_may_judge_states_that_an_older_policy_came_to():
             "sync.offset": 1,
         }
     ).config
-    assert recipe_of(config).overlaps
+    check_settings(recipe_of(config))
