@@ -33,6 +33,8 @@ IMPORTS: Mapping[str, set[str]] = {
     "execution": {"algorithm", "inference", "rollout", "gateway", "trainer", "compat", "recipe"},
     "plan": {"algorithm", "inference", "trainer", "recipe"},
     "decide": {"algorithm", "monitor", "rollout", "trainer", "compat", "recipe", "execution"},
+    "trials": {"rollout"},
+    "model_selection": {"tasks", "monitor", "rollout", "recipe", "execution", "decide", "trials"},
     "supervised": {"tasks", "algorithm", "inference", "experience", "gateway", "execution"},
     "certificate": {"tasks", "algorithm", "sync", "experience", "trainer", "execution", "supervised"},
     "diagnose": {"algorithm", "rollout", "experience", "recipe", "certificate"},

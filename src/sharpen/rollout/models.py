@@ -22,9 +22,9 @@ class Access(Protocol):
     """One model as one attempt may use it: a session of a gateway, or of an endpoint.
 
     `failure` is what went wrong with a call, by the model or by what serves it, and `failure_reason` that in one line.
-    `counts` is what was noticed, for the statistics. `num_answers` counts the answers that the agent was handed, `cut`
-    is whether its token limit cut the last one. `exhausted` is the error that stops the run, once a call was refused
-    because the run has used up the model's tokens.
+    `counts` is what was noticed, for the statistics. `num_answers` counts the answers that the agent was handed
+    (None where nobody knows), `cut` is whether its token limit cut the last one. `exhausted` is the error that stops
+    the run, once a call was refused because the run has used up the model's tokens.
 
     `close` revokes it (calls still running are abandoned, later ones refused) and gives the recorded calls; it is
     quick and may be called from any thread.
@@ -39,7 +39,7 @@ class Access(Protocol):
     @property
     def counts(self) -> Mapping[str, float]: ...
     @property
-    def num_answers(self) -> int: ...
+    def num_answers(self) -> int | None: ...
     @property
     def cut(self) -> bool: ...
     @property
