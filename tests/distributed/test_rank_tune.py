@@ -54,7 +54,7 @@ def test_a_rank_killed_in_a_step_ends_the_run_which_goes_on_from_its_checkpoint(
     assert not leftover_ranks()
     assert not hasattr(caught.value, "__notes__")
     shown = capfd.readouterr()
-    assert "step 4 is given up in the midst, the last checkpoint stays: global_step_2" in shown.out
+    assert "step 4 is not complete and is dropped, the last checkpoint stays: global_step_2" in shown.out
     assert "Traceback" not in shown.err, shown.err
     run_dir = tmp_path / "P" / "fixed"
     assert (run_dir / "latest").resolve().name == "global_step_2"

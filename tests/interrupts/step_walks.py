@@ -41,7 +41,7 @@ WALKED = (
     "trainer/checkpoint.py", "experience/journal.py", "monitor/metrics.py",
 )  # fmt: skip
 SAVES = ("run/steps.py", "trainer/checkpoint.py")
-SAVING = ("save", "_save", "_recorded", "state_tensors")
+SAVING = ("save", "_save", "_position", "state_tensors")
 """Files and functions in which an error may be one of saving itself, which leaves the last checkpoint."""
 
 
