@@ -91,7 +91,7 @@ def test_trap_24_a_resumed_run_goes_on_at_the_right_expert_row(
     """Two steps, then three more by a second session: rows come as one unbroken order gives them, across an epoch's
     end, and every record agrees.
 
-    Red when `_record` (loop.py) does not put the rows' position into the progress, or `_restored` (assembly.py) does
+    Red when `_record` (loop.py) does not put the rows' position into the progress, or `_restore` (assembly.py) does
     not restore it.
     """
     settings = given(

@@ -117,7 +117,8 @@ def test_the_next_run_says_how_long_a_step_took(tmp_path: Path) -> None:
         (run_dir / "metrics.jsonl").write_text(json.dumps({"step": 1, "time/step_s": seconds}))
         (line,) = after_run(job, run_dir)
     (predicted,) = said
-    assert "2 s" in predicted and "median of 1 steps of first" in predicted
+    assert "2 s" in predicted
+    assert "median of 1 steps of first" in predicted
     assert line.endswith("step 2 s predicted, 4 measured: -50%")
 
 
