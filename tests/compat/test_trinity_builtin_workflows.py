@@ -118,7 +118,8 @@ def test_dapo_counts_the_tokens_of_a_boxed_workflow(make_place: MakePlace):
     num_tokens = len(rollout.calls[0].sampled_ids_S)
     assert num_tokens > 10
     assert (rollout.reward, rollout.metrics) == (0.0, {"accuracy": 1.0, "format_score": -1.0})
-    place.one("math_boxed_workflow", GSM8K, taskset={**KEYS, "reward_fn": f"{__name__}:Plain"})
+    plain = place.one("math_boxed_workflow", GSM8K, taskset={**KEYS, "reward_fn": f"{__name__}:Plain"})
+    assert (plain.reward, plain.error) == (1.0, None)
 
 
 class Plain(RewardFn):

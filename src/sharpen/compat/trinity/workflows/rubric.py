@@ -96,8 +96,9 @@ class RubricJudgeWorkflowWithAPI(RubricJudgeWorkflow):
             raise ConfigError("workflow_args.judge_model_name is missing: what the judge's endpoint calls the model")
         if not os.environ.get(url):
             raise ConfigError(f"the environment variable {url} is not set: it holds the URL of the judge's endpoint")
-        self._client: Any = openai.OpenAI(base_url=os.environ[url], api_key=os.environ.get(key) or "none")
-        self._client.model_path = name
+        client: Any = openai.OpenAI(base_url=os.environ[url], api_key=os.environ.get(key) or "none")
+        client.model_path = name
+        self._client = client
 
     def _judge(self) -> Any:
         return self._client
