@@ -87,9 +87,9 @@ class OnCallersLoop:
 
     async def run(self, request: AttemptRequest) -> Attempt:
         """See `AttemptRunner.run`."""
-        assert callable(request.opens)
+        assert callable(request.opener)
         began = time.monotonic()
-        models = request.opens(request.rollout_id, request.noise_seed)
+        models = request.opener(request.rollout_id, request.noise_seed)
         attempt = asyncio.run_coroutine_threadsafe(self._functions.attempt(request.task, models), self._loop)
         ended = asyncio.wrap_future(attempt)
         await asyncio.wait([ended], timeout=self._timeout_s)
@@ -101,7 +101,7 @@ class OnCallersLoop:
         return Attempt(
             ending=ending,
             calls=models.end(),
-            noticed=models.counts,
+            counts=models.counts,
             seconds=time.monotonic() - began,
             num_answers=models.policy.num_answers,
         )
