@@ -84,8 +84,8 @@ class RolloutWorker:
     async def run(self, request: AttemptRequest) -> Attempt:
         """See `rollout.in_process.AttemptRunner`."""
         assert self._attempts is not None
-        assert isinstance(request.opens, str)
-        return await self._attempts.run(dataclasses.replace(request, opens=self._modes[request.opens]))
+        assert isinstance(request.opener, str)
+        return await self._attempts.run(dataclasses.replace(request, opener=self._modes[request.opener]))
 
     async def serve(self, version: int) -> None:
         """The engine serves this version from now on (`model.version` in the workflow). Also a sign of life."""
