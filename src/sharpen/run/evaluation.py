@@ -19,7 +19,7 @@ from typing import Any
 from sharpen.compat.agentscope import silent_agents
 from sharpen.config.load import ResolvedConfig, write_resolved
 from sharpen.config.run import RunConfig
-from sharpen.decide import decide_evaluation
+from sharpen.decide import decide_evaluation, fit_to_machine
 from sharpen.errors import ConfigError, RolloutError
 from sharpen.execution.auxiliary.models import AuxiliaryModels
 from sharpen.execution.auxiliary.remote import RemoteModel
@@ -179,12 +179,17 @@ def evaluate(
     config = resolved.config
     job = None if endpoint is not None else decide_evaluation(config, workflow, judge)
     if job is None:
+        config, notices = fit_to_machine(config)
         check_auxiliary_models(config)
+    else:
+        config, notices = job.config, job.notices
     tasks = load_tasks(config.eval_dataset or config.train_dataset)[: config.evaluation.max_tasks]
     further = {name: load_tasks(dataset) for name, dataset in config.evaluation.further.items()}
     display = Display(0, sys.stdout)
     with contextlib.ExitStack() as stack:
         stack.callback(display.close)
+        for line in notices:
+            display.message(line)
         runner: RolloutRunner
         modes: Mapping[Mode, Opener]
         if job is not None:
