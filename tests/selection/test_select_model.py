@@ -126,7 +126,7 @@ def test_a_time_limit_is_a_failure(dataset: DatasetConfig, capsys: pytest.Captur
 
 
 def test_no_model_that_works_is_an_error_with_the_first_cause(dataset: DatasetConfig) -> None:
-    with pytest.raises(RolloutError, match=r"no model can be chosen.*one breaks on 0"):
+    with pytest.raises(RolloutError, match=r"nothing can be chosen.*one breaks on 0"):
         select([Model("one", 0, breaks=ValueError), Model("two", 0, breaks=ValueError)], dataset)
 
 

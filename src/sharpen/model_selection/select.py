@@ -22,7 +22,6 @@ from sharpen.config.run import RolloutConfig, RunConfig
 from sharpen.decide import decide_evaluation
 from sharpen.errors import ConfigError
 from sharpen.execution.start import start_serving
-from sharpen.model_selection.ranking import Candidate, rank
 from sharpen.monitor.display import Display
 from sharpen.recipe import Job, Recipe
 from sharpen.rollout.attempt import UserFunctions
@@ -31,6 +30,7 @@ from sharpen.tasks.order import distinct
 from sharpen.tasks.source import load_tasks
 from sharpen.trials.agent import TrialJudge, TrialWorkflow
 from sharpen.trials.models import OnCallersLoop, with_own_models, with_served_model
+from sharpen.trials.ranking import Candidate, Ranking, rank
 from sharpen.trials.results import Measured, measure
 from sharpen.types import Task
 
@@ -80,7 +80,7 @@ async def select_model(
         ranking = rank(candidates, selection.rollout.max_excluded_share)
         for line in ranking.lines():
             display.message(line)
-    return candidate_models[ranking.best.position], ranking.figures()
+    return candidate_models[ranking.best.position], _figures(ranking)
 
 
 def _check(
@@ -129,6 +129,22 @@ def _name(model: Any) -> str:
         return model.model_path
     name = getattr(model, "model_name", None) or getattr(model, "model", None)
     return name if isinstance(name, str) else model if isinstance(model, str) else type(model).__name__
+
+
+def _figures(ranking: Ranking) -> dict[str, float]:
+    """What is returned beside the model."""
+    measured, rewards = ranking.best.measured, ranking.rewards[ranking.best.position]
+    figures = {f"{name}_avg": value for name, value in measured.metrics().items()}
+    figures |= {
+        "reward": ranking.mean(ranking.best),
+        "num_tasks": float(len(rewards)),
+        "num_failed": float(len(measured.failed)),
+        "num_left_out": float(len(measured.left_out)),
+    }
+    if len(ranking.ordered) > 1:
+        found = ranking.difference(ranking.ordered[1])
+        figures |= {"difference": found.difference, "low": found.low, "high": found.high}
+    return figures
 
 
 async def _measure(selection: _Selection, position: int, display: Display) -> Measured:
