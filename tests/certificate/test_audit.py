@@ -115,7 +115,7 @@ def test_a_missing_and_a_foreign_rollout_are_found() -> None:
     batch = make_batch([group], GRPO)
     assert "rollouts [0, 1] of 3" in str(checks(group, batch, group_size=3)["accounted"].first)
     foreign = changed(batch, 0, lambda e: replace(e, rollout_id="x/9"))
-    assert "x/9, which nobody asked for" in str(checks(group, foreign)["accounted"].first)
+    assert "x/9, which was not requested" in str(checks(group, foreign)["accounted"].first)
 
 
 def owned(call: Call) -> Call:

@@ -91,7 +91,7 @@ def test_an_advantage_that_was_not_what_the_rewards_say_is_found(run_dir):
 def test_a_call_that_was_not_trained_is_found(run_dir):
     edit(run_dir, "DELETE FROM trained WHERE step = 2 AND call = 0")
     problems = certify(run_dir, logprobs=False).problems
-    assert any(problem.startswith("step 2: ") and "takes part, and was not trained" in problem for problem in problems)
+    assert any(problem.startswith("step 2: ") and "takes part, but was not trained" in problem for problem in problems)
 
 
 def test_a_missing_rollout_is_found(run_dir):
@@ -121,7 +121,7 @@ def test_weights_that_are_not_those_that_sampled_are_found(run_dir):
 
 
 def test_what_is_no_run_directory_is_said(tmp_path):
-    with pytest.raises(ConfigError, match=r"is not the directory of a run: it has no run\.db"):
+    with pytest.raises(ConfigError, match=r"is not a run directory: it has no run\.db"):
         certify(tmp_path)
 
 

@@ -174,8 +174,8 @@ def test_weights_that_do_not_have_the_noted_losses_are_found(run_dir):
         metadata={"format": "pt"},
     )
     problems = certify(run_dir).problems
-    assert any("the held-out loss after step 4 was noted as" in problem for problem in problems)
-    assert any("the loss of step 5 was noted as" in problem for problem in problems)
+    assert any("the held-out loss after step 4 " in problem for problem in problems)
+    assert any("the loss of step 5 " in problem for problem in problems)
     assert not any("step 7" in problem for problem in problems)
 
 
@@ -186,7 +186,7 @@ def test_a_noted_loss_that_was_changed_is_found(run_dir):
         if line["step"] == 7 and "eval/loss" in line:
             line["eval/loss"] = 0.01
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert any("after step 7 was noted as 0.01" in problem for problem in certify(run_dir).problems)
+    assert any("after step 7 was recorded as 0.01" in problem for problem in certify(run_dir).problems)
 
 
 def test_a_row_that_was_edited_since_is_named_and_the_others_are_still_checked(run_dir):
@@ -201,7 +201,7 @@ def test_a_row_that_was_edited_since_is_named_and_the_others_are_still_checked(r
     found = certify(run_dir, logprobs=False)
     assert found.holds, found.problems
     (missing,) = found.not_recomputed
-    assert missing.startswith("steps with rows that are others now: ")
+    assert missing.startswith("steps with rows that have changed since: ")
     assert f"first step 1, row {name}" in missing
 
 
@@ -215,7 +215,7 @@ def test_a_dataset_that_is_another_one_now_is_said(run_dir, change, capsys):
     found = certify(run_dir)
     assert found.holds, found.problems
     missing = found.not_recomputed[0]
-    assert missing.startswith("the rows, and everything that is made from them: ")
+    assert missing.startswith("the rows, and everything made from them: ")
     assert len(found.not_recomputed) == (1 if change == "gone" else 2), "held-out rows are others, too"
     assert ("does not exist" in missing) if change == "gone" else ("there were 16 to train on" in missing)
     assert {check.name for check in found.checks} == {"rows", "mask", "rendered"}
@@ -233,7 +233,7 @@ def test_a_held_out_row_that_was_edited_since_is_said_and_no_loss_of_it_is_measu
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = certify(run_dir)
     assert found.holds, found.problems
-    assert found.not_recomputed == ("the held-out losses: the rows held out are others now, or were not noted",)
+    assert found.not_recomputed == ("the held-out losses: the held-out rows have changed since, or were not recorded",)
     assert found.losses.compared == 4
 
 

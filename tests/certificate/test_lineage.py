@@ -106,7 +106,7 @@ def test_a_deleted_journal_is_said(run_dir: Path) -> None:
         assert not found.holds
         assert found.steps == 2
         assert found.problems[0] == (
-            "4 of the 6 steps behind the weights are not in run.db, and nothing can be said of them: 1 to 4"
+            "4 of the 6 steps behind the weights are not in run.db and cannot be checked: 1 to 4"
         )
 
 
@@ -153,7 +153,7 @@ def test_a_step_that_nothing_was_looked_at_in_is_said(run_dir: Path) -> None:
         connection.execute("DELETE FROM checks WHERE step = 1")
         connection.execute("""UPDATE steps SET metrics = '{"batch/loss_tokens": 9}' WHERE step = 2""")
     assert recorded_certificate(run_dir).problems == (
-        "no check was noted in 1 steps: 1",
+        "no check was recorded in 1 steps: 1",
         "no logprob was compared with the engine's in 1 steps: 2",
     )
 

@@ -36,4 +36,4 @@ def test_a_reader_that_has_enough_ends_it_quietly():
 
 def test_certify_says_what_is_no_run_directory(tmp_path: Path, capsys):
     assert main(["certify", str(tmp_path)]) == BAD_INPUT
-    assert "is not the directory of a run: it has no run.db" in capsys.readouterr().err
+    assert "is not a run directory: it has no run.db" in capsys.readouterr().err

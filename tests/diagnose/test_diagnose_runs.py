@@ -171,7 +171,7 @@ def write_settings(folder, **more):
 def test_settings_of_another_version_are_told(tmp_path):
     write_settings(tmp_path, **{"rollout.attempts": 3})
     Journal(tmp_path / "run.db").close()
-    with pytest.raises(ConfigError, match=r"is of another version of Sharpen.*rollout\.attempts"):
+    with pytest.raises(ConfigError, match=r"is from another version of Sharpen.*rollout\.attempts"):
         read_run(tmp_path)
 
 

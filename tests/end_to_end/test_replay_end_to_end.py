@@ -112,7 +112,7 @@ def test_certify_sees_another_replay_than_the_seed_gives(finished, tmp_path):
     resolved["seed"]["value"] = 5
     (run_dir / "resolved.json").write_text(json.dumps(resolved))
     problems = certify(run_dir, logprobs=False).problems
-    assert any("trained again, but the seed draws" in problem for problem in problems)
+    assert any("replayed" in problem and "but the seed draws" in problem for problem in problems)
     run_dir = shutil.copytree(finished, tmp_path / "other", symlinks=True)
     _, again = trained_groups(run_dir, 4)
     with sqlite3.connect(run_dir / "run.db") as connection:

@@ -151,7 +151,7 @@ UNKNOWN = {"Authorization": "Bearer sk-of-another-server"}
 NO_KEY: list[tuple[dict[str, str], str, str]] = [
     ({}, "missing_api_key", "send model.api_key as"),
     ({"Authorization": "Bearer"}, "missing_api_key", "send model.api_key as"),
-    (UNKNOWN, "invalid_api_key", "never a rollout's here"),
+    (UNKNOWN, "invalid_api_key", "belongs to no rollout"),
 ]
 
 
@@ -173,7 +173,7 @@ def test_the_homes_of_a_key(serve: Any, header: str) -> None:
 
 
 NOT_FOUND: list[tuple[str, str, str]] = [
-    ("POST", "/v1/v1/chat/completions", "base_url without: model.base_url.removesuffix"),
+    ("POST", "/v1/v1/chat/completions", "model.base_url.removesuffix"),
     ("POST", "/v1/openai/deployments/toy/chat/completions", "with nothing added"),
     ("GET", "/v1/chat/completions", "use POST"),
     ("PUT", "/v1/models", "use GET"),

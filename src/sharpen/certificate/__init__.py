@@ -1,1 +1,1 @@
-"""What a run did, held against its records by code of its own: online in every step, offline from `run.db`."""
+"""Checks what a run trained against its records, with code of its own: in every step, and offline from `run.db`."""

@@ -1,7 +1,7 @@
-"""The run certificate: what was asserted in every step behind the run's weights, as one file.
+"""The run certificate: the results of the checks of every step behind the run's weights, in one file.
 
-In: a run directory, whose `run.db` holds what its steps noted. Out: `certificate.json`, written by the run itself;
-`certify` recomputes it from the recorded calls.
+In: a run directory, whose `run.db` holds the checks that each step recorded. Out: `certificate.json`, written by the
+run itself; `certify` recomputes it from the recorded calls.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from sharpen.types import Check
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogprobGaps:
-    """How far the trainer's logprobs were from the engine's, over all compared tokens (natural logarithm). Gaps
-    recomputed for a version have it in `versions`."""
+    """How far the trainer's logprobs were from the engine's, over all compared tokens (natural logarithm). `versions`
+    lists the policy versions whose gaps were recomputed."""
 
     mean: float
     max: float
@@ -33,7 +33,7 @@ class LogprobGaps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossGaps:
-    """How far the losses that a run without rollouts noted are from those measured again, with the checkpoints of these
+    """How far the losses recorded by a run without rollouts are from those measured again with the checkpoints of
     `steps` (0 is the model before training)."""
 
     compared: int
@@ -43,13 +43,14 @@ class LossGaps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """What holds for the `steps` behind a checkpoint, which `weights` names (None: no checkpoint was saved). `checks`
-    adds up the steps'; `problems` says what does not hold, in sentences. `undone` counts steps in `run.db` that are
-    behind no weights: they were done again, or not saved.
+    """The results for the `steps` behind the checkpoint `weights` (None: no checkpoint was saved). `checks` are totals
+    over these steps; `problems` describes each failure in a sentence. `undone` counts the steps in `run.db` that no
+    saved weights contain: they were repeated, or never saved.
 
-    `outcomes` counts the rollouts of the run, `calls` their calls by status, `rows` what became of the rows of a run
-    without rollouts; `staleness` is (the age of the oldest trained token, the age allowed) in policy versions where
-    rollouts ran ahead. `not_recomputed` says what cannot be recomputed, and so is not part of what holds.
+    `outcomes` counts the run's rollouts by outcome, `calls` their calls by status, `rows` the rows of a run without
+    rollouts by what happened to them. `staleness` is (the age of the oldest trained token, the age allowed) in policy
+    versions, for runs whose rollouts run ahead of the training. `not_recomputed` lists what cannot be recomputed and is
+    therefore not covered.
     """
 
     weights: str | None
@@ -71,11 +72,11 @@ class Certificate:
         return not self.problems
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON, `holds` first."""
+        """Return the certificate as plain JSON, `holds` first."""
         return {"holds": self.holds, **asdict(self)}
 
     def lines(self) -> list[str]:
-        """For people, one line for each invariant."""
+        """Return the certificate as text, one line for each invariant."""
         lines = [
             f"{'broken' if check.broken else 'ok':>7}  {check.name:<12} {check.checked:>12,} checked"
             for check in self.checks
@@ -88,7 +89,7 @@ class Certificate:
             )
         if self.staleness is not None:
             oldest, allowed = self.staleness
-            lines.append(f"{'':>7}  staleness    at most {oldest} of {allowed} policy versions behind")
+            lines.append(f"{'':>7}  staleness    at most {oldest} policy versions behind, of {allowed} allowed")
         if self.losses is not None:
             steps = ", ".join(map(str, self.losses.steps))
             lines.append(
@@ -97,16 +98,17 @@ class Certificate:
             )
         for name, counts in (("rollouts", self.outcomes), ("calls", self.calls), ("rows", self.rows)):
             if counts:
-                said = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-                lines.append(f"{'':>7}  {name:<12} {said}")
+                by_kind = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+                lines.append(f"{'':>7}  {name:<12} {by_kind}")
         if self.undone:
-            lines.append(f"{'':>7}  undone       {self.undone:>12,} steps in run.db are behind no weights: not counted")
+            lines.append(f"{'':>7}  undone       {self.undone:>12,} steps in run.db are in no weights: not counted")
         lines += [f"  - not recomputed: {exception}" for exception in self.not_recomputed]
         return [*lines, *(f"  ! {problem}" for problem in self.problems)]
 
 
 def write_certificate(run_dir: Path) -> Certificate:
-    """Write `certificate.json` of a run from what its steps noted. Raises `JournalError` if they cannot be read."""
+    """Write `certificate.json` from the checks that the run's steps recorded. Raises `JournalError` if they cannot be
+    read."""
     certificate = recorded_certificate(run_dir)
     path = run_dir / "certificate.json"
     temporary = path.with_name(f".{path.name}.tmp")
@@ -116,7 +118,7 @@ def write_certificate(run_dir: Path) -> Certificate:
 
 
 def recorded_certificate(run_dir: Path, lineage: Lineage | None = None) -> Certificate:
-    """The certificate as the steps behind the run's weights noted it."""
+    """Return the certificate as recorded by the steps behind the run's weights."""
     journal, lineage = run_dir / "run.db", lineage or read_lineage(run_dir)
     steps = {record.step: record.metrics for record in lineage.steps}
     by_step = {step: checks for step, checks in read_checks(journal).items() if step in steps}
@@ -131,32 +133,32 @@ def recorded_certificate(run_dir: Path, lineage: Lineage | None = None) -> Certi
         outcomes=count_outcomes(journal, groups),
         calls=count_calls(journal, groups),
         rows=count_taught(journal, steps),
-        problems=(*lineage.problems, *problems_of(by_step), *_unchecked(steps, by_step)),
+        problems=(*lineage.problems, *problems_of(by_step), *_unchecked_steps(steps, by_step)),
     )
 
 
-def _unchecked(steps: Mapping[int, Mapping[str, float]], by_step: Mapping[int, Sequence[Check]]) -> list[str]:
-    """Steps of which nothing was looked at, or no logprob compared where there were some of the current weights."""
-    found = []
+def _unchecked_steps(steps: Mapping[int, Mapping[str, float]], by_step: Mapping[int, Sequence[Check]]) -> list[str]:
+    """Describe the steps without any check, and those with tokens of the current weights but no compared logprob."""
+    problems = []
     if without := [step for step in steps if not by_step.get(step)]:
-        found.append(f"no check was noted in {len(without)} steps: {in_words(without)}")
+        problems.append(f"no check was recorded in {len(without)} steps: {in_words(without)}")
     uncompared = [
         step
         for step, metrics in steps.items()
-        if metrics.get("batch/loss_tokens") and "sync/staleness_max" not in metrics and not _compared(metrics)
+        if metrics.get("batch/loss_tokens") and "sync/staleness_max" not in metrics and not _num_compared(metrics)
     ]
     if uncompared:
-        found.append(f"no logprob was compared with the engine's in {len(uncompared)} steps: {in_words(uncompared)}")
-    return found
+        problems.append(f"no logprob was compared with the engine's in {len(uncompared)} steps: {in_words(uncompared)}")
+    return problems
 
 
-def _compared(metrics: Mapping[str, float]) -> float:
+def _num_compared(metrics: Mapping[str, float]) -> float:
     return metrics.get("trainer/logprob_gap_tokens", 0.0)
 
 
-def _recorded_gaps(steps: Any) -> LogprobGaps | None:
+def _recorded_gaps(steps: Iterable[Mapping[str, float]]) -> LogprobGaps | None:
     prefix = "trainer/logprob_gap_"
-    rows = [metrics for metrics in steps if _compared(metrics)]
+    rows = [metrics for metrics in steps if _num_compared(metrics)]
     num_tokens = int(sum(row[f"{prefix}tokens"] for row in rows))
     if not num_tokens:
         return None
@@ -169,27 +171,28 @@ def _recorded_gaps(steps: Any) -> LogprobGaps | None:
 
 
 def _recorded_staleness(steps: Iterable[Mapping[str, float]]) -> tuple[int, int] | None:
-    """(The oldest trained token's age, the age allowed), in policy versions; None where no rollouts ran ahead."""
+    """Return (the oldest trained token's age, the age allowed) in policy versions; None if no rollouts ran ahead."""
     rows = [(row["sync/staleness_max"], row["sync/staleness_allowed"]) for row in steps if "sync/staleness_max" in row]
     return (int(max(rows)[0]), int(rows[-1][1])) if rows else None
 
 
 def add_up(steps: Iterable[Sequence[Check]]) -> tuple[Check, ...]:
-    """One check for each invariant, added up over the steps."""
-    found: dict[str, Check] = {}
+    """Return one check for each invariant, added up over the steps."""
+    totals: dict[str, Check] = {}
     for checks in steps:
         for check in checks:
-            before = found.get(check.name, Check(name=check.name, checked=0, broken=0))
-            found[check.name] = Check(
+            before = totals.get(check.name, Check(name=check.name, checked=0, broken=0))
+            totals[check.name] = Check(
                 name=check.name,
                 checked=before.checked + check.checked,
                 broken=before.broken + check.broken,
                 first=before.first or check.first,
             )
-    return tuple(found.values())
+    return tuple(totals.values())
 
 
 def problems_of(by_step: Mapping[int, Sequence[Check]]) -> tuple[str, ...]:
+    """Return a sentence for each broken check, with its step."""
     return tuple(
         f"step {step}: {sentence(check)}" for step, checks in by_step.items() for check in checks if check.broken
     )

@@ -1,9 +1,9 @@
-"""The run certificate, recomputed offline from the records.
+"""Recompute the run certificate offline from the run's records.
 
-In: a run directory. Out: a `Certificate` of the steps behind its weights, compared with what the run noted: what each
-step stored as trained is held against the recorded calls (`certificate.rollouts`), and the tokens are scored again
-with every checkpoint whose policy version sampled some. The forward pass is the trainer's; nothing else is shared with
-what made the batches.
+In: a run directory. Out: a `Certificate` of the steps behind its weights, compared with what the run recorded: what
+each step stored as trained is checked against the recorded calls (`certificate.rollouts`), and the tokens are scored
+again with every checkpoint whose policy version sampled some of them. The forward pass is the trainer's; nothing else
+is shared with the code that makes the batches.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from sharpen.algorithm.supervised import learns_from_rows
 from sharpen.certificate.certificate import Certificate, LogprobGaps, add_up, problems_of, recorded_certificate
 from sharpen.certificate.checks import MEANING_OF_ROWS
-from sharpen.certificate.expectation import carries_loss, has_part
+from sharpen.certificate.expectation import carries_loss, is_eligible
 from sharpen.certificate.lineage import Lineage, in_words, read_lineage
 from sharpen.certificate.rollouts import recompute_steps
 from sharpen.certificate.rules import Rules
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 
 
 def certify(run_dir: Path, *, logprobs: bool = True) -> Certificate:
-    """Recompute the certificate of a run, and compare it with what the run noted.
+    """Recompute a run's certificate and compare it with what the run recorded.
 
-    Raises `ConfigError` if `run_dir` is not a run's directory. `logprobs=False` leaves the models alone.
+    With `logprobs=False` no model is loaded. Raises `ConfigError` if `run_dir` is not a run directory.
     """
     for name in ("run.db", "resolved.json"):
         if not (run_dir / name).exists():
-            raise ConfigError(f"{run_dir} is not the directory of a run: it has no {name}")
+            raise ConfigError(f"{run_dir} is not a run directory: it has no {name}")
     config = read_resolved(run_dir / "resolved.json")
     if learns_from_rows(config):
         from sharpen.certificate.rows import recompute
@@ -57,7 +57,7 @@ def certify(run_dir: Path, *, logprobs: bool = True) -> Certificate:
     problems, missing = found.problems, [*found.not_compared, *_not_recomputed(Rules.of(config))]
     gaps = _recomputed_gaps(run_dir, config, lineage, settings, problems, missing) if logprobs else None
     if not logprobs:
-        missing.append("the logprobs, which were not asked for: they stand as the run compared them")
+        missing.append("the logprobs, as requested; the certificate keeps the run's own comparison")
     by_step = dict(found.checks)
     for step, checks in read_checks(run_dir / "run.db").items():
         if step in by_step:
@@ -73,57 +73,57 @@ def certify(run_dir: Path, *, logprobs: bool = True) -> Certificate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The settings that each step was trained with: those of now, and earlier ones by the last step that they held
-    for."""
+    """The settings that each step was trained with: the current ones, and earlier ones by the last step they applied
+    to."""
 
     now: RunConfig
     earlier: dict[int, RunConfig] = field(default_factory=dict)
 
     @classmethod
     def of(cls, run_dir: Path, now: RunConfig) -> Settings:
-        """Read what the run kept when it went on with other settings."""
+        """Read the current settings and those that the run kept each time it resumed with different ones."""
         names = {path: re.fullmatch(r"resolved\.until_step_(\d+)\.json", path.name) for path in run_dir.iterdir()}
         earlier = {int(match.group(1)): read_resolved(path) for path, match in names.items() if match is not None}
         return cls(now=now, earlier=dict(sorted(earlier.items())))
 
     def config(self, step: int) -> RunConfig:
-        """Those of a step."""
+        """Return the settings of a step."""
         return next((config for until, config in self.earlier.items() if step <= until), self.now)
 
     def rules(self, step: int) -> Rules:
-        """What they ask of it."""
+        """Return the rules that the settings of a step define."""
         return Rules.of(self.config(step))
 
     def replay_staleness(self, step: int) -> int:
-        """How many policy versions a group that trains again may be behind in it."""
+        """Return how many policy versions a replayed group may be behind in a step."""
         config = self.config(step)
         updates = config.trainer.num_minibatches * config.trainer.epochs
         return config.sampling.max_staleness or 4 * updates + Schedule.of(config).max_staleness
 
 
 def _not_recomputed(rules: Rules) -> tuple[str, ...]:
-    """What the records do not determine: advantages that the trainer makes with a critic or the reference model, and
-    what was read from an expert's dataset."""
+    """Describe what the records do not determine: advantages that the trainer makes with a critic or the reference
+    model, and rows of an expert's dataset."""
     exceptions = []
     if rules.formula.entropy_clip:
         exceptions.append(
-            "which tokens lost their advantage by what they do to the entropy, which needs the weights of every step; "
-            "the advantages before it were recomputed"
+            "which tokens lost their advantage to the entropy clip, which needs the weights of every step; the "
+            "advantages before the clip were recomputed"
         )
     if rules.expert:
         exceptions.append(
-            "rows, mask and rendered, which are of the expert's rows and stand as the run noted them (their dataset is "
-            "not part of the records), and what the expert's tokens weigh"
+            "the checks rows, mask and rendered of the expert's rows, kept as the run recorded them (the expert's "
+            "dataset is not part of the records), and the weights of the expert's tokens"
         )
     if rules.formula.critic:
         exceptions.append(
-            "the advantages of single tokens, which need the critic's weights at every step; the rewards of calls that "
-            "they are made from were recomputed"
+            "the advantages of single tokens, which need the critic's weights at every step; the calls' rewards behind "
+            "them were recomputed"
         )
     if rules.teacher:
         exceptions.append(
-            "what the teacher says of the tokens, and advantages or losses made from it, which need its weights; the "
-            "advantages before it were recomputed"
+            "the teacher's logprobs, and advantages or losses computed from them, which need its weights; the "
+            "advantages before the teacher's part were recomputed"
         )
     if rules.kl_in_reward:
         exceptions.append(
@@ -133,8 +133,8 @@ def _not_recomputed(rules: Rules) -> tuple[str, ...]:
 
 
 def read_resolved(path: Path) -> RunConfig:
-    """The configuration that a run wrote into `resolved.json`. Raises `ConfigError` if this Sharpen has no such
-    settings any more."""
+    """Read the configuration that a run wrote into `resolved.json`. Raises `ConfigError` if this version of Sharpen no
+    longer has one of its settings."""
     tree: dict[str, Any] = {}
     for key, value in recorded_settings(json.loads(path.read_text(encoding="utf-8"))).items():
         section = tree
@@ -145,7 +145,7 @@ def read_resolved(path: Path) -> RunConfig:
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
-        raise InvalidConfigError.of(f"{path} is of another version of Sharpen", explain(RunConfig, error)) from None
+        raise InvalidConfigError.of(f"{path} is from another version of Sharpen", explain(RunConfig, error)) from None
 
 
 def _recomputed_gaps(
@@ -156,9 +156,11 @@ def _recomputed_gaps(
     problems: list[str],
     missing: list[str],
 ) -> LogprobGaps | None:
-    """Score the recorded tokens again with each checkpoint whose version sampled some, and the model before training.
+    """Score the recorded tokens again with each checkpoint whose version sampled some of them, and with the model
+    before training.
 
-    Adds a sentence to `problems` for each version out of tolerance, and to `missing` what there is no checkpoint for.
+    Adds a sentence to `problems` for each version outside the tolerance, and to `missing` for tokens without a
+    checkpoint.
     """
     import torch
 
@@ -192,17 +194,17 @@ def _recomputed_gaps(
             problems.append(str(error))
         total.append(gap)
     if num_trained and not any(gap.num_tokens for gap in total):
-        problems.append(f"of {num_trained} trained tokens no logprob could be compared")
-    return _added_up(total)
+        problems.append(f"no logprob of the {num_trained} trained tokens could be compared")
+    return _total_gaps(total)
 
 
 def _by_version(
     calls: Iterable[tuple[int, Rollout, Call]], sampled: dict[int, list[Experience]], missing: list[str]
 ) -> tuple[dict[int, list[Experience]], int]:
-    """The calls as sequences, under each version in `sampled` that sampled some of their tokens; the number of all
-    trained tokens."""
-    gone: Counter[int] = Counter()
-    without: set[int] = set()
+    """Group the calls, as sequences, under each version in `sampled` that sampled some of their tokens. Also return the
+    number of all trained tokens."""
+    uncompared: Counter[int] = Counter()
+    steps: set[int] = set()
     num_trained = 0
     for step, rollout, call in calls:
         versions, counts = np.unique(call.versions_S, return_counts=True)
@@ -211,18 +213,19 @@ def _by_version(
             if version in sampled:
                 sampled[version].append(_sequence(rollout, call))
             else:
-                gone[version] += count
-                without.add(step)
-    if gone:
+                uncompared[version] += count
+                steps.add(step)
+    if uncompared:
         missing.append(
-            f"the logprobs of {sum(gone.values())} of {num_trained} trained tokens, of steps "
-            f"{in_words(sorted(without))}: no checkpoint is left of the weights that sampled them (versions "
-            f"{in_words(sorted(gone))}); these stand as the run compared them"
+            f"the logprobs of {sum(uncompared.values())} of {num_trained} trained tokens, in steps "
+            f"{in_words(sorted(steps))}: the weights that sampled them (versions {in_words(sorted(uncompared))}) have "
+            "no checkpoint any more; only the run's own comparison covers them"
         )
     return sampled, num_trained
 
 
-def _added_up(gaps: list[LogprobGap]) -> LogprobGaps | None:
+def _total_gaps(gaps: list[LogprobGap]) -> LogprobGaps | None:
+    """Average the gaps of all versions, weighted by their tokens; None if no token was compared."""
     compared = [gap for gap in gaps if gap.num_tokens]
     num_tokens = sum(gap.num_tokens for gap in compared)
     if not num_tokens:
@@ -237,23 +240,24 @@ def _added_up(gaps: list[LogprobGap]) -> LogprobGaps | None:
 
 
 def _trained_calls(run_dir: Path, lineage: Lineage, settings: Settings) -> Iterator[tuple[int, Rollout, Call]]:
-    """The calls of the steps behind the weights that carry loss, or would if their group had not been left out."""
+    """Yield the calls that carry loss in the steps behind the weights, including those of groups that were left out."""
     for step, keys in lineage.groups.items():
         rules = settings.rules(step)
         for key in keys:
             (group,) = read_groups_at(run_dir / "run.db", [key])
             for rollout in group.rollouts:
-                for call in rollout.calls if has_part(rollout, rules) else ():
+                for call in rollout.calls if is_eligible(rollout, rules) else ():
                     if carries_loss(call) and call.sampling.full_support:
                         yield step, rollout, call
 
 
 def _sequence(rollout: Rollout, call: Call) -> Experience:
-    """A call as a sequence of its own, to be scored. What calls have in common is computed once (`trainer.packing`)."""
+    """Turn a call into a sequence of its own, to be scored. Shared prefixes of calls are computed once
+    (`trainer.packing`)."""
     start, count = len(call.prompt_ids_P), len(call.sampled_ids_S)
     length = start + count
 
-    def behind(values_S: Any, fill: float, dtype: Any) -> Any:
+    def after_prompt(values_S: Any, fill: float, dtype: Any) -> Any:
         values_T = np.full(length, fill, dtype)
         values_T[start:] = values_S
         return values_T
@@ -263,11 +267,11 @@ def _sequence(rollout: Rollout, call: Call) -> Experience:
         group_id=rollout.group_id,
         task_id=rollout.task_id,
         ids_T=np.concatenate([call.prompt_ids_P, call.sampled_ids_S]),
-        loss_mask_T=behind(True, False, np.bool_),
-        logprobs_T=behind(call.logprobs_S, 0.0, np.float32),
-        versions_T=behind(call.versions_S, -1, np.int32),
-        calls_T=behind(call.index, -1, np.int32),
-        temperatures_T=behind(call.sampling.temperature, 1.0, np.float32),
+        loss_mask_T=after_prompt(True, False, np.bool_),
+        logprobs_T=after_prompt(call.logprobs_S, 0.0, np.float32),
+        versions_T=after_prompt(call.versions_S, -1, np.int32),
+        calls_T=after_prompt(call.index, -1, np.int32),
+        temperatures_T=after_prompt(call.sampling.temperature, 1.0, np.float32),
         advantages_T=np.zeros(length, np.float32),
         weights_T=np.zeros(length, np.float32),
     )

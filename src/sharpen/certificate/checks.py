@@ -1,6 +1,6 @@
-"""The invariants of the run certificate by name, and how they are counted and said.
+"""The invariants of the run certificate by name, and how results are counted and worded.
 
-In: what a check found, thing by thing. Out: `Check`s, and sentences of the broken ones.
+In: the result of each single check. Out: `Check`s, and sentences about the broken ones.
 """
 
 from __future__ import annotations
@@ -20,62 +20,62 @@ MEANING: Mapping[str, str] = {
     MASK: "every sampled token of every trainable call carries loss exactly once, and nothing else does",
     RECORDS: "logprob, version and temperature of every loss token are the recorded ones, and finite",
     TAKES_PART: "every trainable call of every rollout that takes part is trained, and no other call is",
-    ADVANTAGES: "the advantage of every token is what the recorded rewards give it",
-    TOKEN_WEIGHTS: "every token weighs what the aggregation gives it, normalized once over its whole update",
-    UPDATES: "every group is in the update that its place in the step gives it",
+    ADVANTAGES: "the advantage of every token follows from the recorded rewards",
+    TOKEN_WEIGHTS: "the weight of every token follows from the aggregation, normalized once over its whole update",
+    UPDATES: "every group is in the update that its position in the step determines",
     MEANS: "advantages add up to zero over every group",
     STALENESS: "no token is older than allowed, and none is newer than the weights that train",
-    REPLAY: "every group that trains again is whole, of an earlier policy version, and in the step once",
+    REPLAY: "every replayed group is whole, from an earlier policy version, and in the step once",
     FAILURES: "no failed rollout is in the statistics or the loss",
-    OWNERS: "no rollout takes part that holds a call made from another rollout's context",
-    ACCOUNTED: "every rollout that was asked for is there, once",
-    GROUPS: "every group that was rolled out is trained, or left out for the reason that its rewards give",
-    WEIGHTS: "every rollout with a trainable call weighs more than nothing",
+    OWNERS: "no rollout with a call made from another rollout's context takes part",
+    ACCOUNTED: "every requested rollout is there exactly once",
+    GROUPS: "every group that was rolled out is trained, or left out for a reason that its rewards confirm",
+    WEIGHTS: "every rollout with a trainable call has a positive weight",
 }
-"""The invariants by name."""
+"""What each invariant asserts, by its name."""
 
 MEANING_OF_ROWS: Mapping[str, str] = {
-    "rows": "every row that was drawn is trained exactly once, or was left out for its length",
-    "mask": "loss is on the assistant's turns, each whole and with its end token, and on nothing else",
-    "rendered": "the trained ids spell what the chat template writes for the conversation",
+    "rows": "every drawn row is trained exactly once, or left out because of its length",
+    "mask": "loss is on the assistant's turns, each complete with its end token, and on nothing else",
+    "rendered": "the trained ids decode to what the chat template renders for the conversation",
     "pairs": "both answers of a pair are in the same update",
 }
-"""Those of a run without rollouts (`supervised.checks`)."""
+"""The invariants of a run without rollouts (`supervised.checks`)."""
 
 
 def sentence(check: Check) -> str:
-    """A broken check for people."""
+    """Describe a broken check in a sentence."""
     meaning = MEANING[check.name] if check.name in MEANING else MEANING_OF_ROWS[check.name]
-    return f"{check.name}: {meaning}; {check.broken} of {check.checked} do not, first {check.first}"
+    return f"{check.name}: {meaning}; broken {check.broken} of {check.checked} times, first: {check.first}"
 
 
 def broken_sentences(checks: Sequence[Check], *, stop: bool) -> list[str]:
-    """The broken checks for people. Raises `CertificateError` with them instead if `stop`."""
+    """Return a sentence for each broken check. With `stop`, raise `CertificateError` with them instead."""
     broken = [sentence(check) for check in checks if check.broken]
     if broken and stop:
         raise CertificateError(
             "the run certificate is broken, and nothing was trained on it: "
             + "; ".join(broken)
-            + " (certificate.on_violation: warn goes on all the same)"
+            + " (certificate.on_violation: warn continues anyway)"
         )
     return broken
 
 
 @dataclass(slots=True)
 class CheckTally:
-    """What was looked at, and what was wrong with it, by the invariant's name."""
+    """How many things were checked and what was wrong with them, by the invariant's name."""
 
     checked: dict[str, int] = field(default_factory=lambda: dict.fromkeys(MEANING, 0))
     broken: dict[str, list[str]] = field(default_factory=lambda: {name: [] for name in MEANING})
 
-    def look(self, name: str, broken: str | None, count: int = 1) -> None:
-        """Note that `count` things were looked at, and what was wrong, if anything."""
+    def add(self, name: str, broken: str | None, count: int = 1) -> None:
+        """Count `count` checked things; `broken` describes what was wrong, None if nothing was."""
         self.checked[name] += count
         if broken is not None:
             self.broken[name].append(broken)
 
     def checks(self) -> tuple[Check, ...]:
-        """One check for each invariant."""
+        """Return one check for each invariant."""
         return tuple(
             Check(
                 name=name,

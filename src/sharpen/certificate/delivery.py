@@ -1,7 +1,7 @@
-"""What the trainer receives in a step, as it is checked, stored and checked again.
+"""Describe what the trainer receives in a step, in the form that is checked, stored and checked again offline.
 
-In: the batches of a step, one for each update. Out: a `Delivery`: for each call that carries loss where its tokens
-stand, what they weigh, and digests of ids and records; and what became of each group.
+In: the batches of a step, one for each update. Out: a `Delivery`: for each call that carries loss, the positions and
+weights of its tokens and digests of its ids and records; and what happened to each group.
 
 Shape suffixes: T tokens of a sequence, S loss tokens of a call.
 """
@@ -21,7 +21,7 @@ _DIGEST_BYTES = 16
 
 
 class UpdateDelivery(Protocol):
-    """The side of a batch that is looked at."""
+    """The attributes of a batch that are checked."""
 
     @property
     def experiences(self) -> Sequence[Experience]:
@@ -29,15 +29,15 @@ class UpdateDelivery(Protocol):
 
     @property
     def group_ids(self) -> Sequence[str]:
-        """The groups that train."""
+        """The ids of the groups that train."""
 
     @property
     def left_out(self) -> Mapping[str, Any]:
-        """Why others do not, by their ids."""
+        """Why the other groups do not train, by group id."""
 
 
 def delivery(updates: Sequence[UpdateDelivery], replayed: Collection[str] = ()) -> Delivery:
-    """What these updates hand to the trainer; `replayed` are the ids of groups that train again."""
+    """Return what these updates pass to the trainer; `replayed` holds the ids of replayed groups."""
     spans: list[LossSpan] = []
     places: list[GroupPlace] = []
     sequence = 0
@@ -45,23 +45,23 @@ def delivery(updates: Sequence[UpdateDelivery], replayed: Collection[str] = ()) 
         for experience in update.experiences:
             spans += _spans(experience, number, sequence)
             sequence += 1
-        of_update = [(id_, None) for id_ in update.group_ids] + [
-            (id_, str(why)) for id_, why in update.left_out.items()
-        ]
+        trained = [(id_, None) for id_ in update.group_ids]
+        left_out = [(id_, str(reason)) for id_, reason in update.left_out.items()]
         places += [
-            GroupPlace(group_id=id_, update=number, left_out=why, replayed=id_ in replayed) for id_, why in of_update
+            GroupPlace(group_id=id_, update=number, left_out=reason, replayed=id_ in replayed)
+            for id_, reason in (*trained, *left_out)
         ]
     return Delivery(spans=tuple(spans), places=tuple(places))
 
 
 def _spans(experience: Experience, update: int, sequence: int) -> Iterator[LossSpan]:
-    """Each call that carries loss in the sequence, in the order of their first tokens."""
+    """Yield each call that carries loss in the sequence, in the order of their first tokens."""
     places_T = np.flatnonzero(experience.loss_mask_T)
     calls = experience.calls_T[places_T]
-    found = sorted((int(places_T[calls == call][0]), int(call)) for call in np.unique(calls))
+    ordered = sorted((int(places_T[calls == call][0]), int(call)) for call in np.unique(calls))
     ids, until = blake2b(digest_size=_DIGEST_BYTES), 0
-    for _, call in found:
-        at_S = places_T[calls == call] if len(found) > 1 else places_T
+    for _, call in ordered:
+        at_S = places_T[calls == call] if len(ordered) > 1 else places_T
         last = int(at_S[-1]) + 1
         if last > until:
             ids.update(_bytes(experience.ids_T[until:last], "<i4"))
@@ -86,23 +86,23 @@ def _spans(experience: Experience, update: int, sequence: int) -> Iterator[LossS
 
 
 def ids_digest(*ids: np.ndarray) -> bytes:
-    """Of token ids, one after the other."""
-    found = blake2b(digest_size=_DIGEST_BYTES)
+    """Return a digest of token ids, concatenated."""
+    digest = blake2b(digest_size=_DIGEST_BYTES)
     for part in ids:
-        found.update(_bytes(part, "<i4"))
-    return found.digest()
+        digest.update(_bytes(part, "<i4"))
+    return digest.digest()
 
 
 def records_digest(logprobs_S: np.ndarray, versions_S: np.ndarray, temperatures_S: np.ndarray) -> bytes:
-    """Of what was recorded with each sampled token."""
-    found = blake2b(_bytes(logprobs_S, "<f4"), digest_size=_DIGEST_BYTES)
-    found.update(_bytes(versions_S, "<i4"))
-    found.update(_bytes(temperatures_S, "<f4"))
-    return found.digest()
+    """Return a digest of what was recorded with each sampled token."""
+    digest = blake2b(_bytes(logprobs_S, "<f4"), digest_size=_DIGEST_BYTES)
+    digest.update(_bytes(versions_S, "<i4"))
+    digest.update(_bytes(temperatures_S, "<f4"))
+    return digest.digest()
 
 
 def recorded_digest(call: Call) -> bytes:
-    """`records_digest` of a call as it was recorded."""
+    """Return the `records_digest` of a call as it was recorded."""
     count = len(call.sampled_ids_S)
     return records_digest(call.logprobs_S, call.versions_S, np.full(count, call.sampling.temperature, np.float32))
 

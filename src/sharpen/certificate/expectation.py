@@ -1,9 +1,9 @@
-"""What a step must train, computed from the recorded groups and the rules alone.
+"""Compute what a step must train, from the recorded groups and the rules alone.
 
-In: the groups of a step in order, those that train again, the `Rules`, and what is said of groups whose rewards are
-within rounding of a bound. Out: for each call that must carry loss its update, advantage and weight. Who takes part,
-over-long punishment, bounds, splitting into updates and aggregation are written here once more, after the documents
-(`docs/use/sampling.md`, `docs/reference/algorithms.md`), not after the code.
+In: the groups of a step in order, the replayed groups, the `Rules`, and the recorded status of each group (needed where
+its rewards are within rounding of a bound). Out: for each call that must carry loss its update, advantage and weight.
+Participation, over-long punishment, bounds, the split into updates and the aggregation are implemented here a second
+time, from the documents (`docs/use/sampling.md`, `docs/reference/algorithms.md`), not from the code.
 
 Shape suffix: G members of a group.
 """
@@ -23,15 +23,16 @@ from sharpen.certificate.rules import Rules
 from sharpen.types import MODEL_CAUSED, Call, Group, Outcome, Rollout
 
 ROUNDING = 1e-9
-"""Where a group's mean or deviation is this near to a bound, either side of it is right."""
+"""If a group's mean or deviation is this close to a bound, both sides of the bound are accepted."""
 
 TRAINED = "trained"
+"""The status of a group that trains; any other status is the reason why a group was left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedCall:
-    """A call that must carry loss: in which update (from 0), with which advantage, each token with which weight.
-    `slack` is how far the advantage may be off by rounding."""
+    """A call that must carry loss: its update (from 0), its advantage, and the weight of each of its tokens. `slack` is
+    how far the advantage may be off by rounding."""
 
     rollout_id: str
     group_id: str
@@ -44,58 +45,67 @@ class ExpectedCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
-    """A step as it must be. `may` says what can become of each group by its rewards (one thing, or two within rounding
-    of a bound), `taking_part` who of it takes part, by group id."""
+    """What a step must be. `allowed_statuses` holds, by group id, the statuses that a group's rewards allow (one, or
+    two within rounding of a bound), `participants` the rollouts that count in its statistics."""
 
-    may: Mapping[str, tuple[str, ...]]
-    taking_part: Mapping[str, tuple[Rollout, ...]]
+    allowed_statuses: Mapping[str, tuple[str, ...]]
+    participants: Mapping[str, tuple[Rollout, ...]]
     calls: Mapping[tuple[str, int], ExpectedCall]
 
 
-def expect(groups: Sequence[Group], replayed: Sequence[Group], rules: Rules, said: Mapping[str, str]) -> Expectation:
-    """The step. `said` is what became of each group, looked at only where its rewards allow both."""
-    every = (*groups, *replayed)
-    taking_part = {group.id: takes_part(group, rules) for group in every}
+def expect(
+    groups: Sequence[Group], replayed: Sequence[Group], rules: Rules, statuses: Mapping[str, str]
+) -> Expectation:
+    """Compute the step. `statuses` are the recorded ones, used only for groups whose rewards allow two."""
+    both = (*groups, *replayed)
+    rollouts = {group.id: participants(group, rules) for group in both}
     members = {
-        group.id: tuple(_member(rollout, group, rules) for rollout in taking_part[group.id])
-        for group in every
-        if not rules.formula.needs_reward or all(rollout.reward is not None for rollout in taking_part[group.id])
+        group.id: tuple(_member(rollout, group, rules) for rollout in rollouts[group.id])
+        for group in both
+        if not rules.formula.needs_reward or all(rollout.reward is not None for rollout in rollouts[group.id])
     }
-    may = {
-        group.id: _may(group, taking_part[group.id], members[group.id], rules) if group.id in members else ("small",)
-        for group in every
+    allowed = {
+        group.id: _allowed_statuses(group, rollouts[group.id], members[group.id], rules)
+        if group.id in members
+        else ("small",)
+        for group in both
     }
-    train = {id_: (said[id_] if said.get(id_) in ways else ways[0]) == TRAINED for id_, ways in may.items()}
-    updates = _updates([group.id for group in groups if train[group.id]], [group.id for group in replayed], rules)
-    of_updates = {id_: members[id_] for id_ in updates}
-    numbers = rules.formula.numbers(tuple(of_updates.values()), **rules.formula_arguments)
-    largest = max((abs(member.reward) for one in of_updates.values() for member in one), default=0.0)
+    trains = {
+        id_: (statuses[id_] if statuses.get(id_) in of_group else of_group[0]) == TRAINED
+        for id_, of_group in allowed.items()
+    }
+    updates = _updates([group.id for group in groups if trains[group.id]], [group.id for group in replayed], rules)
+    trained = {id_: members[id_] for id_ in updates}
+    numbers = rules.formula.numbers(tuple(trained.values()), **rules.formula_arguments)
+    largest = max((abs(member.reward) for of_group in trained.values() for member in of_group), default=0.0)
     slack = ROUNDING * max(1.0, largest if math.isfinite(largest) else 1.0)
     return Expectation(
-        may=may, taking_part=taking_part, calls=_calls(taking_part, updates, of_updates, numbers, rules, slack)
+        allowed_statuses=allowed,
+        participants=rollouts,
+        calls=_calls(rollouts, updates, trained, numbers, rules, slack),
     )
 
 
 def carries_loss(call: Call) -> bool:
-    """Whether a call trains: the agent used its answer, noise chose it, and there is one."""
+    """Return whether a call trains: the agent used its answer, it was sampled with noise, and it is not empty."""
     return call.status == "used" and call.sampling.temperature > 0.0 and call.sampled_ids_S.size > 0
 
 
-def has_part(rollout: Rollout, rules: Rules) -> bool:
-    """Whether a rollout ended in a way that has a score: well, or by the model's own doing with a reward for that; and
-    whether any answer of the model reached its agent."""
+def is_eligible(rollout: Rollout, rules: Rules) -> bool:
+    """Return whether a rollout has a score (it ended well, or the model caused the failure and it got a reward), and
+    any answer of the model reached its agent."""
     if rollout.outcome != Outcome.OK and rollout.outcome not in MODEL_CAUSED:
         return False
     scored = rollout.reward is not None or (rollout.outcome == Outcome.OK and not rules.formula.needs_reward)
     return scored and any(call.status in ("used", "left_out", "unused") for call in rollout.calls)
 
 
-def takes_part(group: Group, rules: Rules) -> tuple[Rollout, ...]:
-    """The rollouts of a group that count in its statistics."""
+def participants(group: Group, rules: Rules) -> tuple[Rollout, ...]:
+    """Return the rollouts of a group that count in its statistics."""
     return tuple(
         rollout
         for rollout in group.rollouts
-        if has_part(rollout, rules) and not (rules.drop_truncated and _was_cut(rollout))
+        if is_eligible(rollout, rules) and not (rules.drop_truncated and _was_cut(rollout))
     )
 
 
@@ -106,7 +116,8 @@ def _was_cut(rollout: Rollout) -> bool:
 
 
 def _punishment(call: Call, rules: Rules) -> float:
-    """Soft over-long punishment: none up to `length - cache` tokens, all of it from `length` on."""
+    """Return the soft over-long punishment: 0 up to `length - cache` tokens, growing linearly to the full penalty at
+    `length`."""
     if rules.overlong_cache is None or not carries_loss(call):
         return 0.0
     over = (call.sampled_ids_S.size - rules.overlong_length + rules.overlong_cache) / rules.overlong_cache
@@ -114,7 +125,7 @@ def _punishment(call: Call, rules: Rules) -> float:
 
 
 def _member(rollout: Rollout, group: Group, rules: Rules) -> Member:
-    """A rollout with its rewards as they count."""
+    """Return a rollout as a `Member`, with over-long punishment applied to its rewards."""
     punished = {call.index: _punishment(call, rules) for call in rollout.calls}
     reward = math.nan if rollout.reward is None else rollout.reward + min(punished.values(), default=0.0)
     trained = [call for call in rollout.calls if carries_loss(call)]
@@ -133,7 +144,7 @@ def _member(rollout: Rollout, group: Group, rules: Rules) -> Member:
                 reward_after=between if steps else (reward if call is trained[-1] else 0.0),
                 own_reward=reward if own is None else own + punished[call.index],
                 state=states[call.index] if call.index in states else _shown(call),
-                told=call.index in states,
+                reported=call.index in states,
             )
         )
     greedy = group.baseline
@@ -149,19 +160,19 @@ def _member(rollout: Rollout, group: Group, rules: Rules) -> Member:
 
 
 def _shown(call: Call) -> str:
-    """What the environment showed before a call: the messages behind the model's last one, without what differs by
-    accident (ids of tool calls) and what the owner says (system prompts). A prefilled answer is no message."""
+    """Return what the environment showed before a call: the messages after the model's last one, without accidental
+    differences (ids of tool calls) and without system prompts. A prefilled answer does not count as a message."""
     messages = list(call.messages)
     while messages and messages[-1].get("role") == "assistant":
         messages.pop()
-    said = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
-    last = said[-1] if said else -1
-    asked = {
-        one.get("id"): (one.get("function") or {}).get("name")
-        for one in (messages[last].get("tool_calls") or () if said else ())
+    answers = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
+    last = answers[-1] if answers else -1
+    tools = {
+        tool_call.get("id"): (tool_call.get("function") or {}).get("name")
+        for tool_call in (messages[last].get("tool_calls") or () if answers else ())
     }
     seen = [
-        (message.get("role"), asked.get(message.get("tool_call_id")), _text(message.get("content")))
+        (message.get("role"), tools.get(message.get("tool_call_id")), _text(message.get("content")))
         for message in messages[last + 1 :]
         if message.get("role") not in ("system", "developer")
     ]
@@ -169,7 +180,7 @@ def _shown(call: Call) -> str:
 
 
 def _text(content: Any) -> Any:
-    """A content of text parts as the text that it is."""
+    """Join a content of text parts; return any other content unchanged."""
     if isinstance(content, list | tuple) and all(
         isinstance(part, Mapping) and part.get("type") == "text" for part in content
     ):
@@ -177,35 +188,37 @@ def _text(content: Any) -> Any:
     return content
 
 
-def _may(group: Group, rollouts: Sequence[Rollout], members: Sequence[Member], rules: Rules) -> tuple[str, ...]:
-    """What may become of a group: one thing, or two where its rewards are within rounding of a bound."""
+def _allowed_statuses(
+    group: Group, rollouts: Sequence[Rollout], members: Sequence[Member], rules: Rules
+) -> tuple[str, ...]:
+    """Return the statuses that a group may have: one, or two where its rewards are within rounding of a bound."""
     if len(members) < (2 if rules.formula.group_relative else 1):
         return ("small",)
     if rules.formula.baseline and math.isnan(members[0].baseline):
         return ("small",)
-    ways: list[str] = []
+    allowed: list[str] = []
     if len(members) > 1 and rules.std_threshold is not None:
         unpunished = replace(rules, overlong_cache=None)
         recorded = [_member(rollout, group, unpunished) for rollout in rollouts]
         excess = spread(recorded, rules.advantage, rules.arguments) - rules.std_threshold
         if excess < -ROUNDING or (excess <= 0.0 and rules.std_threshold == 0.0):
             return ("flat",)
-        ways += ["flat"] if excess <= ROUNDING else []
+        allowed += ["flat"] if excess <= ROUNDING else []
     recorded_G = np.array([rollout.reward for rollout in rollouts if rollout.reward is not None], np.float64)
     if not len(recorded_G):
-        return (*ways, TRAINED)
+        return (*allowed, TRAINED)
     mean = float(recorded_G.mean())
     low = -math.inf if rules.reward_low is None else rules.reward_low - mean
     high = -math.inf if rules.reward_high is None else mean - rules.reward_high
-    ways += ["filtered"] if max(low, high) > -ROUNDING else []
-    ways += [TRAINED] if max(low, high) < ROUNDING else []
-    return tuple(ways)
+    allowed += ["filtered"] if max(low, high) > -ROUNDING else []
+    allowed += [TRAINED] if max(low, high) < ROUNDING else []
+    return tuple(allowed)
 
 
 def _updates(fresh: Sequence[str], replayed: Sequence[str], rules: Rules) -> dict[str, int]:
-    """The update that each training group is in. Groups that train again stand evenly among the fresh ones, of which
-    one is first; the line is cut into as many parts as there are minibatches, of sizes that differ by one at most,
-    the longer ones behind."""
+    """Return the update of each training group. Replayed groups are spread evenly among the fresh ones, beginning with
+    a fresh one; the resulting order is cut into one part for each minibatch, with sizes that differ by at most one,
+    larger parts last."""
     line = [(place / len(fresh), 0, place, id_) for place, id_ in enumerate(fresh)]
     line += [((place + 0.5) / len(replayed), 1, place, id_) for place, id_ in enumerate(replayed)]
     ordered = [id_ for *_, id_ in sorted(line)]
@@ -215,14 +228,14 @@ def _updates(fresh: Sequence[str], replayed: Sequence[str], rules: Rules) -> dic
 
 
 def _calls(
-    taking_part: Mapping[str, Sequence[Rollout]],
+    participants: Mapping[str, Sequence[Rollout]],
     updates: Mapping[str, int],
     members: Mapping[str, Sequence[Member]],
     numbers: Mapping[tuple[str, int], float],
     rules: Rules,
     slack: float,
 ) -> dict[tuple[str, int], ExpectedCall]:
-    """Every call that must train. Its weight comes from counts over its whole update."""
+    """Return every call that must train. Its weight is computed from counts over its whole update."""
     tokens: dict[int, int] = {}
     answers: dict[int, int] = {}
     rollouts: dict[int, int] = {}
@@ -232,9 +245,9 @@ def _calls(
             tokens[update] = tokens.get(update, 0) + length
             answers[update] = answers.get(update, 0) + len(member.calls)
             rollouts[update] = rollouts.get(update, 0) + (length > 0)
-    found = {}
+    calls = {}
     for id_, update in updates.items():
-        for rollout, member in zip(taking_part[id_], members[id_], strict=True):
+        for rollout, member in zip(participants[id_], members[id_], strict=True):
             of_rollout = sum(call.num_tokens for call in member.calls)
             for trained in member.calls:
                 shares = {
@@ -244,7 +257,7 @@ def _calls(
                     "rollout-mean": rollouts[update] * of_rollout,
                     "constant-length": rollouts[update] * (rules.constant_length or 0),
                 }
-                found[rollout.id, trained.index] = ExpectedCall(
+                calls[rollout.id, trained.index] = ExpectedCall(
                     rollout_id=rollout.id,
                     group_id=id_,
                     call=rollout.calls[trained.index],
@@ -253,4 +266,4 @@ def _calls(
                     weight=1.0 / shares[rules.aggregation],
                     slack=slack,
                 )
-    return found
+    return calls

@@ -1,9 +1,10 @@
-"""The advantages once more, each written out plainly from its source: what `algorithm.advantages` must come to.
+"""The advantages, implemented a second time: each written out plainly from its source, to compare with
+`algorithm.advantages`.
 
 In: the `Member`s of a step, group by group, with their rewards. Out: one number for each trained call, by rollout and
 call. Nothing is shared with the code that is checked: no function, no table, no rounding rule.
 
-Sources are those of `docs/reference/algorithms.md`. Shape suffixes: G members of a group, C trained calls that are
+The sources are those of `docs/reference/algorithms.md`. Shape suffixes: G members of a group, C trained calls that are
 compared.
 """
 
@@ -20,26 +21,27 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 
 SMALL = 1e-6
-"""Added to deviations."""
+"""Added to standard deviations before dividing by them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallTerms:
-    """A call that trains. `reward_after` is what came between it and the next one, `own_reward` what the call was given
-    by itself (else the rollout's). `state` is what the agent saw, `told` whether the workflow said so."""
+    """A call that trains. `reward_after` is the reward between this call and the next trained one, `own_reward` the
+    call's own reward (else the rollout's). `state` is what the agent saw; `reported` is whether the workflow named that
+    state itself."""
 
     index: int
     num_tokens: int
     reward_after: float = 0.0
     own_reward: float = 0.0
     state: str = ""
-    told: bool = False
+    reported: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A rollout that takes part: its reward as it counts, the sum of its steps' rewards (its reward where it has none),
-    the reward of its group's greedy rollout, and its trained calls in order."""
+    """A rollout that takes part: its reward after over-long punishment, the sum of its step rewards (its reward if it
+    has none), the reward of its group's greedy rollout, and its trained calls in order."""
 
     rollout_id: str
     group_id: str
@@ -50,13 +52,13 @@ class Member:
 
 
 Groups = Sequence[Sequence[Member]]
-Found = dict[tuple[str, int], float]
-"""By rollout id and call index."""
+PerCall = dict[tuple[str, int], float]
+"""A number for each trained call, by (rollout id, call index)."""
 
 
-def _of_rollouts(groups: Groups, numbers: Callable[[Sequence[Member]], Sequence[float] | Array]) -> Found:
-    """One number for each member of a group, which all its calls get."""
-    found: Found = {}
+def _of_rollouts(groups: Groups, numbers: Callable[[Sequence[Member]], Sequence[float] | Array]) -> PerCall:
+    """Compute one number for each member of a group, and give it to all calls of the member."""
+    found: PerCall = {}
     for members in groups:
         for member, number in zip(members, numbers(members), strict=True):
             found |= {(member.rollout_id, call.index): float(number) for call in member.calls}
@@ -68,7 +70,7 @@ def _rewards(members: Sequence[Member]) -> Array:
 
 
 def _std(values: Array) -> float:
-    """Unbiased; 0 for one value."""
+    """Return the unbiased standard deviation; 0 for a single value."""
     if len(values) < 2 or (values == values[0]).all():
         return 0.0
     return math.sqrt(math.fsum((values - values.mean()) ** 2) / (len(values) - 1))
@@ -81,26 +83,26 @@ def _group_relative(members: Sequence[Member], std_normalize: bool = True) -> Ar
 
 
 def _shares(members: Sequence[Member], step_norm: bool) -> Array:
-    """What each member's number is divided by: with `step_norm` its number of trained calls."""
+    """Return the divisor of each member's number: its number of trained calls with `step_norm`, else 1."""
     return np.array([max(len(member.calls), 1) if step_norm else 1 for member in members], np.float64)
 
 
-def _grpo(groups: Groups, *, std_normalize: bool = True) -> Found:
+def _grpo(groups: Groups, *, std_normalize: bool = True) -> PerCall:
     return _of_rollouts(groups, lambda members: _group_relative(members, std_normalize))
 
 
-def _step_wise_grpo(groups: Groups, *, std_normalize: bool = True, step_norm: bool = False) -> Found:
+def _step_wise_grpo(groups: Groups, *, std_normalize: bool = True, step_norm: bool = False) -> PerCall:
     return _of_rollouts(groups, lambda members: _group_relative(members, std_normalize) / _shares(members, step_norm))
 
 
-def _grpo_batch_std(groups: Groups) -> Found:
+def _grpo_batch_std(groups: Groups) -> PerCall:
     centred = [_rewards(members) - _rewards(members).mean() for members in groups]
     together = np.concatenate(centred) if centred else np.zeros(0)
     deviation = math.sqrt(math.fsum(together**2) / max(len(together) - 1, 1))
     return _of_rollouts(groups, lambda members: _group_relative(members, False) / (deviation + SMALL))
 
 
-def _grpo_global_std(groups: Groups, *, step_norm: bool = False) -> Found:
+def _grpo_global_std(groups: Groups, *, step_norm: bool = False) -> PerCall:
     rewards = np.concatenate([_rewards(members) for members in groups]) if groups else np.zeros(0)
     deviation = _std(rewards) if len(rewards) > 1 else 1.0
     return _of_rollouts(
@@ -108,7 +110,7 @@ def _grpo_global_std(groups: Groups, *, step_norm: bool = False) -> Found:
     )
 
 
-def _rloo(groups: Groups) -> Found:
+def _rloo(groups: Groups) -> PerCall:
     def numbers(members: Sequence[Member]) -> list[float]:
         total = math.fsum(member.reward for member in members)
         return [member.reward - (total - member.reward) / (len(members) - 1) for member in members]
@@ -116,19 +118,19 @@ def _rloo(groups: Groups) -> Found:
     return _of_rollouts(groups, numbers)
 
 
-def _reinforce(groups: Groups) -> Found:
+def _reinforce(groups: Groups) -> PerCall:
     return _of_rollouts(groups, _rewards)
 
 
-def _nothing(groups: Groups) -> Found:
+def _nothing(groups: Groups) -> PerCall:
     return _of_rollouts(groups, lambda members: [0.0] * len(members))
 
 
-def _remax(groups: Groups) -> Found:
+def _remax(groups: Groups) -> PerCall:
     return _of_rollouts(groups, lambda members: [member.reward - member.baseline for member in members])
 
 
-def _reinforceplusplus(groups: Groups) -> Found:
+def _reinforceplusplus(groups: Groups) -> PerCall:
     rewards = np.array([member.reward for members in groups for member in members], np.float64)
     if not len(rewards):
         return {}
@@ -136,8 +138,8 @@ def _reinforceplusplus(groups: Groups) -> Found:
     return _of_rollouts(groups, lambda members: (_rewards(members) - mean) / (deviation + SMALL))
 
 
-def _reinforceplusplus_tokens(groups: Groups) -> Found:
-    """Every token of the step has its call's reward; they are shifted and scaled over tokens."""
+def _reinforceplusplus_tokens(groups: Groups) -> PerCall:
+    """Give every token the reward of its call, centred and scaled over all tokens of the step."""
     calls = [(member, call) for members in groups for member in members for call in member.calls]
     values = np.array([call.own_reward for _, call in calls], np.float64)
     tokens = np.array([call.num_tokens for _, call in calls], np.float64)
@@ -152,7 +154,7 @@ def _reinforceplusplus_tokens(groups: Groups) -> Found:
     }
 
 
-def _opmd(groups: Groups, *, tau: float | None = None) -> Found:
+def _opmd(groups: Groups, *, tau: float | None = None) -> PerCall:
     def numbers(members: Sequence[Member]) -> Array:
         rewards_G = _rewards(members)
         high = float(rewards_G.max())
@@ -163,11 +165,11 @@ def _opmd(groups: Groups, *, tau: float | None = None) -> Found:
     return _of_rollouts(groups, numbers)
 
 
-def _asymre(groups: Groups, *, baseline_shift: float = -0.1) -> Found:
+def _asymre(groups: Groups, *, baseline_shift: float = -0.1) -> PerCall:
     return _of_rollouts(groups, lambda members: _rewards(members) - (_rewards(members).mean() + baseline_shift))
 
 
-def _rec(groups: Groups, *, std_normalize: bool = False) -> Found:
+def _rec(groups: Groups, *, std_normalize: bool = False) -> PerCall:
     def numbers(members: Sequence[Member]) -> Array:
         rewards_G = _rewards(members)
         advantages_G: Array = (rewards_G - rewards_G.mean()) / (rewards_G.std() + SMALL if std_normalize else 1.0)
@@ -176,7 +178,7 @@ def _rec(groups: Groups, *, std_normalize: bool = False) -> Found:
     return _of_rollouts(groups, numbers)
 
 
-def _best_of_group(groups: Groups) -> Found:
+def _best_of_group(groups: Groups) -> PerCall:
     def numbers(members: Sequence[Member]) -> list[float]:
         best = max(member.reward for member in members)
         return [1.0 if member.reward == best else 0.0 for member in members]
@@ -184,12 +186,12 @@ def _best_of_group(groups: Groups) -> Found:
     return _of_rollouts(groups, numbers)
 
 
-def _pass_at_k(groups: Groups, *, k: int = 4) -> Found:
-    """Counted: of all subsets of k members, the share with a right one, and that share for those with a given member
-    (by the hypergeometric probabilities that no right one is drawn)."""
+def _pass_at_k(groups: Groups, *, k: int = 4) -> PerCall:
+    """Count, of all subsets of k members, the share that contains a right one; and the same share among the subsets
+    with a given member (hypergeometric probabilities of drawing no right one)."""
 
     def none_right(wrong: int, others: int, drawn: int) -> float:
-        """The chance that `drawn` of `others` are all among the `wrong`."""
+        """Return the probability that `drawn` of `others` are all among the `wrong`."""
         return math.prod((wrong - i) / (others - i) for i in range(drawn)) if wrong >= drawn else 0.0
 
     def numbers(members: Sequence[Member]) -> list[float]:
@@ -205,7 +207,7 @@ def _pass_at_k(groups: Groups, *, k: int = 4) -> Found:
 
 
 def returns_of(member: Member, gamma: float) -> list[float]:
-    """For each trained call what came after it, later rewards discounted."""
+    """Return the discounted sum of rewards from each trained call on."""
     calls = member.calls
     return [
         math.fsum(gamma**later * call.reward_after for later, call in enumerate(calls[place:]))
@@ -214,14 +216,15 @@ def returns_of(member: Member, gamma: float) -> list[float]:
 
 
 def state_of(member: Member, call: CallTerms, across_tasks: bool) -> tuple[str, bool, str]:
-    """What tells the state of a call from others: within the group, unless it was told and tasks share states."""
-    return ("" if across_tasks and call.told else member.group_id, call.told, call.state)
+    """Return what identifies the state of a call: its group too, unless the workflow reported the state and tasks share
+    states."""
+    return ("" if across_tasks and call.reported else member.group_id, call.reported, call.state)
 
 
 def _gigpo(
     groups: Groups, *, omega: float = 1.0, gamma: float = 1.0, std_normalize: bool = False, across_tasks: bool = False
-) -> Found:
-    found: Found = {}
+) -> PerCall:
+    found: PerCall = {}
     states: dict[tuple[str, bool, str], list[tuple[tuple[str, int], float]]] = {}
     for members in groups:
         episodes_G = np.array([member.episode for member in members], np.float64)
@@ -241,8 +244,8 @@ def _gigpo(
     return found
 
 
-def _step_rewards(groups: Groups, *, gamma: float = 1.0) -> Found:
-    found: Found = {}
+def _step_rewards(groups: Groups, *, gamma: float = 1.0) -> PerCall:
+    found: PerCall = {}
     for members in groups:
         values = {
             (member.rollout_id, call.index): value
@@ -254,24 +257,24 @@ def _step_rewards(groups: Groups, *, gamma: float = 1.0) -> Found:
     return found
 
 
-def _rewards_after(groups: Groups) -> Found:
-    """What the critic's advantages are made from: the reward behind each call's last token."""
+def _rewards_after(groups: Groups) -> PerCall:
+    """Return the reward after each call's last token, from which the critic's advantages are made."""
     members = itertools.chain.from_iterable(groups)
     return {(member.rollout_id, call.index): call.reward_after for member in members for call in member.calls}
 
 
-def _own_rewards(groups: Groups) -> Found:
-    """The same where each call is an episode of its own."""
+def _own_rewards(groups: Groups) -> PerCall:
+    """Like `_rewards_after`, where each call is an episode of its own."""
     members = itertools.chain.from_iterable(groups)
     return {(member.rollout_id, call.index): call.own_reward for member in members for call in member.calls}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formula:
-    """An advantage by its name. `critic`: the trainer makes those of tokens from these numbers. `compares` says what is
-    the same in a group without spread."""
+    """An advantage. `critic`: the trainer makes the advantages of tokens from these numbers with a critic. `compares`
+    names the numbers that a group without spread has in common."""
 
-    numbers: Callable[..., Found]
+    numbers: Callable[..., PerCall]
     group_relative: bool = True
     centred: bool = False
     baseline: bool = False
@@ -304,11 +307,11 @@ FORMULAS: Mapping[str, Formula] = {
     "gae": Formula(numbers=_rewards_after, group_relative=False, critic=True, compares="episodes"),
     "call_gae": Formula(numbers=_own_rewards, group_relative=False, critic=True, compares="calls"),
 }
-"""By their names in the configuration."""
+"""The formulas, by their names in the configuration."""
 
 
 def spread(members: Sequence[Member], advantage: str, arguments: Mapping[str, object]) -> float:
-    """The largest deviation among the sets of numbers that an advantage compares within a group."""
+    """Return the largest standard deviation among the sets of numbers that an advantage compares within a group."""
     kind = FORMULAS[advantage].compares
     if kind == "rewards":
         return _std(_rewards(members))

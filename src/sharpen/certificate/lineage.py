@@ -1,8 +1,8 @@
-"""Which of a journal's steps are behind the weights of a run.
+"""Find which of the recorded steps led to a run's weights.
 
 In: a run directory: its step records in the order of writing, the sessions that wrote them, and the checkpoint that
-`latest` points to. Out: a `Lineage`. A run that goes on from an earlier checkpoint does its later steps again: what
-they were before stays in the journal, and is behind no weights.
+`latest` points to. Out: a `Lineage`. A run that resumes from an earlier checkpoint repeats its later steps: their old
+records stay in `run.db`, but belong to no weights.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sharpen.experience.reading import StepRecord, read_last_groups, read_steps
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """A checkpoint by its folder's name, the step behind which it was saved, and its policy version."""
+    """A checkpoint: the name of its folder, the step after which it was saved, and its policy version."""
 
     name: str
     step: int
@@ -29,9 +29,9 @@ class Weights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lineage:
-    """The steps behind the weights, in order, each with its groups that were rolled out for it by their places in the
-    journal. `weights` is None where there is no checkpoint: the steps are then all that were recorded. `undone` counts
-    step records that are behind no weights. `problems` say what is missing, or cannot be."""
+    """The steps behind the weights, in order, and for each the groups rolled out for it, by their keys in `run.db`.
+    `weights` is None if there is no checkpoint: `steps` are then all recorded steps. `undone` counts step records that
+    belong to no weights. `problems` describes what is missing or contradictory."""
 
     weights: Weights | None
     steps: tuple[StepRecord, ...]
@@ -40,22 +40,22 @@ class Lineage:
     problems: tuple[str, ...] = ()
 
     def version_before(self, step: int) -> int:
-        """The policy version that a step began with."""
+        """Return the policy version that a step began with."""
         return next((record.version for record in self.steps if record.step == step - 1), 0)
 
 
 def read_lineage(run_dir: Path) -> Lineage:
-    """The steps behind what `latest` points to. Raises `JournalError`, and `CheckpointError` for a checkpoint whose
-    state cannot be read."""
+    """Return the steps behind the checkpoint that `latest` points to. Raises `JournalError`, and `CheckpointError` for
+    a checkpoint whose state cannot be read."""
     journal = run_dir / "run.db"
     weights, records = latest_weights(run_dir), read_steps(journal)
     steps, problems = chain(records, read_sessions(journal), weights)
     noted, guessed = read_step_groups(journal), read_last_groups(journal)
     groups = {
-        one.step: tuple(sorted(key for key, replayed in noted[one.step] if not replayed))
-        if one.step in noted
-        else tuple(guessed.get(one.step, ()))
-        for one in steps
+        record.step: tuple(sorted(key for key, replayed in noted[record.step] if not replayed))
+        if record.step in noted
+        else tuple(guessed.get(record.step, ()))
+        for record in steps
     }
     return Lineage(
         weights=weights, steps=tuple(steps), groups=groups, undone=len(records) - len(steps), problems=tuple(problems)
@@ -63,7 +63,7 @@ def read_lineage(run_dir: Path) -> Lineage:
 
 
 def latest_weights(run_dir: Path) -> Weights | None:
-    """The checkpoint that `latest` points to; None if there is none."""
+    """Return the checkpoint that `latest` points to, None if there is none."""
     pointer = run_dir / "latest"
     folder = run_dir / pointer.read_text().strip() if pointer.is_file() else pointer.resolve()
     number = re.search(r"\d+$", folder.name)
@@ -72,14 +72,14 @@ def latest_weights(run_dir: Path) -> Weights | None:
     try:
         state = json.loads((folder / "trainer_state" / "state.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"cannot say which steps are behind {folder}: {error}") from error
+        raise CheckpointError(f"cannot read which steps led to the checkpoint {folder}: {error}") from error
     return Weights(name=folder.name, step=int(number.group()), version=int(state["version"]))
 
 
 def chain(
     records: Sequence[StepRecord], sessions: Sequence[SessionRecord], weights: Weights | None
 ) -> tuple[list[StepRecord], list[str]]:
-    """The records behind `weights` (None: behind the last one), and what is wrong with them."""
+    """Return the records that led to `weights` (None: to the last record), and a sentence for each contradiction."""
     begins = {session.id: session for session in sessions}
     found: list[StepRecord] = []
     problems: list[str] = []
@@ -107,12 +107,12 @@ def chain(
 
 
 def _resume(found: list[StepRecord], session: SessionRecord, problems: list[str]) -> list[StepRecord]:
-    """What is behind a session that begins."""
+    """Return the records that a resuming session builds on."""
     found = [one for one in found if one.step <= session.step]
     if found and found[-1].step == session.step and found[-1].version != session.version:
         problems.append(
-            f"a session went on behind step {session.step} with weights of version {session.version}, but that step in "
-            f"run.db led to version {found[-1].version}: they are not its weights"
+            f"a session resumed after step {session.step} with weights of version {session.version}, but that step in "
+            f"run.db led to version {found[-1].version}: these are not its weights"
         )
     return found
 
@@ -122,7 +122,7 @@ def _missing(found: Sequence[StepRecord], weights: Weights) -> list[str]:
     if found and found[-1].step == weights.step and found[-1].version != weights.version:
         problems.append(
             f"{weights.name} holds weights of version {weights.version}, but step {weights.step} in run.db led to "
-            f"version {found[-1].version}: they are not its weights"
+            f"version {found[-1].version}: these are not its weights"
         )
     return problems
 
@@ -132,13 +132,13 @@ def _gaps(steps: Sequence[int], until: int) -> list[str]:
     if not missing:
         return []
     return [
-        f"{len(missing)} of the {until} steps behind the weights are not in run.db, and nothing can be said of them: "
+        f"{len(missing)} of the {until} steps behind the weights are not in run.db and cannot be checked: "
         f"{in_words(missing)}"
     ]
 
 
 def in_words(steps: Sequence[int]) -> str:
-    """Steps as ranges: `1 to 4, 7`."""
+    """Format steps as ranges: `1 to 4, 7`."""
     parts: list[list[int]] = []
     for step in sorted(set(steps)):
         if parts and parts[-1][-1] == step - 1:

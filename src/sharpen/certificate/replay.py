@@ -1,8 +1,8 @@
-"""Which groups of earlier steps train again, drawn once more from the record.
+"""Draw the replayed groups of each step a second time, from the records.
 
 In: step by step the groups that trained, with the advantages of their calls. Out: the ids that the seed draws for a
-step. Odds are those of `docs/use/sampling.md`; the draw is the weighted one without replacement of Efraimidis and
-Spirakis.
+step. The odds are those of `docs/use/sampling.md`; the draw is the weighted sampling without replacement of Efraimidis
+and Spirakis.
 
 Shape suffix: N groups in memory.
 """
@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sharpen.certificate.expectation import ExpectedCall, carries_loss, has_part
+from sharpen.certificate.expectation import ExpectedCall, carries_loss, is_eligible
 from sharpen.certificate.rules import Rules
 from sharpen.types import Group
 
 _STREAM = 4
-"""The number of this stream of random numbers, beside seed and step."""
+"""The number of this stream of random numbers, next to seed and step."""
 _EXPONENT = 0.6
 
 
@@ -33,12 +33,12 @@ class _Entry:
 
 @dataclass(slots=True)
 class Memory:
-    """What may train again, in the order in which it first trained."""
+    """The groups that may be replayed, in the order in which they first trained."""
 
     kept: dict[str, _Entry] = field(default_factory=dict)
 
     def draw(self, step: int, version: int, rules: Rules, max_staleness: int) -> list[str]:
-        """The ids that the seed draws for a step, the first drawn first."""
+        """Return the ids that the seed draws for a step, in the order drawn."""
         self.kept = {id_: one for id_, one in self.kept.items() if version - one.oldest <= max_staleness}
         if not self.kept or not rules.replayed_groups:
             return []
@@ -56,14 +56,15 @@ class Memory:
         return [ids[place] for place in order_N[: rules.replayed_groups].tolist()]
 
     def keep(self, groups: Sequence[Group], trained: Iterable[ExpectedCall], rules: Rules) -> None:
-        """Note that these groups trained: with which mean absolute advantage, and how often. Those without one go."""
+        """Record that these groups trained: add one to their uses and update their mean absolute advantage. Groups
+        whose mean is 0 are dropped."""
         sizes: dict[str, list[float]] = {}
         for call in trained:
             size = abs(float(np.float32(call.advantage)))
             sizes.setdefault(call.group_id, []).append(size if size > call.slack else 0.0)
         for group in groups:
-            found = sizes.get(group.id, [])
-            signal = math.fsum(found) / len(found) if found else 0.0
+            of_group = sizes.get(group.id, [])
+            signal = math.fsum(of_group) / len(of_group) if of_group else 0.0
             if signal <= 0.0:
                 self.kept.pop(group.id, None)
             elif group.id in self.kept:
@@ -73,11 +74,11 @@ class Memory:
 
 
 def _oldest(group: Group, rules: Rules) -> int:
-    """The version of the group's oldest trainable token."""
+    """Return the version of the group's oldest trainable token."""
     versions = [
         int(call.versions_S.min())
         for rollout in group.rollouts
-        for call in (rollout.calls if has_part(rollout, rules) else ())
+        for call in (rollout.calls if is_eligible(rollout, rules) else ())
         if carries_loss(call)
     ]
     return min(versions, default=group.version)

@@ -1,7 +1,7 @@
-"""The checks of a run's steps once more, from its records.
+"""Repeat the checks of a run's steps from its records.
 
-In: a run directory, which steps are behind its weights, the rules of each. Out: `Recomputation`: the checks of each
-step, of what was stored as handed to the trainer, held against the recorded groups; and what could not be compared.
+In: a run directory, the steps behind its weights, and the rules of each. Out: a `Recomputation`: for each step the
+checks of what was stored as passed to the trainer against the recorded groups; and what could not be compared.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sharpen.types import Check, Group
 
 @dataclass(slots=True)
 class Recomputation:
-    """What came out."""
+    """The checks of each step, what does not hold, and what could not be compared."""
 
     checks: dict[int, tuple[Check, ...]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -42,8 +42,8 @@ class Recomputation:
 def recompute_steps(
     run_dir: Path, lineage: Lineage, rules_of: Callable[[int], Rules], replay_staleness: Callable[[int], int]
 ) -> Recomputation:
-    """Audit every step behind the weights again. `rules_of` gives the rules of a step by its number,
-    `replay_staleness` how far behind a group that trains again may be in it."""
+    """Repeat the audit of every step behind the weights. `rules_of` returns the rules of a step, `replay_staleness` how
+    many versions behind its replayed groups may be."""
     journal, found = run_dir / "run.db", Recomputation()
     trained, noted, placed = _trained(journal), read_checks(journal), read_step_groups(journal)
     unstored: list[int] = []
@@ -56,14 +56,14 @@ def recompute_steps(
             continue
         version = lineage.version_before(step)
         replayed = read_groups_at(journal, _replayed(journal, placed.get(step), fresh, trained.get(step, {})))
-        said = {call.group_id: TRAINED for call in trained.get(step, {}).values()}
+        statuses = {call.group_id: TRAINED for call in trained.get(step, {}).values()}
         delivered = read_delivery(journal, step)
         if delivered is not None:
-            said = {place.group_id: place.left_out or TRAINED for place in delivered.places}
-        expected = expect(fresh, replayed, rules, said)
+            statuses = {place.group_id: place.left_out or TRAINED for place in delivered.places}
+        expected = expect(fresh, replayed, rules, statuses)
         if delivered is None:
             unstored.append(step)
-            delivered = as_expected(expected, fresh, replayed, said)
+            delivered = expected_delivery(expected, fresh, replayed, statuses)
         found.checks[step] = audit(
             fresh,
             delivered,
@@ -73,31 +73,33 @@ def recompute_steps(
             replayed=replayed,
             replay_staleness=replay_staleness(step),
         )
-        again = [group.id for group in replayed]
+        used = [group.id for group in replayed]
         drawn = memory.draw(step, version, rules, replay_staleness(step))
-        if sorted(drawn) != sorted(again):
-            found.problems.append(f"step {step}: {_listed(again)} trained again, but the seed draws {_listed(drawn)}")
+        if sorted(drawn) != sorted(used):
+            found.problems.append(
+                f"step {step}: replayed {_group_names(used)}, but the seed draws {_group_names(drawn)}"
+            )
         memory.keep((*fresh, *replayed), expected.calls.values(), rules)
         found.problems += differences(step, expected, trained.get(step, {}))
         if step not in unstored:
-            found.problems += _other_checks(step, found.checks[step], noted.get(step, ()))
+            found.problems += _changed_checks(step, found.checks[step], noted.get(step, ()))
     if unstored:
         found.not_compared.append(
             f"weights, places, ids and updates of the trained tokens of {len(unstored)} steps ({in_words(unstored)}), "
-            "which this run did not store: which calls were trained, on how many tokens and with which advantage was"
+            "which this run did not store; the trained calls, their number of tokens and their advantages were compared"
         )
     return found
 
 
-def _listed(ids: Sequence[str]) -> str:
+def _group_names(ids: Sequence[str]) -> str:
     return ", ".join(f"group {id_}" for id_ in ids) or "no group"
 
 
-def as_expected(
-    expected: Expectation, fresh: Sequence[Group], replayed: Sequence[Group], said: Mapping[str, str]
+def expected_delivery(
+    expected: Expectation, fresh: Sequence[Group], replayed: Sequence[Group], statuses: Mapping[str, str]
 ) -> Delivery:
-    """What the trainer should have received: where a step did not store what it did, so that what is said of its groups
-    can be checked all the same."""
+    """Return what the trainer should have received. It stands in for the delivery of a step that did not store it, so
+    that the recorded statuses of its groups can still be checked."""
     spans = []
     for number, one in enumerate(expected.calls.values()):
         start, count = len(one.call.prompt_ids_P), len(one.call.sampled_ids_S)
@@ -118,18 +120,18 @@ def as_expected(
     places = []
     for again, groups in ((False, fresh), (True, replayed)):
         for group in groups:
-            ways = expected.may[group.id]
-            way = said[group.id] if said.get(group.id) in ways else ways[0]
-            left_out = None if way == TRAINED else way
+            allowed = expected.allowed_statuses[group.id]
+            status = statuses[group.id] if statuses.get(group.id) in allowed else allowed[0]
+            left_out = None if status == TRAINED else status
             places.append(GroupPlace(group_id=group.id, update=0, left_out=left_out, replayed=again))
     return Delivery(spans=tuple(spans), places=tuple(places))
 
 
 def differences(step: int, expected: Expectation, trained: Mapping[tuple[str, int], TrainedCall]) -> Iterator[str]:
-    """What the run noted as trained, against what should have been."""
+    """Yield each difference between what the run recorded as trained and what should have been trained."""
     for key in expected.calls.keys() ^ trained.keys():
-        where = "was trained, and takes no part" if key in trained else "takes part, and was not trained"
-        yield f"step {step}: rollout {key[0]}, call {key[1]} {where}"
+        wrong = "was trained, but takes no part" if key in trained else "takes part, but was not trained"
+        yield f"step {step}: rollout {key[0]}, call {key[1]} {wrong}"
     for key in expected.calls.keys() & trained.keys():
         one, count = expected.calls[key], len(expected.calls[key].call.sampled_ids_S)
         slack = TOLERANCE * abs(one.advantage) + one.slack
@@ -154,8 +156,8 @@ def _replayed(
     fresh: Sequence[Group],
     trained: Mapping[tuple[str, int], TrainedCall],
 ) -> list[int]:
-    """The places in the journal of the groups that trained again; where a step did not store them, the last ones
-    before its own groups that have the ids of what was trained."""
+    """Return the keys in `run.db` of the groups that were replayed. For a step that did not store them, these are the
+    last groups before its own with the ids that trained."""
     if noted is not None:
         return [key for key, again in noted if again]
     own = {group.id for group in fresh}
@@ -166,14 +168,14 @@ def _replayed(
     return [last[id_] for id_ in others if id_ in last]
 
 
-def _other_checks(step: int, again: Sequence[Check], noted: Sequence[Check]) -> Iterator[str]:
-    """Where what was noted online is not what comes out now."""
-    before = {check.name: check for check in noted}
-    for check in again:
-        one = before.get(check.name)
-        if one is None or (one.checked, one.broken) != (check.checked, check.broken):
-            was = "nothing" if one is None else f"{one.broken} of {one.checked} broken"
+def _changed_checks(step: int, recomputed: Sequence[Check], recorded: Sequence[Check]) -> Iterator[str]:
+    """Yield each recomputed check whose counts differ from those recorded online."""
+    before = {check.name: check for check in recorded}
+    for check in recomputed:
+        earlier = before.get(check.name)
+        if earlier is None or (earlier.checked, earlier.broken) != (check.checked, check.broken):
+            was = "nothing" if earlier is None else f"{earlier.broken} of {earlier.checked} broken"
             yield (
-                f"step {step}: the checks recomputed differ from those that the run noted: {check.name} is "
-                f"{check.broken} of {check.checked} broken, and {was} was noted"
+                f"step {step}: the recomputed check {check.name} differs from the recorded one: {check.broken} of "
+                f"{check.checked} broken now, {was} then"
             )

@@ -1,9 +1,9 @@
-"""The certificate of a run without rollouts, computed again from its dataset.
+"""Recompute the certificate of a run without rollouts from its dataset.
 
 In: a run directory. Out: a `Certificate`. `run.db` holds which rows each step drew, with digests of them, but not their
-text: the rows come from the dataset of `resolved.json`, and a row that is another one now is not held against anything.
-Rows are drawn in the run's order again, made into sequences again, and checked again; the losses that the run noted are
-measured again with each checkpoint, and with the model before training. What cannot be had is named.
+text: the rows come from the dataset of `resolved.json`, and rows that changed since are not checked. Rows are drawn in
+the run's order, made into sequences and checked a second time; the recorded losses are measured again with each
+checkpoint and with the model before training. What is not available any more is named.
 """
 
 from __future__ import annotations
@@ -32,14 +32,16 @@ from sharpen.tasks.selection import make_order
 from sharpen.types import Check
 
 _FLOAT32, _BFLOAT16 = 1e-4, 1e-2
-"""How far a loss, the mean of many tokens, may be from the one noted: the same code computed both, on some machine."""
-_OF_PAIRS = 10.0
-"""A pair's loss adds up the gaps of all tokens of two answers: so many times the tolerance of a mean over tokens."""
+"""How far a loss (a mean over many tokens) may be from the recorded one, which the same code computed, maybe on another
+machine."""
+_PAIR_FACTOR = 10.0
+"""Factor on this tolerance for a pair's loss, which sums the gaps over all tokens of two answers instead of averaging
+them."""
 
 
 @dataclass(slots=True)
 class _Found:
-    """What has come out so far. `lessons` are those of the steps whose rows are still the same."""
+    """The results. `lessons` holds the lessons of the steps whose rows have not changed."""
 
     checks: dict[int, tuple[Check, ...]] = field(default_factory=dict)
     lessons: dict[int, list[Lesson]] = field(default_factory=dict)
@@ -48,7 +50,8 @@ class _Found:
 
 
 def recompute(run_dir: Path, config: RunConfig, *, losses: bool) -> Certificate:
-    """Recompute what a run without rollouts certified; `losses=False` measures none, and loads no model."""
+    """Recompute the certificate of a run without rollouts. With `losses=False` no loss is measured and no model
+    loaded."""
     algorithm = resolve_supervised(config.algorithm.algorithm_type, config.loss)
     journal = run_dir / "run.db"
     lineage = read_lineage(run_dir)
@@ -62,7 +65,7 @@ def recompute(run_dir: Path, config: RunConfig, *, losses: bool) -> Certificate:
         data = read_data(config, algorithm, config.workflow is not None)
         folder = _folder(run_dir, config)
     except (DatasetError, ModelError) as error:
-        found.missing.append(f"the rows, and everything that is made from them: {error}")
+        found.missing.append(f"the rows, and everything made from them: {error}")
     else:
         quiet_transformers()
         tutor = make_tutor(config, algorithm, folder)
@@ -74,7 +77,7 @@ def recompute(run_dir: Path, config: RunConfig, *, losses: bool) -> Certificate:
     by_step = {step: found.checks[step] for step in steps}
     noted = recorded_certificate(run_dir, lineage)
     if add_up(by_step.values()) != noted.checks:
-        found.problems.append("the checks recomputed differ from those that the run noted")
+        found.problems.append("the recomputed checks differ from those that the run recorded")
     return replace(
         noted,
         checks=add_up(by_step.values()),
@@ -85,8 +88,8 @@ def recompute(run_dir: Path, config: RunConfig, *, losses: bool) -> Certificate:
 
 
 def _counts(step: int, rows: Sequence[TaughtRow], record: StepRecord | None) -> Iterator[str]:
-    """What the journal says of the rows, against what it says of the step."""
-    if record is None:  # the rows held out, or a step that was undone
+    """Yield each count of a step's rows that differs from the step's metrics."""
+    if record is None:  # the held-out rows, or a step that was repeated later
         return
     found = {
         "batch/rows": sum(row.num_tokens > 0 for row in rows),
@@ -96,7 +99,7 @@ def _counts(step: int, rows: Sequence[TaughtRow], record: StepRecord | None) -> 
     }
     for name, count in found.items():
         if record.metrics.get(name) != count:
-            yield f"step {step}: its rows have {name} {count}, but the run noted {record.metrics.get(name, 0):g}"
+            yield f"step {step}: its rows have {name} {count}, but the run recorded {record.metrics.get(name, 0):g}"
 
 
 def _rows(
@@ -108,17 +111,17 @@ def _rows(
     steps: Mapping[int, StepRecord],
     found: _Found,
 ) -> None:
-    """Draw, teach and check the rows of every step again."""
+    """Draw, tokenize and check the rows of every step again."""
     before = _num_rows(run_dir)
     if before not in (None, len(data.training)):
         found.missing.append(
-            f"the rows, and everything that is made from them: there were {before} to train on, the dataset "
+            f"the rows, and everything made from them: there were {before} to train on, the dataset "
             f"{config.train_dataset.path!r} has {len(data.training)} now"
         )
         return
     order = make_order(data.training, config.sampling, seed=config.seed, batch_size=config.algorithm.batch_size)
     taught = read_taught(run_dir / "run.db")
-    others: list[str] = []
+    changed: list[str] = []
     for step in range(1, max(steps, default=0) + 1):
         rows = [data.training[place] for place in order.draw()]
         if step not in steps:
@@ -133,27 +136,27 @@ def _rows(
         try:
             lessons = [tutor.lesson(row, name) for row, name in zip(rows, names, strict=True)]
         except DatasetError as error:
-            others.append(f"step {step}, {error}")
+            changed.append(f"step {step}, {error}")
             continue
         again = [taught_row(row, lesson) for row, lesson in zip(rows, lessons, strict=True)]
-        changed = [row.row_id for row, now in zip(noted or [], again, strict=False) if row.row_digest != now.row_digest]
-        if changed:
-            others += [f"step {step}, row {name}" for name in changed]
+        edited = [row.row_id for row, now in zip(noted or [], again, strict=False) if row.row_digest != now.row_digest]
+        if edited:
+            changed += [f"step {step}, row {name}" for name in edited]
             continue
         found.problems += [
-            f"step {step}: row {row.row_id} was taught as other tokens than its text gives"
+            f"step {step}: row {row.row_id} was trained on other tokens than its text gives"
             for row, now in zip(noted or [], again, strict=False)
             if row != now
         ]
         updates = [weighted(part, algorithm) for part in split(lessons, config.trainer.num_minibatches)]
         found.checks[step] = check_step(lessons, [update for update in updates if update], tutor)
         found.lessons[step] = lessons
-    if others:
-        found.missing.append(f"steps with rows that are others now: {len(others)} rows, first {others[0]}")
-    if unnoted := [step for step in steps if step not in taught]:
+    if changed:
+        found.missing.append(f"steps with rows that have changed since: {len(changed)} rows, first {changed[0]}")
+    if unrecorded := [step for step in steps if step not in taught]:
         found.missing.append(
-            f"which rows were trained in {len(unnoted)} steps, first step {unnoted[0]}, where the run did not note "
-            "them: those that its order draws were taken"
+            f"which rows were trained in {len(unrecorded)} steps, first step {unrecorded[0]}: the run did not record "
+            "them, so those that its order draws were checked"
         )
 
 
@@ -165,8 +168,8 @@ def _losses(
     tutor: Tutor,
     found: _Found,
 ) -> LossGaps | None:
-    """Measure the noted losses again: held-out ones at each checkpoint, and that of the step after it (where the step
-    was one update, whose loss is that of the weights it began with)."""
+    """Measure the recorded losses again: the held-out loss at each checkpoint, and the loss of the step after it (if
+    that step was a single update, whose loss is that of the weights before it)."""
     from sharpen.supervised.held_out import HeldOut
     from sharpen.trainer import checkpoint
     from sharpen.trainer.roles import TrainerPlan
@@ -188,7 +191,7 @@ def _losses(
     trainer = Trainer.load(plan, config.engine.device)
     folders = {int(path.name.removeprefix(checkpoint.PREFIX)): path for path in run_dir.glob(f"{checkpoint.PREFIX}*")}
     rounded = str(trainer.policy.compute_dtype) == "torch.bfloat16"
-    bound = (_BFLOAT16 if rounded else _FLOAT32) * (1.0 if algorithm.pair_loss is None else _OF_PAIRS)
+    bound = (_BFLOAT16 if rounded else _FLOAT32) * (1.0 if algorithm.pair_loss is None else _PAIR_FACTOR)
     held_out = HeldOut(
         rows=data.held_out,
         tutor=tutor,
@@ -196,10 +199,10 @@ def _losses(
         algorithm=algorithm,
         batch_size=config.algorithm.batch_size,
     )
-    noted, later = _noted_held_out(run_dir), _noted_losses(run_dir, found)
+    noted, later = _recorded_held_out(run_dir), _recorded_losses(run_dir, found)
     digests = [row.row_digest for row in read_taught(run_dir / "run.db").get(HELD_OUT, ())]
     if digests != list(map(row_digest, data.held_out)):
-        found.missing.append("the held-out losses: the rows held out are others now, or were not noted")
+        found.missing.append("the held-out losses: the held-out rows have changed since, or were not recorded")
         noted = {}
     gaps: list[float] = []
     for step in sorted({0, *folders}):
@@ -214,12 +217,12 @@ def _losses(
         for what, before, now in pairs:
             gaps.append(abs(now - before))
             if gaps[-1] > bound * max(1.0, abs(before)):
-                found.problems.append(f"{what} was noted as {before:.6g}, but the weights give {now:.6g}")
+                found.problems.append(f"{what} was recorded as {before:.6g}, but the weights give {now:.6g}")
     return LossGaps(compared=len(gaps), max=max(gaps), steps=tuple(sorted({0, *folders}))) if gaps else None
 
 
-def _noted_held_out(run_dir: Path) -> dict[int, float]:
-    """The held-out loss by step; 0 is the model before training."""
+def _recorded_held_out(run_dir: Path) -> dict[int, float]:
+    """Return the recorded held-out loss by step; 0 is the model before training."""
     found: dict[int, float] = {}
     path = run_dir / "metrics.jsonl"
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
@@ -229,8 +232,8 @@ def _noted_held_out(run_dir: Path) -> dict[int, float]:
     return found
 
 
-def _noted_losses(run_dir: Path, found: _Found) -> dict[int, float]:
-    """The training loss of each step of one update whose rows are still the same."""
+def _recorded_losses(run_dir: Path, found: _Found) -> dict[int, float]:
+    """Return the recorded training loss of each single-update step whose rows have not changed."""
     return {
         record.step: float(record.metrics["trainer/loss"])
         for record in read_steps(run_dir / "run.db")
@@ -239,7 +242,7 @@ def _noted_losses(run_dir: Path, found: _Found) -> dict[int, float]:
 
 
 def _num_rows(run_dir: Path) -> int | None:
-    """How many rows the run drew from, as its latest checkpoint has it."""
+    """Return how many rows the run drew from, according to its latest checkpoint; None if that is not known."""
     from sharpen.trainer import checkpoint
 
     latest = checkpoint.pointed(run_dir, "latest")
@@ -251,7 +254,7 @@ def _num_rows(run_dir: Path) -> int | None:
 
 
 def _folder(run_dir: Path, config: RunConfig) -> Path:
-    """Tokenizer and chat template: those of the model before training, else the copies in the latest checkpoint."""
+    """Return the folder of tokenizer and chat template: the model before training, else the latest checkpoint."""
     from sharpen.trainer.checkpoint import pointed
 
     try:

@@ -1,7 +1,7 @@
-"""What the settings ask of a step, read from them by a table of the certificate's own.
+"""What the settings require of a step, read with a table of the certificate's own.
 
-In: a run's configuration. Out: `Rules`. The algorithms stand here once more, as far as they say which advantage a
-token has and what it weighs; `algorithm.presets` is not read, so that a mistake there is a difference here.
+In: a run's configuration. Out: `Rules`. The table repeats, for each algorithm, what determines a token's advantage and
+weight; `algorithm.presets` is not read, so that a mistake there shows as a difference here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TOKENS, _SEQUENCES = "token-mean", "sequence-mean-token-mean"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """An algorithm, as far as the certificate recomputes it."""
+    """The part of an algorithm that the certificate recomputes."""
 
     advantage: str = "grpo"
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -58,15 +58,15 @@ PRESETS: Mapping[str, Preset] = {
     "jsd": Preset(advantage="none", aggregation=_SEQUENCES, teacher=True),
     "gigpo": Preset(advantage="gigpo"),
 }
-"""By the names in `algorithm.algorithm_type`."""
+"""Presets by their name in `algorithm.algorithm_type`."""
 
 _SHORTHANDS = ("std_normalize", "step_norm")
-"""Arguments of advantages that have a setting of their own in `loss`."""
+"""Arguments of advantages that also have a setting of their own in `loss`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What decides which calls of a step train, with which advantage and which weight."""
+    """What determines which calls of a step train, with which advantage and which weight."""
 
     advantage: str = "grpo"
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class Rules:
 
     @classmethod
     def of(cls, config: RunConfig) -> Rules:
-        """From a run's settings."""
+        """Return the rules that a run's settings define."""
         preset = PRESETS[config.algorithm.algorithm_type]
         loss, sampling, batch_size = config.loss, config.sampling, config.algorithm.batch_size
         advantage = loss.advantage or preset.advantage
@@ -126,7 +126,7 @@ class Rules:
 
     @property
     def formula(self) -> Formula:
-        """The advantage, and what it compares."""
+        """The advantage's formula."""
         return FORMULAS[self.advantage]
 
     @property
@@ -136,5 +136,6 @@ class Rules:
 
     @property
     def formula_arguments(self) -> Mapping[str, Any]:
-        """What the formula takes; a critic and the entropy clip keep theirs for what the trainer does."""
+        """The arguments of the formula. Those of a critic and of the entropy clip are for the trainer, not for the
+        formula."""
         return {} if self.formula.critic or self.formula.entropy_clip else self.arguments

@@ -53,7 +53,7 @@ def run_show(arguments: argparse.Namespace, out: IO[str] | None = None) -> int:
         print_task(evaluations, arguments.task, arguments.mode, page)
         return 0
     if not journal.exists():
-        raise ConfigError(f"{arguments.run_dir} is not the directory of a run: it has no run.db")
+        raise ConfigError(f"{arguments.run_dir} is not a run directory: it has no run.db")
     console = open_console(out)
     if arguments.rollout is None:
         if arguments.call is not None or arguments.tokens:

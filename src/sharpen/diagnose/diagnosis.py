@@ -98,7 +98,7 @@ def read_run(run_dir: Path) -> RolloutRunData | RowRunData:
 
     for name in ("run.db", "resolved.json", "metrics.jsonl"):
         if not (run_dir / name).exists():
-            raise ConfigError(f"{run_dir} is not the directory of a run: it has no {name}")
+            raise ConfigError(f"{run_dir} is not a run directory: it has no {name}")
     journal = run_dir / "run.db"
     recipe = recipe_of(read_resolved(run_dir / "resolved.json"))
     if isinstance(recipe, RowRecipe):

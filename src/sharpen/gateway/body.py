@@ -1,7 +1,7 @@
-"""The JSON of a request, checked as such before anything looks at it.
+"""Decoding of a request's JSON body.
 
-In: the bytes that came. Out: a decoded body all of whose strings are text and all of whose numbers are numbers, nested
-no deeper than what templates and encoders can walk; or `ApiError`: what cannot be that is the agent's fault.
+In: the bytes received. Out: a decoded body with valid Unicode strings, finite numbers, and no deeper nesting than
+templates and encoders can walk; or `ApiError`, since any other body is the agent's fault.
 """
 
 from __future__ import annotations
@@ -11,30 +11,38 @@ import math
 import re
 from typing import Any
 
-from sharpen.gateway.requests import ApiError, shown
+from sharpen.gateway.requests import ApiError, short_repr
 
 MAX_DEPTH = 64
-HALF = re.compile(r"\\u[dD][89a-fA-F]")
-"""An escape that may be half of a surrogate pair; UTF-8 itself has none."""
+SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
+"""An escape of a surrogate, which may lack its other half. UTF-8 itself cannot encode surrogates."""
 
 
 def decode(content: bytes) -> Any:
-    """The decoded body. Raises `ApiError` for what is no JSON, for NaN and infinities, for strings that are no text
-    (a lone half of a surrogate pair), and for more than 64 levels."""
+    """Return the decoded body.
+
+    Raises `ApiError` for invalid JSON, NaN or an infinity, a string with a lone surrogate, and more than `MAX_DEPTH`
+    levels of nesting.
+    """
     try:
         text = content.decode()
-        body = json.loads(text, parse_constant=_refuse_constant)
+        body = json.loads(text, parse_constant=refuse_constant)
     except (ValueError, RecursionError) as error:
         raise ApiError(f"The request body is not JSON: {error}.") from error
-    halves = HALF.search(text) is not None
+    has_surrogates = SURROGATE_ESCAPE.search(text) is not None
     if isinstance(body, dict):
         for name, value in body.items():
-            _check([name, value], None if halves and not is_text(name) else name, halves)
+            _check([name, value], None if has_surrogates and not is_text(name) else name, has_surrogates)
     return body
 
 
+def refuse_constant(name: str) -> Any:
+    """Raise `ValueError` for NaN and infinities, which Python's JSON decoder accepts (its `parse_constant`)."""
+    raise ValueError(f"{name} is not a JSON number")
+
+
 def is_text(string: str) -> bool:
-    """Whether it can be written: Python's strings may hold lone halves of surrogate pairs, which are no characters."""
+    """Whether a string can be encoded as UTF-8: Python strings may contain lone surrogates."""
     try:
         string.encode()
     except UnicodeEncodeError:
@@ -45,33 +53,29 @@ def is_text(string: str) -> bool:
 def is_shallow(value: Any) -> bool:
     """Whether a decoded value is nested no deeper than `MAX_DEPTH`."""
     try:
-        _check([value], None, halves=False)
+        _check([value], None, has_surrogates=False)
     except ApiError:
         return False
     return True
 
 
-def _check(level: list[Any], param: str | None, halves: bool) -> None:
-    """Look at values level by level, so that no nesting is too deep for the look itself."""
+def _check(level: list[Any], param: str | None, has_surrogates: bool) -> None:
+    """Raise `ApiError` for bad values. Works level by level, since recursion itself could overflow the stack."""
     for _ in range(MAX_DEPTH):
         below: list[Any] = []
         for value in level:
             if isinstance(value, dict):
                 below.extend(value.values())
-                if halves:
+                if has_surrogates:
                     below.extend(value)
             elif isinstance(value, list):
                 below.extend(value)
             elif isinstance(value, str):
-                if halves and not is_text(value):
-                    raise ApiError(f"{shown(value)} is no text: half of a surrogate pair stands alone.", param=param)
+                if has_surrogates and not is_text(value):
+                    raise ApiError(f"{short_repr(value)} is not valid text: it has a lone surrogate.", param=param)
             elif isinstance(value, float) and not math.isfinite(value):
                 raise ApiError("A number is too large.", param=param)
         level = below
         if not level:
             return
-    raise ApiError(f"It is nested more than {MAX_DEPTH} levels deep.", param=param)
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON number")
+    raise ApiError(f"The request is nested more than {MAX_DEPTH} levels deep.", param=param)

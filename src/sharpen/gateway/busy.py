@@ -1,6 +1,6 @@
-"""How long the model has had work: the time in which at least one request was at the engine.
+"""The time during which at least one request was at the engine.
 
-In: the begin and end of every request, on the serving loop. Out: seconds, to be read from any thread.
+In: the start and end of every request, on the serving loop. Out: seconds, readable from any thread.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from types import TracebackType
 
 
 class BusyClock:
-    """Runs while it has been entered more often than left."""
+    """A clock that runs while at least one `with` block of it is open."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -34,6 +34,6 @@ class BusyClock:
                 self._seconds += time.perf_counter() - self._since
 
     def seconds(self) -> float:
-        """Seconds so far, those of requests that are still open included."""
+        """Return the seconds so far, including those of requests still open."""
         with self._lock:
             return self._seconds + (time.perf_counter() - self._since if self._open else 0.0)

@@ -1,8 +1,9 @@
-"""Whose code makes a call: the rollout that a client serves, and the one that it is used from.
+"""Detection of calls that one rollout's code makes with another rollout's client.
 
-In: a function that says which rollout the running code belongs to (`rollout` knows it; None where that is not known: a
-plain thread, another process). Out: the sentence for a call that comes from within another rollout. Such a call has
-the messages of one task and would train with the reward of another.
+Such a call has the messages of one task and would be trained with the reward of another.
+
+In: a function that returns the attempt the running code belongs to (the room `rollout` knows; None if unknown, as in a
+plain thread or another process). Out: the error message for a foreign call.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from sharpen.gateway.requests import ApiError
 
 
 class Caller(Protocol):
-    """A rollout's attempt, while its code runs. `fail` makes it fail, whatever its code does with the refusal."""
+    """A running attempt of a rollout. `fail` makes it fail, even if its code catches the error of the refused call."""
 
     @property
     def label(self) -> str: ...
@@ -22,15 +23,15 @@ class Caller(Protocol):
 
 
 WhoCalls = Callable[[], Caller | None]
-"""The attempt that the running code belongs to."""
+"""Returns the attempt that the running code belongs to, or None if unknown."""
 
 
 def nobody() -> None:
-    """Where there are no rollouts, nothing is known."""
+    """A `WhoCalls` for gateways without rollouts: the caller is always unknown."""
 
 
 def foreign_use(owner: Caller | None, caller: Caller | None) -> str | None:
-    """If a call for one attempt is known to come from within another one: let both fail, and say why."""
+    """If `caller` uses the client of another attempt `owner`, fail both and return the reason; else return None."""
     if owner is None or caller is None or owner is caller:
         return None
     reason = describe_foreign_use(owner.label, caller.label)
@@ -40,16 +41,16 @@ def foreign_use(owner: Caller | None, caller: Caller | None) -> str | None:
 
 
 def describe_foreign_use(owner: str, caller: str) -> str:
-    """What happened, and how clients are set for each rollout."""
+    """Return the message for a foreign call: what happened, and how to give each rollout its own client."""
     within = f"rollout {caller}" if caller != owner else "another attempt of it"
     return (
         f"the model of rollout {owner} was called from within {within}: its client, or its base_url and api_key, is "
-        "where all rollouts find it (set_default_openai_client, dspy.configure, Settings.llm, os.environ, a global "
-        "variable). Make each rollout's agent from the `model` that its own workflow received (docs/use/agentscope.md, "
-        "Other frameworks)"
+        "set where all rollouts share it (set_default_openai_client, dspy.configure, Settings.llm, os.environ, a "
+        "global variable). Make each rollout's agent from the `model` that its own workflow received "
+        "(docs/use/agentscope.md, Other frameworks)"
     )
 
 
 def foreign_error(reason: str) -> ApiError:
-    """What the call gets."""
+    """Return the 403 error that answers a foreign call."""
     return ApiError(reason, status=403, code="foreign_rollout", kind="permission_error")

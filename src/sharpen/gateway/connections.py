@@ -1,11 +1,11 @@
-"""Whose code opened a connection to the loopback server: what is known of clients that speak HTTP.
+"""Finds the rollout whose code opened a connection to the loopback server.
 
-In: connections that are opened in this process (Python says so to audit hooks, in the context of who opens one), and
-the peer of one that was accepted. Out: the rollout whose code opened it; None where that is not known: a thread that
-does not inherit its context, an event loop or client that is not Python's own, another process.
+In: connections opened in this process (a Python audit hook runs in the opener's context), and the peer port of an
+accepted connection. Out: the attempt whose code opened it, or None if unknown: a thread that does not inherit its
+context, an event loop or client not built on Python's sockets, another process.
 
-A client may use a connection again for another rollout; so the server closes those whose opener is known after each
-answer, and who opened a connection has also made its one request.
+A client could reuse a connection for another rollout. The server therefore closes a connection with a known opener
+after one response, so that its opener is also the sender of its only request.
 """
 
 from __future__ import annotations
@@ -18,48 +18,48 @@ from typing import Any
 
 from sharpen.gateway.caller import Caller, WhoCalls
 
-_watched: weakref.WeakValueDictionary[int, Connections] = weakref.WeakValueDictionary()
-"""By the port that is listened on."""
-_hooked = False
-MOST_UNASKED = 1024
-"""More connections than this that sent no request are looked through for closed ones."""
+_by_port: weakref.WeakValueDictionary[int, Connections] = weakref.WeakValueDictionary()
+"""The `Connections` of each listening port."""
+_hook_installed = False
+MAX_UNUSED = 1024
+"""With more connections than this that sent no request, closed ones are removed."""
 
 
 class Connections:
-    """Connections to one port of this machine that code of this process opens from now on."""
+    """The connections that code of this process opens to one local port."""
 
     def __init__(self, port: int, who_calls: WhoCalls) -> None:
         self._who_calls = who_calls
         self._opening: deque[tuple[weakref.ref[socket.socket], Caller]] = deque()
         self._opened: dict[int, tuple[weakref.ref[socket.socket], Caller]] = {}
-        _watched[port] = self
-        _install()
+        _by_port[port] = self
+        _install_hook()
 
     def note(self, connecting: socket.socket) -> None:
-        """A socket is about to be connected. On any thread."""
+        """Record who is about to connect a socket. From any thread."""
         caller = self._who_calls()
         if caller is not None:
             self._opening.append((weakref.ref(connecting), caller))
 
     def opener(self, port: int) -> Caller | None:
-        """Who opened the connection that comes from this port; asked once for each. On one thread."""
+        """Return who opened the connection from this client port. Call once for each connection, on one thread."""
         for _ in range(len(self._opening)):
             reference, caller = self._opening.popleft()
-            bound = _port(reference)
-            if bound == 0:  # its connection is still being made
+            bound = _local_port(reference)
+            if bound == 0:  # still connecting
                 self._opening.append((reference, caller))
             elif bound is not None:
                 self._opened[bound] = (reference, caller)
-        if len(self._opened) > MOST_UNASKED:
-            self._opened = {one: opened for one, opened in self._opened.items() if _port(opened[0]) == one}
-        found = self._opened.pop(port, None)
-        if found is None or _port(found[0]) != port:  # closed, and the port is another's now
+        if len(self._opened) > MAX_UNUSED:
+            self._opened = {one: opened for one, opened in self._opened.items() if _local_port(opened[0]) == one}
+        opened = self._opened.pop(port, None)
+        if opened is None or _local_port(opened[0]) != port:  # closed, and the port is another's now
             return None
-        return found[1]
+        return opened[1]
 
 
-def _port(reference: weakref.ref[socket.socket]) -> int | None:
-    """The port that a socket has here, 0 before it has one; None once it is closed."""
+def _local_port(reference: weakref.ref[socket.socket]) -> int | None:
+    """Return a socket's local port: 0 before it is bound, None once it is closed."""
     opened = reference()
     try:
         return None if opened is None else int(opened.getsockname()[1])
@@ -72,14 +72,14 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
         return
     connecting, address = args
     if isinstance(address, tuple) and isinstance(connecting, socket.socket):
-        watching = _watched.get(address[1])
-        if watching is not None:
-            watching.note(connecting)
+        connections = _by_port.get(address[1])
+        if connections is not None:
+            connections.note(connecting)
 
 
-def _install() -> None:
-    """Once in a process: an audit hook stays for its life."""
-    global _hooked
-    if not _hooked:
-        _hooked = True
+def _install_hook() -> None:
+    """Install the audit hook once per process: it cannot be removed."""
+    global _hook_installed
+    if not _hook_installed:
+        _hook_installed = True
         sys.addaudithook(_hook)

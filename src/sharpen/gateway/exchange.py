@@ -1,6 +1,6 @@
-"""One request on its way through the gateway, and what becomes of it.
+"""The records of one request on its way through the gateway.
 
-In: what a transport took from the wire. Out: `RawRequest`, the `Exchange` that it begins once it is admitted, `Reply`.
+In: what a transport received. Out: `RawRequest`; the `Exchange` of an admitted request; `Reply`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ RETRY_HEADER, IDEMPOTENCY_HEADER = "x-stainless-retry-count", "idempotency-key"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawRequest:
-    """A request as it came: `key` is its rollout's, `retry` how many times the client has already tried, `caller`
-    the attempt whose code sent it, where that is known. `idempotency_key`: the same for all tries of one request; empty
-    where the client sends none. `in_process`: it came through a client of ours, which says exactly when it gives up."""
+    """A request as received.
+
+    `key` identifies its rollout. `retry` counts the client's earlier tries. `caller` is the attempt whose code sent it,
+    if known. `idempotency_key` is shared by all tries of one request; empty if the client sends none. `in_process` says
+    that it came through one of our own clients, which report exactly when they give up.
+    """
 
     method: str
     path: str
@@ -34,9 +37,12 @@ class RawRequest:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Exchange:
-    """One admitted request. `delivered` is set by the transport that handed the response over; where `certain`, the
-    agent has it then, else (over HTTP) its client may have gone away in that moment. `ended`: the engine is done with
-    it. `repeated`: a retry of it has come."""
+    """One admitted request and its state.
+
+    `delivered` is set by the transport that handed over the response. If `certain`, the agent has it then; otherwise
+    (over HTTP) its client may have disconnected at that moment. `ended`: the engine is done with it. `repeated`: the
+    client has retried it. `foreign`: another rollout's code made it.
+    """
 
     body: bytes = b""
     retry: int = 0
@@ -51,7 +57,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """A response on its way: status, content type, body, and the exchange that is delivered when the agent has it."""
+    """A response to be sent, and the exchange to mark as delivered when the agent has it."""
 
     status: int
     content_type: str
@@ -59,7 +65,7 @@ class Reply:
     exchange: Exchange | None = None
 
     def delivered(self) -> None:
-        """The response is in the agent's hands."""
+        """Mark the exchange as delivered: the agent has the response."""
         if self.exchange is not None:
             self.exchange.delivered = True
 
@@ -70,7 +76,7 @@ Start = Callable[[RawRequest], "asyncio.Task[Reply]"]
 def raw_request(
     method: str, path: str, headers: Any, body: bytes, caller: Caller | None, *, in_process: bool
 ) -> RawRequest:
-    """Read what matters of a request's headers (any mapping that ignores case)."""
+    """Make a `RawRequest`, reading key and retry count from `headers` (any case-insensitive mapping)."""
     retry = headers.get(RETRY_HEADER, "0")
     return RawRequest(
         method=method,

@@ -1,7 +1,7 @@
-"""The gateway: answers chat-completion requests of rollouts with the engine, and records every call token-exactly.
+"""The gateway: answers the chat-completion requests of rollouts and records every call token-exactly.
 
 In: requests from the transports (in-process, HTTP), each with its rollout's key. Out: replies, and `Call`s through
-`Session.close`. Lives on the serving loop together with the engine; `open`, and sessions, may be used from any thread.
+`Session.close`. Runs on the serving loop together with the engine; `open` and sessions may be used from any thread.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sharpen.gateway.meter import Tally
 from sharpen.gateway.model import ChatModel
 from sharpen.gateway.parsers import REASONING_PARSERS, THINK, TOOL_PARSERS, ParsedText, parse_text
 from sharpen.gateway.render import Renderer
-from sharpen.gateway.requests import ApiError, ChatRequest, parse_request, render_message, shown
+from sharpen.gateway.requests import ApiError, ChatRequest, parse_request, render_message, short_repr
 from sharpen.gateway.responses import Choice, assistant_message, completion_reply, error_reply, models_reply
 from sharpen.gateway.routes import CHAT, MODELS, not_found, route_of
 from sharpen.gateway.server import Server
@@ -40,16 +40,16 @@ logger = logging.getLogger(__name__)
 
 Parser = TypeVar("Parser")
 
-MOST_REMARKS = 100
+MAX_WARNINGS = 100
 
 
 class Gateway:
     """Serves one model to many rollouts.
 
-    `loop` is the serving loop; it runs on a thread of its own. `sampling` holds the defaults of calls that do not set
-    their own. `who_calls` says which attempt of a rollout the running code belongs to: a session belongs to the one in
-    whose context it is opened, and a call from within another one makes both fail. Raises `ConfigError` for an unknown
-    parser, `ModelError` for a tokenizer without a chat template.
+    `loop` is the serving loop, which runs on its own thread. `sampling` holds the defaults for calls that do not set
+    their own. `who_calls` returns the attempt that the running code belongs to: a session belongs to the attempt that
+    opens it, and a call from within another attempt makes both fail. Raises `ConfigError` for an unknown parser, and
+    `ModelError` for a tokenizer without a chat template.
     """
 
     def __init__(
@@ -69,16 +69,16 @@ class Gateway:
         self.model_name = model_name
         self.engine = engine
         self.busy = BusyClock()
-        """How long the engine has had a request of ours."""
+        """The time during which the engine had at least one request of this gateway."""
         self.loop = loop
         self._renderer = Renderer(tokenizer)
         self._sampling = sampling or Sampling()
         self._template_kwargs = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
-        self._tool_parser = _named(TOOL_PARSERS, tool_call_parser, "tool_call_parser")
-        self._reasoning_parser = _named(REASONING_PARSERS, reasoning_parser, "reasoning_parser")
+        self._tool_parser = _parser(TOOL_PARSERS, tool_call_parser, "tool_call_parser")
+        self._reasoning_parser = _parser(REASONING_PARSERS, reasoning_parser, "reasoning_parser")
         self._max_calls = max_calls
         self._keys: Keys[Session] = Keys()
-        self._said: set[str] = set()
+        self._warnings: set[str] = set()
         self._lost: EngineLostError | None = None
         self._who_calls = who_calls
         self._server = Server(self.start, loop, who_calls)
@@ -96,9 +96,11 @@ class Gateway:
         record: bool = True,
         tally: Tally | None = None,
     ) -> Session:
-        """A session for one rollout. `sampling` replaces the defaults; with temperature 0 in it every call is greedy,
-        whatever the agent asks for (evaluation). `record=False` keeps no calls. `tally` counts calls and tokens, and
-        may refuse them. From any thread. Raises `EngineLostError` once a call has found the engine lost.
+        """Open a session for one rollout. From any thread.
+
+        `sampling` replaces the defaults; if its temperature is 0, every call is greedy whatever the agent asks for
+        (evaluation). `record=False` keeps no calls. `tally` counts calls and tokens, and may refuse them. Raises
+        `EngineLostError` once a call has found the engine lost.
         """
         if self._lost is not None:
             raise EngineLostError(str(self._lost))
@@ -136,7 +138,7 @@ class Gateway:
         await self._server.stop()
 
     def start(self, raw: RawRequest) -> asyncio.Task[Reply]:
-        """Answer a request, on the serving loop. Cancelling the task aborts it; nothing else makes it raise."""
+        """Start to answer a request, on the serving loop. The task raises only if cancelled, which aborts the call."""
         session = self._keys.holder(raw.key)
         task = self.loop.create_task(self._answer(session, raw))
         if session is not None:
@@ -159,10 +161,10 @@ class Gateway:
         except ApiError as error:
             return error_reply(error)
         except Exception as error:
-            # The failure boundary between agents and the engine: what broke is no doing of the model or its agent.
+            # The failure boundary between agents and the engine: neither the model nor its agent caused this.
             assert session is not None
             if isinstance(error, EngineLostError):
-                self._lost = error  # said once, by whoever wants to open the next session
+                self._lost = error  # not logged: the next `open` raises it
             else:
                 logger.exception("call of rollout %s failed", session.rollout_id)
             reason = f"{type(error).__name__}: {error}"
@@ -170,14 +172,14 @@ class Gateway:
             return error_reply(ApiError(reason, status=500, kind="server_error"))
 
     def _note_foreign(self, session: Session, raw: RawRequest) -> None:
-        """Record a call that is refused since it came from within another rollout."""
-        with contextlib.suppress(ApiError):  # what is no request would have been no call
+        """Record a call that is refused because another rollout's code made it."""
+        with contextlib.suppress(ApiError):  # an invalid request would not have been a call
             request = _parse(raw.body, self.model_name, session)
             session.entry(Exchange(foreign=True), self._prompt(session, request), request)
 
     async def _chat(self, session: Session, raw: RawRequest) -> Reply:
         request = _parse(raw.body, self.model_name, session)
-        self._remark(request)
+        self._warn_of_no_effect(request)
         if session.tally is not None and (refusal := session.tally.admit()) is not None:
             raise refusal
         prompt = self._prompt(session, request)
@@ -188,7 +190,7 @@ class Gateway:
         exchange = session.exchange(raw)
         entries = [session.entry(exchange, prompt, request) for _ in range(request.n)]
         for entry in entries if request.n > 1 else ():
-            entry.first = entries[0].index
+            entry.first_choice = entries[0].index
         session.count("prompt_tokens", len(prompt.ids_P))
         session.count("forks", int(entries[0].index > 0 and prompt.parent is None))
         try:
@@ -207,21 +209,22 @@ class Gateway:
             exchange=exchange,
         )
 
-    def _remark(self, request: ChatRequest) -> None:
-        """Say once what was accepted without effect."""
-        remarks = [
-            f"messages have a field {name!r}, which the model's chat template does not read: it changes nothing"
-            for name in sorted(request.further_fields)
+    def _warn_of_no_effect(self, request: ChatRequest) -> None:
+        """Log what the request sets without effect. Each warning is logged once."""
+        warnings = [
+            f"messages have a field {name!r}, which the model's chat template does not read: it has no effect"
+            for name in sorted(request.other_fields)
             if not self._renderer.mentions(name)
         ]
         if request.model != self.model_name:
-            remarks.append(
-                f"a call asks for the model {shown(request.model)}: its key is for {self.model_name}, which answers it"
+            warnings.append(
+                f"a call asks for the model {short_repr(request.model)}: its key is for {self.model_name}, "
+                "which answers it"
             )
-        for remark in remarks:
-            if remark not in self._said and len(self._said) < MOST_REMARKS:
-                self._said.add(remark)
-                logger.warning("%s (said once)", remark)
+        for warning in warnings:
+            if warning not in self._warnings and len(self._warnings) < MAX_WARNINGS:
+                self._warnings.add(warning)
+                logger.warning("%s (reported once)", warning)
 
     def _prompt(self, session: Session, request: ChatRequest) -> Prompt:
         kwargs = {**self._template_kwargs, **request.template_kwargs}
@@ -249,12 +252,12 @@ class Gateway:
         try:
             return list(await asyncio.gather(*tasks))
         finally:
-            for task in tasks:  # where one failed, the others are of no use
+            for task in tasks:  # if one failed, the others are useless
                 task.cancel()
 
     async def _choice(self, session: Session, entry: Entry, number: int) -> Choice:
-        prompt, request = entry.prompt, entry.asked
-        wanted = GenerateRequest(
+        prompt, request = entry.prompt, entry.request
+        generate_request = GenerateRequest(
             prompt_ids=prompt.ids_P,
             sampling=request.sampling,
             noise=session.noise(entry.index, number, request.seed),
@@ -264,14 +267,14 @@ class Gateway:
         started = time.perf_counter()
         try:
             with self.busy:
-                generation = await self.engine.generate(wanted)
+                generation = await self.engine.generate(generate_request)
         except ContextOverflowError:
             raise self._overflow(session, prompt) from None
         except SamplingError as error:
             raise ApiError(f"{error}.", code="invalid_sampling") from error
         entry.seconds = time.perf_counter() - started
         _check(generation)
-        parsed = self._parsed(request, prompt, generation)
+        parsed = self._parse_sampled(request, prompt, generation)
         message = assistant_message(parsed, session.name(entry.index))
         entry.response = message
         entry.generation = generation
@@ -280,15 +283,16 @@ class Gateway:
         if generation.finish_reason == "abort":
             raise EngineError("the engine aborted the call")
         sampled_text = self._renderer.decode(prompt.ids_P, generation.ids.tolist())
-        said = render_message(message, len(request.messages))
-        session.history.add(entry.index, request.rendered, said, prompt, generation.ids, sampled_text)
-        # Truncation is what the engine says it is, also where a whole tool call came before the cut.
+        response = render_message(message, len(request.messages))
+        session.history.add(entry.index, request.rendered, response, prompt, generation.ids, sampled_text)
+        # A truncated response is reported as "length" even if it contains a whole tool call.
         calls_tools = bool(parsed.tool_calls) and generation.finish_reason == "stop"
         finish_reason = "tool_calls" if calls_tools else str(generation.finish_reason)
         return Choice(call_index=entry.index, message=message, finish_reason=finish_reason, generation=generation)
 
-    def _parsed(self, request: ChatRequest, prompt: Prompt, generation: Generation) -> ParsedText:
-        """The sampled text without its end token, read. Special tokens stay only beside tools, which may use them."""
+    def _parse_sampled(self, request: ChatRequest, prompt: Prompt, generation: Generation) -> ParsedText:
+        """Parse the sampled text without its end token. Special tokens are kept only if the request has tools, whose
+        markup may use them."""
         text = generation.text
         if text is None:
             ids = generation.ids.tolist()
@@ -311,7 +315,7 @@ def _parse(content: bytes, model_name: str, session: Session) -> ChatRequest:
 
 
 def _check(generation: Generation) -> None:
-    """Refuse, rather than pad, what cannot be trained on exactly."""
+    """Raise `CallError` for a generation that cannot be trained on exactly; it is never padded."""
     num_ids, num_logprobs, num_versions = len(generation.ids), len(generation.logprobs), len(generation.versions)
     if not num_ids == num_logprobs == num_versions:
         raise CallError(f"the engine gave {num_ids} ids, {num_logprobs} logprobs and {num_versions} versions")
@@ -321,7 +325,7 @@ def _check(generation: Generation) -> None:
         raise CallError("the engine sampled no token")
 
 
-def _named(parsers: Mapping[str, Parser], name: str | None, setting: str) -> Parser | None:
+def _parser(parsers: Mapping[str, Parser], name: str | None, setting: str) -> Parser | None:
     if name is None:
         return None
     if name not in parsers:

@@ -1,9 +1,9 @@
-"""From the second call on, ids are never guessed: which earlier call does a prompt literally extend?
+"""Prompt ids that reuse the exact ids of an earlier call of the rollout.
 
-In: the messages and rendered text of a request; earlier calls of the rollout with their responses. Out: `Prompt` ids
-and the parent call, if any. A prompt extends a call when the messages begin with the call's messages and its response,
-and the rendered text begins with the text of the call's prompt and sampled ids. Then the ids are the call's own ids
-plus the tokenized rest. Otherwise the text is tokenized afresh. Nothing is patched.
+In: the messages and rendered text of a request; the rollout's earlier calls with their responses. Out: the `Prompt`
+ids and the parent call, if any. A prompt extends a call if its messages begin with the call's messages and response,
+and its rendered text begins with the text of the call's prompt and sampled ids. Its ids are then the call's own ids
+plus the tokenized rest. Otherwise the whole text is tokenized. Ids are never patched.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Canonical = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """What the engine gets: ids of the prompt, the text they stand for, and the call they extend."""
+    """A prompt for the engine: its ids, their text, and the index of the call that it extends, if any."""
 
     ids_P: IntArray
     text: str
@@ -31,7 +31,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _End:
-    """An earlier call: where its text and ids end."""
+    """An earlier call: its text and ids, prompt and sampled tokens together."""
 
     index: int
     text: str
@@ -39,9 +39,9 @@ class _End:
 
 
 class History:
-    """The conversations of one rollout, as a trie of canonical messages whose nodes know the calls that end there.
+    """The conversations of one rollout, as a trie of canonical messages. Each node holds the calls that end there.
 
-    A lookup walks the request's messages once, however many calls there were.
+    A lookup walks the request's messages once, regardless of the number of calls.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class History:
         self._ends: dict[int, list[_End]] = {}
 
     def prompt(self, renderer: Renderer, messages: Sequence[Mapping[str, Any]], text: str) -> Prompt:
-        """The prompt ids of rendered `messages`: extending the longest earlier call that they extend, or afresh."""
+        """Return the prompt of rendered `messages`, reusing the ids of the longest earlier call that they extend."""
         for node in reversed(self._path(messages)):
             for end in reversed(self._ends.get(node, [])):
                 if text.startswith(end.text):
@@ -66,7 +66,7 @@ class History:
         ids_S: IntArray,
         sampled_text: str,
     ) -> None:
-        """Remember a call. Sampled ids that are no whole text (U+FFFD) cannot be recognized again: later calls fork."""
+        """Add a call, unless its sampled ids decode to invalid text (U+FFFD), which no later prompt can match."""
         if REPLACEMENT in sampled_text:
             return
         node = 0
@@ -86,8 +86,10 @@ class History:
 
 
 def canonical(message: Mapping[str, Any]) -> Canonical:
-    """What a rendered message says, hashable. Tool-call ids and names are left out: agents put names to what the model
-    said (AgentScope does), and where either is rendered, the text decides.
+    """Return a message's content as a hashable value.
+
+    Tool-call ids and names are left out, since agents such as AgentScope's add names to the model's messages. If the
+    template renders either, the comparison of texts decides.
     """
     calls = tuple((call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ()))
     return (

@@ -1,7 +1,7 @@
-"""A request's key: where it is looked for, and what a request is told whose key opens nothing.
+"""The keys of rollouts, and the error for a request with no valid key.
 
-In: headers; rollouts that begin and end. Out: the key; a 401 that says which of three it is: no key, a key that was
-never one, or the key of a rollout that has ended.
+In: headers; the start and end of rollouts. Out: the key; a 401 that distinguishes three cases: no key, an unknown key,
+and the key of a rollout that has ended.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ from sharpen.gateway.requests import ApiError
 BEARER = re.compile(r"\s*bearer(\s+|$)", re.IGNORECASE)
 OTHER_HEADERS = ("x-api-key", "api-key")
 HOW = "send model.api_key as 'Authorization: Bearer <key>' (or as x-api-key, or api-key)"
-REMEMBERED = 10_000
-BEGINNING = "at-"
+MAX_ENDED = 10_000
+"""How many keys of ended rollouts are remembered, for better error messages."""
+PREFIX = "at-"
 
 
 def new_key() -> str:
-    """A key that nobody can guess."""
-    return f"{BEGINNING}{secrets.token_urlsafe(24)}"
+    """Return a new random key."""
+    return f"{PREFIX}{secrets.token_urlsafe(24)}"
 
 
 def key_of(headers: Any) -> str:
-    """The key in a request's headers (any mapping that ignores case); empty if there is none."""
+    """Return the key in a request's headers (any case-insensitive mapping); empty if there is none."""
     key = BEARER.sub("", headers.get("authorization", ""), count=1).strip()
     return key or next((value.strip() for name in OTHER_HEADERS if (value := headers.get(name))), "")
 
 
 class Holder(Protocol):
-    """What a key stands for: one attempt's use of a model."""
+    """What a key belongs to: one attempt's session with a model."""
 
     @property
     def rollout_id(self) -> str: ...
@@ -45,45 +46,45 @@ H = TypeVar("H", bound=Holder)
 
 
 class Keys(Generic[H]):
-    """The keys that open something, and, of the last 10,000 that did, whose they were. From any thread."""
+    """The valid keys with their holders, and the rollouts of the last `MAX_ENDED` ended keys. From any thread."""
 
     def __init__(self) -> None:
         self._holders: dict[str, H] = {}
         self._ended: dict[str, tuple[str, weakref.ref[Caller] | None]] = {}
 
     def add(self, key: str, holder: H) -> None:
-        """This key is the holder's."""
+        """Make a key valid for a holder."""
         self._holders[key] = holder
 
     def holder(self, key: str) -> H | None:
-        """Whose key it is; None if it opens nothing."""
+        """Return the holder of a key; None if the key is not valid."""
         return self._holders.get(key)
 
     def holders(self) -> list[H]:
-        """All whose keys open something."""
+        """Return the holders of all valid keys."""
         return list(self._holders.values())
 
     def end(self, key: str) -> None:
-        """This key opens nothing from now on."""
+        """Make a key invalid."""
         holder = self._holders.pop(key, None)
         if holder is None:
             return
         self._ended[key] = (holder.rollout_id, None if holder.owner is None else weakref.ref(holder.owner))
-        while len(self._ended) > REMEMBERED:
+        while len(self._ended) > MAX_ENDED:
             self._ended.pop(next(iter(self._ended)), None)
 
     def refusal(self, key: str, caller: Caller | None) -> ApiError:
-        """Why a key opens nothing. Another rollout's code that has it fails for it."""
+        """Return the error for an invalid key. If another rollout's code sent it, that rollout fails too."""
         if not key:
             return _unauthorized(f"This request has no key: {HOW}.", "missing_api_key")
         if key not in self._ended:
             return _unauthorized(
-                f"This key was never a rollout's here (theirs begin with {BEGINNING!r}; did it come from "
+                f"This key belongs to no rollout of this run (their keys begin with {PREFIX!r}; did it come from "
                 f"OPENAI_API_KEY, or from another run?): {HOW}.",
                 "invalid_api_key",
             )
         rollout_id, owner = self._ended[key]
-        message = f"Rollout {rollout_id} has ended, and its key with it."
+        message = f"Rollout {rollout_id} has ended, and its key is no longer valid."
         if owner is not None and caller is not None and owner() is not caller:
             message = f"{message} {describe_foreign_use(rollout_id, caller.label)}"
             caller.fail(message)

@@ -1,7 +1,7 @@
-"""What auxiliary models are used for: calls and tokens, for each rollout and for the whole run, and the run's cap.
+"""Counts of the calls and tokens of auxiliary models, per attempt and for the whole run, and the run's token cap.
 
-In: a count from whoever serves a call (our engine's gateway, an endpoint's transport), on any thread. Out: a `Tally`
-for each attempt, a total for the run, and `TokenCapError` for the call that comes after the cap is reached.
+In: counts from whatever serves a call (our engine's gateway, an endpoint's transport), on any thread. Out: a `Tally`
+for each attempt, a total for the run, and `TokenCapError` for a call made after the cap is reached.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from sharpen.gateway.requests import ApiError
 
 
 class Meter:
-    """Tokens (prompt plus sampled) that the whole run has used of one auxiliary model.
+    """The tokens (prompt plus sampled) that the whole run has used of one auxiliary model.
 
-    `max_total_tokens` None is no limit. Calls that run while the cap is reached are let through and counted, so that
-    the total may exceed it by as much as was in flight.
+    `max_total_tokens` None means no limit. Calls in flight when the cap is reached are completed and counted, so the
+    total may exceed the cap by their tokens.
     """
 
     def __init__(self, name: str, model_path: str, max_total_tokens: int | None) -> None:
@@ -26,12 +26,12 @@ class Meter:
         self._lock = threading.Lock()
 
     def add(self, num_tokens: int) -> None:
-        """Count tokens of the run."""
+        """Add tokens to the run's total."""
         with self._lock:
             self.total_tokens += num_tokens
 
     def refusal(self) -> TokenCapError | None:
-        """Why no more calls are let through; None as long as they are."""
+        """Return the error for a call after the cap is reached; None before."""
         if self.max_total_tokens is None or self.total_tokens < self.max_total_tokens:
             return None
         return TokenCapError(
@@ -42,7 +42,10 @@ class Meter:
 
 
 class Tally:
-    """What one attempt has used of one auxiliary model. `refused` is set when it ran into the run's cap."""
+    """The calls and tokens that one attempt has used of one auxiliary model.
+
+    `refused` is set when the run's cap refused one of its calls.
+    """
 
     def __init__(self, meter: Meter) -> None:
         self.meter = meter
@@ -57,7 +60,7 @@ class Tally:
         return {"calls": float(self.num_calls), "tokens": float(self.num_tokens)}
 
     def admit(self) -> ApiError | None:
-        """Ask before a call; what it gets instead if there are no tokens left."""
+        """Return the error to answer a call with if no tokens are left; else None. Called before each call."""
         refusal = self.meter.refusal()
         if refusal is None:
             return None
@@ -65,7 +68,7 @@ class Tally:
         return ApiError(str(refusal), status=403, code="token_cap_reached", kind="permission_error")
 
     def add(self, *, calls: int = 0, tokens: int = 0) -> None:
-        """Count, here and for the run."""
+        """Add to the counts of this attempt and of the run."""
         with self._lock:
             self.num_calls += calls
             self.num_tokens += tokens

@@ -1,6 +1,6 @@
-"""What a workflow receives: a recorded model behind genuine OpenAI clients.
+"""The model object that a workflow receives: a recorded model behind genuine OpenAI clients.
 
-In: a rollout's key. Out: `client`, `sync_client`, or `base_url` and `api_key` for what else speaks chat completions.
+In: a rollout's key. Out: `client`, `sync_client`, or `base_url` and `api_key` for any other chat-completions client.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ IN_PROCESS_URL = "http://in-process.invalid/v1"
 
 
 class ChatModel:
-    """The model as one rollout sees it. Copies are the same object, so that agents may copy what holds it.
+    """The model as one rollout sees it. Copying returns the same object, so that agents may copy objects holding it.
 
     The clients do not retry (a retried call would be recorded twice, the first one as abandoned) and have no time limit
-    of their own: the rollout has one. Pass `timeout=` to a call to limit it.
+    of their own, since the rollout has one. Pass `timeout=` to a call to limit it.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class ChatModel:
         self.name = name
         self.api_key = api_key
         self.recorded = recorded
-        """Whether its calls are kept: false for auxiliary models."""
+        """Whether its calls are recorded: false for auxiliary models."""
         self._server = server
         self._async_transport = async_transport
         self._sync_transport = sync_transport
@@ -56,7 +56,7 @@ class ChatModel:
 
     @cached_property
     def client(self) -> AsyncOpenAI:
-        """An `openai.AsyncOpenAI` whose calls are answered in this process."""
+        """An `openai.AsyncOpenAI` client, answered within this process."""
         from openai import AsyncOpenAI
 
         http_client: Any = httpx.AsyncClient(transport=self._async_transport, timeout=None, trust_env=False)
@@ -66,7 +66,7 @@ class ChatModel:
 
     @cached_property
     def sync_client(self) -> OpenAI:
-        """An `openai.OpenAI` whose calls are answered in this process; it blocks only the thread that calls it."""
+        """An `openai.OpenAI` client, answered within this process. It blocks only the calling thread."""
         from openai import OpenAI
 
         http_client: Any = httpx.Client(transport=self._sync_transport, timeout=None, trust_env=False)
@@ -76,26 +76,26 @@ class ChatModel:
 
     @property
     def base_url(self) -> str:
-        """The loopback URL (ending in `/v1`) for other clients, with `api_key`. First use starts the HTTP server."""
+        """The loopback URL (ending in `/v1`) for other clients; use `api_key`. First use starts the HTTP server."""
         return self._server.url()
 
     def calls(self) -> tuple[Call, ...]:
-        """The calls of this rollout so far, token-exact, as they are recorded. From any thread."""
+        """Return the recorded calls of this rollout so far. From any thread."""
         return self._calls()
 
     def prompt_text(self, index: int) -> str:
-        """The prompt of a call of this rollout as text, as the chat template rendered it. From any thread."""
+        """Return the prompt of a call as the chat template rendered it. From any thread."""
         return self._prompt_text(index)
 
     @property
     def version(self) -> int:
-        """Policy version of the weights that are served now."""
+        """The policy version of the weights served now."""
         return self._version()
 
     def __call__(self, *_: Any, **__: Any) -> Never:
-        """AgentScope's agents call their model; this one is not AgentScope's."""
+        """Raise `TypeError`: AgentScope's agents call their model object, but this one cannot be called."""
         raise TypeError(
-            "this is Sharpen's own model object, which is not called: agents use model.client. For AgentScope's "
+            "this is Sharpen's own model object, which cannot be called: agents use model.client. For AgentScope's "
             "agents, import agentscope at the top of the script, so that workflows receive its OpenAIChatModel"
         )
 

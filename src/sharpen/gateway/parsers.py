@@ -1,7 +1,7 @@
-"""Sampled text to an assistant message: reasoning, tool calls, content.
+"""Parsers of sampled text into reasoning, tool calls and content.
 
-In: the sampled text (end token removed), the tools offered, whether the prompt itself opened `<think>`. Out:
-`ParsedText`. What does not parse stays in the content as it was sampled: the agent sees what the model said.
+In: the sampled text (end token removed), whether tools were offered, whether the prompt itself opened `<think>`. Out:
+`ParsedText`. Text that does not parse stays in the content unchanged, so that the agent sees it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sharpen.gateway.body import is_text
+from sharpen.gateway.body import is_text, refuse_constant
 
 THINK, END_THINK = "<think>", "</think>"
 TOOL_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
@@ -22,7 +22,7 @@ TOOL_TAG = re.compile(r"</?tool_call>")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """A function's name and its arguments, the very substring that was sampled (a JSON object)."""
+    """A function's name and its arguments: the sampled substring itself, a JSON object."""
 
     name: str
     arguments: str
@@ -30,7 +30,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedText:
-    """An assistant message; `tool_parse_error` says that there was tool-call markup which is not a call."""
+    """The parts of an assistant message. `tool_parse_error`: the text had tool-call markup that is not a valid call."""
 
     content: str
     reasoning: str = ""
@@ -43,9 +43,9 @@ ReasoningParser = Callable[[str, bool], "tuple[str, str]"]
 
 
 def parse_hermes(text: str) -> tuple[str, tuple[ToolCall, ...], bool]:
-    """Content, calls, and whether markup was malformed (then the whole text is content and there are no calls).
+    """Return content, calls, and whether the markup was malformed (then the whole text is content, without calls).
 
-    One newline before the first call belongs to the template, not to the content.
+    One newline before the first call belongs to the template and is not content.
     """
     if TOOL_TAG.search(text) is None:
         return text, (), False
@@ -67,7 +67,8 @@ def parse_hermes(text: str) -> tuple[str, tuple[ToolCall, ...], bool]:
 
 
 def parse_deepseek_r1(text: str, opened: bool) -> tuple[str, str]:
-    """Reasoning and content; the opening tag may be missing. No tag, and not opened by the prompt: all content."""
+    """Return reasoning and content. The opening tag may be missing; without any tag, and if the prompt did not open
+    `<think>`, everything is content."""
     head, tag, tail = text.partition(END_THINK)
     if not tag and not opened and not text.lstrip().startswith(THINK):
         return "", text
@@ -76,7 +77,7 @@ def parse_deepseek_r1(text: str, opened: bool) -> tuple[str, str]:
 
 
 def parse_qwen3(text: str, opened: bool) -> tuple[str, str]:
-    """As `parse_deepseek_r1`, but thinking must have been opened, by the text or by the prompt."""
+    """Like `parse_deepseek_r1`, but the text or the prompt must open `<think>`."""
     if not opened and not text.lstrip().startswith(THINK):
         return "", text
     return parse_deepseek_r1(text, opened)
@@ -89,7 +90,7 @@ REASONING_PARSERS: Mapping[str, ReasoningParser] = {"deepseek_r1": parse_deepsee
 def parse_text(
     text: str, *, tools: bool, opened: bool, tool_parser: ToolParser | None, reasoning_parser: ReasoningParser | None
 ) -> ParsedText:
-    """Reasoning first, then tool calls in what is left (only where tools were offered)."""
+    """Parse reasoning, then tool calls in the remaining text (only if tools were offered)."""
     reasoning = ""
     if reasoning_parser is not None:
         reasoning, text = reasoning_parser(text, opened)
@@ -99,15 +100,11 @@ def parse_text(
     return ParsedText(content=content, reasoning=reasoning, tool_calls=calls, tool_parse_error=malformed)
 
 
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+_DECODER = json.JSONDecoder(parse_constant=refuse_constant)
 
 
 def _parse_call(text: str) -> ToolCall | None:
-    """`{"name": ..., "arguments": {...}}` with the span of the arguments kept; None if it is anything else."""
+    """Parse `{"name": ..., "arguments": {...}}`, keeping the arguments' substring; None for anything else."""
     try:
         members = _members(text.strip())
     except (ValueError, RecursionError):
@@ -121,7 +118,7 @@ def _parse_call(text: str) -> ToolCall | None:
 
 
 def _members(text: str) -> dict[str, tuple[Any, str]]:
-    """The members of a JSON object: each value, and the substring that it was read from. ValueError if it is none."""
+    """Return each member of a JSON object: its value and the value's substring. Raises `ValueError` for other text."""
     if not text.startswith("{"):
         raise ValueError("not an object")
     members: dict[str, tuple[Any, str]] = {}

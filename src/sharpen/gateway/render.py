@@ -1,6 +1,6 @@
-"""Messages to text to ids, and ids back to text, with the model's own chat template and tokenizer.
+"""Conversion of messages to text and token ids, and back, with the model's own chat template and tokenizer.
 
-In: messages as `requests.render_message` makes them, tools, template arguments. Out: text and token ids.
+In: messages from `requests.render_message`, tools, template arguments. Out: text and token ids.
 Shape suffixes: P prompt tokens, S sampled tokens, T tokens of any text.
 """
 
@@ -24,7 +24,7 @@ from sharpen.types import IntArray
 REPLACEMENT = "\ufffd"
 PROBE = '{"probe" :1}'
 CONTEXT_IDS = 4
-"""Ids decoded before the sampled ones: some tokenizers write a first token differently (without its leading space)."""
+"""Prompt ids decoded before the sampled ones: some tokenizers drop the leading space of a first token."""
 
 
 class Renderer:
@@ -37,7 +37,7 @@ class Renderer:
         if backend is None:
             raise ModelError(f"{type(tokenizer).__name__} is not a fast tokenizer: convert it to a tokenizer.json")
         self._tokenizer = tokenizer
-        self._backend = copy.deepcopy(backend)  # truncation and padding that others set must not reach prompts
+        self._backend = copy.deepcopy(backend)  # others may set truncation and padding, which must not affect prompts
         self._backend.no_truncation()
         self._backend.no_padding()
         self._words = frozenset(re.findall(r"\w+", str(tokenizer.chat_template)))
@@ -59,27 +59,29 @@ class Renderer:
         continue_final: bool = False,
         closed: bool = False,
     ) -> str:
-        """The text of the whole prompt, the header of the answer included; with `continue_final` the last message is
-        left open instead, with `closed` the text ends behind it. A message that the template refuses: 400.
+        """Return the text of the whole prompt, including the header of the answer.
+
+        With `continue_final` the last message is left open instead; with `closed` the text ends after it. Raises
+        `ApiError` (400) for messages that the template refuses.
         """
         if not self._string_arguments:
             messages = list(map(_with_parsed_arguments, messages))
         try:
             text = self._apply(messages, tools, kwargs, continue_final=continue_final, closed=closed)
-            text.encode()  # a lone surrogate is no text: no tokenizer takes it
-        except Exception as error:  # foreign code, which knows nothing but the request: whatever it raises is about it
+            text.encode()  # raises for a lone surrogate, which no tokenizer accepts
+        except Exception as error:  # the template sees only the request, so any error is about the request
             raise ApiError(f"The chat template refused the messages: {error}", param="messages") from error
         return text
 
     def encode(self, text: str) -> IntArray:
-        """Token ids of a whole prompt's text. Read-only."""
+        """Return the token ids of a whole prompt's text, as a read-only array."""
         return self._encode(text)
 
     def encode_after(self, last_id: int, text: str) -> IntArray:
-        """Token ids of text that follows the token `last_id`.
+        """Return the token ids of text that follows the token `last_id`.
 
-        After a special token they are the ids that the whole text would have there (some tokenizers write the beginning
-        of a text differently, so the token goes along).
+        After a special token these are the ids that the whole text would have there. The token is encoded along with
+        the text, since some tokenizers encode the beginning of a text differently.
         """
         if last_id in self._special_ids:
             ids_T = self._encode(str(self._backend.id_to_token(last_id)) + text)
@@ -88,23 +90,23 @@ class Renderer:
         return self._encode(text)
 
     def decode(self, prompt_ids_P: IntArray, ids_S: Sequence[int]) -> str:
-        """The text that the sampled ids append to the prompt's, special tokens included."""
+        """Return the text that the sampled ids add to the prompt's, including special tokens."""
         context = tuple(prompt_ids_P[-CONTEXT_IDS:].tolist())
         before = self._context_text(context)
         whole = self._decode([*context, *ids_S])
-        # A prompt that ends within a character can be completed by the sampled ids: no text of their own.
+        # If the prompt ends inside a character that the sampled ids complete, they have no text of their own.
         return whole[len(before) :] if whole.startswith(before) else whole + REPLACEMENT
 
     def spell(self, ids: Sequence[int]) -> str:
-        """The text of whole sequences of ids, special tokens included."""
+        """Return the text of a whole sequence of ids, including special tokens."""
         return self._decode(ids)
 
     def without_special(self, ids_S: Sequence[int]) -> Sequence[int]:
-        """The ids that are not special tokens."""
+        """Return the ids that are not special tokens."""
         return ids_S if self._special_ids.isdisjoint(ids_S) else [i for i in ids_S if i not in self._special_ids]
 
     def token_bytes(self, token_id: int) -> tuple[str, list[int]]:
-        """A token as OpenAI's logprobs show it: its text, and the text's UTF-8 bytes."""
+        """Return a token's text and the text's UTF-8 bytes, as OpenAI's logprobs show them."""
         text = self._context_text((token_id,))
         return text, list(text.encode())
 
@@ -136,7 +138,7 @@ class Renderer:
         return str(text)
 
     def _template_keeps_argument_strings(self) -> bool:
-        """Whether the template writes argument strings as they are (Qwen3), so that they need not be parsed for it."""
+        """Whether the template writes argument strings unchanged (Qwen3), so that they need not be parsed for it."""
         function = {"name": "probe", "arguments": PROBE}
         call = {"id": "call_0", "type": "function", "function": function}
         messages: list[dict[str, Any]] = [
@@ -147,7 +149,7 @@ class Renderer:
         try:
             return PROBE in self._apply(messages, [], {})
         except (TemplateError, TypeError, ValueError):
-            return False  # a template that takes no strings (or no tools) gets parsed arguments
+            return False  # a template that accepts no strings (or no tools) gets parsed arguments
 
 
 def _with_parsed_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -161,6 +163,6 @@ def _with_parsed_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
             if not is_shallow(arguments) or not is_text(json.dumps(arguments, ensure_ascii=False)):
                 arguments = function["arguments"]
         except (ValueError, RecursionError):
-            arguments = function["arguments"]  # not JSON, or more than can be written: shown as it came
+            arguments = function["arguments"]  # not JSON, or nested too deep to encode: rendered unchanged
         calls.append({**call, "function": {**function, "arguments": arguments}})
     return {**message, "tool_calls": calls}

@@ -1,9 +1,9 @@
-"""Chat-completion requests: JSON in, a validated `ChatRequest` out; everything we do not do is a clear 400.
+"""Validation of chat-completion requests.
 
 In: the decoded JSON body of one request and the sampling defaults of its session. Out: `ChatRequest`, or `ApiError` in
-OpenAI's error format. Nothing is silently ignored: a parameter is honoured, harmless (accepted and named in
-`HARMLESS`), a wish that nothing forces (`NOT_FORCED`), or refused by name. Further fields of messages go to the chat
-template, which decides what they mean; the gateway says once what it does not read.
+OpenAI's error format. Nothing is silently ignored: a parameter is honoured, harmless (`HARMLESS`), a preference that is
+not enforced (`NOT_FORCED`), or refused by name. Unknown fields of messages are passed to the chat template; the gateway
+warns once about those that it does not read.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import Any
 from sharpen.types import Sampling
 
 HARMLESS = frozenset({"metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user"})
-"""Accepted without effect: they change neither the prompt nor the distribution."""
+"""Parameters accepted without effect: they change neither the prompt nor the distribution."""
 
 NOT_FORCED = frozenset({"parallel_tool_calls"})
-"""Accepted as wishes, as `tool_choice` "required" (or a function's name) and a tool's `strict` are: nothing forces the
-model, it answers as it answers. To force it would be to sample from another distribution than the one that is trained.
+"""Parameters accepted as preferences, like `tool_choice` "required" (or a function's name) and a tool's `strict`.
+
+Enforcing them would sample from a different distribution than the one that is trained.
 """
 
 HONOURED = frozenset(
@@ -36,26 +37,26 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "logit_bias": ({},),
     "response_format": ({"type": "text"},),
 }
-"""Refused because they change the distribution sampled from, except at the values that do nothing."""
+"""Parameters that change the distribution sampled from, with the only accepted values: those without effect."""
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 MESSAGE_FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"})
 DROPPED_FIELDS = frozenset({"refusal", "annotations"})
-"""Fields of our own responses (or OpenAI's) that agents send back and no template renders."""
+"""Fields of responses (ours or OpenAI's) that agents send back and that no template renders."""
 OTHER_CONTENT: Mapping[str, str] = {
     "audio": "only text is supported",
     "function_call": "send 'tool_calls'",
     "partial": "send 'continue_final_message' with the request",
     "prefix": "send 'continue_final_message' with the request",
 }
-"""Fields of messages that mean something which is not done here, unless they are null, false or empty."""
+"""Fields of messages that are not supported, unless null, false or empty; each with what to do instead."""
 RESERVED_TEMPLATE_KWARGS = frozenset(
     {"conversation", "messages", "tools", "documents", "chat_template", "tokenize", "add_generation_prompt"}
     | {"continue_final_message", "return_dict", "sanitize_control_tokens", "return_assistant_tokens_mask"}
 )
 MAX_CHOICES = 128
 MIN_TEMPERATURE = 0.01
-"""Below it an engine's numbers are rounding; 0 is greedy."""
+"""The lowest temperature above 0 (greedy): below it, rounding errors dominate an engine's logprobs."""
 MIN_TOP_P = 1e-6
 MAX_TOP_LOGPROBS = 20
 
@@ -82,15 +83,15 @@ class ApiError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """One validated request: `messages` as sent, `rendered` as the template gets them, `tools` empty for none.
+    """One validated request: `messages` as sent, `rendered` as the template receives them, `tools` empty for none.
 
-    `plain_text`: no parser reads the sampled text, and each choice says which call it is (`call_index`).
-    `continue_final`: the last message is the beginning of the answer. `model` is the name that was asked for, whatever
-    it is; `further_fields` are those of messages that only the chat template can know.
+    `plain_text`: the sampled text is not parsed, and each choice has the index of its call (`call_index`).
+    `continue_final`: the last message is the beginning of the answer. `model` is any name that the client sent.
+    `other_fields` are the fields of messages that are not OpenAI's and that a chat template may read.
     """
 
     model: str
-    further_fields: frozenset[str]
+    other_fields: frozenset[str]
     messages: tuple[Mapping[str, Any], ...]
     rendered: tuple[dict[str, Any], ...]
     tools: tuple[Mapping[str, Any], ...]
@@ -107,21 +108,23 @@ class ChatRequest:
     template_kwargs: Mapping[str, Any]
 
 
-def shown(value: Any) -> str:
-    """A value as an error shows it."""
+def short_repr(value: Any) -> str:
+    """Return a value's ASCII repr for an error message, cut to 100 characters."""
     text = ascii(value)
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def parse_request(body: Any, *, model_name: str, defaults: Sampling, greedy: bool) -> ChatRequest:
-    """Validate a decoded body; `greedy` overrides the request's own temperature. Raises `ApiError`."""
+    """Validate a decoded body. `greedy` overrides the request's own temperature. Raises `ApiError`."""
     if not isinstance(body, dict):
         raise ApiError("The request body must be a JSON object.")
     given = {key: value for key, value in body.items() if value is not None}
     _refuse_unknown(given)
     model = given.get("model", model_name)
     if not isinstance(model, str):
-        raise ApiError(f"'model' is {shown(model)}; it must be a string: {model_name!r} (`model.name`).", param="model")
+        raise ApiError(
+            f"'model' is {short_repr(model)}; it must be a string: {model_name!r} (`model.name`).", param="model"
+        )
     messages = given.get("messages")
     if not isinstance(messages, list) or not messages:
         raise ApiError("'messages' must be a list with at least one message.", param="messages")
@@ -130,10 +133,10 @@ def parse_request(body: Any, *, model_name: str, defaults: Sampling, greedy: boo
     logprobs = _boolean(given, "logprobs")
     if top_logprobs and not logprobs:
         raise ApiError("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
-    rendered = tuple(render_message(message, position, further=True) for position, message in enumerate(messages))
+    rendered = tuple(render_message(message, position, keep_others=True) for position, message in enumerate(messages))
     return ChatRequest(
         model=model,
-        further_fields=frozenset(key for message in rendered for key in message if key not in MESSAGE_FIELDS),
+        other_fields=frozenset(key for message in rendered for key in message if key not in MESSAGE_FIELDS),
         messages=tuple(messages),
         rendered=rendered,
         tools=_tools(given),
@@ -151,18 +154,20 @@ def parse_request(body: Any, *, model_name: str, defaults: Sampling, greedy: boo
     )
 
 
-def render_message(message: Any, position: int, *, further: bool = False) -> dict[str, Any]:
-    """A message as chat templates expect it: text content, no nulls, `developer` as `system`.
+def render_message(message: Any, position: int, *, keep_others: bool = False) -> dict[str, Any]:
+    """Return a message as chat templates expect it: text content, no nulls, `developer` as `system`.
 
-    With `further` fields that are not OpenAI's are kept for the template. Raises `ApiError`.
+    With `keep_others`, fields that are not OpenAI's are kept for the template. Raises `ApiError`.
     """
     where = f"messages[{position}]"
     if not isinstance(message, dict):
         raise ApiError(f"'{where}' must be an object.", param=where)
     role = message.get("role")
     if not isinstance(role, str) or role not in ROLES:
-        raise ApiError(f"'{where}.role' is {shown(role)}; it must be one of {sorted(ROLES)}.", param=f"{where}.role")
-    others = _other_fields(message, where, further)
+        raise ApiError(
+            f"'{where}.role' is {short_repr(role)}; it must be one of {sorted(ROLES)}.", param=f"{where}.role"
+        )
+    others = _other_fields(message, where, keep_others)
     rendered: dict[str, Any] = {**others, "role": "system" if role == "developer" else role}
     rendered["content"] = _text(message.get("content"), f"{where}.content")
     for key in ("name", "tool_call_id", "reasoning_content"):
@@ -180,14 +185,14 @@ def render_message(message: Any, position: int, *, further: bool = False) -> dic
     return rendered
 
 
-def _other_fields(message: Mapping[str, Any], where: str, further: bool) -> dict[str, Any]:
+def _other_fields(message: Mapping[str, Any], where: str, keep_others: bool) -> dict[str, Any]:
     others = {}
     for key, value in message.items():
         if value is None or key in MESSAGE_FIELDS or key in DROPPED_FIELDS:
             continue
         if key in OTHER_CONTENT and not value:
             continue
-        if key in OTHER_CONTENT or not further:
+        if key in OTHER_CONTENT or not keep_others:
             hint = f": {OTHER_CONTENT[key]}" if key in OTHER_CONTENT else ""
             raise ApiError(f"'{where}.{key}' is not supported here{hint}.", param=f"{where}.{key}")
         others[key] = value
@@ -220,7 +225,7 @@ def _text(content: Any, where: str) -> str:
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
         if kind != "text" or not isinstance(part.get("text"), str):
-            raise ApiError(f"'{where}' has a part of type {shown(kind)}; only text is supported.", param=where)
+            raise ApiError(f"'{where}' has a part of type {short_repr(kind)}; only text is supported.", param=where)
         texts.append(part["text"])
     return "".join(texts)
 
@@ -241,7 +246,7 @@ def _tool_calls(tool_calls: Any, where: str) -> list[dict[str, Any]]:
 
 
 def _tools(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    """The tools to render. `none` hides them; `required` and a named function are best effort: nothing forces them."""
+    """Return the tools to render. `tool_choice` "none" hides them; "required" or a function's name is not enforced."""
     tools = given.get("tools", [])
     if not isinstance(tools, list):
         raise ApiError("'tools' must be a list.", param="tools")
@@ -259,7 +264,7 @@ def _tools(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
         name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(name, str) or name not in names:
             raise ApiError(
-                f"'tool_choice' is {shown(choice)}; it must be 'none', 'auto', 'required' or a function among 'tools'.",
+                f"'tool_choice' is {short_repr(choice)}; it must be 'none', 'auto', 'required' or one of 'tools'.",
                 param="tool_choice",
             )
     elif choice == "required" and not tools:
@@ -332,7 +337,7 @@ def _template_kwargs(given: Mapping[str, Any]) -> Mapping[str, Any]:
 def _boolean(given: Mapping[str, Any], name: str) -> bool:
     value = given.get(name)
     if value is not None and not isinstance(value, bool):
-        raise ApiError(f"'{name}' is {shown(value)}; it must be true or false.", param=name)
+        raise ApiError(f"'{name}' is {short_repr(value)}; it must be true or false.", param=name)
     return bool(value)
 
 
@@ -341,7 +346,7 @@ def _integer(given: Mapping[str, Any], name: str, default: Any, low: int, high: 
     if value is None:
         return default
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise ApiError(f"'{name}' is {shown(value)}; it must be an integer from {low} to {high}.", param=name)
+        raise ApiError(f"'{name}' is {short_repr(value)}; it must be an integer from {low} to {high}.", param=name)
     return value
 
 
@@ -350,7 +355,7 @@ def _number(given: Mapping[str, Any], name: str, default: float, low: float, hig
     if value is None:
         return default
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise ApiError(f"'{name}' is {shown(value)}; it must be a number.", param=name)
+        raise ApiError(f"'{name}' is {short_repr(value)}; it must be a number.", param=name)
     if not low <= value <= high:
-        raise ApiError(f"'{name}' is {shown(value)}; it must lie between {low} and {high}.", param=name)
+        raise ApiError(f"'{name}' is {short_repr(value)}; it must lie between {low} and {high}.", param=name)
     return float(value)

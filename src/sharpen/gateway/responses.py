@@ -1,7 +1,7 @@
-"""Assistant messages to chat-completion JSON: whole bodies and server-sent events.
+"""Chat-completion responses as JSON bodies and server-sent events.
 
-In: `Choice`s of one request. Out: bytes in OpenAI's format. Streams are made from the whole response (tool calls can be
-told only from the whole text), so a stream arrives at once, in valid chunks.
+In: the `Choice`s of one request. Out: bytes in OpenAI's format. A stream is made from the whole response, since tool
+calls can only be parsed from the whole text: it arrives at once, in valid chunks.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ JSON_TYPE, EVENTS_TYPE = "application/json", "text/event-stream"
 
 
 def error_reply(error: ApiError) -> Reply:
-    """An error as the agent's SDK expects it."""
+    """Return the reply for an error, in OpenAI's format."""
     return Reply(status=error.status, content_type=JSON_TYPE, body=_dump(error.body()))
 
 
 def reply_of(task: asyncio.Task[Reply]) -> Reply:
-    """What a request's task came to; cancelled, its rollout was closed meanwhile."""
+    """Return the reply of a finished task. A cancelled task means that its rollout has been closed: a 401."""
     if not task.cancelled():
         return task.result()
     return error_reply(
@@ -36,7 +36,7 @@ def reply_of(task: asyncio.Task[Reply]) -> Reply:
 
 
 def assistant_message(parsed: ParsedText, name: str) -> dict[str, Any]:
-    """The assistant message of a choice; its tool calls get ids made from the call's `name`."""
+    """Return the assistant message of a choice. The ids of its tool calls are made from the call's `name`."""
     message: dict[str, Any] = {"role": "assistant", "content": parsed.content or None}
     if not parsed.tool_calls and not parsed.reasoning:
         message["content"] = parsed.content
@@ -56,7 +56,7 @@ def assistant_message(parsed: ParsedText, name: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """One choice of a response: the call it is, its message, why it ended (OpenAI's word), and what was sampled."""
+    """One choice of a response: the index of its call, its message, OpenAI's finish reason, and what was sampled."""
 
     call_index: int
     message: Mapping[str, Any]
@@ -76,7 +76,7 @@ def completion_reply(
     renderer: Renderer,
     exchange: Exchange,
 ) -> Reply:
-    """The whole response of a request, as one body or as events."""
+    """Return the whole response of a request, as one body or as events."""
     num_sampled = sum(len(choice.generation.ids) for choice in choices)
     usage = {
         "prompt_tokens": num_prompt_tokens,
@@ -96,7 +96,7 @@ def completion_reply(
 
 
 def models_reply(model: str) -> Reply:
-    """The list of the one model there is."""
+    """Return the reply that lists the one model served."""
     entry = {"id": model, "object": "model", "created": 0, "owned_by": "sharpen"}
     return Reply(status=200, content_type=JSON_TYPE, body=_dump({"object": "list", "data": [entry]}))
 
@@ -127,7 +127,7 @@ def _logprobs(generation: Generation, renderer: Renderer) -> dict[str, Any]:
 
 def _token(renderer: Renderer, token_id: int, logprob: float) -> dict[str, Any]:
     text, text_bytes = renderer.token_bytes(token_id)
-    # JSON has no infinity; OpenAI writes -9999 for a token that cannot occur.
+    # JSON has no infinity; like OpenAI, use -9999 for a token of probability 0.
     return {"token": text, "logprob": max(logprob, -9999.0), "bytes": text_bytes}
 
 

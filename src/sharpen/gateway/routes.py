@@ -1,6 +1,6 @@
-"""The routes there are, and what a request for another one is told.
+"""The routes that are served, and the error for any other.
 
-In: method and path. Out: the route, or a 404 with what to do.
+In: method and path. Out: the route, or a 404 that says what to do.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 from sharpen.gateway.requests import ApiError
 
 CHAT, MODELS = ("POST", "/chat/completions"), ("GET", "/models")
-"""The routes there are."""
 OTHER_APIS = {
     "/responses": "the client speaks OpenAI's responses API; have it speak chat completions (in the OpenAI Agents SDK "
     "make the agent with model=OpenAIChatCompletionsModel(model=model.name, openai_client=model.client))",
@@ -17,23 +16,23 @@ OTHER_APIS = {
     "/messages": "the client speaks Anthropic's API; have it speak OpenAI's chat completions",
     "/api/chat": "the client speaks Ollama's API; have it speak OpenAI's chat completions",
 }
-"""By the end of a path: what came, and what to do."""
+"""By the end of a path: which API it belongs to, and what to do."""
 
 
 def route_of(method: str, path: str) -> tuple[str, str]:
-    """A request's route: its path with or without `/v1` before it."""
+    """Return a request's method, and its path without a leading `/v1`."""
     return method, path.rstrip("/").removeprefix("/v1")
 
 
 def not_found(method: str, path: str) -> ApiError:
-    """There is no such route."""
+    """Return the 404 for a route that is not served."""
     return ApiError(f"There is no {method} {path[:200]} here: {_remedy(method, path)}.", status=404, code="not_found")
 
 
 def _remedy(method: str, path: str) -> str:
     _, end = route_of(method, path)
     if end.startswith("/v1/"):
-        return "the client adds /v1 itself; give it base_url without: model.base_url.removesuffix('/v1')"
+        return "the client adds /v1 itself; give it model.base_url.removesuffix('/v1')"
     for known_method, known in (CHAT, MODELS):
         if end == known:
             return f"use {known_method}"
@@ -42,4 +41,4 @@ def _remedy(method: str, path: str) -> str:
     for known, remedy in OTHER_APIS.items():
         if end.endswith(known):
             return remedy
-    return "POST /v1/chat/completions and GET /v1/models are all there is, and model.base_url ends in /v1"
+    return "only POST /v1/chat/completions and GET /v1/models are served, and model.base_url ends in /v1"

@@ -1,8 +1,9 @@
-"""The same gateway over loopback HTTP, for what cannot use an in-process client (LangChain, a subprocess).
+"""The gateway's HTTP server on the loopback interface, for code that cannot use an in-process client (LangChain,
+subprocesses).
 
-In: HTTP requests on 127.0.0.1, at a port the system chose, each with its rollout's key as bearer token. Out: responses.
-Starts when a `base_url` is first asked for, and runs on the serving loop. A client that disconnects aborts its request.
-A connection that a rollout's code is known to have opened serves one request (see `connections`).
+In: HTTP requests on 127.0.0.1, at a port chosen by the system, each with its rollout's key. Out: responses. The server
+starts when a `base_url` is first read, and runs on the serving loop. A client that disconnects aborts its request. A
+connection with a known opener serves one request only (see `connections`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from sharpen.gateway.responses import reply_of
 START_TIMEOUT_S = 30.0
 CLIENT_CLOSED_REQUEST = 499
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
-"""All of them are answered; most with what to ask instead."""
+"""All are answered, most with a 404 that says what to use instead."""
 
 
 class Server:
@@ -43,17 +44,17 @@ class Server:
         self._url: str | None = None
 
     def url(self) -> str:
-        """The base URL; starts the server the first time. From any thread but the serving loop's."""
+        """Return the base URL, starting the server on the first call. From any thread but the serving loop's."""
         with self._lock:
             if self._url is None:
                 if asyncio._get_running_loop() is self._loop:
-                    raise RuntimeError("ask for base_url on another thread than the serving loop's")
+                    raise RuntimeError("base_url was read on the serving loop's thread: read it on another thread")
                 listening = asyncio.run_coroutine_threadsafe(self._listen(), self._loop)
                 self._url = listening.result(START_TIMEOUT_S)
             return self._url
 
     async def stop(self) -> None:
-        """Stop serving, if it ever began. On the serving loop."""
+        """Stop the server if it was started. On the serving loop."""
         if self._server is None or self._serving is None:
             return
         self._server.should_exit = True
@@ -86,18 +87,18 @@ class Server:
             task.cancel()
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         gone.cancel()
-        return _ReplyResponse(reply_of(task), last=caller is not None)
+        return _ReplyResponse(reply_of(task), close=caller is not None)
 
 
 class _ReplyResponse(Response):
-    """A response that notes its delivery as it goes out to a client that is still there.
+    """A response that is marked as delivered when it is sent to a client that is still connected.
 
-    Before the last byte, not after: the client may end its rollout as soon as it has that byte. `last`: the connection
-    is closed behind it.
+    It is marked before the last byte, since the client may end its rollout as soon as it has that byte. `close`: the
+    connection is closed after it.
     """
 
-    def __init__(self, reply: Reply, *, last: bool) -> None:
-        headers = {"content-type": reply.content_type, **({"connection": "close"} if last else {})}
+    def __init__(self, reply: Reply, *, close: bool) -> None:
+        headers = {"content-type": reply.content_type, **({"connection": "close"} if close else {})}
         super().__init__(reply.body, status_code=reply.status, headers=headers)
         self._reply = reply
 

@@ -1,7 +1,7 @@
-"""One rollout's access to the model: its key, its calls, and why it failed, if it did.
+"""One rollout's access to the model: its key, its calls, and the reason for a failure.
 
-In: what the gateway records while it answers. Out: `Call`s in order, `failure`, `metrics`. All but `close` and the
-`delivered` flags is written on the serving loop only; `close` may be called from any thread and does not wait.
+In: what the gateway records while it answers. Out: `Call`s in order, `failure`, `metrics`. State is written on the
+serving loop only, except for the `delivered` flags and `close`, which may be called from any thread and does not wait.
 """
 
 from __future__ import annotations
@@ -29,26 +29,31 @@ from sharpen.types import Call, CallStatus, Outcome, Sampling
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Entry:
-    """A call being made: what was asked, then what came. `generation` is set last. `first`: the index of the first of
-    the choices that were asked for together, where there are several."""
+    """A call in progress: the request, then the response. `generation` is set last.
+
+    `first_choice` is the index of the request's first choice, if the request asked for several.
+    """
 
     index: int
     exchange: Exchange
     prompt: Prompt
-    asked: ChatRequest
+    request: ChatRequest
     response: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     generation: Generation | None = None
-    first: int | None = None
+    first_choice: int | None = None
 
     @property
     def used(self) -> bool:
-        """Whether something came of it that the agent was handed."""
+        """Whether the call produced a response and the agent received it."""
         return self.exchange.delivered and not self.exchange.abandoned and self.generation is not None
 
     def call(self) -> Call:
-        """The record. A call that nothing came of, or that was not delivered, is ABANDONED; one that came from within
-        another rollout was not made, and is FOREIGN."""
+        """Return the record of this call.
+
+        A call without a generation, or not delivered, is ABANDONED. A call from another rollout's code was refused, and
+        is FOREIGN.
+        """
         exchange, generation, used = self.exchange, self.generation, self.used
         if generation is None:
             none = np.zeros(0, np.int32)
@@ -60,14 +65,14 @@ class Entry:
             sampled_ids_S=np.asarray(generation.ids, np.int32),
             logprobs_S=np.asarray(generation.logprobs, np.float32),
             versions_S=np.asarray(generation.versions, np.int32),
-            sampling=self.asked.sampling,
+            sampling=self.request.sampling,
             finish_reason=generation.finish_reason,
             status=CallStatus.FOREIGN if exchange.foreign else CallStatus.USED if used else CallStatus.ABANDONED,
-            messages=self.asked.messages,
-            tools=self.asked.tools,
+            messages=self.request.messages,
+            tools=self.request.tools,
             response=self.response,
             seconds=self.seconds,
-            request=self.first,
+            request=self.first_choice,
         )
 
 
@@ -91,19 +96,19 @@ class Session:
     ) -> None:
         self.rollout_id = rollout_id
         self.owner = owner
-        """The attempt that it serves; None where there are no rollouts."""
+        """The attempt that it serves; None for a gateway without rollouts."""
         self.model = model
         self.sampling, self.greedy = sampling, greedy
         self.max_calls = max_calls
         self.tally = tally
-        """Where calls and tokens are counted besides, and may be refused (auxiliary models)."""
+        """Counts the calls and tokens of an auxiliary model, and may refuse calls."""
         self.history = History()
         self.failure: Outcome | None = None
-        """Why a call failed: by the model (context overflow, call limit) or by infrastructure; None if none did."""
+        """Why a call failed: the model (context overflow, call limit) or infrastructure; None if no call failed."""
         self.failure_reason: str | None = None
         """One line about the failure."""
         self.tasks = TaskSet(loop)
-        """What answers its calls."""
+        """The tasks that answer its calls."""
         self._noise_seed = noise_seed
         self._record = record
         self._entries: list[Entry] = []
@@ -114,9 +119,9 @@ class Session:
         self._calls: tuple[Call, ...] | None = None
 
     def close(self) -> tuple[Call, ...]:
-        """Revoke the key, abort what is in flight (those calls are ABANDONED) and return the calls in order.
+        """Revoke the key, abort calls in flight (which become ABANDONED) and return all calls in order.
 
-        From any thread; does not wait for the engine. Again: the same calls. Empty with `record=False`.
+        From any thread; does not wait for the engine. Later calls return the same tuple. Empty with `record=False`.
         """
         with self._lock:
             if self._calls is None:
@@ -126,11 +131,11 @@ class Session:
             return self._calls
 
     def snapshot(self) -> tuple[Call, ...]:
-        """The calls recorded so far, in order, as they would be if the session closed now. From any thread."""
+        """Return the calls so far, in order, as `close` would return them now. From any thread."""
         return tuple(entry.call() for entry in list(self._entries))
 
     def prompt_text(self, index: int) -> str:
-        """The rendered prompt of a call. From any thread."""
+        """Return the rendered prompt of a call. From any thread."""
         return self._entries[index].prompt.text
 
     @property
@@ -140,41 +145,40 @@ class Session:
 
     @property
     def counts(self) -> dict[str, float]:
-        """What deserves a look, per rollout: tool calls that did not parse, and forks; of a model whose use is counted,
-        its calls and tokens."""
+        """The counts reported per rollout: malformed tool calls and forks; for an auxiliary model, calls and tokens."""
         if self.tally is not None:
             return self.tally.counts
         return {name: float(self._counts[name]) for name in ("tool_parse_errors", "forks")}
 
     @property
     def exhausted(self) -> TokenCapError | None:
-        """The error of a call that came after the run had used up the model's tokens."""
+        """The error of a call that was refused because the run has used up the model's tokens."""
         return None if self.tally is None else self.tally.refused
 
     @property
     def num_answers(self) -> int:
-        """How many answers the agent was handed so far, recorded or not."""
+        """How many answers the agent has received so far, recorded or not."""
         return sum(entry.used for entry in list(self._entries))
 
     @property
     def cut(self) -> bool:
-        """Whether the last answer that the agent was handed stopped at its token limit."""
+        """Whether the last answer that the agent received stopped at its token limit."""
         last = next((entry.generation for entry in reversed(list(self._entries)) if entry.used), None)
         return last is not None and last.finish_reason == "length"
 
-    # What follows is the gateway's, on the serving loop.
+    # The gateway calls what follows, on the serving loop.
 
     def fail(self, outcome: Outcome, reason: str) -> None:
-        """Note why a call failed. The first cause stays, but infrastructure outweighs what the model did."""
+        """Note why a call failed. The first cause is kept, but an infrastructure failure replaces the model's own."""
         if self.failure is None or (outcome == Outcome.INFRASTRUCTURE and self.failure != outcome):
             self.failure, self.failure_reason = outcome, reason
 
     def admits(self, num_choices: int) -> bool:
-        """Whether so many more calls are within the limit."""
+        """Whether `num_choices` more calls are within the limit."""
         return self.max_calls is None or len(self._entries) + num_choices <= self.max_calls
 
     def exchange(self, raw: RawRequest) -> Exchange:
-        """A new exchange; what it repeats, if it is a client's retry, is abandoned (see `_abandon_repeated`)."""
+        """Return a new exchange. If it is a client's retry, the tries it repeats are abandoned."""
         body = hashlib.blake2b(raw.body, digest_size=16).digest()
         exchange = Exchange(body=body, retry=raw.retry, idempotency_key=raw.idempotency_key, certain=raw.in_process)
         if raw.retry > 0:
@@ -185,13 +189,13 @@ class Session:
         return exchange
 
     def _abandon_repeated(self, retry: Exchange) -> None:
-        """Abandon the attempts that a retry repeats: the agent has not got, or has dropped, what they were answered.
+        """Abandon the earlier tries that a retry repeats: the agent did not receive, or dropped, their responses.
 
-        Of equal requests that were made at the same time only one is repeated, and a body does not say which. Where the
-        client sends an idempotency key, those with its key are. Else it is one that came to nothing (cancelled, timed
-        out, failed), which is abandoned anyway. If there is none, the client went away in the moment of the answer, or
-        its attempt was lost on the way here: then it cannot be told which of the others the agent has not got, and none
-        that its client may have dropped is trained.
+        Of several equal requests made at the same time only one is repeated, and the body does not tell which. With an
+        idempotency key, it is the tries with the same key. Without one, it is a try that failed (cancelled, timed out),
+        which is abandoned anyway. If there is none, the client disconnected at the moment of the response, or its try
+        never arrived here. Then all earlier tries whose delivery is uncertain are abandoned, so that no response is
+        trained that the agent may not have received.
         """
         earlier = [
             one for one in self._exchanges if one.body == retry.body and one.retry < retry.retry and not one.repeated
@@ -200,14 +204,14 @@ class Session:
             repeated = [one for one in earlier if one.idempotency_key == retry.idempotency_key]
         else:
             earlier = [one for one in earlier if not one.idempotency_key]
-            nothing = [one for one in earlier if one.ended and not one.delivered]
-            repeated = nothing[:1] or [one for one in earlier if not one.certain]
+            failed = [one for one in earlier if one.ended and not one.delivered]
+            repeated = failed[:1] or [one for one in earlier if not one.certain]
         for one in repeated:
             one.repeated = one.abandoned = True
 
-    def entry(self, exchange: Exchange, prompt: Prompt, asked: ChatRequest) -> Entry:
-        """A new entry, with the next index."""
-        entry = Entry(index=len(self._entries), exchange=exchange, prompt=prompt, asked=asked)
+    def entry(self, exchange: Exchange, prompt: Prompt, request: ChatRequest) -> Entry:
+        """Add a new entry with the next index, and return it."""
+        entry = Entry(index=len(self._entries), exchange=exchange, prompt=prompt, request=request)
         self._entries.append(entry)
         return entry
 
@@ -218,12 +222,13 @@ class Session:
             self.tally.add(tokens=number)
 
     def noise(self, index: int, choice: int, seed: int | None) -> int:
-        """The noise key of a call: of its index, or of the request's own seed (which repeats within this rollout)."""
+        """Return a call's noise key: made from its index, or from the request's own seed (then equal seeds in this
+        rollout repeat)."""
         digest = self._digest(f"call/{index}" if seed is None else f"seed/{seed}/{choice}")
         return int.from_bytes(digest[:8], "little") >> 1  # 63 bits: fits a signed integer too
 
     def name(self, index: int) -> str:
-        """A name for a call that no other call has, and that is the same in every run of the same seed."""
+        """Return a call's unique name, which is the same in every run of the same seed."""
         return self._digest(f"name/{index}").hex()
 
     def _digest(self, what: str) -> bytes:

@@ -1,6 +1,6 @@
-"""What runs on one loop for one attempt, to be cancelled with it.
+"""The asyncio tasks of one attempt, which are cancelled when it ends.
 
-In: tasks, on their loop. Out: their end, once the attempt has ended.
+In: tasks, on their loop. Out: their cancellation.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class TaskSet:
-    """Tasks of one loop. `closed`: no more are wanted."""
+    """The tasks of one attempt on one loop. `closed`: they are being cancelled, and no more should be added."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.closed = False
@@ -18,12 +18,12 @@ class TaskSet:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def add(self, task: asyncio.Task[Any]) -> None:
-        """Cancel this task when the set is closed. On the loop."""
+        """Add a task, to be cancelled by `close`. On the loop."""
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def close(self) -> None:
-        """Cancel them, without waiting for their end. From any thread, also when the loop is closed."""
+        """Cancel all tasks without waiting for them. From any thread, even if the loop is closed."""
         self.closed = True
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._cancel)

@@ -1,8 +1,8 @@
-"""In-process transports: what an openai client sends is answered on the serving loop, with no socket in between.
+"""In-process httpx transports: requests of openai clients are answered on the serving loop, without a socket.
 
 In: an `httpx` request on any thread or loop. Out: an `httpx` response. The asynchronous transport suspends only its
-caller's task, the synchronous one blocks only its caller's thread; neither waits on the serving loop's thread, so that
-a synchronous client inside an asynchronous workflow cannot deadlock. A cancelled or timed-out request is aborted in the
+caller's task, the synchronous one blocks only its caller's thread; neither waits on the serving loop's thread, so a
+synchronous client inside an asynchronous workflow cannot deadlock. A cancelled or timed-out request is aborted in the
 engine, and its call is ABANDONED.
 """
 
@@ -24,14 +24,14 @@ from sharpen.gateway.responses import reply_of
 
 
 class Mailbox:
-    """Runs callables on another thread's loop, waking it once for all that is posted before it looks."""
+    """Runs callables on another thread's loop. Wakes the loop once for all that is posted before it runs them."""
 
     def __init__(self) -> None:
         self._items: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._scheduled = False
 
     def post(self, loop: asyncio.AbstractEventLoop, call: Callable[..., None], *args: Any) -> None:
-        """Run `call(*args)` on `loop` (always the same one). RuntimeError if the loop is closed."""
+        """Run `call(*args)` on `loop`, which must always be the same. Raises `RuntimeError` if the loop is closed."""
         self._items.append((call, args))
         if self._scheduled:
             return
@@ -44,14 +44,14 @@ class Mailbox:
             raise
 
     def _drain(self) -> None:
-        self._scheduled = False  # first: what is posted from here on wakes the loop again
+        self._scheduled = False  # set first, so that anything posted from here on wakes the loop again
         while self._items:
             call, args = self._items.popleft()
             call(*args)
 
 
 class _Job:
-    """One request on its way through the serving loop; `done` is called there with the reply."""
+    """One request on the serving loop; `done` is called there with the reply."""
 
     def __init__(self, start: Start, raw: RawRequest, done: Callable[[Reply], None]) -> None:
         self._start, self._raw, self._done = start, raw, done
@@ -70,14 +70,14 @@ class _Job:
 
 
 class AsyncTransport(httpx.AsyncBaseTransport):
-    """For `openai.AsyncOpenAI`, on any running loop; shared by all rollouts, the key tells them apart."""
+    """A transport for `openai.AsyncOpenAI`, on any running loop. All rollouts share it; their keys differ."""
 
     def __init__(self, start: Start, loop: asyncio.AbstractEventLoop, inbox: Mailbox, who_calls: WhoCalls) -> None:
         self._start, self._loop, self._inbox, self._who_calls = start, loop, inbox, who_calls
         self._outboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox] = weakref.WeakKeyDictionary()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send to the serving loop and wait for the answer there."""
+        """Send the request to the serving loop and await its reply."""
         body, caller = await request.aread(), self._who_calls()
         raw = raw_request(request.method, request.url.path, request.headers, body, caller, in_process=True)
         loop = asyncio.get_running_loop()
@@ -89,7 +89,7 @@ class AsyncTransport(httpx.AsyncBaseTransport):
                 future.set_result(reply)
 
         def done(reply: Reply) -> None:
-            with contextlib.suppress(RuntimeError):  # the agent's loop is closed: nobody waits, it is not delivered
+            with contextlib.suppress(RuntimeError):  # the agent's loop is closed: the reply is not delivered
                 outbox.post(loop, resolve, reply)
 
         job = _Job(self._start, raw, done)
@@ -107,17 +107,17 @@ class AsyncTransport(httpx.AsyncBaseTransport):
         return _response(reply)
 
     async def aclose(self) -> None:
-        """Nothing to close: other rollouts go on using it."""
+        """Do nothing: other rollouts share this transport."""
 
 
 class SyncTransport(httpx.BaseTransport):
-    """For `openai.OpenAI`, on any thread but the serving loop's."""
+    """A transport for `openai.OpenAI`, on any thread but the serving loop's."""
 
     def __init__(self, start: Start, loop: asyncio.AbstractEventLoop, inbox: Mailbox, who_calls: WhoCalls) -> None:
         self._start, self._loop, self._inbox, self._who_calls = start, loop, inbox, who_calls
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Send to the serving loop and block this thread until the answer is there."""
+        """Send the request to the serving loop and block this thread until its reply."""
         if asyncio._get_running_loop() is self._loop:
             raise RuntimeError("a synchronous client would block the serving loop; use it on another thread")
         body, caller = request.read(), self._who_calls()
@@ -130,14 +130,14 @@ class SyncTransport(httpx.BaseTransport):
         except TimeoutError as error:
             self._inbox.post(self._loop, job.cancel)
             raise httpx.ReadTimeout("no answer within the client's timeout", request=request) from error
-        except BaseException:  # KeyboardInterrupt, or an exception thrown into the thread: passed on
+        except BaseException:  # KeyboardInterrupt, or an exception raised into this thread
             self._inbox.post(self._loop, job.cancel)
             raise
         reply.delivered()
         return _response(reply)
 
     def close(self) -> None:
-        """Nothing to close: other rollouts go on using it."""
+        """Do nothing: other rollouts share this transport."""
 
 
 def _read_timeout(request: httpx.Request) -> float | None:
