@@ -25,6 +25,8 @@ from sharpen.errors import ConfigError
 
 _POLICY_LOSS_SHORTHANDS = ("clip_low", "clip_high", "dual_clip")
 _ADVANTAGE_SHORTHANDS = ("std_normalize", "step_norm")
+_POLICY_LOSS_FUNCTIONS = {name: policy_loss.function for name, policy_loss in POLICY_LOSSES.items()}
+_ADVANTAGE_FUNCTIONS = {name: advantage.configured for name, advantage in ADVANTAGES.items()}
 
 TIGHT_CLIP = 0.05
 """A clip narrower than this needs a ratio to the trainer's own logprobs: in bfloat16, engine and trainer differ by
@@ -64,20 +66,8 @@ def resolve(
     given = loss.model_dump(exclude_none=True)
     algorithm = replace(
         preset,
-        **_resolve_part(
-            preset,
-            given,
-            "advantage",
-            _ADVANTAGE_SHORTHANDS,
-            {name: advantage.configured for name, advantage in ADVANTAGES.items()},
-        ),
-        **_resolve_part(
-            preset,
-            given,
-            "policy_loss",
-            _POLICY_LOSS_SHORTHANDS,
-            {name: policy_loss.function for name, policy_loss in POLICY_LOSSES.items()},
-        ),
+        **_resolve_part(preset, given, "advantage", _ADVANTAGE_SHORTHANDS, _ADVANTAGE_FUNCTIONS),
+        **_resolve_part(preset, given, "policy_loss", _POLICY_LOSS_SHORTHANDS, _POLICY_LOSS_FUNCTIONS),
     )
     if algorithm.group_relative and group_size < 2:
         raise ConfigError(
