@@ -69,7 +69,8 @@ class Ending:
 class UserFunctions:
     """The workflow and the judge, checked, with the optional arguments that each one takes (`workflow_args` is one).
 
-    Without `needs_reward` a workflow without judge may give none. `model_exceptions` names exceptions of the workflow
+    `own_arguments` holds the `workflow_args` of evaluation sets that have their own, by the set's name. Without
+    `needs_reward` a workflow without judge may give none. `model_exceptions` names exceptions of the workflow
     that blame the model's answer (`rollout.model_exceptions`). Raises `ConfigError` for a wrong signature.
     """
 
@@ -79,12 +80,14 @@ class UserFunctions:
         judge: Callable[..., Any] | None,
         workflow_args: Mapping[str, Any] | None = None,
         *,
+        own_arguments: Mapping[str, Mapping[str, Any]] | None = None,
         needs_reward: bool = True,
         model_exceptions: Sequence[str] = (),
     ) -> None:
         self.workflow = workflow
         self.judge = judge
         self._workflow_args = dict(workflow_args or {})
+        self._own_arguments = dict(own_arguments or {})
         self._needs_reward = needs_reward
         self._model_exceptions = model_exceptions
         self._workflow_takes = workflow_arguments(workflow)
@@ -95,7 +98,7 @@ class UserFunctions:
         """Run both functions on a copy of the task. Raises `ConfigError` or `DatasetError` for bad input only."""
         row = copy.deepcopy(task.row)
         try:
-            further = self._optional(self._workflow_takes, models)
+            further = self._optional(self._workflow_takes, task, models)
             output = await self.workflow(task=row, model=models.model, **further)
         except BaseException as error:  # the failure boundary of user code (see the module's docstring)
             failed = Outcome.INFRASTRUCTURE if models.auxiliary_failure is not None else models.policy.failure
@@ -125,7 +128,7 @@ class UserFunctions:
                 answer=answer,
             )
         try:
-            further = self._optional(self._judge_takes, models)
+            further = self._optional(self._judge_takes, task, models)
             judgement = await self.judge(task=row, response=response, **further)
         except BaseException as error:  # the failure boundary of user code
             blameless = models.auxiliary_failure is not None
@@ -139,13 +142,13 @@ class UserFunctions:
         ending = self._scored(judged, metrics, Outcome.JUDGE_ERROR, f"judge_func `{name_of(self.judge)}`")
         return dataclasses.replace(ending, answer=answer)
 
-    def _optional(self, names: frozenset[str], models: RolloutModels) -> dict[str, Any]:
+    def _optional(self, names: frozenset[str], task: Task, models: RolloutModels) -> dict[str, Any]:
         """Those of the optional arguments that a function takes; nothing in them is shared between attempts."""
-        values: dict[str, Any] = {"logger": user_log}
+        values: dict[str, Any] = {"logger": user_log, "task_set": task.task_set}
         if "auxiliary_models" in names:
             values["auxiliary_models"] = dict(models.auxiliary_models)
         if "workflow_args" in names:
-            values["workflow_args"] = copy.deepcopy(self._workflow_args)
+            values["workflow_args"] = copy.deepcopy(self._own_arguments.get(task.task_set or "", self._workflow_args))
         return {name: values[name] for name in names}
 
     def _failed(
