@@ -83,8 +83,8 @@ def configured_workflow(workflow: Any, judge: Any, config: RunConfig) -> Any:
             f"{workflow.__qualname__} is a Trinity Workflow, which sets the rewards itself: leave the judge out"
         )
     training = workflow_function(workflow, TasksetConfig.of(config.task_args), config.workflow_args, *_uses(config))
-    own = {name: _function_of_set(workflow, config, name) for name in config.evaluation.own}
-    return _choose_by_set(training, own) if own else training
+    by_set = {name: _function_of_set(workflow, config, name) for name in config.evaluation.own}
+    return _choose_by_set(training, by_set) if by_set else training
 
 
 def _function_of_set(workflow: type[Workflow], config: RunConfig, name: str) -> WorkflowFunction:
