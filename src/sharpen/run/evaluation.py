@@ -204,14 +204,7 @@ def evaluate(
             runner, modes = serving.runner, serving.modes
         else:
             assert endpoint is not None
-            functions = UserFunctions(
-                workflow,
-                judge,
-                config.workflow_args,
-                own_arguments=own_arguments(config),
-                model_exceptions=config.rollout.model_exceptions,
-            )
-            runner, modes = _endpoint_runner(config, functions, endpoint, stack)
+            runner, modes = _endpoint_runner(config, workflow, judge, endpoint, stack)
         evaluator = Evaluator(
             config=config,
             runner=runner,
@@ -231,9 +224,20 @@ def evaluate(
 
 
 def _endpoint_runner(
-    config: RunConfig, functions: UserFunctions, endpoint: Mapping[str, str], stack: contextlib.ExitStack
+    config: RunConfig,
+    workflow: Callable[..., Any],
+    judge: Callable[..., Any] | None,
+    endpoint: Mapping[str, str],
+    stack: contextlib.ExitStack,
 ) -> tuple[RolloutRunner, Mapping[Mode, Opener]]:
     """Return a runner whose policy is an endpoint, and its modes; `stack` closes them."""
+    functions = UserFunctions(
+        workflow,
+        judge,
+        config.workflow_args,
+        own_arguments=own_arguments(config),
+        model_exceptions=config.rollout.model_exceptions,
+    )
     stack.enter_context(silent_agents())
     thread = ServingThread()
     stack.callback(thread.close)

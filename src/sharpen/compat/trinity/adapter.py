@@ -158,17 +158,21 @@ def workflow_function(
         differ = len(set((result.call_rewards or {}).values())) > 1 and not (uses_steps and result.step_rewards)
         if differ and not warned:
             warned = True
-            log.warning(
-                "workflow %s rewards the calls of a rollout differently, but %s trains all of them with the rollout's "
-                "reward, that of its last call%s",
-                name,
-                no_use_in,
-                f" (a reward of a step goes into exp.info[{STEP_REWARD!r}])" if uses_steps else "",
-            )
+            _warn_of_call_rewards(name, no_use_in, uses_steps)
         return result
 
     run_workflow.__qualname__ = run_workflow.__name__ = name
     return run_workflow
+
+
+def _warn_of_call_rewards(name: str, algorithm: str | None, uses_steps: bool) -> None:
+    log.warning(
+        "workflow %s rewards the calls of a rollout differently, but %s trains all of them with the rollout's "
+        "reward, that of its last call%s",
+        name,
+        algorithm,
+        f" (a reward of a step goes into exp.info[{STEP_REWARD!r}])" if uses_steps else "",
+    )
 
 
 def result_of(name: str, experiences: Any, model: ModelWrapper) -> WorkflowResult:
