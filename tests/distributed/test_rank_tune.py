@@ -45,7 +45,7 @@ def test_a_rank_killed_in_a_step_ends_the_run_which_goes_on_from_its_checkpoint(
     in one process even, and ends where a run that nobody disturbed does; nothing is trained twice. One error says so:
     what the other rank met in consequence is not shown.
 
-    Red when a trainer that cannot say whether its weights are whole (`Checkpoints._is_whole`) is taken to have them."""
+    Red when a trainer that cannot say whether its weights are whole (`Checkpoints._restore`) is taken to have them."""
     fixed = {"project_name": "P", "experiment_name": "fixed"}
     with pytest.raises(
         RankError, match=r"\(train_step, 2 processes\): rank 1 was killed by SIGKILL\. The last"
@@ -54,7 +54,7 @@ def test_a_rank_killed_in_a_step_ends_the_run_which_goes_on_from_its_checkpoint(
     assert not leftover_ranks()
     assert not hasattr(caught.value, "__notes__")
     shown = capfd.readouterr()
-    assert "step 4 is given up in the midst, the last checkpoint stays: global_step_2" in shown.out
+    assert "step 4 is not complete and is dropped, the last checkpoint stays: global_step_2" in shown.out
     assert "Traceback" not in shown.err, shown.err
     run_dir = tmp_path / "P" / "fixed"
     assert (run_dir / "latest").resolve().name == "global_step_2"

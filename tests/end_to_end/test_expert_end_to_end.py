@@ -91,7 +91,7 @@ def test_trap_24_a_resumed_run_goes_on_at_the_right_expert_row(
     """Two steps, then three more by a second session: rows come as one unbroken order gives them, across an epoch's
     end, and every record agrees.
 
-    Red when `_record` (loop.py) does not put the rows' position into the progress, or `_restored` (assembly.py) does
+    Red when `_record` (loop.py) does not put the rows' position into the progress, or `_restore` (assembly.py) does
     not restore it.
     """
     settings = given(
@@ -160,7 +160,7 @@ def test_rows_that_are_too_long_are_left_out_and_said(tmp_path, toy_model_dir, t
     result = run(tmp_path, toy_model_dir, toy_dataset, steps=1, settings={**given(path), "expert.batch_size": 2})
     (row,) = metrics_of(result.run_dir)
     assert (row["batch/expert_rows"], row["batch/expert_rows_too_long"]) == (1, 1)
-    assert "1 of the expert's rows left out: longer than model.max_model_len" in capsys.readouterr().out
+    assert "1 expert rows left out: longer than model.max_model_len" in capsys.readouterr().out
     assert certify(result.run_dir, logprobs=False).holds
 
 

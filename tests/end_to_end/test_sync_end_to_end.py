@@ -276,9 +276,8 @@ def test_a_run_that_its_time_limit_ends_gives_up_what_is_in_flight_and_goes_on_f
 
 @pytest.mark.parametrize(("sync", "bound"), [({"offset": 1}, 5), ({"style": "fully_async", "max_staleness": 2}, 6)])
 def test_replay_takes_part_within_its_own_bound(tmp_path, toy_model_dir, toy_dataset, sync, bound):
-    """Groups train again beside fresh ones, also behind a resume; the fresh ones keep to their bound, the others to
-    theirs, and `certify` draws the same ones again. Red when `_ahead` (rollouts.py) takes replayed tokens for fresh
-    ones."""
+    """Replayed groups train together with fresh ones, also after a resume. Both keep their own bound, and `certify`
+    draws the same groups. Red when `_async_metrics` (rollouts.py) counts replayed tokens as fresh."""
     settings = {"sampling.replay_share": 0.7}
     run(tmp_path, toy_model_dir, toy_dataset, sync, steps=4, workflow=pauses, settings=settings)
     result = run(tmp_path, toy_model_dir, toy_dataset, sync, steps=8, workflow=pauses, settings=settings)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sharpen.experience.journal import Journal
-from sharpen.run.identity import trained_rows_stay
+from sharpen.run.identity import used_rows_unchanged
 from sharpen.supervised.taught import held_out_row
 from sharpen.types import Group, Task
 
@@ -18,14 +18,14 @@ def tasks(**changed: Any) -> list[Task]:
 
 def test_rows_that_were_rolled_out(tmp_path: Path) -> None:
     path = tmp_path / "run.db"
-    assert not trained_rows_stay(path, tasks())
+    assert not used_rows_unchanged(path, tasks())
     journal = Journal(path)
     journal.add(Group(id="1/train/2", task=tasks()[2], version=0, rollouts=()))
     journal.close()
-    assert trained_rows_stay(path, tasks())
-    assert trained_rows_stay(path, tasks(**{"train/3": {"question": "3 + 3", "answer": "repaired"}}))
-    assert not trained_rows_stay(path, tasks(**{"train/2": {"question": "2 + 2", "answer": "another"}}))
-    assert not trained_rows_stay(path, tasks()[:2])
+    assert used_rows_unchanged(path, tasks())
+    assert used_rows_unchanged(path, tasks(**{"train/3": {"question": "3 + 3", "answer": "repaired"}}))
+    assert not used_rows_unchanged(path, tasks(**{"train/2": {"question": "2 + 2", "answer": "another"}}))
+    assert not used_rows_unchanged(path, tasks()[:2])
 
 
 def test_rows_that_were_taught(tmp_path: Path) -> None:
@@ -34,5 +34,5 @@ def test_rows_that_were_taught(tmp_path: Path) -> None:
     journal.add_taught(0, [held_out_row(Task(id="train/9", index=9, row={"held": "out"}))])
     journal.add_taught(1, [held_out_row(tasks()[1])])
     journal.close()
-    assert trained_rows_stay(path, tasks(**{"train/0": {"question": "repaired"}}))
-    assert not trained_rows_stay(path, tasks(**{"train/1": {"question": "another"}}))
+    assert used_rows_unchanged(path, tasks(**{"train/0": {"question": "repaired"}}))
+    assert not used_rows_unchanged(path, tasks(**{"train/1": {"question": "another"}}))

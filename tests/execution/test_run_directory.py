@@ -184,7 +184,7 @@ def test_steps_without_a_checkpoint_are_never_begun_anew_over(record: str, tmp_p
             for step in (1, 2, 3):
                 journal.add_step(step, step, {})
     before = (path / record).read_bytes()
-    with pytest.raises(ConfigError, match=r"'one' has trained 3 steps and left no checkpoint .* Move or delete the"):
+    with pytest.raises(ConfigError, match=r"'one' has trained 3 steps .* no checkpoint .*Move or delete the"):
         opened(settings(tmp_path))
     assert (path / record).read_bytes() == before
     assert not (path / "resolved.json").exists()
@@ -250,8 +250,8 @@ def test_what_may_change_is_said_and_the_settings_before_are_kept(tmp_path: Path
     path = begun(tmp_path, 2, 4, algorithm__learning_rate=1e-3)
     again = settings(tmp_path, algorithm__learning_rate=1e-4, train_dataset__total_steps=9)
     assert opened(again).notes == (
-        "changed since the run was last begun: algorithm.learning_rate: 0.001 -> 0.0001",
-        "changed since the run was last begun: train_dataset.total_steps: none -> 9",
+        "changed since the run last started: algorithm.learning_rate: 0.001 -> 0.0001",
+        "changed since the run last started: train_dataset.total_steps: none -> 9",
     )
     assert opened(again).notes == ()
     assert resolved_of(path)["algorithm.learning_rate"] == 1e-4

@@ -41,7 +41,7 @@ WALKED = (
     "trainer/checkpoint.py", "experience/journal.py", "monitor/metrics.py",
 )  # fmt: skip
 SAVES = ("run/steps.py", "trainer/checkpoint.py")
-SAVING = ("save", "_save", "_recorded", "state_tensors")
+SAVING = ("save", "_save", "_position", "state_tensors")
 """Files and functions in which an error may be one of saving itself, which leaves the last checkpoint."""
 
 
@@ -261,7 +261,7 @@ def rollouts_bench(folder: Path, model: Path, dataset: Path, algorithm: str, **m
         loop.trainer.save(folder / "untrained", {})
         start, orders = loop.progress.order, []
         while loop.progress.step < STEPS:
-            loop._one_step(0.0)
+            loop._run_step(0.0)
             orders.append(loop.progress.order)
         loop.journal.flush()
         groups = list(read_groups(site.directory.journal))

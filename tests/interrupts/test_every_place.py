@@ -97,7 +97,7 @@ def sft(tmp_path_factory, toy_model_dir, rows):
 
 @pytest.mark.parametrize("way", ["error", "once", "twice"])
 def test_a_step_with_rollouts_ended_at_its_borders(grpo, way):
-    """Red when `_is_whole` (run/steps.py) does not go back, when `_record` (run/loop.py) sets `progress` before the
+    """Red when `_restore` (run/steps.py) does not go back, when `_record` (run/loop.py) sets `progress` before the
     step is in `run.db`, when `live_tensors` (optimizer.py) lacks the moments."""
     assert walk(grpo, way) > 9
 

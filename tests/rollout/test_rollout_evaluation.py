@@ -69,8 +69,8 @@ def test_trap_33_an_agent_that_raises_is_worth_what_one_that_gives_nothing_is(
 
 
 def test_an_evaluation_that_a_cache_answered_is_no_result(make_runner: MakeRunner, serving: FakeServing) -> None:
-    """Red when `_lacks` (evaluate.py) does not look at rollouts without calls. DSPy's default cache did this: greedy
-    asks, sampled is answered from memory."""
+    """Red when `_reasons_against` (evaluation.py) does not look at rollouts without calls. DSPy did this by default:
+    greedy asks, sampled is answered from memory."""
     cache: set[int] = set()
 
     async def cached(task: Any, model: Any) -> float:

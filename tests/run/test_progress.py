@@ -49,7 +49,7 @@ def test_checkpoints_of_runs_with_rollouts_held_evaluations():
 
 
 def test_checkpoints_of_runs_without_rollouts_held_losses_apart():
-    """Red when `_of_rows` leaves the best one's rows out: any later checkpoint would become `best`."""
+    """Red when `_merge_supervised` leaves the best one's rows out: any later checkpoint would become `best`."""
     found = Progress.from_json(
         {
             "kind": "supervised",

@@ -112,7 +112,7 @@ def test_half_a_step_and_one_that_is_not_recorded_are_undone_or_not_saved(run, u
     run.ends_with(ValueError("x"), updates)
     assert run.on_disk == ("global_step_1", "2")
     assert run.lines[-1] == (
-        "failed (ValueError: x); step 3 is given up in the midst, the last checkpoint stays: global_step_1"
+        "failed (ValueError: x); step 3 is not complete and is dropped, the last checkpoint stays: global_step_1"
     )
 
 
@@ -129,7 +129,7 @@ def test_a_checkpoint_that_is_there_is_not_written_again(run):
     run.checkpoints.save(run.recorded())
     run.ends_with(ValueError("x"))
     assert run.trainer.saved == [2]
-    assert run.lines == ["failed (ValueError: x); the checkpoint of step 1, the last whole one, is there"]
+    assert run.lines == ["failed (ValueError: x); step 1, the last whole one, is already saved"]
     going_on = Run(run.folder)
     going_on.train()
     going_on.ends_with(ValueError("y"))
@@ -153,12 +153,12 @@ def test_what_cannot_be_written_is_not_tried_twice_and_does_not_hide_the_error(r
     run.train()
     error = ValueError("the cause")
     run.ends_with(error)
-    assert error.__notes__ == ["No checkpoint of step 3 was written either: CheckpointError: no space left"]
+    assert error.__notes__ == ["The checkpoint of step 3 could not be written: CheckpointError: no space left"]
     run.position = {}
     run.journal.failure = JournalError("disk full")
     run.ends_with(error)
     assert run.on_disk == ("global_step_1", "2")
-    assert run.lines[-1].startswith("no checkpoint of step 3 was written (JournalError: disk full); the last")
+    assert run.lines[-1].startswith("the checkpoint of step 3 could not be written (JournalError: disk full); the last")
 
 
 def test_ctrl_c_while_a_failed_run_saves_waits_for_it(run):
@@ -176,7 +176,7 @@ def test_ctrl_c_while_a_step_is_saved_waits_for_it_and_it_is_saved_once(run):
     with pytest.raises(KeyboardInterrupt), run.checkpoints.saved_on_failure(run.recorded):
         run.checkpoints.save(run.recorded())
     assert run.trainer.saved == [2]
-    assert run.lines == ["interrupted; the checkpoint of step 1, the last whole one, is there"]
+    assert run.lines == ["interrupted; step 1, the last whole one, is already saved"]
 
 
 def test_best_is_what_the_checkpoint_says_even_if_a_kill_came_between_the_pointers(run):

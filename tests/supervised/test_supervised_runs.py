@@ -150,7 +150,7 @@ def test_cpt_and_dpo_learn(tmp_path, toy_model_dir, capsys):
         **options(tmp_path, toy_model_dir, texts, "cpt", settings={"supervised.text_key": "body", "time_limit_s": 600})
     )
     assert result.loss_after < 0.5 * result.loss_before
-    assert "1 of 4 rows have no token to learn" in capsys.readouterr().out
+    assert "1 of 4 rows have no token to train on" in capsys.readouterr().out
     rows = [{"prompt": f"question {i}", "chosen": "yes", "rejected": "no"} for i in range(100)]
     result = tune(**options(tmp_path, toy_model_dir, write(tmp_path, "pairs", rows), "dpo"))
     assert result.loss_before == pytest.approx(math.log(2))
@@ -194,11 +194,10 @@ def test_the_time_limit_ends_a_run_with_a_checkpoint(tmp_path, toy_model_dir):
         (
             {
                 "workflow_func": says_yes,
-                "eval_dataset": DatasetConfig(path="d"),
-                "settings": {"model.inference_engine_num": 2},
+                "eval_dataset": DatasetConfig(path="./no/such/data"),
             },
-            ConfigError,
-            "inference_engine_num is 2",
+            DatasetError,
+            "./no/such/data",
         ),
         ({"settings": {"sampling.order": "difficulty"}}, ConfigError, "goes by rewards"),
         (

@@ -1,1 +1,1 @@
-"""A run: put together (`assembly`), trained step by step from a source of batches (`loop`), written up (`outcome`)."""
+"""A run: `assembly` builds it, `loop` trains it step by step from a source of batches, `outcome` writes the results."""

@@ -1,6 +1,6 @@
-"""Puts a run together, of rollouts or of rows, and takes it apart at the end.
+"""Build a run that learns from rollouts or from rows, and close its parts at the end.
 
-In: a resolved configuration and the user's functions. Out: a `Loop` that has not run yet, and its directory. Everything
+In: a resolved configuration and the user's functions. Out: a `Loop` that has not run yet, and its `Site`. Everything
 that can be checked without loading a model is checked first.
 """
 
@@ -49,24 +49,24 @@ if TYPE_CHECKING:
     from sharpen.supervised.held_out import HeldOut
     from sharpen.supervised.lessons import Tutor
 
-_WITHOUT_EFFECT = (
+_ROLLOUTS_ONLY = (
     *("algorithm.group_size", "sampling.max_refill", "sampling.reward_", "sampling.overlong", "sampling.difficulty"),
     *("sampling.replay", "sampling.max_staleness"),
     *("check.", "critic.", "distill.", "sync."),
 )
-"""Settings, by how they begin, that mean nothing without rollouts."""
-_OF_WORKFLOW = (
+"""Prefixes of the settings that have no effect without rollouts."""
+_AGENT_ONLY = (
     *("workflow_args", "task_args", "rollout.", "auxiliary_models", "judge"),
     *("engine.type", "engine.dtype", "engine.max_slots", "engine.kv_cache_mb"),
     *("model.tensor_parallel_size", "model.inference_engine_num"),
     *("cluster.num_workers", "cluster.rollouts_per_worker", "cluster.colocate"),
 )
-"""Settings that mean something only where the agent is evaluated."""
+"""Prefixes of the settings that have an effect only if the agent runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """What a run has before anything is loaded: its job, its data in their order, its directory, the display."""
+    """What a run has before a model is loaded: the job, the data and their order, the directory and the display."""
 
     job: TrainingJob
     data: RunData
@@ -84,15 +84,15 @@ def open_loop(
     judge: Callable[..., Any] | None,
     config_path: Path | None = None,
 ) -> Iterator[tuple[Loop, Site]]:
-    """Check everything, put the parts of a run together, and take them apart at the end. Nothing has run yet. Raises as
-    `tune()`."""
+    """Check the configuration, build the run's parts and close them at the end. Training has not begun when this
+    yields. Raises what `tune()` raises."""
     if resolved.evaluate_only:
         raise ConfigError(
             f"{config_path}: mode is 'bench', which evaluates and does not train: use `sharpen eval --config "
             f"{config_path}`, or mode both"
         )
     job = decide(resolved.config, workflow, judge)
-    data = _read(job)
+    data = _read_data(job)
     with contextlib.ExitStack() as stack:
         site = stack.enter_context(open_site(resolved, config_path, job, data))
         serving = None if job.workflow is None else start_serving(job)
@@ -107,7 +107,7 @@ def open_loop(
             probe=_probe(job, serving, data),
         )
         stack.callback(trainer.close)
-        stack.enter_context(stop_signals())  # once more: Ray sets handlers of its own as it starts
+        stack.enter_context(stop_signals())  # again: Ray installs its own handlers when it starts
         loop = assemble(site, serving, trainer)
         stack.callback(loop.monitor.close)
         stack.callback(loop.journal.close)
@@ -116,8 +116,8 @@ def open_loop(
 
 @contextlib.contextmanager
 def open_site(resolved: ResolvedConfig, config_path: Path | None, job: TrainingJob, data: RunData) -> Iterator[Site]:
-    """Make the run's directory, or find it again, and say what is notable. Raises as `open_run_directory` and
-    `before_run`."""
+    """Create or reopen the run's directory and print the notices. Raises what `open_run_directory` and `before_run`
+    raise."""
     let_idle_workers_sleep()
     from sharpen.run.directory import open_run_directory
 
@@ -134,7 +134,14 @@ def open_site(resolved: ResolvedConfig, config_path: Path | None, job: TrainingJ
         contextlib.closing(Display(total_steps, sys.stdout)) as display,
         contextlib.closing(Transcripts(directory.evaluations)) as transcripts,
     ):
-        for line in (*resolved.notices, *resolved.overrides, *directory.notes, *_idle(resolved, job), *data.messages):
+        for line in (
+            *resolved.notices,
+            *resolved.overrides,
+            *job.notices,
+            *directory.notes,
+            *_unused_settings(resolved, job),
+            *data.messages,
+        ):
             display.message(line)
         for line in before_run(job, directory.path):
             display.message(line)
@@ -150,7 +157,7 @@ def open_site(resolved: ResolvedConfig, config_path: Path | None, job: TrainingJ
 
 
 def assemble(site: Site, serving: Serving | None, trainer: AnyTrainer) -> Loop:
-    """The loop of a run that begins, or goes on from its checkpoint."""
+    """Build the loop of a new run, or of one that continues from its checkpoint."""
     from sharpen.execution.model_files import quiet_transformers
     from sharpen.experience.journal import Journal
     from sharpen.run.exam import Exam
@@ -161,8 +168,8 @@ def assemble(site: Site, serving: Serving | None, trainer: AnyTrainer) -> Loop:
     expert = None
     if isinstance(recipe, RolloutRecipe):
         expert = make_expert_rows(recipe.config, recipe.algorithm, site.data.expert, site.job.folder)
-    progress = _restored(site, serving, trainer, expert)
-    _join_weights(site, serving, trainer, progress.step)
+    progress = _restore(site, serving, trainer, expert)
+    _connect_weights(site, serving, trainer, progress.step)
     journal = Journal(directory.journal)
     journal.begin(progress.step, trainer.version)
     if trainer.rounding is not None:
@@ -192,30 +199,30 @@ def assemble(site: Site, serving: Serving | None, trainer: AnyTrainer) -> Loop:
     )
 
 
-def _read(job: TrainingJob) -> RunData:
+def _read_data(job: TrainingJob) -> RunData:
     if isinstance(job.recipe, RolloutRecipe):
         return read_tasks(job.recipe)
     return read_data(job.config, job.recipe.algorithm, job.workflow is not None)
 
 
-def _idle(resolved: ResolvedConfig, job: TrainingJob) -> list[str]:
-    """One line for the settings that were given and mean nothing where rows are learnt, if there are any."""
+def _unused_settings(resolved: ResolvedConfig, job: TrainingJob) -> list[str]:
+    """Return a line that lists the given settings that have no effect in a run that learns from rows, if any."""
     if isinstance(job.recipe, RolloutRecipe):
         return []
-    starts = _WITHOUT_EFFECT if job.workflow is not None else (*_WITHOUT_EFFECT, *_OF_WORKFLOW)
+    starts = _ROLLOUTS_ONLY if job.workflow is not None else (*_ROLLOUTS_ONLY, *_AGENT_ONLY)
     idle = [name for name, origin in resolved.origins.items() if origin != "default" and name.startswith(starts)]
     return [f"without effect in {job.recipe.algorithm.name}: {', '.join(idle)}"] if idle else []
 
 
 def _probe(job: TrainingJob, serving: Serving | None, data: RunData) -> Sequence[Experience]:
-    """What the engine says before anything has trained, where trainer and engine are compared."""
+    """Return calls of the untrained engine, to compare the trainer with; none for a run that learns from rows."""
     if serving is None or isinstance(job.recipe, RowRecipe):
         return ()
     return probe_at_start(job.config, serving, data.training)
 
 
-def _restored(site: Site, serving: Serving | None, trainer: AnyTrainer, expert: ExpertRows | None) -> Progress:
-    """How far the run is; what has a state is put back to there."""
+def _restore(site: Site, serving: Serving | None, trainer: AnyTrainer, expert: ExpertRows | None) -> Progress:
+    """Restore every part that has a state from the checkpoint, and return how far the run is."""
     if site.directory.checkpoint is None:
         return Progress(order=site.order.state(), expert={} if expert is None else expert.state())
     progress = Progress.from_json(trainer.restore(site.directory.checkpoint))
@@ -227,8 +234,8 @@ def _restored(site: Site, serving: Serving | None, trainer: AnyTrainer, expert: 
     return replace(progress, version=trainer.version)
 
 
-def _join_weights(site: Site, serving: Serving | None, trainer: AnyTrainer, step: int) -> None:
-    """Settle how the trainer's weights reach the engine, and serve those of a continued run."""
+def _connect_weights(site: Site, serving: Serving | None, trainer: AnyTrainer, step: int) -> None:
+    """Choose how the trainer's weights reach the engine, and serve the weights of a continued run."""
     from sharpen.execution.shared_weights import publish_adapters_alone, share_weights
 
     recipe = site.job.recipe
@@ -307,7 +314,7 @@ def _rows(site: Site, recipe: RowRecipe, serving: Serving | None, trainer: AnyTr
 
 
 def _held_out(site: Site, recipe: RowRecipe, tutor: Tutor, trainer: AnyTrainer, journal: Journal) -> HeldOut | None:
-    """The rows whose loss is measured, noted in the journal."""
+    """Return the held-out rows whose loss is measured, after adding them to the journal."""
     from sharpen.supervised.held_out import HeldOut
     from sharpen.supervised.taught import HELD_OUT, held_out_row
 
@@ -324,7 +331,7 @@ def _held_out(site: Site, recipe: RowRecipe, tutor: Tutor, trainer: AnyTrainer, 
 
 
 def _monitor(site: Site, step: int) -> Monitor:
-    """The configured monitor; a continued run goes on after `step`, the display tells if the monitor refuses."""
+    """Open the configured monitor. A continued run logs on after `step`; warnings go to the display."""
     config, directory = site.job.config, site.directory
     return open_monitor(
         directory.path,
@@ -338,7 +345,7 @@ def _monitor(site: Site, step: int) -> Monitor:
 
 
 def _evaluator(site: Site, serving: Serving) -> Evaluator:
-    """Evaluates the model that serves on the held-out tasks, and on the further sets by name."""
+    """Return the evaluator of the served model on the held-out tasks and on the named further sets."""
     from sharpen.run.evaluation import Evaluator
 
     return Evaluator(

@@ -1,6 +1,6 @@
-"""The check before training: a few tasks through agent and judge, and whether there is something to learn.
+"""The check before training: run a few tasks through agent and judge, and report whether they give a training signal.
 
-In: a configuration and the user's functions (`sharpen check`), or a run that is about to begin. Out: a `CheckReport`.
+In: a configuration and the user's functions (`sharpen check`), or a run that is about to start. Out: a `CheckReport`.
 """
 
 from __future__ import annotations
@@ -32,29 +32,32 @@ def check_config(
     judge: Callable[..., Any] | None,
     num_tasks: int | None = None,
 ) -> CheckReport:
-    """Send a few tasks through agent and judge, and say whether there is something to learn."""
+    """Run a few tasks through agent and judge, and report whether they give a training signal. Raises `ConfigError` for
+    an algorithm that learns from rows."""
     config = resolved.config
     if learns_from_rows(config):
-        raise ConfigError(f"{config.algorithm.algorithm_type!r} learns without rollouts: there is nothing to check")
+        raise ConfigError(
+            f"{config.algorithm.algorithm_type!r} learns from rows, not from rollouts: there is nothing to check"
+        )
     job = decide_rollouts(config, workflow, judge)
     tasks = read_tasks(job.recipe).training[: num_tasks or config.check.num_tasks]
     let_idle_workers_sleep()
     serving = start_serving(job)
     try:
-        return _check(job.recipe, serving, tasks, version=0)
+        return _run_check(job.recipe, serving, tasks, version=0)
     finally:
         serving.close()
 
 
 def check_first(loop: Loop, site: Site) -> None:
-    """The brief check of a run; its findings are printed. Raises `RolloutError` if every rollout failed at once,
-    `NoSignalError` where the settings ask for it."""
+    """Check a new run on a few tasks and print the findings. Raises `RolloutError` if every rollout failed,
+    `NoSignalError` if no call can be trained, or if all rewards were equal and `check.stop_without_signal` is on."""
     recipe, settings = site.job.recipe, site.job.config.check
     if isinstance(recipe, RowRecipe) or not settings.enabled or loop.progress.step:
         return
     assert loop.serving is not None
-    report = _check(recipe, loop.serving, site.data.training[: settings.num_tasks], version=loop.trainer.version)
-    for line in _brief(report):
+    report = _run_check(recipe, loop.serving, site.data.training[: settings.num_tasks], version=loop.trainer.version)
+    for line in _summary_lines(report):
         site.display.message(line)
     if report.all_failed:
         raise RolloutError(f"check: {report.all_failed}")
@@ -63,29 +66,29 @@ def check_first(loop: Loop, site: Site) -> None:
     if not report.has_signal and settings.stop_without_signal:
         raise NoSignalError(
             "check: every reward was the same, so there is nothing to learn from; "
-            "check.stop_without_signal: false goes on all the same"
+            "check.stop_without_signal: false trains anyway"
         )
 
 
-def _check(recipe: RolloutRecipe, serving: Serving, tasks: Sequence[Task], *, version: int) -> CheckReport:
+def _run_check(recipe: RolloutRecipe, serving: Serving, tasks: Sequence[Task], *, version: int) -> CheckReport:
     started = time.perf_counter()
     groups = serving.runner.run(tasks, group_ids=[f"check/{task.id}" for task in tasks], version=version)
     seconds = time.perf_counter() - started
     report = check_groups(groups, needs_reward=recipe.needs_reward, model=recipe.config.model)
-    num_of_step = recipe.config.algorithm.batch_size * recipe.config.algorithm.group_size
-    share = num_of_step / max(1, report.statistics.num_rollouts)
+    rollouts_per_step = recipe.config.algorithm.batch_size * recipe.config.algorithm.group_size
+    share = rollouts_per_step / max(1, report.statistics.num_rollouts)
     return replace(report, step_s=seconds * max(1.0, share))
 
 
-def _brief(report: CheckReport) -> list[str]:
-    found = report.statistics
+def _summary_lines(report: CheckReport) -> list[str]:
+    stats = report.statistics
     rewards = (
-        f"reward {found.reward_mean:.3f}, {found.num_groups - found.num_flat_groups} tasks with differing rewards"
-        if not math.isnan(found.reward_mean)
+        f"reward {stats.reward_mean:.3f}, {stats.num_groups - stats.num_flat_groups} tasks with differing rewards"
+        if not math.isnan(stats.reward_mean)
         else "no reward"
     )
     line = (
-        f"check: {found.num_rollouts} rollouts of {found.num_groups} tasks, {rewards}, {report.pace}: "
+        f"check: {stats.num_rollouts} rollouts of {stats.num_groups} tasks, {rewards}, {report.pace}: "
         f"{'ready' if report.ready else 'not ready'}"
     )
     return [line, *(f"  ! {finding}" for finding in report.findings)]

@@ -1,6 +1,6 @@
 """The tasks of a run that learns from rollouts.
 
-In: its recipe. Out: `RunData`, or `DatasetError`.
+In: its recipe. Out: `RunData`; raises `DatasetError` for data that cannot be read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sharpen.types import Task
 
 
 def read_tasks(recipe: RolloutRecipe) -> RunData:
-    """The datasets, split."""
+    """Read the datasets and split off the held-out tasks."""
     config = recipe.config
     tasks: Sequence[Task] = load_tasks(config.train_dataset)
     messages: tuple[str, ...] = ()

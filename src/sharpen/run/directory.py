@@ -1,8 +1,8 @@
-"""The directory of a run: made, or found again, and held by one process at a time.
+"""The directory of a run: created or reopened, and locked by one process at a time.
 
 In: the resolved configuration. Out: a `RunDirectory`: `<root>/<project>/<name>` with the settings written into it, and
-the checkpoint to continue from, if a run of that fixed name left one. What a kill left half done is put right first;
-nothing that was trained is ever begun anew without being told so.
+the checkpoint to continue from, if an earlier run of that name left one. What a killed run left half done is repaired
+first. A run that has trained is never started over without the user's request.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
 from sharpen.experience.reading import read_steps
 from sharpen.experience.records import EVALUATIONS
-from sharpen.run.identity import Identity, trained_rows_stay
+from sharpen.run.identity import Identity, used_rows_unchanged
 from sharpen.run.lock import locked
-from sharpen.run.same_run import NOTED, RunRecord, check_same_run, keep_settings, read_recorded
+from sharpen.run.same_run import IDENTITY, RunRecord, check_same_run, keep_settings, read_recorded
 from sharpen.trainer.checkpoint import pointed, repair, step_of
 from sharpen.types import Task
 
 TRAINING = "train_dataset"
-"""Under this name the rows to train on are known again."""
+"""Name of the training rows among the identities."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDirectory:
-    """Where everything of a run is. `checkpoint` is what it continues from; None for a fresh run. `notes` say what was
-    found and done as it was opened."""
+    """The paths of a run. `checkpoint` is the one to continue from, None for a new run. `notes` are lines for the user
+    about what was found and repaired."""
 
     path: Path
     checkpoint: Path | None
@@ -55,7 +55,7 @@ class RunDirectory:
 
     @property
     def evaluations(self) -> Path:
-        """What the agent did when it was evaluated."""
+        """The rollouts of the evaluations."""
         return self.path / EVALUATIONS
 
     @property
@@ -70,7 +70,7 @@ class RunDirectory:
 
     @property
     def summary(self) -> Path:
-        """What came out."""
+        """The summary of the run."""
         return self.path / "summary.json"
 
 
@@ -78,12 +78,12 @@ class RunDirectory:
 def open_run_directory(
     resolved: ResolvedConfig, config_path: Path | None, identities: Mapping[str, Identity], rows: Sequence[Task] = ()
 ) -> Iterator[RunDirectory]:
-    """Make the directory, or find that of the fixed name again, with its latest checkpoint, and hold it. `identities`
-    say what model and datasets are; they are noted beside the settings. `rows` are those to train on.
+    """Create the run's directory, or reopen an existing one with its latest checkpoint, and lock it. `identities` tell
+    the model and the datasets apart and are recorded with the settings. `rows` are the rows to train on.
 
-    Nothing is written before it is known that the run may go on there. Raises `ConfigError` if another run holds the
-    directory, if a fixed name's directory belongs to another run, or if it has steps but no checkpoint to go on from;
-    `CheckpointError` if none of its checkpoints is whole.
+    Nothing is written before the run is known to be the same. Raises `ConfigError` if another process has the lock, if
+    the directory belongs to another run, or if it has trained steps but no checkpoint; `CheckpointError` if none of its
+    checkpoints is complete.
     """
     config = resolved.config
     path = _directory(config)
@@ -93,20 +93,20 @@ def open_run_directory(
         if checkpoint is None:
             _check_unused(path)
         else:
-            notes += _go_on(path, RunRecord.of(config, identities), checkpoint, rows)
+            notes += _continue(path, RunRecord.of(config, identities), checkpoint, rows)
         if config_path is not None:
             shutil.copyfile(config_path, path / "config.yaml")
         elif not (path / "config.yaml").exists():
             content = config.model_dump(mode="json", exclude_unset=True)
             (path / "config.yaml").write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
-        noted = {f"{NOTED}{name}": dict(identity) for name, identity in identities.items()}
+        noted = {f"{IDENTITY}{name}": dict(identity) for name, identity in identities.items()}
         write_resolved(path / "resolved.json", resolved, noted)
         yield RunDirectory(path=path, checkpoint=checkpoint, notes=tuple(notes))
 
 
 def _directory(config: RunConfig) -> Path:
-    """The directory of the name, made (or found where the default project had it under its former name); without a name
-    `Experiment-<timestamp>`, with a number behind it if a run of the same second took that."""
+    """Return the named directory, created if missing, or an existing one under the default project's former name. A run
+    without a name gets `Experiment-<timestamp>`, with a number appended if that exists."""
     parent = (Path(config.checkpoint_root_dir) / config.project).absolute()
     if config.name is not None:
         if former := former_run(parent.parent, config.project, config.name):
@@ -124,13 +124,13 @@ def _directory(config: RunConfig) -> Path:
 
 
 def _check_unused(path: Path) -> None:
-    """A directory without a checkpoint is begun anew only if no step was trained in it."""
+    """Raise `ConfigError` if steps were trained in this directory, which has no checkpoint."""
     trained = max(_steps_in_journal(path / "run.db"), _steps_in_metrics(path / "metrics.jsonl"))
     if trained:
         raise ConfigError(
-            f"the run {path.name!r} has trained {trained} steps and left no checkpoint to go on from ({path}): "
-            "beginning anew in it would overwrite its records. Move or delete the folder to begin anew, or choose "
-            "another experiment_name (algorithm.save_interval_steps says how often a checkpoint is saved)"
+            f"the run {path.name!r} has trained {trained} steps but has no checkpoint to continue from ({path}), and "
+            "starting over would overwrite its records. Move or delete the folder to start over, or choose another "
+            "experiment_name (algorithm.save_interval_steps sets how often a checkpoint is saved)"
         )
 
 
@@ -139,23 +139,23 @@ def _steps_in_journal(journal: Path) -> int:
 
 
 def _steps_in_metrics(metrics: Path) -> int:
-    """The last step that has a line; a line that a kill cut short is none."""
-    found = 0
+    """Return the last step with a complete line; a line that a kill cut short does not count."""
+    last = 0
     for line in metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else ():
         with contextlib.suppress(ValueError, KeyError, TypeError):
-            found = max(found, int(json.loads(line)["step"]))
-    return found
+            last = max(last, int(json.loads(line)["step"]))
+    return last
 
 
-def _go_on(path: Path, now: RunRecord, checkpoint: Path, rows: Sequence[Task]) -> list[str]:
-    """See to it that the run is the same, and keep the settings that are about to be replaced; what to tell the user.
-    Raises `ConfigError` if it is another one."""
+def _continue(path: Path, now: RunRecord, checkpoint: Path, rows: Sequence[Task]) -> list[str]:
+    """Check that the run is the same, keep the settings that are about to be replaced, and return lines for the user.
+    Raises `ConfigError` if it is another run."""
     before = read_recorded(path)
     if before is None:
-        return ["resolved.json is missing: whether the run goes on with the settings that it began with is not known"]
+        return ["resolved.json is missing: the settings of this run cannot be compared with those it started with"]
     lines = []
-    if _repaired(path, before.identities.get(TRAINING), now.identities.get(TRAINING), rows):
-        lines.append("changed since the run was last begun: rows of train_dataset that it had not met yet")
+    if _only_unused_rows_changed(path, before.identities.get(TRAINING), now.identities.get(TRAINING), rows):
+        lines.append("changed since the run last started: rows of train_dataset that it had not used yet")
         before = replace(before, identities={**before.identities, TRAINING: now.identities[TRAINING]})
     lines += check_same_run(path, before, now)
     if before.values != now.values:
@@ -163,8 +163,8 @@ def _go_on(path: Path, now: RunRecord, checkpoint: Path, rows: Sequence[Task]) -
     return lines
 
 
-def _repaired(path: Path, before: Identity | None, now: Identity | None, rows: Sequence[Task]) -> bool:
-    """Whether the training rows are others, as many, and those that the run has met are as they were."""
+def _only_unused_rows_changed(path: Path, before: Identity | None, now: Identity | None, rows: Sequence[Task]) -> bool:
+    """Whether training rows changed, but neither their number nor any row that the run has used."""
     if before is None or now is None or before == now or before["rows"] != now["rows"]:
         return False
-    return trained_rows_stay(path / "run.db", rows)
+    return used_rows_unchanged(path / "run.db", rows)

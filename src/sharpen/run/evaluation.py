@@ -1,8 +1,8 @@
 """Evaluation: every task once greedy and once sampled, through the same workflow and judge as training.
 
-In: a rollout runner for each mode, and tasks. Out: an `Evaluation` (reward by task id). What the model itself made fail
-counts with the failure reward, else 0; so does a workflow that fails after the model answered, whoever is to blame: the
-agent did not do the task. What something else made fail is left out and said.
+In: a rollout runner, a session opener for each mode, and tasks. Out: an `Evaluation` (reward by task id). A rollout
+that the model made fail gets the failure reward (0 if none is set), and so does a workflow that fails after the model
+answered, for any cause: the agent did not do the task. Rollouts with other failures are left out and reported.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from sharpen.compat.agentscope import silent_agents
 from sharpen.config.load import ResolvedConfig, write_resolved
 from sharpen.config.run import RunConfig
-from sharpen.decide import decide_evaluation
+from sharpen.decide import decide_evaluation, fit_to_machine
 from sharpen.errors import ConfigError, RolloutError
 from sharpen.execution.auxiliary.models import AuxiliaryModels
 from sharpen.execution.auxiliary.remote import RemoteModel
@@ -36,21 +36,20 @@ from sharpen.rollout.attempt import UserFunctions
 from sharpen.rollout.in_process import InProcess, Opener
 from sharpen.rollout.retries import fails_its_task
 from sharpen.rollout.runner import RolloutRunner
-from sharpen.rollout.statistics import RolloutStatistics, given, summarize, without_calls
+from sharpen.rollout.statistics import RolloutStatistics, own_metrics, summarize, without_calls_note
 from sharpen.tasks.source import load_tasks
 from sharpen.types import Group, Mode, Outcome, Rollout, Task
 
 HELD_OUT = "held-out"
 Progress = Callable[[str, int, int], None]
-"""Called with the name of what is evaluated, rollouts done, and their total."""
+"""Called with the name of the evaluation, the rollouts done and their total."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluator:
-    """Runs evaluations. `modes` says how each mode opens its sessions; `further` are other task sets, reported
-    beside. `config` says what a failure counts, and what is too much of what an evaluation may lack. `keep` gets each
-    group that was evaluated, under an id that says when, of which tasks and in which mode
-    (`before/held-out/sampled/<task id>`).
+    """Runs evaluations. `modes` maps each mode to the opener of its sessions; `further` are more task sets, by name.
+    `config` sets the reward of a failure and how many rollouts may lack a call or a reward. `keep` receives each group,
+    with an id of the form `<when>/<task set>/<mode>/<task id>` (`before/held-out/sampled/train/3`).
     """
 
     config: RunConfig
@@ -63,27 +62,31 @@ class Evaluator:
     keep: Callable[[Group], None] | None = None
 
     def evaluate(self, version: int, *, name: str, with_further: bool) -> Evaluation:
-        """Evaluate the weights that are served now. Raises `RolloutError` if no task could be evaluated,
-        `ConfigError` if the workflow gives no reward."""
-        held_out = self._modes(self.tasks, version, name)
+        """Evaluate the weights that are served now, of policy `version`. Raises `RolloutError` if no task could be
+        evaluated, `ConfigError` if the workflow gives no reward."""
+        held_out = self._evaluate_tasks(self.tasks, version, name)
         further = {}
         if with_further:
-            further = {key: self._modes(tasks, version, f"{name}, {key}") for key, tasks in self.further.items()}
+            further = {
+                key: self._evaluate_tasks(tasks, version, f"{name}, {key}") for key, tasks in self.further.items()
+            }
         return replace(held_out, further=further)
 
-    def _modes(self, tasks: Sequence[Task], version: int, name: str) -> Evaluation:
+    def _evaluate_tasks(self, tasks: Sequence[Task], version: int, name: str) -> Evaluation:
         rewards: dict[Mode, dict[str, float]] = {"greedy": {}, "sampled": {}}
         metrics: dict[str, dict[str, dict[str, float]]] = {}
         without_calls: dict[str, int] = {}
         no_result: list[str] = []
         for mode, open_session in self.modes.items():
-            groups = self._groups(open_session, tasks, version, f"{name} ({mode})")
-            self._keep(groups, name, mode)
+            groups = self._roll_out(open_session, tasks, version, f"{name} ({mode})")
+            self._keep_groups(groups, name, mode)
             rewards[mode] = self._rewards(groups, f"{name} ({mode})")
             metrics[mode] = metrics_by_task(groups)
             found = summarize(groups)
             without_calls[mode] = found.num_without_calls
-            no_result += [f"{mode}: {reason}" for reason in self._lacks(found, len(tasks) - len(rewards[mode]))]
+            no_result += [
+                f"{mode}: {reason}" for reason in self._reasons_against(found, len(tasks) - len(rewards[mode]))
+            ]
         for reason in no_result:
             self.message(f"evaluating {name}: no result: {reason}")
         return Evaluation(
@@ -94,7 +97,7 @@ class Evaluator:
             no_result="; ".join(no_result),
         )
 
-    def _keep(self, groups: Sequence[Group], name: str, mode: Mode) -> None:
+    def _keep_groups(self, groups: Sequence[Group], name: str, mode: Mode) -> None:
         if self.keep is None:
             return
         when, _, tasks = name.partition(", ")
@@ -106,7 +109,7 @@ class Evaluator:
 
             self.keep(replace(group, id=id_, rollouts=named(group.rollouts), attempts=named(group.attempts)))
 
-    def _groups(self, open_session: Opener, tasks: Sequence[Task], version: int, name: str) -> list[Group]:
+    def _roll_out(self, open_session: Opener, tasks: Sequence[Task], version: int, name: str) -> list[Group]:
         done = 0
 
         def count(_: object) -> None:
@@ -115,7 +118,7 @@ class Evaluator:
             if done < len(tasks):
                 self.progress(name, done, len(tasks))
 
-        # The group ids do not hold the version: the same noise before and after makes the comparison sharper.
+        # The group ids do not contain the version: the same noise before and after makes the comparison sharper.
         groups = self.runner.run(
             tasks,
             group_ids=[f"eval/{task.id}" for task in tasks],
@@ -129,7 +132,7 @@ class Evaluator:
         return groups
 
     def _rewards(self, groups: Sequence[Group], name: str) -> dict[str, float]:
-        """The reward of each task; what is worth a word is said."""
+        """Return the reward of each task, and report failures and tasks left out. Raises as `evaluate`."""
         if any(rollout.outcome == Outcome.OK and rollout.reward is None for one in groups for rollout in one.rollouts):
             raise ConfigError(
                 "evaluation needs rewards, and the workflow gives none: return WorkflowOutput(reward=...), pass a "
@@ -147,12 +150,12 @@ class Evaluator:
             )
         return rewards
 
-    def _lacks(self, found: RolloutStatistics, left_out: int) -> Iterator[str]:
-        """Why the rollouts of an evaluation say nothing of the model, if they do not."""
+    def _reasons_against(self, found: RolloutStatistics, left_out: int) -> Iterator[str]:
+        """Yield the reasons why an evaluation says nothing about the model."""
         most = self.config.evaluation.max_without_calls
         if found.num_without_calls > most * found.num_rollouts:
-            idle = "a cache answers in the model's place, or the workflow does not use the model that it is handed"
-            yield f"{without_calls(found, idle)} (evaluation.max_without_calls is {most:g})"
+            idle = "a cache answers in the model's place, or the workflow does not use the model that it is given"
+            yield f"{without_calls_note(found, idle)} (evaluation.max_without_calls is {most:g})"
         most = self.config.rollout.max_excluded_share
         if left_out > most * found.num_rollouts:
             yield f"{left_out} of {found.num_rollouts} tasks were left out (rollout.max_excluded_share is {most:g})"
@@ -169,19 +172,24 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate the configured model, or an endpoint (`base_url`, `model_name`, `api_key`), on `eval_dataset`.
 
-    Without `eval_dataset` the training dataset is evaluated. An endpoint samples as the agent asks it to, so it has one
-    mode. Prints the accuracies; `output` receives the reward of every task as JSON, the folder `transcripts` what the
-    agent did (of an endpoint outcome and reward alone: its calls are not recorded). Raises as `tune()` does.
+    Without `eval_dataset` it uses the training dataset. An endpoint samples as the agent requests, so it has one mode.
+    Prints the accuracies. The file `output` receives the reward of every task as JSON, the folder `transcripts` the
+    rollouts (for an endpoint only outcome and reward, since its calls are not recorded). Raises what `tune()` raises.
     """
     config = resolved.config
     job = None if endpoint is not None else decide_evaluation(config, workflow, judge)
     if job is None:
+        config, notices = fit_to_machine(config)
         check_auxiliary_models(config)
+    else:
+        config, notices = job.config, job.notices
     tasks = load_tasks(config.eval_dataset or config.train_dataset)[: config.evaluation.max_tasks]
     further = {name: load_tasks(dataset) for name, dataset in config.evaluation.further.items()}
     display = Display(0, sys.stdout)
     with contextlib.ExitStack() as stack:
         stack.callback(display.close)
+        for line in notices:
+            display.message(line)
         runner: RolloutRunner
         modes: Mapping[Mode, Opener]
         if job is not None:
@@ -194,7 +202,7 @@ def evaluate(
             functions = UserFunctions(
                 workflow, judge, config.workflow_args, model_exceptions=config.rollout.model_exceptions
             )
-            runner, modes = _at_endpoint(config, functions, endpoint, stack)
+            runner, modes = _endpoint_runner(config, functions, endpoint, stack)
         evaluator = Evaluator(
             config=config,
             runner=runner,
@@ -203,7 +211,7 @@ def evaluate(
             further=further,
             progress=display.evaluation,
             message=display.message,
-            keep=None if transcripts is None else stack.enter_context(_transcripts(transcripts, resolved)).add,
+            keep=None if transcripts is None else stack.enter_context(_open_transcripts(transcripts, resolved)).add,
         )
         found = evaluator.evaluate(0, name="model", with_further=True)
         for line in evaluation_lines(found):
@@ -213,10 +221,10 @@ def evaluate(
     return found
 
 
-def _at_endpoint(
+def _endpoint_runner(
     config: RunConfig, functions: UserFunctions, endpoint: Mapping[str, str], stack: contextlib.ExitStack
 ) -> tuple[RolloutRunner, Mapping[Mode, Opener]]:
-    """What runs rollouts whose policy is served elsewhere; `stack` closes it."""
+    """Return a runner whose policy is an endpoint, and its modes; `stack` closes them."""
     stack.enter_context(silent_agents())
     thread = ServingThread()
     stack.callback(thread.close)
@@ -236,8 +244,8 @@ def _at_endpoint(
     return runner, {"sampled": open_sampled}
 
 
-def _transcripts(folder: Path, resolved: ResolvedConfig) -> Journal:
-    """A journal in the folder, with the settings beside it (they name the tokenizer), but in a run's own folder."""
+def _open_transcripts(folder: Path, resolved: ResolvedConfig) -> Journal:
+    """Open a journal in the folder. Write the settings next to it (they name the tokenizer) unless it has some."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "resolved.json").exists():
         write_resolved(folder / "resolved.json", resolved)
@@ -245,8 +253,8 @@ def _transcripts(folder: Path, resolved: ResolvedConfig) -> Journal:
 
 
 def evaluation_lines(found: Evaluation, name: str = "held-out") -> list[str]:
-    """One line for each mode: mean reward with its 95% interval, and the number of tasks; below it one for each metric
-    of workflow and judge."""
+    """Return one line for each mode with the mean reward, its 95% interval and the number of tasks, followed by one
+    line for each metric of workflow and judge."""
     lines = []
     for mode, rewards in found.rewards.items():
         if rewards:
@@ -264,8 +272,8 @@ def evaluation_lines(found: Evaluation, name: str = "held-out") -> list[str]:
 
 
 def rewards_by_task(groups: Sequence[Group], *, failure_reward: float = 0.0) -> tuple[dict[str, float], list[str]]:
-    """Mean reward of each task, and one line for each task that was left out: something made it fail that is neither
-    the model's doing nor the agent's."""
+    """Return the mean reward of each task, and one line for each rollout left out because neither the model nor the
+    agent made it fail."""
     rewards: dict[str, float] = {}
     excluded: list[str] = []
     for group in groups:
@@ -283,17 +291,17 @@ def rewards_by_task(groups: Sequence[Group], *, failure_reward: float = 0.0) -> 
 
 
 def metrics_by_task(groups: Sequence[Group]) -> dict[str, dict[str, float]]:
-    """What workflow and judge measured: by its name, the mean of each task that has it."""
+    """Return the metrics of workflow and judge: for each name, the mean of each task that has it."""
     found: dict[str, dict[str, list[float]]] = {}
     for group in groups:
         for rollout in group.rollouts:
-            for name, value in given(rollout.metrics).items():
+            for name, value in own_metrics(rollout.metrics).items():
                 found.setdefault(name, {}).setdefault(group.task.id, []).append(value)
     return {name: {task: fmean(values) for task, values in found[name].items()} for name in sorted(found)}
 
 
 def failure_lines(groups: Sequence[Group], failure_reward: float) -> list[str]:
-    """What failed and counts, and what was tried again: a line for each cause."""
+    """Return a line for each cause of failures that count, and of failed attempts that were repeated."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     again = [rollout for group in groups for rollout in group.attempts]
     lines = [
@@ -306,7 +314,7 @@ def failure_lines(groups: Sequence[Group], failure_reward: float) -> list[str]:
 
 
 def _causes(failed: Iterable[Rollout]) -> list[tuple[str, int, str]]:
-    """(cause, how often, the first error) of failures."""
+    """Return (cause, number of failures, first error) for each cause."""
     by_cause: dict[Outcome, list[Rollout]] = {}
     for rollout in failed:
         by_cause.setdefault(rollout.outcome, []).append(rollout)

@@ -1,6 +1,6 @@
-"""What a model is put through before, during and after a run: the agent's tasks, and rows that are not trained on.
+"""The evaluation of a model before, during and after a run: on the agent's tasks and on held-out rows.
 
-In: the evaluator and the held-out rows, as far as there are some. Out: a `Measurement`, logged.
+In: the evaluator and the held-out rows, where the run has them. Out: a `Measurement`, logged.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from sharpen.supervised.held_out import HeldOut
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exam:
-    """`evaluator` asks the agent, `held_out` measures the loss; None where there is nothing to ask or to measure.
-    `serve` makes the engine serve the weights that are examined."""
+    """`evaluator` runs the agent, `held_out` measures the loss; None where the run has no such tasks or rows. `serve`
+    makes the engine serve the trainer's weights."""
 
     evaluator: Evaluator | None
     held_out: HeldOut | None
@@ -29,11 +29,11 @@ class Exam:
 
     @property
     def exists(self) -> bool:
-        """Whether there is anything to examine by."""
+        """Whether the run has anything to evaluate on."""
         return self.evaluator is not None or self.held_out is not None
 
     def take(self, name: str, *, step: int, version: int, with_further: bool) -> Measurement:
-        """Examine the weights of this version, which `step` led to."""
+        """Evaluate the weights of policy `version`, reached at `step`, and log the results."""
         rewards, numbers, rows = None, None, None
         if self.held_out is not None:
             measured = self.held_out.measure()

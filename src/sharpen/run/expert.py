@@ -1,7 +1,7 @@
-"""Rows of an expert beside the rollouts of a step: which come next, and the part of each update that they make.
+"""Expert rows, which train together with the rollouts of a step.
 
-In: the configured rows, and the batches of rollouts of a step. Out: the same batches with the expert's sequences in
-them, and what the certificate asserts of those. Rows are read, rendered and weighed as `sft` does.
+In: the configured rows, and a step's batches of rollouts. Out: the same batches with the expert's sequences added, and
+the certificate's checks of these. Rows are read, rendered and weighted as in `sft`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ SFT = SUPERVISED["sft"]
 
 @dataclass(slots=True, kw_only=True)
 class ExpertRows:
-    """The expert's rows of a run. They are drawn in an order of their own, epoch after epoch, whose position is
-    `state`; in the records a row has its id with `expert/` before it."""
+    """The expert rows of a run. They have their own order of epochs. In the records the id of a row has the prefix
+    `expert/`."""
 
     rows: Sequence[Task]
     order: TaskOrder
@@ -38,10 +38,10 @@ class ExpertRows:
     weighing: SupervisedAlgorithm
 
     def join(self, batches: Sequence[Batch]) -> tuple[tuple[Batch, ...], tuple[Check, ...]]:
-        """Draw the rows of a step and put them into its updates, evenly; and what holds for them.
+        """Draw the rows of a step, spread them evenly over its updates, and return the new batches and the checks.
 
-        Each update's rows have weights normalized over that update. Raises `DatasetError` for a row that cannot be
-        read, or that is too long where the settings refuse that.
+        Weights are normalized over the rows of each update. Raises `DatasetError` for a row that cannot be read, or
+        that is too long where the settings refuse such rows.
         """
         rows = [self.rows[place] for place in self.order.draw()]
         ids = [f"{EXPERT}{id_}" for id_ in distinct([row.id for row in rows])]
@@ -58,20 +58,20 @@ class ExpertRows:
         return joined, check_step(lessons, updates, self.tutor)
 
     def state(self) -> dict[str, Any]:
-        """The position in the rows, as JSON."""
+        """Return the position in the rows, as JSON."""
         return self.order.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go to a saved position. Raises `ConfigError` if it is that of other rows."""
+        """Go to a saved position. Raises `ConfigError` if there is none, or if it belongs to other rows."""
         if not state:
-            raise ConfigError("cannot continue: the run had no expert's rows so far; use a new run name")
+            raise ConfigError("cannot continue: the run has had no expert rows so far; use a new run name")
         self.order.restore(state)
 
 
 def read_expert_rows(config: RunConfig, algorithm: Algorithm) -> Sequence[Task]:
-    """The rows that the configured algorithm wants; none if it has no expert's part.
+    """Read the expert rows; none if the algorithm has no expert term.
 
-    Raises `DatasetError` if one of the first cannot be taught, `ConfigError` if an update would get none.
+    Raises `DatasetError` if one of the first rows cannot be trained on, `ConfigError` if an update would get no row.
     """
     if algorithm.expert is None:
         return ()
@@ -85,7 +85,7 @@ def read_expert_rows(config: RunConfig, algorithm: Algorithm) -> Sequence[Task]:
 
 
 def make_expert_rows(config: RunConfig, algorithm: Algorithm, rows: Sequence[Task], folder: Path) -> ExpertRows | None:
-    """The rows ready to be drawn for the model that is trained (its files are in `folder`); None without an expert."""
+    """Return the rows, rendered for the model in `folder`; None if the algorithm has no expert term."""
     if algorithm.expert is None:
         return None
     return ExpertRows(
@@ -97,5 +97,5 @@ def make_expert_rows(config: RunConfig, algorithm: Algorithm, rows: Sequence[Tas
 
 
 def _batch_size(config: RunConfig) -> int:
-    """Rows of one step."""
+    """Return the number of expert rows of a step."""
     return config.expert.batch_size or config.algorithm.batch_size

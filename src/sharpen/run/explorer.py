@@ -1,12 +1,12 @@
-"""The side of the coordinator that rolls out: batches begun ahead of the trainer, and weights moved under them.
+"""The coordinator's side of the rollouts: starts batches, also ahead of the trainer, and syncs weights to the engine.
 
-In: the order of the tasks, and a `Schedule` that says who may go on. Out: for each step the groups of its batch
+In: the order of the tasks, and a `Schedule` that chooses the next action. Out: for each step the groups of its batch
 (`gather`), and an engine with the weights that the schedule asks for. It acts in the coordinator's thread, before and
-behind each training step; rollouts run on the runner's threads, also while the trainer computes.
+after each training step; rollouts run on the runner's threads, also while the trainer computes.
 
     gather ─► (begin | sync | wait)* ─► the oldest batch ─► trained by `loop` ─► settle ─► gather ...
 
-A synchronous run is the case in which nothing is ever begun ahead.
+A synchronous run never starts a batch ahead.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Flight:
-    """A batch, or the refill of one, that was begun: the places of its tasks, its groups to come, when it began and
-    when the last of them ended (seconds)."""
+    """A batch, or a refill of one, whose rollouts were started: the places of its tasks in the order, the futures of
+    its groups, when it started and when its last group ended (seconds)."""
 
     places: Sequence[int]
     futures: list[Future[Group]] = field(default_factory=list)
@@ -52,8 +52,9 @@ class _Flight:
 
 
 class Explorer:
-    """Rolls out the batches of a run. `trained` steps are done already, `version` serves, and `drawn` are the tasks of
-    batches that an earlier session had begun and not trained: they are rolled out first, afresh."""
+    """Rolls out the batches of a run. In a continued run `trained` steps are done, the engine serves `version`, and
+    `drawn` are the tasks of batches that the earlier session started but did not train: they are rolled out again
+    first."""
 
     def __init__(
         self,
@@ -86,8 +87,8 @@ class Explorer:
         self._generated_s = serving.generating_s()
 
     def gather(self, trainer: AnyTrainer) -> StepRollouts:
-        """Begin what may begin, then wait for the batch of the next step and, with `refill`, roll out further tasks for
-        the groups that cannot train. Ctrl-C cancels that batch."""
+        """Start the batches that may start, wait for the batch of the next step, and replace groups that cannot train
+        by further tasks where refill is on. Ctrl-C cancels that batch."""
         self._generated_s = self._serving.generating_s()
         while (action := self.schedule.next(self._counters())) is not Action.TRAIN:
             if action is Action.BEGIN:
@@ -98,12 +99,12 @@ class Explorer:
                 self._wait()
         batch_size, share = self._config.algorithm.batch_size, self._config.rollout.max_excluded_share
         flight = self._flights[0]
-        with self._waiting("wait"):
+        with self._timed_wait("wait"):
             rolled_out = roll_out(
-                self._draw,
+                self._collect,
                 lambda group: left_out(group, self._algorithm) is None,
                 batch_size=batch_size,
-                most=self._algorithm.most_further(batch_size),
+                max_refill_tasks=self._algorithm.most_further(batch_size),
                 check=lambda groups: check_excluded(groups, share),
             )
         self._flights.popleft()
@@ -111,22 +112,22 @@ class Explorer:
         return rolled_out
 
     def settle(self, trainer: AnyTrainer) -> None:
-        """The step has trained: move the weights, if they are due now."""
+        """Note that the step has trained, and sync the weights if they are due."""
         self._trained += 1
         if self.schedule.next(self._counters()) is Action.SYNC:
             self._sync(trainer)
 
     def serve_latest(self, trainer: AnyTrainer) -> None:
-        """Make the engine serve the trainer's weights, for an evaluation. Rollouts in flight end first, where the style
-        says so."""
+        """Make the engine serve the trainer's weights, for an evaluation, after the rollouts in flight where the sync
+        style drains them."""
         if trainer.version != self._version:
             while self.schedule.drains and not self._counters().idle:
                 self._wait()
             self._sync(trainer)
 
     def probe(self) -> tuple[Experience, ...]:
-        """What the engine said after the last sync, to compare; empty if the step trains newer weights than it has.
-        Raises `ParityError` if the engine has failed under the new weights."""
+        """Return the engine's calls after the last sync, to compare the trainer with; none if the trainer has newer
+        weights. Raises `ParityError` if the engine failed with the new weights."""
         if self._probe is None or self._synced != self._trained:
             return ()
         try:
@@ -137,25 +138,25 @@ class Explorer:
             ) from error
 
     def position(self) -> tuple[dict[str, Any], list[list[int]]]:
-        """What a resumed run needs: the order's state, and the tasks of each batch that is begun and not trained."""
+        """Return what a resumed run needs: the order's state, and the tasks of each started but untrained batch."""
         return self._order.state(), [*(list(flight.places) for flight in self._flights), *map(list, self._drawn)]
 
     def take_times(self) -> dict[str, float]:
-        """Seconds since the last call: `rollout`, from the begin of the step's batch to its end; `wait` and `drain`, in
-        which the coordinator waited for that batch, and for the others in flight before a sync, and `idle`, the part of
-        both in which the engine had no request; `sync`, in which weights moved. `generate`: since the last `gather`
-        began, in which the engine had one."""
+        """Return seconds since the last call and reset them: `rollout`, from the start of the step's batch to its end;
+        `wait`, for that batch; `drain`, for all rollouts in flight before a sync; `idle`, the part of `wait` and
+        `drain` in which the engine had no request; `sync`, for moving weights. `generate` is the time since the start
+        of the last `gather` in which the engine had a request."""
         times, self._times = self._times, defaultdict(float)
         times["generate"] = self._serving.generating_s() - self._generated_s
         return {name: times[name] for name in ("rollout", "generate", "wait", "drain", "idle", "sync")}
 
     @property
     def num_ahead(self) -> int:
-        """Batches that are begun beyond the one that trains next."""
+        """Number of batches started beyond the one that trains next."""
         return max(0, self._begun - self._trained - 1)
 
     def close(self) -> None:
-        """Cancel what is in flight."""
+        """Cancel the rollouts in flight."""
         for flight in self._flights:
             for future in flight.futures:
                 future.cancel()
@@ -175,8 +176,9 @@ class Explorer:
         self._begun += 1
         self._flights.append(self._launch(places, self._begun, ""))
 
-    def _draw(self, count: int, refill_round: int) -> list[Group]:
-        """The groups of the next step's batch, or further tasks for it; and tell the order what they brought."""
+    def _collect(self, count: int, refill_round: int) -> list[Group]:
+        """Return the groups of the next step's batch, or those of `count` further tasks in a refill round, and report
+        their rewards to the order."""
         flight = self._flights[0]
         if refill_round:
             flight = self._launch(self._order.draw(count), self._trained + 1, f"refill-{refill_round}/")
@@ -189,7 +191,7 @@ class Explorer:
         return groups
 
     def _launch(self, places: Sequence[int], step: int, part: str) -> _Flight:
-        """Start the groups of these tasks, which `step` (the first is 1) trains."""
+        """Start the groups of these tasks for training `step`, which counts from 1."""
         tasks = [self.tasks[place] for place in places]
         baseline = self._serving.modes["greedy"] if self._algorithm.needs_baseline else None
         total, done = len(tasks) * (self._config.algorithm.group_size + (baseline is not None)), 0
@@ -212,14 +214,14 @@ class Explorer:
         return flight
 
     def _wait(self) -> None:
-        """Wait until the next step's batch has landed; if it has, until nothing is in flight."""
+        """Wait for the next step's batch or, if that has ended, for everything in flight."""
         landed = self._flights[0].landed
         flights = list(self._flights) if landed else [self._flights[0]]
-        with self._waiting("drain" if landed else "wait"):
+        with self._timed_wait("drain" if landed else "wait"):
             concurrent.futures.wait([future for flight in flights for future in flight.futures])
 
     @contextlib.contextmanager
-    def _waiting(self, name: str) -> Iterator[None]:
+    def _timed_wait(self, name: str) -> Iterator[None]:
         began, generated_s = time.perf_counter(), self._serving.generating_s()
         yield
         seconds = time.perf_counter() - began
@@ -241,7 +243,7 @@ class Explorer:
         self._times["sync"] += time.perf_counter() - began
 
     def _choose_prompt(self, groups: Sequence[Group]) -> None:
-        """The probe's prompt is that of the first call that the run made."""
+        """Use the prompt of the run's first call for probes."""
         if self._prompt_P is None:
             calls = (call for group in groups for rollout in group.scored for call in rollout.calls)
             self._prompt_P = next((call.prompt_ids_P for call in calls), None)

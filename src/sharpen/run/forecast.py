@@ -1,9 +1,9 @@
-"""A run's own plan: made before it starts, held against what came when it has ended.
+"""The plan of a run's memory and time: made before it starts, compared with the measurements at its end.
 
-In: the job of a run, and its directory. Out: a refusal where weights, gradients and moments alone are more than the
-machine has; lines for the user; `plan.json`. A model that cannot be planned keeps no run from starting.
+In: the job of a run, and its directory. Out: lines for the user and `plan.json`; `ConfigError` if weights, gradients
+and moments alone exceed the machine's memory. A model that cannot be planned is trained without a plan.
 
-The refusal costs some hundredths of a second, the whole plan about half a second, once a run.
+This check takes some hundredths of a second, the whole plan about half a second, once a run.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from sharpen.plan.workload import Workload
 
 LEAST_PARAMETERS = 1_000_000
-"""A smaller model has no plan: its memory is that of Python and its libraries."""
+"""A smaller model gets no plan: most of its memory is that of Python and its libraries."""
 _GIB = 2**30
 
 
 def before_run(job: TrainingJob, run_dir: Path) -> Iterator[str]:
-    """Write the plan of a run that is about to start, and say where memory may be short, and how long a step takes if
-    that was measured. Raises `ConfigError` where memory is certain to be short."""
+    """Write the plan of a run that is about to start. Yield warnings about memory, and the seconds of a step if an
+    earlier run measured them. Raises `ConfigError` if memory is certain to be short."""
     from sharpen.plan.predict import plan
     from sharpen.plan.record import write_plan
     from sharpen.plan.timing import of_last_run
@@ -45,7 +45,7 @@ def before_run(job: TrainingJob, run_dir: Path) -> Iterator[str]:
         if case.models.policy.parameters < LEAST_PARAMETERS:
             return
         if short:
-            raise ConfigError(f"{short}: `sharpen plan` says with which change it fits")
+            raise ConfigError(f"{short}: `sharpen plan` shows which changes make it fit")
         time = of_last_run(config, case.hardware, run_dir.parent.iterdir())
         found = plan(case, time=time, suggests=False)
         write_plan(run_dir, {"before": found.to_json()})
@@ -53,14 +53,14 @@ def before_run(job: TrainingJob, run_dir: Path) -> Iterator[str]:
         yield f"no plan of this run's memory: {error}"
         return
     if time is not None:
-        yield f"a step takes {time.seconds:,.3g} s, as measured: {time.source}"
+        yield f"a step takes {time.seconds:,.3g} s (measured: {time.source})"
     if not config.uses_ray:
         yield from _warnings(found)
 
 
 def after_run(job: TrainingJob, run_dir: Path) -> Iterator[str]:
-    """Add what was measured to the plan of a run that has ended, and state the plan's error; nothing where there is no
-    plan."""
+    """Add the measurements to the plan of a run that has ended, and yield a line with the plan's error; nothing for a
+    run without a plan."""
     from sharpen.plan.predict import plan
     from sharpen.plan.record import FILE, add_outcome, read_plan, sentence
     from sharpen.plan.workload import metrics_of, of_run
@@ -69,8 +69,8 @@ def after_run(job: TrainingJob, run_dir: Path) -> Iterator[str]:
         return
     known, lengths = None, of_run(job.config, run_dir)
     if lengths is not None:
-        capacity = read_plan(run_dir)["before"]["places"][0]["capacity_mb"] * 2**20  # now the run itself takes some
-        with contextlib.suppress(ModelError):  # its folder may be gone
+        capacity = read_plan(run_dir)["before"]["places"][0]["capacity_mb"] * 2**20  # the run itself takes some now
+        with contextlib.suppress(ModelError):  # the model's folder may be gone
             case = _case(job, lengths)
             hardware = replace(case.hardware, memory_bytes=capacity)
             known = plan(replace(case, hardware=hardware), suggests=False).to_json()
@@ -79,7 +79,7 @@ def after_run(job: TrainingJob, run_dir: Path) -> Iterator[str]:
 
 
 def measured_mb(config: RunConfig) -> float | None:
-    """The most that this process held: of the GPU that it trains on, else of the machine."""
+    """Return the peak memory of this process in MiB: on the GPU it trains on, else on the machine."""
     torch = sys.modules.get("torch")
     if torch is not None and config.engine.device != "cpu" and torch.cuda.is_available():
         return float(torch.cuda.max_memory_allocated()) / 2**20
@@ -87,8 +87,8 @@ def measured_mb(config: RunConfig) -> float | None:
 
 
 def certainly_short(case: Case) -> str:
-    """A sentence if what nobody can do without is more than there is; else empty. On a CPU only what is trained counts,
-    since the system need not keep frozen weights that it can read from the disk again, against all memory."""
+    """Return a sentence if weights, gradients and moments alone exceed the memory, else an empty string. On a CPU only
+    trained models count, against the whole memory: the system can drop frozen weights and read them again."""
     from sharpen.plan.memory import places
     from sharpen.trainer.host_memory import total_bytes
 
@@ -106,12 +106,14 @@ def certainly_short(case: Case) -> str:
 
 
 def _case(job: TrainingJob, workload: Workload) -> Case:
-    """The run on this machine. Raises `ModelError`, `ConfigError`."""
+    """Return the run on this machine, to plan for. Raises `ModelError`, `ConfigError`."""
     from sharpen.plan.case import Case, read_models
     from sharpen.plan.hardware import this_machine
 
     engine = None if job.engine is None else job.engine.type
-    if engine is None and (job.workflow is not None or isinstance(job.recipe, RolloutRecipe)):  # Ray chooses one
+    if engine is None and (
+        job.workflow is not None or isinstance(job.recipe, RolloutRecipe)
+    ):  # the engine is chosen later, on Ray
         engine = "vllm" if job.config.engine.type == "vllm" else "embedded"
     return Case(
         recipe=job.recipe,
@@ -126,6 +128,6 @@ def _warnings(found: Plan) -> Iterator[str]:
     for place in found.places:
         if not place.fits:
             yield (
-                f"  ! memory may not be enough: {place.name} may need {place.peak / _GIB:,.1f} GiB, and "
-                f"{place.capacity / _GIB:,.1f} are there (`sharpen plan` says with which change it fits)"
+                f"  ! memory may be short: {place.name} may need {place.peak / _GIB:,.1f} GiB and has "
+                f"{place.capacity / _GIB:,.1f} (`sharpen plan` shows which changes make it fit)"
             )

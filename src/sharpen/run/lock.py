@@ -1,7 +1,7 @@
-"""Who holds a run's directory: one process at a time.
+"""The lock of a run's directory: one process at a time may write there.
 
-In: the directory. Out: a lock of the operating system on `run.lock` in it, which says who has it. The kernel gives it
-back when that process ends, however it ends. Looking at a run (certify, show, diagnose) needs no lock.
+In: the directory. Out: an operating-system lock on its file `run.lock`, which names the holder. The kernel releases the
+lock when that process ends, however it ends. Reading a run (certify, show, diagnose) needs no lock.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ _held: set[int] = set()
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[str]:
-    """Hold the run in `directory`; yields a line to print where the file system has no locks, else an empty one.
+    """Lock the run in `directory`. Yield a warning to print if the file system has no locks, else an empty string.
 
-    Raises `ConfigError`, which says who holds it, if another run does, be it of this process.
+    Raises `ConfigError` with the name of the holder if the run is locked, also by this process.
     """
     descriptor = os.open(directory / NAME, os.O_RDWR | os.O_CREAT, 0o644)
     _held.add(descriptor)
     try:
-        is_kept = _take(descriptor, directory)
-        _write(descriptor, {"pid": os.getpid(), "host": socket.gethostname(), "since": _now()})
+        is_locked = _lock(descriptor, directory)
+        _write_holder(descriptor, {"pid": os.getpid(), "host": socket.gethostname(), "since": _now()})
         try:
-            yield "" if is_kept else f"{directory} has no file locks: see to it that no other run has this name"
+            yield "" if is_locked else f"{directory} has no file locks: make sure that no other process uses this run"
         finally:
             if descriptor in _held:  # not in a forked child
-                _write(descriptor, {})
+                _write_holder(descriptor, {})
     finally:
         if descriptor in _held:
             _held.discard(descriptor)
             os.close(descriptor)
 
 
-def _write(descriptor: int, holder: Mapping[str, int | str]) -> None:
+def _write_holder(descriptor: int, holder: Mapping[str, int | str]) -> None:
     os.ftruncate(descriptor, 0)
     os.lseek(descriptor, 0, os.SEEK_SET)
     os.write(descriptor, f"{json.dumps(holder)}\n".encode())
@@ -54,8 +54,8 @@ def _now() -> str:
     return f"{datetime.now():%Y-%m-%d %H:%M:%S}"
 
 
-def _take(descriptor: int, directory: Path) -> bool:
-    """Lock the file; false where that is not possible. Raises `ConfigError` if somebody has it."""
+def _lock(descriptor: int, directory: Path) -> bool:
+    """Lock the file; return False if the file system has no locks. Raises `ConfigError` if the file is locked."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -64,8 +64,8 @@ def _take(descriptor: int, directory: Path) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise ConfigError(
-            f"the run {directory.name!r} is in use: {_holder(descriptor)}. Wait for its end, or stop it (kill, as "
-            f"Ctrl-C, saves a checkpoint first), or choose another experiment_name ({directory})"
+            f"the run {directory.name!r} is in use: {_holder(descriptor)}. Wait until it ends, stop it (with Ctrl-C "
+            f"or kill, which save a checkpoint first), or choose another experiment_name ({directory})"
         ) from None
     except OSError as error:
         if error.errno not in _NO_LOCKS:
@@ -75,7 +75,7 @@ def _take(descriptor: int, directory: Path) -> bool:
 
 
 def _holder(descriptor: int) -> str:
-    """What the holder wrote about itself."""
+    """Describe the holder, from what it wrote into the file."""
     try:
         os.lseek(descriptor, 0, os.SEEK_SET)
         holder = json.loads(os.read(descriptor, 4096))
@@ -84,8 +84,8 @@ def _holder(descriptor: int) -> str:
         return "another process has it"
 
 
-def _let_go() -> None:
-    """In a forked child, which would keep the lock beyond the end of its parent."""
+def _close_in_child() -> None:
+    """Close the lock files in a forked child, which would otherwise keep the lock after its parent has ended."""
     for descriptor in _held:
         with contextlib.suppress(OSError):
             os.close(descriptor)
@@ -93,4 +93,4 @@ def _let_go() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_let_go)
+    os.register_at_fork(after_in_child=_close_in_child)

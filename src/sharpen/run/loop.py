@@ -1,4 +1,4 @@
-"""The coordinator: one step after the other, in the caller's thread, whatever the steps are made of.
+"""The coordinator: runs the steps one after the other in the caller's thread, for rollouts and for rows.
 
     source.gather ─► source.train ───────────────────────────► journal, monitor, display ─► checkpoints, exam
     rollouts, rows   certificate, parity, update, new weights   the step is recorded          now and then
@@ -8,10 +8,10 @@
     of rows       order.draw ─► tutor.lesson ─► weighted ─► trainer.train_step
     (run.rows)      rows          sequences      batches      update
 
-Who waits for whom: the trainer starts when the last rollout of the step's batch has ended and its group is on disk.
-Unless the settings of `sync` say otherwise, all rollouts of a step run at one policy version, the next step's start
-when the engine serves the new weights, and no experience is stale, but for groups of earlier steps that replay (a
-setting) trains again beside the fresh ones. Else `explorer` begins batches ahead, as far as `sync.schedule` lets it.
+The trainer starts when the last rollout of the step's batch has ended and its group is on disk. By default all rollouts
+of a step run at one policy version, those of the next step start when the engine serves the new weights, and no
+experience is stale except for the groups of earlier steps that replay trains again. With other settings of `sync` the
+explorer starts batches ahead, as far as `sync.schedule` allows.
 
 In: the parts. Out: trained weights in checkpoints, and `Progress`: everything that a resumed run needs to know.
 """
@@ -41,7 +41,7 @@ from sharpen.run.steps import Checkpoints, StepPosition, TimeLimit
 
 @dataclass(slots=True, kw_only=True)
 class Loop:
-    """Everything a run consists of, put together by `run.assembly`. `serving` is None where nothing is served."""
+    """The parts of a run, built by `run.assembly`. `serving` is None if the run has no engine."""
 
     config: RunConfig
     source: Source[Any]
@@ -65,14 +65,14 @@ class Loop:
     def run(self) -> None:
         """Train until the steps are done or the time is up, then evaluate.
 
-        Whatever ends it before that, a checkpoint has the last whole step; see `Checkpoints.saved_on_failure`.
+        If anything ends it earlier, the last whole step is saved: see `Checkpoints.saved_on_failure`.
         """
         limit = TimeLimit(self.config.time_limit_s, self.display.message)
-        with contextlib.closing(self.source), self.checkpoints.saved_on_failure(self._recorded):
+        with contextlib.closing(self.source), self.checkpoints.saved_on_failure(self._position):
             evaluation_s = self._evaluate_before()
             more = self.progress.step < self.total_steps
             while more:
-                self._one_step(evaluation_s)
+                self._run_step(evaluation_s)
                 self._save_and_evaluate()
                 more = self.progress.step < self.total_steps and not limit.is_up(self.progress.step)
             self.source.close()
@@ -87,17 +87,17 @@ class Loop:
             raise outcome.failure
         return outcome
 
-    def _one_step(self, evaluation_s: float) -> None:
+    def _run_step(self, evaluation_s: float) -> None:
         began = time.perf_counter()
         gathered = self.source.gather(self.progress)
-        with deferred_interrupt():  # the step is trained and recorded, or what it changed does not count
+        with deferred_interrupt():  # a step counts only if it is trained and recorded
             outcome = self.source.train(gathered, self.progress)
             self._record(outcome, time.perf_counter() - began, evaluation_s)
         if outcome.failure is not None:
             raise outcome.failure
 
     def _record(self, outcome: StepOutcome, seconds: float, evaluation_s: float) -> None:
-        """Write down that the step has trained. It counts once `progress` tells of it, which is the last to happen."""
+        """Record the step in monitor and journal. Last of all set `progress`: from then on the step counts."""
         before, per_s = self.progress, outcome.tokens / seconds
         first = before.seconds_to_first_step
         progress = replace(
@@ -105,7 +105,7 @@ class Loop:
             step=before.step + 1,
             version=self.trainer.version,
             seconds_to_first_step=self.process_seconds() - evaluation_s if first is None else first,
-            after=None,  # a finished run that goes on is evaluated anew
+            after=None,  # a finished run that continues is evaluated again
             **{name: getattr(before, name) + count for name, count in outcome.counts.items()},
             **outcome.position,
         )
@@ -132,11 +132,11 @@ class Loop:
         )
 
     def _evaluate_before(self) -> float:
-        """Evaluate the model as it came, unless an earlier session did; seconds it took."""
-        if self.progress.before is not None or not self._is_examined:
+        """Evaluate the original model, unless an earlier session did, and return the seconds this took."""
+        if self.progress.before is not None or not self._evaluates_before_and_after:
             return 0.0
         began = time.perf_counter()
-        self.progress = replace(self.progress, before=self._examined("before", with_further=True))
+        self.progress = replace(self.progress, before=self._evaluate("before", with_further=True))
         return time.perf_counter() - began
 
     def _save_and_evaluate(self) -> None:
@@ -144,29 +144,29 @@ class Loop:
         if step >= self.total_steps:
             return
         if step % algorithm.eval_interval_steps == 0 and self.exam.exists:
-            self._save(self._examined(f"step {step}", with_further=False))
+            self._save(self._evaluate(f"step {step}", with_further=False))
         elif step % algorithm.save_interval_steps == 0:
             self._save()
 
     def _finish(self) -> None:
         """Evaluate the final weights and save them, unless an earlier session did."""
-        if self.progress.after is None and self._is_examined:
-            after = self._examined("after", with_further=True)
+        if self.progress.after is None and self._evaluates_before_and_after:
+            after = self._evaluate("after", with_further=True)
             self.progress = replace(self.progress, after=after)
             self._save(after)
         else:
             self._save()
 
     @property
-    def _is_examined(self) -> bool:
+    def _evaluates_before_and_after(self) -> bool:
         return self.exam.exists and self.config.evaluation.before_and_after
 
-    def _examined(self, name: str, *, with_further: bool) -> Measurement:
+    def _evaluate(self, name: str, *, with_further: bool) -> Measurement:
         return self.exam.take(name, step=self.progress.step, version=self.trainer.version, with_further=with_further)
 
     def _save(self, found: Measurement | None = None) -> None:
-        """Write a checkpoint of the last whole step; it becomes `best` if it is better than the start and no worse than
-        the best so far."""
+        """Write a checkpoint of the last whole step. It becomes `best` if it evaluated better than the original model
+        and no worse than the best so far."""
         progress = self.progress
         if found is not None:
             best = found.is_best(progress.best, progress.before, self.config.evaluation.decided_by)
@@ -176,10 +176,10 @@ class Loop:
                 best_step=progress.step if best else progress.best_step,
                 num_evaluated=progress.num_evaluated + 1,
             )
-        self.checkpoints.save(self._recorded())
+        self.checkpoints.save(self._position())
 
-    def _recorded(self) -> StepPosition:
-        """How far the run is, with what auxiliary models were used for until now."""
+    def _position(self) -> StepPosition:
+        """Return how far the run is, with the tokens of auxiliary models up to now."""
         if self.serving is not None:
             self.progress = replace(self.progress, auxiliary_tokens=self.serving.auxiliary.total_tokens)
         progress = self.progress

@@ -1,7 +1,7 @@
-"""What a run leaves behind, also when it failed: summary, plan's error, certificate, pictures; the verdict and what
-`tune()` gives back.
+"""The results of a run: the verdict, the files that it writes at its end (also after a failure) and `TuneResult`.
 
-In: a loop that has run, its site. Out: files in the run directory; a `TuneResult`.
+In: a loop that has run, and its site. Out: the summary, the plan's error, the certificate and the curves in the run
+directory; a `TuneResult`.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from sharpen.trainer.checkpoint import pointed, step_of
 
 _NOTHING = Measurement()
 _SHOWN = ("loss", "accuracy", "margin")
-"""Of the numbers of held-out rows, those that are shown at the end."""
+"""The metrics of held-out rows that are shown at the end."""
 
 
 def judge_run(loop: Loop, site: Site) -> Verdict:
-    """Whether the run made the model better: by rewards of the agent where it was evaluated, else by losses of held-out
-    rows."""
+    """Judge whether the run made the model better: by the agent's rewards if it was evaluated, else by the losses of
+    held-out rows."""
     if isinstance(site.job.recipe, RowRecipe) and not _has_rewards(loop.progress):
         return judge_losses(_candidates(loop, site, "rows"))
     return judge_rewards(_candidates(loop, site, "rewards"), site.job.config.evaluation.decided_by)
 
 
 def write_outcome(loop: Loop, site: Site, verdict: Verdict | None) -> None:
-    """Write what there is of the run; `verdict` is None if it has not ended."""
+    """Write the files of the results so far; `verdict` is None if the run has not ended."""
     progress, directory, display = loop.progress, site.directory, site.display
     before, after = progress.before or _NOTHING, progress.after or _NOTHING
     summary = Summary(
@@ -73,7 +73,7 @@ def write_outcome(loop: Loop, site: Site, verdict: Verdict | None) -> None:
 
 
 def result(loop: Loop, site: Site, verdict: Verdict) -> TuneResult:
-    """Show what came out, and give it back."""
+    """Display the results of a run that has ended, and return them."""
     progress, directory, display = loop.progress, site.directory, site.display
     before, after = progress.before or _NOTHING, progress.after or _NOTHING
     if before.rewards is not None and after.rewards is not None:
@@ -121,14 +121,14 @@ def _has_rewards(progress: Progress) -> bool:
 
 
 def _reward_picture(loop: Loop, site: Site) -> Path | None:
-    """Where the reward curve is, for a run that has rewards."""
+    """Return the path of the reward curve, or None for a run without rewards."""
     shown = loop.exam.evaluator is not None or not isinstance(site.job.recipe, RowRecipe)
     return site.directory.picture if shown else None
 
 
 def _candidates(loop: Loop, site: Site, measure: str) -> Candidates[Any]:
-    """The models that the run leaves, with this that was measured of each: the original, the last step, and the
-    checkpoint `best` where that is another one."""
+    """Return the models to choose from: the original, the last step, and the checkpoint `best` if it is another one.
+    `measure` names the field of `Measurement` to compare: `rewards` or `rows`."""
     progress, path = loop.progress, site.directory.path
     before, after, best = (
         None if found is None else getattr(found, measure) for found in (progress.before, progress.after, progress.best)
@@ -148,7 +148,7 @@ def _candidates(loop: Loop, site: Site, measure: str) -> Candidates[Any]:
 
 
 def _best_model(progress: Progress, directory: RunDirectory, original: Path, last: Path) -> Path:
-    """The model that evaluated best: the checkpoint `best`, else the original where checkpoints were compared with it,
-    else the last step."""
+    """Return the model that evaluated best: the checkpoint `best`, else the original if checkpoints were compared with
+    it, else the last step."""
     compared = progress.before is not None and progress.after is not None
     return pointed(directory.path, "best") or (original if compared else last)

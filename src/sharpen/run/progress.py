@@ -1,6 +1,6 @@
-"""How far a run is: everything that a resumed one needs to know, and what its evaluations found.
+"""How far a run is: everything that a resumed run needs to know, with the results of the evaluations.
 
-In: the loop's counts. Out: JSON in every checkpoint, and the way back, also from the forms of earlier versions.
+In: the loop's counts. Out: JSON in every checkpoint, which is read back also in the forms of earlier versions.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _MEASURED = ("before", "after", "best")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """What an evaluation found: rewards of the agent; of held-out rows the loss in numbers, and each row's losses. What
-    was not evaluated is None, but never all of it."""
+    """The results of an evaluation: the agent's rewards, the metrics of the held-out rows (`loss`), and each row's
+    losses. A part that was not evaluated is None; at least one is set."""
 
     rewards: Evaluation | None = None
     loss: Mapping[str, float] | None = None
     rows: RowLosses | None = None
 
     def is_best(self, best: Measurement | None, before: Measurement | None, decided_by: Mode) -> bool:
-        """Whether a checkpoint becomes `best`: by the agent's rewards, else by the held-out loss."""
+        """Whether this checkpoint becomes `best`: by the agent's rewards, else by the held-out loss."""
         best, before = best or Measurement(), before or Measurement()
         if self.rewards is not None:
             return is_best(self.rewards, best.rewards, before.rewards, decided_by)
@@ -40,7 +40,8 @@ class Measurement:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any] | None) -> Measurement | None:
-        """The way back; None of nothing. Runs with rollouts noted an evaluation's rewards alone, in its place."""
+        """Read the JSON; None stays None. Earlier runs with rollouts stored the rewards alone, without the other
+        fields."""
         if content is None:
             return None
         if "greedy" in content:
@@ -55,10 +56,10 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a run is. Saved in every checkpoint; counts are over all its sessions. `version` is the policy that
-    `step` led to; `best` is what was found of the checkpoint of `best_step` (None: none was better than the start),
-    and `num_evaluated` counts the evaluations of checkpoints; `drawn` has the tasks of each batch that was begun and
-    has not trained."""
+    """How far a run is. Saved in every checkpoint; counts are over all its sessions. `version` is the policy version
+    after `step`. `best` holds the results of the checkpoint of `best_step` (None if none was better than the original
+    model), and `num_evaluated` counts the evaluations of checkpoints. `drawn` has the tasks of each batch that was
+    started but not trained."""
 
     step: int = 0
     version: int = 0
@@ -88,25 +89,25 @@ class Progress:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Progress:
-        """The way back, also from earlier checkpoints, which noted other things of their best one."""
+        """Read the JSON, also of earlier checkpoints, which stored other fields about the best one."""
         if content.get("kind") == "supervised":
-            content = _of_rows(content)
+            content = _merge_supervised(content)
         fields = {name: value for name, value in content.items() if name in cls.__slots__}
         for name in _MEASURED:
             fields[name] = Measurement.from_json(fields.get(name))
         return cls(**fields)
 
 
-def _of_rows(content: Mapping[str, Any]) -> dict[str, Any]:
-    """What runs without rollouts noted in separate fields."""
+def _merge_supervised(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge the separate fields in which earlier versions stored the evaluations of a run without rollouts."""
 
-    def together(rewards: str, loss: str, rows: str) -> dict[str, Any] | None:
+    def merge(rewards: str, loss: str, rows: str) -> dict[str, Any] | None:
         found = {"rewards": content.get(rewards), "loss": content.get(loss), "rows": content.get(rows)}
         return found if any(value is not None for value in found.values()) else None
 
     return {
         **content,
-        "before": together("before", "loss_before", "rows_before"),
-        "after": together("after", "loss_after", "rows_after"),
-        "best": together("found_at_best", "", "rows_at_best"),
+        "before": merge("before", "loss_before", "rows_before"),
+        "after": merge("after", "loss_after", "rows_after"),
+        "best": merge("found_at_best", "", "rows_at_best"),
     }

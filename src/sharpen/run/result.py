@@ -1,4 +1,4 @@
-"""What `tune()` gives back."""
+"""The result of `tune()`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from sharpen.monitor.verdict import Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneResult:
-    """What came out of a run.
+    """The result of a run.
 
     `verdict` says whether the run made the model better and which model to use: a checkpoint, or the original.
-    `model_dir` is the checkpoint of the last step, a Hugging Face directory; `best_model_dir` the one that evaluated
-    best, maybe by luck (the original, where it was better than every checkpoint; the last step, where nothing was
-    evaluated). `before` and `after` hold the accuracy on held-out tasks with its 95% interval, by mode (`greedy`,
-    `sampled`); `rewards_before` and `rewards_after` the reward of every task; `loss_before` and `loss_after` (without
-    rollouts) the loss on held-out rows. Empty and None where nothing was evaluated.
+    `model_dir` is the checkpoint of the last step, a Hugging Face directory. `best_model_dir` is the model that
+    evaluated best, possibly by luck: a checkpoint, the original if it was better than every checkpoint, or the last
+    step if nothing was evaluated. `before` and `after` map each mode (`greedy`, `sampled`) to the accuracy on held-out
+    tasks with its 95% interval; `rewards_before` and `rewards_after` hold the reward of every task; `loss_before` and
+    `loss_after` hold the loss on held-out rows, in a run without rollouts. Without an evaluation they are empty or
+    None.
     """
 
     run_dir: Path

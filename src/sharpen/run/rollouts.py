@@ -1,7 +1,7 @@
 """The source of a run that learns from rollouts: the explorer's groups, made into batches and trained.
 
-In: how far the run is. Out: a `StepOutcome`. A group is on disk before it trains; what the certificate can say without
-a forward pass it says before the update.
+In: how far the run is. Out: a `StepOutcome`. A group is on disk before it trains, and the certificate's checks that
+need no forward pass run before the update.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from sharpen.experience.replay import Replay, ReplayGroup, mixed, probe
 from sharpen.monitor.display import Display
 from sharpen.recipe import RolloutRecipe
 from sharpen.rollout.refill import StepRollouts, num_sampled_tokens
-from sharpen.rollout.statistics import OF_USER, check_excluded, summarize
+from sharpen.rollout.statistics import USER_PREFIXES, check_excluded, summarize
 from sharpen.run.expert import ExpertRows
 from sharpen.run.explorer import Explorer
 from sharpen.run.progress import Progress
-from sharpen.run.source import StepOutcome, note_checks
+from sharpen.run.source import StepOutcome, record_checks
 from sharpen.sync.schedule import what_ages
 from sharpen.trainer.measured import StepMetrics
 from sharpen.types import Check, Group
@@ -39,17 +39,17 @@ from sharpen.types import Check, Group
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Step:
-    """A step before it trains, at policy `version`: what was rolled out for it and what replay `kept`, both together as
-    `groups` and as `batches`; what the trainer gets of them, and what is asserted of an expert's rows."""
+    """A step that is about to train, at policy `version`: its own rollouts, the replayed groups, both together as
+    `groups` and as `batches`, the record of what the trainer receives, and the checks of the expert rows."""
 
     number: int
     version: int
     rolled_out: StepRollouts
-    kept: Sequence[ReplayGroup]
+    replayed: Sequence[ReplayGroup]
     groups: tuple[Group, ...]
     batches: tuple[Batch, ...]
     delivered: Delivery
-    of_expert: tuple[Check, ...]
+    expert_checks: tuple[Check, ...]
 
     @property
     def fresh(self) -> tuple[Group, ...]:
@@ -75,16 +75,17 @@ class RolloutSource:
     replay: Replay | None = None
 
     def gather(self, progress: Progress) -> StepRollouts:
-        """Roll out one batch of tasks, as far as that was not begun ahead."""
+        """Return the groups of the next batch, whose rollouts may have been started ahead."""
         return self.explorer.gather(self.trainer)
 
     def train(self, gathered: StepRollouts, progress: Progress) -> StepOutcome:
-        """Train on it and serve the new weights. Raises as `Trainer.train_step`, and `CertificateError`."""
+        """Train on the groups and sync the weights if they are due. Raises as `Trainer.train_step`, and
+        `CertificateError`."""
         began = time.perf_counter()
         self.display.doing("training")
         step = self._draw(gathered, progress.step + 1)
         checks = self._certify(step)
-        compared = self.explorer.probe() or (probe(step.fresh, step.version) if step.kept else ())
+        compared = self.explorer.probe() or (probe(step.fresh, step.version) if step.replayed else ())
         trained = self.trainer.train_step(step.training, step=step.number, probe=compared) if step.training else None
         train_s = time.perf_counter() - began
         failure: BaseException | None = None
@@ -92,46 +93,47 @@ class RolloutSource:
             if self.replay is not None:
                 self.replay.keep(step.groups, step.batches)
             self.explorer.settle(self.trainer)
-        except BaseException as error:  # the step has trained: it is recorded whatever ends the run behind it
+        except BaseException as error:  # the step has trained, so it is recorded before this is raised
             failure = error
         self.display.doing("")
         outcome = self._outcome(step, checks, trained, {"train": train_s, **self.explorer.take_times()})
         return outcome if failure is None else replace(outcome, failure=failure)
 
     def serve(self) -> None:
-        """Rollouts in flight end first, where the style of `sync` says so."""
+        """Make the engine serve the trainer's weights, after the rollouts in flight where the sync style drains
+        them."""
         self.explorer.serve_latest(self.trainer)
 
     def close(self) -> None:
-        """Cancel what is in flight."""
+        """Cancel the rollouts in flight."""
         self.explorer.close()
 
     def _draw(self, rolled_out: StepRollouts, number: int) -> _Step:
-        """The batches of the next step. Nothing is trained that is not on disk."""
+        """Write the groups to disk, add replayed groups and expert rows, and make the batches of the step."""
         config, algorithm, version = self.recipe.config, self.recipe.algorithm, self.trainer.version
         for group in rolled_out.groups:
             self.journal.add(group)
         self.journal.flush()
         check_excluded(rolled_out.groups, config.rollout.max_excluded_share)
-        kept = self.replay.draw(number, version) if self.replay is not None else ()
-        groups = mixed(rolled_out.groups, [one.group for one in kept], algorithm)
+        replayed = self.replay.draw(number, version) if self.replay is not None else ()
+        groups = mixed(rolled_out.groups, [one.group for one in replayed], algorithm)
         batches = draw_batches(groups, algorithm, config.trainer.num_minibatches)
-        of_expert: tuple[Check, ...] = ()
+        expert_checks: tuple[Check, ...] = ()
         if self.expert is not None:
-            batches, of_expert = self.expert.join(batches)
+            batches, expert_checks = self.expert.join(batches)
         return _Step(
             number=number,
             version=version,
             rolled_out=rolled_out,
-            kept=kept,
+            replayed=replayed,
             groups=groups,
             batches=batches,
-            delivered=delivery(batches, {one.group.id for one in kept}),
-            of_expert=of_expert,
+            delivered=delivery(batches, {one.group.id for one in replayed}),
+            expert_checks=expert_checks,
         )
 
     def _certify(self, step: _Step) -> tuple[Check, ...]:
-        """The checks of the certificate that need no forward pass, those of an expert's rows behind the others."""
+        """Run and record the certificate's checks that need no forward pass. Those of expert rows come last."""
         config = self.recipe.config
         found = audit(
             step.fresh,
@@ -139,11 +141,11 @@ class RolloutSource:
             Rules.of(config),
             version=step.version,
             max_staleness=self.recipe.schedule.max_staleness,
-            replayed=[one.group for one in step.kept],
+            replayed=[one.group for one in step.replayed],
             replay_staleness=self.replay.max_staleness if self.replay is not None else 0,
         )
-        checks = (*found, *step.of_expert)
-        note_checks(checks, step.number, self.journal, self.display, stop=config.certificate.on_violation == "stop")
+        checks = (*found, *step.expert_checks)
+        record_checks(checks, step.number, self.journal, self.display, stop=config.certificate.on_violation == "stop")
         return checks
 
     def _outcome(
@@ -155,11 +157,11 @@ class RolloutSource:
             **statistics.metrics(),
             **({f"trainer/{name}": value for name, value in trained.as_dict().items()} if trained is not None else {}),
             **_batch_metrics(step.batches),
-            **(self.replay.metrics(step.kept, step.version) if self.replay is not None else {}),
+            **(self.replay.metrics(step.replayed, step.version) if self.replay is not None else {}),
             **(step.rolled_out.metrics() if algorithm.max_refill else {}),
             **{f"certificate/{check.name}_broken": float(check.broken) for check in checks},
             **{f"time/{name}_s": times[name] for name in ("rollout", "generate", "idle", "train", "sync")},
-            **(self._ahead(step, times) if self.recipe.overlaps else {}),
+            **(self._async_metrics(step, times) if self.recipe.overlaps else {}),
             "tokens/sampled": float(sampled),
             **{f"auxiliary/{name}/tokens_run": float(n) for name, n in self.serving.auxiliary.total_tokens.items()},
         }
@@ -189,11 +191,12 @@ class RolloutSource:
             reward=None if math.isnan(statistics.reward_mean) else statistics.reward_mean,
             flat=f"{statistics.num_flat_groups}/{statistics.num_groups}",
             notes=notes,
-            shown={name: value for name, value in sorted(metrics.items()) if name.startswith(OF_USER)},
+            shown={name: value for name, value in sorted(metrics.items()) if name.startswith(USER_PREFIXES)},
         )
 
-    def _ahead(self, step: _Step, times: Mapping[str, float]) -> dict[str, float]:
-        """What running ahead meant: ages of the loss tokens (of groups that train for the first time), and waiting."""
+    def _async_metrics(self, step: _Step, times: Mapping[str, float]) -> dict[str, float]:
+        """Return the metrics of asynchronous runs: the age in policy versions of loss tokens, without replayed groups,
+        and the seconds of waiting."""
         fresh = {group.id for group in step.fresh}
         trained = [one for batch in step.batches for one in batch.experiences if one.group_id in fresh]
         ages = [step.version - one.versions_T[one.loss_mask_T] for one in trained]
@@ -208,25 +211,25 @@ class RolloutSource:
 
 
 def _untrained_note(groups: Sequence[Group], trained: StepMetrics | None) -> str:
-    """Why the step trained no token, if it did not."""
+    """Return the reason why the step trained no token; empty if it trained some."""
     if trained is not None and trained.trained_tokens:
         return ""
     calls = [call for group in groups for rollout in group.scored for call in rollout.calls]
     if calls and all(call.sampling.temperature <= 0 for call in calls):
         return f"no token was trained: all {len(calls)} calls were sampled at temperature 0"
     if not any(call.trainable for call in calls):
-        return "no token was trained: no rollout with a reward has a call that can be"
+        return "no token was trained: no rollout with a reward has a trainable call"
     return "no token was trained: every group was left out"
 
 
 def _expert_note(batches: Sequence[Batch]) -> str:
-    """What was left out of an expert's rows, if anything."""
+    """Return a note about expert rows left out, if any."""
     too_long = sum(batch.num_expert_rows_too_long for batch in batches)
-    return f"{too_long} of the expert's rows left out: longer than model.max_model_len" if too_long else ""
+    return f"{too_long} expert rows left out: longer than model.max_model_len" if too_long else ""
 
 
 def _batch_metrics(batches: Sequence[Batch]) -> dict[str, float]:
-    """Counts of a step's batches: summed, but for the means."""
+    """Combine the metrics of a step's batches: the sum of counts, the average of means, deviations and extremes."""
     if not batches:
         return {}
     rows, means = [batch.metrics() for batch in batches], ("mean", "std", "min", "max")

@@ -1,4 +1,4 @@
-"""The source of a run that learns from rows: drawn in their order, made into token sequences, trained.
+"""The source of a run that learns from rows: draws them, makes them into token sequences and trains on these.
 
 In: how far the run is. Out: a `StepOutcome`.
 """
@@ -14,7 +14,7 @@ from sharpen.experience.journal import Journal
 from sharpen.monitor.display import Display
 from sharpen.recipe import RowRecipe
 from sharpen.run.progress import Progress
-from sharpen.run.source import StepOutcome, note_checks
+from sharpen.run.source import StepOutcome, record_checks
 from sharpen.supervised.batches import split, weighted
 from sharpen.supervised.checks import check_step
 from sharpen.supervised.lessons import Lesson, Tutor
@@ -25,8 +25,8 @@ from sharpen.types import Check, Experience, Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Teaching:
-    """What a step teaches: the rows drawn, their lessons, the sequences of each update."""
+class RowStep:
+    """The data of a step: the rows drawn, their lessons, and the sequences of each update."""
 
     rows: Sequence[Task]
     lessons: Sequence[Lesson]
@@ -35,7 +35,8 @@ class Teaching:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowSource:
-    """Satisfies `run.source.Source`. `serve` gives an engine that evaluates the agent the trainer's weights."""
+    """Satisfies `run.source.Source`. `serve` publishes the trainer's weights to the engine, if the agent is
+    evaluated."""
 
     recipe: RowRecipe
     rows: Sequence[Task]
@@ -46,27 +47,27 @@ class RowSource:
     display: Display
     serve: Callable[[], None]
 
-    def gather(self, progress: Progress) -> Teaching:
-        """Draw the rows of a step. Raises `DatasetError` if none of them can be trained, or one cannot be read."""
+    def gather(self, progress: Progress) -> RowStep:
+        """Draw the rows of a step. Raises `DatasetError` if none of them can be trained on, or one cannot be read."""
         rows = [self.rows[place] for place in self.order.draw()]
-        # a row that comes again, in a batch larger than the dataset, has an id of its own
+        # a batch larger than the dataset repeats rows: each copy needs its own id
         names = distinct([row.id for row in rows])
         lessons = [self.tutor.lesson(row, name) for row, name in zip(rows, names, strict=True)]
         parts = split(lessons, self.recipe.config.trainer.num_minibatches)
         updates = [update for part in parts if (update := weighted(part, self.recipe.algorithm))]
         if not updates:
             raise DatasetError(
-                f"none of the {len(rows)} rows of step {progress.step + 1} can be trained: "
+                f"none of the {len(rows)} rows of step {progress.step + 1} can be trained on: "
                 f"{sum(lesson.too_long for lesson in lessons)} are longer than model.max_model_len "
-                f"({self.tutor.max_model_len}), the others have no token to learn"
+                f"({self.tutor.max_model_len}), the others have no token to train on"
             )
-        return Teaching(rows=rows, lessons=lessons, updates=updates)
+        return RowStep(rows=rows, lessons=lessons, updates=updates)
 
-    def train(self, gathered: Teaching, progress: Progress) -> StepOutcome:
-        """Train on them. Raises as `Trainer.train_step`, and `CertificateError`."""
+    def train(self, gathered: RowStep, progress: Progress) -> StepOutcome:
+        """Train on the rows. Raises as `Trainer.train_step`, and `CertificateError`."""
         config, lessons, step = self.recipe.config, gathered.lessons, progress.step + 1
         checks: tuple[Check, ...] = check_step(lessons, gathered.updates, self.tutor)
-        note_checks(checks, step, self.journal, self.display, stop=config.certificate.on_violation == "stop")
+        record_checks(checks, step, self.journal, self.display, stop=config.certificate.on_violation == "stop")
         trained = self.trainer.train_step([Minibatch(experiences=update) for update in gathered.updates], step=step)
         kept, too_long = sum(bool(one.experiences) for one in lessons), sum(one.too_long for one in lessons)
         empty = len(lessons) - kept - too_long
@@ -98,6 +99,6 @@ class RowSource:
 
 
 def _note(num_rows: int, too_long: int, empty: int, max_model_len: int) -> str:
-    """What was left out of a step, if anything."""
-    said = [f"{too_long} of {num_rows} rows left out: longer than {max_model_len} tokens"] if too_long else []
-    return "; ".join(said + ([f"{empty} of {num_rows} rows have no token to learn"] if empty else []))
+    """Return a note about rows of the step left out, if any."""
+    notes = [f"{too_long} of {num_rows} rows left out: longer than {max_model_len} tokens"] if too_long else []
+    return "; ".join(notes + ([f"{empty} of {num_rows} rows have no token to train on"] if empty else []))

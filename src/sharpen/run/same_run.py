@@ -1,9 +1,9 @@
-"""Whether a directory's run is the one that is to go on in it.
+"""Checks that a run continues with the settings, model and datasets that it started with.
 
-In: the settings that the directory recorded (`resolved.json`), the configuration, what model and datasets are now. Out:
-a line for each change that is allowed; `ConfigError` with both values for those that are not. The settings before a
-change stay beside: steps up to 7 were made with `resolved.until_step_7.json`, those behind it with the next such file,
-or with `resolved.json`.
+In: the settings recorded in the directory (`resolved.json`), the configuration, the identities of model and datasets.
+Out: a line for each change that is allowed; `ConfigError` with both values for those that are not. Settings from before
+a change are kept: steps up to 7 were made with `resolved.until_step_7.json`, later ones with the next such file, or
+with `resolved.json`.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
 from sharpen.run.identity import Identity
 
-NOTED = "identity."
-"""How the derived entries of `resolved.json` begin that say what model and datasets were."""
-_IDENTIFIED = {
+IDENTITY = "identity."
+"""Prefix of the derived entries of `resolved.json` that hold the identities of model and datasets."""
+_IDENTITY_OF = {
     "model.model_path": "model",
     "train_dataset.path": "train_dataset",
     "eval_dataset.path": "held_out",
     "expert.dataset.path": "expert",
 }
-"""Settings that are told apart by what is there, where that was noted, and not by their value."""
+"""Settings that are compared by the identity of their files, where that was recorded, and not by their value."""
 _BY_LAST_NAME = ("path", "model_path", "teacher_path", "workflow", "judge")
-"""Settings that name a file or folder, which may have moved."""
+"""Settings that name a file or folder. Without an identity only the last part of the path is compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A setting, or what it leads to, that is not what it was."""
+    """A setting, or the content of its files, that has changed."""
 
     setting: str
     before: Any
@@ -49,21 +49,21 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """What a run is begun with: its settings by dotted name, and the identities of its model and its datasets."""
+    """The settings of a run by dotted name, and the identities of its model and datasets."""
 
     values: Mapping[str, Any]
     identities: Mapping[str, Identity]
 
     @classmethod
     def of(cls, config: RunConfig, identities: Mapping[str, Identity]) -> RunRecord:
-        """What it is now."""
+        """Return the record of a configuration."""
         values = {".".join(place): value for place, value in value_leaves(config).items()}
         return cls(values=json.loads(json.dumps(values)), identities=identities)
 
 
 def read_recorded(path: Path) -> RunRecord | None:
-    """What the run in `path` was last begun with; None if it has not noted that. Raises `ConfigError` if it cannot be
-    read."""
+    """Return the record with which the run in `path` last started; None if there is none. Raises `ConfigError` if it
+    cannot be read."""
     file = path / "resolved.json"
     if not file.exists():
         return None
@@ -73,16 +73,16 @@ def read_recorded(path: Path) -> RunRecord | None:
         values = recorded_settings(entries)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"cannot read {file} ({error}): what the run was made with is not known. Put the file back, or choose "
+            f"cannot read {file} ({error}), so the settings of the run are not known. Restore the file, or choose "
             "another experiment_name"
         ) from error
-    identities = {name.removeprefix(NOTED): value for name, value in derived.items() if name.startswith(NOTED)}
+    identities = {name.removeprefix(IDENTITY): value for name, value in derived.items() if name.startswith(IDENTITY)}
     return RunRecord(values=values, identities=identities)
 
 
 def changes(before: RunRecord, now: RunRecord) -> list[Change]:
-    """Everything that differs between the two, but for files and folders that have only moved. A setting that was not
-    there yet has its default before; one that is no more is not compared."""
+    """Return all differences except files and folders that have only moved. A setting missing from `before` counts as
+    its default; one that no longer exists is not compared."""
     found = []
     defaults = _defaults()
     for name in sorted(before.values.keys() | now.values.keys()):
@@ -96,21 +96,22 @@ def changes(before: RunRecord, now: RunRecord) -> list[Change]:
 
 
 def check_same_run(path: Path, before: RunRecord, now: RunRecord) -> list[str]:
-    """Lines that say what changed since the run in `path` was last begun. Raises `ConfigError` for what may not."""
+    """Return a line for each change since the run in `path` last started. Raises `ConfigError` for changes that a run
+    may not make."""
     found = changes(before, now)
     if refused := [change for change in found if not may_change(change.setting)]:
         lines = "\n".join(f"  - {change}" for change in refused)
         raise ConfigError(
-            f"the run {path.name!r} exists, and what it was made with cannot change as it goes on (was -> is):\n"
-            f"{lines}\nSet it as it was ({path / 'resolved.json'}), or choose another experiment_name; to go on from "
-            f"what the run learnt, give its checkpoint as model_path ({path / 'latest'})"
+            f"the run {path.name!r} exists, and these settings cannot change when it continues (was -> is):\n"
+            f"{lines}\nRestore them (from {path / 'resolved.json'}), or choose another experiment_name; to train on "
+            f"from this run's weights, give its checkpoint as model_path ({path / 'latest'})"
         )
-    return [f"changed since the run was last begun: {change}" for change in found]
+    return [f"changed since the run last started: {change}" for change in found]
 
 
 def keep_settings(path: Path, step: int) -> None:
-    """Keep the settings that steps up to `step` were made with, as `resolved.until_step_<step>.json`, before others
-    take their place. Settings whose steps were all undone since are not kept."""
+    """Copy the settings of the steps up to `step` to `resolved.until_step_<step>.json`, before they are replaced.
+    Settings whose steps were all undone since are deleted."""
     target = path / f"resolved.until_step_{step}.json"
     kept = {int(re.findall(r"\d+", file.name)[-1]): file for file in path.glob("resolved.until_step_*.json")}
     reaching = sorted(until for until in kept if until >= step)
@@ -123,19 +124,19 @@ def keep_settings(path: Path, step: int) -> None:
 
 
 def _defaults() -> dict[str, Any]:
-    """Of the settings that have one."""
+    """Return the defaults of the settings that have one."""
     smallest = {"train_dataset": {"path": ""}, "model": {"model_path": "", "max_model_len": 2}}
     return dict(RunRecord.of(RunConfig.model_validate(smallest), {}).values)
 
 
 def _moved(change: Change, before: RunRecord, now: RunRecord) -> bool:
-    """Whether a setting names the same thing at another place, as far as is known: of the same content where that was
-    noted, else of the same name."""
+    """Whether a setting names the same file or folder at another path: the same identity where that was recorded, else
+    the same last part of the path."""
     if change.setting in ("workflow", "judge") and None in (change.before, change.now):
-        return True  # a function that was given in Python has no name here
+        return True  # a function passed in Python has no name in the settings
     if not isinstance(change.before, str) or not isinstance(change.now, str):
         return False
-    known = _IDENTIFIED.get(change.setting, "")
+    known = _IDENTITY_OF.get(change.setting, "")
     if known in before.identities and known in now.identities:
         return before.identities[known] == now.identities[known]
     by_name = change.setting.rpartition(".")[2] in _BY_LAST_NAME

@@ -1,4 +1,4 @@
-"""What the loop asks of a source of batches: the explorer's rollouts (`run.rollouts`), or rows (`run.rows`).
+"""The interface of a source of batches: the explorer's rollouts (`run.rollouts`) or rows (`run.rows`).
 
 In: how far the run is. Out: a `StepOutcome` for each step.
 """
@@ -19,10 +19,10 @@ from sharpen.types import Check, Experience
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
-    """One step as it went. `metrics` lack what only the whole step has (its seconds, `tokens` per second); `counts` are
-    added to those of `Progress`, `position` replaces its fields. `trained`, `delivered` and `taught` go into the
-    journal, `reward`, `loss`, `flat` and `notes` are for people. `failure` is what ended the run behind the training,
-    as weights moved: the step is whole all the same."""
+    """The results of a step. The loop adds the seconds and `tokens` per second to `metrics`; `counts` are added to
+    those of `Progress`, `position` replaces its fields. `trained`, `delivered` and `taught` go into the journal;
+    `reward`, `loss`, `flat`, `notes` and `shown` are for the display. `failure` is an error after the training, while
+    weights were synced: the step itself is complete."""
 
     metrics: Mapping[str, float]
     tokens: int
@@ -47,21 +47,21 @@ class Source(Protocol[G]):
     """Where the batches of a run come from."""
 
     def gather(self, progress: Progress) -> G:
-        """What the next step trains on. Nothing of the run has changed yet: it may be interrupted."""
+        """Return the data of the next step. An interrupt is safe here: nothing has been trained yet."""
 
     def train(self, gathered: G, progress: Progress) -> StepOutcome:
-        """Certify it, train on it, and move the weights if they are due."""
+        """Certify the data, train on them, and sync the weights if they are due."""
 
     def serve(self) -> None:
         """Make the engine, if there is one, serve the trainer's weights, for an evaluation."""
 
     def close(self) -> None:
-        """Cancel what is in flight."""
+        """Cancel the work in flight."""
 
 
-def note_checks(checks: Sequence[Check], step: int, journal: Journal, display: Display, *, stop: bool) -> None:
-    """Write down what the certificate says of a step that is about to train. Raises `CertificateError` for a broken
-    check where the run is to `stop`, else says so."""
+def record_checks(checks: Sequence[Check], step: int, journal: Journal, display: Display, *, stop: bool) -> None:
+    """Record the certificate's checks of a step that is about to train. For a broken check, raises `CertificateError`
+    if `stop` is set, else displays a warning."""
     journal.add_checks(step, checks)
     for line in broken_sentences(checks, stop=stop):
         display.message(f"  ! certificate: {line}")

@@ -1,7 +1,7 @@
-"""What the loop does around its steps: keep time, save checkpoints.
+"""The time limit and the checkpoints of the loop.
 
-In: a trainer, the run directory, how far the run is. Out: checkpoints. What is in one is always the weights of a whole
-step that is recorded in `run.db`, whatever ends the run and wherever it does.
+In: a trainer, the run directory, how far the run is. Out: checkpoints. However a run ends, a checkpoint always holds
+the weights of a whole step that is recorded in `run.db`.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from sharpen.trainer.checkpoint import point, pointed, prune, step_directory
 
 
 class Saves(Protocol):
-    """The side of a trainer that is seen here."""
+    """The part of a trainer that is used here."""
 
     @property
     def version(self) -> int:
-        """The updates that its weights have had."""
+        """The number of updates of its weights."""
 
     def back_to(self, version: int) -> bool:
-        """Have the weights of this version, whole; False if they are not to be had."""
+        """Return to the whole weights of this version; False if they are not available."""
 
     def save(self, directory: Path, position: Mapping[str, Any]) -> None:
         """Write a checkpoint with this position."""
 
 
 class Flushes(Protocol):
-    """The side of a journal that is seen here."""
+    """The part of a journal that is used here."""
 
     def flush(self) -> None:
-        """Return once everything that was recorded is on disk."""
+        """Return once all records are on disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPosition:
-    """How far a run is that has recorded `step`, which led to a policy `version`; `best_step` has evaluated best of
-    all; `position` is what a resumed run needs to know (JSON)."""
+    """The last recorded step: the policy `version` after it, the `best_step` so far, and the `position` that a resumed
+    run needs (JSON)."""
 
     step: int
     version: int
@@ -51,8 +51,8 @@ class StepPosition:
 
 
 class TimeLimit:
-    """The wall-clock limit of a session, in seconds from now; None is no limit. `say` gets the line that tells of its
-    end."""
+    """The wall-clock limit of a session, in seconds from now; None is no limit. `say` receives a line when the limit is
+    reached."""
 
     def __init__(self, limit_s: float | None, say: Callable[[str], None]) -> None:
         self._started = time.perf_counter()
@@ -68,7 +68,7 @@ class TimeLimit:
 
 
 class Checkpoints:
-    """Writes the checkpoints of a run into its directory; `keep` of them stay beside the best and the latest."""
+    """Writes the checkpoints of a run into its directory; keeps the best, the latest and `keep` more."""
 
     def __init__(
         self, trainer: Saves, journal: Flushes, run_dir: Path, *, keep: int, say: Callable[[str], None]
@@ -82,13 +82,13 @@ class Checkpoints:
         self._written: str | None = None
 
     def save(self, recorded: StepPosition) -> None:
-        """Write the checkpoint of a step, make it `latest`, and let `best` be what it says. Raises `CheckpointError` or
-        `JournalError`; then the last one stays."""
-        assert recorded.version == self._trainer.version, "the weights are those of the recorded step"
-        target, content = step_directory(self._run_dir, recorded.step), _text(recorded)
+        """Write the checkpoint of a step and update `latest` and `best`. Raises `CheckpointError` or `JournalError`,
+        and then leaves the last checkpoint in place."""
+        assert recorded.version == self._trainer.version, "the trainer has the weights of the recorded step"
+        target, content = step_directory(self._run_dir, recorded.step), _content(recorded)
         with deferred_interrupt():
             self._tried = content
-            self._journal.flush()  # a run that goes on from here reads what has trained
+            self._journal.flush()  # a run that continues from here reads the trained steps
             self._trainer.save(target, recorded.position)
             point(self._run_dir, "latest", target)
             self._point_to_best(recorded)
@@ -97,12 +97,12 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def saved_on_failure(self, recorded: Callable[[], StepPosition]) -> Iterator[None]:
-        """Whatever ends this block, Ctrl-C or any error: save the last step that `recorded` tells of, if its weights
-        are to be had and are not on disk yet; else leave the last checkpoint as it is. Then it goes on up."""
+        """If Ctrl-C or any error ends the block, save the last step that `recorded` returns, unless its weights are on
+        disk or are no longer available. The error then propagates."""
         before = recorded()
-        if pointed(self._run_dir, "latest") == step_directory(self._run_dir, before.step):  # the run goes on from there
-            self._written = _text(before)
-            self._point_to_best(before)  # a kill may have come between the two pointers
+        if pointed(self._run_dir, "latest") == step_directory(self._run_dir, before.step):  # the run continues from it
+            self._written = _content(before)
+            self._point_to_best(before)  # a kill may have come between the two links
         try:
             yield
         except BaseException as error:
@@ -111,25 +111,28 @@ class Checkpoints:
             raise
 
     def _save_last(self, recorded: StepPosition, error: BaseException) -> None:
-        """The second Ctrl-C within ends it, as it ends a save at any other time."""
-        what, content = _what(error), _text(recorded)
+        """Save the last whole step after `error`, and say so. A second Ctrl-C in here ends it, as it ends any save."""
+        cause, content = _cause(error), _content(recorded)
         if content == self._written:
-            self._say(f"{what}; the checkpoint of step {recorded.step}, the last whole one, is there")
+            self._say(f"{cause}; step {recorded.step}, the last whole one, is already saved")
             return
-        if content == self._tried:  # writing it is what has failed
-            self._say(f"{what}; {self._left()}")
+        if content == self._tried:  # saving this step is cause failed
+            self._say(f"{cause}; {self._last_checkpoint()}")
             return
-        if not self._is_whole(recorded.version):
-            self._say(f"{what}; step {recorded.step + 1} is given up in the midst, {self._left()}")
+        if not self._restore(recorded.version):
+            self._say(f"{cause}; step {recorded.step + 1} is not complete and is dropped, {self._last_checkpoint()}")
             return
-        self._say(f"{what}; saving a checkpoint of step {recorded.step}, the last whole one")
+        self._say(f"{cause}; saving a checkpoint of step {recorded.step}, the last whole one")
         try:
             self.save(recorded)
         except BaseException as second:
-            if content == self._written:  # a further Ctrl-C, which the save had held back
+            if content == self._written:  # another Ctrl-C, deferred by the save
                 return
-            error.add_note(f"No checkpoint of step {recorded.step} was written either: {_line(second)}")
-            self._say(f"no checkpoint of step {recorded.step} was written ({_line(second)}); {self._left()}")
+            reason = _first_line(second)
+            error.add_note(f"The checkpoint of step {recorded.step} could not be written: {reason}")
+            self._say(
+                f"the checkpoint of step {recorded.step} could not be written ({reason}); {self._last_checkpoint()}"
+            )
 
     def _point_to_best(self, recorded: StepPosition) -> None:
         if recorded.best_step is None:
@@ -138,27 +141,27 @@ class Checkpoints:
         if best.is_dir() and pointed(self._run_dir, "best") != best:
             point(self._run_dir, "best", best)
 
-    def _is_whole(self, version: int) -> bool:
-        """Whoever cannot say so has not got the weights: ranks that were lost, a GPU that answers no more."""
+    def _restore(self, version: int) -> bool:
+        """Whether the trainer can return to this version. Any error means no: ranks were lost, or the GPU fails."""
         try:
             return self._trainer.back_to(version)
         except BaseException:
             return False
 
-    def _left(self) -> str:
+    def _last_checkpoint(self) -> str:
         latest = pointed(self._run_dir, "latest")
         return "there is no checkpoint yet" if latest is None else f"the last checkpoint stays: {latest.name}"
 
 
-def _text(recorded: StepPosition) -> str:
+def _content(recorded: StepPosition) -> str:
     return json.dumps([recorded.step, recorded.version, recorded.position], sort_keys=True, default=repr)
 
 
-def _what(error: BaseException) -> str:
-    return "interrupted" if isinstance(error, KeyboardInterrupt) else f"failed ({_line(error)})"
+def _cause(error: BaseException) -> str:
+    return "interrupted" if isinstance(error, KeyboardInterrupt) else f"failed ({_first_line(error)})"
 
 
-def _line(error: BaseException) -> str:
-    """Kind and first line of an error."""
+def _first_line(error: BaseException) -> str:
+    """Return the class and the first line of an error."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

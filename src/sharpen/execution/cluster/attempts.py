@@ -58,10 +58,10 @@ class Worker:
 class AuxiliaryTotals(AuxiliaryMeters):
     """What all workers together have used of the auxiliary models."""
 
-    def add(self, noticed: Mapping[str, float]) -> None:
+    def add(self, counts: Mapping[str, float]) -> None:
         """Count what an attempt has used."""
         for name, meter in self._meters.items():
-            meter.add(int(noticed.get(f"{AUXILIARY}{name}/tokens", 0)))
+            meter.add(int(counts.get(f"{AUXILIARY}{name}/tokens", 0)))
 
     def check(self) -> None:
         """Raise `TokenCapError` once a model has used its tokens up."""
@@ -113,11 +113,11 @@ class OnWorkers:
                 worker.limits.remove(crowd)
                 self._changed.set()
             if isinstance(came, Attempt):
-                self._auxiliary.add(came.noticed)
+                self._auxiliary.add(came.counts)
                 return came
             if came.alone and not await self._machine_is_lost(worker, came.node):
                 ending = Ending(outcome=came.outcome, error=came.error)
-                return Attempt(ending=ending, noticed={}, seconds=came.seconds, num_answers=None)
+                return Attempt(ending=ending, counts={}, seconds=came.seconds, num_answers=None)
             crowd = max(1, crowd // CROWD_SHRINKS)
 
     def close(self) -> None:
