@@ -100,7 +100,7 @@ def _pass_bytes(of: _ConfigKey, traced: Pass) -> int:
     few, more = _TRACED_LAYERS
     if depth <= more:
         return max(_peaks(config, traced, depth))
-    pairs = zip(*(_peaks(config, traced, layers) for layers in _TRACED_LAYERS), strict=True)
+    pairs = zip(_peaks(config, traced, few), _peaks(config, traced, more), strict=True)
     return max(high + (high - low) * (depth - more) // (more - few) for low, high in pairs)
 
 
