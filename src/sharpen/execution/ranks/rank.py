@@ -54,14 +54,14 @@ class RankTrainer:
     def weight_specs(self) -> list[WeightSpec]:
         """The weights to act with, in the order in which `give_weights` gives them."""
         policy = self._trainer.policy
-        named = policy.acting(policy.module.named_parameters())
+        named = policy.merge_adapters(policy.module.named_parameters())
         return [WeightSpec(name=name, shape=tuple(tensor.shape), dtype=tensor.dtype) for name, tensor in named]
 
     def give_weights(self, take: Callable[[str, torch.Tensor], None]) -> None:
         """Gather the weights to act with one after the other; `take` gets each on the first rank, by its Hugging Face
         name (tied ones once), whole, on the device. It must copy what it wants to keep."""
         policy = self._trainer.policy
-        for name, tensor in policy.acting(policy.module.named_parameters()):
+        for name, tensor in policy.merge_adapters(policy.module.named_parameters()):
             full = whole(tensor.detach())
             if self._ranks.rank == 0:
                 take(name, full)
