@@ -32,7 +32,7 @@ from sharpen.run.expert import ExpertRows
 from sharpen.run.explorer import Explorer
 from sharpen.run.progress import Progress
 from sharpen.run.source import StepOutcome, record_checks
-from sharpen.sync.schedule import what_ages
+from sharpen.sync.schedule import staleness_settings
 from sharpen.trainer.measured import StepMetrics
 from sharpen.types import Check, Group
 
@@ -165,7 +165,7 @@ class RolloutSource:
             "tokens/sampled": float(sampled),
             **{f"auxiliary/{name}/tokens_run": float(n) for name, n in self.serving.auxiliary.total_tokens.items()},
         }
-        ages = what_ages(self.recipe.config, self.recipe.schedule)
+        ages = staleness_settings(self.recipe.config, self.recipe.schedule)
         notes = [
             *statistics.notes(needs_reward=algorithm.needs_reward),
             step.rolled_out.note(),
