@@ -53,7 +53,7 @@ IMPORTS: Mapping[str, set[str]] = {
         "certificate",
         "diagnose",
     },
-    "tuning": {"algorithm", "rollout", "compat", "run"},
+    "tuning": {"algorithm", "rollout", "compat", "decide", "run"},
     "cli": {
         "algorithm",
         "monitor",
