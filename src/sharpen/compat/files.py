@@ -6,6 +6,7 @@ In: the path of a YAML file. Out: a `ConfigFile`, which `config.load.resolve` ma
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 from sharpen.compat.trinity.yaml.conversion import convert, own_keys
@@ -37,7 +38,7 @@ def load_config(path: str | Path) -> ConfigFile:
             "keep to one of them"
         )
     if theirs:
-        file = convert(content, path.name, environment=os.environ)
+        file = convert(content, path.name, environment=os.environ, has_ray=find_spec("ray") is not None)
     else:
         file = ConfigFile(settings=content, name=path.name)
     point_beside(file.settings, path.parent)
