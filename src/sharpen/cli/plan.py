@@ -83,7 +83,7 @@ def _made(arguments: argparse.Namespace) -> Plan:
     from sharpen.recipe import recipe_of
 
     given = chosen_hardware(arguments.gpu, arguments.gpus, arguments.gpu_memory)
-    config = resolve(load_config(arguments.config), parse_assignments(arguments.set), {}).config
+    config = resolve(load_config(arguments.config, has_ray=True), parse_assignments(arguments.set), {}).config
     recipe = recipe_of(config)
     models, workload = read_models(recipe), _workload(arguments, config)
     hardware = given or this_machine(config.engine.device)

@@ -85,9 +85,8 @@ def convert(
 ) -> ConfigFile:
     """Translate a file's content into our settings. `file` is its name, for messages.
 
-    `now` names a run anew whose directory exists (`continue_from_checkpoint: false`); without Ray (`has_ray`) a file for
-    a cluster is run on one machine. Raises `ConfigError` with every
-    problem at once.
+    `now` names a run anew whose directory exists (`continue_from_checkpoint: false`). Without Ray (`has_ray`) a file
+    for a cluster runs on one machine. Raises `ConfigError` with every problem at once.
     """
     resolved, without_value = interpolate(content, environment)
     draft = Draft(file, environment, without_value)

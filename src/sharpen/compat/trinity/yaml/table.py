@@ -321,7 +321,8 @@ _SECTIONS: dict[str, dict[str, Rule]] = {
     "monitor.": {
         "monitor_type": to("monitor_type"),
         "monitor_args": refused(
-            "address and key come from the environment: WANDB_BASE_URL and WANDB_API_KEY, MLFLOW_TRACKING_URI, or SWANLAB_API_KEY"
+            "address and key come from the environment: WANDB_BASE_URL and WANDB_API_KEY, MLFLOW_TRACKING_URI, or "
+            "SWANLAB_API_KEY"
         ),
         "detailed_stats": idle("evaluations always come with their intervals"),
         "enable_ray_timeline": idle("the run writes no timeline of Ray's"),
