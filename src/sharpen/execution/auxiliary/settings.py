@@ -1,7 +1,6 @@
-"""What can be said of auxiliary models' settings before anything is loaded.
+"""Checks the settings of auxiliary models before anything is loaded.
 
-In: a `RunConfig`, the environment. Out: nothing, or a `ConfigError` or `ModelError` of one clear sentence; an
-endpoint's key.
+In: a `RunConfig`, the environment. Out: an endpoint's key; `ConfigError` or `ModelError` for settings that cannot work.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from sharpen.errors import ConfigError
 from sharpen.execution.model_files import model_folder
 
 NO_KEY = "none"
-"""What endpoints without a key are sent (the openai package insists on one)."""
+"""The key for endpoints without one, since the openai package requires a key."""
 LOCAL_ONLY = ("tensor_parallel_size", "inference_engine_num", "tool_call_parser", "reasoning_parser")
-"""Settings of a model that is served here."""
+"""Settings that apply only to a model served here."""
 
 
 def check_auxiliary_models(config: RunConfig) -> None:
-    """Raise `ConfigError` for settings that cannot work, `ModelError` for a model that is not there."""
+    """Raise `ConfigError` for settings that cannot work, `ModelError` for a model that does not exist."""
     for name, model in config.auxiliary_models.items():
         if model.base_url is not None:
             _check_endpoint(name, model)
@@ -29,7 +28,7 @@ def check_auxiliary_models(config: RunConfig) -> None:
 
 
 def endpoint_key(name: str, model: AuxiliaryModelConfig) -> str:
-    """The key of an endpoint, from the environment. Raises `ConfigError` if it is not there."""
+    """Return the key of an endpoint, from the environment. Raises `ConfigError` if it is not set."""
     if model.api_key_env is None:
         return NO_KEY
     key = os.environ.get(model.api_key_env)
@@ -63,6 +62,6 @@ def _check_local(name: str, model: AuxiliaryModelConfig) -> None:
     for setting in ("tensor_parallel_size", "inference_engine_num"):
         if (value := getattr(model, setting)) != 1:
             raise ConfigError(
-                f"{where}.{setting} is {value}, but the embedded engine is one, on one device: set it to 1"
+                f"{where}.{setting} is {value}, but the embedded engine runs once, on one device: set it to 1"
             )
     model_folder(model.model_path)
