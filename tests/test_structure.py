@@ -32,7 +32,7 @@ IMPORTS: Mapping[str, set[str]] = {
     "recipe": {"algorithm", "sync", "experience"},
     "execution": {"algorithm", "inference", "rollout", "gateway", "trainer", "compat", "recipe"},
     "plan": {"algorithm", "inference", "trainer", "recipe"},
-    "decide": {"algorithm", "monitor", "rollout", "trainer", "compat", "recipe", "execution"},
+    "decide": {"tasks", "algorithm", "monitor", "rollout", "trainer", "compat", "recipe", "execution"},
     "supervised": {"tasks", "algorithm", "inference", "experience", "gateway", "execution"},
     "certificate": {"tasks", "algorithm", "sync", "experience", "trainer", "execution", "supervised"},
     "diagnose": {"algorithm", "rollout", "experience", "recipe", "certificate"},

@@ -13,6 +13,7 @@ import pytest
 from sharpen.compat.files import load_config
 from sharpen.compat.trinity.yaml.conversion import convert
 from sharpen.compat.trinity.yaml.functions import ADVANTAGES, ALGORITHMS, KL, POLICY_LOSSES, SUPERVISED
+from sharpen.compat.trinity.yaml.interpolation import interpolate
 from sharpen.config.load import resolve
 from sharpen.config.public import AlgorithmConfig, TunerModelConfig
 from sharpen.errors import ConfigError
@@ -242,15 +243,62 @@ def test_the_environment_is_read_as_omegaconf_reads_it(text, environment, value)
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("${oc.env:NOT_SET}", "f.yaml: 'model.model_path' needs the environment variable NOT_SET, which is not set"),
+        ("${oc.env:NOT_SET}", "'model.model_path' needs the environment variable NOT_SET, which is not set"),
         ("${oc.env:}", "'' is no name of an environment variable"),
-        ("${project}", "has the interpolation '${project}', which is not read here"),
+        ("${project}", "'model.model_path' refers to '${project}', which the file does not give"),
+        ("${.max_model_len[0].a}", "'model.model_path' refers to '${.max_model_len[0].a}', which the file does not"),
+        ("${...mode}", "'model.model_path' refers to '${...mode}', which is outside of the file"),
+        ("${model.model_path}", "'model.model_path' refers to itself"),
+        ("${model}", "'model.model_path' refers to itself"),
         ("${oc.select:a,b}", "'${oc.select:a,b}', which is not read here"),
         ("${oc.env:A", "has a '${' without its '}'"),
     ],
 )
 def test_other_interpolations_and_unset_variables_are_refused_by_name(text, message):
     assert message in refusal({"mode": "both", "model": {"model_path": text}})
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("${model.max_model_len}", 512),
+        ("${.max_model_len}", 512),
+        ("${..buffer.batch_size}", 4),
+        ("${ buffer.lists.0 }", 7),
+        ("${buffer.lists[1].size}", 9),
+        ("${${buffer.which}}", 512),
+        ("${oc.env:A,${buffer.batch_size}}", "4"),
+        ("${oc.env:B,${buffer.batch_size}}", "b"),
+        ("${buffer.nothing}", None),
+        ("a${buffer.batch_size}b${buffer.nothing}", "a4bNone"),
+        ("${buffer.inner}", {"far": 512, "near": 4}),
+        (r"a\${model.max_model_len}", "a${model.max_model_len}"),
+        (r"a\\${buffer.batch_size}", r"a\4"),
+    ],
+)
+def test_keys_stand_for_one_another_as_in_omegaconf(written, value):
+    """The expected values are those that OmegaConf 2.3 gave."""
+    inner = {"far": "${model.max_model_len}", "near": "${..batch_size}"}
+    buffer = {"batch_size": 4, "lists": [7, {"size": 9}], "which": "model.max_model_len", "nothing": None}
+    content = {"model": {"max_model_len": 512, "found": written}, "buffer": {**buffer, "inner": inner}}
+    found, problems = interpolate(content, {"B": "b"})
+    assert (found["model"]["found"], problems) == (value, {})
+
+
+def test_unset_variables_come_in_one_message_with_all_that_is_wrong():
+    content = {
+        "mode": "both",
+        "model": {"model_path": "${oc.env:MODEL}", "max_model_len": "${oc.env:LENGTH}"},
+        "buffer": {"batch_size": 0, "explorer_input": {"taskset": {"path": "${oc.env:TASKS}", "storage_type": "sql"}}},
+        "explorer": {"max_timeout": "soon", "env_vars": {"TMPDIR": "${oc.env:TMPDIR}"}},
+    }
+    lines = refusal(content).splitlines()
+    assert lines[0].endswith(": 7 problems")
+    for number, name in enumerate(("MODEL", "LENGTH", "TASKS", "TMPDIR"), start=1):
+        assert f"needs the environment variable {name}, which is not set" in lines[number]
+    assert "'buffer.explorer_input.taskset.storage_type' is 'sql'" in lines[5]
+    assert "'algorithm.batch_size' must be at least 1, but 0 came (f.yaml: buffer.batch_size)" in "\n".join(lines)
+    assert "'rollout.timeout_s' must be a number, but 'soon' came (f.yaml: explorer.max_timeout)" in "\n".join(lines)
 
 
 def test_layouts_are_told_apart_and_do_not_mix(tmp_path):

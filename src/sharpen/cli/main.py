@@ -194,8 +194,11 @@ def _endpoint(arguments: argparse.Namespace) -> dict[str, str] | None:
 
 def _explain(arguments: argparse.Namespace) -> int:
     from sharpen.cli.explain import explain
+    from sharpen.compat.trinity.registry import check_names
 
-    explain(_resolve(arguments, {}))
+    resolved = _resolve(arguments, {})
+    explain(resolved)
+    check_names(resolved.config)
     return DONE
 
 

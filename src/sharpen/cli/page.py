@@ -68,11 +68,11 @@ class Page:
             + (f"   attempt {rollout.attempt}" if rollout.attempt else "")
         )
         from sharpen.rollout.models import AUXILIARY, GATEWAY
-        from sharpen.rollout.statistics import given
+        from sharpen.rollout.statistics import own_metrics
 
         if rollout.metrics:
             noticed = {name: value for name, value in rollout.metrics.items() if name.startswith((GATEWAY, AUXILIARY))}
-            metrics = {**given(rollout.metrics), **noticed}
+            metrics = {**own_metrics(rollout.metrics), **noticed}
             self.line("metrics: " + ", ".join(f"{name} {value:g}" for name, value in metrics.items()))
         if rollout.error:
             self.line(f"error: {rollout.error}", "red")

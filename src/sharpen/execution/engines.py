@@ -32,30 +32,44 @@ def load_policy(
     time as the trainer. Raises `ModelError` if the engine cannot serve the model."""
     if type == "embedded":
         return load_engine(config.model, config, folder, alone=alone)
+    return load_vllm(config.model, config, folder, thread, lora=unmerged_adapters(config))
+
+
+def load_vllm(
+    model: TunerModelConfig, config: RunConfig, folder: Path, thread: ServingThread, *, lora: LoraConfig | None = None
+) -> tuple[Any, Engine]:
+    """Load the model in `folder` into vLLM; return (tokenizer, engine). With `lora` the engine loads unmerged adapters.
+    Raises `ModelError` if vLLM cannot serve the model."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    return tokenizer, thread.call(_start_replicas(config, folder, tokenizer.decode))
+    return tokenizer, thread.call(_start_replicas(model, config, folder, tokenizer.decode, lora))
 
 
-async def _start_replicas(config: RunConfig, folder: Path, stop_decoder: Callable[[list[int]], str]) -> Engine:
+async def _start_replicas(
+    model: TunerModelConfig,
+    config: RunConfig,
+    folder: Path,
+    stop_decoder: Callable[[list[int]], str],
+    lora: LoraConfig | None,
+) -> Engine:
     """Start the vLLM engine, or several as one `Replicas`, each with its own GPUs or cores."""
     from sharpen.inference.vllm.engine import VLLMEngine
 
     engines: list[Engine] = []
     try:
-        for number in range(count := config.model.inference_engine_num):
+        for number in range(count := model.inference_engine_num):
             engines.append(
                 await VLLMEngine.start(
                     str(folder),
-                    max_model_len=config.model.max_model_len,
+                    max_model_len=model.max_model_len,
                     stop_decoder=stop_decoder,
                     dtype=config.engine.dtype,
                     max_slots=config.engine.max_slots,
                     kv_cache_mb=config.engine.kv_cache_mb,
-                    tensor_parallel_size=config.model.tensor_parallel_size,
+                    tensor_parallel_size=model.tensor_parallel_size,
                     replica=(number, count),
-                    lora=unmerged_adapters(config),
+                    lora=lora,
                 )
             )
     except BaseException:

@@ -17,13 +17,10 @@ def model_folder(model_path: str, setting: str = "model_path") -> Path:
 
     Raises `ModelError` if there is no such folder or name, or if it is not a Hugging Face model.
     """
+    check_model_path(model_path, setting)
     folder = Path(model_path).expanduser().absolute()  # user code may change the working folder
     if folder.is_dir():
-        if not (folder / "config.json").exists():
-            raise ModelError(f"{setting} {model_path!r} has no config.json: it must be a Hugging Face model directory")
         return folder
-    if not _looks_like_hub_name(model_path):
-        raise ModelError(f"{setting} {model_path!r} does not exist")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -34,6 +31,16 @@ def model_folder(model_path: str, setting: str = "model_path") -> Path:
         raise ModelError(
             f"{setting} {model_path!r} is not a folder, and could not be downloaded from the Hugging Face hub: {reason}"
         ) from error
+
+
+def check_model_path(model_path: str, setting: str = "model_path") -> None:
+    """Raise `ModelError` for a wrong model path, as far as this can be checked without the network."""
+    folder = Path(model_path).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").exists():
+            raise ModelError(f"{setting} {model_path!r} has no config.json: it must be a Hugging Face model directory")
+    elif not _looks_like_hub_name(model_path):
+        raise ModelError(f"{setting} {model_path!r} does not exist")
 
 
 def quiet_transformers() -> None:

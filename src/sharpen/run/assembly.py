@@ -137,6 +137,7 @@ def open_site(resolved: ResolvedConfig, config_path: Path | None, job: TrainingJ
         for line in (
             *resolved.notices,
             *resolved.overrides,
+            *job.notices,
             *directory.notes,
             *_unused_settings(resolved, job),
             *data.messages,

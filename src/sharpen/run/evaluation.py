@@ -19,7 +19,7 @@ from typing import Any
 from sharpen.compat.agentscope import silent_agents
 from sharpen.config.load import ResolvedConfig, write_resolved
 from sharpen.config.run import RunConfig
-from sharpen.decide import decide_evaluation
+from sharpen.decide import decide_evaluation, fit_to_machine
 from sharpen.errors import ConfigError, RolloutError
 from sharpen.execution.auxiliary.models import AuxiliaryModels
 from sharpen.execution.auxiliary.remote import RemoteModel
@@ -36,7 +36,7 @@ from sharpen.rollout.attempt import UserFunctions
 from sharpen.rollout.in_process import InProcess, Opener
 from sharpen.rollout.retries import fails_its_task
 from sharpen.rollout.runner import RolloutRunner
-from sharpen.rollout.statistics import RolloutStatistics, given, summarize, without_calls
+from sharpen.rollout.statistics import RolloutStatistics, own_metrics, summarize, without_calls_note
 from sharpen.tasks.source import load_tasks
 from sharpen.types import Group, Mode, Outcome, Rollout, Task
 
@@ -155,7 +155,7 @@ class Evaluator:
         most = self.config.evaluation.max_without_calls
         if found.num_without_calls > most * found.num_rollouts:
             idle = "a cache answers in the model's place, or the workflow does not use the model that it is given"
-            yield f"{without_calls(found, idle)} (evaluation.max_without_calls is {most:g})"
+            yield f"{without_calls_note(found, idle)} (evaluation.max_without_calls is {most:g})"
         most = self.config.rollout.max_excluded_share
         if left_out > most * found.num_rollouts:
             yield f"{left_out} of {found.num_rollouts} tasks were left out (rollout.max_excluded_share is {most:g})"
@@ -179,12 +179,17 @@ def evaluate(
     config = resolved.config
     job = None if endpoint is not None else decide_evaluation(config, workflow, judge)
     if job is None:
+        config, notices = fit_to_machine(config)
         check_auxiliary_models(config)
+    else:
+        config, notices = job.config, job.notices
     tasks = load_tasks(config.eval_dataset or config.train_dataset)[: config.evaluation.max_tasks]
     further = {name: load_tasks(dataset) for name, dataset in config.evaluation.further.items()}
     display = Display(0, sys.stdout)
     with contextlib.ExitStack() as stack:
         stack.callback(display.close)
+        for line in notices:
+            display.message(line)
         runner: RolloutRunner
         modes: Mapping[Mode, Opener]
         if job is not None:
@@ -290,7 +295,7 @@ def metrics_by_task(groups: Sequence[Group]) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, list[float]]] = {}
     for group in groups:
         for rollout in group.rollouts:
-            for name, value in given(rollout.metrics).items():
+            for name, value in own_metrics(rollout.metrics).items():
                 found.setdefault(name, {}).setdefault(group.task.id, []).append(value)
     return {name: {task: fmean(values) for task, values in found[name].items()} for name in sorted(found)}
 

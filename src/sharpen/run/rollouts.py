@@ -27,7 +27,7 @@ from sharpen.experience.replay import Replay, ReplayGroup, mixed, probe
 from sharpen.monitor.display import Display
 from sharpen.recipe import RolloutRecipe
 from sharpen.rollout.refill import StepRollouts, num_sampled_tokens
-from sharpen.rollout.statistics import OF_USER, check_excluded, summarize
+from sharpen.rollout.statistics import USER_PREFIXES, check_excluded, summarize
 from sharpen.run.expert import ExpertRows
 from sharpen.run.explorer import Explorer
 from sharpen.run.progress import Progress
@@ -191,7 +191,7 @@ class RolloutSource:
             reward=None if math.isnan(statistics.reward_mean) else statistics.reward_mean,
             flat=f"{statistics.num_flat_groups}/{statistics.num_groups}",
             notes=notes,
-            shown={name: value for name, value in sorted(metrics.items()) if name.startswith(OF_USER)},
+            shown={name: value for name, value in sorted(metrics.items()) if name.startswith(USER_PREFIXES)},
         )
 
     def _async_metrics(self, step: _Step, times: Mapping[str, float]) -> dict[str, float]:

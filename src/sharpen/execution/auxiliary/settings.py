@@ -8,9 +8,11 @@ from __future__ import annotations
 import os
 from urllib.parse import urlsplit
 
+from sharpen.config.problems import Problems
 from sharpen.config.run import AuxiliaryModelConfig, RunConfig
 from sharpen.errors import ConfigError
-from sharpen.execution.model_files import model_folder
+from sharpen.execution.engine_choice import check_heads
+from sharpen.execution.model_files import check_model_path, model_folder
 
 NO_KEY = "none"
 """The key for endpoints without one, since the openai package requires a key."""
@@ -19,12 +21,20 @@ LOCAL_ONLY = ("tensor_parallel_size", "inference_engine_num", "tool_call_parser"
 
 
 def check_auxiliary_models(config: RunConfig) -> None:
-    """Raise `ConfigError` for settings that cannot work, `ModelError` for a model that does not exist."""
+    """Raise `ConfigError` for settings that cannot work, `ModelError` for a model that does not exist, as far as this
+    can be checked without the network."""
+    problems = Problems()
     for name, model in config.auxiliary_models.items():
-        if model.base_url is not None:
-            _check_endpoint(name, model)
-        else:
-            _check_local(name, model)
+        problems.check(_check_local if model.base_url is None else _check_endpoint, name, model)
+    problems.raise_found()
+
+
+def fetch_auxiliary_models(config: RunConfig) -> None:
+    """Download the files of the models that are served here. Raises `ModelError`, and `ConfigError` for attention heads
+    that cannot be divided among the devices of an engine."""
+    for name, model in config.auxiliary_models.items():
+        if model.base_url is None:
+            check_heads(model, model_folder(model.model_path), f"auxiliary_models.{name}")
 
 
 def endpoint_key(name: str, model: AuxiliaryModelConfig) -> str:
@@ -59,9 +69,4 @@ def _check_local(name: str, model: AuxiliaryModelConfig) -> None:
     where = f"auxiliary_models.{name}"
     if model.api_key_env is not None:
         raise ConfigError(f"{where}.api_key_env belongs to an endpoint, but there is no base_url")
-    for setting in ("tensor_parallel_size", "inference_engine_num"):
-        if (value := getattr(model, setting)) != 1:
-            raise ConfigError(
-                f"{where}.{setting} is {value}, but the embedded engine runs once, on one device: set it to 1"
-            )
-    model_folder(model.model_path)
+    check_model_path(model.model_path)

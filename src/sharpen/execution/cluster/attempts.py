@@ -58,10 +58,10 @@ class Worker:
 class AuxiliaryTotals(AuxiliaryMeters):
     """The tokens used of each auxiliary model, over all workers."""
 
-    def add(self, noticed: Mapping[str, float]) -> None:
+    def add(self, counts: Mapping[str, float]) -> None:
         """Add the tokens of an attempt."""
         for name, meter in self._meters.items():
-            meter.add(int(noticed.get(f"{AUXILIARY}{name}/tokens", 0)))
+            meter.add(int(counts.get(f"{AUXILIARY}{name}/tokens", 0)))
 
     def check(self) -> None:
         """Raise `TokenCapError` once a model's tokens are used up."""
@@ -113,11 +113,11 @@ class OnWorkers:
                 worker.limits.remove(crowd)
                 self._changed.set()
             if isinstance(result, Attempt):
-                self._auxiliary.add(result.noticed)
+                self._auxiliary.add(result.counts)
                 return result
             if result.alone and not await self._machine_is_lost(worker, result.node):
                 ending = Ending(outcome=result.outcome, error=result.error)
-                return Attempt(ending=ending, noticed={}, seconds=result.seconds, num_answers=None)
+                return Attempt(ending=ending, counts={}, seconds=result.seconds, num_answers=None)
             crowd = max(1, crowd // CROWD_DIVISOR)
 
     def close(self) -> None:

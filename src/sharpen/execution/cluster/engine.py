@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from sharpen.config.run import RunConfig
 from sharpen.errors import EngineError, EngineLostError, SharpenError
 from sharpen.execution.cluster.weights import Arrays, to_arrays, to_tensors
-from sharpen.execution.engines import load_engine, load_policy
+from sharpen.execution.engines import load_engine, load_policy, load_vllm
 from sharpen.execution.model_files import model_folder, quiet_transformers
 from sharpen.execution.serving import ServingThread
 from sharpen.execution.threads import let_idle_workers_sleep
@@ -85,7 +85,10 @@ class EngineActor:
             assert type_ != "auto", "the coordinator has chosen the type"
             return load_policy(self._config, folder, self._thread, type=type_, alone=self._alone)[1]
         model = self._config.auxiliary_models[self._auxiliary]
-        return load_engine(model, self._config, model_folder(model.model_path), alone=self._alone)[1]
+        folder = model_folder(model.model_path)
+        if self._config.engine.type == "vllm":
+            return load_vllm(model, self._config, folder, self._thread)[1]
+        return load_engine(model, self._config, folder, alone=self._alone)[1]
 
 
 class EngineClient:

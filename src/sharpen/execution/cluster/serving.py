@@ -23,7 +23,7 @@ from sharpen.errors import EngineError, SharpenError
 from sharpen.execution.cluster.attempts import HARD_GRACE_S, RESTART_S, AuxiliaryTotals, OnWorkers, Worker
 from sharpen.execution.cluster.connect import Connection
 from sharpen.execution.cluster.engine import MAX_RESTARTS, EngineActor, EngineClient, answer, first_line
-from sharpen.execution.cluster.placement import choose, engine_names, needs, num_ranks, single_engine_config
+from sharpen.execution.cluster.placement import choose, engine_names, fit_widths, needs, num_ranks, single_engine_config
 from sharpen.execution.cluster.ranks import StoredWeights
 from sharpen.execution.cluster.training import rank_starter
 from sharpen.execution.cluster.weights import to_arrays
@@ -74,7 +74,7 @@ class RayServing:
         """
         quiet_transformers()
         self.folder = job.folder
-        self._config = config = job.config
+        config = job.config
         self._alone = not job.recipe.overlaps
         self._functions = pickled(user_functions(job))
         self._published: tuple[int, Any] = (0, None)
@@ -91,8 +91,10 @@ class RayServing:
             )
             undo.callback(self._ray.close)
             self._choice = choose(config, self._ray.num_gpus)
+            config, self._notices = fit_widths(config, self._choice.type)
+            self._config = config
             self._num_ranks = num_ranks(config, self._ray.num_gpus)
-            self._ray.reserve(needs(config, self._ray.num_gpus))
+            self._ray.reserve(needs(config, self._ray.num_gpus, self._choice.type))
             self._engines = [self._place_engine(name, index) for index, name in enumerate(names)]
             self._actors: list[Any] = []
             undo.callback(self._end_actors)
@@ -117,6 +119,7 @@ class RayServing:
             f"execution: ray ({self._ray.line}), {len(self._policy)} engine(s) ({self._choice.type}) and "
             f"{self._config.cluster.num_workers} rollout worker(s) in actors, the trainer "
             + (f"in {self._num_ranks} more" if self._num_ranks else "in this process")
+            + "".join(f"\n{notice}" for notice in self._notices)
         )
 
     def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -187,7 +190,10 @@ class RayServing:
         """Start the rollout workers with the user's functions."""
         import ray
 
-        auxiliary = {placed.auxiliary: placed.client() for placed in self._engines if placed.auxiliary is not None}
+        auxiliary: dict[str, list[EngineClient]] = {}
+        for placed in self._engines:
+            if placed.auxiliary is not None:
+                auxiliary.setdefault(placed.auxiliary, []).append(placed.client())
         setup = ray.put(
             Setup(
                 config=self._config,
@@ -229,7 +235,8 @@ class RayServing:
                 placed.alive = False
                 reason = f"{placed.name} died and cannot be restarted: {first_line(error) or 'no answer'}"
                 log.warning("%s", reason)
-                if placed.auxiliary is not None or not any(one.alive for one in self._policy):
+                same = [one for one in self._engines if one.auxiliary == placed.auxiliary]
+                if not any(one.alive for one in same):
                     with contextlib.suppress(InvalidStateError):
                         self._failed.set_result(EngineError(reason))
                 return

@@ -40,7 +40,7 @@ class Setup:
     paths: Sequence[str]
     functions: bytes
     policy: Sequence[EngineClient]
-    auxiliary: Mapping[str, EngineClient]
+    auxiliary: Mapping[str, Sequence[EngineClient]]
 
 
 def pickled(functions: UserFunctions) -> bytes:
@@ -84,8 +84,8 @@ class RolloutWorker:
     async def run(self, request: AttemptRequest) -> Attempt:
         """See `rollout.in_process.AttemptRunner`."""
         assert self._attempts is not None
-        assert isinstance(request.opens, str)
-        return await self._attempts.run(dataclasses.replace(request, opens=self._modes[request.opens]))
+        assert isinstance(request.opener, str)
+        return await self._attempts.run(dataclasses.replace(request, opener=self._modes[request.opener]))
 
     async def serve(self, version: int) -> None:
         """Set the version that the engine serves (`model.version` in the workflow). Also used as a sign of life."""
@@ -96,7 +96,7 @@ class RolloutWorker:
         import ray.cloudpickle
 
         def load_auxiliary(name: str, model: AuxiliaryModelConfig) -> tuple[Any, Engine]:
-            return _tokenizer(model.model_path), setup.auxiliary[name]
+            return _tokenizer(model.model_path), _single_engine(setup.auxiliary[name])
 
         let_idle_workers_sleep()
         quiet_transformers()
@@ -113,13 +113,21 @@ class RolloutWorker:
         thread = ServingThread()
         models = AuxiliaryModels(setup.config, thread, load=load_auxiliary)
         self._policy = setup.policy
-        policy = self._policy[0] if len(self._policy) == 1 else Replicas(self._policy)
         tokenizer = _tokenizer(setup.config.model.model_path)
         gateway = make_gateway(
-            setup.config.model, policy, tokenizer, thread.loop, max_calls=setup.config.rollout.max_calls
+            setup.config.model,
+            _single_engine(self._policy),
+            tokenizer,
+            thread.loop,
+            max_calls=setup.config.rollout.max_calls,
         )
         self._modes = openers(setup.config, gateway, models)
         self._attempts = InProcess(functions, setup.config.rollout.timeout_s)
+
+
+def _single_engine(engines: Sequence[EngineClient]) -> Engine:
+    """Return the engines of one model as a single engine."""
+    return engines[0] if len(engines) == 1 else Replicas(engines)
 
 
 def _tokenizer(model_path: str) -> Any:

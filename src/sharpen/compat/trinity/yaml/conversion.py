@@ -29,7 +29,7 @@ from sharpen.compat.trinity.yaml.keys import adapter
 from sharpen.compat.trinity.yaml.rules import nearest
 from sharpen.compat.trinity.yaml.table import RULES
 from sharpen.config.explain import InvalidConfigError, section_class
-from sharpen.config.load import ConfigFile
+from sharpen.config.load import ConfigFile, value_problems
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
 
@@ -83,8 +83,8 @@ def convert(
     `now` names a run anew whose directory exists (`continue_from_checkpoint: false`). Raises `ConfigError` with every
     problem at once.
     """
-    draft = Draft(file, environment)
-    resolved = interpolate(content, environment, file)
+    resolved, without_value = interpolate(content, environment)
+    draft = Draft(file, environment, without_value)
     _gather(draft, _one_stage(draft, resolved), "")
     rules = RULES
     if draft.trains_by(SUPERVISED):
@@ -93,11 +93,8 @@ def convert(
     for key, value in list(draft.given.items()):
         rules[_pattern(key)](draft, key, value)
     _decide(draft, now or datetime.now())
-    if draft.problems:
-        raise InvalidConfigError.of(f"{file} (Trinity-RFT's layout)", draft.problems)
     homes = HOMES | HOMES_OF_ROWS if draft.trains_by(SUPERVISED) else HOMES
-    assert not draft.unanswered(), draft.unanswered()
-    return ConfigFile(
+    converted = ConfigFile(
         settings=draft.tree,
         name=file,
         defaults=draft.defaults,
@@ -106,6 +103,12 @@ def convert(
         notices=draft.notices(),
         evaluate_only=draft.evaluate_only,
     )
+    if draft.problems:
+        named = {".".join(problem.place) for problem in draft.problems}
+        values = [problem for key, problem in value_problems(converted) if key not in named]
+        raise InvalidConfigError.of(f"{file} (Trinity-RFT's layout)", [*draft.problems, *values])
+    assert not draft.unanswered(), draft.unanswered()
+    return converted
 
 
 def _decide(draft: Draft, now: datetime) -> None:

@@ -22,7 +22,9 @@ class Draft:
     `given` holds the value of every key; `get` reads it and answers for the key.
     """
 
-    def __init__(self, file: str, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, file: str, environment: Mapping[str, str], without_value: Mapping[str, Problem] | None = None
+    ) -> None:
         self.file = file
         self.environment = environment
         self.given: dict[str, Any] = {}
@@ -31,7 +33,8 @@ class Draft:
         self.defaults: dict[str, Any] = {}
         self.origins: dict[Place, str] = {}
         self.lines: list[str] = []
-        self.problems: list[Problem] = []
+        self._without_value = dict(without_value or {})  # interpolations, by key
+        self.problems: list[Problem] = list(self._without_value.values())
         self._idle: dict[str, list[str]] = {}
         self._answered: set[str] = set()
 
@@ -87,7 +90,8 @@ class Draft:
 
     def wrong(self, key: str, text: str) -> None:
         """A problem with a key: `text` continues "'key' ..."."""
-        self.problems.append(Problem(place=tuple(key.split(".")), text=text))
+        if not any(f"{other}.".startswith(f"{key}.") for other in self._without_value):  # else it has been said
+            self.problems.append(Problem(place=tuple(key.split(".")), text=text))
         self._answered.add(key)
 
     def notices(self) -> tuple[str, ...]:
