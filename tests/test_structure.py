@@ -53,6 +53,8 @@ IMPORTS: Mapping[str, set[str]] = {
         "certificate",
         "diagnose",
     },
+    "trials": {"rollout"},
+    "model_selection": {"tasks", "monitor", "rollout", "recipe", "execution", "decide", "trials"},
     "tuning": {"algorithm", "rollout", "compat", "run"},
     "cli": {
         "algorithm",

@@ -115,6 +115,6 @@ def test_bad_input(plan: Plan, capsys: pytest.CaptureFixture[str], options: list
 
 def test_a_run_without_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--run", str(tmp_path)]) == 2
-    assert "holds no plan" in capsys.readouterr().err
+    assert f"{tmp_path} has no readable plan.json" in capsys.readouterr().err
     assert main(["plan", "--run", str(tmp_path), "--gpu", "L4"]) == 2
     assert "--gpu has no effect with --run" in capsys.readouterr().err

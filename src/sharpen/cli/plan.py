@@ -202,13 +202,13 @@ def _plain_settings(found: Plan) -> dict[str, Any]:
 
 
 def _print_comparison(run_dir: Path, *, as_json: bool, out: IO[str]) -> int:
-    from sharpen.plan.record import compared, read_plan
+    from sharpen.plan.record import compare, read_plan
 
     content = read_plan(run_dir)
     if as_json:
         print(json.dumps(content, indent=2), file=out)
         return 0
-    for line in comparison_lines(run_dir, compared(content)):
+    for line in comparison_lines(run_dir, compare(content)):
         print(line, file=out)
     return 0
 

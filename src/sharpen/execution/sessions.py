@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from sharpen.compat.agentscope import present
 from sharpen.config.run import RunConfig
@@ -25,9 +26,15 @@ def user_functions(job: Job[Recipe]) -> UserFunctions:
         job.agent,
         job.judge,
         job.config.workflow_args,
+        own_arguments=own_arguments(job.config),
         needs_reward=job.recipe.needs_reward,
         model_exceptions=job.config.rollout.model_exceptions,
     )
+
+
+def own_arguments(config: RunConfig) -> dict[str, Mapping[str, Any]]:
+    """The `workflow_args` of the evaluation sets that have their own, by the set's name."""
+    return {name: own.workflow_args for name, own in config.evaluation.own.items() if own.workflow_args is not None}
 
 
 def openers(config: RunConfig, gateway: Gateway, auxiliary: AuxiliaryModels) -> Mapping[Mode, OpenModels]:

@@ -23,7 +23,7 @@ def share_weights(engine: Engine, trainer: AnyTrainer) -> bool:
 
     if not isinstance(engine, EmbeddedEngine) or not isinstance(trainer, Trainer):
         return False
-    return trainer.policy.keep_in(engine.weights())
+    return trainer.policy.move_weights_into(engine.weights())
 
 
 def publish_unmerged_adapters(engine: Engine, trainer: AnyTrainer) -> bool:

@@ -13,18 +13,18 @@ from typing import Any
 
 from sharpen.errors import ConfigError
 
-OPTIONAL = ("auxiliary_models", "logger", "workflow_args")
+OPTIONAL = ("auxiliary_models", "logger", "task_set", "workflow_args")
 """Arguments that a workflow or a judge may take."""
 
 
 def workflow_arguments(workflow: Callable[..., Any]) -> frozenset[str]:
     """Return the optional arguments that a workflow takes besides `task` and `model`. Raises `ConfigError`."""
-    return _check("workflow_func", workflow, ("task", "model"))
+    return optional_arguments("workflow_func", workflow, ("task", "model"))
 
 
 def judge_arguments(judge: Callable[..., Any]) -> frozenset[str]:
     """Return the optional arguments that a judge takes besides `task` and `response`. Raises `ConfigError`."""
-    return _check("judge_func", judge, ("task", "response"))
+    return optional_arguments("judge_func", judge, ("task", "response"))
 
 
 def check_workflow_function(function: Callable[..., Any]) -> None:
@@ -50,7 +50,9 @@ def _unwrap(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def _check(role: str, function: Callable[..., Any], required: tuple[str, ...]) -> frozenset[str]:
+def optional_arguments(role: str, function: Callable[..., Any], required: tuple[str, ...]) -> frozenset[str]:
+    """The optional arguments that an async function takes beside the `required` ones. Raises `ConfigError`, in which
+    the function is called by its `role`, for any other signature."""
     wanted = f"async def {role}({', '.join(required)})"
     if not callable(function):
         raise ConfigError(f"{role} is {function!r}, which cannot be called: pass a function like `{wanted}`")
