@@ -13,7 +13,7 @@ from typing import Any
 
 from sharpen.errors import ConfigError
 
-OPTIONAL = ("auxiliary_models", "logger", "workflow_args")
+OPTIONAL = ("auxiliary_models", "logger", "task_set", "workflow_args")
 """Arguments that a workflow or a judge may take."""
 
 
