@@ -208,9 +208,9 @@ def test_every_minibatch_has_its_share_and_a_fresh_group_is_first(num_fresh: int
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"sampling__replay_share": 0.0, "sampling__max_staleness": 8}, "max_staleness is 8, but without replay"),
+        ({"sampling__replay_share": 0.0, "sampling__max_staleness": 8}, r"max_staleness is 8, .*set sampling.replay_share"),
         ({"sampling__replay_share": 0.0, "sampling__replay_priority": "recency"}, "replay_priority is 'recency'"),
-        ({"sampling__replay_share": 0.2}, "no whole group for a step of 4 tasks: set at least 0.25"),
+        ({"sampling__replay_share": 0.2}, "less than one group for a step of 4 tasks: set at least 0.25"),
         ({"sampling__max_staleness": 5, "trainer__num_minibatches": 3, "trainer__epochs": 2}, "makes 6 updates"),
         ({"algorithm__algorithm_type": "ppo"}, "critic of 'ppo'"),
         ({"algorithm__algorithm_type": "reinforce"}, "'reinforce' of 'reinforce' has no probability ratio"),
