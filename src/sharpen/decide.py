@@ -42,13 +42,16 @@ def decide_rollouts(config: RunConfig, workflow: Any, judge: Function | None) ->
     recipe = recipe_of(config)
     assert isinstance(recipe, RolloutRecipe)
     check_settings(recipe)
-    workflow_arguments(workflow)
+    serves = config.mode != "train"
+    if serves:
+        workflow_arguments(workflow)
     _check_functions(None, judge)
-    engine, folder = _check_machine(config, serves=True)
+    engine, folder = _check_machine(config, serves=serves)
     teacher = teacher_folder(config, recipe.algorithm)
     if teacher is not None:
         check_teacher(config, folder, teacher)
-    return Job(recipe=recipe, workflow=workflow, judge=judge, folder=folder, teacher=teacher, engine=engine)
+    agent = workflow if serves else None  # in mode train the agent runs in the explorer's process
+    return Job(recipe=recipe, workflow=agent, judge=judge, folder=folder, teacher=teacher, engine=engine)
 
 
 def decide_rows(config: RunConfig, workflow: Function | None, judge: Function | None) -> Job[RowRecipe]:
