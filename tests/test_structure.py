@@ -33,7 +33,7 @@ IMPORTS: Mapping[str, set[str]] = {
     "recipe": {"algorithm", "sync", "experience"},
     "execution": {"algorithm", "inference", "rollout", "gateway", "trainer", "compat", "recipe"},
     "plan": {"algorithm", "inference", "trainer", "recipe"},
-    "decide": {"algorithm", "monitor", "rollout", "trainer", "compat", "recipe", "execution"},
+    "decide": {"tasks", "algorithm", "monitor", "rollout", "trainer", "compat", "recipe", "execution"},
     "supervised": {"tasks", "algorithm", "inference", "experience", "gateway", "execution"},
     "certificate": {"tasks", "algorithm", "sync", "experience", "trainer", "execution", "supervised"},
     "diagnose": {"algorithm", "rollout", "experience", "recipe", "certificate"},
@@ -55,6 +55,8 @@ IMPORTS: Mapping[str, set[str]] = {
         "certificate",
         "diagnose",
     },
+    "trials": {"rollout"},
+    "model_selection": {"tasks", "monitor", "rollout", "recipe", "execution", "decide", "trials"},
     "tuning": {"algorithm", "rollout", "compat", "run"},
     "cli": {
         "algorithm",

@@ -5,6 +5,7 @@
     │   ├── ConfigError (ValueError)           a setting or an argument
     │   ├── NotIncludedError (ImportError)     a name of AgentScope's tuner that is not here
     │   ├── DatasetError (ValueError)          a dataset, or a row of it
+    │   │   └── DatasetNotFoundError (FileNotFoundError)   its path is not there
     │   ├── ModelError (ValueError)            a model directory
     │   └── SamplingError (ValueError)         sampling that cannot be honoured, or not be trained on
     ├── what the model did: the rollout's outcome, and the run goes on
@@ -44,6 +45,10 @@ class NotIncludedError(SharpenError, ImportError):
 
 class DatasetError(SharpenError, ValueError):
     """A dataset cannot be read, is empty, or a row lacks what was asked of it."""
+
+
+class DatasetNotFoundError(DatasetError, FileNotFoundError):
+    """A dataset's path does not exist."""
 
 
 class ModelError(SharpenError, ValueError):

@@ -6,7 +6,7 @@ machine; with the user's functions and what this machine has, a `Job` (made by `
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
@@ -14,9 +14,9 @@ from typing import Any, Generic, Literal, TypeVar
 from sharpen.algorithm.presets import Algorithm
 from sharpen.algorithm.resolve import algorithm_of
 from sharpen.algorithm.supervised import SUPERVISED, SupervisedAlgorithm, learns_from_rows, resolve_supervised
+from sharpen.config.problems import refuse
 from sharpen.config.run import ExpertConfig, RunConfig, SupervisedConfig
 from sharpen.config.trainer import CriticConfig
-from sharpen.errors import ConfigError
 from sharpen.experience.replay import ReplaySettings, replay_settings
 from sharpen.sync.schedule import Schedule
 
@@ -79,60 +79,55 @@ def recipe_of(config: RunConfig) -> TrainingRecipe:
 
 
 def check_settings(recipe: TrainingRecipe) -> None:
-    """Raise `ConfigError` for settings by which nothing can be learnt, or that would have no effect. An evaluation may
-    have them: a file that is explained, or planned with, need not be there to train."""
-    if isinstance(recipe, RolloutRecipe):
-        _check_rollouts(recipe)
-    else:
-        _check_rows(recipe)
+    """Raise `ConfigError` for settings by which nothing can be learnt, or that would have no effect: all of them at
+    once. An evaluation may have them: a file that is explained, or planned with, need not be there to train."""
+    refuse(_wrong_for_rollouts(recipe) if isinstance(recipe, RolloutRecipe) else _wrong_for_rows(recipe))
 
 
-def _check_rows(recipe: RowRecipe) -> None:
+def _wrong_for_rows(recipe: RowRecipe) -> Iterator[str]:
     config, name = recipe.config, recipe.algorithm.name
     if config.mode != "both":
-        raise ConfigError(f"mode is {config.mode!r}, which is of rollouts: {name!r} learns from rows, without explorer")
+        yield f"mode is {config.mode!r}, which is of rollouts: {name!r} learns from rows, without explorer"
     if config.expert != ExpertConfig():
-        raise ConfigError(
-            f"the settings of expert have no effect: {name!r} learns from the rows of train_dataset alone"
-        )
+        yield f"the settings of expert have no effect: {name!r} learns from the rows of train_dataset alone"
     if config.sampling.order == "difficulty":
-        raise ConfigError(f"sampling.order is 'difficulty', which goes by rewards: {name!r} has none")
+        yield f"sampling.order is 'difficulty', which goes by rewards: {name!r} has none"
 
 
-def _check_rollouts(recipe: RolloutRecipe) -> None:
+def _wrong_for_rollouts(recipe: RolloutRecipe) -> Iterator[str]:
     config, algorithm = recipe.config, recipe.algorithm
     if config.supervised != SupervisedConfig() and config.expert.dataset is None:
-        raise ConfigError(
+        yield (
             f"the settings of supervised have no effect: {algorithm.name!r} learns from rollouts "
             f"({', '.join(SUPERVISED)} learn from rows)"
         )
     if config.critic != CriticConfig() and not algorithm.needs_critic:
-        raise ConfigError(f"the settings of critic have no effect: {algorithm.name!r} has no critic (ppo has)")
+        yield f"the settings of critic have no effect: {algorithm.name!r} has no critic (ppo has)"
     if recipe.overlaps:
-        _check_sync(recipe)
+        yield from _wrong_ahead(recipe)
     if config.model.top_p < 1.0:
-        raise ConfigError(
+        yield (
             f"model.top_p is {config.model.top_p:g}, but training needs tokens sampled from the model's whole "
             "distribution, which is the one that it changes: set top_p to 1"
         )
     if config.model.temperature == 0.0:
-        raise ConfigError("model.temperature is 0: greedy rollouts are all alike and nothing is learnt; set it to 1")
+        yield "model.temperature is 0: greedy rollouts are all alike and nothing is learnt; set it to 1"
 
 
-def _check_sync(recipe: RolloutRecipe) -> None:
-    """Raise `ConfigError` where rollouts that run ahead of the training would be wrong."""
+def _wrong_ahead(recipe: RolloutRecipe) -> Iterator[str]:
+    """What is wrong where rollouts run ahead of the training."""
     config, algorithm = recipe.config, recipe.algorithm
     said = f"sync.style {config.sync.style!r}, interval {config.sync.interval}, offset {config.sync.offset}"
     if config.mode != "both":
         said = f"mode {config.mode!r}"
     if not (algorithm.off_policy or algorithm.needs_teacher):  # a teacher judges any state
-        raise ConfigError(
+        yield (
             f"with {said} tokens are of older policies, but {algorithm.policy_loss!r} of "
             f"{config.algorithm.algorithm_type!r} has no probability ratio to correct for them: leave sync out, or set "
             "loss.policy_loss to one that does (ppo, importance_sampling, topr, opmd)"
         )
     if config.deterministic and (config.sync.style != "fixed" or config.mode != "both"):
-        raise ConfigError(
+        yield (
             f"with {said} the clock decides which weights a rollout sees, so that no run repeats another bit by bit: "
             "set deterministic to false, or sync.style to fixed in one process (mode both)"
         )
@@ -155,7 +150,7 @@ class EngineChoice:
 class Job(Generic[R]):
     """A recipe with the user's functions, on this machine: the folder of the model, that of the teacher if there is
     one, and which engine serves. `workflow` is None where rows are learnt and no agent is evaluated; `engine` is None
-    there, and on Ray, whose machines nobody has seen yet."""
+    there, and on Ray, whose machines nobody has seen yet. `notices` say what this machine changes of the settings."""
 
     recipe: R
     workflow: Callable[..., Any] | None
@@ -163,6 +158,7 @@ class Job(Generic[R]):
     folder: Path
     teacher: Path | None = None
     engine: EngineChoice | None = None
+    notices: tuple[str, ...] = ()
 
     @property
     def agent(self) -> Callable[..., Any]:

@@ -32,12 +32,14 @@ FinishReason = Literal["stop", "length", "abort"]
 class Task:
     """One row of a dataset.
 
-    `id` is stable over runs (`<split>/<row number>`), `row` is what the workflow receives as `task`.
+    `id` is stable over runs (`<split>/<row number>`), `row` is what the workflow receives as `task`. `task_set` is the
+    name of the evaluation set that the task is evaluated in; None in training.
     """
 
     id: str
     index: int
     row: Mapping[str, Any]
+    task_set: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

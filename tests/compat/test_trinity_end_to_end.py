@@ -101,6 +101,26 @@ def test_mistakes_are_bad_input(config: Path, tmp_path: Path, capsys):
     assert "there is no reward function 'x'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("workflow=math_workflw", "there is no workflow 'math_workflw'; did you mean 'math_workflow'?"),
+        (
+            "task_args.reward_fn=math_reward_fn",
+            "there is no reward function 'math_reward_fn'; did you mean 'math_reward'?",
+        ),
+    ],
+)
+def test_explain_knows_the_names_that_a_run_knows(config: Path, capsys, setting: str, words: str):
+    for command in ("explain", "run"):
+        name = [] if setting.startswith("workflow") else ["--set", "workflow=math_workflow"]
+        assert main([command, "--config", str(config), "--set", setting, *name]) == 2
+        said = capsys.readouterr()
+        assert words in said.err
+        assert ("model.max_model_len = 128" in said.out) == (command == "explain")
+    assert main(["explain", "--config", str(config), "--set", "workflow=nowhere.to_be:Found"]) == 0  # imports nothing
+
+
 class Steps(AsyncStepWiseRewardWorkflow):
     """Two steps, each with its own reward."""
 

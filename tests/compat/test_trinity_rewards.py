@@ -17,6 +17,7 @@ from sharpen.compat.trinity import (
     CountDownRewardFn,
     FormatReward,
     MathBoxedRewardFn,
+    MathDAPORewardFn,
     MathRewardFn,
 )
 from sharpen.compat.trinity import equality as equality_module
@@ -311,7 +312,8 @@ def test_the_countdown_reward(response: str | None, score: float):
 
 
 def test_the_registered_names():
-    names = ["accuracy_reward", "countdown_reward", "format_reward", "math_boxed_reward", "math_reward"]
+    maths = ["math_boxed_reward", "math_dapo_reward", "math_reward"]
+    names = ["accuracy_reward", "countdown_reward", "format_reward", *maths]
     assert REWARD_FUNCTIONS.names() == names
-    classes = [AccuracyReward, CountDownRewardFn, FormatReward, MathBoxedRewardFn, MathRewardFn]
+    classes = [AccuracyReward, CountDownRewardFn, FormatReward, MathBoxedRewardFn, MathDAPORewardFn, MathRewardFn]
     assert [REWARD_FUNCTIONS.get(name) for name in names] == classes

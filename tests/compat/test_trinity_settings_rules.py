@@ -204,21 +204,32 @@ def test_a_taskset_s_features_that_do_not_exist_are_refused(taskset, message):
     assert "buffer.explorer_input.tasksets[0]." in refusal(content)
 
 
-def test_one_run_has_one_taskset_and_evaluation_does_as_training():
+def test_one_run_has_one_taskset_and_each_evaluation_set_its_own_workflow_format_and_arguments():
     def with_(*evaluation: dict[str, Any], **more: Any) -> dict[str, Any]:
         training = {"path": "x", "default_workflow_type": "w", "format": {"prompt_key": "q"}, "workflow_args": {"a": 1}}
         return {"buffer": {"explorer_input": {"taskset": training, "eval_tasksets": list(evaluation), **more}}}
 
-    same = {"path": "y", "format": {"prompt_key": "q"}}
+    same: dict[str, Any] = {"path": "y", "format": {"prompt_key": "q"}}
     assert "has 2 sets" in refusal({"buffer": {"explorer_input": {"tasksets": [{"path": "x"}, {"path": "y"}]}}})
     assert "is given beside taskset" in refusal(with_(tasksets=[{"path": "z"}]))
     assert "eval_tasksets[0].path' is missing" in refusal(with_({"format": {"prompt_key": "q"}}))
-    assert "is 'prompt' (Trinity-RFT's default), but taskset has 'q'" in refusal(with_({"path": "y"}))
-    assert "is 'v': but taskset has 'w'" in refusal(with_({**same, "default_workflow_type": "v"}))
-    assert "is {'a': 2}: but taskset has {'a': 1}" in refusal(with_({**same, "workflow_args": {"a": 2}}))
     assert "two evaluation sets have this name" in refusal(with_({**same, "name": "n"}, {**same, "name": "n"}))
-    assert "default_eval_workflow_type' is 'v'" in refusal(with_(same, default_eval_workflow_type="v"))
-    assert convert_(with_(same, default_eval_workflow_type="w")).settings["eval_dataset"] == {"path": "y"}
+
+    def own(*evaluation: dict[str, Any], **more: Any) -> Any:
+        return convert_(with_(*evaluation, **more)).settings["evaluation"]["own"]
+
+    reads = {"prompt_key": "q", "response_key": "response"}
+    assert own(same) == {"held-out": {"workflow_args": {}}}  # as there: training's arguments are training's alone
+    assert "workflow_args is not given: these tasks have none" in " ".join(convert_(with_(same)).notices)
+    same["workflow_args"] = {"a": 1}
+    assert "evaluation" not in convert_(with_(same, default_eval_workflow_type="w")).settings
+    assert own({**same, "format": {}}) == {"held-out": {"task_args": {**reads, "prompt_key": "prompt"}}}
+    assert own({**same, "default_workflow_type": "v"}) == {"held-out": {"workflow": "v"}}
+    assert own(same, default_eval_workflow_type="m.v") == {"held-out": {"workflow": "m:v"}}
+    assert own({**same, "workflow_args": {"a": 2}}) == {"held-out": {"workflow_args": {"a": 2}}}
+    assert own(same, {**same, "name": "n", "default_reward_fn_type": "r", "reward_fn_args": {"x": 1}}) == {
+        "n": {"task_args": {**reads, "reward_fn": "r", "reward_fn_args": {"x": 1}}}
+    }
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 
 from sharpen.config.extras import install_command
 from sharpen.errors import ConfigError, JournalError
-from sharpen.monitor.metrics import Beside, JsonlSink, MlflowSink, Monitor, WandbSink, check_monitor, open_monitor
+from sharpen.monitor.metrics import JsonlSink, MlflowSink, Monitor, TolerantSink, WandbSink, check_monitor, open_monitor
 from sharpen.monitor.tensorboard import TensorBoardSink
 
 
@@ -132,7 +132,7 @@ def test_a_request_that_a_monitor_refuses_is_said_once_and_counted_and_the_run_g
     said: list[str] = []
     service = Away()
     (tmp_path / "monitor").mkdir()
-    place = Beside("MLflow", lambda: MlflowSink(service, tmp_path, "p", "n", {}), said.append)
+    place = TolerantSink("MLflow", lambda: MlflowSink(service, tmp_path, "p", "n", {}), said.append)
     monitor = Monitor(JsonlSink(tmp_path / "metrics.jsonl"), place)
     monitor.log(1, {"reward/mean": 0.1})
     service.away.add("log_metrics")
@@ -157,7 +157,7 @@ def test_a_request_that_a_monitor_refuses_is_said_once_and_counted_and_the_run_g
 def test_a_monitor_that_cannot_be_opened_or_closed_does_not_end_the_run(tmp_path: Path):
     said: list[str] = []
     for away in ("init", "finish"):
-        place = Beside("W&B", lambda away=away: WandbSink(Away(away), tmp_path, "p", "n", {}), said.append)
+        place = TolerantSink("W&B", lambda away=away: WandbSink(Away(away), tmp_path, "p", "n", {}), said.append)
         monitor = Monitor(JsonlSink(tmp_path / "metrics.jsonl"), place)
         monitor.log(1, {"reward/mean": 0.1})
         monitor.close()

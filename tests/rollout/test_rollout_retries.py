@@ -20,7 +20,7 @@ from sharpen.config.functions import import_function
 from sharpen.config.run import RolloutConfig
 from sharpen.errors import ConfigError, RolloutError
 from sharpen.rollout.model_exceptions import KNOWN
-from sharpen.rollout.retries import replaced
+from sharpen.rollout.retries import replacements
 from sharpen.rollout.statistics import check_excluded, summarize
 from sharpen.types import CallStatus, Group, Outcome, Rollout
 
@@ -52,7 +52,7 @@ def test_trap_33_a_retry_repeats_the_answer_that_failed(make_runner: MakeRunner)
         Outcome.WORKFLOW_ERROR if answer else Outcome.OK for answer in answers
     ]
     assert len(group.attempts) == 2 * sum(answers)
-    assert list(replaced(group)) == []
+    assert list(replacements(group)) == []
     found = summarize([group])
     assert found.num_excluded == sum(answers)
     note = f"{sum(answers)} of 16 rollouts excluded ({sum(answers)} workflow_error)"
@@ -97,7 +97,7 @@ def attempt(index: int, number: int, outcome: Outcome, *answers: int, **changes:
 
 
 def test_trap_33_what_retries_replace_is_counted_by_task_shown_and_bounded() -> None:
-    """Red when `replaced` (retries.py) yields nothing, or `check_excluded` (statistics.py) does not add its share."""
+    """Red when `replacements` (retries.py) yields nothing, or `check_excluded` (statistics.py) omits its share."""
     error, other = Outcome.WORKFLOW_ERROR, Outcome.INFRASTRUCTURE
     group = Group(
         id="g",
@@ -124,7 +124,7 @@ def test_trap_33_what_retries_replace_is_counted_by_task_shown_and_bounded() -> 
             attempt(6, 0, Outcome.TIMEOUT, calls=(make_call(0, 9, status=CallStatus.ABANDONED),)),
         ),
     )
-    assert [(failed.id, failed.attempt) for failed, _ in replaced(group)] == [("g/0", 1), ("g/5", 0)]
+    assert [(failed.id, failed.attempt) for failed, _ in replacements(group)] == [("g/0", 1), ("g/5", 0)]
     found = summarize([group])
     assert found.replaced == {Outcome.JUDGE_ERROR: 1, Outcome.BLOCKED_LOOP: 1}
     assert found.replaced_by_task == {"train/0": 0.25}
@@ -164,7 +164,7 @@ def test_an_answer_that_the_owner_calls_unusable_is_final_at_once(make_runner: M
         (rollout,) = group.rollouts
         assert (rollout.outcome, rollout.reward, group.attempts) == (Outcome.UNUSABLE_ANSWER, -1.0, ())
     found = summarize(runner.run(tasks, group_ids=[task.id for task in tasks]))
-    assert found.notes() == ["4 of 4 rollouts failed by the model: failure_reward (4 unusable_answer)"]
+    assert found.notes() == ["4 of 4 rollouts got failure_reward for the model's failure (4 unusable_answer)"]
 
 
 def framework(name: str, *classes: str, base: type[Exception] = Exception) -> ModuleType:

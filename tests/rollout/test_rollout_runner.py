@@ -20,7 +20,7 @@ from sharpen.errors import ConfigError, EngineLostError, RolloutError
 from sharpen.rollout.attempt import UserFunctions
 from sharpen.rollout.in_process import InProcess
 from sharpen.rollout.runner import RolloutRunner, noise_seed
-from sharpen.rollout.user_loop import Suspicion
+from sharpen.rollout.user_loop import BlockTimer
 from sharpen.types import Outcome, Rollout
 
 
@@ -229,12 +229,12 @@ def test_time_in_which_the_machine_was_busy_elsewhere_is_nobodys_block() -> None
     """The watchdog that comes 5 s late counts them where the loop's thread computed them (it held the interpreter), or
     where the system does not say; not where neither had its turn. Red on the code before: 5.2 s in all three."""
     for cpu_s, blocked_s in ((0.0, 0.3), (5.0, 5.2), (None, 5.2)):
-        suspicion = Suspicion()
-        assert suspicion.look("task", 100.0, None if cpu_s is None else 0.0) == 0.0
-        assert suspicion.look("task", 100.1, None if cpu_s is None else 0.0) == pytest.approx(0.1)
-        assert suspicion.look("task", 105.2, cpu_s) == pytest.approx(blocked_s)
-        assert suspicion.look("another", 105.3, cpu_s) == 0.0
-        assert suspicion.look(None, 105.4, cpu_s) == 0.0
+        timer = BlockTimer()
+        assert timer.update("task", 100.0, None if cpu_s is None else 0.0) == 0.0
+        assert timer.update("task", 100.1, None if cpu_s is None else 0.0) == pytest.approx(0.1)
+        assert timer.update("task", 105.2, cpu_s) == pytest.approx(blocked_s)
+        assert timer.update("another", 105.3, cpu_s) == 0.0
+        assert timer.update(None, 105.4, cpu_s) == 0.0
 
 
 def test_blocking_agents_in_threads_run_side_by_side(make_runner: MakeRunner) -> None:

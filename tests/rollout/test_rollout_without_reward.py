@@ -56,4 +56,4 @@ def test_rewards_are_kept_where_there_are_some_and_need_not_differ(make_runner: 
     assert check_groups([group], needs_reward=False).ready
     assert not check_groups([group]).ready
     assert summarize([group]).notes(needs_reward=False) == []
-    assert summarize([group]).notes() == ["every group has one reward: nothing to learn from"]
+    assert summarize([group]).notes() == ["rewards are equal within every group: nothing to learn from"]

@@ -194,11 +194,10 @@ def test_the_time_limit_ends_a_run_with_a_checkpoint(tmp_path, toy_model_dir):
         (
             {
                 "workflow_func": says_yes,
-                "eval_dataset": DatasetConfig(path="d"),
-                "settings": {"model.inference_engine_num": 2},
+                "eval_dataset": DatasetConfig(path="./no/such/data"),
             },
-            ConfigError,
-            "inference_engine_num is 2",
+            DatasetError,
+            "./no/such/data",
         ),
         ({"settings": {"sampling.order": "difficulty"}}, ConfigError, "goes by rewards"),
         (

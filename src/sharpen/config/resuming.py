@@ -48,6 +48,7 @@ MAY_CHANGE: Mapping[str, tuple[str, ...]] = {
 FIXED: Mapping[str, tuple[str, ...]] = {
     "rewards before and after would not be of the same agent and judge": (
         *("workflow", "judge", "workflow_args", "task_args"),
+        *("evaluation.own.*.workflow", "evaluation.own.*.workflow_args", "evaluation.own.*.task_args"),
         *("rollout.max_calls", "rollout.failure_reward", "rollout.model_exceptions", "rollout.choices"),
         *("auxiliary_models.*.model_path", "auxiliary_models.*.max_model_len", "auxiliary_models.*.temperature"),
         *("auxiliary_models.*.top_p", "auxiliary_models.*.max_tokens", "auxiliary_models.*.enable_thinking"),

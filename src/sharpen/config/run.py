@@ -18,6 +18,8 @@ from sharpen.config.sync import SyncConfig
 from sharpen.config.trainer import CriticConfig, TrainerConfig
 
 DEFAULT_PROJECT = "Sharpen"
+HELD_OUT = "held-out"
+"""The name of the evaluation set that decides whether the run made the model better."""
 KLEstimator = Literal["none", "k1", "k2", "k3", "low_var_kl", "abs", "corrected_k3"]
 KLPlace = Literal["loss", "reward"]
 Behaviour = Literal["none", "plain", "truncated", "masked"]
@@ -147,6 +149,17 @@ class EngineConfig(Strict):
         return value
 
 
+class TaskSetConfig(Strict):
+    """What the tasks of one evaluation set have in place of the run's; None is the run's."""
+
+    workflow: str | None = None
+    """As the run's `workflow`, for Trinity `Workflow` classes alone."""
+    workflow_args: dict[str, Any] | None = None
+    """As the run's `workflow_args`, in place of all of them."""
+    task_args: dict[str, Any] | None = None
+    """As the run's `task_args`, in place of all of them."""
+
+
 class EvaluationConfig(Strict):
     """Evaluation on held-out tasks."""
 
@@ -163,6 +176,18 @@ class EvaluationConfig(Strict):
     """An evaluation in which more than this share of the rollouts called no model is no result."""
     further: dict[str, DatasetConfig] = Field(default_factory=dict)
     """Further datasets, by name, evaluated before and after and reported beside."""
+    own: dict[str, TaskSetConfig] = Field(default_factory=dict)
+    """What an evaluation set has of its own, by its name in `further`; `held-out` is `eval_dataset`."""
+
+    @model_validator(mode="after")
+    def _sets_exist(self) -> Self:
+        if HELD_OUT in self.further:
+            raise ValueError(f"further has a dataset {HELD_OUT!r}, which is the name of eval_dataset: give it another")
+        for name in self.own:
+            if name not in (HELD_OUT, *self.further):
+                sets = ", ".join((HELD_OUT, *self.further))
+                raise ValueError(f"own has {name!r}, which is no evaluation set: there are {sets}")
+        return self
 
 
 class CheckConfig(Strict):

@@ -1,15 +1,15 @@
-"""Runs workflows, many at a time, and gives groups of scored rollouts.
+"""Runs workflows, many at a time, and returns groups of scored rollouts.
 
-In: `Task`s, a place where attempts run, how their models are opened. Out: `Group`s as futures. Threads: the caller's
-(which may run an event loop of its own, as in a notebook), the runner's (only our code: slots, retries), and those of
-the place where attempts run.
+In: `Task`s, an `AttemptRunner`, a function that opens models. Out: `Group`s as futures. Threads: the caller's (which
+may run its own event loop, as in a notebook), the runner's (only our code: slots, retries), and those of the
+`AttemptRunner`.
 
     submit ─► group ─► rollout 0..G-1 ─► slot ─► attempt 0, 1, .. ─► [user loop: workflow ─► judge]
-                                                     └─ time limit: revoke the session, cancel, go on
+                                                     └─ time limit: revoke the session, cancel, continue
 
-What is retried (`retries`): failures that the model did not cause, in a fresh session with the same noise, up to
-`max_attempts`; then the rollout is excluded (no reward). Its siblings go on. Bad input stops everything, with its own
-message.
+Failures that the model did not cause are retried (see `retries`), in a new session with the same noise, up to
+`max_attempts`; then the rollout is excluded (no reward), and its siblings continue. Bad input stops everything, with
+its own message.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any
 from sharpen.config.run import RolloutConfig
 from sharpen.errors import RolloutError
 from sharpen.rollout.attempt import Ending
-from sharpen.rollout.choices import only_used, requests
+from sharpen.rollout.choices import mark_unused, multi_choice_requests
 from sharpen.rollout.in_process import Attempt, AttemptRequest, AttemptRunner, Opener
 from sharpen.rollout.retries import is_final
 from sharpen.types import MODEL_CAUSED, Call, CallStatus, Group, Outcome, Rollout, Task
@@ -46,7 +46,7 @@ class _Ticket:
     task: Task
     group_id: str
     index: int
-    opens: Opener
+    opener: Opener
     evaluation: bool
 
     @property
@@ -55,10 +55,10 @@ class _Ticket:
 
 
 class RolloutRunner:
-    """Runs attempts of tasks, `group_size` rollouts of each, with models that `open_session` opens.
+    """Runs `group_size` rollouts of each task, with models that `open_session` opens.
 
-    Close it when done: that ends the place where `attempts` run, too. One runner serves a whole program (evaluation
-    too, with an `open_session` of its own): what user code keeps between rollouts belongs to its loop.
+    Closing it also closes `attempts`. One runner serves the whole program, including evaluation (with its own
+    `open_session`), since objects that user code keeps between rollouts belong to one event loop.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class RolloutRunner:
         self._group_size = group_size
         self._seed = seed
         self._fatal: Exception | None = None
-        self._fatal_place: TracebackType | None = None
-        self._said_unused = False
+        self._fatal_traceback: TracebackType | None = None
+        self._warned_unused = False
         self._closed = False
         self._groups: set[asyncio.Task[Any]] = set()
         self._members: set[asyncio.Task[Any]] = set()
@@ -97,13 +97,13 @@ class RolloutRunner:
         *,
         evaluation: bool = False,
     ) -> Future[Group]:
-        """Start a group; rollouts start in the order of submission, as slots become free.
+        """Start a group. Rollouts start in the order of submission, as slots become free.
 
-        `group_id` decides the noise, so it must be the same in a repeated run. `on_rollout` is called on the runner's
-        thread with each finished rollout, and must be quick. `open_session` replaces the runner's own (evaluation);
-        with `open_baseline` the group has one rollout more, its `baseline`, in a session of that kind. An `evaluation`
-        repeats no failure that the model may have caused. The future raises `ConfigError` or `DatasetError` for bad
-        input, in any group.
+        `group_id` determines the noise, so it must be the same in a repeated run. `on_rollout` is called on the
+        runner's thread with each finished rollout, and must be quick. `open_session` replaces the runner's own
+        (evaluation). With `open_baseline` the group has one more rollout, its `baseline`, whose models that function
+        opens. An `evaluation` does not retry failures that the model may have caused. The future raises `ConfigError`
+        or `DatasetError` if any group had bad input.
         """
         if self._closed:
             raise RolloutError("the rollout runner is closed")
@@ -111,8 +111,8 @@ class RolloutRunner:
         opener = open_session or self._open_session
         openers = [opener] * size + ([] if open_baseline is None else [open_baseline])
         tickets = [
-            _Ticket(task=task, group_id=group_id, index=index, opens=opens, evaluation=evaluation)
-            for index, opens in enumerate(openers)
+            _Ticket(task=task, group_id=group_id, index=index, opener=opener, evaluation=evaluation)
+            for index, opener in enumerate(openers)
         ]
         group = self._group(task, group_id, version, tickets, size, on_rollout)
         return asyncio.run_coroutine_threadsafe(group, self._loop)
@@ -140,18 +140,18 @@ class RolloutRunner:
         )
 
     def collect(self, futures: Sequence[Future[Group]]) -> list[Group]:
-        """Wait for groups that were submitted; they are cancelled if one of them fails, or by Ctrl-C."""
+        """Wait for submitted groups. If one of them fails, or on Ctrl-C, all are cancelled."""
         try:
             concurrent.futures.wait(futures, return_when=concurrent.futures.FIRST_EXCEPTION)
-            if self._fatal is not None:  # the groups that it cancelled know nothing of it, if they had not begun
-                raise self._fatal_again()
+            if self._fatal is not None:  # groups that it cancelled before they began do not raise it
+                raise self._fatal_error()
             return [future.result() for future in futures]
         finally:
             for future in futures:
                 future.cancel()
 
     def close(self) -> None:
-        """Cancel what runs, revoke its sessions, end the threads. May be called twice."""
+        """Cancel all rollouts, revoke their sessions and end the threads. May be called twice."""
         if self._closed:
             return
         self._closed = True
@@ -171,14 +171,14 @@ class RolloutRunner:
         self._loop.run_forever()
         self._loop.close()
 
-    def _fatal_again(self) -> Exception:
-        """The error that stopped everything, to be raised once more: with the traceback of its first time alone."""
+    def _fatal_error(self) -> Exception:
+        """Return the error that stopped everything, with its original traceback only, to be raised again."""
         assert self._fatal is not None
-        return self._fatal.with_traceback(self._fatal_place)
+        return self._fatal.with_traceback(self._fatal_traceback)
 
     async def _cancel_all(self) -> None:
-        """Cancel what runs and wait for its end. Rollouts by themselves too: a group that was cancelled twice does not
-        wait for its own."""
+        """Cancel all groups and rollouts, and wait for them. Rollouts are cancelled too, since a group that is
+        cancelled twice does not wait for its own."""
         while running := self._groups | self._members:
             for task in running:
                 task.cancel()
@@ -193,12 +193,12 @@ class RolloutRunner:
         size: int,
         on_rollout: OnRollout | None,
     ) -> Group:
-        """Run the tickets; the first `size` are the group, one behind them is its baseline."""
+        """Run the tickets: the first `size` are the group, one after them is its baseline."""
         this = asyncio.current_task()
         assert this is not None
         this.add_done_callback(_retrieve)
         if self._fatal is not None:
-            raise self._fatal_again()
+            raise self._fatal_error()
         self._groups.add(this)
         members = [asyncio.create_task(self._rollout(ticket, on_rollout)) for ticket in tickets]
         for member in members:
@@ -208,11 +208,11 @@ class RolloutRunner:
             ended = await asyncio.gather(*members)
         except asyncio.CancelledError:
             if self._fatal is not None:
-                raise self._fatal_again() from None
+                raise self._fatal_error() from None
             raise
-        except Exception as error:  # bad input, or a defect of ours: nothing can go on
+        except Exception as error:  # bad input, or a bug of ours: nothing can continue
             if self._fatal is None:
-                self._fatal, self._fatal_place = error, error.__traceback__
+                self._fatal, self._fatal_traceback = error, error.__traceback__
             for other in (*members, *(self._groups - {this})):
                 other.cancel()
             await asyncio.wait(members)
@@ -229,28 +229,28 @@ class RolloutRunner:
         )
 
     async def _rollout(self, ticket: _Ticket, on_rollout: OnRollout | None) -> list[Rollout]:
-        """All attempts of one rollout, the one that counts last."""
+        """Make all attempts of one rollout and return them. The last one counts."""
         attempts: list[Rollout] = []
         failed = 0
         async with self._slots:
             while True:
-                rollout, came = await self._attempt(ticket, len(attempts))
+                rollout, result = await self._attempt(ticket, len(attempts))
                 attempts.append(rollout)
-                failed += came.ending.counts
+                failed += result.ending.counts_as_attempt
                 if rollout.outcome == Outcome.OK or failed >= self._config.max_attempts:
                     break
-                if is_final(rollout, outside=came.ending.outside, evaluation=ticket.evaluation):
+                if is_final(rollout, server_failed=result.ending.server_failed, evaluation=ticket.evaluation):
                     break
         if on_rollout is not None:
             on_rollout(rollout)
         return attempts
 
     async def _attempt(self, ticket: _Ticket, attempt: int) -> tuple[Rollout, Attempt]:
-        """One attempt, as it is recorded and as it was made."""
+        """Make one attempt, and return its record and its result."""
         noise = noise_seed(self._seed, ticket.id)
-        request = AttemptRequest(task=ticket.task, rollout_id=ticket.id, noise_seed=noise, opens=ticket.opens)
-        came = await self._attempts.run(request)
-        ending, calls = came.ending, came.calls
+        request = AttemptRequest(task=ticket.task, rollout_id=ticket.id, noise_seed=noise, opener=ticket.opener)
+        result = await self._attempts.run(request)
+        ending, calls = result.ending, result.calls
         reward = self._config.failure_reward if ending.outcome in MODEL_CAUSED else ending.reward
         rollout = Rollout(
             id=ticket.id,
@@ -258,47 +258,47 @@ class RolloutRunner:
             task_id=ticket.task.id,
             index=ticket.index,
             attempt=attempt,
-            calls=self._marked(calls, ending),
+            calls=self._mark_calls(calls, ending),
             outcome=ending.outcome,
             reward=reward,
-            metrics={**came.noticed, **ending.metrics},
+            metrics={**result.counts, **ending.metrics},
             call_rewards=ending.call_rewards or {},
             step_rewards=ending.step_rewards,
             states=ending.states,
             error=ending.error,
-            seconds=came.seconds,
-            unrecorded_answers=None if came.num_answers is None else came.num_answers if not calls else 0,
+            seconds=result.seconds,
+            unrecorded_answers=None if result.num_answers is None else result.num_answers if not calls else 0,
         )
-        return rollout, came
+        return rollout, result
 
-    def _marked(self, calls: tuple[Call, ...], ending: Ending) -> tuple[Call, ...]:
-        """The calls, with those marked that the workflow left out, or where it does not say which it used, the choices
-        that it did not go on with."""
+    def _mark_calls(self, calls: tuple[Call, ...], ending: Ending) -> tuple[Call, ...]:
+        """Return the calls with those marked that the workflow left out; if it does not say which calls take part, mark
+        the choices that it did not use."""
         if ending.call_rewards is not None:
             return _leave_out(calls, ending.call_rewards)
         if self._config.choices == "all":
             return calls
-        marked = only_used(calls, ending.answer)
-        for choices in requests(calls):
-            if not self._said_unused and all(marked[call.index].status == CallStatus.UNUSED for call in choices):
-                self._said_unused = True
+        marked = mark_unused(calls, ending.answer)
+        for choices in multi_choice_requests(calls):
+            if not self._warned_unused and all(marked[call.index].status == CallStatus.UNUSED for call in choices):
+                self._warned_unused = True
                 log.warning(
-                    "a request for %d choices, of which nothing tells which one the agent used: none of them is "
-                    "trained. Go on from its message, or return its text as WorkflowOutput.response; for an agent that "
-                    "uses all of them (a vote) set rollout.choices: all",
+                    "a request asked for %d choices, and it is unknown which one the agent used: none of them is "
+                    "trained. Continue from its message, or return its text as WorkflowOutput.response; for an agent "
+                    "that uses all of them (a vote) set rollout.choices: all",
                     len(choices),
                 )
         return marked
 
 
 def _retrieve(group: asyncio.Task[Any]) -> None:
-    """Look at a group's error, so that asyncio does not log it: whoever waits for the groups has the first one."""
+    """Retrieve a group's error, so that asyncio does not log it: the caller of `collect` gets the first one."""
     if not group.cancelled():
         group.exception()
 
 
 def _leave_out(calls: Sequence[Call], call_rewards: Mapping[int, float]) -> tuple[Call, ...]:
-    """Mark the used calls that got no reward."""
+    """Mark used calls without a reward as LEFT_OUT."""
     return tuple(
         dataclasses.replace(call, status=CallStatus.LEFT_OUT)
         if call.status == CallStatus.USED and call.index not in call_rewards
@@ -308,7 +308,9 @@ def _leave_out(calls: Sequence[Call], call_rewards: Mapping[int, float]) -> tupl
 
 
 def noise_seed(seed: int, rollout_id: str) -> int:
-    """The 64-bit key of a rollout's noise: a function of these two alone, whatever runs beside it. Each of its attempts
-    has the same: a retry that sampled anew would draw until an answer suits the user's code."""
+    """Return the 64-bit key of a rollout's noise, a function of the arguments only.
+
+    All attempts of a rollout share it: retries with new noise would sample until an answer suits the user's code.
+    """
     key = f"{seed}|{rollout_id}|0".encode()
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest())

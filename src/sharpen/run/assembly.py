@@ -143,6 +143,7 @@ def open_site(resolved: ResolvedConfig, config_path: Path | None, job: TrainingJ
         for line in (
             *resolved.notices,
             *resolved.overrides,
+            *job.notices,
             *directory.notes,
             *_unused_settings(resolved, job),
             *data.messages,
@@ -259,11 +260,11 @@ def _restore(site: Site, serving: Serving | None, trainer: AnyTrainer, expert: E
 
 def _connect_weights(site: Site, serving: Serving | None, trainer: AnyTrainer, step: int) -> None:
     """Choose how the trainer's weights reach the engine, and serve the weights of a continued run."""
-    from sharpen.execution.shared_weights import publish_adapters_alone, share_weights
+    from sharpen.execution.shared_weights import publish_unmerged_adapters, share_weights
 
     recipe = site.job.recipe
     if serving is not None:
-        publish_adapters_alone(serving.engine, trainer)
+        publish_unmerged_adapters(serving.engine, trainer)
         if isinstance(recipe, RolloutRecipe) and not recipe.overlaps:
             share_weights(serving.engine, trainer)
     if site.directory.checkpoint is not None:

@@ -105,7 +105,7 @@ class Explorer:
                 self._collect,
                 lambda group: left_out(group, self._algorithm) is None,
                 batch_size=batch_size,
-                most=self._algorithm.most_further(batch_size),
+                max_refill_tasks=self._algorithm.most_further(batch_size),
                 check=lambda groups: check_excluded(groups, share),
             )
         self._flights.popleft()

@@ -28,7 +28,7 @@ from sharpen.experience.replay import Replay, ReplayGroup, mixed, probe
 from sharpen.monitor.display import Display
 from sharpen.recipe import RolloutRecipe
 from sharpen.rollout.refill import StepRollouts, num_sampled_tokens
-from sharpen.rollout.statistics import OF_USER, check_excluded, summarize
+from sharpen.rollout.statistics import USER_PREFIXES, check_excluded, summarize
 from sharpen.run.expert import ExpertRows
 from sharpen.run.progress import Progress
 from sharpen.run.source import StepOutcome, record_checks
@@ -220,7 +220,7 @@ class RolloutSource:
             reward=None if math.isnan(statistics.reward_mean) else statistics.reward_mean,
             flat=f"{statistics.num_flat_groups}/{statistics.num_groups}",
             notes=notes,
-            shown={name: value for name, value in sorted(metrics.items()) if name.startswith(OF_USER)},
+            shown={name: value for name, value in sorted(metrics.items()) if name.startswith(USER_PREFIXES)},
         )
 
     def _auxiliary(self) -> dict[str, float]:

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, overload
 
-from sharpen.errors import DatasetError
+from sharpen.errors import DatasetError, DatasetNotFoundError
 from sharpen.types import Task
 
 FORMATS = (".jsonl", ".json", ".parquet", ".csv")
@@ -100,13 +100,20 @@ def read_rows(config: DatasetAddress) -> Iterator[dict[str, Any]]:
         raise DatasetError(_empty(config))
 
 
+def check_path(config: DatasetAddress) -> None:
+    """Raise `DatasetNotFoundError` for a path that can only be meant locally and is not there."""
+    if _looks_local(config.path) and not Path(config.path).expanduser().exists():
+        raise DatasetNotFoundError(
+            f"dataset {config.path!r} does not exist: no such file or folder (seen from {Path.cwd()})"
+        )
+
+
 def _open(config: DatasetAddress, *, streaming: bool) -> tuple[Any, str]:
     """The rows of the split, and the name that its task ids begin with."""
     path = Path(config.path).expanduser()
     if path.is_file():
         return _open_file(path, config, streaming)
-    if not path.exists() and _looks_local(config.path):
-        raise DatasetError(f"dataset {config.path!r} does not exist: no such file or folder (seen from {Path.cwd()})")
+    check_path(config)
     sliced = config.split is not None and re.search(r"[\[+]", config.split)
     if path.is_dir() and glob.escape(str(path)) != str(path):  # the library looks for what matches it
         raise DatasetError(

@@ -40,6 +40,7 @@ _HOMES = {
     "AccuracyReward": "rewards",
     "FormatReward": "rewards",
     "CountDownRewardFn": "rewards",
+    "MathDAPORewardFn": "dapo",
     "workflow_function": "adapter",
     "configured_workflow": "adapter",
 }
@@ -49,6 +50,7 @@ __all__ = [*_HOMES]
 if TYPE_CHECKING:
     from sharpen.compat.trinity.adapter import configured_workflow as configured_workflow
     from sharpen.compat.trinity.adapter import workflow_function as workflow_function
+    from sharpen.compat.trinity.dapo import MathDAPORewardFn as MathDAPORewardFn
     from sharpen.compat.trinity.experience import EID as EID
     from sharpen.compat.trinity.experience import Experience as Experience
     from sharpen.compat.trinity.model import ModelWrapper as ModelWrapper

@@ -12,6 +12,7 @@ from sharpen.compat.trinity.experience import Experience
 from sharpen.compat.trinity.rewards import MathBoxedRewardFn
 from sharpen.compat.trinity.simple import BOXED, BaseSimpleWorkflow
 from sharpen.compat.trinity.task import Task
+from sharpen.compat.trinity.workflow import each_alone
 from sharpen.errors import ConfigError
 
 
@@ -32,6 +33,7 @@ class OnPolicyDistillWorkflow(BaseSimpleWorkflow):
         """The answer's reward, which teaches nothing."""
         return 0.0
 
+    @each_alone
     async def run_async(self) -> list[Experience]:
         """Ask."""
         experiences = await self.model.chat_async(self.format_messages(), **self.rollout_args)

@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from typing import Any, TypeVar, overload
 
 from sharpen.config.functions import import_function
+from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
 
 C = TypeVar("C", bound=Callable[..., Any])
@@ -21,7 +22,7 @@ class Registry:
 
     def __init__(self, kind: str, built_in: Mapping[str, str]) -> None:
         self.kind = kind
-        self._built_in = dict(built_in)
+        self.built_in: Mapping[str, str] = dict(built_in)
         self._registered: dict[str, Callable[..., Any]] = {}
 
     @overload
@@ -48,29 +49,37 @@ class Registry:
         """
         if name in self._registered:
             return self._registered[name]
-        if name in self._built_in:
-            return import_function(self._built_in[name])
+        if name in self.built_in:
+            return import_function(self.built_in[name])
         if ":" in name:
             return import_function(name)
         module, dot, attribute = name.rpartition(".")
         if dot:
             return import_function(f"{module}:{attribute}")
+        raise self._unknown(name)
+
+    def check(self, name: str) -> None:
+        """Raise `ConfigError` for a name that nothing is registered under. Where a class is, nothing is imported."""
+        if not (name in self or ":" in name or "." in name):
+            raise self._unknown(name)
+
+    def _unknown(self, name: str) -> ConfigError:
         near = get_close_matches(name, self.names(), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(
+        return ConfigError(
             f"there is no {self.kind} {name!r}{hint} (there are {', '.join(self.names())}; one of your own is named "
             "'package.module:Class' or 'path/file.py:Class')"
         )
 
     def names(self) -> list[str]:
         """All names, sorted."""
-        return sorted({*self._built_in, *self._registered})
+        return sorted({*self.built_in, *self._registered})
 
     def __contains__(self, name: object) -> bool:
-        return name in self._registered or name in self._built_in
+        return name in self._registered or name in self.built_in
 
     def _register(self, name: str, found: C, *, force: bool) -> C:
-        taken = self._registered.get(name) or (self.get(name) if name in self._built_in else None)
+        taken = self._registered.get(name) or (self.get(name) if name in self.built_in else None)
         if taken is not None and not force and _origin(taken) != _origin(found):
             raise ConfigError(
                 f"the {self.kind} {name!r} is registered already, as {_origin(taken)[1]} of {_origin(taken)[0]}: "
@@ -97,6 +106,15 @@ WORKFLOWS = Registry(
         "async_math_workflow": f"{_HERE}.simple:AsyncMathWorkflow",
         "math_boxed_workflow": f"{_HERE}.simple:MathBoxedWorkflow",
         "async_math_boxed_workflow": f"{_HERE}.simple:AsyncMathBoxedWorkflow",
+        "math_eval_workflow": f"{_HERE}.workflows.maths:MathEvalWorkflow",
+        "async_math_eval_workflow": f"{_HERE}.workflows.maths:AsyncMathEvalWorkflow",
+        "math_rm_workflow": f"{_HERE}.workflows.maths:MathRMWorkflow",
+        "async_math_rm_workflow": f"{_HERE}.workflows.maths:AsyncMathRMWorkflow",
+        "tool_call_workflow": f"{_HERE}.workflows.tool_calls:ToolCallWorkflow",
+        "toolcall_workflow": f"{_HERE}.workflows.tool_calls:ToolCallWorkflow",
+        "rubric_judge_workflow": f"{_HERE}.workflows.rubric:RubricJudgeWorkflow",
+        "rubric_judge_openai_workflow": f"{_HERE}.workflows.rubric:RubricJudgeWorkflowWithAPI",
+        "sudoku_workflow": f"{_HERE}.workflows.sudoku:SudokuWorkflow",
         "agentscope_react_workflow": f"{_HERE}.react:AgentScopeReActWorkflow",
         "as_react_workflow": f"{_HERE}.react:AgentScopeReActWorkflow",
         "on_policy_distill_workflow": f"{_HERE}.distillation:OnPolicyDistillWorkflow",
@@ -109,8 +127,17 @@ REWARD_FUNCTIONS = Registry(
     {
         "math_reward": f"{_HERE}.rewards:MathRewardFn",
         "math_boxed_reward": f"{_HERE}.rewards:MathBoxedRewardFn",
+        "math_dapo_reward": f"{_HERE}.dapo:MathDAPORewardFn",
         "accuracy_reward": f"{_HERE}.rewards:AccuracyReward",
         "format_reward": f"{_HERE}.rewards:FormatReward",
         "countdown_reward": f"{_HERE}.rewards:CountDownRewardFn",
     },
 )
+
+
+def check_names(config: RunConfig) -> None:
+    """Raise `ConfigError` for a workflow or a reward function of a name that does not exist. Imports no user's code."""
+    if config.workflow is not None:
+        WORKFLOWS.check(config.workflow)
+    if isinstance(name := config.task_args.get("reward_fn"), str):
+        REWARD_FUNCTIONS.check(name)

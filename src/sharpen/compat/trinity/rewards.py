@@ -58,7 +58,7 @@ class MathBoxedRewardFn(RewardFn):
         response = response or ""
         written = last_boxed(response)
         right = written is not None and says(written, truth_in(truth))
-        thinks = not with_think or _thinks_once(response)
+        thinks = not with_think or thinks_once(response)
         return {"accuracy": float(right), "format_score": 0.0 if thinks else -format_score_coef}
 
 
@@ -182,7 +182,8 @@ def last_boxed(text: str) -> str | None:
     return None
 
 
-def _thinks_once(text: str) -> bool:
+def thinks_once(text: str) -> bool:
+    """Whether a text has one pair of `<think>` tags, in order."""
     return text.count("<think>") == 1 == text.count("</think>") and text.find("<think>") < text.find("</think>")
 
 

@@ -6,7 +6,8 @@ sum of the reward function's scores as reward and each score as a metric.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -14,7 +15,7 @@ from sharpen.compat.trinity.experience import Experience
 from sharpen.compat.trinity.model import ModelWrapper
 from sharpen.compat.trinity.rewards import MathBoxedRewardFn, MathRewardFn, total
 from sharpen.compat.trinity.task import FormatConfig, Task
-from sharpen.compat.trinity.workflow import Workflow
+from sharpen.compat.trinity.workflow import Workflow, each_alone
 from sharpen.errors import ConfigError
 
 TAGGED = (
@@ -67,6 +68,10 @@ class BaseSimpleWorkflow(Workflow):
 
     def format_messages(self) -> list[dict[str, Any]]:
         """The system prompt, the question, and the beginning of the answer, where they are given."""
+        if self.task_desc is None:
+            self.task_desc = self.raw_task[
+                self.format_args.prompt_key
+            ]  # a row names its fields where this one is missing
         messages = [{"role": "user", "content": self.task_desc}]
         if self.system_prompt:
             messages.insert(0, {"role": "system", "content": self.system_prompt})
@@ -80,12 +85,17 @@ class BaseSimpleWorkflow(Workflow):
         self.reply_prefix = task.format_args.reply_prefix
         self.reward_fn_args = task.reward_fn_args
         self.raw_task = task.raw_task
-        self.task_desc = task.raw_task[task.format_args.prompt_key]  # a row names its fields where this one is missing
+        self.task_desc = task.task_desc
         self.truth = task.truth
 
-    def _score(self, experiences: list[Experience], **more: Any) -> list[Experience]:
+    def _further(self, experience: Experience) -> dict[str, Any]:
+        """What the reward function gets beside answer and truth, if it takes it."""
+        return {}
+
+    def _score(self, experiences: list[Experience]) -> list[Experience]:
         for number, experience in enumerate(experiences):
-            scores = self.reward_fn(response=experience.response_text, truth=self.truth, **more)
+            further = _taken(self.reward_fn, self._further(experience))
+            scores = self.reward_fn(response=experience.response_text, truth=self.truth, **further)
             experience.reward = total(scores)
             experience.metrics.update(scores if isinstance(scores, Mapping) else {})
             experience.eid.run = number + self.run_id_base
@@ -98,6 +108,7 @@ class SimpleWorkflow(BaseSimpleWorkflow):
     can_reset = True
     can_repeat = True
 
+    @each_alone
     def run(self) -> list[Experience]:
         """Ask and score."""
         return self._score(self.model.chat(self.format_messages(), **self.rollout_args))
@@ -108,6 +119,7 @@ class AsyncSimpleWorkflow(BaseSimpleWorkflow):
 
     is_async = True
 
+    @each_alone
     async def run_async(self) -> list[Experience]:
         """Ask and score."""
         return self._score(await self.model.chat_async(self.format_messages(), **self.rollout_args))
@@ -146,13 +158,22 @@ class MathBoxedWorkflow(SimpleWorkflow):
             self.system_prompt = BOXED_AFTER_THINKING if self.with_think else BOXED
         self.reward_fn = (task.reward_fn or MathBoxedRewardFn)(**self.reward_fn_args)
 
+    @each_alone
     def run(self) -> list[Experience]:
         """Ask and score."""
         return self._boxed(self.model.chat(self.format_messages(), **self.rollout_args))
 
+    def _further(self, experience: Experience) -> dict[str, Any]:
+        tokens = experience.tokens
+        return {
+            "with_think": self.with_think,
+            "format_score_coef": self.format_score_coef,
+            "response_token": None if tokens is None else tokens[experience.prompt_length :],
+            "info": experience.info,
+        }
+
     def _boxed(self, experiences: list[Experience]) -> list[Experience]:
-        more = {"with_think": self.with_think, "format_score_coef": self.format_score_coef}
-        for experience in self._score(experiences, **more):
+        for experience in self._score(experiences):
             if experience.truncate_status is not None:
                 experience.leave_out()
         return experiences
@@ -163,6 +184,19 @@ class AsyncMathBoxedWorkflow(MathBoxedWorkflow):
 
     is_async = True
 
+    @each_alone
     async def run_async(self) -> list[Experience]:
         """Ask and score."""
         return self._boxed(await self.model.chat_async(self.format_messages(), **self.rollout_args))
+
+
+def _taken(reward_fn: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    """Those of the arguments that a reward function takes."""
+    try:
+        parameters = inspect.signature(reward_fn).parameters.values()
+    except ValueError:  # nothing can be read of it: all of them, as in Trinity-RFT
+        return arguments
+    if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters):
+        return arguments
+    names = {parameter.name for parameter in parameters}
+    return {name: value for name, value in arguments.items() if name in names}

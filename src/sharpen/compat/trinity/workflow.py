@@ -7,14 +7,16 @@ each rollout and runs it once; nothing of it is shared or used again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self, TypeVar
 
 from sharpen.compat.trinity.experience import Experience, is_number
 from sharpen.compat.trinity.model import ModelWrapper
 from sharpen.compat.trinity.task import Task
 
 log = logging.getLogger("sharpen.workflow")
+
+Run = TypeVar("Run", bound=Callable[..., Any])
 
 
 class Workflow:
@@ -101,6 +103,13 @@ class Workflow:
     async def run_async(self) -> list[Experience]:
         """Run once and return the experiences, on the loop that all rollouts share: it may not block."""
         raise NotImplementedError
+
+
+def each_alone(run: Run) -> Run:
+    """Mark a `run` (or `run_async`) that treats the answers to a task one by one: run once for each of them it gives
+    the same, and a failure is one rollout's alone."""
+    run.each_alone = True  # type: ignore[attr-defined]
+    return run
 
 
 def overrides(workflow: type[Workflow], method: str) -> bool:
