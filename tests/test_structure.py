@@ -57,7 +57,7 @@ IMPORTS: Mapping[str, set[str]] = {
     },
     "trials": {"rollout"},
     "model_selection": {"tasks", "monitor", "rollout", "recipe", "execution", "decide", "trials"},
-    "tuning": {"algorithm", "rollout", "compat", "run"},
+    "tuning": {"algorithm", "rollout", "compat", "decide", "run"},
     "cli": {
         "algorithm",
         "monitor",
