@@ -32,7 +32,7 @@ from sharpen.rollout.statistics import USER_PREFIXES, check_excluded, summarize
 from sharpen.run.expert import ExpertRows
 from sharpen.run.progress import Progress
 from sharpen.run.source import StepOutcome, record_checks
-from sharpen.sync.schedule import what_ages
+from sharpen.sync.schedule import staleness_settings
 from sharpen.trainer.measured import StepMetrics
 from sharpen.types import Check, Experience, Group
 
@@ -194,7 +194,7 @@ class RolloutSource:
             "tokens/sampled": float(sampled),
             **self._auxiliary(),
         }
-        ages = what_ages(self.recipe.config, self.recipe.schedule)
+        ages = staleness_settings(self.recipe.config, self.recipe.schedule)
         notes = [
             *statistics.notes(needs_reward=algorithm.needs_reward),
             step.rolled_out.note(),
