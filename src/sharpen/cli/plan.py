@@ -83,7 +83,7 @@ def _make_plan(arguments: argparse.Namespace) -> Plan:
     from sharpen.recipe import recipe_of
 
     chosen = chosen_hardware(arguments.gpu, arguments.gpus, arguments.gpu_memory)
-    config = resolve(load_config(arguments.config), parse_assignments(arguments.set), {}).config
+    config = resolve(load_config(arguments.config, has_ray=True), parse_assignments(arguments.set), {}).config
     recipe = recipe_of(config)
     models, workload = read_models(recipe), _workload(arguments, config)
     hardware = chosen or this_machine(config.engine.device)
