@@ -32,6 +32,9 @@ from sharpen.config.run import RunConfig
 from sharpen.config.sync import SyncStyle
 from sharpen.errors import ConfigError
 
+_UNBOUNDED = 1_000_000
+"""Steps that an explorer in a process of its own may be ahead where nothing bounds it."""
+
 
 class Action(StrEnum):
     """The coordinator's next action."""
@@ -76,6 +79,8 @@ class Schedule:
     def of(cls, config: RunConfig) -> Schedule:
         """Return the configured schedule. Raises `ConfigError` for settings that are impossible or have no effect."""
         sync, updates = config.sync, config.trainer.num_minibatches * config.trainer.epochs
+        if config.mode != "both":
+            return cls._of_two_processes(config, updates)
         if sync.style == "fully_async" and sync.offset:
             raise ConfigError(
                 f"sync.offset is {sync.offset}, but it has no effect with sync.style 'fully_async': leave it out, and "
@@ -87,6 +92,27 @@ class Schedule:
             _check_bound(config, least * updates)
             most = sync.max_staleness // updates
         return cls(style=sync.style, interval=sync.interval, offset=sync.offset, max_behind=most, updates=updates)
+
+    @classmethod
+    def _of_two_processes(cls, config: RunConfig, updates: int) -> Schedule:
+        """The explorer takes the newest weights before each batch, and waits only for `sync.max_staleness`."""
+        sync = config.sync
+        if sync.style != "fixed" or sync.offset:
+            raise ConfigError(
+                f"sync.style is {sync.style!r} and sync.offset {sync.offset}, but mode is {config.mode!r}, where "
+                "explorer and trainer never wait for each other: leave both out; sync.interval says how often weights "
+                "are published, sync.max_staleness how old a token may become"
+            )
+        behind = _UNBOUNDED
+        if sync.max_staleness is not None:
+            least = (sync.interval - 1) * updates
+            if sync.max_staleness < least:
+                raise ConfigError(
+                    f"sync.max_staleness is {sync.max_staleness}, but weights are published every {sync.interval} "
+                    f"steps, so that tokens are up to {least} versions behind: set at least {least}"
+                )
+            behind = sync.max_staleness // updates
+        return cls(style="fully_async", interval=sync.interval, offset=0, max_behind=behind, updates=updates)
 
     @property
     def max_staleness(self) -> int:
