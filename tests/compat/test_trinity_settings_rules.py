@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from sharpen.compat.files import load_config
 from sharpen.compat.trinity.yaml.conversion import convert
@@ -77,7 +78,6 @@ def refusal(content: dict[str, Any], **environment: str) -> str:
         ("explorer: {rollout_model: {dtype: float16}}", "is 'float16': use auto, bfloat16, bf16, float32"),
         ("explorer: {bench_on_latest_checkpoint: true}", "name the checkpoint instead: sharpen eval"),
         ("explorer: {env_vars: {KEY: 1}}", "are set by the shell that starts the run, before it does: export KEY=1"),
-        ("monitor: {monitor_type: swanlab}", "there is no SwanLab sink: use tensorboard, wandb or mlflow"),
         ("monitor: {monitor_type: wandb, monitor_args: {base_url: x}}", "WANDB_BASE_URL"),
         ("monitor: {monitor_type: paper}", "'paper' came (f.yaml: monitor.monitor_type)"),
         (
@@ -204,21 +204,32 @@ def test_a_taskset_s_features_that_do_not_exist_are_refused(taskset, message):
     assert "buffer.explorer_input.tasksets[0]." in refusal(content)
 
 
-def test_one_run_has_one_taskset_and_evaluation_does_as_training():
+def test_one_run_has_one_taskset_and_each_evaluation_set_its_own_workflow_format_and_arguments():
     def with_(*evaluation: dict[str, Any], **more: Any) -> dict[str, Any]:
         training = {"path": "x", "default_workflow_type": "w", "format": {"prompt_key": "q"}, "workflow_args": {"a": 1}}
         return {"buffer": {"explorer_input": {"taskset": training, "eval_tasksets": list(evaluation), **more}}}
 
-    same = {"path": "y", "format": {"prompt_key": "q"}}
+    same: dict[str, Any] = {"path": "y", "format": {"prompt_key": "q"}}
     assert "has 2 sets" in refusal({"buffer": {"explorer_input": {"tasksets": [{"path": "x"}, {"path": "y"}]}}})
     assert "is given beside taskset" in refusal(with_(tasksets=[{"path": "z"}]))
     assert "eval_tasksets[0].path' is missing" in refusal(with_({"format": {"prompt_key": "q"}}))
-    assert "is 'prompt' (Trinity-RFT's default), but taskset has 'q'" in refusal(with_({"path": "y"}))
-    assert "is 'v': but taskset has 'w'" in refusal(with_({**same, "default_workflow_type": "v"}))
-    assert "is {'a': 2}: but taskset has {'a': 1}" in refusal(with_({**same, "workflow_args": {"a": 2}}))
     assert "two evaluation sets have this name" in refusal(with_({**same, "name": "n"}, {**same, "name": "n"}))
-    assert "default_eval_workflow_type' is 'v'" in refusal(with_(same, default_eval_workflow_type="v"))
-    assert convert_(with_(same, default_eval_workflow_type="w")).settings["eval_dataset"] == {"path": "y"}
+
+    def own(*evaluation: dict[str, Any], **more: Any) -> Any:
+        return convert_(with_(*evaluation, **more)).settings["evaluation"]["own"]
+
+    reads = {"prompt_key": "q", "response_key": "response"}
+    assert own(same) == {"held-out": {"workflow_args": {}}}  # as there: training's arguments are training's alone
+    assert "workflow_args is not given: these tasks have none" in " ".join(convert_(with_(same)).notices)
+    same["workflow_args"] = {"a": 1}
+    assert "evaluation" not in convert_(with_(same, default_eval_workflow_type="w")).settings
+    assert own({**same, "format": {}}) == {"held-out": {"task_args": {**reads, "prompt_key": "prompt"}}}
+    assert own({**same, "default_workflow_type": "v"}) == {"held-out": {"workflow": "v"}}
+    assert own(same, default_eval_workflow_type="m.v") == {"held-out": {"workflow": "m:v"}}
+    assert own({**same, "workflow_args": {"a": 2}}) == {"held-out": {"workflow_args": {"a": 2}}}
+    assert own(same, {**same, "name": "n", "default_reward_fn_type": "r", "reward_fn_args": {"x": 1}}) == {
+        "n": {"task_args": {**reads, "reward_fn": "r", "reward_fn_args": {"x": 1}}}
+    }
 
 
 @pytest.mark.parametrize(
@@ -915,3 +926,17 @@ def test_a_bound_on_staleness_holds_rollouts_back_where_they_run_ahead():
     strategy["sample_strategy_args"] = {"max_staleness": 0.5}
     content["algorithm"] = {"algorithm_type": "grpo", **strategy}
     assert "must be a whole number of updates, 1 at least" in refusal(content)
+
+
+def test_a_file_for_a_cluster_runs_on_this_machine_where_ray_is_not_installed():
+    """Red where AgentScope's werewolves are refused: `ray_address: auto`, four machines, and no Ray."""
+    cluster = {"node_num": 4, "gpu_per_node": 8, "ray_address": "auto", "trainer_gpu_num": 16}
+    explorer = {"rollout_model": {"engine_num": 16, "tensor_parallel_size": 2}}
+    content = {**yaml.safe_load(FILE), "cluster": cluster, "explorer": explorer}
+    alone = convert(content, "f.yaml", environment={}, has_ray=False)
+    assert not {"execution", "cluster", "trainer"} & alone.settings.keys()
+    assert "inference_engine_num" not in alone.settings["model"]
+    (line,) = [line for line in alone.notices if "Ray is not installed" in line]
+    assert "cluster.ray_address = 'auto'" in line
+    assert "cluster.trainer_gpu_num = 16" in line
+    assert convert(content, "f.yaml", environment={}).settings["execution"] == "ray"

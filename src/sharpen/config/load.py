@@ -233,10 +233,14 @@ _UniqueKeyLoader.add_implicit_resolver(
 )
 
 
+_CODE: tuple[Place, ...] = (("workflow",), ("judge",), ("evaluation", "own", "*", "workflow"))
+"""The settings that say where code is."""
+
+
 def point_beside(content: Mapping[str, Any], folder: Path) -> None:
     """Relative paths of datasets, models and code files that exist in `folder` point there."""
     places = [(place, False) for place in settings_of(RunConfig) if place[-1] in ("path", "model_path", "teacher_path")]
-    for place, code in [*places, (("workflow",), True), (("judge",), True)]:
+    for place, code in [*places, *((code, True) for code in _CODE)]:
         for section in _sections(content, place[:-1]):
             value = section.get(place[-1])
             if not isinstance(value, str) or section.get("base_url") is not None:  # there it is a name, not a folder

@@ -18,6 +18,8 @@ from sharpen.config.sync import SyncConfig
 from sharpen.config.trainer import CriticConfig, TrainerConfig
 
 DEFAULT_PROJECT = "Sharpen"
+HELD_OUT = "held-out"
+"""The name of the evaluation set that decides whether the run made the model better."""
 KLEstimator = Literal["none", "k1", "k2", "k3", "low_var_kl", "abs", "corrected_k3"]
 KLPlace = Literal["loss", "reward"]
 Behaviour = Literal["none", "plain", "truncated", "masked"]
@@ -147,6 +149,17 @@ class EngineConfig(Strict):
         return value
 
 
+class TaskSetConfig(Strict):
+    """What the tasks of one evaluation set have in place of the run's; None is the run's."""
+
+    workflow: str | None = None
+    """As the run's `workflow`, for Trinity `Workflow` classes alone."""
+    workflow_args: dict[str, Any] | None = None
+    """As the run's `workflow_args`, in place of all of them."""
+    task_args: dict[str, Any] | None = None
+    """As the run's `task_args`, in place of all of them."""
+
+
 class EvaluationConfig(Strict):
     """Evaluation on held-out tasks."""
 
@@ -163,6 +176,18 @@ class EvaluationConfig(Strict):
     """An evaluation in which more than this share of the rollouts called no model is no result."""
     further: dict[str, DatasetConfig] = Field(default_factory=dict)
     """Further datasets, by name, evaluated before and after and reported beside."""
+    own: dict[str, TaskSetConfig] = Field(default_factory=dict)
+    """What an evaluation set has of its own, by its name in `further`; `held-out` is `eval_dataset`."""
+
+    @model_validator(mode="after")
+    def _sets_exist(self) -> Self:
+        if HELD_OUT in self.further:
+            raise ValueError(f"further has a dataset {HELD_OUT!r}, which is the name of eval_dataset: give it another")
+        for name in self.own:
+            if name not in (HELD_OUT, *self.further):
+                sets = ", ".join((HELD_OUT, *self.further))
+                raise ValueError(f"own has {name!r}, which is no evaluation set: there are {sets}")
+        return self
 
 
 class CheckConfig(Strict):
@@ -332,6 +357,12 @@ class RunConfig(Strict):
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     engine: EngineConfig = Field(default_factory=EngineConfig)
     sync: SyncConfig = Field(default_factory=SyncConfig)
+    mode: Literal["both", "explore", "train"] = "both"
+    """What this process does: the whole run; or one half of it, `explore` rolls out, `train` trains on what an explorer
+    of the same name rolled out (docs/use/two-processes.md)."""
+    exchange: str | None = None
+    """Where both halves meet: a folder, or `postgresql://...` for the rollouts; None is `exchange` in the run's
+    folder."""
     execution: Literal["local", "ray"] | None = None
     """Where the parts of the run live: in one process, or in actors of Ray (docs/use/ray.md); None is `ray` where
     anything is set in `cluster`, else `local`."""
@@ -354,6 +385,14 @@ class RunConfig(Strict):
     def uses_ray(self) -> bool:
         """Whether the run's parts are actors of Ray: by `execution`, or because anything is set in `cluster`."""
         return self.execution == "ray" or (self.execution is None and self.cluster != ClusterConfig())
+
+    @model_validator(mode="after")
+    def _has_two_halves(self) -> Self:
+        if self.mode == "both" and self.exchange is not None:
+            raise ValueError(f"exchange ({self.exchange!r}) is where mode explore and mode train meet; mode is 'both'")
+        if self.mode != "both" and self.name is None:
+            raise ValueError(f"mode {self.mode!r} needs a name: explorer and trainer find each other by it")
+        return self
 
     @field_validator("project", "name")
     @classmethod

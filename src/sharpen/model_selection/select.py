@@ -18,7 +18,7 @@ from typing import Any
 
 from sharpen.config.load import resolve
 from sharpen.config.public import DatasetConfig, TunerModelConfig
-from sharpen.config.run import RolloutConfig, RunConfig
+from sharpen.config.run import RunConfig
 from sharpen.decide import decide_evaluation
 from sharpen.errors import ConfigError
 from sharpen.execution.start import start_serving
@@ -45,8 +45,7 @@ class _Selection:
     models: Sequence[Any]
     names: Sequence[str]
     jobs: Mapping[int, Job[Recipe]]
-    rollout: RolloutConfig
-    seed: int
+    config: RunConfig
 
 
 async def select_model(
@@ -77,7 +76,7 @@ async def select_model(
         for position, name in enumerate(selection.names):
             measured = await _measure(selection, position, display)
             candidates.append(Candidate(position=position, name=name, measured=measured))
-        ranking = rank(candidates, selection.rollout.max_excluded_share)
+        ranking = rank(candidates, selection.config.rollout.max_excluded_share)
         for line in ranking.lines():
             display.message(line)
     return candidate_models[ranking.best.position], _figures(ranking)
@@ -114,8 +113,7 @@ def _check(
         models=models,
         names=distinct([_name(model) for model in models]),
         jobs=jobs,
-        rollout=config.rollout,
-        seed=config.seed,
+        config=config,
     )
 
 
@@ -152,12 +150,16 @@ async def _measure(selection: _Selection, position: int, display: Display) -> Me
     async with contextlib.AsyncExitStack() as stack:
         job = selection.jobs.get(position)
         if job is None:
+            config = selection.config
             functions = UserFunctions(
-                selection.workflow, selection.judge, model_exceptions=selection.rollout.model_exceptions
+                selection.workflow,
+                selection.judge,
+                config.workflow_args,
+                model_exceptions=config.rollout.model_exceptions,
             )
-            place = OnCallersLoop(functions, selection.rollout.timeout_s, asyncio.get_running_loop())
+            place = OnCallersLoop(functions, config.rollout.timeout_s, asyncio.get_running_loop())
             opens = with_own_models({"model": selection.models[position]})
-            runner = RolloutRunner(place, opens, selection.rollout, 1, selection.seed)
+            runner = RolloutRunner(place, opens, config.rollout, 1, config.seed)
             stack.push_async_callback(asyncio.to_thread, runner.close)
         else:
             serving = await asyncio.to_thread(start_serving, job)

@@ -179,7 +179,9 @@ def _start(plan: _Plan, stack: contextlib.ExitStack) -> tuple[RolloutRunner, Cal
         assert callable(open_models)
         return serving.runner, lambda prompt: with_served_model(open_models, {"system_prompt": prompt})
     rollout = plan.config.rollout
-    functions = UserFunctions(plan.workflow, plan.judge, model_exceptions=rollout.model_exceptions)
+    functions = UserFunctions(
+        plan.workflow, plan.judge, plan.config.workflow_args, model_exceptions=rollout.model_exceptions
+    )
     first = with_own_models({"system_prompt": plan.prompt})
     runner = RolloutRunner(InProcess(functions, rollout.timeout_s), first, rollout, 1, plan.config.seed)
     stack.callback(runner.close)

@@ -69,7 +69,8 @@ class Ending:
 class UserFunctions:
     """The user's workflow and judge, with the optional arguments that each takes (such as `workflow_args`).
 
-    Without `needs_reward`, a workflow without a judge may return no reward. `model_exceptions` names exceptions of the
+    `own_arguments` holds the `workflow_args` of evaluation sets that have their own, by the set's name. Without
+    `needs_reward`, a workflow without a judge may return no reward. `model_exceptions` names exceptions of the
     workflow that are caused by the model's answer (`rollout.model_exceptions`). Raises `ConfigError` for a wrong
     signature.
     """
@@ -80,12 +81,14 @@ class UserFunctions:
         judge: Callable[..., Any] | None,
         workflow_args: Mapping[str, Any] | None = None,
         *,
+        own_arguments: Mapping[str, Mapping[str, Any]] | None = None,
         needs_reward: bool = True,
         model_exceptions: Sequence[str] = (),
     ) -> None:
         self.workflow = workflow
         self.judge = judge
         self._workflow_args = dict(workflow_args or {})
+        self._own_arguments = dict(own_arguments or {})
         self._needs_reward = needs_reward
         self._model_exceptions = model_exceptions
         self._workflow_takes = workflow_arguments(workflow)
@@ -96,7 +99,7 @@ class UserFunctions:
         """Run workflow and judge on a copy of the task. Raises only for bad input: `ConfigError` or `DatasetError`."""
         row = copy.deepcopy(task.row)
         try:
-            optional = self._optional_arguments(self._workflow_takes, models)
+            optional = self._optional_arguments(self._workflow_takes, task, models)
             output = await self.workflow(task=row, model=models.model, **optional)
         except BaseException as error:  # the failure boundary of user code (see the module's docstring)
             failed = Outcome.INFRASTRUCTURE if models.auxiliary_failure is not None else models.policy.failure
@@ -128,7 +131,7 @@ class UserFunctions:
                 answer=answer,
             )
         try:
-            optional = self._optional_arguments(self._judge_takes, models)
+            optional = self._optional_arguments(self._judge_takes, task, models)
             judgement = await self.judge(task=row, response=response, **optional)
         except BaseException as error:  # the failure boundary of user code
             blameless = models.auxiliary_failure is not None
@@ -142,13 +145,13 @@ class UserFunctions:
         ending = self._ending_of_reward(judged, metrics, Outcome.JUDGE_ERROR, f"judge_func `{name_of(self.judge)}`")
         return dataclasses.replace(ending, answer=answer)
 
-    def _optional_arguments(self, names: frozenset[str], models: RolloutModels) -> dict[str, Any]:
+    def _optional_arguments(self, names: frozenset[str], task: Task, models: RolloutModels) -> dict[str, Any]:
         """Return the values of the optional arguments `names`. Attempts share none of them but the logger."""
-        values: dict[str, Any] = {"logger": user_log}
+        values: dict[str, Any] = {"logger": user_log, "task_set": task.task_set}
         if "auxiliary_models" in names:
             values["auxiliary_models"] = dict(models.auxiliary_models)
         if "workflow_args" in names:
-            values["workflow_args"] = copy.deepcopy(self._workflow_args)
+            values["workflow_args"] = copy.deepcopy(self._own_arguments.get(task.task_set or "", self._workflow_args))
         return {name: values[name] for name in names}
 
     def _ending_of_error(

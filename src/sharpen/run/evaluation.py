@@ -18,14 +18,14 @@ from typing import Any
 
 from sharpen.compat.agentscope import silent_agents
 from sharpen.config.load import ResolvedConfig, write_resolved
-from sharpen.config.run import RunConfig
+from sharpen.config.run import HELD_OUT, RunConfig
 from sharpen.decide import decide_evaluation, fit_to_machine
 from sharpen.errors import ConfigError, RolloutError
 from sharpen.execution.auxiliary.models import AuxiliaryModels
 from sharpen.execution.auxiliary.remote import RemoteModel
 from sharpen.execution.auxiliary.settings import check_auxiliary_models
 from sharpen.execution.serving import ServingThread
-from sharpen.execution.sessions import opener
+from sharpen.execution.sessions import opener, own_arguments
 from sharpen.execution.start import start_serving
 from sharpen.experience.journal import Journal
 from sharpen.experience.records import EVALUATIONS
@@ -40,7 +40,6 @@ from sharpen.rollout.statistics import RolloutStatistics, own_metrics, summarize
 from sharpen.tasks.source import load_tasks
 from sharpen.types import Group, Mode, Outcome, Rollout, Task
 
-HELD_OUT = "held-out"
 Progress = Callable[[str, int, int], None]
 """Called with the name of the evaluation, the rollouts done and their total."""
 
@@ -64,11 +63,12 @@ class Evaluator:
     def evaluate(self, version: int, *, name: str, with_further: bool) -> Evaluation:
         """Evaluate the weights that are served now, of policy `version`. Raises `RolloutError` if no task could be
         evaluated, `ConfigError` if the workflow gives no reward."""
-        held_out = self._evaluate_tasks(self.tasks, version, name)
+        held_out = self._evaluate_tasks(_in_set(self.tasks, HELD_OUT), version, name)
         further = {}
         if with_further:
             further = {
-                key: self._evaluate_tasks(tasks, version, f"{name}, {key}") for key, tasks in self.further.items()
+                key: self._evaluate_tasks(_in_set(tasks, key), version, f"{name}, {key}")
+                for key, tasks in self.further.items()
             }
         return replace(held_out, further=further)
 
@@ -161,6 +161,11 @@ class Evaluator:
             yield f"{left_out} of {found.num_rollouts} tasks were left out (rollout.max_excluded_share is {most:g})"
 
 
+def _in_set(tasks: Sequence[Task], name: str) -> list[Task]:
+    """The tasks, each with the name of its evaluation set."""
+    return [replace(task, task_set=name) for task in tasks]
+
+
 def evaluate(
     resolved: ResolvedConfig,
     workflow: Callable[..., Any],
@@ -199,10 +204,7 @@ def evaluate(
             runner, modes = serving.runner, serving.modes
         else:
             assert endpoint is not None
-            functions = UserFunctions(
-                workflow, judge, config.workflow_args, model_exceptions=config.rollout.model_exceptions
-            )
-            runner, modes = _endpoint_runner(config, functions, endpoint, stack)
+            runner, modes = _endpoint_runner(config, workflow, judge, endpoint, stack)
         evaluator = Evaluator(
             config=config,
             runner=runner,
@@ -222,9 +224,20 @@ def evaluate(
 
 
 def _endpoint_runner(
-    config: RunConfig, functions: UserFunctions, endpoint: Mapping[str, str], stack: contextlib.ExitStack
+    config: RunConfig,
+    workflow: Callable[..., Any],
+    judge: Callable[..., Any] | None,
+    endpoint: Mapping[str, str],
+    stack: contextlib.ExitStack,
 ) -> tuple[RolloutRunner, Mapping[Mode, Opener]]:
     """Return a runner whose policy is an endpoint, and its modes; `stack` closes them."""
+    functions = UserFunctions(
+        workflow,
+        judge,
+        config.workflow_args,
+        own_arguments=own_arguments(config),
+        model_exceptions=config.rollout.model_exceptions,
+    )
     stack.enter_context(silent_agents())
     thread = ServingThread()
     stack.callback(thread.close)

@@ -70,12 +70,41 @@ def configured_workflow(workflow: Any, judge: Any, config: RunConfig) -> Any:
     if not (isinstance(workflow, type) and issubclass(workflow, Workflow)):
         if given := sorted(config.task_args):
             log.warning("task_args.%s: no effect: the workflow is a function, which reads the row", "/".join(given))
+        for name, own in config.evaluation.own.items():
+            if own.workflow is not None or own.task_args is not None:
+                log.warning(
+                    "evaluation.own.%s: only workflow_args has an effect: the workflow is a function, which does all "
+                    "tasks (it may take `task_set`, the set's name)",
+                    name,
+                )
         return workflow
     if judge is not None:
         raise ConfigError(
             f"{workflow.__qualname__} is a Trinity Workflow, which sets the rewards itself: leave the judge out"
         )
-    return workflow_function(workflow, TasksetConfig.of(config.task_args), config.workflow_args, *_uses(config))
+    training = workflow_function(workflow, TasksetConfig.of(config.task_args), config.workflow_args, *_uses(config))
+    by_set = {name: _function_of_set(workflow, config, name) for name in config.evaluation.own}
+    return _choose_by_set(training, by_set) if by_set else training
+
+
+def _function_of_set(workflow: type[Workflow], config: RunConfig, name: str) -> WorkflowFunction:
+    """The function that runs the tasks of an evaluation set that has something of its own."""
+    own = config.evaluation.own[name]
+    task_args = config.task_args if own.task_args is None else own.task_args
+    workflow_args = config.workflow_args if own.workflow_args is None else own.workflow_args
+    return workflow_function(own.workflow or workflow, TasksetConfig.of(task_args), workflow_args, *_uses(config))
+
+
+def _choose_by_set(training: WorkflowFunction, own: Mapping[str, WorkflowFunction]) -> WorkflowFunction:
+    """One function for all tasks: that of the task's evaluation set, else that of training."""
+
+    async def run_workflow(
+        task: dict[str, Any], model: Any, auxiliary_models: Mapping[str, Any], task_set: str | None
+    ) -> WorkflowResult:
+        return await own.get(task_set or "", training)(task, model, auxiliary_models, task_set)
+
+    run_workflow.__qualname__ = run_workflow.__name__ = training.__qualname__
+    return run_workflow
 
 
 def workflow_function(
@@ -104,7 +133,9 @@ def workflow_function(
     generation_config(taskset.rollout_args)
     warned = no_use_in is None
 
-    async def run_workflow(task: dict[str, Any], model: Any, auxiliary_models: Mapping[str, Any]) -> WorkflowResult:
+    async def run_workflow(
+        task: dict[str, Any], model: Any, auxiliary_models: Mapping[str, Any], task_set: str | None = None
+    ) -> WorkflowResult:
         nonlocal warned
         policy = ModelWrapper(model, enable_history=True)
         given = task_of(
@@ -113,7 +144,7 @@ def workflow_function(
             workflow_args,
             workflow=found,
             reward_fn=reward_fn,
-            is_eval=policy.is_eval,
+            is_eval=policy.is_eval or task_set is not None,
             rollout=_rollout(),
         )
         arguments: dict[str, Any] = {"task": given, "model": policy}
@@ -127,17 +158,21 @@ def workflow_function(
         differ = len(set((result.call_rewards or {}).values())) > 1 and not (uses_steps and result.step_rewards)
         if differ and not warned:
             warned = True
-            log.warning(
-                "workflow %s rewards the calls of a rollout differently, but %s trains all of them with the rollout's "
-                "reward, that of its last call%s",
-                name,
-                no_use_in,
-                f" (a reward of a step goes into exp.info[{STEP_REWARD!r}])" if uses_steps else "",
-            )
+            _warn_of_call_rewards(name, no_use_in, uses_steps)
         return result
 
     run_workflow.__qualname__ = run_workflow.__name__ = name
     return run_workflow
+
+
+def _warn_of_call_rewards(name: str, algorithm: str | None, uses_steps: bool) -> None:
+    log.warning(
+        "workflow %s rewards the calls of a rollout differently, but %s trains all of them with the rollout's "
+        "reward, that of its last call%s",
+        name,
+        algorithm,
+        f" (a reward of a step goes into exp.info[{STEP_REWARD!r}])" if uses_steps else "",
+    )
 
 
 def result_of(name: str, experiences: Any, model: ModelWrapper) -> WorkflowResult:
