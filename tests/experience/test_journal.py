@@ -297,6 +297,15 @@ def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
         list(read_groups(other))
 
 
+def test_a_database_without_a_schema_version_is_refused(tmp_path: Path) -> None:
+    """Red when the missing row is read like any other: a `TypeError` instead of a `JournalError`."""
+    path = tmp_path / "run.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE meta (key TEXT, value TEXT)")
+    with pytest.raises(JournalError, match=r"run\.db has no schema version"):
+        read_steps(path)
+
+
 def test_errors_pickle() -> None:
     assert str(pickle.loads(pickle.dumps(JournalError("text")))) == "text"
 
@@ -330,7 +339,7 @@ def conversation(num_turns: int, drops_thinking: bool) -> Group:
 
 @pytest.mark.parametrize("drops_thinking", [False, True])
 def test_size_grows_linearly_with_turns(tmp_path: Path, drops_thinking: bool) -> None:
-    """Red when a call stores its whole prompt (`_base` returns None)."""
+    """Red when a call stores its whole prompt (`_find_base` returns None)."""
     sizes = []
     for num_turns in (10, 20, 40):
         path = tmp_path / f"{num_turns}.db"
