@@ -13,6 +13,7 @@ from typing import Any
 from sharpen.algorithm.supervised import learns_from_rows
 from sharpen.compat.files import load_config
 from sharpen.compat.trinity import configured_workflow
+from sharpen.config.environment import environment
 from sharpen.config.load import ResolvedConfig, resolve
 from sharpen.config.public import AlgorithmConfig, DatasetConfig, MonitorType, TunerModelConfig
 from sharpen.rollout.signature import name_of
@@ -64,8 +65,9 @@ def tune(
     resolved = resolve(file, settings, arguments)
     of_file = workflow_func is None and learns_from_rows(resolved.config)
     chosen = resolved.config.workflow if of_file else workflow_func
-    workflow = configured_workflow(chosen, judge_func, resolved.config)
-    return run_config(resolved, workflow, judge_func, Path(config_path) if config_path is not None else None)
+    with environment(resolved.config):
+        workflow = configured_workflow(chosen, judge_func, resolved.config)
+        return run_config(resolved, workflow, judge_func, Path(config_path) if config_path is not None else None)
 
 
 def run_config(

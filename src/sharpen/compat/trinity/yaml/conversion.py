@@ -116,6 +116,7 @@ def _decide(draft: Draft, now: datetime) -> None:
     cluster.ray(draft)
     run.mode(draft)
     run.run_name(draft, now)
+    run.latest_checkpoint(draft)
     algorithm.algorithm(draft)
     algorithm.optimizer(draft)
     adapter(draft)
