@@ -17,7 +17,7 @@ from sharpen.config.run import RunConfig
 from sharpen.decide import check_engine
 from sharpen.errors import ConfigError
 from sharpen.execution.cluster.connect import check_ray, check_size
-from sharpen.execution.cluster.placement import choose, engine_names, fit_widths, needs, num_ranks, of_one_engine
+from sharpen.execution.cluster.placement import choose, engine_names, fit_widths, needs, num_ranks, single_engine_config
 from sharpen.execution.cluster.weights import to_arrays, to_tensors
 
 Make = Callable[..., RunConfig]
@@ -107,7 +107,7 @@ def test_auxiliary_models_have_engines_and_gpus_of_their_own_with_vllm(make):
     assert needs(config, 16, "vllm")["engine"] == [*[{"CPU": 1, "GPU": 1}] * 3, *[{"CPU": 1, "GPU": 4}] * 2]
     fitted, lines = fit_widths(config, "vllm")
     assert (fitted, lines) == (config, ())
-    assert of_one_engine(config, "vllm").auxiliary_models["judge"].inference_engine_num == 1
+    assert single_engine_config(config, "vllm").auxiliary_models["judge"].inference_engine_num == 1
 
 
 def test_embedded_engines_in_actors_are_on_one_device_each_and_say_so(make):

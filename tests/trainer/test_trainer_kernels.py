@@ -91,12 +91,12 @@ def test_a_model_with_a_kernel_scores_as_without(family):
 def test_a_kernel_that_masks_otherwise_is_found_out_and_not_used():
     """Masks aligned at the upper left, as some kernels have them. Break: return "" from `_wrong_kernel`."""
     module, kernel = make_model("qwen3"), PlainVarlen(lower_right=False)
-    assert "of its range away" in check_varlen(kernel, module.config, torch.device("cpu"))
+    assert "of the largest value" in check_varlen(kernel, module.config, torch.device("cpu"))
     assert check_varlen(PlainVarlen(), module.config, torch.device("cpu")) == ""
     (packed,) = pack(make_experiences(), 10_000, min_shared_tokens=1)
     expected = TrainedModel(copy.deepcopy(module), compute_dtype=torch.float64).score(packed)
     trained = TrainedModel(module, compute_dtype=torch.float64, varlen=kernel)
-    assert "segment by segment (with a kernel logprobs are" in trained.kernels[0]
+    assert "segment by segment (with the kernel logprobs are" in trained.kernels[0]
     calls = kernel.calls
     torch.testing.assert_close(trained.score(packed).logprobs_E, expected.logprobs_E, atol=1e-9, rtol=0)
     assert kernel.calls == calls

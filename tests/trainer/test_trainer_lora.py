@@ -411,7 +411,7 @@ def test_peft_that_is_missing_or_too_old_is_a_clear_error(tmp_path, monkeypatch)
     old.mkdir()
     (old / "METADATA").write_text("Metadata-Version: 2.1\nName: peft\nVersion: 0.17.1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ConfigError, match=re.escape(f"needs peft 0.18 or newer, but 0.17.1 came: {INSTALL}")):
+    with pytest.raises(ConfigError, match=re.escape(f"needs peft 0.18 or newer, but 0.17.1 is installed: {INSTALL}")):
         check_lora(lora)
     monkeypatch.setattr(sys, "path", [])
     with pytest.raises(ConfigError, match=re.escape(f"peft, which is not installed: {INSTALL}")):

@@ -129,7 +129,7 @@ def test_weights_that_did_not_arrive_are_found():
     trained_on(trainer, module)
     honest = as_version(engine_says(trainer.policy.module), 3)
     gap_of(trainer, honest).check(trainer._loss.tolerance)
-    with pytest.raises(ParityError, match=r"policy version 3: mean .* in logits .* Likeliest: .*weight"):
+    with pytest.raises(ParityError, match=r"policy version 3: mean .* in logits.* Likeliest cause: .*weight"):
         trainer.train_step([with_advantages(as_version(engine_says(old), 3))])
     assert trainer.version == 3
 
@@ -169,7 +169,7 @@ def test_a_permuted_output_layer_is_found_by_a_handful_of_tokens():
     with torch.no_grad():
         wrong.lm_head.weight.copy_(wrong.lm_head.weight.roll(1, 0))
     said = engine_says(wrong)
-    with pytest.raises(ParityError, match="hardly have anything in common"):
+    with pytest.raises(ParityError, match=r"Likeliest cause: .* unrelated"):
         gap_of(trainer, said).check(trainer._loss.tolerance)
     last = max(said, key=lambda one: one.loss_mask_T.sum())
     few = replace(last, loss_mask_T=last.loss_mask_T & (np.cumsum(last.loss_mask_T) <= 7))
@@ -200,7 +200,7 @@ def test_what_is_wrong_at_the_start_is_found_there_and_widens_nothing():
     with pytest.raises(ParityError, match="policy version 0"):
         measured(trainer.policy, make_model("qwen2", FLOAT32, seed=1))
     later = as_version(engine_says(module), 1)
-    with pytest.raises(ParityError, match=r"versions \[1\] .* nothing can be compared"):
+    with pytest.raises(ParityError, match=r"versions \[1\] .* version is 0"):
         measure(trainer.policy, later, engine_dtype=BFLOAT16, max_tokens=4096, team=Team())
 
 
@@ -259,7 +259,7 @@ def test_versions_that_the_trainer_has_not_reached_are_refused(version):
     trainer = make_trainer(module, dtype=FLOAT32)
     said = as_version(engine_says(module, dtype=FLOAT32, num_prompts=2), version)
     wrong = [replace(one, logprobs_T=one.logprobs_T - 3 * one.loss_mask_T.astype(np.float32)) for one in said]
-    with pytest.raises(ParityError, match=f"sampled at policy version {version} by what the engine says"):
+    with pytest.raises(ParityError, match=f"sampled at policy version {version}, but the trainer is at 0"):
         trainer.train_step([with_advantages(wrong)])
     with pytest.raises(ParityError, match=f"policy version {version}"):
         trainer.train_step([with_advantages(as_version(said, 0))], probe=wrong)
@@ -317,5 +317,5 @@ def test_in_float32_a_gap_counts_as_it_is_in_logits_below_temperature_1():
             if shift == fine:
                 gap.check(trainer._loss.tolerance)
                 continue
-            with pytest.raises(ParityError, match="below temperature 1 times the temperature"):
+            with pytest.raises(ParityError, match=r"at most 0\.0001 is allowed for each token"):
                 gap.check(trainer._loss.tolerance)

@@ -1,7 +1,7 @@
-"""How many engines serve on this machine, and how many devices each has: what was asked for, as far as it is here.
+"""Fits the number of engines, and the devices of each, to this machine.
 
-In: the run's configuration and the machine. Out: the configuration with the numbers that act here, and a line for each
-model whose numbers do not. Ray places engines on machines of its own: there nothing is changed before it is asked.
+In: the run's configuration and the machine. Out: the configuration with the numbers used here, and a line for each
+model whose configured numbers do not apply. Not for runs on Ray, which has other machines.
 """
 
 from __future__ import annotations
@@ -12,52 +12,52 @@ from sharpen.execution.engine_choice import Machine, vllm_serves
 
 COUNTS = ("inference_engine_num", "tensor_parallel_size")
 _EMBEDDED = "the embedded engine is one, on one device (vLLM has several: docs/use/vllm.md)"
-_BESIDE = "in one process it is served by one engine, on one device (Ray with vLLM places more: docs/use/ray.md)"
+_AUXILIARY = "in one process it is served by one engine, on one device (Ray with vLLM places more: docs/use/ray.md)"
 
 
 def fit_engines(config: RunConfig, machine: Machine) -> tuple[RunConfig, tuple[str, ...]]:
-    """The configuration with the engines that this machine has, and what to tell of numbers that were given and do not
-    act."""
+    """Return the configuration with the engines that fit this machine, and lines about configured numbers that do not
+    apply."""
     lines: list[str] = []
     model, line = _fit_policy(config, machine)
     if line:
         lines.append(line)
     auxiliary = dict(config.auxiliary_models)
     for name, one in config.auxiliary_models.items():
-        if given := given_counts(one):
+        if given := list_counts(one):
             auxiliary[name] = one.model_copy(update=dict.fromkeys(COUNTS, 1))
-            lines.append(f"auxiliary_models.{name}: {given}: without effect: {_BESIDE}")
+            lines.append(f"auxiliary_models.{name}: {given}: without effect: {_AUXILIARY}")
     if not lines:
         return config, ()
     return config.model_copy(update={"model": model, "auxiliary_models": auxiliary}), tuple(lines)
 
 
-def given_counts(model: TunerModelConfig) -> str:
-    """The numbers of engines and devices that are not one, for a message; empty if all are."""
+def list_counts(model: TunerModelConfig) -> str:
+    """List the numbers of engines and devices that are not 1, for a message; empty if all are 1."""
     return ", ".join(f"{name} = {value}" for name in COUNTS if (value := getattr(model, name)) != 1)
 
 
 def _fit_policy(config: RunConfig, machine: Machine) -> tuple[TunerModelConfig, str]:
     model = config.model
     if not vllm_serves(config, machine):
-        given = given_counts(model)
+        given = list_counts(model)
         return model.model_copy(update=dict.fromkeys(COUNTS, 1)), (
             f"model: {given}: without effect: {_EMBEDDED}" if given else ""
         )
-    width, count = fitting(model, machine)
+    width, count = fit_counts(model, machine)
     if (width, count) == (model.tensor_parallel_size, model.inference_engine_num):
         return model, ""
     line = (
-        f"model: {given_counts(model)}: vLLM has {machine.num_devices} {machine.device_name}(s) here, so that it is "
+        f"model: {list_counts(model)}: vLLM has {machine.num_devices} {machine.device_name}(s) here, so that it is "
         f"{count} engine(s) with {width} each"
     )
     return model.model_copy(update={"inference_engine_num": count, "tensor_parallel_size": width}), line
 
 
-def fitting(model: TunerModelConfig, machine: Machine) -> tuple[int, int]:
-    """(devices of one engine, engines): as asked for, or the most that vLLM has devices for here. A width that is too
-    large becomes its largest divisor that is here, since the model's heads are shared out over it. Engines of one core
-    each may share cores."""
+def fit_counts(model: TunerModelConfig, machine: Machine) -> tuple[int, int]:
+    """Return (devices of one engine, engines) as configured, or the most that vLLM has devices for. A width that is too
+    large is replaced by its largest divisor that fits, since it must divide the model's attention heads. Engines of one
+    core each may share cores."""
     width, count, here = model.tensor_parallel_size, model.inference_engine_num, machine.num_devices
     width = max(part for part in range(1, width + 1) if width % part == 0 and part <= max(here, 1))
     if width > 1 or not machine.vllm_for_cpu:

@@ -1,4 +1,4 @@
-"""Where a model's files are on this machine.
+"""Finds the files of a model on this machine.
 
 In: `model_path` as configured: a folder, or a model name on the Hugging Face hub. Out: a local folder with a chat
 template.
@@ -12,8 +12,8 @@ from sharpen.errors import ModelError
 
 
 def model_folder(model_path: str, setting: str = "model_path") -> Path:
-    """The folder itself, or the hub's files of that name, downloaded once into the hub's own cache. `setting` names it
-    in errors.
+    """Return the folder, or that of the hub's model of this name, downloaded once into the hub's own cache. `setting`
+    names the setting in errors.
 
     Raises `ModelError` if there is no such folder or name, or if it is not a Hugging Face model.
     """
@@ -29,12 +29,12 @@ def model_folder(model_path: str, setting: str = "model_path") -> Path:
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ModelError(
-            f"{setting} {model_path!r} is no folder here, and could not be had from the Hugging Face hub: {reason}"
+            f"{setting} {model_path!r} is not a folder, and could not be downloaded from the Hugging Face hub: {reason}"
         ) from error
 
 
 def check_model_path(model_path: str, setting: str = "model_path") -> None:
-    """Raise `ModelError` for what is wrong with a model's path, as far as that is known without the network."""
+    """Raise `ModelError` for a wrong model path, as far as this can be checked without the network."""
     folder = Path(model_path).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").exists():
@@ -44,7 +44,7 @@ def check_model_path(model_path: str, setting: str = "model_path") -> None:
 
 
 def quiet_transformers() -> None:
-    """No progress bars of transformers among ours (loading and saving weights)."""
+    """Turn off the progress bars of transformers, which would mix with ours."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()

@@ -1,5 +1,4 @@
-"""What rollouts run with: the user's functions, and models, the policy at a gateway or an endpoint, auxiliary ones
-beside it.
+"""The user's functions and the models of a rollout: the policy, at a gateway or an endpoint, and auxiliary models.
 
 In: a job, a gateway. Out: `UserFunctions`, and for each mode a function that opens `RolloutModels`.
 """
@@ -21,8 +20,8 @@ from sharpen.rollout.models import Access, RolloutModels
 from sharpen.types import Mode, Sampling
 
 
-def functions_of(job: Job[Recipe]) -> UserFunctions:
-    """The workflow and the judge, ready to be run. Raises `ConfigError` for a wrong signature."""
+def user_functions(job: Job[Recipe]) -> UserFunctions:
+    """Return the workflow and the judge, checked. Raises `ConfigError` for a wrong signature."""
     return UserFunctions(
         job.agent,
         job.judge,
@@ -39,7 +38,7 @@ def own_arguments(config: RunConfig) -> dict[str, Mapping[str, Any]]:
 
 
 def openers(config: RunConfig, gateway: Gateway, auxiliary: AuxiliaryModels) -> Mapping[Mode, OpenModels]:
-    """How a rollout's models are opened in each mode. Every one records its calls."""
+    """Return the function that opens a rollout's models, for each mode. Both modes record the calls."""
     greedy = Sampling(temperature=0.0, max_tokens=config.model.max_tokens)
     return {
         "greedy": opener(functools.partial(gateway.open, sampling=greedy), auxiliary),
@@ -48,8 +47,8 @@ def openers(config: RunConfig, gateway: Gateway, auxiliary: AuxiliaryModels) -> 
 
 
 def opener(open_policy: Callable[[str, int], Access], auxiliary: AuxiliaryModels) -> OpenModels:
-    """How a rollout's models are opened: the policy by a gateway's or an endpoint's `open`, beside it the auxiliary
-    models; user code receives AgentScope's objects where AgentScope is in use."""
+    """Return a function that opens a rollout's models: the policy, by the `open` of a gateway or an endpoint, and the
+    auxiliary models. User code that uses AgentScope receives AgentScope's objects."""
 
     def open_models(rollout_id: str, noise_seed: int) -> RolloutModels:
         return RolloutModels(open_policy(rollout_id, noise_seed), auxiliary.open(rollout_id, noise_seed), present)

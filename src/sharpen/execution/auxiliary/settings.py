@@ -1,7 +1,6 @@
-"""What can be said of auxiliary models' settings before anything is loaded.
+"""Checks the settings of auxiliary models before anything is loaded.
 
-In: a `RunConfig`, the environment. Out: nothing, or a `ConfigError` or `ModelError` of one clear sentence; an
-endpoint's key.
+In: a `RunConfig`, the environment. Out: an endpoint's key; `ConfigError` or `ModelError` for settings that cannot work.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from sharpen.execution.engine_choice import check_heads
 from sharpen.execution.model_files import check_model_path, model_folder
 
 NO_KEY = "none"
-"""What endpoints without a key are sent (the openai package insists on one)."""
+"""The key for endpoints without one, since the openai package requires a key."""
 LOCAL_ONLY = ("tensor_parallel_size", "inference_engine_num", "tool_call_parser", "reasoning_parser")
-"""Settings of a model that is served here."""
+"""Settings that apply only to a model served here."""
 
 
 def check_auxiliary_models(config: RunConfig) -> None:
-    """Raise `ConfigError` for settings that cannot work, `ModelError` for a model that is not there, as far as that is
-    known without the network."""
+    """Raise `ConfigError` for settings that cannot work, `ModelError` for a model that does not exist, as far as this
+    can be checked without the network."""
     problems = Problems()
     for name, model in config.auxiliary_models.items():
         problems.check(_check_local if model.base_url is None else _check_endpoint, name, model)
@@ -31,15 +30,15 @@ def check_auxiliary_models(config: RunConfig) -> None:
 
 
 def fetch_auxiliary_models(config: RunConfig) -> None:
-    """Have the files of those that are served here. Raises `ModelError`, `ConfigError` for heads that cannot be shared
-    out over the devices of an engine."""
+    """Download the files of the models that are served here. Raises `ModelError`, and `ConfigError` for attention heads
+    that cannot be divided among the devices of an engine."""
     for name, model in config.auxiliary_models.items():
         if model.base_url is None:
             check_heads(model, model_folder(model.model_path), f"auxiliary_models.{name}")
 
 
 def endpoint_key(name: str, model: AuxiliaryModelConfig) -> str:
-    """The key of an endpoint, from the environment. Raises `ConfigError` if it is not there."""
+    """Return the key of an endpoint, from the environment. Raises `ConfigError` if it is not set."""
     if model.api_key_env is None:
         return NO_KEY
     key = os.environ.get(model.api_key_env)

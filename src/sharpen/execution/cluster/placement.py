@@ -1,7 +1,7 @@
-"""How many actors of each role a run has, and what each needs of the cluster.
+"""The number of actors of each role in a run, and the resources that each needs.
 
-In: a `RunConfig`, the GPUs of the cluster. Out: bundles of resources by role, the engine's type; or a `ConfigError` for
-what does not fit together.
+In: a `RunConfig`, the number of GPUs of the cluster. Out: bundles of resources by role, and the engine's type. Raises
+`ConfigError` for settings that contradict each other.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from sharpen.recipe import EngineChoice, EngineType
 
 
 def choose(config: RunConfig, num_gpus: int) -> EngineChoice:
-    """The engine of each actor, in a cluster with so many GPUs."""
+    """Choose the engine of each actor, in a cluster with `num_gpus` GPUs."""
     machine = Machine(builds=installed_builds(), num_gpus=num_gpus)
-    return vllm_choice(of_one_engine(config, config.engine.type), machine)
+    return vllm_choice(single_engine_config(config, config.engine.type), machine)
 
 
-def of_one_engine(config: RunConfig, type_: str) -> RunConfig:
-    """What the actor of one engine, of this type, needs to know."""
+def single_engine_config(config: RunConfig, type_: str) -> RunConfig:
+    """Return the configuration for an actor with a single engine of this type."""
     one = {"inference_engine_num": 1}
     auxiliary = {name: model.model_copy(update=one) for name, model in config.auxiliary_models.items()}
     engine = config.engine.model_copy(update={"type": type_})
@@ -33,8 +33,8 @@ def of_one_engine(config: RunConfig, type_: str) -> RunConfig:
 
 
 def fit_widths(config: RunConfig, type_: EngineType) -> tuple[RunConfig, tuple[str, ...]]:
-    """The configuration with the devices that an engine of this type computes on, and what to tell of that: an embedded
-    engine is on one."""
+    """Return the configuration with `tensor_parallel_size` 1 for embedded engines, which use one device, and a line for
+    each setting that this changes."""
     models = {"model": config.model} | {
         f"auxiliary_models.{name}": model for name, model in config.auxiliary_models.items()
     }
@@ -53,45 +53,45 @@ def fit_widths(config: RunConfig, type_: EngineType) -> tuple[RunConfig, tuple[s
 
 
 def engine_names(config: RunConfig) -> list[str | None]:
-    """For each engine the auxiliary model that it serves, None for the one that is tuned."""
+    """Return for each engine the auxiliary model that it serves, None for the trained model."""
     here = {name: model for name, model in config.auxiliary_models.items() if model.base_url is None}
     auxiliary = [name for name, model in here.items() for _ in range(model.inference_engine_num)]
     return [*[None] * config.model.inference_engine_num, *auxiliary]
 
 
 def num_ranks(config: RunConfig, num_gpus: int) -> int:
-    """Ranks of the trainer that are actors; 0 if it trains in the coordinator's process, on the CPU."""
+    """Return the number of trainer ranks in actors; 0 if the trainer runs in the coordinator's process, on the CPU."""
     check_offload(config, num_gpus=num_gpus, where="in the Ray cluster")
     count = config.trainer.num_processes
     return count if count > 1 or trains_on_gpus(config, num_gpus) else 0
 
 
 def needs(config: RunConfig, num_gpus: int, type_: EngineType) -> Mapping[Role, Sequence[Bundle]]:
-    """What the run's actors need of a cluster with so many GPUs, with engines of this type."""
+    """Return the bundles of the run's actors, by role, in a cluster with `num_gpus` GPUs and engines of this type."""
     on_gpus, names, ranks = trains_on_gpus(config, num_gpus), engine_names(config), num_ranks(config, num_gpus)
     workers: list[Bundle] = [{"CPU": 1}] * config.cluster.num_workers
     if config.cluster.colocate:
         _check_colocated(config, on_gpus)
         pair: Bundle = {"CPU": 2, "GPU": 1}
-        engines = [pair if name is None else _of_auxiliary(config, name, on_gpus, type_) for name in names]
+        engines = [pair if name is None else _auxiliary_bundle(config, name, on_gpus, type_) for name in names]
         return {"engine": engines, "rollout worker": workers}
     policy = _bundle(on_gpus, config.model.tensor_parallel_size)
-    engines = [policy if name is None else _of_auxiliary(config, name, on_gpus, type_) for name in names]
+    engines = [policy if name is None else _auxiliary_bundle(config, name, on_gpus, type_) for name in names]
     return {"engine": engines, "trainer rank": rank_bundles(config, num_gpus, ranks), "rollout worker": workers}
 
 
 def rank_bundles(config: RunConfig, num_gpus: int, ranks: int) -> Sequence[Bundle]:
-    """What so many ranks of the trainer need: a GPU each where there are GPUs."""
+    """Return the bundles of the trainer's ranks: a GPU each if the trainer uses GPUs, else a CPU each."""
     return [_bundle(trains_on_gpus(config, num_gpus), 1)] * ranks
 
 
-def _of_auxiliary(config: RunConfig, name: str, on_gpus: bool, type_: EngineType) -> Bundle:
-    """What an engine of an auxiliary model needs; an embedded one is on the CPU."""
+def _auxiliary_bundle(config: RunConfig, name: str, on_gpus: bool, type_: EngineType) -> Bundle:
+    """Return the bundle of an auxiliary model's engine; an embedded one runs on the CPU."""
     return _bundle(on_gpus and type_ == "vllm", config.auxiliary_models[name].tensor_parallel_size)
 
 
 def _bundle(on_gpus: bool, width: int) -> Bundle:
-    """What so many processes of an engine or a trainer compute on: GPUs, or a core for each."""
+    """Return the bundle of an engine or a rank with `width` processes: a GPU or a CPU for each."""
     return {"CPU": 1, "GPU": width} if on_gpus else {"CPU": width}
 
 

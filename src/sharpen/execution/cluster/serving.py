@@ -1,6 +1,6 @@
-"""A run's serving side in actors of Ray: engines, and the workers in which the user's code runs.
+"""The serving side of a run in actors of Ray: engines, and the workers that run the user's code.
 
-In: a `Job`. Out: `RayServing`, which the coordinator uses as it uses `local.LocalServing`.
+In: a `Job`. Out: `RayServing`, which has the same interface as `local.LocalServing`.
 
     coordinator (this process): loop, journal, runner ──AttemptRequest──► rollout workers ──requests──► engine actors
                                      ▲                 ◄────Attempt──────┘                                   ▲
@@ -23,16 +23,16 @@ from sharpen.errors import EngineError, SharpenError
 from sharpen.execution.cluster.attempts import HARD_GRACE_S, RESTART_S, AuxiliaryTotals, OnWorkers, Worker
 from sharpen.execution.cluster.connect import Connection
 from sharpen.execution.cluster.engine import MAX_RESTARTS, EngineActor, EngineClient, answer, first_line
-from sharpen.execution.cluster.placement import choose, engine_names, fit_widths, needs, num_ranks, of_one_engine
+from sharpen.execution.cluster.placement import choose, engine_names, fit_widths, needs, num_ranks, single_engine_config
 from sharpen.execution.cluster.ranks import StoredWeights
-from sharpen.execution.cluster.training import ranks_in
+from sharpen.execution.cluster.training import rank_starter
 from sharpen.execution.cluster.weights import to_arrays
 from sharpen.execution.cluster.worker import RolloutWorker, Setup, pickled
 from sharpen.execution.model_files import quiet_transformers
 from sharpen.execution.probe import sample_probes
 from sharpen.execution.ranks.group import StartRanks
 from sharpen.execution.serving import ServingThread
-from sharpen.execution.sessions import functions_of
+from sharpen.execution.sessions import user_functions
 from sharpen.inference.engine import Engine
 from sharpen.inference.routing import Replicas
 from sharpen.recipe import Job, Recipe
@@ -50,7 +50,7 @@ WATCH_EVERY_S = 1.0
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _EngineHandle:
-    """An engine's actor; `auxiliary` is the name of the model that it serves, None for the one that is tuned."""
+    """An engine's actor. `auxiliary` names the auxiliary model that it serves, None for the trained model."""
 
     name: str
     actor: Any
@@ -69,14 +69,14 @@ class RayServing:
     def __init__(self, job: Job[Recipe], *, grace_s: float = HARD_GRACE_S) -> None:
         """Start or join Ray, place the actors, load the models.
 
-        `grace_s` as in `OnWorkers`. Raises `ConfigError` if Ray is not there or has not got what is asked for, else as
-        `local.LocalServing` does.
+        `grace_s` as in `OnWorkers`. Raises `ConfigError` if Ray or its resources are not available, and what
+        `local.LocalServing` raises.
         """
         quiet_transformers()
         self.folder = job.folder
         config = job.config
         self._alone = not job.recipe.overlaps
-        self._functions = pickled(functions_of(job))
+        self._functions = pickled(user_functions(job))
         self._published: tuple[int, Any] = (0, None)
         self._generating_s = 0.0
         self._grace_s = grace_s
@@ -137,12 +137,12 @@ class RayServing:
 
     @property
     def ranks(self) -> StartRanks | None:
-        """Starts the trainer's ranks in actors; None where the trainer is in the coordinator's process."""
+        """Starts the trainer's ranks in actors; None if the trainer runs in the coordinator's process."""
         if not self._num_ranks:
             return None
         if self._config.cluster.colocate:
-            return ranks_in(self._ray, self._num_ranks, "engine", share=2)
-        return ranks_in(self._ray, self._num_ranks)
+            return rank_starter(self._ray, self._num_ranks, "engine", share=2)
+        return rank_starter(self._ray, self._num_ranks)
 
     def probe(self, prompt_ids_P: IntArray, *, noise: int, temperature: float) -> Future[tuple[Experience, ...]]:
         """See `Serving.probe`."""
@@ -154,7 +154,7 @@ class RayServing:
         return self._generating_s
 
     def close(self) -> None:
-        """End rollouts, engines, and a Ray that we started, in this order."""
+        """Close rollouts, engines, and a Ray that was started here, in this order."""
         for watch in self._watches:
             watch.cancel()
         self._end.close()
@@ -171,7 +171,7 @@ class RayServing:
         share = 2 if self._config.cluster.colocate and auxiliary is None else 1
         actor = ray.remote(EngineActor).options(**options, **self._ray.options("engine", index, share=share))
         name = f"engine {index}" if auxiliary is None else f"the engine of auxiliary model {auxiliary!r}"
-        config = of_one_engine(self._config, self._choice.type)
+        config = single_engine_config(self._config, self._choice.type)
         placed = actor.remote(config, auxiliary, torch.get_num_threads(), alone=self._alone)
         return _EngineHandle(name=name, actor=placed, auxiliary=auxiliary)
 
@@ -187,7 +187,7 @@ class RayServing:
             placed.max_model_len = max_model_len
 
     def _start_workers(self) -> None:
-        """Start the rollout workers with the user's functions; they end with what is undone."""
+        """Start the rollout workers with the user's functions."""
         import ray
 
         auxiliary: dict[str, list[EngineClient]] = {}
@@ -221,7 +221,7 @@ class RayServing:
             raise failures[0]
 
     async def _watch(self, placed: _EngineHandle) -> None:
-        """Give an engine that Ray has started again its weights; say so when it cannot be had any more."""
+        """Send the weights to the engine whenever Ray has restarted it. Report it once it cannot be restarted."""
         while True:
             await asyncio.sleep(WATCH_EVERY_S)
             try:
@@ -229,11 +229,11 @@ class RayServing:
                     if await answer(placed.actor.serves.remote()):
                         continue
                     version, reference = self._published if placed.auxiliary is None else (0, None)
-                    log.warning("%s died: started again with the weights of version %d", placed.name, version)
+                    log.warning("%s died: restarted with the weights of version %d", placed.name, version)
                     await answer(placed.actor.serve.remote(version, reference))
             except (SharpenError, TimeoutError) as error:
                 placed.alive = False
-                reason = f"{placed.name} died and cannot be started again: {first_line(error) or 'no answer'}"
+                reason = f"{placed.name} died and cannot be restarted: {first_line(error) or 'no answer'}"
                 log.warning("%s", reason)
                 same = [one for one in self._engines if one.auxiliary == placed.auxiliary]
                 if not any(one.alive for one in same):

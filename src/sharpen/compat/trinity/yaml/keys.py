@@ -15,13 +15,6 @@ _NEEDLESS = {"pass_rate_calculator": "the mean reward of each task is always kep
 """Operators whose work is done here anyway."""
 
 
-def monitor_type(draft: Draft, key: str, value: Any) -> None:
-    """Where metrics go."""
-    if value == "swanlab":
-        draft.refuse(key, "there is no SwanLab sink: use tensorboard, wandb or mlflow")
-    draft.move(key, "monitor_type")
-
-
 def operators(where: str) -> Rule:
     """Data processing: refused, with the names of the operators and where to do it instead."""
 
