@@ -54,21 +54,26 @@ def decide_rollouts(config: RunConfig, workflow: Any, judge: Function | None) ->
     """The job of a run that learns from rollouts. `workflow` is whatever the user gave for one."""
     problems = Problems()
     problems.check(imported_line)
-    problems.check(workflow_arguments, workflow)
+    serves = config.mode != "train"  # else the agent runs in the explorer's process
+    if serves:
+        problems.check(workflow_arguments, workflow)
     if judge is not None:
         problems.check(judge_arguments, judge)
-    config, notices, engine = _fit(problems, config)
+    notices: tuple[str, ...] = ()
+    engine = None
+    if serves:
+        config, notices, engine = _fit(problems, config)
     recipe = _recipe(problems, config)
-    _check_machine(problems, config, serves=True)
+    _check_machine(problems, config, serves=serves)
     problems.raise_found()
     assert isinstance(recipe, RolloutRecipe)
-    folder = _model_folders(config, serves=True)
+    folder = _model_folders(config, serves=serves)
     teacher = teacher_folder(config, recipe.algorithm)
     if teacher is not None:
         check_teacher(config, folder, teacher)
     return Job(
         recipe=recipe,
-        workflow=workflow,
+        workflow=workflow if serves else None,
         judge=judge,
         folder=folder,
         teacher=teacher,
@@ -207,6 +212,7 @@ def _check_machine(problems: Problems, config: RunConfig, *, serves: bool) -> No
     problems.check(check_lora, config.trainer)
     problems.check(check_trainer, config)
     problems.check(check_model_path, config.model.model_path)
-    for dataset in (config.train_dataset, config.eval_dataset, *config.evaluation.further.values()):
+    datasets = (config.train_dataset, config.eval_dataset, *config.evaluation.further.values())
+    for dataset in datasets if config.mode != "train" else ():  # the tasks are the explorer's
         if dataset is not None:
             problems.check(check_path, dataset)

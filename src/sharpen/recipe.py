@@ -86,6 +86,8 @@ def check_settings(recipe: TrainingRecipe) -> None:
 
 def _wrong_for_rows(recipe: RowRecipe) -> Iterator[str]:
     config, name = recipe.config, recipe.algorithm.name
+    if config.mode != "both":
+        yield f"mode is {config.mode!r}, which is of rollouts: {name!r} learns from rows, without explorer"
     if config.expert != ExpertConfig():
         yield f"the settings of expert have no effect: {name!r} learns from the rows of train_dataset alone"
     if config.sampling.order == "difficulty":
@@ -116,16 +118,18 @@ def _wrong_ahead(recipe: RolloutRecipe) -> Iterator[str]:
     """What is wrong where rollouts run ahead of the training."""
     config, algorithm = recipe.config, recipe.algorithm
     said = f"sync.style {config.sync.style!r}, interval {config.sync.interval}, offset {config.sync.offset}"
+    if config.mode != "both":
+        said = f"mode {config.mode!r}"
     if not (algorithm.off_policy or algorithm.needs_teacher):  # a teacher judges any state
         yield (
             f"with {said} tokens are of older policies, but {algorithm.policy_loss!r} of "
             f"{config.algorithm.algorithm_type!r} has no probability ratio to correct for them: leave sync out, or set "
             "loss.policy_loss to one that does (ppo, importance_sampling, topr, opmd)"
         )
-    if config.deterministic and config.sync.style != "fixed":
+    if config.deterministic and (config.sync.style != "fixed" or config.mode != "both"):
         yield (
-            f"with sync.style {config.sync.style!r} the clock decides which weights a rollout sees, so that no run "
-            "repeats another bit by bit: set deterministic to false, or sync.style to fixed"
+            f"with {said} the clock decides which weights a rollout sees, so that no run repeats another bit by bit: "
+            "set deterministic to false, or sync.style to fixed in one process (mode both)"
         )
 
 

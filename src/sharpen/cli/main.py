@@ -130,6 +130,11 @@ def _run(arguments: argparse.Namespace) -> int:
     resolved, workflow, judge = _load(arguments, {})
     if resolved.evaluate_only:
         return _evaluate_resolved(resolved, workflow, judge)
+    if resolved.config.mode == "explore":
+        from sharpen.run.explore import explore
+
+        explore(resolved, workflow, judge, arguments.config)
+        return DONE
     from sharpen.tuning import run_config
 
     run_config(resolved, workflow, judge, arguments.config)

@@ -358,6 +358,12 @@ class RunConfig(Strict):
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     engine: EngineConfig = Field(default_factory=EngineConfig)
     sync: SyncConfig = Field(default_factory=SyncConfig)
+    mode: Literal["both", "explore", "train"] = "both"
+    """What this process does: the whole run; or one half of it, `explore` rolls out, `train` trains on what an explorer
+    of the same name rolled out (docs/use/two-processes.md)."""
+    exchange: str | None = None
+    """Where both halves meet: a folder, or `postgresql://...` for the rollouts; None is `exchange` in the run's
+    folder."""
     execution: Literal["local", "ray"] | None = None
     """Where the parts of the run live: in one process, or in actors of Ray (docs/use/ray.md); None is `ray` where
     anything is set in `cluster`, else `local`."""
@@ -380,6 +386,14 @@ class RunConfig(Strict):
     def uses_ray(self) -> bool:
         """Whether the run's parts are actors of Ray: by `execution`, or because anything is set in `cluster`."""
         return self.execution == "ray" or (self.execution is None and self.cluster != ClusterConfig())
+
+    @model_validator(mode="after")
+    def _has_two_halves(self) -> Self:
+        if self.mode == "both" and self.exchange is not None:
+            raise ValueError(f"exchange ({self.exchange!r}) is where mode explore and mode train meet; mode is 'both'")
+        if self.mode != "both" and self.name is None:
+            raise ValueError(f"mode {self.mode!r} needs a name: explorer and trainer find each other by it")
+        return self
 
     @field_validator("project", "name")
     @classmethod
