@@ -337,8 +337,8 @@ class RunConfig(Strict):
     judge: str | None = None
     """As `workflow`; None where the workflow gives the reward."""
     workflow_args: dict[str, Any] = Field(default_factory=dict)
-    """Passed to the workflow and the judge as `workflow_args`, where they take it, and as `task["workflow_args"]` unless
-    the dataset has a field of that name."""
+    """Passed to the workflow and the judge as `workflow_args` where they take it, and as `task["workflow_args"]` where
+    the dataset has no such field."""
     task_args: dict[str, Any] = Field(default_factory=dict)
     """What a workflow that is a class gets with each task, beside its row (docs/use/trinity.md)."""
     train_dataset: DatasetConfig
