@@ -83,10 +83,10 @@ def _distillation(distill: Distill) -> str:
     return f"{distill.divergence}: {FORMULAS[distill.divergence]} (coef {distill.coef:g}{mixture})"
 
 
-def _arguments(function: Any, given: Mapping[str, Any]) -> str:
+def _arguments(function: Any, configured: Mapping[str, Any]) -> str:
     """Format the keyword parameters with their effective values, e.g. ` (clip_low 0.2, clip_high 0.28)`."""
     parameters = inspect.signature(function).parameters.values()
-    values = {p.name: given.get(p.name, p.default) for p in parameters if p.kind == p.KEYWORD_ONLY}
+    values = {p.name: configured.get(p.name, p.default) for p in parameters if p.kind == p.KEYWORD_ONLY}
     shown = ", ".join(f"{name} {value}" for name, value in values.items() if value is not None)
     return f" ({shown})" if shown else ""
 

@@ -45,11 +45,11 @@ def _of_algorithm(algorithm: Algorithm, config: RunConfig) -> Iterator[tuple[str
     yield "loss.behaviour", (algorithm.behaviour, preset if own_behaviour else f"a clip below {TIGHT_CLIP:g}")
     yield "loss.kl_coef", (algorithm.kl_coef, "loss.kl none" if given_loss.kl == "none" else preset)
     advantage, loss = ADVANTAGES[algorithm.advantage].configured, POLICY_LOSSES[algorithm.policy_loss].function
-    for part, own, function, given in (
+    for part, own, function, configured in (
         ("advantage", _ADVANTAGE, advantage, algorithm.advantage_args),
         ("policy_loss", _LOSS, loss, algorithm.policy_loss_args),
     ):
-        name, parameters = getattr(algorithm, part), _parameters(function, given)
+        name, parameters = getattr(algorithm, part), _parameters(function, configured)
         origin = preset if getattr(given_loss, part) is None else f"loss.{part} {name}"
         for setting in own:
             absent = (None, f"no parameter of loss.{part} {name}")
@@ -127,7 +127,7 @@ def _of_run(recipe: TrainingRecipe) -> Iterator[tuple[str, Effective]]:
         yield "eval_dataset", (None, held_out if config.evaluation.hold_out else "nothing is held out")
 
 
-def _parameters(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _parameters(function: Callable[..., Any], configured: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keyword parameters of a function with their effective values."""
     parameters = inspect.signature(function).parameters.values()
-    return {p.name: given.get(p.name, p.default) for p in parameters if p.kind == p.KEYWORD_ONLY}
+    return {p.name: configured.get(p.name, p.default) for p in parameters if p.kind == p.KEYWORD_ONLY}

@@ -193,7 +193,7 @@ def pieces(ids_S: IntArray, decode: Decode | None) -> Iterator[tuple[int, int, s
 
 def clean(text: str) -> str:
     """Escape control characters other than tabs and newlines, so that a model's text cannot control the terminal."""
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: f"\\x{ord(found.group()):02x}", text)
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda match: f"\\x{ord(match.group()):02x}", text)
 
 
 def _new_messages(call: Call, before: Call | None) -> Sequence[Mapping[str, Any]]:

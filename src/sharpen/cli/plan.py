@@ -68,9 +68,9 @@ def run_plan(arguments: argparse.Namespace, out: IO[str] | None = None) -> int:
 def _refuse_options(arguments: argparse.Namespace) -> None:
     """Refuse options that have no effect for a run that has ended."""
     names = ("gpu", "gpus", "gpu_memory", "prompt_tokens", "answer_tokens", "like")
-    given = [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name) is not None]
-    if given or arguments.set:
-        raise ConfigError(f"{(given or ['--set'])[0]} has no effect with --run, which reads an existing plan")
+    options = [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name) is not None]
+    if options or arguments.set:
+        raise ConfigError(f"{(options or ['--set'])[0]} has no effect with --run, which reads an existing plan")
 
 
 def _make_plan(arguments: argparse.Namespace) -> Plan:
@@ -79,7 +79,7 @@ def _make_plan(arguments: argparse.Namespace) -> Plan:
     from sharpen.plan.case import Case, read_models
     from sharpen.plan.hardware import chosen_hardware, this_machine
     from sharpen.plan.predict import plan
-    from sharpen.plan.timing import of_last_run
+    from sharpen.plan.timing import last_step_time
     from sharpen.recipe import recipe_of
 
     chosen = chosen_hardware(arguments.gpu, arguments.gpus, arguments.gpu_memory)
@@ -89,7 +89,7 @@ def _make_plan(arguments: argparse.Namespace) -> Plan:
     hardware = chosen or this_machine(config.engine.device)
     engine = _engine(config, hardware)
     project = Path(config.checkpoint_root_dir) / config.project
-    time = of_last_run(config, hardware, project.iterdir() if project.is_dir() else ())
+    time = last_step_time(config, hardware, project.iterdir() if project.is_dir() else ())
     return plan(Case(recipe=recipe, models=models, hardware=hardware, workload=workload, engine=engine), time=time)
 
 

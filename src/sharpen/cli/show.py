@@ -140,9 +140,9 @@ def _number_name(run_dir: Path) -> str:
 
     path = run_dir / "resolved.json"
     resolved = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    given = {key: resolved.get(key, {}).get("value") for key in ("algorithm.algorithm_type", "loss.advantage")}
-    preset = PRESETS.get(given["algorithm.algorithm_type"])
-    name = given["loss.advantage"] or (preset.advantage if preset is not None else None)
+    settings = {key: resolved.get(key, {}).get("value") for key in ("algorithm.algorithm_type", "loss.advantage")}
+    preset = PRESETS.get(settings["algorithm.algorithm_type"])
+    name = settings["loss.advantage"] or (preset.advantage if preset is not None else None)
     critic = name in ADVANTAGES and ADVANTAGES[name].of_tokens is not None
     if critic:
         return "reward for the critic"

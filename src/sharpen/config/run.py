@@ -103,6 +103,9 @@ class RolloutConfig(Strict):
     model_exceptions: tuple[str, ...] = ()
     """Exceptions of the workflow that mean that the model's answer was at fault, as `package.Class` (subclasses too),
     beside those of known frameworks (docs/use/failures.md)."""
+    env_vars: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of workflow and judge, set before their code is loaded (in this process the whole run has
+    them). They are written into the run's folder: no place for keys."""
     choices: Literal["used", "all"] = "used"
     """Which answers to a request for several (`n` > 1) train: the one that the agent went on with or returned, or all
     of them, as for an agent that takes a vote."""
@@ -211,9 +214,9 @@ class CertificateConfig(Strict):
 class SamplingConfig(Strict):
     """Which tasks are rolled out, and which rollouts and groups train."""
 
-    order: Literal["shuffled", "curriculum", "difficulty"] = "shuffled"
-    """Order of the tasks: a permutation for each epoch, from easy to hard by `curriculum_key`, or those preferred whose
-    mean reward is near `difficulty_target`."""
+    order: Literal["shuffled", "sequential", "curriculum", "difficulty"] = "shuffled"
+    """Order of the tasks: a permutation for each epoch, as they are in the dataset, from easy to hard by
+    `curriculum_key`, or those preferred whose mean reward is near `difficulty_target`."""
     curriculum_key: str | None = None
     """Field of the row that holds a task's difficulty, a number; needed by `curriculum`. With `-` before it the
     greatest numbers are the easiest (such as `-pass_rate`)."""
