@@ -15,7 +15,7 @@ import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from sharpen.errors import ConfigError, DatasetError
 from sharpen.rollout.choices import returned_text
@@ -150,7 +150,7 @@ class UserFunctions:
     def _row_of(self, task: Task) -> dict[str, Any]:
         """Return a copy of the task's row. It holds the run's `workflow_args` too, if there are any, unless the dataset
         has a field of that name or the workflow was made with them."""
-        row = copy.deepcopy(task.row)
+        row = cast("dict[str, Any]", copy.deepcopy(task.row))  # user code gets a plain dict
         arguments = self._arguments_of(task)
         if arguments and "workflow_args" not in row and not getattr(self.workflow, HAS_ARGUMENTS, False):
             row["workflow_args"] = arguments
