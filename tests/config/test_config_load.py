@@ -150,7 +150,7 @@ def test_yaml_points_to_files_beside_it_and_leaves_the_rest(tmp_path: Path):
     [
         ("a: 1\nb: [1, 2\nc: 3\n", "line 3"),
         ("seed: 1\nmodel: {}\nseed: 2\n", "line 3, column 1: 'seed' is given twice"),
-        ("- 1\n- 2\n", "must hold settings as 'name: value' lines, but holds a list"),
+        ("- 1\n- 2\n", "must contain settings as 'name: value' lines, but contains a list"),
     ],
 )
 def test_yaml_that_cannot_be_read_is_said_with_its_line(tmp_path: Path, text, message):
