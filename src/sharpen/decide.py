@@ -6,15 +6,16 @@ problems at once: those of the settings (`sharpen.recipe`), of the functions and
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from sharpen.algorithm.supervised import learns_from_rows
 from sharpen.compat.agentscope import imported_line
 from sharpen.config.cluster import ClusterConfig
 from sharpen.config.functions import import_function
 from sharpen.config.problems import Problems
+from sharpen.config.public import DatasetConfig, MonitorType, TunerModelConfig
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
 from sharpen.execution.auxiliary.settings import check_auxiliary_models, fetch_auxiliary_models
@@ -53,21 +54,26 @@ def decide_rollouts(config: RunConfig, workflow: Any, judge: Function | None) ->
     """Return the job of a run that learns from rollouts. `workflow` may be any object, and is checked."""
     problems = Problems()
     problems.check(imported_line)
-    problems.check(workflow_arguments, workflow)
+    serves = config.mode != "train"  # else the agent runs in the explorer's process
+    if serves:
+        problems.check(workflow_arguments, workflow)
     if judge is not None:
         problems.check(judge_arguments, judge)
-    config, notices, engine = _fit(problems, config)
+    notices: tuple[str, ...] = ()
+    engine = None
+    if serves:
+        config, notices, engine = _fit(problems, config)
     recipe = _recipe(problems, config)
-    _check_machine(problems, config, serves=True)
+    _check_machine(problems, config, serves=serves)
     problems.raise_found()
     assert isinstance(recipe, RolloutRecipe)
-    folder = _model_folders(config, serves=True)
+    folder = _model_folders(config, serves=serves)
     teacher = teacher_folder(config, recipe.algorithm)
     if teacher is not None:
         check_teacher(config, folder, teacher)
     return Job(
         recipe=recipe,
-        workflow=workflow,
+        workflow=workflow if serves else None,
         judge=judge,
         folder=folder,
         teacher=teacher,
@@ -150,6 +156,24 @@ def _recipe(problems: Problems, config: RunConfig) -> TrainingRecipe | None:
     return recipe
 
 
+def check_arguments(problems: Problems, arguments: Mapping[str, Any], workflow: Any, judge: Function | None) -> None:
+    """Check the arguments of `tune()` one by one, for when they give no valid configuration. `workflow` may also be a
+    class or a name, which are not checked here."""
+    if workflow is not None and not isinstance(workflow, type | str):
+        problems.check(workflow_arguments, workflow)
+    if judge is not None:
+        problems.check(judge_arguments, judge)
+    if arguments["monitor_type"] in get_args(MonitorType):
+        problems.check(check_monitor, arguments["monitor_type"])
+    models = [arguments["model"], *(arguments["auxiliary_models"] or {}).values()]
+    for model in models:
+        if isinstance(model, TunerModelConfig) and getattr(model, "base_url", None) is None:
+            problems.check(check_model_path, model.model_path)
+    for dataset in (arguments["train_dataset"], arguments["eval_dataset"]):
+        if isinstance(dataset, DatasetConfig):
+            problems.check(check_path, dataset)
+
+
 def _check_functions(workflow: Function | None, judge: Function | None) -> None:
     if workflow is not None:
         workflow_arguments(workflow)
@@ -191,6 +215,7 @@ def _check_machine(problems: Problems, config: RunConfig, *, serves: bool) -> No
     problems.check(check_lora, config.trainer)
     problems.check(check_trainer, config)
     problems.check(check_model_path, config.model.model_path)
-    for dataset in (config.train_dataset, config.eval_dataset, *config.evaluation.further.values()):
+    datasets = (config.train_dataset, config.eval_dataset, *config.evaluation.further.values())
+    for dataset in datasets if config.mode != "train" else ():  # the tasks are the explorer's
         if dataset is not None:
             problems.check(check_path, dataset)

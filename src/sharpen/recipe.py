@@ -87,6 +87,8 @@ def check_settings(recipe: TrainingRecipe) -> None:
 
 def _row_problems(recipe: RowRecipe) -> Iterator[str]:
     config, name = recipe.config, recipe.algorithm.name
+    if config.mode != "both":
+        yield f"mode is {config.mode!r}, which needs rollouts, but {name!r} learns from rows"
     if config.expert != ExpertConfig():
         yield f"the settings of expert have no effect: {name!r} learns from the rows of train_dataset alone"
     if config.sampling.order == "difficulty":
@@ -117,16 +119,18 @@ def _sync_problems(recipe: RolloutRecipe) -> Iterator[str]:
     """Yield the problems of settings with which rollouts run ahead of the trainer."""
     config, algorithm = recipe.config, recipe.algorithm
     style = f"sync.style {config.sync.style!r}, interval {config.sync.interval}, offset {config.sync.offset}"
+    if config.mode != "both":
+        style = f"mode {config.mode!r}"
     if not (algorithm.off_policy or algorithm.needs_teacher):  # a teacher scores tokens of any policy
         yield (
             f"with {style} tokens come from older policies, but {algorithm.policy_loss!r} of "
             f"{config.algorithm.algorithm_type!r} has no probability ratio to correct for them: leave sync out, or set "
             "loss.policy_loss to one that does (ppo, importance_sampling, topr, opmd)"
         )
-    if config.deterministic and config.sync.style != "fixed":
+    if config.deterministic and (config.sync.style != "fixed" or config.mode != "both"):
         yield (
-            f"with sync.style {config.sync.style!r} the weights of a rollout depend on timing, so runs are not "
-            "reproducible: set deterministic to false, or sync.style to fixed"
+            f"with {style} the weights of a rollout depend on timing, so runs are not reproducible: set deterministic "
+            "to false, or sync.style to fixed in one process (mode both)"
         )
 
 

@@ -14,7 +14,9 @@ from sharpen.algorithm.supervised import learns_from_rows
 from sharpen.compat.files import load_config
 from sharpen.compat.trinity import configured_workflow
 from sharpen.config.load import ResolvedConfig, resolve
+from sharpen.config.problems import Problems
 from sharpen.config.public import AlgorithmConfig, DatasetConfig, MonitorType, TunerModelConfig
+from sharpen.decide import check_arguments
 from sharpen.rollout.signature import name_of
 from sharpen.run.assembly import open_loop
 from sharpen.run.result import TuneResult
@@ -58,14 +60,30 @@ def tune(
         "name": experiment_name,
         "monitor_type": monitor_type,
     }
-    file = load_config(config_path) if config_path is not None else None
+    problems, path = Problems(), None if config_path is None else Path(config_path)
+    found = problems.check(_resolve_arguments, path, settings, arguments, workflow_func, judge_func)
+    if found is None:  # without a configuration, report the other problems of the arguments too
+        check_arguments(problems, arguments, workflow_func, judge_func)
+        problems.raise_found()
+    assert found is not None
+    return run_config(*found, judge_func, path)
+
+
+def _resolve_arguments(
+    path: Path | None,
+    settings: Mapping[str, Any] | None,
+    arguments: dict[str, Any],
+    workflow_func: Any,
+    judge_func: Callable[..., Any] | None,
+) -> tuple[ResolvedConfig, Any]:
+    """Return the configuration of file, settings and arguments, and the workflow to run."""
+    file = load_config(path) if path is not None else None
     if file is not None and "workflow" in file.settings and workflow_func is not None:
         arguments["workflow"] = workflow_func if isinstance(workflow_func, str) else name_of(workflow_func)
     resolved = resolve(file, settings, arguments)
     of_file = workflow_func is None and learns_from_rows(resolved.config)
     chosen = resolved.config.workflow if of_file else workflow_func
-    workflow = configured_workflow(chosen, judge_func, resolved.config)
-    return run_config(resolved, workflow, judge_func, Path(config_path) if config_path is not None else None)
+    return resolved, configured_workflow(chosen, judge_func, resolved.config)
 
 
 def run_config(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from sharpen.compat.files import load_config
 from sharpen.compat.trinity.yaml.conversion import convert
@@ -77,7 +78,6 @@ def refusal(content: dict[str, Any], **environment: str) -> str:
         ("explorer: {rollout_model: {dtype: float16}}", "is 'float16': use auto, bfloat16, bf16, float32"),
         ("explorer: {bench_on_latest_checkpoint: true}", "name the checkpoint instead: sharpen eval"),
         ("explorer: {env_vars: {KEY: 1}}", "are set by the shell that starts the run, before it does: export KEY=1"),
-        ("monitor: {monitor_type: swanlab}", "there is no SwanLab sink: use tensorboard, wandb or mlflow"),
         ("monitor: {monitor_type: wandb, monitor_args: {base_url: x}}", "WANDB_BASE_URL"),
         ("monitor: {monitor_type: paper}", "'paper' came (f.yaml: monitor.monitor_type)"),
         (
@@ -926,3 +926,17 @@ def test_a_bound_on_staleness_holds_rollouts_back_where_they_run_ahead():
     strategy["sample_strategy_args"] = {"max_staleness": 0.5}
     content["algorithm"] = {"algorithm_type": "grpo", **strategy}
     assert "must be a whole number of updates, 1 at least" in refusal(content)
+
+
+def test_a_file_for_a_cluster_runs_on_this_machine_where_ray_is_not_installed():
+    """Red where AgentScope's werewolves are refused: `ray_address: auto`, four machines, and no Ray."""
+    cluster = {"node_num": 4, "gpu_per_node": 8, "ray_address": "auto", "trainer_gpu_num": 16}
+    explorer = {"rollout_model": {"engine_num": 16, "tensor_parallel_size": 2}}
+    content = {**yaml.safe_load(FILE), "cluster": cluster, "explorer": explorer}
+    alone = convert(content, "f.yaml", environment={}, has_ray=False)
+    assert not {"execution", "cluster", "trainer"} & alone.settings.keys()
+    assert "inference_engine_num" not in alone.settings["model"]
+    (line,) = [line for line in alone.notices if "Ray is not installed" in line]
+    assert "cluster.ray_address = 'auto'" in line
+    assert "cluster.trainer_gpu_num = 16" in line
+    assert convert(content, "f.yaml", environment={}).settings["execution"] == "ray"

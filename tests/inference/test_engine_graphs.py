@@ -87,7 +87,7 @@ def test_replayed_steps_give_the_tokens_of_eager_ones():
 def test_graphs_live_through_new_weights_and_compute_with_them():
     """Weights are copied in place, so graphs stay; where they came to lie elsewhere, graphs go.
 
-    Break: leave `loaded()` out of `EmbeddedEngine.load`.
+    Break: leave `check_addresses()` out of `EmbeddedEngine.load`.
     """
     engine, record = make_engine(make_model("qwen3")), FakeRecorder()
     graphs = with_graphs(engine, record)

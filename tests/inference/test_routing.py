@@ -112,7 +112,7 @@ def test_sessions_that_are_remembered_are_bounded():
 
     async def scenario():
         engines = [Scripted(0), Scripted(1)]
-        replicas = Replicas(engines, most_sessions=2)
+        replicas = Replicas(engines, max_sessions=2)
         hold(engines[0])
         held = asyncio.ensure_future(replicas.generate(request()))
         await asyncio.sleep(0)
@@ -173,7 +173,7 @@ def test_a_lost_replica_leaves_its_calls_and_sessions_to_the_others(caplog):
     with caplog.at_level(logging.ERROR, "sharpen"):
         asyncio.run(scenario())
     assert [record.getMessage() for record in caplog.records] == [
-        "replica 0 of the engine is lost, 1 of 2 go on: its processes died"
+        "replica 0 of the engine is lost, 1 of 2 continue: its processes died"
     ]
 
 

@@ -86,6 +86,16 @@ def test_all_that_is_wrong_is_said_at_once(arguments, tmp_path, toy_model_dir):
     assert not (tmp_path / "runs").exists()
 
 
+def test_what_is_wrong_with_a_file_comes_with_what_is_wrong_with_the_arguments(arguments, tmp_path):
+    """Red where the file is mended first, and the arguments are looked at in the next run."""
+    (tmp_path / "run.yaml").write_text("rollout: {timeout: 3}\nsampling: {ordre: shuffled}\n")
+    given = {"workflow_func": starred, "model": TunerModelConfig(model_path="./nowhere", max_model_len=64)}
+    with pytest.raises(ConfigError) as raised:
+        tune(**{**arguments, **given, "config_path": tmp_path / "run.yaml"})
+    assert all(word in str(raised.value) for word in ("rollout.timeout", "sampling.ordre", "*args", "./nowhere"))
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_dataset_that_is_not_there_is_an_os_error_too(arguments):
     with pytest.raises(OSError, match="no/such/folder/data"):
         tune(**{**arguments, "train_dataset": DatasetConfig(path="no/such/folder/data")})

@@ -173,7 +173,7 @@ class JudgeOutput(BaseModel):
     metrics: dict[str, Any] | None = None
 
 
-MonitorType = Literal["tensorboard", "wandb", "mlflow"]
+MonitorType = Literal["tensorboard", "wandb", "mlflow", "swanlab"]
 """Where metrics are written."""
 
 WorkflowType = Callable[..., Awaitable[WorkflowOutput | float]]

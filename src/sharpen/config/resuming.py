@@ -13,7 +13,7 @@ from sharpen.config.explain import settings_of
 from sharpen.config.run import RunConfig
 
 MAY_CHANGE: Mapping[str, tuple[str, ...]] = {
-    "where the run is stored": ("project", "name", "checkpoint_root_dir"),
+    "where the run is stored": ("project", "name", "checkpoint_root_dir", "exchange"),
     "how long the run trains": ("train_dataset.total_epochs", "train_dataset.total_steps", "time_limit_s"),
     "how fast the run learns: it may have diverged, or made no progress": (
         *("algorithm.learning_rate", "trainer.warmup_steps", "trainer.schedule", "trainer.min_lr_ratio"),
@@ -76,7 +76,7 @@ FIXED: Mapping[str, tuple[str, ...]] = {
         *("sampling.difficulty_floor", "sampling.max_refill", "sampling.reward_low", "sampling.reward_high"),
         *("sampling.overlong_cache", "sampling.overlong_length", "sampling.overlong_penalty"),
         *("sampling.overlong_filter", "sampling.replay_share", "sampling.replay_priority", "sampling.max_staleness"),
-        *("sync.style", "sync.interval", "sync.offset", "sync.max_staleness"),
+        *("sync.style", "sync.interval", "sync.offset", "sync.max_staleness", "mode"),
         *("expert.mu", "expert.mu_warmup_steps", "expert.mu_decay_steps", "expert.mu_valley", "expert.phi"),
         *("distill.teacher_path", "distill.divergence", "distill.beta", "distill.coef"),
         *("trainer.epochs", "trainer.num_minibatches", "trainer.beta1", "trainer.beta2", "trainer.eps"),

@@ -360,6 +360,12 @@ class RunConfig(Strict):
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     engine: EngineConfig = Field(default_factory=EngineConfig)
     sync: SyncConfig = Field(default_factory=SyncConfig)
+    mode: Literal["both", "explore", "train"] = "both"
+    """What this process does: `both` is the whole run, `explore` only rolls out, `train` only trains, on the rollouts
+    of an explorer of the same name (docs/use/two-processes.md)."""
+    exchange: str | None = None
+    """Where explorer and trainer exchange data: a folder, or `postgresql://...` for the rollouts. None is `exchange` in
+    the run's folder."""
     execution: Literal["local", "ray"] | None = None
     """Where the run's parts live: in one process, or in actors of Ray (docs/use/ray.md); None is `ray` if anything is
     set in `cluster`, else `local`."""
@@ -382,6 +388,16 @@ class RunConfig(Strict):
     def uses_ray(self) -> bool:
         """Whether the run's parts live in actors of Ray: by `execution`, or because anything is set in `cluster`."""
         return self.execution == "ray" or (self.execution is None and self.cluster != ClusterConfig())
+
+    @model_validator(mode="after")
+    def _has_two_halves(self) -> Self:
+        if self.mode == "both" and self.exchange is not None:
+            raise ValueError(
+                f"exchange ({self.exchange!r}) needs mode explore or train, but mode is 'both': remove it, or set mode"
+            )
+        if self.mode != "both" and self.name is None:
+            raise ValueError(f"mode {self.mode!r} needs a name, by which explorer and trainer find each other")
+        return self
 
     @field_validator("project", "name")
     @classmethod

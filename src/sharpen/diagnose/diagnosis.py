@@ -80,12 +80,12 @@ WATCHED_STEPS = 100
 def diagnose(data: RolloutRunData | RowRunData) -> tuple[Finding, ...]:
     """Return what keeps this run from learning, the most likely cause first; nothing for a healthy run."""
     if isinstance(data, RowRunData):
-        found = [finding for row_rule in rows.RULES if (finding := row_rule(data)) is not None]
+        findings = [finding for row_rule in rows.RULES if (finding := row_rule(data)) is not None]
     else:
         rules = RULES if data.by_rewards else WITHOUT_REWARDS
-        found = [finding for rule in rules if (finding := rule(data)) is not None]
-    explained = {name for finding in found for name in FOLLOWS.get(finding.name, ())}
-    return tuple(finding for finding in found if finding.name not in explained)
+        findings = [finding for rule in rules if (finding := rule(data)) is not None]
+    explained = {name for finding in findings for name in FOLLOWS.get(finding.name, ())}
+    return tuple(finding for finding in findings if finding.name not in explained)
 
 
 def read_run(run_dir: Path) -> RolloutRunData | RowRunData:
@@ -159,7 +159,7 @@ class Watch:
         self._last_reported: dict[str, int] = {}
 
     def add(self, step: int, metrics: Mapping[str, float], groups: Sequence[Group]) -> str | None:
-        """Take a finished step in. A line for people if a cause has lasted and was not just said."""
+        """Add a finished step. Returns a line to print if a cause has lasted and was not reported recently."""
         row = StepRow(step=step, metrics={name: value for name, value in metrics.items() if math.isfinite(value)})
         if len(self._first_rows) < MAX_EDGE:
             self._first_rows.append(row)
@@ -186,9 +186,13 @@ class Watch:
         )
 
     def _line(self, step: int, findings: Sequence[Finding]) -> str | None:
-        self._consecutive = {found.name: self._consecutive.get(found.name, 0) + 1 for found in findings}
-        lasting = [found for found in findings if self._consecutive[found.name] >= PATIENCE]
-        due = [found for found in lasting if step - self._last_reported.get(found.name, -REMIND_STEPS) >= REMIND_STEPS]
+        self._consecutive = {finding.name: self._consecutive.get(finding.name, 0) + 1 for finding in findings}
+        lasting = [finding for finding in findings if self._consecutive[finding.name] >= PATIENCE]
+        due = [
+            finding
+            for finding in lasting
+            if step - self._last_reported.get(finding.name, -REMIND_STEPS) >= REMIND_STEPS
+        ]
         if not due or due[0] is not lasting[0]:  # a cause that explains the others was already reported
             return None
         self._last_reported[due[0].name] = step

@@ -168,7 +168,7 @@ def _parts(data: RolloutRunData) -> list[str]:
         for rollout in {rollout.id: rollout for rollout in (*data.first, *data.last)}.values()
         if rollout.reward is not None
     ]
-    found = []
+    names = []
     for name in sorted({name for rollout in rollouts for name in rollout.metrics}):
         pairs: list[tuple[float, float]] = []
         for members in by_group(rollout for rollout in rollouts if name in rollout.metrics).values():
@@ -180,8 +180,8 @@ def _parts(data: RolloutRunData) -> list[str]:
             pairs += [(reward - means[0], value - means[1]) for reward, value in zip(rewards, values, strict=True)]
         size = sqrt(fsum(x * x for x, _ in pairs) * fsum(y * y for _, y in pairs))
         if len(pairs) >= LEAST_PAIRS and size > 0.0 and fsum(x * y for x, y in pairs) / size >= GOES_WITH:
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 def _share_at(rollouts: Sequence[Digest], value: float) -> float:

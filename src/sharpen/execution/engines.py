@@ -85,7 +85,7 @@ def unmerged_adapters(config: RunConfig) -> LoraConfig | None:
     from sharpen.inference.vllm.adapters import RANKS
 
     lora = config.trainer.lora
-    if lora is None or lora.rank > max(RANKS) or config.trainer.has_ranks or config.uses_ray:
+    if lora is None or lora.rank > max(RANKS) or config.trainer.has_ranks or config.uses_ray or config.mode != "both":
         return None
     return lora
 

@@ -109,6 +109,13 @@ def read_groups(path: Path | str, *, group_id: str | None = None, last: int | No
             yield _read_group(connection, key)
 
 
+def read_groups_from(connection: sqlite3.Connection) -> Iterator[Group]:
+    """All groups of an open database with the journal's tables (rows are `sqlite3.Row`), in the order they were
+    added."""
+    for (key,) in connection.execute("SELECT key FROM groups ORDER BY key").fetchall():
+        yield _read_group(connection, key)
+
+
 def read_last_groups(path: Path | str) -> dict[int, list[int]]:
     """The groups of each step by their place in the journal; the last ones where a step was done again after an
     interruption.

@@ -1,4 +1,4 @@
-"""Write the metrics of a run: always to `metrics.jsonl`, and to TensorBoard, W&B or MLflow.
+"""Write the metrics of a run: always to `metrics.jsonl`, and to TensorBoard, W&B, MLflow or SwanLab.
 
 In: a step and its numbers, named `reward/mean`, `loss/...`, `time/...`, `tokens/...`, `eval/...`. Out: the files of the
 run directory. A run resumed at step N first removes what it had written about later steps. Failures of the sink other
@@ -157,9 +157,13 @@ class WandbSink:
     """Weights & Biases; `module` is the imported `wandb`. A run of the same project and name is continued."""
 
     def __init__(self, module: Any, run_dir: Path, project: str, name: str, config: Mapping[str, Any]) -> None:
-        run_id = "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in f"{project}-{name}")
         self._run = module.init(
-            project=project, name=name, id=run_id, resume="allow", dir=str(run_dir / "monitor"), config=dict(config)
+            project=project,
+            name=name,
+            id=_identity(f"{project}-{name}"),
+            resume="allow",
+            dir=str(run_dir / "monitor"),
+            config=dict(config),
         )
         # with a step metric of its own, a resumed run can log steps that W&B has already seen
         self._run.define_metric("step")
@@ -197,6 +201,34 @@ class MlflowSink:
         self._module.end_run()
 
 
+class SwanlabSink:
+    """SwanLab; `module` is the imported `swanlab`. A run of the same project and name is continued where SwanLab keeps
+    it in the cloud."""
+
+    def __init__(self, module: Any, run_dir: Path, project: str, name: str, config: Mapping[str, Any]) -> None:
+        self._run = module.init(
+            project=_identity(project),
+            name=name,
+            id=_identity(f"{project}-{name}"),
+            resume="allow",
+            log_dir=str(run_dir / "monitor" / "swanlab"),
+            config=dict(config),
+        )
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log the numbers with their step."""
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        """Upload what is left."""
+        self._run.finish()
+
+
+def _identity(name: str) -> str:
+    """The name with the letters that services take in identities."""
+    return "".join(letter if (letter.isascii() and letter.isalnum()) or letter in "-_" else "-" for letter in name)
+
+
 def open_monitor(
     run_dir: Path,
     monitor_type: str,
@@ -224,14 +256,16 @@ def open_monitor(
         title, open_ = "W&B", partial(WandbSink, _import_extra("wandb"), run_dir, project, name, config)
     elif monitor_type == "mlflow":
         title, open_ = "MLflow", partial(MlflowSink, _import_extra("mlflow"), run_dir, project, name, config)
+    elif monitor_type == "swanlab":
+        title, open_ = "SwanLab", partial(SwanlabSink, _import_extra("swanlab"), run_dir, project, name, config)
     else:
-        raise ConfigError(f"monitor_type must be tensorboard, wandb or mlflow, got {monitor_type!r}")
+        raise ConfigError(f"monitor_type must be tensorboard, wandb, mlflow or swanlab, got {monitor_type!r}")
     return Monitor(JsonlSink(run_dir / "metrics.jsonl", resume_step), TolerantSink(title, open_, say))
 
 
 def check_monitor(monitor_type: str) -> None:
     """Raise `ConfigError` if the package of this monitor type is not installed. Called before anything is loaded."""
-    if monitor_type in ("wandb", "mlflow") and importlib.util.find_spec(monitor_type) is None:
+    if monitor_type in ("wandb", "mlflow", "swanlab") and importlib.util.find_spec(monitor_type) is None:
         raise ConfigError(
             f"monitor_type {monitor_type!r} needs the package {monitor_type}: {install_command(monitor_type)}"
         )

@@ -146,8 +146,8 @@ def newcombe(both: int, gained: int, lost: int, neither: int, z: float = Z95) ->
     before_low, before_high = wilson(both + lost, num_tasks, z)
     phi = _correlation(both, gained, lost, neither)
 
-    def reach(one: float, other: float) -> float:
-        return math.sqrt(max(0.0, one * one - 2 * phi * one * other + other * other))
+    def reach(first: float, second: float) -> float:
+        return math.sqrt(max(0.0, first * first - 2 * phi * first * second + second * second))
 
     difference = after - before
     low = difference - reach(after - after_low, before_high - before)

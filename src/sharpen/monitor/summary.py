@@ -54,7 +54,9 @@ def write_summary(path: Path, summary: Summary) -> None:
         "before": _modes(summary.before),
         "after": _modes(summary.after),
     }
-    before, after = (dict(one.further) if one is not None else {} for one in (summary.before, summary.after))
+    before, after = (
+        dict(evaluation.further) if evaluation is not None else {} for evaluation in (summary.before, summary.after)
+    )
     if names := dict.fromkeys([*before, *after]):
         content["further"] = {
             name: {"before": _modes(before.get(name)), "after": _modes(after.get(name))} for name in names

@@ -81,17 +81,17 @@ def _row(cells: Row, widths: list[int]) -> str:
     return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
 
 
-def with_interval(found: Accuracy) -> str:
+def with_interval(result: Accuracy) -> str:
     """Format an accuracy as `0.418 [0.376, 0.461]`, with fewer decimals if the numbers are large."""
-    digits = _digits(found.accuracy, found.low, found.high)
-    low, high = (f"{value:,.{digits}f}" for value in (found.low, found.high))
-    return f"{found.accuracy:,.{digits}f} {_interval(low, high, found.low)}"
+    digits = _digits(result.accuracy, result.low, result.high)
+    low, high = (f"{value:,.{digits}f}" for value in (result.low, result.high))
+    return f"{result.accuracy:,.{digits}f} {_interval(low, high, result.low)}"
 
 
-def _difference(found: Difference, *means: Accuracy) -> str:
-    digits = _digits(found.difference, *(mean.accuracy for mean in means))
-    low, high = (f"{value:+,.{digits}f}" for value in (found.low, found.high))
-    return f"{found.difference:+,.{digits}f} {_interval(low, high, found.low)}"
+def _difference(result: Difference, *means: Accuracy) -> str:
+    digits = _digits(result.difference, *(mean.accuracy for mean in means))
+    low, high = (f"{value:+,.{digits}f}" for value in (result.low, result.high))
+    return f"{result.difference:+,.{digits}f} {_interval(low, high, result.low)}"
 
 
 def _interval(low: str, high: str, value: float) -> str:

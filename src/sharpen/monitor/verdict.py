@@ -97,13 +97,13 @@ argument says."""
 def judge_rewards(models: Candidates[Evaluation], decided_by: Mode) -> Verdict:
     """Return the verdict by the rewards of held-out tasks, in the mode `decided_by` (in the other mode if that was not
     evaluated)."""
-    evaluated = [one for one in (models.before, models.last.result) if one is not None]
-    if no_result := next((one.no_result for one in evaluated if one.no_result), ""):
+    evaluated = [evaluation for evaluation in (models.before, models.last.result) if evaluation is not None]
+    if no_result := next((evaluation.no_result for evaluation in evaluated if evaluation.no_result), ""):
         return _unknown(models, no_result)
     mode, other = decided_by, _other(decided_by)
-    if evaluated and not all(one.rewards[mode] for one in evaluated):
+    if evaluated and not all(evaluation.rewards[mode] for evaluation in evaluated):
         mode, other = other, mode
-    rewards = [reward for one in evaluated for reward in one.rewards[mode].values()]
+    rewards = [reward for evaluation in evaluated for reward in evaluation.rewards[mode].values()]
     verdict = _judge(models, f"{mode} {'accuracy' if is_binary(rewards) else 'reward'}", "tasks", _gain_of(mode))
     if verdict.kind == "unknown" or models.before is None or models.last.result is None:
         return verdict

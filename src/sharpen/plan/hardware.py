@@ -48,10 +48,10 @@ _UNITS |= {"tb": 2**40, "tib": 2**40}
 
 def parse_memory(text: str) -> int:
     """Convert `80GB`, `24 GiB`, `512MB` or `80` (GiB) to bytes; a GPU's GB are GiB. Raises `ConfigError`."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
-    if found is None or found[2].lower() not in _UNITS or float(found[1]) <= 0:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+    if match is None or match[2].lower() not in _UNITS or float(match[1]) <= 0:
         raise ConfigError(f"a memory size must be a number with MB, GB or TB, such as 80GB; got {text!r}")
-    return int(float(found[1]) * _UNITS[found[2].lower()])
+    return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
 def gpu_by_name(name: str) -> Hardware:

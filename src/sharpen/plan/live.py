@@ -94,8 +94,8 @@ def pass_bytes(config: Any, traced: Pass) -> int:
 
 
 @functools.lru_cache(maxsize=128)
-def _pass_bytes(of: _ConfigKey, traced: Pass) -> int:
-    config = of.config
+def _pass_bytes(key: _ConfigKey, traced: Pass) -> int:
+    config = key.config
     depth = int(config.num_hidden_layers)
     few, more = _TRACED_LAYERS
     if depth <= more:

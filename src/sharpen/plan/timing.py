@@ -40,7 +40,7 @@ def settings_key(config: RunConfig) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def of_last_run(config: RunConfig, hardware: Hardware, run_dirs: Iterable[Path]) -> StepTime | None:
+def last_step_time(config: RunConfig, hardware: Hardware, run_dirs: Iterable[Path]) -> StepTime | None:
     """Return the step time of the latest of these runs with the same settings and devices; None if there is none."""
     wanted = settings_key(config), hardware.name
     files = [run_dir / FILE for run_dir in run_dirs if (run_dir / FILE).exists()]

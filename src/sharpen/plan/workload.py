@@ -48,10 +48,12 @@ def expected(config: RunConfig, prompt_tokens: int | None = None, answer_tokens:
     answer = answer_tokens if answer_tokens is not None else min(config.model.max_tokens, limit - (prompt_tokens or 1))
     prompt = prompt_tokens if prompt_tokens is not None else limit - answer
     group = _group(config)
-    given = [
+    lengths = [
         f"{what} {value}" for what, value in (("prompt", prompt_tokens), ("answer", answer_tokens)) if value is not None
     ]
-    source = f"lengths given: {', '.join(given)} tokens" if given else "every sequence as long as the settings allow"
+    source = (
+        f"lengths given: {', '.join(lengths)} tokens" if lengths else "every sequence as long as the settings allow"
+    )
     return Workload(
         sequences=config.algorithm.batch_size * group,
         prompt_tokens=prompt,

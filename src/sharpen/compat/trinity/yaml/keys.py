@@ -11,13 +11,6 @@ from sharpen.compat.trinity.yaml.draft import OFF, Draft, is_one_of, shown
 from sharpen.compat.trinity.yaml.rules import Rule, mapping, whole
 
 
-def monitor_type(draft: Draft, key: str, value: Any) -> None:
-    """Where metrics go."""
-    if value == "swanlab":
-        draft.refuse(key, "there is no SwanLab sink: use tensorboard, wandb or mlflow")
-    draft.move(key, "monitor_type")
-
-
 def operators(where: str) -> Rule:
     """Data processing: refused, with the names of the operators and where to do it instead."""
 
