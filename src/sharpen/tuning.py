@@ -13,6 +13,7 @@ from typing import Any
 from sharpen.algorithm.supervised import learns_from_rows
 from sharpen.compat.files import load_config
 from sharpen.compat.trinity import configured_workflow
+from sharpen.config.environment import environment
 from sharpen.config.load import ResolvedConfig, resolve
 from sharpen.config.problems import Problems
 from sharpen.config.public import AlgorithmConfig, DatasetConfig, MonitorType, TunerModelConfig
@@ -66,7 +67,8 @@ def tune(
         check_arguments(problems, arguments, workflow_func, judge_func)
         problems.raise_found()
     assert found is not None
-    return run_config(*found, judge_func, path)
+    with environment(found[0].config):
+        return run_config(*found, judge_func, path)
 
 
 def _resolve_arguments(
@@ -83,7 +85,8 @@ def _resolve_arguments(
     resolved = resolve(file, settings, arguments)
     of_file = workflow_func is None and learns_from_rows(resolved.config)
     chosen = resolved.config.workflow if of_file else workflow_func
-    return resolved, configured_workflow(chosen, judge_func, resolved.config)
+    with environment(resolved.config):
+        return resolved, configured_workflow(chosen, judge_func, resolved.config)
 
 
 def run_config(

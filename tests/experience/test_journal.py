@@ -223,7 +223,7 @@ def test_a_full_disk_is_a_clear_error_at_the_next_call_and_nothing_is_lost_silen
 def test_a_record_that_cannot_be_written_is_a_failure_too(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "run.db")
     journal.add(make_group([make_rollout([make_call(0, [1], [2], response={"content": object()})])]))
-    with pytest.raises(JournalError, match="object has no form in JSON"):
+    with pytest.raises(JournalError, match="TypeError: object cannot be written as JSON"):
         journal.close()
 
 

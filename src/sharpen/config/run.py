@@ -103,6 +103,9 @@ class RolloutConfig(Strict):
     model_exceptions: tuple[str, ...] = ()
     """Exceptions of the workflow that the model's answer causes, as `package.Class` (subclasses too), in addition to
     those of known frameworks (docs/use/failures.md)."""
+    env_vars: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of workflow and judge, set before their code is loaded (in one process they apply to the
+    whole run). They are written to the run's folder, so do not put keys here."""
     choices: Literal["used", "all"] = "used"
     """Which answers to a request with `n` > 1 train: the one that the agent continued with or returned, or all of them,
     for agents that vote."""
@@ -213,9 +216,9 @@ class CertificateConfig(Strict):
 class SamplingConfig(Strict):
     """Which tasks are drawn, and which rollouts and groups train."""
 
-    order: Literal["shuffled", "curriculum", "difficulty"] = "shuffled"
-    """Order of the tasks: `shuffled` anew for each epoch; `curriculum`, from easy to hard by `curriculum_key`;
-    `difficulty`, which prefers tasks with a mean reward near `difficulty_target`."""
+    order: Literal["shuffled", "sequential", "curriculum", "difficulty"] = "shuffled"
+    """Order of the tasks: `shuffled` anew for each epoch; `sequential`, as in the dataset; `curriculum`, from easy to
+    hard by `curriculum_key`; `difficulty`, which prefers tasks with a mean reward near `difficulty_target`."""
     curriculum_key: str | None = None
     """Field of the row with a task's difficulty, a number; needed by `curriculum`. A leading `-` means that greater
     numbers are easier (`-pass_rate`)."""
