@@ -30,12 +30,12 @@ def read_tasks(recipe: RolloutRecipe) -> RunData:
     if config.eval_dataset is not None:
         held_out = load_tasks(config.eval_dataset)
     elif config.evaluation.hold_out and config.mode == "both":  # an explorer evaluates nothing
-        training, held = hold_out(len(tasks), config.seed)
+        num_tasks = len(tasks)
+        tasks, held_out = hold_out(tasks, config.seed)
         messages = (
-            f"no eval_dataset: {len(held)} of {len(tasks)} tasks are held out for the before/after table "
+            f"no eval_dataset: {len(held_out)} of {num_tasks} tasks are held out for the before/after table "
             "(evaluation.hold_out: false trains on all)",
         )
-        held_out, tasks = [tasks[index] for index in held], [tasks[index] for index in training]
     return RunData(
         training=tasks,
         tasks=held_out[: config.evaluation.max_tasks],

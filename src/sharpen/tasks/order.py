@@ -10,9 +10,11 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from sharpen.errors import ConfigError, DatasetError
+
+Item = TypeVar("Item")
 
 
 class Order(Protocol):
@@ -130,19 +132,19 @@ def check_identity(identity: Mapping[str, Any], state: Mapping[str, Any]) -> Non
             )
 
 
-def hold_out(num_tasks: int, seed: int, share: float = 0.1, at_most: int = 512) -> tuple[list[int], list[int]]:
-    """Split task indices into training and held-out ones, each in ascending order. At least one is held out.
+def hold_out(tasks: Sequence[Item], seed: int, share: float = 0.1, at_most: int = 512) -> tuple[list[Item], list[Item]]:
+    """Split tasks into training and held-out ones, each in their order. At least one is held out.
 
     Raises `DatasetError` if there are fewer than two tasks.
     """
-    if num_tasks < 2:
+    if len(tasks) < 2:
         raise DatasetError(
             "one task cannot be split into training and held-out: pass eval_dataset or set hold_out: false"
         )
-    count = min(at_most, max(1, int(num_tasks * share)))
-    held = sorted(random.Random(f"{seed}/hold-out").sample(range(num_tasks), count))
-    excluded = set(held)
-    return [index for index in range(num_tasks) if index not in excluded], held
+    count = min(at_most, max(1, int(len(tasks) * share)))
+    held = set(random.Random(f"{seed}/hold-out").sample(range(len(tasks)), count))
+    training = [tasks[index] for index in range(len(tasks)) if index not in held]
+    return training, [tasks[index] for index in sorted(held)]
 
 
 def distinct(ids: Sequence[str]) -> list[str]:
