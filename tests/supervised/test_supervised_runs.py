@@ -199,7 +199,7 @@ def test_the_time_limit_ends_a_run_with_a_checkpoint(tmp_path, toy_model_dir):
             DatasetError,
             "./no/such/data",
         ),
-        ({"settings": {"sampling.order": "difficulty"}}, ConfigError, "goes by rewards"),
+        ({"settings": {"sampling.order": "difficulty"}}, ConfigError, "needs rewards"),
         (
             {"settings": {"supervised.messages_key": "chat", "supervised.prompt_key": "p"}},
             DatasetError,
