@@ -1,6 +1,6 @@
 """Sharpen: reinforcement learning for the model inside your agent.
 
-`import sharpen` is light: every public name is loaded on first use, and torch only when training starts.
+`import sharpen` is fast: public names are loaded on first use, and torch only when training starts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _HOMES = {
 _NOT_INCLUDED = {
     "TinkerConfig": "it configures a hosted service, Sharpen trains on your own machine",
 }
-"""Names of AgentScope's tuner that are not part of Sharpen, and why."""
+"""Names of AgentScope's tuner that are not part of Sharpen, with the reason."""
 
 __all__ = [*_HOMES, "__version__"]
 

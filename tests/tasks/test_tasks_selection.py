@@ -115,3 +115,11 @@ def test_the_settings_choose() -> None:
     order = make_order(tasks(1, 2), SETTINGS, seed=0, batch_size=1)
     assert isinstance(order, DifficultyOrder)
     assert order.num_batches(3) == 6
+
+
+def test_sequential_tasks_come_as_they_are_in_every_epoch():
+    order = make_order(tasks(*range(5)), SamplingConfig(order="sequential"), seed=3, batch_size=2)
+    assert [order.draw() for _ in range(5)] == [[0, 1], [2, 3], [4, 0], [1, 2], [3, 4]]
+    shuffled = make_order(tasks(*range(5)), SamplingConfig(), seed=3, batch_size=2)
+    with pytest.raises(ConfigError, match="order was 'sequential', is now 'shuffled'"):
+        shuffled.restore(order.state())
