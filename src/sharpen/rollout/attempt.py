@@ -51,7 +51,8 @@ class Ending:
     index; the others are left out of training. None: all take part. `step_rewards` and `states` are those of `Rollout`.
     `answer` is the text that the workflow returned, where a request asked for several choices. `outside`: a server that
     could not be reached made it fail, and nothing that the model said. `counts` is false where another attempt's code
-    made it fail.
+    made it fail. `members` are the endings of a group's rollouts, in order, where one attempt made all of them; `calls`
+    are then the indices of the calls that each says are its own.
     """
 
     outcome: Outcome
@@ -64,6 +65,8 @@ class Ending:
     error: str | None = None
     outside: bool = False
     counts: bool = True
+    members: tuple[Ending, ...] = ()
+    calls: tuple[int, ...] = ()
 
 
 class UserFunctions:
@@ -71,6 +74,9 @@ class UserFunctions:
 
     Without `needs_reward` a workflow without judge may give none. `model_exceptions` names exceptions of the workflow
     that blame the model's answer (`rollout.model_exceptions`). Raises `ConfigError` for a wrong signature.
+
+    A workflow with the attribute `whole_groups` makes all rollouts of a group in one run: it is called with
+    `group_size` besides, and gives an output for each of them, or the exception that it failed with.
     """
 
     def __init__(
@@ -87,15 +93,18 @@ class UserFunctions:
         self._workflow_args = dict(workflow_args or {})
         self._needs_reward = needs_reward
         self._model_exceptions = model_exceptions
+        self.whole_groups = bool(getattr(workflow, "whole_groups", False))
         self._workflow_takes = workflow_arguments(workflow)
         self._judge_takes = judge_arguments(judge) if judge is not None else frozenset()
         self._warned: set[str] = set()
 
-    async def attempt(self, task: Task, models: RolloutModels) -> Ending:
+    async def attempt(self, task: Task, models: RolloutModels, group_size: int = 1) -> Ending:
         """Run both functions on a copy of the task. Raises `ConfigError` or `DatasetError` for bad input only."""
         row = copy.deepcopy(task.row)
         try:
             further = self._optional(self._workflow_takes, models)
+            if self.whole_groups:
+                further["group_size"] = group_size
             output = await self.workflow(task=row, model=models.model, **further)
         except BaseException as error:  # the failure boundary of user code (see the module's docstring)
             failed = Outcome.INFRASTRUCTURE if models.auxiliary_failure is not None else models.policy.failure
@@ -106,6 +115,8 @@ class UserFunctions:
             return Ending(outcome=failure, error=f"a model call failed: {models.policy.failure_reason}")
         if (reason := models.auxiliary_failure) is not None:  # that the workflow swallowed
             return Ending(outcome=Outcome.INFRASTRUCTURE, error=reason)
+        if self.whole_groups:
+            return Ending(outcome=Outcome.OK, members=tuple(map(self._member, output)))
         try:
             reward, response, metrics = self._read_output(output)
         except ConfigError as error:
@@ -116,14 +127,7 @@ class UserFunctions:
         if self.judge is None and reward is None:
             return Ending(outcome=Outcome.OK, metrics=metrics, answer=answer)
         if self.judge is None:
-            ending = self._scored(reward, metrics, Outcome.WORKFLOW_ERROR, f"workflow_func `{name_of(self.workflow)}`")
-            return dataclasses.replace(
-                ending,
-                call_rewards=getattr(output, "call_rewards", None),
-                step_rewards=getattr(output, "step_rewards", None) or {},
-                states=getattr(output, "states", None) or {},
-                answer=answer,
-            )
+            return dataclasses.replace(self._of_workflow(output, reward, metrics), answer=answer)
         try:
             further = self._optional(self._judge_takes, models)
             judgement = await self.judge(task=row, response=response, **further)
@@ -138,6 +142,23 @@ class UserFunctions:
         metrics = {**metrics, **{f"{JUDGE}{name}": value for name, value in of_judge.items()}}
         ending = self._scored(judged, metrics, Outcome.JUDGE_ERROR, f"judge_func `{name_of(self.judge)}`")
         return dataclasses.replace(ending, answer=answer)
+
+    def _member(self, output: Any) -> Ending:
+        """How one rollout of a group ended, whose workflow made all of them."""
+        if isinstance(output, Exception):
+            return Ending(outcome=Outcome.WORKFLOW_ERROR, error=describe(output))
+        reward, _, metrics = self._read_output(output)
+        return dataclasses.replace(self._of_workflow(output, reward, metrics), calls=tuple(output.calls))
+
+    def _of_workflow(self, output: Any, reward: Any, metrics: dict[str, float]) -> Ending:
+        """The ending of a workflow that gave the reward itself."""
+        ending = self._scored(reward, metrics, Outcome.WORKFLOW_ERROR, f"workflow_func `{name_of(self.workflow)}`")
+        return dataclasses.replace(
+            ending,
+            call_rewards=getattr(output, "call_rewards", None),
+            step_rewards=getattr(output, "step_rewards", None) or {},
+            states=getattr(output, "states", None) or {},
+        )
 
     def _optional(self, names: frozenset[str], models: RolloutModels) -> dict[str, Any]:
         """Those of the optional arguments that a function takes; nothing in them is shared between attempts."""

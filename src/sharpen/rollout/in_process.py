@@ -41,12 +41,14 @@ Opener = OpenModels | Mode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRequest:
-    """One attempt to make. `noise_seed` keys everything that its calls sample."""
+    """One attempt to make. `noise_seed` keys everything that its calls sample. `group_size`: how many rollouts it makes
+    at once (its id is the first one's), where the workflow makes whole groups."""
 
     task: Task
     rollout_id: str
     noise_seed: int
     opens: Opener
+    group_size: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +64,10 @@ class Attempt:
 
 
 class AttemptRunner(Protocol):
-    """A place where attempts run, many at a time."""
+    """A place where attempts run, many at a time. `whole_groups`: an attempt makes all rollouts of a group."""
+
+    @property
+    def whole_groups(self) -> bool: ...
 
     async def run(self, request: AttemptRequest) -> Attempt:
         """Make one attempt. Cancelling the awaiting task cancels it. Raises for bad input only, and for what makes
@@ -81,6 +86,11 @@ class InProcess:
         self._users = UserLoop()
         self._warned_ignored = False
 
+    @property
+    def whole_groups(self) -> bool:
+        """See `AttemptRunner`."""
+        return self._functions.whole_groups
+
     async def run(self, request: AttemptRequest) -> Attempt:
         """See `AttemptRunner.run`. On any one event loop."""
         began = time.monotonic()
@@ -93,7 +103,9 @@ class InProcess:
         except Exception as error:  # the failure boundary of the serving side
             ending = Ending(outcome=Outcome.INFRASTRUCTURE, error=describe(error))
             return Attempt(ending=ending, noticed={}, seconds=time.monotonic() - began)
-        code = functools.partial(self._functions.attempt, request.task, models)
+        if request.group_size > 1:
+            models.policy.allow(request.group_size)
+        code = functools.partial(self._functions.attempt, request.task, models, request.group_size)
         self._users.start(run, code)
         try:
             ending = await self._supervise(run, models)

@@ -27,7 +27,8 @@ class Access(Protocol):
     because the run has used up the model's tokens.
 
     `close` revokes it (calls still running are abandoned, later ones refused) and gives the recorded calls; it is
-    quick and may be called from any thread.
+    quick and may be called from any thread. `allow` lets as many calls be made as so many rollouts may make, which one
+    attempt makes.
     """
 
     @property
@@ -44,6 +45,7 @@ class Access(Protocol):
     def cut(self) -> bool: ...
     @property
     def exhausted(self) -> TokenCapError | None: ...
+    def allow(self, num_rollouts: int) -> None: ...
     def close(self) -> tuple[Call, ...]: ...
 
 

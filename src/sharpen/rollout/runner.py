@@ -10,17 +10,21 @@ the place where attempts run.
 What is retried (`retries`): failures that the model did not cause, in a fresh session with the same noise, up to
 `max_attempts`; then the rollout is excluded (no reward). Its siblings go on. Bad input stops everything, with its own
 message.
+
+A workflow that makes whole groups has one attempt for all rollouts of a group, which takes as many slots. It ends,
+fails and is retried as one; its calls are cut into rollouts (`members`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import dataclasses
 import hashlib
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
@@ -31,6 +35,7 @@ from sharpen.errors import RolloutError
 from sharpen.rollout.attempt import Ending
 from sharpen.rollout.choices import only_used, requests
 from sharpen.rollout.in_process import Attempt, AttemptRequest, AttemptRunner, Opener
+from sharpen.rollout.members import cut, share
 from sharpen.rollout.retries import is_final
 from sharpen.types import MODEL_CAUSED, Call, CallStatus, Group, Outcome, Rollout, Task
 
@@ -41,13 +46,14 @@ OnRollout = Callable[[Rollout], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ticket:
-    """One rollout to run."""
+    """One rollout to run, or `size` of them at once: the indices from `index` on."""
 
     task: Task
     group_id: str
     index: int
     opens: Opener
     evaluation: bool
+    size: int = 1
 
     @property
     def id(self) -> str:
@@ -82,6 +88,7 @@ class RolloutRunner:
         self._members: set[asyncio.Task[Any]] = set()
         self._loop = asyncio.new_event_loop()
         self._slots = asyncio.Semaphore(config.max_concurrent_rollouts)
+        self._next = asyncio.Lock()
         self._thread = threading.Thread(target=self._serve, name="sharpen-rollouts", daemon=True)
         self._thread.start()
 
@@ -109,10 +116,13 @@ class RolloutRunner:
             raise RolloutError("the rollout runner is closed")
         size = self._group_size if group_size is None else group_size
         opener = open_session or self._open_session
-        openers = [opener] * size + ([] if open_baseline is None else [open_baseline])
+        at_once = size if self._attempts.whole_groups else 1
+        begins = [(index, opener, at_once) for index in range(0, size, at_once)]
+        if open_baseline is not None:
+            begins.append((size, open_baseline, 1))
         tickets = [
-            _Ticket(task=task, group_id=group_id, index=index, opens=opens, evaluation=evaluation)
-            for index, opens in enumerate(openers)
+            _Ticket(task=task, group_id=group_id, index=index, opens=opens, evaluation=evaluation, size=count)
+            for index, opens, count in begins
         ]
         group = self._group(task, group_id, version, tickets, size, on_rollout)
         return asyncio.run_coroutine_threadsafe(group, self._loop)
@@ -200,7 +210,7 @@ class RolloutRunner:
         if self._fatal is not None:
             raise self._fatal_again()
         self._groups.add(this)
-        members = [asyncio.create_task(self._rollout(ticket, on_rollout)) for ticket in tickets]
+        members = [asyncio.create_task(self._rollouts(ticket, on_rollout)) for ticket in tickets]
         for member in members:
             self._members.add(member)
             member.add_done_callback(self._members.discard)
@@ -219,44 +229,72 @@ class RolloutRunner:
             raise
         finally:
             self._groups.discard(this)
+        counted = [rollout for attempts in ended for rollout in attempts[-1]]
         return Group(
             id=group_id,
             task=task,
             version=version,
-            rollouts=tuple(attempts[-1] for attempts in ended[:size]),
-            baseline=ended[size][-1] if len(ended) > size else None,
-            attempts=tuple(rollout for attempts in ended for rollout in attempts[:-1]),
+            rollouts=tuple(counted[:size]),
+            baseline=counted[size] if len(counted) > size else None,
+            attempts=tuple(rollout for attempts in ended for failed in attempts[:-1] for rollout in failed),
         )
 
-    async def _rollout(self, ticket: _Ticket, on_rollout: OnRollout | None) -> list[Rollout]:
-        """All attempts of one rollout, the one that counts last."""
-        attempts: list[Rollout] = []
+    async def _rollouts(self, ticket: _Ticket, on_rollout: OnRollout | None) -> list[tuple[Rollout, ...]]:
+        """All attempts of a ticket, the one that counts last."""
+        attempts: list[tuple[Rollout, ...]] = []
         failed = 0
-        async with self._slots:
+        async with self._taken(ticket.size):
             while True:
-                rollout, came = await self._attempt(ticket, len(attempts))
-                attempts.append(rollout)
+                rollouts, came = await self._attempt(ticket, len(attempts))
+                attempts.append(rollouts)
                 failed += came.ending.counts
-                if rollout.outcome == Outcome.OK or failed >= self._config.max_attempts:
+                if came.ending.outcome == Outcome.OK or failed >= self._config.max_attempts:
                     break
-                if is_final(rollout, outside=came.ending.outside, evaluation=ticket.evaluation):
+                if is_final(rollouts[0], outside=came.ending.outside, evaluation=ticket.evaluation):
                     break
         if on_rollout is not None:
-            on_rollout(rollout)
+            for rollout in rollouts:
+                on_rollout(rollout)
         return attempts
 
-    async def _attempt(self, ticket: _Ticket, attempt: int) -> tuple[Rollout, Attempt]:
-        """One attempt, as it is recorded and as it was made."""
+    @contextlib.asynccontextmanager
+    async def _taken(self, count: int) -> AsyncIterator[None]:
+        """Hold so many slots, or all that there are. They are taken in turn: nobody waits with a part of his."""
+        held = 0
+        try:
+            async with self._next:
+                for _ in range(min(count, self._config.max_concurrent_rollouts)):
+                    await self._slots.acquire()
+                    held += 1
+            yield
+        finally:
+            for _ in range(held):
+                self._slots.release()
+
+    async def _attempt(self, ticket: _Ticket, attempt: int) -> tuple[tuple[Rollout, ...], Attempt]:
+        """One attempt, as its rollouts are recorded and as it was made."""
         noise = noise_seed(self._seed, ticket.id)
-        request = AttemptRequest(task=ticket.task, rollout_id=ticket.id, noise_seed=noise, opens=ticket.opens)
+        request = AttemptRequest(
+            task=ticket.task, rollout_id=ticket.id, noise_seed=noise, opens=ticket.opens, group_size=ticket.size
+        )
         came = await self._attempts.run(request)
+        if not self._attempts.whole_groups:
+            return (self._recorded(ticket, attempt, ticket.index, came),), came
+        parts = cut(came.calls, came.ending.members or (came.ending,) * ticket.size)
+        return tuple(
+            self._recorded(ticket, attempt, ticket.index + number, share(came, calls, ending, ticket.size))
+            for number, (calls, ending) in enumerate(parts)
+        ), came
+
+    def _recorded(self, ticket: _Ticket, attempt: int, index: int, came: Attempt) -> Rollout:
+        """An attempt as the rollout that is recorded."""
         ending, calls = came.ending, came.calls
         reward = self._config.failure_reward if ending.outcome in MODEL_CAUSED else ending.reward
-        rollout = Rollout(
-            id=ticket.id,
+        return Rollout(
+            id=f"{ticket.group_id}/{index}",
             group_id=ticket.group_id,
             task_id=ticket.task.id,
-            index=ticket.index,
+            index=index,
             attempt=attempt,
             calls=self._marked(calls, ending),
             outcome=ending.outcome,
@@ -269,7 +307,6 @@ class RolloutRunner:
             seconds=came.seconds,
             unrecorded_answers=None if came.num_answers is None else came.num_answers if not calls else 0,
         )
-        return rollout, came
 
     def _marked(self, calls: tuple[Call, ...], ending: Ending) -> tuple[Call, ...]:
         """The calls, with those marked that the workflow left out, or where it does not say which it used, the choices

@@ -183,6 +183,9 @@ class RemoteSession:
         """The error of a call that came after the run had used up the model's tokens."""
         return None if self.tally is None else self.tally.refused
 
+    def allow(self, num_rollouts: int) -> None:
+        """Calls of an endpoint are not limited."""
+
     def close(self) -> tuple[Call, ...]:
         """Refuse later calls, cancel what runs. Nothing was recorded. From any thread."""
         self.remote.keys.end(self.key)

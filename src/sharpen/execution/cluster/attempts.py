@@ -72,8 +72,9 @@ class AuxiliaryTotals(AuxiliaryMeters):
 
 class OnWorkers:
     """Satisfies `rollout.in_process.AttemptRunner`. `setup` is a reference to the workers' `Setup`, `failed` gets an
-    error when the engines are gone for good. `grace_s`: how long after its time limit an attempt may be silent before
-    its worker is asked whether it lives, and how long that may take to answer.
+    error when the engines are gone for good. `whole_groups` is the workflow's (see there). `grace_s`: how long after
+    its time limit an attempt may be silent before its worker is asked whether it lives, and how long that may take to
+    answer.
 
     All of it runs on the runner's loop, but for `close`.
     """
@@ -86,6 +87,8 @@ class OnWorkers:
         auxiliary: AuxiliaryTotals,
         failed: Future[Exception],
         grace_s: float = HARD_GRACE_S,
+        *,
+        whole_groups: bool = False,
     ) -> None:
         self._workers = workers
         self._setup = setup
@@ -97,6 +100,7 @@ class OnWorkers:
         self._failure: asyncio.Future[Exception] | None = None
         self._changed = asyncio.Event()
         self._reviving: set[asyncio.Task[None]] = set()
+        self.whole_groups = whole_groups
         self.version = 0
         """What the engines serve; a worker that starts again is told."""
 

@@ -76,7 +76,8 @@ class RayServing:
         self.folder = job.folder
         self._config = config = job.config
         self._alone = not job.recipe.overlaps
-        self._functions = pickled(functions_of(job))
+        functions = functions_of(job)
+        self._functions, self._whole_groups = pickled(functions), functions.whole_groups
         self._published: tuple[int, Any] = (0, None)
         self._generating_s = 0.0
         self._grace_s = grace_s
@@ -203,7 +204,13 @@ class RayServing:
             for index, (actor, node) in enumerate(zip(self._actors, nodes, strict=True))
         ]
         self._workers = OnWorkers(
-            self._placed_workers, setup, self._config, self.auxiliary, self._failed, self._grace_s
+            self._placed_workers,
+            setup,
+            self._config,
+            self.auxiliary,
+            self._failed,
+            self._grace_s,
+            whole_groups=self._whole_groups,
         )
 
     async def _publish(self, version: int) -> None:
