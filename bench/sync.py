@@ -41,7 +41,7 @@ from sharpen.execution.ranks.processes import lay_out, view
 from sharpen.execution.ranks.rank import WeightSpec
 from sharpen.execution.ranks.shared_file import SharedFile
 from sharpen.inference.embedded.engine import EmbeddedEngine
-from sharpen.inference.vllm.weights_file import WeightsFile, mapped
+from sharpen.inference.vllm.weights_file import WeightsFile, map_file
 from sharpen.run.assembly import open_loop
 from sharpen.run.loop import Loop
 
@@ -109,7 +109,7 @@ def copy(source: Weights, target: Weights) -> None:
 def read_files(connection: Connection) -> None:
     """A process that takes weights from each file it is told of, as vLLM's worker does."""
     torch.set_num_threads(2)
-    mine, theirs = weights(0.0), functools.lru_cache(maxsize=1)(mapped)
+    mine, theirs = weights(0.0), functools.lru_cache(maxsize=1)(map_file)
     while path := connection.recv():
         copy(theirs(path), mine)
         connection.send(float(mine[NAMES[-1]][-1, -1]))

@@ -1,102 +1,177 @@
-"""Makes a `Job` of a configuration and the user's functions. What is wrong with the settings, their recipe says; what
-is wrong with the functions, or on this machine, is found here, before anything is loaded.
+"""Makes a `Job` from a configuration and the user's functions, before anything is loaded.
 
-In: a `RunConfig`, the workflow, the judge. Out: a `Job`, or `ConfigError` and its kin.
+In: a `RunConfig`, the workflow, the judge. Out: a `Job`. Raises `ConfigError`, `DatasetError` or `ModelError`, with all
+problems at once: those of the settings (`sharpen.recipe`), of the functions and of this machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from sharpen.algorithm.supervised import learns_from_rows
 from sharpen.compat.agentscope import imported_line
 from sharpen.config.cluster import ClusterConfig
 from sharpen.config.functions import import_function
+from sharpen.config.problems import Problems
+from sharpen.config.public import DatasetConfig, MonitorType, TunerModelConfig
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
-from sharpen.execution.auxiliary.settings import check_auxiliary_models
-from sharpen.execution.engine_choice import check_heads, choose_engine
-from sharpen.execution.model_files import model_folder
+from sharpen.execution.auxiliary.settings import check_auxiliary_models, fetch_auxiliary_models
+from sharpen.execution.engine_choice import check_gpu, check_heads, this_machine, vllm_choice
+from sharpen.execution.engine_counts import fit_engines
+from sharpen.execution.model_files import check_model_path, model_folder
 from sharpen.execution.teacher_files import check_teacher, teacher_folder
 from sharpen.execution.trainers import check_trainer
 from sharpen.monitor.metrics import check_monitor
-from sharpen.recipe import EngineChoice, Job, Recipe, RolloutRecipe, RowRecipe, TrainingJob, check_settings, recipe_of
+from sharpen.recipe import (
+    EngineChoice,
+    Job,
+    Recipe,
+    RolloutRecipe,
+    RowRecipe,
+    TrainingJob,
+    TrainingRecipe,
+    check_settings,
+    recipe_of,
+)
 from sharpen.rollout.signature import judge_arguments, workflow_arguments
+from sharpen.tasks.source import check_path
 from sharpen.trainer.lora_settings import check_lora
 
 Function = Callable[..., Any]
 
 
 def decide(config: RunConfig, workflow: Function | None, judge: Function | None) -> TrainingJob:
-    """The job of a run that trains."""
+    """Return the job of a run that trains."""
     if learns_from_rows(config):
         return decide_rows(config, workflow, judge)
     return decide_rollouts(config, workflow, judge)
 
 
 def decide_rollouts(config: RunConfig, workflow: Any, judge: Function | None) -> Job[RolloutRecipe]:
-    """The job of a run that learns from rollouts. `workflow` is whatever the user gave for one."""
-    imported_line()
-    recipe = recipe_of(config)
+    """Return the job of a run that learns from rollouts. `workflow` may be any object, and is checked."""
+    problems = Problems()
+    problems.check(imported_line)
+    serves = config.mode != "train"  # else the agent runs in the explorer's process
+    if serves:
+        problems.check(workflow_arguments, workflow)
+    if judge is not None:
+        problems.check(judge_arguments, judge)
+    notices: tuple[str, ...] = ()
+    engine = None
+    if serves:
+        config, notices, engine = _fit(problems, config)
+    recipe = _recipe(problems, config)
+    _check_machine(problems, config, serves=serves)
+    problems.raise_found()
     assert isinstance(recipe, RolloutRecipe)
-    check_settings(recipe)
-    workflow_arguments(workflow)
-    _check_functions(None, judge)
-    engine, folder = _check_machine(config, serves=True)
+    folder = _model_folders(config, serves=serves)
     teacher = teacher_folder(config, recipe.algorithm)
     if teacher is not None:
         check_teacher(config, folder, teacher)
-    return Job(recipe=recipe, workflow=workflow, judge=judge, folder=folder, teacher=teacher, engine=engine)
+    return Job(
+        recipe=recipe,
+        workflow=workflow if serves else None,
+        judge=judge,
+        folder=folder,
+        teacher=teacher,
+        engine=engine,
+        notices=notices,
+    )
 
 
 def decide_rows(config: RunConfig, workflow: Function | None, judge: Function | None) -> Job[RowRecipe]:
-    """The job of a run that learns from rows; a workflow is there to evaluate the agent."""
-    recipe = recipe_of(config)
-    assert isinstance(recipe, RowRecipe)
-    check_settings(recipe)
+    """Return the job of a run that learns from rows, in which a workflow only evaluates the agent."""
+    problems, name = Problems(), config.algorithm.algorithm_type
     if workflow is not None and judge is None and config.judge is not None:
-        judge = import_function(config.judge)
-    if workflow is None and judge is not None:
-        raise ConfigError("judge_func judges what a workflow says, and there is none: give both, or neither")
-    _check_functions(workflow, judge)
-    if workflow is not None and config.eval_dataset is None:
-        raise ConfigError(
-            f"with {recipe.algorithm.name!r} the workflow is there to evaluate the agent, on the tasks of "
-            "eval_dataset: give that too, or leave the workflow out"
-        )
-    if workflow is None and config.evaluation.further:
-        raise ConfigError("evaluation.further needs a workflow: without one only rows of one dataset are held out")
-    engine, folder = _check_machine(config, serves=workflow is not None)
-    return Job(recipe=recipe, workflow=workflow, judge=judge, folder=folder, engine=engine)
+        judge = problems.check(import_function, config.judge)
+    problems.check(_check_functions, workflow, judge)
+    problems.check(_check_evaluation_of_rows, config, workflow, judge, name)
+    notices: tuple[str, ...] = ()
+    engine = None
+    if workflow is not None:
+        config, notices, engine = _fit(problems, config)
+    recipe = _recipe(problems, config)
+    _check_machine(problems, config, serves=workflow is not None)
+    problems.raise_found()
+    assert isinstance(recipe, RowRecipe)
+    folder = _model_folders(config, serves=workflow is not None)
+    return Job(recipe=recipe, workflow=workflow, judge=judge, folder=folder, engine=engine, notices=notices)
 
 
 def decide_evaluation(config: RunConfig, workflow: Function, judge: Function | None) -> Job[Recipe]:
-    """The job of an evaluation alone."""
-    imported_line()
-    _check_functions(workflow, judge)
-    check_auxiliary_models(config)
-    engine, folder = check_engine(config), model_folder(config.model.model_path)
-    check_heads(config.model, folder)
-    return Job(recipe=Recipe(config=config), workflow=workflow, judge=judge, folder=folder, engine=engine)
+    """Return the job of an evaluation."""
+    problems = Problems()
+    problems.check(imported_line)
+    problems.check(_check_functions, workflow, judge)
+    config, notices, engine = _fit(problems, config)
+    problems.check(check_auxiliary_models, config)
+    problems.check(check_model_path, config.model.model_path)
+    problems.raise_found()
+    folder = _model_folders(config, serves=True)
+    recipe = Recipe(config=config)
+    return Job(recipe=recipe, workflow=workflow, judge=judge, folder=folder, engine=engine, notices=notices)
 
 
-def check_engine(config: RunConfig, *, serves: bool = True) -> EngineChoice | None:
-    """The engine, if one `serves`; None on Ray. Raises `ConfigError` for an engine or a Ray that cannot be had, as far
-    as that is known before anything starts."""
-    if not config.uses_ray:
-        if config.cluster != ClusterConfig():
-            raise ConfigError(
-                "the settings of cluster have no effect with execution: local: set it to ray, or remove them"
-            )
-        return choose_engine(config) if serves else None
-    if (device := config.engine.device).startswith("cuda:"):
-        raise ConfigError(f"engine.device is {device}, but Ray gives GPUs out: set it to cuda")
-    from sharpen.execution.cluster.connect import check_ray
+def fit_to_machine(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
+    """Return the configuration with the engines that fit this machine, and notices about the changes. Unchanged on
+    Ray."""
+    return (config, ()) if config.uses_ray else fit_engines(config, this_machine())
 
-    check_ray()
-    return None
+
+def check_engine(config: RunConfig) -> EngineChoice | None:
+    """Choose the engine; None on Ray. Raises `ConfigError` if the engine or Ray is not available, as far as this can be
+    checked before anything starts."""
+    if config.uses_ray and (device := config.engine.device).startswith("cuda:"):
+        raise ConfigError(f"engine.device is {device}, but Ray assigns the GPUs: set it to cuda")
+    check_place(config)
+    if config.uses_ray:
+        return None
+    check_gpu(config.engine.device)
+    return vllm_choice(config, this_machine())
+
+
+def check_place(config: RunConfig) -> None:
+    """Raise `ConfigError` for `cluster` settings without effect, or if Ray is needed and not installed."""
+    if config.uses_ray:
+        from sharpen.execution.cluster.connect import check_ray
+
+        check_ray()
+    elif config.cluster != ClusterConfig():
+        raise ConfigError("the settings of cluster have no effect with execution: local: set it to ray, or remove them")
+
+
+def _fit(problems: Problems, config: RunConfig) -> tuple[RunConfig, tuple[str, ...], EngineChoice | None]:
+    """Return the configuration fitted to this machine, notices about the changes, and the engine."""
+    config, notices = fit_to_machine(config)
+    return config, notices, problems.check(check_engine, config)
+
+
+def _recipe(problems: Problems, config: RunConfig) -> TrainingRecipe | None:
+    recipe: TrainingRecipe | None = problems.check(recipe_of, config)
+    if recipe is not None:
+        problems.check(check_settings, recipe)
+    return recipe
+
+
+def check_arguments(problems: Problems, arguments: Mapping[str, Any], workflow: Any, judge: Function | None) -> None:
+    """Check the arguments of `tune()` one by one, for when they give no valid configuration. `workflow` may also be a
+    class or a name, which are not checked here."""
+    if workflow is not None and not isinstance(workflow, type | str):
+        problems.check(workflow_arguments, workflow)
+    if judge is not None:
+        problems.check(judge_arguments, judge)
+    if arguments["monitor_type"] in get_args(MonitorType):
+        problems.check(check_monitor, arguments["monitor_type"])
+    models = [arguments["model"], *(arguments["auxiliary_models"] or {}).values()]
+    for model in models:
+        if isinstance(model, TunerModelConfig) and getattr(model, "base_url", None) is None:
+            problems.check(check_model_path, model.model_path)
+    for dataset in (arguments["train_dataset"], arguments["eval_dataset"]):
+        if isinstance(dataset, DatasetConfig):
+            problems.check(check_path, dataset)
 
 
 def _check_functions(workflow: Function | None, judge: Function | None) -> None:
@@ -106,14 +181,41 @@ def _check_functions(workflow: Function | None, judge: Function | None) -> None:
         judge_arguments(judge)
 
 
-def _check_machine(config: RunConfig, *, serves: bool) -> tuple[EngineChoice | None, Path]:
-    """The engine and the model's folder; what else this machine must have is there."""
-    check_auxiliary_models(config)
-    engine = check_engine(config, serves=serves)
-    check_monitor(config.monitor_type)
-    check_lora(config.trainer)
-    check_trainer(config)
+def _check_evaluation_of_rows(
+    config: RunConfig, workflow: Function | None, judge: Function | None, algorithm: str
+) -> None:
+    """Raise `ConfigError` if a run that learns from rows has only some of what evaluating an agent needs."""
+    if workflow is None and judge is not None:
+        raise ConfigError(
+            "judge_func scores the response of a workflow, but there is no workflow: give both, or neither"
+        )
+    if workflow is not None and config.eval_dataset is None:
+        raise ConfigError(
+            f"with {algorithm!r} the workflow only evaluates the agent, on the tasks of eval_dataset: give that too, "
+            "or leave the workflow out"
+        )
+    if workflow is None and config.evaluation.further:
+        raise ConfigError("evaluation.further needs a workflow: without one only rows of a single dataset are held out")
+
+
+def _model_folders(config: RunConfig, *, serves: bool) -> Path:
+    """Return the model's folder, after downloading the files of all models. Raises `ModelError`."""
+    fetch_auxiliary_models(config)
     folder = model_folder(config.model.model_path)
     if serves:
         check_heads(config.model, folder)
-    return engine, folder
+    return folder
+
+
+def _check_machine(problems: Problems, config: RunConfig, *, serves: bool) -> None:
+    """Check what else the run needs on this machine, as far as possible without the network."""
+    problems.check(check_place, config)
+    problems.check(check_auxiliary_models, config)
+    problems.check(check_monitor, config.monitor_type)
+    problems.check(check_lora, config.trainer)
+    problems.check(check_trainer, config)
+    problems.check(check_model_path, config.model.model_path)
+    datasets = (config.train_dataset, config.eval_dataset, *config.evaluation.further.values())
+    for dataset in datasets if config.mode != "train" else ():  # the tasks are the explorer's
+        if dataset is not None:
+            problems.check(check_path, dataset)

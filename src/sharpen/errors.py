@@ -1,32 +1,33 @@
-"""The error tree: one root, each child also the standard error it is a kind of.
+"""The error tree: one root class; each error is also the standard error that it is a kind of.
 
     SharpenError
-    ├── what was asked for cannot be
+    ├── invalid input
     │   ├── ConfigError (ValueError)           a setting or an argument
-    │   ├── NotIncludedError (ImportError)     a name of AgentScope's tuner that is not here
+    │   ├── NotIncludedError (ImportError)     a name of AgentScope's tuner that Sharpen does not have
     │   ├── DatasetError (ValueError)          a dataset, or a row of it
+    │   │   └── DatasetNotFoundError (FileNotFoundError)   its path does not exist
     │   ├── ModelError (ValueError)            a model directory
-    │   └── SamplingError (ValueError)         sampling that cannot be honoured, or not be trained on
-    ├── what the model did: the rollout's outcome, and the run goes on
+    │   └── SamplingError (ValueError)         sampling that is not supported or cannot be trained on
+    ├── caused by the model: becomes the rollout's outcome, and the run continues
     │   ├── UnusableAnswerError (ValueError)   raised by workflows, tools and judges
     │   └── ContextOverflowError (ValueError)  a prompt that does not fit
-    ├── what served or trained broke
+    ├── failures of serving, training or storage
     │   ├── EngineError (RuntimeError)
-    │   │   └── EngineLostError                that engine will serve nothing any more
-    │   ├── RankError (RuntimeError)           a process of a trainer of several
+    │   │   └── EngineLostError                the engine can serve no more requests
+    │   ├── RankError (RuntimeError)           a process of a trainer with several processes
     │   ├── RolloutError (RuntimeError)        too many rollouts failed
     │   │   └── TokenCapError                  an auxiliary model has used up its tokens
-    │   ├── CheckpointError (OSError)          not written whole, or not read back
+    │   ├── CheckpointError (OSError)          not completely written, or not readable
     │   └── JournalError (OSError)             `run.db` could not be written or read
-    └── what was found must not be trained on
+    └── results that must not be trained on
         ├── CallError (ValueError)             a recorded call without its logprobs
         ├── ParityError (AssertionError)       trainer and engine do not compute the same model
         ├── CertificateError (AssertionError)  an invariant of the run certificate is broken
         ├── TrainingError (ArithmeticError)    a gradient that is not finite
         └── NoSignalError (RuntimeError)       every reward of the first check was the same
 
-In: nothing. Out: exceptions that pickle (they cross threads and processes) and whose message says what was wrong,
-the value that came, and what to do.
+All of them pickle, since they cross threads and processes. Their messages say what was wrong, the value, and what to
+do.
 """
 
 
@@ -43,22 +44,26 @@ class NotIncludedError(SharpenError, ImportError):
 
 
 class DatasetError(SharpenError, ValueError):
-    """A dataset cannot be read, is empty, or a row lacks what was asked of it."""
+    """A dataset cannot be read, is empty, or a row lacks a field."""
+
+
+class DatasetNotFoundError(DatasetError, FileNotFoundError):
+    """A dataset's path does not exist."""
 
 
 class ModelError(SharpenError, ValueError):
-    """A model directory cannot be used: files missing, no chat template, or an architecture we do not serve."""
+    """A model directory cannot be used: missing files, no chat template, or an unsupported architecture."""
 
 
 class SamplingError(SharpenError, ValueError):
-    """Sampling parameters that cannot be honoured, or whose tokens the chosen algorithm cannot train on."""
+    """Sampling parameters are not supported, or the chosen algorithm cannot train on their tokens."""
 
 
 class UnusableAnswerError(SharpenError, ValueError):
     """The model's answer cannot be used: raise it in a workflow, a tool or a judge (`docs/use/failures.md`).
 
-    The rollout then ends as the model's own failure: it gets `rollout.failure_reward`, or takes no part, and is never
-    drawn again.
+    The rollout then counts as failed by the model: it gets `rollout.failure_reward`, or is excluded, and is not
+    retried.
     """
 
 
@@ -71,7 +76,7 @@ class EngineError(SharpenError, RuntimeError):
 
 
 class EngineLostError(EngineError):
-    """An inference engine that will serve nothing any more: its processes died, or it was closed."""
+    """The inference engine can serve no more requests: its processes died, or it was closed."""
 
 
 class ParityError(SharpenError, AssertionError):
@@ -79,36 +84,36 @@ class ParityError(SharpenError, AssertionError):
 
 
 class CertificateError(SharpenError, AssertionError):
-    """An invariant of the run certificate is broken: nothing was trained on it."""
+    """An invariant of the run certificate is broken. Nothing was trained on the data in question."""
 
 
 class TrainingError(SharpenError, ArithmeticError):
-    """An update cannot be made: a gradient is NaN or infinite. No weight was changed."""
+    """An update is impossible since a gradient is NaN or infinite. No weight was changed."""
 
 
 class RankError(SharpenError, RuntimeError):
-    """A process of a trainer of several was lost, or failed by itself: the run ends, and resumes from its last
+    """One process of a distributed trainer was lost or failed. The run ends, and can resume from its last
     checkpoint."""
 
 
 class CallError(SharpenError, ValueError):
-    """A recorded call cannot be used for training (missing or non-finite logprobs, lengths that differ)."""
+    """A recorded call cannot be trained on (missing or non-finite logprobs, mismatched lengths)."""
 
 
 class CheckpointError(SharpenError, OSError):
-    """A checkpoint could not be written whole, or read back."""
+    """A checkpoint could not be written completely, or not read."""
 
 
 class JournalError(SharpenError, OSError):
-    """The journal of a run (`run.db`) could not be written or read: nothing may be trained that is not in it."""
+    """The journal of a run (`run.db`) could not be written or read. Only what is in it may be trained on."""
 
 
 class RolloutError(SharpenError, RuntimeError):
-    """Too many rollouts failed for the run to go on."""
+    """Too many rollouts failed for the run to continue."""
 
 
 class TokenCapError(RolloutError):
-    """An auxiliary model has used as many tokens as it may (`max_total_tokens`): the run stops."""
+    """An auxiliary model has used up its tokens (`max_total_tokens`), so the run stops."""
 
 
 class NoSignalError(SharpenError, RuntimeError):

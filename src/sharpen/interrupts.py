@@ -1,7 +1,8 @@
-"""What signals do to a run: SIGTERM is Ctrl-C, which waits for a step that is under way; a terminal that is closed
-takes the display alone.
+"""Signal handlers of a run: SIGTERM acts like Ctrl-C, which waits for the current step, and a run survives the closing
+of its terminal.
 
-In: nothing. Out: handlers, for as long as a run is open. They are set where nobody has set any, and taken back behind.
+In: nothing. Out: signal handlers while a run is open. They are set only for signals without handlers, and removed
+afterwards.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from typing import Any
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[None]:
-    """Let SIGTERM do what Ctrl-C does, at the same places, and let the run outlive SIGHUP.
+    """Make SIGTERM act like Ctrl-C, and ignore SIGHUP, during a block.
 
-    SIGTERM is there also where Ctrl-C is ignored, as in the background of a shell. Handlers of the user's are left as
-    they are; those that Ray sets in every process which it starts in are not. Outside the main thread, where signals do
-    not arrive, nothing is changed.
+    SIGTERM works even if Ctrl-C is ignored, as in a shell's background job. Handlers set by the user are kept; those
+    that Ray sets in each of its processes are replaced. Outside the main thread, which alone receives signals, nothing
+    is changed.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     terminated = False
 
-    def ignored_until_terminated(_signal: int, _frame: object) -> None:
+    def ignore_until_terminated(_signal: int, _frame: object) -> None:
         if terminated:
             raise KeyboardInterrupt
 
@@ -38,14 +39,14 @@ def stop_signals() -> Iterator[None]:
             raise KeyboardInterrupt
         interrupt(signal.SIGINT, frame)
 
-    chosen: dict[int, Any] = {}
+    handlers: dict[int, Any] = {}
     if _is_free(signal.SIGTERM):
-        chosen[signal.SIGTERM] = terminate
+        handlers[signal.SIGTERM] = terminate
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-            chosen[signal.SIGINT] = ignored_until_terminated
+            handlers[signal.SIGINT] = ignore_until_terminated
     if hasattr(signal, "SIGHUP") and _is_free(signal.SIGHUP):
-        chosen[signal.SIGHUP] = signal.SIG_IGN  # as under nohup: what the run starts outlives the terminal too
-    before = {number: signal.signal(number, handler) for number, handler in chosen.items()}
+        handlers[signal.SIGHUP] = signal.SIG_IGN  # as with nohup: child processes inherit it and survive too
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
@@ -54,16 +55,17 @@ def stop_signals() -> Iterator[None]:
 
 
 def _is_free(number: int) -> bool:
-    """Whether a signal ends the process, or is Ray's."""
+    """Whether a signal has its default handler, or one set by Ray."""
     handler = signal.getsignal(number)
     return handler is signal.SIG_DFL or str(getattr(handler, "__module__", "")).startswith("ray.")
 
 
 @contextlib.contextmanager
 def deferred_interrupt(*, again: bool = True) -> Iterator[None]:
-    """Let Ctrl-C wait until this block is done; then it is raised, if it is to be raised `again`.
+    """Delay Ctrl-C until the end of a block. With `again` it is then raised, else dropped.
 
-    A second Ctrl-C ends the block at once. Outside the main thread signals do not arrive, and nothing is changed.
+    A second Ctrl-C interrupts the block at once. Outside the main thread, which alone receives signals, nothing is
+    changed.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -82,4 +84,4 @@ def deferred_interrupt(*, again: bool = True) -> Iterator[None]:
     finally:
         signal.signal(signal.SIGINT, previous)
     if caught and again:
-        signal.raise_signal(signal.SIGINT)  # for whoever waits outside: another such block, too
+        signal.raise_signal(signal.SIGINT)  # for the surrounding handler, which may be another such block

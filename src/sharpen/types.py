@@ -1,7 +1,6 @@
-"""The records that all stages share. Frozen, slotted, keyword-only; arrays are numpy and never written after
-construction.
+"""The records that all stages share: frozen, slotted and keyword-only. Their numpy arrays are never modified.
 
-The path of the data: `Task` -> `Rollout` (of `Call`s) -> `Group` -> `Experience`.
+The flow of data: `Task` -> `Rollout` (of `Call`s) -> `Group` -> `Experience`.
 
 Array shape suffixes: P prompt tokens of a call, S sampled tokens of a call, T tokens of a merged sequence.
 """
@@ -21,8 +20,8 @@ FloatArray = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
 
 Mode = Literal["greedy", "sampled"]
-"""How the policy answers in a rollout: greedily whatever its calls ask (evaluation, a baseline), or sampled as they ask
-(evaluation, training). Evaluations go in this order."""
+"""How a rollout is sampled: greedily regardless of its calls' parameters (evaluation, a baseline), or with them
+(evaluation, training). Evaluations run in this order."""
 
 FinishReason = Literal["stop", "length", "abort"]
 """Why an engine stopped: an end token or stop string, the token limit, or an abort."""
@@ -32,17 +31,19 @@ FinishReason = Literal["stop", "length", "abort"]
 class Task:
     """One row of a dataset.
 
-    `id` is stable over runs (`<split>/<row number>`), `row` is what the workflow receives as `task`.
+    `id` is the same in all runs (`<split>/<row number>`). `row` is what the workflow receives as `task`. `task_set` is
+    the name of the evaluation set that the task belongs to; None in training.
     """
 
     id: str
     index: int
     row: Mapping[str, Any]
+    task_set: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How one call is sampled. `temperature` 0 is greedy; `top_p` 1 and `top_k` 0 keep the whole distribution."""
+    """The sampling parameters of a call. `temperature` 0 is greedy; `top_p` 1 and `top_k` 0 do not truncate."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -52,18 +53,18 @@ class Sampling:
 
     @property
     def full_support(self) -> bool:
-        """Whether tokens come from the model's whole distribution (so that a probability ratio is defined)."""
+        """Whether tokens are sampled from the whole distribution, so that probability ratios are defined."""
         return self.top_p >= 1.0 and self.top_k == 0
 
 
 class CallStatus(StrEnum):
-    """What became of a call's response."""
+    """What happened to a call's response."""
 
     USED = "used"  # the response was delivered to the agent
     LEFT_OUT = "left_out"  # delivered, but the workflow left it out of the experiences it returned: never trained
-    UNUSED = "unused"  # delivered beside others (`n` > 1), and the agent went on with another one: never trained
+    UNUSED = "unused"  # delivered as one of several choices (`n` > 1), but the agent used another: never trained
     ABANDONED = "abandoned"  # cancelled, timed out, retried by the client, or undelivered: never trained
-    FOREIGN = "foreign"  # made from within another rollout, and refused: never trained, and both rollouts fail
+    FOREIGN = "foreign"  # made by another rollout's code and refused: never trained, and both rollouts fail
 
 
 _DELIVERED = frozenset({CallStatus.USED, CallStatus.LEFT_OUT, CallStatus.UNUSED})
@@ -71,12 +72,12 @@ _DELIVERED = frozenset({CallStatus.USED, CallStatus.LEFT_OUT, CallStatus.UNUSED}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One request of the agent and one choice of its response, exactly as the engine saw and sampled it.
+    """One request of the agent and one choice of its response, with exactly the tokens that the engine processed.
 
     `sampled_ids_S` includes a sampled end token. `logprobs_S` are of the distribution sampled from (after temperature
-    and truncation); `versions_S` is the policy version that each token was computed with. `request` is the index of the
-    first choice of the same request, where it asked for several (`n` > 1). `parent` is the index of the
-    earlier call of the rollout whose `prompt_ids_P + sampled_ids_S` this call's prompt literally starts with, if any.
+    and truncation); `versions_S` is the policy version that computed each token. `request` is the index of the first
+    choice of the same request if it asked for several (`n` > 1). `parent` is the index of the rollout's earlier call
+    whose `prompt_ids_P + sampled_ids_S` this call's prompt starts with, if any.
     """
 
     index: int
@@ -96,20 +97,21 @@ class Call:
 
     @property
     def delivered(self) -> bool:
-        """Whether the agent received the response, whatever it did with it."""
+        """Whether the agent received the response, used or not."""
         return self.status in _DELIVERED
 
     @property
     def trainable(self) -> bool:
-        """Sampled with noise and used by the agent. Greedy calls are context only."""
+        """Whether the call may be trained: sampled (not greedy) and used by the agent."""
         return self.status == CallStatus.USED and self.sampling.temperature > 0 and len(self.sampled_ids_S) > 0
 
 
 class Outcome(StrEnum):
     """How a rollout ended, by cause.
 
-    `OK` has a reward (a wrong answer is OK with a low reward). The `MODEL_CAUSED` ones are the model's own doing: final
-    at once. All others are failures of something else, as far as is known: retried, then excluded, never a reward.
+    `OK` has a reward (a wrong answer is OK with a low reward). The model itself caused the outcomes `MODEL_CAUSED`:
+    they are not retried. All others are, as far as is known, failures of something else: they are retried, then
+    excluded, and never get a reward.
     """
 
     OK = "ok"
@@ -134,14 +136,16 @@ MODEL_CAUSED = frozenset({Outcome.CONTEXT_OVERFLOW, Outcome.TOKEN_LIMIT, Outcome
 class Rollout:
     """One run of the workflow on one task.
 
-    `id` is `<group id>/<index>`; `attempt` counts retries from 0. `reward` is None unless the outcome is OK, or is
-    model-caused and the user set a `failure_reward`; or where the workflow gave none, which only algorithms allow that
-    learn without rewards (`Algorithm.needs_reward`). It is one number, counted once, however many calls there are.
-    `step_rewards` are another thing, by the index of the call that earned them, where the owner gave rewards of steps:
-    they alone are added up. `call_rewards` is what a workflow wrote on each of its calls, `reward` being the last
-    one's: never added up. `states` tells the states of the environment apart in which calls were made, where the owner
-    said so. `error` is one line: kind, message, where. `unrecorded_answers` counts answers of the model that no call
-    here holds (of an endpoint that is evaluated); None: nobody knows how many there were, the attempt's process died.
+    `id` is `<group id>/<index>`; `attempt` counts retries from 0. `reward` is set if the outcome is OK, or if the model
+    caused the failure and the user set a `failure_reward`. It is also None if the workflow gave none, which only
+    algorithms without rewards allow (`Algorithm.needs_reward`). It is one number, counted once for all calls.
+
+    If the user gave them: `step_rewards` are rewards of single steps, by the index of the call that earned them; only
+    these are summed. `call_rewards` are what the workflow set on each of its calls, of which `reward` is the last; they
+    are never summed. `states` identifies the environment's state in which each call was made.
+
+    `error` is one line: type, message, place. `unrecorded_answers` counts answers that are not in `calls` (of an
+    endpoint that is evaluated); None if unknown because the attempt's process died.
     """
 
     id: str
@@ -162,33 +166,32 @@ class Rollout:
 
     @property
     def answers(self) -> tuple[Call, ...]:
-        """The recorded calls whose response the agent was handed."""
+        """The recorded calls whose response the agent received."""
         return tuple(call for call in self.calls if call.delivered)
 
     @property
     def num_answers(self) -> int | None:
-        """How many answers of the model the agent was handed; None where nobody knows."""
+        """How many answers of the model the agent received; None if unknown."""
         return None if self.unrecorded_answers is None else len(self.answers) + self.unrecorded_answers
 
     @property
     def scored(self) -> bool:
-        """Whether this rollout takes part: it has a reward, or ended well where none is needed."""
+        """Whether this rollout takes part: it has a reward, or its outcome is OK and none is needed."""
         return self.reward is not None or self.outcome == Outcome.OK
 
     @property
     def answered(self) -> bool:
-        """Whether the agent received an answer of the model: without one, the reward says nothing of it."""
+        """Whether the agent received an answer of the model. Without one the reward says nothing about the model."""
         return self.num_answers != 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The rollouts of one task that were begun together: the unit over which advantages are computed. `version` is the
-    policy version that served then; each token has its own.
+    """The rollouts of one task that were started together: the unit over which advantages are computed.
 
-    `rollouts` holds one rollout for each index asked for (the last attempt of each), scored or not; `attempts` holds
-    the earlier, failed attempts, for the record only. `baseline` is a further, greedy rollout, where the algorithm
-    compares with one: its reward counts there and nowhere else.
+    `version` is the policy version served at the start; each token has its own. `rollouts` has the last attempt of each
+    rollout, scored or not; `attempts` has the earlier, failed attempts, for the record only. `baseline` is an
+    additional greedy rollout, if the algorithm compares with one: its reward is used for that only.
     """
 
     id: str
@@ -205,7 +208,7 @@ class Group:
 
     @property
     def with_baseline(self) -> tuple[Rollout, ...]:
-        """The rollouts, and the baseline behind them if there is one."""
+        """The rollouts, followed by the baseline if there is one."""
         return self.rollouts if self.baseline is None else (*self.rollouts, self.baseline)
 
 
@@ -213,9 +216,9 @@ class Group:
 class Experience:
     """A trainable token sequence made from one or more calls of a rollout.
 
-    Calls whose prompt literally extends an earlier call's ids become one sequence; a call that does not starts a new
-    one. Every array has length T. Only tokens with `loss_mask_T` carry loss; elsewhere `logprobs_T` and `weights_T`
-    are 0, `versions_T` and `calls_T` are -1, `temperatures_T` is 1.
+    A call whose prompt starts with an earlier call's ids continues its sequence; any other call starts a new one.
+    Every array has length T. Only tokens with `loss_mask_T` carry loss; elsewhere `logprobs_T` and `weights_T` are 0,
+    `versions_T` and `calls_T` are -1, `temperatures_T` is 1.
 
     A two-call rollout (tool call, then answer), u = user or template, s = sampled::
 
@@ -224,9 +227,9 @@ class Experience:
         loss_mask_T  0           0    0    0  1          1   1            1          0  0              0 0  1 1
         calls_T     -1          -1   -1   -1  0          0   0            0         -1 -1             -1 -1 1 1
 
-    `advantages_T` and `weights_T` are filled when a batch is drawn: the loss of a batch is
-    `sum(weights_T * per_token_loss_T)`, where the weights already hold the aggregation mode and the normalization by
-    the whole update, so that no split into micro-batches can change the gradient.
+    `advantages_T` and `weights_T` are filled when a batch is drawn. The loss of a batch is
+    `sum(weights_T * per_token_loss_T)`: the weights already include the aggregation mode and the normalization over the
+    whole update, so that a split into micro-batches cannot change the gradient.
     """
 
     rollout_id: str
@@ -244,8 +247,8 @@ class Experience:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One invariant of the run certificate in one step: how many things were looked at, how many broke it, and the
-    first of those, named by rollout, call and token."""
+    """One invariant of the run certificate in one step: how many items were checked, how many broke it, and the first
+    of these, named by rollout, call and token."""
 
     name: str
     checked: int

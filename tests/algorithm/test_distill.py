@@ -160,10 +160,10 @@ def test_presets_and_their_settings() -> None:
     ("name", "loss", "sampling", "distill", "message"),
     [
         ("grpo", {}, {}, {"teacher_path": "x"}, "'grpo' has no teacher"),
-        ("grpo", {"advantage": "none"}, {}, {}, "nothing would be learnt"),
+        ("grpo", {"advantage": "none"}, {}, {}, "'grpo' has no teacher"),
         ("jsd", {}, {}, {"divergence": "reverse", "beta": 0.3}, "only js has a mixture"),
         ("on_policy_distill", {}, {}, {"beta": 0.3}, "distill.divergence is 'reverse_sampled'"),
-        ("jsd", {"std_threshold": 0.1}, {}, {}, "loss.std_threshold is 0.1, but 'jsd' learns what its teacher says"),
+        ("jsd", {"std_threshold": 0.1}, {}, {}, "loss.std_threshold is 0.1, but 'jsd' learns only from its teacher"),
         ("jsd", {}, {"reward_low": 0.1}, {}, "sampling.reward_low is 0.1"),
         ("on_policy_distill", {}, {"max_refill": 1.0}, {}, "sampling.max_refill is 1.0"),
         ("on_policy_distill", {"clip_low": 0.1}, {}, {"divergence": "js"}, "loss.clip_low is 0.1"),

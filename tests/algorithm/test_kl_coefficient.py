@@ -4,27 +4,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharpen.algorithm.kl import adapted
+from sharpen.algorithm.kl import adapt_coefficient
 from sharpen.algorithm.resolve import resolve
 from sharpen.config.run import LossConfig
 from sharpen.errors import ConfigError
 
 
-def test_adapted_by_hand() -> None:
+def test_adapt_coefficient_by_hand() -> None:
     # found 0.11 at target 0.1: error 0.1; 50 of 100 rollouts: 0.2 * (1 + 0.1 * 0.5)
-    assert adapted(0.2, 0.11, target=0.1, horizon=100, num_rollouts=50) == pytest.approx(0.21)
+    assert adapt_coefficient(0.2, 0.11, target=0.1, horizon=100, num_rollouts=50) == pytest.approx(0.21)
     # twice the target: the error is held at 0.2
-    assert adapted(0.2, 0.2, target=0.1, horizon=100, num_rollouts=50) == pytest.approx(0.22)
+    assert adapt_coefficient(0.2, 0.2, target=0.1, horizon=100, num_rollouts=50) == pytest.approx(0.22)
     # below 0 (k1 can be): held at -0.2; more rollouts than the horizon count as one horizon
-    assert adapted(0.2, -1.0, target=0.1, horizon=10, num_rollouts=50) == pytest.approx(0.16)
-    assert adapted(0.2, 0.1, target=0.1, horizon=10, num_rollouts=50) == 0.2
+    assert adapt_coefficient(0.2, -1.0, target=0.1, horizon=10, num_rollouts=50) == pytest.approx(0.16)
+    assert adapt_coefficient(0.2, 0.1, target=0.1, horizon=10, num_rollouts=50) == 0.2
 
 
 @given(st.floats(1e-6, 10), st.floats(-10, 10), st.floats(1e-3, 10), st.integers(1, 1000), st.integers(1, 5000))
 def test_the_coefficient_stays_above_zero_and_moves_towards_the_target(
     coefficient: float, found: float, target: float, horizon: int, num_rollouts: int
 ) -> None:
-    after = adapted(coefficient, found, target=target, horizon=horizon, num_rollouts=num_rollouts)
+    after = adapt_coefficient(coefficient, found, target=target, horizon=horizon, num_rollouts=num_rollouts)
     assert 0.8 * coefficient * (1 - 1e-12) <= after <= 1.2 * coefficient * (1 + 1e-12)
     assert (after >= coefficient) if found > target else (after <= coefficient)
 

@@ -52,7 +52,7 @@ def test_a_null_that_something_else_decides_says_what_acts_and_whence(name):
     silent = [key for key, found in shown.items() if key.startswith(DECIDED) and found == (None, "default")]
     assert [key for key in silent if not key.startswith("expert.dataset.")] == []  # a dataset's own are its own
     assert shown["name"] == (None, "Experiment-<time of the start>")
-    assert shown["execution"] == ("local", "whether anything is set in cluster")
+    assert shown["execution"] == ("local", "whether the section cluster is given")
     assert shown["engine.kv_cache_mb"][1].startswith("at the start")
 
 
@@ -78,7 +78,7 @@ def test_origins_name_the_preset_the_part_or_the_other_setting():
     assert shown["loss.clip_low"] == (3e-4, "preset gspo")
     assert shown["loss.kl_coef"] == (0.001, "preset gspo")
     assert shown["loss.behaviour"] == ("truncated", "a clip below 0.05")
-    assert shown["loss.kl_horizon"] == (None, "kl_coef stays as it is")
+    assert shown["loss.kl_horizon"] == (None, "kl_coef is constant")
     assert shown["expert.mu"] == (None, "no part of gspo")
     exchanged = lines("gspo", **{"loss.policy_loss": "ppo", "loss.kl": "none", "loss.behaviour": "masked"})
     assert exchanged["loss.policy_loss"] == ("ppo", "argument")
@@ -92,7 +92,7 @@ def test_origins_name_the_preset_the_part_or_the_other_setting():
     assert ahead["sync.max_staleness"] == (2, "sync.style, interval and offset, in updates")
     kept = lines("grpo", **{"eval_dataset.path": "x.jsonl", "sampling.replay_share": 0.5, "execution": "ray"})
     assert "eval_dataset" not in kept
-    assert kept["sampling.max_staleness"] == (4, "four steps' updates, and sync's")
+    assert kept["sampling.max_staleness"] == (4, "four steps' updates, plus sync's")
     assert kept["execution"] == ("ray", "argument")
 
 

@@ -59,7 +59,7 @@ def test_it_does_not_fit_and_what_would(plan: Plan, capsys: pytest.CaptureFixtur
     assert plan("--gpu-memory", "1GB") == 1
     out = capsys.readouterr().out
     assert "it does not fit: trainer and engine needs" in out
-    advice = out.split("the smallest change with which it fits:\n")[1].splitlines()
+    advice = out.split("the smallest change that makes it fit:\n")[1].splitlines()
     changes = [f"--set={line.strip().replace(': ', '=', 1)}" for line in advice]
     assert changes
     assert plan("--gpu-memory", "1GB", *changes) == 0
@@ -67,7 +67,7 @@ def test_it_does_not_fit_and_what_would(plan: Plan, capsys: pytest.CaptureFixtur
 
 def test_nothing_helps(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan("--gpu-memory", "100MB") == 1
-    assert "take larger devices, or a smaller model" in capsys.readouterr().out
+    assert "use larger devices or a smaller model" in capsys.readouterr().out
 
 
 def test_this_machine(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,8 +102,8 @@ def test_as_json(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
         (["--gpu", "L4", "--prompt-tokens", "600"], "model.max_model_len (512)"),
         (["--gpu", "L4", "--set", "model.model_path=nothing/here/at/all"], "config.json cannot be read"),
         (["--gpu", "L4", "--set", "algorithm.algorithm_type=on_policy_distill"], "distill.teacher_path"),
-        (["--gpu", "L4", "--like", "nowhere"], "no step of a run"),
-        (["--gpu", "L4", "--like", "nowhere", "--prompt-tokens", "5"], "exclude each other"),
+        (["--gpu", "L4", "--like", "nowhere"], "no trained step"),
+        (["--gpu", "L4", "--like", "nowhere", "--prompt-tokens", "5"], "--like cannot be combined"),
     ],
 )
 def test_bad_input(plan: Plan, capsys: pytest.CaptureFixture[str], options: list[str], said: str) -> None:
@@ -115,6 +115,6 @@ def test_bad_input(plan: Plan, capsys: pytest.CaptureFixture[str], options: list
 
 def test_a_run_without_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--run", str(tmp_path)]) == 2
-    assert "holds no plan" in capsys.readouterr().err
+    assert f"{tmp_path} has no readable plan.json" in capsys.readouterr().err
     assert main(["plan", "--run", str(tmp_path), "--gpu", "L4"]) == 2
     assert "--gpu has no effect with --run" in capsys.readouterr().err

@@ -56,9 +56,9 @@ def test_a_task_is_that_of_the_held_out_set_and_an_evaluation_done_again_counts_
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (["--task", "12"], "2 tasks end with it: held-out/one/12, held-out/two/12"),
-        (["--task", "9"], "there are hard/other/7, hard/test/1, hard/test/11"),
-        (["--task", "test/1", "--mode", "greedy"], "was evaluated greedy"),
+        (["--task", "12"], "2 sampled tasks end with it: held-out/one/12, held-out/two/12"),
+        (["--task", "9"], "e.g. hard/other/7, hard/test/1, hard/test/11"),
+        (["--task", "test/1", "--mode", "greedy"], "no greedy task has this id"),
     ],
 )
 def test_what_fits_no_task_or_several_is_one_sentence(run_dir, capsys, given, words):

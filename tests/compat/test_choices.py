@@ -96,7 +96,7 @@ def test_where_nothing_tells_none_is_trained_and_that_is_said_once(make_place: M
     assert [status(rollout) for rollout in group.rollouts] == [[UNUSED] * 3] * 2
     assert all(rollout.answered for rollout in group.rollouts)  # the model's answers earned the reward all the same
     (said,) = caplog.messages
-    assert "a request for 3 choices, of which nothing tells which one the agent used" in said
+    assert "3 choices" in said
     assert "set rollout.choices: all" in said
 
 

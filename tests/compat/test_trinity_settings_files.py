@@ -46,7 +46,7 @@ def resolved(path: Path) -> ResolvedConfig:
             "train_dataset": DatasetConfig(path="tasks.jsonl"),
             "model": TunerModelConfig(model_path="m", max_model_len=512),
         }
-    return resolve(load_config(path), None, arguments)
+    return resolve(load_config(path, has_ray=True), None, arguments)
 
 
 def test_there_are_at_least_fifteen_files():

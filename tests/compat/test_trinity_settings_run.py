@@ -155,6 +155,46 @@ def test_a_teacher_is_followed_in_trinity_s_own_workflow(config, tmp_path, toy_m
     assert values["distill.teacher_path"]["value"] == str(toy_model_dir)
 
 
+OTHER_WORKFLOW = """
+from sharpen.compat.trinity import Workflow
+
+class Other(Workflow):
+    def __init__(self, *, task, model, auxiliary_models=None):
+        super().__init__(task=task, model=model, auxiliary_models=auxiliary_models)
+        self.client = model.get_openai_async_client()
+
+    async def run_async(self):
+        assert (self.task.workflow_args, self.task.format_args.prompt_key, self.task.is_eval) == ({}, "text", True)
+        await self.client.chat.completions.create(
+            model=self.model.model_path, messages=[{"role": "user", "content": self.task.task_desc}], max_tokens=4
+        )
+        found = self.model.extract_experience_from_history()
+        for experience in found:
+            experience.reward = 0.25
+        return found
+"""
+
+
+def test_each_evaluation_set_has_its_own_workflow_format_and_arguments(config, tmp_path, capsys):
+    """One set is evaluated as training is, the other by its own workflow, on other fields, without arguments."""
+    (tmp_path / "other.py").write_text(OTHER_WORKFLOW)
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": f"say {i}"}) + "\n" for i in range(3)))
+    content = json.loads(config.read_text())
+    tasks = content["buffer"]["explorer_input"]
+    same = {name: tasks["taskset"][name] for name in ("path", "format", "workflow_args")}
+    other = {"name": "texts", "path": "texts.jsonl", "format": {"prompt_key": "text"}}
+    tasks["eval_tasksets"] = [same, other | {"default_workflow_type": "other.py:Other"}]
+    content["buffer"]["total_steps"] = 1
+    config.write_text(json.dumps(content))
+    assert main(["run", "--config", str(config), "--set", "check.enabled=false"]) == 0
+    assert "failed" not in capsys.readouterr().out
+    summary = json.loads((tmp_path / "runs/Toy/first/summary.json").read_text())
+    texts = summary["further"]["texts"]["after"]["sampled"]
+    assert (texts["accuracy"], texts["num_tasks"]) == (0.25, 3)
+    values = json.loads((tmp_path / "runs/Toy/first/resolved.json").read_text())
+    assert values["evaluation.own.texts.workflow"]["value"] == f"{tmp_path / 'other.py'}:Other"
+
+
 def test_mode_bench_evaluates_and_tune_says_so(config, tmp_path, capsys):
     path = bench(config)
     assert main(["run", "--config", str(path)]) == 0
@@ -242,3 +282,18 @@ def test_explain_fits_a_terminal(config):
     assert max(map(len, table)) <= 100
     assert re.search(r"^setting +value +from \(toy\.yaml\)", table[0])
     assert re.search(r"^  batch_size +2 +buffer\.batch_size *$", plain, re.MULTILINE)
+
+
+def test_the_file_s_environment_is_there_when_the_workflow_is_loaded_and_gone_after_the_run(config, tmp_path):
+    """Red when `_loaded` imports the workflow outside of `environment`."""
+    text = "import os\nFOUND = os.environ['FLOW_NEEDS']\n" + WORKFLOW.replace(
+        "    async def run_async(self):\n",
+        "    async def run_async(self):\n        assert os.environ['FLOW_NEEDS'] == FOUND == '3'\n",
+    )
+    (tmp_path / "flow.py").write_text(text)
+    content = json.loads(config.read_text())
+    content["explorer"] = {"env_vars": {"FLOW_NEEDS": 3}}
+    content["buffer"]["total_steps"] = 1
+    config.write_text(json.dumps(content))
+    assert main(["check", "--config", str(config), "--tasks", "2"]) == 0
+    assert "FLOW_NEEDS" not in os.environ

@@ -177,11 +177,11 @@ def test_a_failed_rollout_says_why(run_dir):
 def test_ids_may_be_shortened_as_far_as_they_are_unique(run_dir):
     whole = show(run_dir, "--rollout", "step-13/train/17/2")
     assert show(run_dir, "--rollout", "step-13/train/17/2") == whole
-    with pytest.raises(ConfigError, match=r"2 rollouts fit '17/2', e\.g\. step-13/train/17/2, step-3/train/17/2"):
+    with pytest.raises(ConfigError, match=r"2 rollouts match '17/2', e\.g\. step-13/train/17/2, step-3/train/17/2"):
         show(run_dir, "--rollout", "17/2")
-    with pytest.raises(ConfigError, match="3 rollouts fit 'step-13'"):
+    with pytest.raises(ConfigError, match="3 rollouts match 'step-13'"):
         show(run_dir, "--rollout", "step-13")
-    with pytest.raises(ConfigError, match="no rollout's id is, ends or begins with 'nope'"):
+    with pytest.raises(ConfigError, match="no rollout's id equals, ends or begins with 'nope'"):
         show(run_dir, "--rollout", "nope")
     with pytest.raises(ConfigError, match="ids that contain it: step-3/train/17/0"):
         show(run_dir, "--rollout", "rain/17")

@@ -96,7 +96,7 @@ def test_a_run_that_learns_has_no_findings(run):
     assert named(run_dir) == []
     out = io.StringIO()
     assert run_diagnose(argparse.Namespace(run_dir=run_dir), out) == 0
-    assert out.getvalue().splitlines()[1:] == ["no cause of a flat reward found"]
+    assert out.getvalue().splitlines()[1:] == ["no cause found for a flat reward"]
 
 
 def test_a_judge_that_always_gives_zero(run):

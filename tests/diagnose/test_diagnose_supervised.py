@@ -174,7 +174,7 @@ def test_a_real_run_that_learns_has_no_findings(taught):
     lines = said(taught(ANSWERS, learning_rate=3e-3))
     assert lines[0].startswith("24 steps, training loss ")
     assert lines[1].startswith("held-out loss ")
-    assert lines[2:] == ["no cause of a loss that does not fall found"]
+    assert lines[2:] == ["no cause found for a loss that does not fall"]
 
 
 def test_a_real_learning_rate_far_too_high(taught):

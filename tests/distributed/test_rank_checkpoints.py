@@ -30,7 +30,7 @@ def test_a_run_goes_on_with_another_number_of_processes(tmp_path, lora):
     """Two steps in two processes, then one in one; and the other way round: the same as three in one. The files are
     those that one process writes; the merged model of adapters is what transformers loads.
 
-    Red when a rank restores the whole optimizer state as its own part (`divided_like` in `load_state_tensors`)."""
+    Red when a rank restores the whole optimizer state as its own part (`shard_like` in `load_state_tensors`)."""
     toy = make_toy(tmp_path / "model", "llama")
     (tmp_path / "model" / "chat_template.jinja").write_text("template")
     plan = make_plan(toy, loss={"kl": "k3", "kl_coef": 0.1}, lora=lora, rate=1e-2)

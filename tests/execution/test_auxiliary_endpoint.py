@@ -106,7 +106,7 @@ def test_streams_are_counted_by_their_usage_else_by_their_chunks(
             assert [c.choices[0].delta.content for c in ask(judge, stream=True) if c.choices] == ["a", "b", "c", None]
     assert session.counts == {"auxiliary/judge/calls": 3.0, "auxiliary/judge/tokens": 3.0 * (usage or 3)}
     assert len(caplog.records) == (0 if usage else 1)
-    assert all("has no usage, so that the prompt's tokens are not counted" in r.getMessage() for r in caplog.records)
+    assert all("has no usage, so the prompt's tokens are not counted" in r.getMessage() for r in caplog.records)
     session.end()
 
 

@@ -92,7 +92,6 @@ BAD = [
     ({"base_url": "https://host/v1", "tool_call_parser": None}, ConfigError, "tool_call_parser has no effect"),
     ({"model_path": "./nowhere"}, ModelError, "./nowhere"),
     ({"model_path": "./nowhere", "api_key_env": "KEY"}, ConfigError, "api_key_env belongs to an endpoint"),
-    ({"model_path": "./nowhere", "inference_engine_num": 2}, ConfigError, "inference_engine_num is 2"),
 ]
 
 

@@ -17,7 +17,7 @@ from sharpen.config.run import RunConfig
 from sharpen.decide import check_engine
 from sharpen.errors import ConfigError
 from sharpen.execution.cluster.connect import check_ray, check_size
-from sharpen.execution.cluster.placement import choose, needs, num_ranks
+from sharpen.execution.cluster.placement import choose, engine_names, fit_widths, needs, num_ranks, single_engine_config
 from sharpen.execution.cluster.weights import to_arrays, to_tensors
 
 Make = Callable[..., RunConfig]
@@ -61,17 +61,17 @@ def test_another_line_of_ray_is_refused():
 def test_gpus_that_the_cluster_has_not_got_are_counted_by_role(make):
     config = make(execution="ray", trainer__num_processes=4, model__inference_engine_num=2)
     there = [machine(16, 4), machine(16, 4, alive=False)]
-    check_size(needs(config, 6), [machine(16, 6)])
+    check_size(needs(config, 6, "embedded"), [machine(16, 6)])
     with pytest.raises(ConfigError, match=r"needs 6 GPUs \(2 for engines, 4 for trainer ranks\), but .* has 4 on 1"):
-        check_size(needs(config, 4), there)
+        check_size(needs(config, 4, "embedded"), there)
     with pytest.raises(ConfigError, match=r"needs 5 CPUs .* has 4 on 2 machine"):
-        check_size(needs(make(cluster__num_workers=4), 0), [machine(2), machine(2)])
+        check_size(needs(make(cluster__num_workers=4), 0, "embedded"), [machine(2), machine(2)])
 
 
 def test_an_engine_is_on_one_machine(make):
     config = make(execution="ray", model__tensor_parallel_size=4, engine__type="vllm")
     with pytest.raises(ConfigError, match=r"one engine needs 4 GPUs on one machine .* has more than 3"):
-        check_size(needs(config, 6), [machine(8, 3), machine(8, 3)])
+        check_size(needs(config, 6, "vllm"), [machine(8, 3), machine(8, 3)])
 
 
 def test_without_gpus_the_coordinator_trains_unless_there_are_several_ranks(make):
@@ -79,24 +79,45 @@ def test_without_gpus_the_coordinator_trains_unless_there_are_several_ranks(make
     assert num_ranks(make(trainer__num_processes=2), 0) == 2
     assert num_ranks(make(), 1) == 1
     assert num_ranks(make(engine__device="cpu"), 1) == 0
-    assert needs(make(engine__device="cpu"), 1)["engine"] == [{"CPU": 1}]
+    assert needs(make(engine__device="cpu"), 1, "embedded")["engine"] == [{"CPU": 1}]
     with pytest.raises(ConfigError, match="cpu_offload is true, but the trainer computes on the CPU"):
         num_ranks(make(trainer__cpu_offload=True), 0)
 
 
 def test_colocated_engines_and_ranks_are_pairs_on_gpus(make):
     pairs = {"cluster__colocate": True, "trainer__num_processes": 2}
-    assert needs(make(**pairs, model__inference_engine_num=2), 2)["engine"] == [{"CPU": 2, "GPU": 1}] * 2
+    assert needs(make(**pairs, model__inference_engine_num=2), 2, "embedded")["engine"] == [{"CPU": 2, "GPU": 1}] * 2
     with pytest.raises(ConfigError, match="nothing computes on GPUs"):
-        needs(make(**pairs), 0)
+        needs(make(**pairs), 0, "embedded")
     with pytest.raises(ConfigError, match=r"1 engine\(s\) with 1 GPU\(s\) each .* and 2 rank\(s\)"):
-        needs(make(**pairs), 2)
+        needs(make(**pairs), 2, "embedded")
 
 
 def test_each_actor_has_one_engine_and_its_device_is_ray_s_to_choose(make):
     assert choose(make(model__inference_engine_num=3, engine__type="embedded"), 0).type == "embedded"
-    with pytest.raises(ConfigError, match=r"engine.device is cuda:1, but Ray gives GPUs out"):
+    with pytest.raises(ConfigError, match=r"engine.device is cuda:1, but Ray assigns the GPUs"):
         check_engine(make(engine__device="cuda:1", execution="ray"))
+
+
+def test_auxiliary_models_have_engines_and_gpus_of_their_own_with_vllm(make):
+    """Red when their numbers are left out: one engine each, on the CPU."""
+    judge = {"model_path": "m", "max_model_len": 64, "inference_engine_num": 2, "tensor_parallel_size": 4}
+    config = make(auxiliary_models={"judge": judge}, model__inference_engine_num=3)
+    assert engine_names(config) == [None, None, None, "judge", "judge"]
+    assert needs(config, 16, "vllm")["engine"] == [*[{"CPU": 1, "GPU": 1}] * 3, *[{"CPU": 1, "GPU": 4}] * 2]
+    fitted, lines = fit_widths(config, "vllm")
+    assert (fitted, lines) == (config, ())
+    assert single_engine_config(config, "vllm").auxiliary_models["judge"].inference_engine_num == 1
+
+
+def test_embedded_engines_in_actors_are_on_one_device_each_and_say_so(make):
+    judge = {"model_path": "m", "max_model_len": 64, "inference_engine_num": 2, "tensor_parallel_size": 4}
+    fitted, lines = fit_widths(make(auxiliary_models={"judge": judge}, model__inference_engine_num=3), "embedded")
+    assert engine_names(fitted) == [None, None, None, "judge", "judge"]
+    assert needs(fitted, 0, "embedded")["engine"] == [{"CPU": 1}] * 5
+    (line,) = lines
+    assert "auxiliary_models.judge.tensor_parallel_size = 4" in line
+    assert "without effect" in line
 
 
 def test_weights_keep_their_bits_and_share_memory_on_the_way():

@@ -85,7 +85,7 @@ def test_no_client_of_ours_takes_the_key_to_another_host(
     assert judge.sync_client.api_key != "sk-123"
     moved = judge.sync_client.with_options(base_url=endpoint.url, max_retries=0)
     with pytest.raises(
-        openai.PermissionDeniedError, match=r"is for api\.example\.test: a request for '127\.0\.0\.1' was"
+        openai.PermissionDeniedError, match=r"is for api\.example\.test: the request for '127\.0\.0\.1' was"
     ):
         moved.chat.completions.create(model="m", messages=USER)
     with pytest.raises(openai.PermissionDeniedError):

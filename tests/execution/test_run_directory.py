@@ -106,7 +106,8 @@ def test_a_kill_between_the_two_renames_of_a_replacement_loses_nothing(tmp_path:
     directory = opened(settings(tmp_path))
     assert directory.checkpoint == step_directory(path, 4)
     assert is_whole(directory.checkpoint)
-    assert directory.notes == ("global_step_4 was being replaced when the run was killed: it is back as it was before",)
+    (note,) = directory.notes
+    assert "global_step_4" in note
     assert not list(path.glob(".global_step_*"))
     assert opened(settings(tmp_path)).notes == ()
 
@@ -152,22 +153,26 @@ def test_a_broken_latest_is_put_right_from_the_newest_whole_checkpoint(how: str,
     directory = opened(settings(tmp_path))
     assert directory.checkpoint == step_directory(path, 4)
     (note,) = directory.notes
-    assert note.endswith("it now points to global_step_4, the newest whole checkpoint")
+    assert "`latest`" in note
+    assert "now points to global_step_4" in note
     assert pointed(path, "latest") == step_directory(path, 4)
 
 
 def test_a_best_that_points_to_nothing_goes(tmp_path: Path):
     path = begun(tmp_path, 2)
     point(path, "best", step_directory(path, 7))
-    assert opened(settings(tmp_path)).notes == ("`best` pointed to global_step_7, which is not there: it is removed",)
+    (note,) = opened(settings(tmp_path)).notes
+    assert "`best` pointed to global_step_7" in note
     assert not os.path.lexists(path / "best")
 
 
-def test_checkpoints_of_which_none_is_whole_are_refused_and_nothing_is_written(tmp_path: Path):
+def test_a_directory_without_a_complete_checkpoint_is_refused_and_left_unchanged(tmp_path: Path):
     path = run_directory(tmp_path, 2)
     (path / "global_step_2" / STATE / "state.json").unlink()
     before = sorted(file.name for file in path.iterdir())
-    with pytest.raises(CheckpointError, match=r"`latest` points to global_step_2, which is not whole, and none"):
+    with pytest.raises(
+        CheckpointError, match=r"`latest` points to global_step_2, which is incomplete.*\(global_step_2\)"
+    ):
         opened(settings(tmp_path))
     assert sorted(file.name for file in path.iterdir()) == sorted([*before, "run.lock"])
 

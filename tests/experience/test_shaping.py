@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharpen.algorithm.resolve import resolve
-from sharpen.algorithm.shaping import Shaping, length_penalty, was_cut
+from sharpen.algorithm.shaping import Shaping, length_penalty, was_truncated
 from sharpen.config.run import LossConfig, SamplingConfig
 from sharpen.errors import ConfigError
 from sharpen.experience.draw import make_batch
@@ -86,7 +86,7 @@ def test_rollouts_cut_by_a_limit_are_filtered() -> None:
     cut = make_rollout([make_call(0, [1], [2, 3], finish_reason="length"), make_call(1, [1], [2])])
     greedy = make_rollout([make_call(0, [1], [2], finish_reason="length", sampling=Sampling(temperature=0.0))])
     overflow = rollout_of(1, reward=0.0, outcome=Outcome.CONTEXT_OVERFLOW)
-    assert [was_cut(one) for one in (cut, greedy, overflow, two_turns())] == [True, False, True, False]
+    assert [was_truncated(one) for one in (cut, greedy, overflow, two_turns())] == [True, False, True, False]
     assert Shaping(drop_truncated=True).taking_part([cut, greedy, overflow]) == (greedy,)
     assert Shaping().taking_part([cut, greedy, overflow]) == (cut, greedy, overflow)
 
@@ -120,10 +120,10 @@ def test_advantages_use_the_shaped_rewards_and_the_record_keeps_the_given_ones()
     [
         ({"overlong_length": 5}, "overlong_length has no effect"),
         ({"overlong_cache": 11}, r"overlong_cache is 11, but the longest answer is 10 tokens \(model.max_tokens\)"),
-        ({"overlong_cache": 5, "overlong_length": 20}, "begins above 15 tokens, but model.max_tokens is 10"),
+        ({"overlong_cache": 5, "overlong_length": 20}, "above 15 tokens, but model.max_tokens is 10"),
     ],
 )
-def test_settings_that_make_no_sense_together_are_refused(settings: dict[str, int], message: str) -> None:
+def test_contradicting_settings_are_refused(settings: dict[str, int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Shaping.of(SamplingConfig(**settings), 10)  # type: ignore[arg-type]
 

@@ -87,7 +87,7 @@ def test_replayed_steps_give_the_tokens_of_eager_ones():
 def test_graphs_live_through_new_weights_and_compute_with_them():
     """Weights are copied in place, so graphs stay; where they came to lie elsewhere, graphs go.
 
-    Break: leave `loaded()` out of `EmbeddedEngine.load`.
+    Break: leave `check_addresses()` out of `EmbeddedEngine.load`.
     """
     engine, record = make_engine(make_model("qwen3")), FakeRecorder()
     graphs = with_graphs(engine, record)
@@ -117,7 +117,7 @@ def test_a_pool_that_is_allocated_anew_drops_graphs():
     assert_same(run_all(engine, some_requests()), expected)
 
 
-def test_a_recording_that_fails_is_said_and_steps_go_on_eagerly():
+def test_a_failed_recording_warns_and_steps_continue_eagerly():
     engine = make_engine(make_model("qwen3"))
     graphs = with_graphs(engine, FakeRecorder(failing=True))
     with pytest.warns(UserWarning, match="without CUDA graphs, since recording one failed: RuntimeError: operation"):

@@ -158,7 +158,7 @@ def test_what_is_offered_follows_the_verdict():
     assert 'from_pretrained("org/base")' in text
     assert "vllm serve org/base\n" in text  # the run parsed no tool calls
     assert "global_step" not in text
-    assert "use:     org/base (the model as it was)\nrun directory: run\n" in text
+    assert "use:     org/base (the original model)\nrun directory: run\n" in text
 
 
 def test_a_terminal_gets_a_live_block_and_messages_above_it():

@@ -13,7 +13,16 @@ import pytest
 
 from sharpen.config.extras import install_command
 from sharpen.errors import ConfigError, JournalError
-from sharpen.monitor.metrics import Beside, JsonlSink, MlflowSink, Monitor, WandbSink, check_monitor, open_monitor
+from sharpen.monitor.metrics import (
+    JsonlSink,
+    MlflowSink,
+    Monitor,
+    SwanlabSink,
+    TolerantSink,
+    WandbSink,
+    check_monitor,
+    open_monitor,
+)
 from sharpen.monitor.tensorboard import TensorBoardSink
 
 
@@ -74,7 +83,7 @@ def test_tensorboard_reads_what_we_write_and_forgets_what_a_resume_repeats(tmp_p
 
 
 class StandIn:
-    """Stands for the modules wandb and mlflow: writes down what is called."""
+    """Stands for the modules wandb, mlflow and swanlab: writes down what is called."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, tuple[object, ...], dict[str, object]]] = []
@@ -97,6 +106,19 @@ def test_wandb_gets_the_step_as_a_metric_and_one_identity_for_resumes(tmp_path: 
     assert init[2]["resume"] == "allow"
     assert init[2]["config"] == {"seed": 0}
     assert log == ("log", ({"reward/mean": 0.5, "step": 3},), {})
+    assert finish[0] == "finish"
+
+
+def test_swanlab_gets_names_that_it_takes_and_one_identity_for_resumes(tmp_path: Path):
+    """SwanLab refuses a project whose name has a space."""
+    swanlab = StandIn()
+    sink = SwanlabSink(swanlab, tmp_path, "My project", "exp 1", {"seed": 0})
+    sink.log(3, {"reward/mean": 0.5})
+    sink.close()
+    (init, log, finish) = swanlab.calls
+    assert (init[2]["project"], init[2]["id"], init[2]["resume"]) == ("My-project", "My-project-exp-1", "allow")
+    assert init[2]["config"] == {"seed": 0}
+    assert log == ("log", ({"reward/mean": 0.5},), {"step": 3})
     assert finish[0] == "finish"
 
 
@@ -132,7 +154,7 @@ def test_a_request_that_a_monitor_refuses_is_said_once_and_counted_and_the_run_g
     said: list[str] = []
     service = Away()
     (tmp_path / "monitor").mkdir()
-    place = Beside("MLflow", lambda: MlflowSink(service, tmp_path, "p", "n", {}), said.append)
+    place = TolerantSink("MLflow", lambda: MlflowSink(service, tmp_path, "p", "n", {}), said.append)
     monitor = Monitor(JsonlSink(tmp_path / "metrics.jsonl"), place)
     monitor.log(1, {"reward/mean": 0.1})
     service.away.add("log_metrics")
@@ -157,7 +179,7 @@ def test_a_request_that_a_monitor_refuses_is_said_once_and_counted_and_the_run_g
 def test_a_monitor_that_cannot_be_opened_or_closed_does_not_end_the_run(tmp_path: Path):
     said: list[str] = []
     for away in ("init", "finish"):
-        place = Beside("W&B", lambda away=away: WandbSink(Away(away), tmp_path, "p", "n", {}), said.append)
+        place = TolerantSink("W&B", lambda away=away: WandbSink(Away(away), tmp_path, "p", "n", {}), said.append)
         monitor = Monitor(JsonlSink(tmp_path / "metrics.jsonl"), place)
         monitor.log(1, {"reward/mean": 0.1})
         monitor.close()
@@ -171,7 +193,7 @@ def test_metrics_jsonl_itself_is_not_given_up_in_silence(tmp_path: Path):
         sink.log(3, {"reward/mean": 0.5})
 
 
-@pytest.mark.parametrize("package", ["wandb", "mlflow"])
+@pytest.mark.parametrize("package", ["wandb", "mlflow", "swanlab"])
 def test_a_missing_package_is_said_with_what_to_install(package, tmp_path: Path):
     if find_spec(package) is not None:
         pytest.skip(f"{package} is installed")

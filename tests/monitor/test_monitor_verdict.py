@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sharpen.monitor.statistics import Evaluation, loss_difference, newcombe, paired_difference, quantile
-from sharpen.monitor.verdict import Candidates, Checkpoint, is_best, is_least, judge_losses, judge_rewards
+from sharpen.monitor.verdict import Candidates, Checkpoint, is_best, is_best_loss, judge_losses, judge_rewards
 
 
 def right(share: float, tasks: int = 200, start: int = 0) -> dict[str, float]:
@@ -22,8 +22,8 @@ def evaluation(sampled: float, greedy: float | None = None, tasks: int = 200, no
 
 
 def models(before, after, best=None, num_earlier: int = 1) -> Candidates:
-    at_best = None if best is None else Checkpoint(step=20, folder=Path("run/global_step_20"), found=best)
-    last = Checkpoint(step=40, folder=Path("run/global_step_40"), found=after)
+    at_best = None if best is None else Checkpoint(step=20, folder=Path("run/global_step_20"), result=best)
+    last = Checkpoint(step=40, folder=Path("run/global_step_40"), result=after)
     return Candidates(original="org/base", before=before, last=last, best=at_best, num_earlier=num_earlier)
 
 
@@ -39,7 +39,7 @@ def test_a_worse_model_is_called_worse_and_the_original_recommended():
     assert (verdict.low, verdict.high) == newcombe(both=0, gained=0, lost=12, neither=38)
     assert verdict.lines() == [
         "verdict: worse by 0.240 [0.120, 0.374] (sampled accuracy, 50 held-out tasks). Keep the original",
-        "use:     org/base (the model as it was)",
+        "use:     org/base (the original model)",
     ]
 
 
@@ -66,9 +66,9 @@ def test_the_setting_says_which_mode_decides_and_the_other_may_object():
     by_sampled, by_greedy = judged(*mixed), judged(*mixed, decided_by="greedy")
     assert (by_sampled.kind, by_greedy.kind) == ("better", "worse")
     assert by_sampled.remarks == (
-        "but greedy it got worse: -0.300 [-0.362, -0.234]; evaluation.decided_by chose sampled",
+        "but the greedy result got worse: -0.300 [-0.362, -0.234]; evaluation.decided_by chose sampled",
     )
-    assert by_greedy.remarks[0].startswith("but sampled it got better: +0.300")
+    assert by_greedy.remarks[0].startswith("but the sampled result got better: +0.300")
     only_greedy = judge_rewards(
         models(Evaluation(greedy=right(0.2), sampled={}), Evaluation(greedy=right(0.5), sampled={})), "sampled"
     )
@@ -159,4 +159,4 @@ def test_without_rollouts_the_held_out_loss_decides_and_less_is_better(change, k
     assert verdict.measure == "held-out loss"
     assert verdict.original == (kind != "better")
     assert verdict.difference == pytest.approx(-change, abs=0.1)
-    assert is_least(after, None, before) == (change < 0 or (change == 0 and verdict.difference > 0))
+    assert is_best_loss(after, None, before) == (change < 0 or (change == 0 and verdict.difference > 0))

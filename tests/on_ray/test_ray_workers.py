@@ -104,7 +104,7 @@ def test_an_engine_that_dies_is_started_again_with_the_current_weights(serving, 
     assert {(rollout.outcome, rollout.attempt) for rollout in rollouts} == {(Outcome.OK, 0)}
     assert {len(rollout.calls) for rollout in rollouts} == {10}
     assert {int(version) for rollout in rollouts for call in rollout.calls for version in call.versions_S} == {3}
-    assert "engine 0 died: started again with the weights of version 3" in caplog.text
+    assert "engine 0 died: restarted with the weights of version 3" in caplog.text
 
 
 def test_bad_input_stops_the_run_with_its_own_message(serving):
@@ -114,7 +114,7 @@ def test_bad_input_stops_the_run_with_its_own_message(serving):
 
 
 def test_a_hang_that_no_signal_ends_costs_its_worker(strict):
-    """Red when `OnWorkers._on` waits for ever: the run would."""
+    """Red when `OnWorkers._run_on` waits for ever: the run would."""
     (group,) = run(strict, make_tasks(1, "hang"), group_size=1)
     (rollout,) = group.rollouts
     assert rollout.outcome == Outcome.BLOCKED_LOOP

@@ -10,7 +10,7 @@ from plan_toys import CPU, gpu, model_config, run_config, write_config
 
 from sharpen.errors import ConfigError
 from sharpen.plan.hardware import Hardware, chosen_hardware, gpu_by_name, parse_memory, this_machine
-from sharpen.plan.timing import of_last_run, settings_key
+from sharpen.plan.timing import last_step_time, settings_key
 from sharpen.plan.workload import expected, metrics_of, of_run
 
 
@@ -42,10 +42,10 @@ def test_a_step_takes_what_the_last_run_of_the_same_settings_measured(tmp_path: 
     ]
     foreign = a_run(tmp_path / "foreign", config, None, age=0)
     (foreign / "plan.json").write_text("[]")
-    found = of_last_run(config, CPU, [foreign, *runs])
+    found = last_step_time(config, CPU, [foreign, *runs])
     assert found is not None
     assert (found.seconds, found.source) == (2.0, "median of 3 steps of last")
-    assert of_last_run(other, gpu(1), runs) is None
+    assert last_step_time(other, gpu(1), runs) is None
 
 
 def test_lengths_are_the_limits_or_what_was_given(tmp_path: Path) -> None:

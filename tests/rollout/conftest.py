@@ -26,11 +26,16 @@ def make_runner(serving: FakeServing) -> Iterator[MakeRunner]:
 
     def make(workflow: Any, judge: Any = None, *, group_size: int = 2, seed: int = 0, **settings: Any) -> RolloutRunner:
         workflow_args, needs_reward = settings.pop("workflow_args", None), settings.pop("needs_reward", True)
+        own = settings.pop("own_arguments", None)
         config = RolloutConfig(**{"timeout_s": 20.0, **settings})
         names = config.model_exceptions
-        functions = UserFunctions(workflow, judge, workflow_args, needs_reward=needs_reward, model_exceptions=names)
+        functions = UserFunctions(
+            workflow, judge, workflow_args, own_arguments=own, needs_reward=needs_reward, model_exceptions=names
+        )
         attempts = InProcess(functions, config.timeout_s)
-        runners.append(RolloutRunner(attempts, serving.open, config, group_size, seed))
+        runners.append(
+            RolloutRunner(attempts, serving.open, config, group_size, seed, whole_groups=functions.whole_groups)
+        )
         return runners[-1]
 
     yield make

@@ -10,7 +10,8 @@ import pytest
 from scripted_serving import FakeServing, MakeRunner, make_call, make_task
 
 from sharpen.rollout.attempt import Ending
-from sharpen.rollout.members import cut
+from sharpen.rollout.in_process import Attempt
+from sharpen.rollout.members import divide
 from sharpen.types import Call, CallStatus, Outcome, Rollout
 
 
@@ -33,6 +34,14 @@ def whole(workflow: Any) -> Any:
 def one_each(group_size: int) -> list[Output]:
     """The k-th call is the k-th rollout's, with k as its reward."""
     return [Output(float(k), (k,), {k: float(k)}) for k in range(group_size)]
+
+
+def cut(calls: list[Call], endings: list[Ending]) -> list[tuple[tuple[Call, ...], Ending]]:
+    whole = Ending(outcome=Outcome.OK, members=tuple(endings))
+    attempt = Attempt(ending=whole, calls=tuple(calls), counts={"forks": 6.0}, seconds=1.0, num_answers=len(calls))
+    parts = divide(attempt, len(endings))
+    assert all(part.counts == {"forks": 6.0 / len(endings)} for part in parts)
+    return [(part.calls, part.ending) for part in parts]
 
 
 def shape(calls: tuple[Call, ...]) -> list[tuple[int, int | None, int | None]]:

@@ -9,8 +9,8 @@ import pytest
 from scripted_serving import FakeServing, MakeRunner, make_call, make_task
 
 from sharpen.config.public import DatasetConfig, TunerModelConfig
-from sharpen.config.run import RunConfig
-from sharpen.errors import UnusableAnswerError
+from sharpen.config.run import EvaluationConfig, RunConfig, TaskSetConfig
+from sharpen.errors import ConfigError, UnusableAnswerError
 from sharpen.monitor.statistics import Evaluation, accuracy_metrics, evaluation_from_json, evaluation_to_json
 from sharpen.rollout.statistics import summarize
 from sharpen.run.evaluation import Evaluator
@@ -115,7 +115,7 @@ def test_an_evaluation_of_survivors_is_no_result(make_runner: MakeRunner, servin
     )
 
 
-def test_equal_answers_in_no_time_are_a_finding_of_the_step() -> None:
+def test_rollouts_without_calls_and_time_are_remarked_on() -> None:
     rollouts = [
         Rollout(
             id=f"g/{index}",
@@ -136,3 +136,39 @@ def test_equal_answers_in_no_time_are_a_finding_of_the_step() -> None:
         "3 of 4 rollouts made no model call, and took 0.001 s where the others took 1.50 s: the agent's framework "
         "answers from a cache"
     )
+
+
+def test_a_task_knows_its_evaluation_set_and_gets_the_set_s_arguments(
+    make_runner: MakeRunner, serving: FakeServing
+) -> None:
+    """Red when `Evaluator` does not name the set of a task, or `UserFunctions` gives all sets the run's arguments."""
+    seen: list[tuple[str | None, dict[str, Any]]] = []
+
+    async def note(task: Any, model: Any, task_set: str | None, workflow_args: dict[str, Any]) -> float:
+        seen.append((task_set, workflow_args))
+        model.call()
+        return 1.0
+
+    runner = make_runner(note, workflow_args={"turns": 1}, own_arguments={"hard": {"turns": 9}})
+    model = TunerModelConfig(model_path="m", max_model_len=64)
+    evaluator = Evaluator(
+        config=RunConfig(train_dataset=DatasetConfig(path="tasks.jsonl"), model=model),
+        runner=runner,
+        modes={"sampled": serving.open},
+        tasks=[make_task(0)],
+        further={"hard": [make_task(1)], "easy": [make_task(2)]},
+        progress=lambda *_: None,
+        message=lambda _: None,
+    )
+    serving.recorded = False
+    evaluator.evaluate(0, name="before", with_further=True)
+    assert seen == [("held-out", {"turns": 1}), ("hard", {"turns": 9}), ("easy", {"turns": 1})]
+
+
+def test_only_sets_that_exist_have_something_of_their_own() -> None:
+    data, own = DatasetConfig(path="x"), TaskSetConfig(workflow_args={"a": 1})
+    assert EvaluationConfig(further={"hard": data}, own={"hard": own, "held-out": own}).own["hard"] == own
+    with pytest.raises(ConfigError, match="own has 'hrd', which is no evaluation set: there are held-out, hard"):
+        EvaluationConfig(further={"hard": data}, own={"hrd": own})
+    with pytest.raises(ConfigError, match="'held-out', which is the name of eval_dataset: give it another"):
+        EvaluationConfig(further={"held-out": data})

@@ -29,9 +29,13 @@ class Supply:
         ]
 
 
-def gather(supply: Supply, batch_size: int, most: int) -> StepRollouts:
+def gather(supply: Supply, batch_size: int, max_refill_tasks: int) -> StepRollouts:
     return roll_out(
-        supply, lambda group: group.id.endswith("True"), batch_size=batch_size, most=most, check=lambda groups: None
+        supply,
+        lambda group: group.id.endswith("True"),
+        batch_size=batch_size,
+        max_refill_tasks=max_refill_tasks,
+        check=lambda groups: None,
     )
 
 
@@ -47,7 +51,7 @@ def test_rounds_ask_for_exactly_what_is_missing() -> None:
     assert found.note().endswith(" s)")
 
 
-def test_the_bound_ends_it_and_is_said() -> None:
+def test_refill_stops_at_the_bound_and_reports_it() -> None:
     supply = Supply([False] * 7)
     found = gather(supply, 4, 3)
     assert supply.asked == [(4, 0), (3, 1)]
@@ -55,8 +59,8 @@ def test_the_bound_ends_it_and_is_said() -> None:
 
 
 def test_without_anything_missing_or_without_a_bound_nothing_is_refilled() -> None:
-    for supply, most in ((Supply([True] * 4), 9), (Supply([False] * 4), 0)):
-        found = gather(supply, 4, most)
+    for supply, max_refill_tasks in ((Supply([True] * 4), 9), (Supply([False] * 4), 0)):
+        found = gather(supply, 4, max_refill_tasks)
         assert supply.asked == [(4, 0)]
         assert (found.refill_tasks, found.note(), found.refill_s) == (0, "", 0.0)
 
@@ -67,17 +71,19 @@ def test_failing_rollouts_stop_it_before_more_are_made() -> None:
 
     supply = Supply([False] * 8)
     with pytest.raises(RolloutError, match="4 groups failed"):
-        roll_out(supply, lambda group: False, batch_size=4, most=4, check=check)
+        roll_out(supply, lambda group: False, batch_size=4, max_refill_tasks=4, check=check)
     assert supply.asked == [(4, 0)]
 
 
 @given(
-    trains=st.lists(st.booleans(), min_size=200, max_size=200), batch_size=st.integers(1, 20), most=st.integers(0, 90)
+    trains=st.lists(st.booleans(), min_size=200, max_size=200),
+    batch_size=st.integers(1, 20),
+    max_refill_tasks=st.integers(0, 90),
 )
 def test_never_more_groups_than_asked_for_and_fewer_only_at_the_bound(
-    trains: list[bool], batch_size: int, most: int
+    trains: list[bool], batch_size: int, max_refill_tasks: int
 ) -> None:
-    found = gather(Supply(trains), batch_size, most)
+    found = gather(Supply(trains), batch_size, max_refill_tasks)
     assert found.usable == sum(trains[: len(found.groups)]) <= batch_size
-    assert found.refill_tasks <= most
-    assert found.usable == batch_size or found.refill_tasks == most
+    assert found.refill_tasks <= max_refill_tasks
+    assert found.usable == batch_size or found.refill_tasks == max_refill_tasks

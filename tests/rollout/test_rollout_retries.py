@@ -20,7 +20,7 @@ from sharpen.config.functions import import_function
 from sharpen.config.run import RolloutConfig
 from sharpen.errors import ConfigError, RolloutError
 from sharpen.rollout.model_exceptions import KNOWN
-from sharpen.rollout.retries import replaced
+from sharpen.rollout.retries import replacements
 from sharpen.rollout.statistics import check_excluded, summarize
 from sharpen.types import CallStatus, Group, Outcome, Rollout
 
@@ -52,7 +52,7 @@ def test_trap_33_a_retry_repeats_the_answer_that_failed(make_runner: MakeRunner)
         Outcome.WORKFLOW_ERROR if answer else Outcome.OK for answer in answers
     ]
     assert len(group.attempts) == 2 * sum(answers)
-    assert list(replaced(group)) == []
+    assert list(replacements(group)) == []
     found = summarize([group])
     assert found.num_excluded == sum(answers)
     note = f"{sum(answers)} of 16 rollouts excluded ({sum(answers)} workflow_error)"
@@ -97,7 +97,7 @@ def attempt(index: int, number: int, outcome: Outcome, *answers: int, **changes:
 
 
 def test_trap_33_what_retries_replace_is_counted_by_task_shown_and_bounded() -> None:
-    """Red when `replaced` (retries.py) yields nothing, or `check_excluded` (statistics.py) does not add its share."""
+    """Red when `replacements` (retries.py) yields nothing, or `check_excluded` (statistics.py) omits its share."""
     error, other = Outcome.WORKFLOW_ERROR, Outcome.INFRASTRUCTURE
     group = Group(
         id="g",
@@ -124,7 +124,7 @@ def test_trap_33_what_retries_replace_is_counted_by_task_shown_and_bounded() -> 
             attempt(6, 0, Outcome.TIMEOUT, calls=(make_call(0, 9, status=CallStatus.ABANDONED),)),
         ),
     )
-    assert [(failed.id, failed.attempt) for failed, _ in replaced(group)] == [("g/0", 1), ("g/5", 0)]
+    assert [(failed.id, failed.attempt) for failed, _ in replacements(group)] == [("g/0", 1), ("g/5", 0)]
     found = summarize([group])
     assert found.replaced == {Outcome.JUDGE_ERROR: 1, Outcome.BLOCKED_LOOP: 1}
     assert found.replaced_by_task == {"train/0": 0.25}
@@ -139,7 +139,7 @@ def test_trap_33_what_retries_replace_is_counted_by_task_shown_and_bounded() -> 
 
 
 @pytest.mark.parametrize("evaluation", [False, True])
-def test_an_answer_that_the_owner_calls_unusable_is_final_at_once(make_runner: MakeRunner, evaluation: bool) -> None:
+def test_an_answer_that_user_code_calls_unusable_is_not_retried(make_runner: MakeRunner, evaluation: bool) -> None:
     """Raised in the workflow, in a tool behind a framework's own error, in the judge: it gets the failure reward."""
 
     async def workflow(task: Any, model: Any) -> Any:
@@ -164,7 +164,7 @@ def test_an_answer_that_the_owner_calls_unusable_is_final_at_once(make_runner: M
         (rollout,) = group.rollouts
         assert (rollout.outcome, rollout.reward, group.attempts) == (Outcome.UNUSABLE_ANSWER, -1.0, ())
     found = summarize(runner.run(tasks, group_ids=[task.id for task in tasks]))
-    assert found.notes() == ["4 of 4 rollouts failed by the model: failure_reward (4 unusable_answer)"]
+    assert found.notes() == ["4 of 4 rollouts got failure_reward for the model's failure (4 unusable_answer)"]
 
 
 def framework(name: str, *classes: str, base: type[Exception] = Exception) -> ModuleType:
@@ -178,7 +178,7 @@ def framework(name: str, *classes: str, base: type[Exception] = Exception) -> Mo
 
 
 @pytest.mark.parametrize("name", sorted(KNOWN))
-def test_what_known_frameworks_raise_on_bad_output_is_the_models(make_runner: MakeRunner, name: str) -> None:
+def test_known_frameworks_errors_on_bad_output_are_the_models(make_runner: MakeRunner, name: str) -> None:
     """Told by package and class, wherever in the package the class is, also for subclasses."""
     package, _, kind = name.partition(".")
     error = type("Finer", (getattr(framework(package, kind), kind),), {"__module__": "elsewhere"})
@@ -291,9 +291,7 @@ def test_servers_that_are_down_are_not_the_models_doing(make_runner: MakeRunner)
         ("fine", Outcome.OK),
     ],
 )
-def test_what_fails_on_an_answer_that_was_cut_is_the_token_limits(
-    make_runner: MakeRunner, kind: str, outcome: Outcome
-) -> None:
+def test_a_failure_on_a_truncated_answer_is_a_token_limit(make_runner: MakeRunner, kind: str, outcome: Outcome) -> None:
     """The last answer counts, and only if the workflow raised on it."""
     turns = framework("agents", "MaxTurnsExceeded").MaxTurnsExceeded
 
@@ -353,8 +351,8 @@ def test_trap_33_an_evaluation_repeats_nothing_that_the_model_may_have_caused(
         ("MaxTurnsExceeded", "must name exceptions as package.Class"),
         ("agents.", "must name exceptions as package.Class"),
         ("agents.Max Turns", "must name exceptions as package.Class"),
-        ("builtins.ValueErorr", "'builtins.ValueErorr' is no exception of Python"),
-        ("builtins.Exception", "is every failure, also those that the model did not cause"),
+        ("builtins.ValueErorr", "'builtins.ValueErorr' is not an exception of Python"),
+        ("builtins.Exception", "covers every failure, also those that the model did not cause"),
     ],
 )
 def test_a_name_that_can_mean_no_exception_or_all_of_them_is_refused(name: str, message: str) -> None:

@@ -30,6 +30,9 @@ class Agent:
     async def run(self, task: Any, model: Any) -> None: ...
 
 
+async def of_a_set(task: Any, model: Any, task_set: str | None) -> None: ...
+
+
 async def configurable(prompt: str, task: Any, model: Any) -> None: ...
 
 
@@ -38,6 +41,7 @@ def test_what_is_accepted() -> None:
     assert workflow_arguments(with_auxiliary) == {"auxiliary_models"}
     assert workflow_arguments(with_everything) == {"auxiliary_models", "logger"}
     assert workflow_arguments(Agent()) == {"logger"}
+    assert workflow_arguments(of_a_set) == {"task_set"}
     assert workflow_arguments(Agent().run) == frozenset()
     assert workflow_arguments(functools.partial(configurable, "be brief")) == frozenset()
     assert workflow_arguments(functools.partial(configurable, prompt="be brief")) == frozenset()

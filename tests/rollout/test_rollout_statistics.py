@@ -11,7 +11,7 @@ from scripted_serving import make_call, make_task
 
 from sharpen.errors import RolloutError
 from sharpen.rollout.check import check_groups
-from sharpen.rollout.statistics import check_excluded, given, is_flat, summarize
+from sharpen.rollout.statistics import check_excluded, is_flat, own_metrics, summarize
 from sharpen.types import Call, CallStatus, Group, Outcome, Rollout, Sampling
 
 Reward = float | Outcome
@@ -19,7 +19,7 @@ Reward = float | Outcome
 
 def test_metrics_have_the_name_of_who_gave_them():
     """Of one name from both, neither replaces the other; what only looks like another's is told apart."""
-    found = given({"turns": 2.0, "judge/turns": 3.0, "workflow/judge/x": 4.0, "gateway/forks": 1.0, "a/b": 5.0})
+    found = own_metrics({"turns": 2.0, "judge/turns": 3.0, "workflow/judge/x": 4.0, "gateway/forks": 1.0, "a/b": 5.0})
     assert found == {"judge/turns": 3.0, "workflow/a/b": 5.0, "workflow/judge/x": 4.0, "workflow/turns": 2.0}
 
 
@@ -89,7 +89,9 @@ def test_trap_20_flat_groups_are_counted_and_shown() -> None:
     found = summarize([make_group(0, [1.0, 1.0]), make_group(1, [0.0, 0.0]), make_group(2, [0.0, 1.0])])
     assert found.metrics()["reward/flat_groups"] == 2.0
     assert (found.num_flat_groups, found.notes()) == (2, [])
-    assert summarize([make_group(0, [0.5, 0.5])]).notes() == ["every group has one reward: nothing to learn from"]
+    assert summarize([make_group(0, [0.5, 0.5])]).notes() == [
+        "rewards are equal within every group: nothing to learn from"
+    ]
     assert summarize([make_group(0, [0.0, 1.0])]).notes() == []
 
 
@@ -142,7 +144,7 @@ def offered_tools(finish_reason: str) -> tuple[Call, ...]:
         ([make_group(0, [1.0, 0.0], calls=())], "no rollout called the model"),
     ],
 )
-def test_what_is_in_the_way_of_training(groups: list[Group], finding: str) -> None:
+def test_problems_that_prevent_training(groups: list[Group], finding: str) -> None:
     report = check_groups(groups)
     assert not report.ready
     assert finding in " ".join(report.findings)
@@ -181,8 +183,8 @@ def test_an_agent_at_temperature_0_is_not_ready() -> None:
     assert neither.findings[0].startswith("none of the 4 calls can be trained (2 were sampled at temperature 0")
 
 
-def test_an_agent_that_is_greedy_in_some_calls_is_told_which_train() -> None:
+def test_greedy_calls_among_others_are_remarked_on() -> None:
     report = check_groups([make_group(0, [1.0, 0.0], calls=(make_call(), make_call(1, sampling=GREEDY)))])
     assert report.ready
     assert report.trains
-    assert report.findings == ("2 of 4 calls were sampled at temperature 0: they are context, and never trained",)
+    assert report.findings == ("2 of 4 calls were sampled at temperature 0: they are context only, and never trained",)

@@ -52,7 +52,6 @@ def arguments(tmp_path, toy_model_dir, toy_dataset):
         ({"settings": {"rollout.timeout": 3}}, ConfigError, ["rollout.timeout", "timeout_s"]),
         ({"settings": {"model.top_p": 0.9}}, ConfigError, ["top_p is 0.9"]),
         ({"settings": {"model.temperature": 0}}, ConfigError, ["temperature is 0"]),
-        ({"settings": {"model.inference_engine_num": 2}}, ConfigError, ["inference_engine_num is 2"]),
         ({"config_path": "no.yaml"}, ConfigError, ["no.yaml"]),
     ],
 )
@@ -64,6 +63,42 @@ def test_one_clear_sentence(arguments, tmp_path, change, kind, words):
     assert all(word in message for word in words), message
     assert "\n" not in message
     assert not (tmp_path / "runs").exists()
+
+
+def test_all_that_is_wrong_is_said_at_once(arguments, tmp_path, toy_model_dir):
+    """Red where each fault is found by another run of the script."""
+    away = TunerModelConfig(model_path="./judge", max_model_len=64)
+    with pytest.raises(ConfigError) as raised:
+        tune(
+            **{
+                **arguments,
+                "workflow_func": starred,
+                "judge_func": functools.partial(workflow),
+                "train_dataset": DatasetConfig(path="no/such/folder/data"),
+                "model": TunerModelConfig(model_path="./nowhere", max_model_len=64, top_p=0.9, temperature=0.0),
+                "auxiliary_models": {"a": away, "b": away.model_copy(update={"model_path": "./other"})},
+            }
+        )
+    lines = str(raised.value).splitlines()
+    assert lines[0] == "8 problems"
+    for word in ("*args", "response", "top_p", "temperature", "./judge", "./other", "./nowhere", "no/such/folder/data"):
+        assert sum(word in line for line in lines[1:]) == 1, (word, lines)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_what_is_wrong_with_a_file_comes_with_what_is_wrong_with_the_arguments(arguments, tmp_path):
+    """Red where the file is mended first, and the arguments are looked at in the next run."""
+    (tmp_path / "run.yaml").write_text("rollout: {timeout: 3}\nsampling: {ordre: shuffled}\n")
+    given = {"workflow_func": starred, "model": TunerModelConfig(model_path="./nowhere", max_model_len=64)}
+    with pytest.raises(ConfigError) as raised:
+        tune(**{**arguments, **given, "config_path": tmp_path / "run.yaml"})
+    assert all(word in str(raised.value) for word in ("rollout.timeout", "sampling.ordre", "*args", "./nowhere"))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_dataset_that_is_not_there_is_an_os_error_too(arguments):
+    with pytest.raises(OSError, match="no/such/folder/data"):
+        tune(**{**arguments, "train_dataset": DatasetConfig(path="no/such/folder/data")})
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ def test_rows_that_are_too_long_are_dropped_or_refused(toy_model_dir):
         ({"messages": [{"role": "robot", "content": "a"}, *SEEN]}, "'robot'"),
         ({"prompt": "a"}, "it has no 'response'"),
         ({"messages": SEEN, "tools": "[{]"}, "'tools' is not JSON"),
-        ({"messages": SEEN, "tools": [{"name": "f"}]}, "a tool is a function with a name"),
+        ({"messages": SEEN, "tools": [{"name": "f"}]}, "a tool must be a function with a name"),
         ({"messages": [SEEN[0], {"role": "assistant", "content": "a", "weight": 0}]}, "every message .* weight 0"),
     ],
 )

@@ -83,7 +83,7 @@ def test_sft_teaches_the_agent_and_leaves_everything_in_the_run_directory(tmp_pa
     assert "76 trained, 4 too long" in capsys.readouterr().out
 
 
-def test_a_run_from_yaml_without_a_workflow_goes_on_where_it_was(tmp_path, toy_model_dir, capsys):
+def test_a_run_from_yaml_without_a_workflow_resumes(tmp_path, toy_model_dir, capsys):
     """Two sessions of 4 and 8 steps end with the very weights of one of 12."""
     write(tmp_path, "rows", TEACHABLE)
     content = {
@@ -194,13 +194,12 @@ def test_the_time_limit_ends_a_run_with_a_checkpoint(tmp_path, toy_model_dir):
         (
             {
                 "workflow_func": says_yes,
-                "eval_dataset": DatasetConfig(path="d"),
-                "settings": {"model.inference_engine_num": 2},
+                "eval_dataset": DatasetConfig(path="./no/such/data"),
             },
-            ConfigError,
-            "inference_engine_num is 2",
+            DatasetError,
+            "./no/such/data",
         ),
-        ({"settings": {"sampling.order": "difficulty"}}, ConfigError, "goes by rewards"),
+        ({"settings": {"sampling.order": "difficulty"}}, ConfigError, "needs rewards"),
         (
             {"settings": {"supervised.messages_key": "chat", "supervised.prompt_key": "p"}},
             DatasetError,

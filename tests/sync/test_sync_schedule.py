@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
-from sharpen.sync.schedule import Action, Counters, Schedule, what_ages
+from sharpen.sync.schedule import Action, Counters, Schedule, staleness_settings
 
 
 def schedule(style: str = "fixed", interval: int = 1, offset: int = 0, *, updates: int = 1, **given):
@@ -164,10 +164,10 @@ def test_trap_13_no_token_is_older_than_the_bound_and_nobody_waits_for_ever(data
         ({"offset": 2, "max_staleness": 1}, "offset 2 tokens are up to 2 versions behind: set at least 2"),
         ({"offset": 1, "updates": 3, "max_staleness": 2}, "and 3 updates a step tokens are up to 3 versions behind"),
         ({"style": "fully_async", "interval": 4, "max_staleness": 2}, "set at least 3"),
-        ({"style": "fully_async", "offset": 1}, "nobody waits: leave it out"),
+        ({"style": "fully_async", "offset": 1}, "no effect with sync.style .fully_async.: leave it out"),
     ],
 )
-def test_settings_that_cannot_hold_are_refused(given, part):
+def test_impossible_or_ineffective_settings_are_refused(given, part):
     with pytest.raises(ConfigError, match=part):
         schedule(**given)
 
@@ -202,4 +202,4 @@ def test_trap_12_the_alarm_names_the_settings_that_are_in_force(settings, said):
         **settings,
     }
     config = RunConfig.model_validate(content)
-    assert what_ages(config, Schedule.of(config)) == said
+    assert staleness_settings(config, Schedule.of(config)) == said

@@ -131,7 +131,7 @@ def make_start(num_updates: int = 2, **kind) -> tuple[StepStart, torch.nn.Parame
     return StepStart([optimizer], num_updates=num_updates, **kind), parameter
 
 
-def test_an_update_left_in_the_midst_is_not_whole_until_its_step_is_undone():
+def test_an_interrupted_update_is_not_whole_until_its_step_is_undone():
     """Red when `update` clears its mark where an error leaves it."""
     start, parameter = make_start()
     start.begin(7, 2, "further")
@@ -163,11 +163,12 @@ def test_a_gpu_copies_its_start_out_while_it_computes():
     assert all(tensor.is_pinned() for tensor in start._memory.values() if tensor.numel() > 1)
 
 
-def test_without_memory_for_it_no_start_is_kept_and_a_line_says_so():
+def test_without_enough_memory_no_copy_is_kept_and_a_line_says_so():
     """So many ranks that no machine holds as many starts."""
     start, _ = make_start(num_ranks=10**12)
-    assert "the start of a step is not kept: it takes" in start.line
+    assert "GiB" in start.line
+    assert "last checkpoint" in start.line
     start.begin(0, 2)
     assert start.go_back(0) == (False, None)
     assert make_start(num_updates=1, num_ranks=10**12)[0].line == ""
-    assert step_start._room([], 1) == (True, "")
+    assert step_start._check_memory([], 1) == (True, "")

@@ -121,7 +121,7 @@ def trained_on(trainer, module):
         trainer.train_step([with_advantages(said)])
 
 
-def test_weights_that_did_not_arrive_are_found():
+def test_a_missed_weight_update_is_found():
     """The engine says the new version, and serves the weights of three updates before."""
     module = make_model("qwen3", FLOAT32)
     old = plain_copy(module)
@@ -129,7 +129,7 @@ def test_weights_that_did_not_arrive_are_found():
     trained_on(trainer, module)
     honest = as_version(engine_says(trainer.policy.module), 3)
     gap_of(trainer, honest).check(trainer._loss.tolerance)
-    with pytest.raises(ParityError, match=r"policy version 3: mean .* in logits .* Likeliest: .*weight"):
+    with pytest.raises(ParityError, match=r"policy version 3: mean .* in logits.* Likeliest cause: .*weight"):
         trainer.train_step([with_advantages(as_version(engine_says(old), 3))])
     assert trainer.version == 3
 
@@ -148,7 +148,7 @@ def test_another_temperature_is_found_and_named(applied, declared):
         trainer.train_step([with_advantages(said)])
 
 
-def test_an_adapter_that_does_not_act_is_found():
+def test_an_unused_adapter_is_found():
     module = make_model("qwen3", FLOAT32)
     base = plain_copy(module)
     policy = AdaptedModel(module, lora=LoraConfig(rank=4), compute_dtype=BFLOAT16)
@@ -169,7 +169,7 @@ def test_a_permuted_output_layer_is_found_by_a_handful_of_tokens():
     with torch.no_grad():
         wrong.lm_head.weight.copy_(wrong.lm_head.weight.roll(1, 0))
     said = engine_says(wrong)
-    with pytest.raises(ParityError, match="hardly have anything in common"):
+    with pytest.raises(ParityError, match=r"Likeliest cause: .* unrelated"):
         gap_of(trainer, said).check(trainer._loss.tolerance)
     last = max(said, key=lambda one: one.loss_mask_T.sum())
     few = replace(last, loss_mask_T=last.loss_mask_T & (np.cumsum(last.loss_mask_T) <= 7))
@@ -189,7 +189,7 @@ def test_shifted_logprobs_are_found_and_named(shift):
         trainer.train_step([with_advantages(said)])
 
 
-def test_what_is_wrong_at_the_start_is_found_there_and_widens_nothing():
+def test_a_wrong_engine_is_found_at_the_start_and_does_not_widen_the_tolerance():
     """The tolerance comes from the trainer alone, so an engine cannot excuse itself. Break: take `engine_gap` for
     `rounding` in `measure`."""
     module = make_model("qwen2", FLOAT32)
@@ -200,7 +200,7 @@ def test_what_is_wrong_at_the_start_is_found_there_and_widens_nothing():
     with pytest.raises(ParityError, match="policy version 0"):
         measured(trainer.policy, make_model("qwen2", FLOAT32, seed=1))
     later = as_version(engine_says(module), 1)
-    with pytest.raises(ParityError, match=r"versions \[1\] .* nothing can be compared"):
+    with pytest.raises(ParityError, match=r"versions \[1\] .* version is 0"):
         measure(trainer.policy, later, engine_dtype=BFLOAT16, max_tokens=4096, team=Team())
 
 
@@ -259,14 +259,14 @@ def test_versions_that_the_trainer_has_not_reached_are_refused(version):
     trainer = make_trainer(module, dtype=FLOAT32)
     said = as_version(engine_says(module, dtype=FLOAT32, num_prompts=2), version)
     wrong = [replace(one, logprobs_T=one.logprobs_T - 3 * one.loss_mask_T.astype(np.float32)) for one in said]
-    with pytest.raises(ParityError, match=f"sampled at policy version {version} by what the engine says"):
+    with pytest.raises(ParityError, match=f"sampled at policy version {version}, but the trainer is at 0"):
         trainer.train_step([with_advantages(wrong)])
     with pytest.raises(ParityError, match=f"policy version {version}"):
         trainer.train_step([with_advantages(as_version(said, 0))], probe=wrong)
     assert trainer.version == 0
 
 
-def test_a_probe_of_which_nothing_can_be_compared_is_a_failure():
+def test_a_probe_without_comparable_tokens_is_an_error():
     """It was passed over in silence: the engine that answers still has the old version."""
     module = make_model("qwen3", FLOAT32)
     said = engine_says(module, dtype=FLOAT32, num_prompts=3)
@@ -277,7 +277,7 @@ def test_a_probe_of_which_nothing_can_be_compared_is_a_failure():
     assert trainer.version == 2
 
 
-def test_fresh_tokens_outside_the_first_update_are_compared_all_the_same():
+def test_fresh_tokens_outside_the_first_update_are_compared_too():
     """The first minibatch is all old; without a probe the second one's were never compared with anything."""
     module = make_model("qwen3", FLOAT32)
     said = engine_says(module, dtype=FLOAT32, num_prompts=4)
@@ -304,7 +304,7 @@ def test_trap_35_gspo_clips_nothing_at_identical_weights_in_bfloat16():
     assert against_the_record.train_step([with_advantages(engine_says(twin))]).values["clip_fraction"] > 0.1
 
 
-def test_in_float32_a_gap_counts_as_it_is_in_logits_below_temperature_1():
+def test_in_float32_gaps_below_temperature_1_are_in_logits():
     """1e-3 in a logprob at 0.02 is 2e-5 in a logit; above 1 logprobs count as they are. Break: leave the temperature
     out of `add`."""
     module = make_model("qwen3", FLOAT32)
@@ -317,5 +317,5 @@ def test_in_float32_a_gap_counts_as_it_is_in_logits_below_temperature_1():
             if shift == fine:
                 gap.check(trainer._loss.tolerance)
                 continue
-            with pytest.raises(ParityError, match="below temperature 1 times the temperature"):
+            with pytest.raises(ParityError, match=r"at most 0\.0001 is allowed for each token"):
                 gap.check(trainer._loss.tolerance)

@@ -10,7 +10,7 @@ from trainer_toys import make_experiences, make_model
 from sharpen.errors import CheckpointError
 from sharpen.trainer.model import TrainedModel
 from sharpen.trainer.packing import pack
-from sharpen.trainer.team import IDLE, Ranks, Team, backward_nothing, deal
+from sharpen.trainer.team import IDLE, Ranks, Team, backward_idle, deal
 
 
 @given(sizes=st.lists(st.integers(1, 1000), max_size=30), num_ranks=st.integers(1, 5))
@@ -58,12 +58,12 @@ def test_packs_of_nothing():
 
 
 def test_the_pass_of_a_rank_without_work_changes_no_gradient():
-    """Break: `torch.ones_like` in `backward_nothing`."""
+    """Break: `torch.ones_like` in `backward_idle`."""
     model = TrainedModel(make_model("qwen3"), compute_dtype=torch.float64)
     (part,) = pack(make_experiences(num_groups=1), 10_000)
     model.score(part).logprobs_E.sum().backward()
     before = {name: parameter.grad.clone() for name, parameter in model.parameters()}
-    backward_nothing(model)
+    backward_idle(model)
     assert all(torch.equal(parameter.grad, before[name]) for name, parameter in model.parameters())
     assert IDLE.num_sequences == 0
     assert not np.any(IDLE.weights_E)

@@ -1,7 +1,7 @@
-"""Advantages: one number for each trained call, from the rewards of the rollouts of a step.
+"""Advantages: one number for each trained call, from the rewards of a step's rollouts.
 
-In: `Scores`, the rewards of all rollouts of a step that take part, with their groups and calls. Out: one advantage per
-call. The unit of the statistics is the rollout, however many calls it made, except where a function says otherwise.
+In: `Scores`, the rewards of all rollouts that take part in a step, with their groups and calls. Out: an advantage per
+call. Statistics count each rollout once, however many calls it made, unless a function says otherwise.
 
 Shape suffixes: R rollouts of the step, C trained calls of the step, G rollouts of one group.
 """
@@ -39,10 +39,10 @@ VARIANCE_FLOOR = 1e-8
 
 
 def grpo(scores: Scores, *, std_normalize: bool = True) -> FloatArray:
-    """Group-relative: `(r - mean) / (std + 1e-6)` with the unbiased standard deviation of the group.
+    """Return `(r - mean) / (std + 1e-6)` with mean and unbiased standard deviation of the group.
 
-    `std_normalize=False` leaves the division out (Dr. GRPO, arXiv 2503.20783). A group whose rewards are all the same
-    has advantages of exactly 0.
+    `std_normalize=False` omits the division (Dr. GRPO, arXiv 2503.20783). If all rewards of a group are equal, its
+    advantages are exactly 0.
 
     Source: DeepSeekMath, arXiv 2402.03300, section 4.1.
     """
@@ -50,38 +50,39 @@ def grpo(scores: Scores, *, std_normalize: bool = True) -> FloatArray:
 
 
 def step_wise_grpo(scores: Scores, *, std_normalize: bool = True, step_norm: bool = False) -> FloatArray:
-    """`grpo` on the rollouts' rewards; each rollout's score goes unchanged to every call of it.
+    """Return `grpo`; every call of a rollout gets the rollout's value.
 
-    `step_norm` divides a rollout's score by its number of trained calls.
+    `step_norm` divides the value of a rollout by its number of trained calls.
 
-    Source: `step_wise_grpo` of Trinity-RFT 0.6.0. There a lone run is scored by its raw reward (mean 0, std 1); here a
-    group of one is an error, since nothing is relative in it.
+    Source: `step_wise_grpo` of Trinity-RFT 0.6.0. There, a group of one gets its raw reward (mean 0, std 1); here it is
+    an error, since there is nothing to compare with.
     """
     scores_R = _group_scores(scores, std_normalize)
-    return scores.per_call(_by_calls(scores, scores_R) if step_norm else scores_R)
+    return scores.per_call(_divide_by_num_calls(scores, scores_R) if step_norm else scores_R)
 
 
 def grpo_batch_std(scores: Scores) -> FloatArray:
-    """`(r - mean of the group) / (std of these differences over the step + 1e-6)`: easy groups are not blown up.
+    """Return `(r - mean of the group) / (std of these differences over the step + 1e-6)`, so that groups with little
+    spread are not scaled up.
 
-    Source: REINFORCE++ with baseline, arXiv 2501.03262. `grpo_global_std` has the deviation of the rewards themselves.
+    Source: REINFORCE++ with baseline, arXiv 2501.03262. `grpo_global_std` uses the deviation of the rewards instead.
     """
     centred_R = _centred(scores)
     return scores.per_call(centred_R / (unbiased_std(centred_R) + EPSILON))
 
 
 def grpo_global_std(scores: Scores, *, step_norm: bool = False) -> FloatArray:
-    """`(r - mean of the group) / (std of all rewards of the step + 1e-6)`; `step_norm` as in `step_wise_grpo`.
+    """Return `(r - mean of the group) / (std of all rewards of the step + 1e-6)`; `step_norm` as in `step_wise_grpo`.
 
-    Sources: arXiv 2508.08221, its normalization with the mean of the group and the deviation of the batch;
-    `std_cal_level: batch` of Trinity-RFT 0.6.0 (there also over groups that `std_threshold` drops).
+    Sources: arXiv 2508.08221, normalization with group mean and batch deviation; `std_cal_level: batch` of Trinity-RFT
+    0.6.0 (which includes groups that `std_threshold` drops).
     """
     scores_R = _centred(scores) / (std(scores.rewards_R) + EPSILON)
-    return scores.per_call(_by_calls(scores, scores_R) if step_norm else scores_R)
+    return scores.per_call(_divide_by_num_calls(scores, scores_R) if step_norm else scores_R)
 
 
 def rloo(scores: Scores) -> FloatArray:
-    """Leave-one-out: `r_i - mean of the other rewards of the group`.
+    """Return `r_i - mean of the other rewards of the group` (leave-one-out).
 
     Source: "Back to Basics", arXiv 2402.14740 (REINFORCE leave-one-out).
     """
@@ -90,26 +91,26 @@ def rloo(scores: Scores) -> FloatArray:
 
 
 def reinforce(scores: Scores) -> FloatArray:
-    """The reward itself. Source: R. Williams, "Simple statistical gradient-following algorithms", 1992."""
+    """Return the reward itself. Source: R. Williams, "Simple statistical gradient-following algorithms", 1992."""
     return scores.per_call(finite(scores.rewards_R))
 
 
 def no_advantage(scores: Scores) -> FloatArray:
-    """0 for every call, whatever the rewards, also where there are none: what is learnt comes from a teacher."""
+    """Return 0 for every call, with or without rewards, for algorithms that learn only from a teacher."""
     return np.zeros(len(scores.rollouts_C))
 
 
 def remax(scores: Scores) -> FloatArray:
-    """`r - reward of the greedy rollout of the same task`. Source: ReMax, arXiv 2310.10505, algorithm 1."""
+    """Return `r - reward of the greedy rollout of the same task`. Source: ReMax, arXiv 2310.10505, algorithm 1."""
     if scores.baselines_R is None:
-        raise ValueError("remax compares with a greedy rollout of each task, and there is none")
+        raise ValueError("remax needs the reward of a greedy rollout of each task, and there is none")
     return scores.per_call(finite(scores.rewards_R) - finite(scores.baselines_R))
 
 
 def reinforce_plus_plus(scores: Scores) -> FloatArray:
-    """`(r - mean) / (std + 1e-6)` over all rollouts of the step, whatever their task.
+    """Return `(r - mean) / (std + 1e-6)` over all rollouts of the step, across tasks.
 
-    Source: REINFORCE++, arXiv 2501.03262 (without the KL penalty in the reward), each rollout counted once.
+    Source: REINFORCE++, arXiv 2501.03262 (without the KL penalty in the reward); each rollout counts once.
     """
     rewards_R = finite(scores.rewards_R)
     centred_R = zero_mean(rewards_R)
@@ -119,8 +120,8 @@ def reinforce_plus_plus(scores: Scores) -> FloatArray:
 
 
 def reinforce_plus_plus_tokens(scores: Scores) -> FloatArray:
-    """`(r - mean) / sqrt(variance + 1e-8)` over all trained tokens of the step, each with the reward of its call (that
-    of its rollout, where the workflow wrote none on the call), with the unbiased variance.
+    """Return `(r - mean) / sqrt(variance + 1e-8)` over all trained tokens of the step, with the unbiased variance. Each
+    token has the reward of its call, or of its rollout if the workflow set none on the call.
 
     Source: `reinforceplusplus` of Trinity-RFT 0.6.0 with γ 1.
     """
@@ -136,7 +137,7 @@ def reinforce_plus_plus_tokens(scores: Scores) -> FloatArray:
 
 
 def opmd(scores: Scores, *, tau: float | None = None) -> FloatArray:
-    """Reward minus a baseline of the group: its mean, or with `tau` the soft maximum `tau log mean exp(r / tau)`.
+    """Return the reward minus a baseline: the group mean or, with `tau`, the soft maximum `tau log mean exp(r / tau)`.
 
     Source: Kimi k1.5, arXiv 2501.12599, section 2.3.2; `opmd` of Trinity-RFT 0.6.0 (`mean`, `logavgexp`).
     """
@@ -152,7 +153,7 @@ def opmd(scores: Scores, *, tau: float | None = None) -> FloatArray:
 
 
 def asymre(scores: Scores, *, baseline_shift: float = -0.1) -> FloatArray:
-    """`r - (mean of the group + baseline_shift)`: a negative shift stresses what went well over what went badly.
+    """Return `r - (mean of the group + baseline_shift)`: a negative shift emphasizes good rollouts over bad ones.
 
     Source: asymmetric REINFORCE, arXiv 2506.20520 (its δV); -0.1 is the default of Trinity-RFT 0.6.0.
     """
@@ -160,7 +161,7 @@ def asymre(scores: Scores, *, baseline_shift: float = -0.1) -> FloatArray:
 
 
 def rec(scores: Scores, *, std_normalize: bool = False) -> FloatArray:
-    """`r - mean of the group`, divided by the population standard deviation + 1e-6 with `std_normalize`.
+    """Return `r - mean of the group`; `std_normalize` divides by the population standard deviation + 1e-6.
 
     Source: "Group-relative REINFORCE is secretly an off-policy algorithm", arXiv 2509.24203.
     """
@@ -173,9 +174,9 @@ def rec(scores: Scores, *, std_normalize: bool = False) -> FloatArray:
 
 
 def best_of_group(scores: Scores) -> FloatArray:
-    """1 for the rollouts of a group with its highest reward, 0 for the others.
+    """Return 1 for the rollouts with the highest reward of their group, 0 for the others.
 
-    Source: RAFT, arXiv 2304.06767, algorithm 1 (there one best sample; here all that share the highest reward).
+    Source: RAFT, arXiv 2304.06767, algorithm 1 (there a single best sample; here all with the highest reward).
     """
     rewards_R = finite(scores.rewards_R)
     best_R = np.zeros_like(rewards_R)
@@ -185,11 +186,11 @@ def best_of_group(scores: Scores) -> FloatArray:
 
 
 def pass_at_k(scores: Scores, *, k: int = 4) -> FloatArray:
-    """Advantages of the reward "at least one of k rollouts is right", exact over all subsets of the group.
+    """Return advantages for the reward "at least one of k rollouts is right", exact over all subsets of the group.
 
-    A rollout counts as right if its reward is above 0. With n rollouts of which w are wrong, the mean reward of a
-    subset is `m = 1 - C(w, k) / C(n, k)` and its deviation `s = sqrt(m (1 - m))`. Right rollouts get `(1 - m) / s`,
-    wrong ones `(1 - m - C(w - 1, k - 1) / C(n - 1, k - 1)) / s`; a group with s = 0 gets 0.
+    A rollout is right if its reward is above 0. With n rollouts, w of them wrong, the mean reward of a subset is
+    `m = 1 - C(w, k) / C(n, k)`, with standard deviation `s = sqrt(m (1 - m))`. Right rollouts get `(1 - m) / s`, wrong
+    ones `(1 - m - C(w - 1, k - 1) / C(n - 1, k - 1)) / s`; if s = 0, all get 0.
 
     Source: "Pass@k training", arXiv 2508.10751, its analytical derivation. Raises `ValueError` for a group smaller
     than k.
@@ -205,8 +206,8 @@ def pass_at_k(scores: Scores, *, k: int = 4) -> FloatArray:
         deviation = float(np.sqrt(mean * (1.0 - mean)))
         if deviation == 0.0:
             continue
-        of_wrong = 1.0 - mean - (comb(wrong - 1, k - 1) / comb(num - 1, k - 1) if wrong else 0.0)
-        result_R[places] = np.where(right_G, 1.0 - mean, of_wrong) / deviation
+        wrong_advantage = 1.0 - mean - (comb(wrong - 1, k - 1) / comb(num - 1, k - 1) if wrong else 0.0)
+        result_R[places] = np.where(right_G, 1.0 - mean, wrong_advantage) / deviation
     return scores.per_call(result_R)
 
 
@@ -218,14 +219,14 @@ def gigpo(
     std_normalize: bool = False,
     across_tasks: bool = False,
 ) -> FloatArray:
-    """Group-in-group: the episode's return in its group plus `omega` times the call's return among those in its state.
+    """Return the episode's return relative to its group plus `omega` times the call's return relative to its state.
 
-    The return of an episode is the sum of its rewards of steps, or the rollout's reward; that of a call is what comes
-    after it, with `gamma` for each further call. Calls of a group made in the same state are compared by their returns;
-    a state that occurs once adds 0. `across_tasks` compares states over all groups of the step, where the owner told
-    them apart.
+    The return of an episode is the sum of its step rewards, or else the rollout's reward; that of a call is the sum of
+    the rewards after it, discounted by `gamma` per call. Calls of a group in the same state are compared with each
+    other; a state that occurs once contributes 0. `across_tasks` compares states over all groups of the step, if the
+    workflow named them.
 
-    Source: GiGPO, arXiv 2505.10978, equations 3 to 8; `across_tasks` is how `gigpo` of Trinity-RFT 0.6.0 has it.
+    Source: GiGPO, arXiv 2505.10978, equations 3 to 8; `across_tasks` as in `gigpo` of Trinity-RFT 0.6.0.
     """
     episodes_R = _group_scores(scores, std_normalize, scores.returns_R)
     returns_C = discounted_returns(scores, gamma)
@@ -239,8 +240,7 @@ def gigpo(
 
 
 def step_rewards(scores: Scores, *, gamma: float = 1.0) -> FloatArray:
-    """Each call's return (the reward after it and those after later calls, discounted), minus the mean return of all
-    calls of the group, so that rewards of steps train step by step."""
+    """Return each call's discounted return minus the mean return of all calls of the group."""
     returns_C = discounted_returns(scores, gamma)
     groups_C = scores.groups_R[scores.rollouts_C]
     result_C = np.zeros(len(returns_C))
@@ -250,44 +250,43 @@ def step_rewards(scores: Scores, *, gamma: float = 1.0) -> FloatArray:
 
 
 def reward_spread(scores: Scores, **_: Any) -> float:
-    """Standard deviation of the rewards of one group."""
+    """Return the standard deviation of one group's rewards."""
     return std(scores.rewards_R)
 
 
 def return_spread(scores: Scores, **_: Any) -> float:
-    """Standard deviation of the returns of one group's episodes."""
+    """Return the standard deviation of one group's episode returns."""
     return std(scores.returns_R)
 
 
 def state_spread(scores: Scores, *, gamma: float = 1.0, **_: Any) -> float:
-    """The largest standard deviation within one group: of the episodes' returns, or of the calls' in one state."""
+    """Return the largest standard deviation within one group: of its episode returns, or of call returns in a state."""
     returns_C = discounted_returns(scores, gamma)
     return max([std(scores.returns_R), *(std(returns_C[places]) for places in same_state(scores, False))])
 
 
 def step_spread(scores: Scores, *, gamma: float = 1.0, **_: Any) -> float:
-    """Standard deviation of the returns of one group's calls."""
+    """Return the standard deviation of one group's call returns."""
     return std(discounted_returns(scores, gamma))
 
 
 def call_spread(scores: Scores, **_: Any) -> float:
-    """Standard deviation of the rewards of one group's calls, each by itself."""
+    """Return the standard deviation of one group's call rewards."""
     return std(rewards_of_calls(scores))
 
 
-def _by_calls(scores: Scores, scores_R: FloatArray) -> FloatArray:
-    """Each rollout's score divided by the number of its trained calls."""
+def _divide_by_num_calls(scores: Scores, scores_R: FloatArray) -> FloatArray:
+    """Divide each rollout's score by its number of trained calls."""
     return scores_R / np.maximum(np.bincount(scores.rollouts_C, minlength=len(scores_R)), 1)
 
 
 def _centred(scores: Scores, values_R: FloatArray | None = None) -> FloatArray:
-    """Rewards (or other values of the rollouts) minus the mean of their group; exactly 0 where all of a group are the
-    same."""
+    """Subtract the group mean from rewards (or other values of the rollouts); exactly 0 if all of a group are equal."""
     values_R = finite(scores.rewards_R if values_R is None else values_R)
     centred_R = np.zeros_like(values_R)
     for places in members(scores.groups_R):
         if len(places) < 2:
-            raise ValueError("a group-relative advantage needs two scored rollouts or more in each group; got one")
+            raise ValueError("a group-relative advantage needs at least two scored rollouts in each group; got one")
         centred_R[places] = zero_mean(values_R[places])
     return centred_R
 
@@ -298,21 +297,25 @@ def _group_scores(scores: Scores, std_normalize: bool, values_R: FloatArray | No
 
 
 def _std_of_group(centred_R: FloatArray, groups_R: IndexArray) -> FloatArray:
-    """For each rollout the unbiased standard deviation of its group."""
+    """Return for each rollout the unbiased standard deviation of its group."""
     squares = np.bincount(groups_R, np.square(centred_R))
     return np.sqrt(squares / np.maximum(np.bincount(groups_R) - 1, 1))[groups_R]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advantage:
-    """An advantage function by its name. `group_relative`: it compares the rollouts of a group, so that each group
-    needs two of them. `centred`: its advantages add up to zero over every group, which each step asserts. `per_step`:
-    it uses rewards of steps. `per_call`: it looks at each call by itself, and so at what a workflow wrote on each.
-    `spread` is the largest standard deviation of what it compares within one group: 0 where it teaches nothing.
-    `of_tokens`: `function` gives rewards of calls, from which this function makes advantages of single tokens with a
-    critic's values, of all tokens of a rollout in a row, or with `per_call` of each call's alone. `baseline`: it
-    compares with a greedy rollout of each task. `needs_reward`: it looks at rewards at all. `clip`: says which tokens
-    keep what `function` gives, by the entropies that the trainer finds."""
+    """An advantage function and its properties.
+
+    `group_relative`: it compares the rollouts of a group, so each group needs two of them. `centred`: its advantages
+    sum to 0 over every group, which each step asserts. `per_step`: it uses step rewards. `per_call`: it treats each
+    call separately, and uses the rewards that a workflow sets on calls. `baseline`: it compares with a greedy rollout
+    of each task. `needs_reward`: it depends on rewards.
+
+    `spread` returns the largest standard deviation of the values compared within one group; 0 means that the group
+    teaches nothing. With `of_tokens`, `function` returns rewards of calls, and `of_tokens` computes from them and the
+    critic's values the advantages of single tokens, over a whole rollout or (`per_call`) call by call. `clip` decides
+    from entropies which tokens keep the advantage that `function` returns.
+    """
 
     function: Callable[..., FloatArray]
     formula: str
@@ -328,7 +331,7 @@ class Advantage:
 
     @property
     def configured(self) -> Callable[..., Any]:
-        """The function whose keyword parameters can be set."""
+        """The function whose keyword parameters the configuration sets."""
         return self.of_tokens or self.clip or self.function
 
 
@@ -402,4 +405,4 @@ ADVANTAGES: dict[str, Advantage] = {
         of_tokens=unbiased_gae,
     ),
 }
-"""By their names in the configuration."""
+"""Advantages by their names in the configuration."""

@@ -1,9 +1,9 @@
-"""Weights for tokens that another policy sampled than the one whose ratio the loss clips.
+"""Importance weights for tokens that were not sampled by the proximal policy (decoupled PPO).
 
 In: logprobs of the sampled tokens under the proximal policy (the trained weights before the step's first update) and
-under the behaviour policy (what the engine recorded). Out: one weight per token, without gradient, which multiplies the
-policy loss. The loss then bounds the ratio of the policy to the proximal one, so that a clip is about how far the step
-has moved, and the weight corrects for what sampled: an older version of the weights, or other arithmetic.
+under the behaviour policy (recorded by the engine). Out: one weight per token, without gradient, which multiplies the
+policy loss. The loss then clips the ratio of the policy to the proximal one, which measures how far this step has
+moved; the weight corrects for sampling with older weights or different arithmetic.
 
 Shape suffixes: E tokens that carry loss.
 """
@@ -19,25 +19,25 @@ from sharpen.algorithm.losses import log_ratio
 
 
 def plain(weight_E: torch.Tensor, low: float, high: float) -> torch.Tensor:
-    """The probability ratio itself. Source: decoupled PPO, arXiv 2110.00641; AReaL, arXiv 2505.24298."""
+    """Return the ratio unchanged. Source: decoupled PPO, arXiv 2110.00641; AReaL, arXiv 2505.24298."""
     return weight_E
 
 
 def truncated(weight_E: torch.Tensor, low: float, high: float) -> torch.Tensor:
-    """`min(w, high)`. Source: truncated importance sampling, E. Ionides 2008; for engine and trainer: F. Yao and
-    others, "Your efficient RL framework secretly brings you off-policy RL training", 2025."""
+    """Return `min(w, high)`. Source: truncated importance sampling, E. Ionides 2008; between engine and trainer: F. Yao
+    et al., "Your efficient RL framework secretly brings you off-policy RL training", 2025."""
     return weight_E.clamp(max=high)
 
 
 def masked(weight_E: torch.Tensor, low: float, high: float) -> torch.Tensor:
-    """`w` within `[low, high]`, else 0: the token is not trained. Source: IcePop, Ring-1T, arXiv 2510.18855 (bounds 0.5
-    and 5: its training recipe)."""
+    """Return `w` within `[low, high]`, else 0, so that the token is not trained. Source: IcePop, Ring-1T, arXiv
+    2510.18855 (bounds 0.5 and 5 in its training recipe)."""
     return torch.where((weight_E >= low) & (weight_E <= high), weight_E, torch.zeros_like(weight_E))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
-    """A way to weigh by its name. `low` and `high` are the default bounds, None where it has no such bound."""
+    """A weighting function. `low` and `high` are its default bounds, None if it has no such bound."""
 
     function: Callable[[torch.Tensor, float, float], torch.Tensor]
     formula: str
@@ -55,13 +55,13 @@ CORRECTIONS: dict[str, Correction] = {
         high=5.0,
     ),
 }
-"""By their names in the configuration (beside `none`)."""
+"""Corrections by their names in the configuration (except `none`)."""
 
 
 def behaviour_weights(
     name: str, proximal_E: torch.Tensor, behaviour_E: torch.Tensor, low: float | None, high: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The weight of each token (shape E, without gradient), and whether a bound changed it (E, bool)."""
+    """Return the weight of each token (shape E, without gradient), and whether a bound changed it (E, bool)."""
     ratio_E = log_ratio(proximal_E.detach(), behaviour_E).exp()
     weight_E = CORRECTIONS[name].function(ratio_E, 0.0 if low is None else low, torch.inf if high is None else high)
     return weight_E, weight_E != ratio_E

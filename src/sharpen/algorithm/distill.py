@@ -1,10 +1,10 @@
-"""Distillation: how far the policy is from a teacher, token by token, and which settings say so.
+"""On-policy distillation: the divergence of the policy from a teacher, token by token, and its settings.
 
-In: logprobs of policy and teacher over the vocabulary, at the states that the policy itself came to. Out: one
-divergence for each state, differentiable in the policy. The form `reverse_sampled` looks at the sampled token only, and
-makes an advantage of it instead (`sampled_advantages`).
+In: logprobs of policy and teacher over the vocabulary, at states that the policy reached itself. Out: a divergence for
+each state, differentiable with respect to the policy. The form `reverse_sampled` uses only the sampled token and turns
+it into an advantage instead (`sampled_advantages`).
 
-The states are data: no gradient goes through how they were sampled (as in GKD, arXiv 2306.13649).
+No gradient flows through the sampling of the states (as in GKD, arXiv 2306.13649).
 
 Shape suffixes: E tokens that carry loss, R states, V vocabulary.
 """
@@ -27,15 +27,15 @@ FORMULAS: Mapping[DistillDivergence, str] = {
     "reverse": "coef KL(π || teacher) over the vocabulary",
     "js": "coef (β KL(teacher || m) + (1 - β) KL(π || m)) over the vocabulary, m = β teacher + (1 - β) π",
 }
-"""By their names in the configuration."""
-_BY_REWARD = ("max_refill", "reward_low", "reward_high", "overlong_cache")
-_BY_ADVANTAGE = ("policy_loss", "policy_loss_args", "clip_low", "clip_high", "dual_clip", "behaviour")
+"""Formulas of the divergences by their names in the configuration."""
+_REWARD_SETTINGS = ("max_refill", "reward_low", "reward_high", "overlong_cache")
+_ADVANTAGE_SETTINGS = ("policy_loss", "policy_loss_args", "clip_low", "clip_high", "dual_clip", "behaviour")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distill:
-    """The part of an algorithm that compares with a teacher: which divergence, its weight in the loss (or of the
-    advantage), and for `js` the teacher's weight β in the mixture, between 0 and 1."""
+    """The distillation term of an algorithm: the divergence, its coefficient in the loss (or the advantage), and for
+    `js` the teacher's weight β in the mixture, between 0 and 1."""
 
     divergence: DistillDivergence
     coef: float = 1.0
@@ -43,12 +43,12 @@ class Distill:
 
     @property
     def of_vocabulary(self) -> bool:
-        """Whether the divergence is over the whole vocabulary, a term of the loss; else of sampled tokens, an
+        """Whether the divergence is over the vocabulary and a term of the loss, not over sampled tokens and an
         advantage."""
         return self.divergence != "reverse_sampled"
 
     def divergences(self, logprobs_RV: torch.Tensor, teacher_RV: torch.Tensor) -> torch.Tensor:
-        """The divergence at each state (R, in nats, not weighted); only if `of_vocabulary`."""
+        """Return the divergence at each state (R, in nats, without `coef`); only if `of_vocabulary`."""
         if self.divergence == "forward":
             return kl(teacher_RV, logprobs_RV)
         if self.divergence == "reverse":
@@ -58,15 +58,15 @@ class Distill:
 
 
 def kl(first_RV: torch.Tensor, second_RV: torch.Tensor) -> torch.Tensor:
-    """KL(first || second) in nats of each row of logprobs, shape R."""
+    """Return KL(first || second) in nats of each row of logprobs, shape R."""
     return (first_RV.exp() * (first_RV - second_RV)).sum(dim=-1)
 
 
 def jensen_shannon(logprobs_RV: torch.Tensor, teacher_RV: torch.Tensor, beta: float) -> torch.Tensor:
-    """`β KL(teacher || m) + (1 - β) KL(policy || m)` with `m = β teacher + (1 - β) policy`, shape R.
+    """Return `β KL(teacher || m) + (1 - β) KL(policy || m)` with `m = β teacher + (1 - β) policy`, shape R.
 
-    Never negative, at most the entropy of (β, 1 - β). Divided by β it becomes KL(teacher || policy) as β goes to 0,
-    divided by 1 - β it becomes KL(policy || teacher) as β goes to 1.
+    It is never negative and at most the entropy of (β, 1 - β). Divided by β, it approaches KL(teacher || policy) as β
+    goes to 0; divided by 1 - β, it approaches KL(policy || teacher) as β goes to 1.
 
     Source: generalized JSD of GKD, arXiv 2306.13649, equation 1.
     """
@@ -75,8 +75,8 @@ def jensen_shannon(logprobs_RV: torch.Tensor, teacher_RV: torch.Tensor, beta: fl
 
 
 def sampled_advantages(distill: Distill, teacher_E: torch.Tensor, sampled_E: torch.Tensor) -> torch.Tensor:
-    """`coef (log teacher - log π)` of each sampled token, π when it was sampled: the policy gradient that descends
-    KL(π || teacher) at each state, later tokens not counted (a discount of 0).
+    """Return `coef (log teacher - log π)` of each sampled token, with π as of sampling. The policy gradient with this
+    advantage minimizes KL(π || teacher) at each state, ignoring later tokens (a discount of 0).
 
     Source: "On-Policy Distillation", Thinking Machines Lab, 2025; `on_policy_distill` of Trinity-RFT 0.6.0.
     """
@@ -84,38 +84,42 @@ def sampled_advantages(distill: Distill, teacher_E: torch.Tensor, sampled_E: tor
 
 
 def configured(name: str, preset: Distill | None, config: DistillConfig | None) -> Distill | None:
-    """The preset's part with the settings of `config`. Raises `ConfigError` for a setting without effect."""
+    """Apply the settings of `config` to the distillation term of a preset. Raises `ConfigError` for a setting without
+    effect."""
     given: dict[str, Any] = {} if config is None else config.model_dump(exclude_none=True)
-    given.pop("teacher_path", None)  # which teacher it is, is no part of the algorithm
+    given.pop("teacher_path", None)  # the algorithm is the same with any teacher
     if preset is None:
         if config is not None and config != DistillConfig():
             raise ConfigError(
-                f"the settings of distill have no effect: {name!r} has no teacher (on_policy_distill and jsd have)"
+                f"the settings of distill have no effect: {name!r} has no teacher (on_policy_distill and jsd have one)"
             )
         return None
-    chosen = replace(preset, **given)
-    if "beta" in given and chosen.divergence != "js":
+    distill = replace(preset, **given)
+    if "beta" in given and distill.divergence != "js":
         raise ConfigError(
-            f"distill.beta is {chosen.beta:g}, but distill.divergence is {chosen.divergence!r}: only js has a mixture; "
-            "leave it out"
+            f"distill.beta is {distill.beta:g}, but distill.divergence is {distill.divergence!r}: only js has a "
+            "mixture; leave it out"
         )
-    return chosen
+    return distill
 
 
 def check_without_rewards(
     name: str, distill: Distill | None, loss: LossConfig, sampling: SamplingConfig | None
 ) -> None:
-    """Raise `ConfigError` for settings that go by rewards, or by advantages, in an algorithm without."""
+    """Raise `ConfigError` for settings that have no effect in an algorithm that uses no rewards, or if it has no
+    teacher either."""
     if distill is None:
-        raise ConfigError(f"loss.advantage is 'none', and {name!r} has no teacher: nothing would be learnt")
-    idle: dict[str, Any] = {"loss.std_threshold": loss.std_threshold}
+        raise ConfigError(
+            f"loss.advantage is 'none', and {name!r} has no teacher: nothing would be learned. Choose another "
+            "advantage, or the algorithm on_policy_distill or jsd"
+        )
+    unused: dict[str, Any] = {"loss.std_threshold": loss.std_threshold}
     if sampling is not None:
-        idle |= {f"sampling.{setting}": getattr(sampling, setting) for setting in _BY_REWARD}
+        unused |= {f"sampling.{setting}": getattr(sampling, setting) for setting in _REWARD_SETTINGS}
     if distill.of_vocabulary:
-        idle |= {f"loss.{setting}": getattr(loss, setting) for setting in _BY_ADVANTAGE}
-    for setting, value in idle.items():
+        unused |= {f"loss.{setting}": getattr(loss, setting) for setting in _ADVANTAGE_SETTINGS}
+    for setting, value in unused.items():
         if value not in (None, {}, "none"):
             raise ConfigError(
-                f"{setting} is {value}, but {name!r} learns what its teacher says, whatever the rewards are: leave it "
-                "out"
+                f"{setting} is {value}, but {name!r} learns only from its teacher, not from rewards: leave it out"
             )

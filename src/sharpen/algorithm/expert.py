@@ -1,8 +1,8 @@
-"""The expert's part of a step that learns from rollouts and from an expert's rows at once.
+"""The expert loss of algorithms that learn from rollouts and from an expert's rows in the same update.
 
-In: the number of the step, logprobs of the expert's tokens. Out: the weight of the expert's part, and a loss for each
-of its tokens. An update's loss is `(1 - mu) policy loss of the rollouts + mu expert loss`, where each part is
-normalized over its own tokens of the whole update.
+In: the number of the step, logprobs of the expert's tokens. Out: the weight of the expert loss, and a loss for each of
+its tokens. The loss of an update is `(1 - mu) policy loss + mu expert loss`; each of the two is normalized over its own
+tokens of the whole update.
 
 Shape suffixes: E the expert's tokens that carry loss.
 """
@@ -20,11 +20,11 @@ from sharpen.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expert:
-    """How much the expert's part weighs, and how its tokens are weighed.
+    """The weights of the expert loss and of its tokens.
 
-    `mu` is the weight, or the peak of its schedule: it rises linearly over `mu_warmup_steps` steps, then falls to
-    `mu_valley` along a cosine over `mu_decay_steps` (None: it stays). With `phi` a token's loss is weighed by
-    p (1 - p), without gradient.
+    `mu` is the weight of the expert loss, or the peak of its schedule: it rises linearly over `mu_warmup_steps` steps,
+    then falls to `mu_valley` along a cosine over `mu_decay_steps` (None: it stays). With `phi`, the loss of a token is
+    weighted by p (1 - p), without gradient.
     """
 
     mu: float = 0.1
@@ -34,7 +34,7 @@ class Expert:
     phi: bool = False
 
     def weight(self, step: int) -> float:
-        """The weight of the expert's part in a step; the first step is 1.
+        """Return the weight of the expert loss in a step; steps count from 1.
 
         Source: the global coefficient μ of CHORD, arXiv 2508.11408; the schedule is that of its implementation in
         Trinity-RFT 0.6.0.
@@ -43,14 +43,14 @@ class Expert:
             return self.mu * step / self.mu_warmup_steps
         if self.mu_decay_steps is None or self.mu_valley is None:
             return self.mu
-        behind = step - self.mu_warmup_steps
-        if behind >= self.mu_decay_steps:
+        decayed = step - self.mu_warmup_steps
+        if decayed >= self.mu_decay_steps:
             return self.mu_valley
-        return self.mu_valley + (self.mu - self.mu_valley) * 0.5 * (1.0 + cos(pi * behind / self.mu_decay_steps))
+        return self.mu_valley + (self.mu - self.mu_valley) * 0.5 * (1.0 + cos(pi * decayed / self.mu_decay_steps))
 
     def token_losses(self, logprobs_E: torch.Tensor) -> torch.Tensor:
-        """`-log π`, or with `phi` `-p (1 - p) log π`, where p is π without gradient: tokens that the model is already
-        sure of, or finds next to impossible, teach little. Source: φ of CHORD, arXiv 2508.11408.
+        """Return `-log π` or, with `phi`, `-p (1 - p) log π`, where p is π without gradient: this reduces the weight of
+        tokens with a probability near 1 or near 0. Source: φ of CHORD, arXiv 2508.11408.
         """
         if not self.phi:
             return -logprobs_E
@@ -59,15 +59,15 @@ class Expert:
 
     @property
     def formula(self) -> str:
-        """The loss, for people."""
+        """The formula of the loss, for display."""
         token = "p (1 - p) log π, p = π without gradient" if self.phi else "log π"
         return f"(1 - mu) policy loss + mu expert loss; of each expert's token: -{token}"
 
 
 def configured(preset: Expert | None, settings: ExpertConfig, name: str) -> Expert | None:
-    """The preset's expert part with the run's settings.
+    """Apply a run's settings to the expert loss of a preset.
 
-    Raises `ConfigError` for an algorithm without one that has such settings, and for one that lacks the rows.
+    Raises `ConfigError` for settings that the algorithm does not use, and for one that needs rows but has no dataset.
     """
     if preset is None:
         if settings != ExpertConfig():

@@ -1,11 +1,11 @@
 """Advantages of single tokens, from rewards and a critic's values.
 
-In: per token a reward and a value, the rollouts' tokens one after the other. Out: an advantage and a return per token.
+In: a reward and a value per token, rollout after rollout. Out: an advantage and a return per token.
 
-A rollout is one sequence of states and actions: its trained calls in their order, each of their sampled tokens an
-action, and what lies between two calls (the environment's answer) a part of the transition. So the value after a call's
-last token is that of the next call's first token, and after the last call's it is 0. Where each call counts by itself
-(Trinity-RFT's `ppo`), "rollout" below is a call.
+A rollout is one sequence of states and actions: its trained calls in order. Each sampled token is an action; whatever
+comes between two calls (the environment's answer) belongs to the transition. The value after the last token of a call
+is therefore that of the first token of the next call, and 0 after the last call. If calls are treated separately (as in
+Trinity-RFT's `ppo`), "rollout" below means a call.
 
 Shape suffixes: S sampled tokens of a step, rollout after rollout.
 """
@@ -29,8 +29,8 @@ def gae(
     lam: float = 0.95,
     whiten: bool = True,
 ) -> tuple[FloatArray, FloatArray]:
-    """Generalized advantage estimates of each token, `A_t = δ_t + γ λ A_(t+1)` with `δ_t = r_t + γ V_(t+1) - V_t`, and
-    its return `A_t + V_t`.
+    """Return the generalized advantage estimate of each token, `A_t = δ_t + γ λ A_(t+1)` with
+    `δ_t = r_t + γ V_(t+1) - V_t`, and its return `A_t + V_t`.
 
     The tokens of a rollout are adjacent and in order. `whiten` shifts and scales the advantages (not the returns) to
     mean 0 and variance 1 over all tokens given.
@@ -44,9 +44,9 @@ def gae(
         )
     if not (np.isfinite(rewards_S).all() and np.isfinite(values_S).all()):
         raise ValueError("rewards and values must be finite numbers")
-    goes_on_S = np.append(rollouts_S[1:] == rollouts_S[:-1], [False])[: len(rollouts_S)]
-    following_S = np.where(goes_on_S, np.append(values_S[1:], [0.0])[: len(values_S)], 0.0)
-    advantages_S = _discounted_sums(rewards_S + gamma * following_S - values_S, goes_on_S, gamma * lam)
+    continues_S = np.append(rollouts_S[1:] == rollouts_S[:-1], [False])[: len(rollouts_S)]
+    next_values_S = np.where(continues_S, np.append(values_S[1:], [0.0])[: len(values_S)], 0.0)
+    advantages_S = _discounted_sums(rewards_S + gamma * next_values_S - values_S, continues_S, gamma * lam)
     returns_S = advantages_S + values_S
     return (whitened(advantages_S) if whiten else advantages_S), returns_S
 
@@ -60,21 +60,21 @@ def unbiased_gae(
     lam: float = 1.0,
     whiten: bool = True,
 ) -> tuple[FloatArray, FloatArray]:
-    """As `gae`, whitened with the unbiased variance, and with λ 1 where nothing else is given: `ppo` of Trinity-RFT
-    0.6.0, whose sequences are calls."""
+    """Return the same as `gae`, but whitened with the unbiased variance and with a default λ of 1, as `ppo` of
+    Trinity-RFT 0.6.0, whose sequences are calls."""
     advantages_S, returns_S = gae(rewards_S, values_S, rollouts_S, gamma=gamma, lam=lam, whiten=False)
     return (whitened(advantages_S, num_fixed=1) if whiten else advantages_S), returns_S
 
 
 def sums_to_end(rewards_S: FloatArray, rollouts_S: IndexArray) -> FloatArray:
-    """For each token the rewards of its rollout from it on, added up."""
-    goes_on_S = np.append(rollouts_S[1:] == rollouts_S[:-1], [False])[: len(rollouts_S)]
-    return _discounted_sums(rewards_S, goes_on_S, 1.0)
+    """Return for each token the sum of rewards from it to the end of its rollout."""
+    continues_S = np.append(rollouts_S[1:] == rollouts_S[:-1], [False])[: len(rollouts_S)]
+    return _discounted_sums(rewards_S, continues_S, 1.0)
 
 
 def whitened(values_S: FloatArray, *, num_fixed: int = 0) -> FloatArray:
-    """Shifted and scaled to mean 0 and variance 1 (all 0 where all are the same). The variance is the sum of squares
-    over the number of values less `num_fixed`: 0 for that of the population, 1 for the unbiased one."""
+    """Shift and scale values to mean 0 and variance 1; equal values all become 0. The variance divides by the number of
+    values minus `num_fixed`: 0 for the population variance, 1 for the unbiased one."""
     if len(values_S) <= num_fixed:
         return np.zeros_like(values_S)
     centred_S = values_S - values_S[:1]  # makes equal values exactly zero
@@ -85,15 +85,16 @@ def whitened(values_S: FloatArray, *, num_fixed: int = 0) -> FloatArray:
 
 
 def explained_variance(values_S: FloatArray, returns_S: FloatArray) -> float:
-    """`1 - Var(returns - values) / Var(returns)`: 1 for a perfect critic, 0 for a constant one, NaN without spread."""
+    """Return `1 - Var(returns - values) / Var(returns)`: 1 for a perfect critic, 0 for a constant one, NaN if all
+    returns are equal."""
     variance = float(np.var(returns_S)) if len(returns_S) else 0.0
     return 1.0 - float(np.var(returns_S - values_S)) / variance if variance > 0.0 else float("nan")
 
 
-def _discounted_sums(terms_S: FloatArray, goes_on_S: npt.NDArray[np.bool_], factor: float) -> FloatArray:
-    """`x_t + factor x_(t+1) + ...` to the end of each token's rollout."""
-    terms, goes_on, sums, following = terms_S.tolist(), goes_on_S.tolist(), [0.0] * len(terms_S), 0.0
+def _discounted_sums(terms_S: FloatArray, continues_S: npt.NDArray[np.bool_], factor: float) -> FloatArray:
+    """Return `x_t + factor x_(t+1) + ...` to the end of each token's rollout."""
+    terms, continues, sums, total = terms_S.tolist(), continues_S.tolist(), [0.0] * len(terms_S), 0.0
     for place in range(len(terms) - 1, -1, -1):
-        following = terms[place] + (factor * following if goes_on[place] else 0.0)
-        sums[place] = following
+        total = terms[place] + (factor * total if continues[place] else 0.0)
+        sums[place] = total
     return np.array(sums, np.float64)

@@ -1,8 +1,8 @@
 """Per-token policy losses.
 
-In: logprobs of the sampled tokens now and when they were sampled, and advantages. Out: one loss per token, not
-aggregated, and whether a clip holds the token (then it has no gradient). Where a source writes a gradient rather than a
-loss, the loss here is the one whose gradient it is.
+In: current logprobs of the sampled tokens, their logprobs when sampled, and advantages. Out: one loss per token, not
+aggregated, and whether the token was clipped (then it has no gradient). If a source gives a gradient instead of a loss,
+the loss here is one with that gradient.
 
 Shape suffixes: E tokens that carry loss, C calls.
 """
@@ -17,24 +17,25 @@ from typing import Any, Literal
 import torch
 
 MAX_LOG_RATIO = 20.0
-"""Log ratios are clamped to this size, so that a ratio cannot overflow."""
+"""Log ratios are clamped to this magnitude, so that ratios cannot overflow."""
 
 Losses = tuple[torch.Tensor, torch.Tensor]
-"""Loss of each token (E), and whether a clip holds it (E, bool)."""
+"""Loss of each token (E), and whether it was clipped (E, bool)."""
 
 
 def log_ratio(logprobs_E: torch.Tensor, old_logprobs_E: torch.Tensor) -> torch.Tensor:
-    """Log of the probability ratio of each token, clamped to `MAX_LOG_RATIO` on both sides."""
+    """Return the log of each token's probability ratio, clamped to ±`MAX_LOG_RATIO`."""
     return (logprobs_E - old_logprobs_E).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def call_log_ratio(logprobs_E: torch.Tensor, old_logprobs_E: torch.Tensor, calls_E: torch.Tensor) -> torch.Tensor:
-    """For each token the mean log ratio of its call's tokens, clamped, without gradient.
+    """Return for each token the mean log ratio over the tokens of its call, clamped, without gradient.
 
-    `calls_E` numbers the calls from 0 on without gaps; all tokens of a call must be given together.
+    `calls_E` has the number of each token's call, counting from 0 without gaps. All tokens of a call must be passed in
+    one call of this function.
     """
     ratios_E = (logprobs_E - old_logprobs_E).detach()
-    num_calls = len(calls_E)  # at most; how many there are would have to be read from the GPU
+    num_calls = len(calls_E)  # an upper bound: reading the exact number would wait for the GPU
     sums_C = ratios_E.new_zeros(num_calls).index_add_(0, calls_E, ratios_E)
     sizes_C = ratios_E.new_zeros(num_calls).index_add_(0, calls_E, torch.ones_like(ratios_E))
     return (sums_C / sizes_C.clamp(min=1.0))[calls_E].clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
@@ -49,9 +50,9 @@ def ppo_clip(
     clip_high: float = 0.2,
     dual_clip: float | None = None,
 ) -> Losses:
-    """Clipped surrogate loss: `-min(ρ A, clamp(ρ, 1 - clip_low, 1 + clip_high) A)` with ratio ρ and advantage A.
+    """Return `-min(ρ A, clamp(ρ, 1 - clip_low, 1 + clip_high) A)` with ratio ρ and advantage A: the clipped surrogate.
 
-    Where A < 0, `dual_clip` c > 1 bounds it by `-c A`.
+    If A < 0, `dual_clip` c > 1 limits the loss to `-c A`.
 
     Sources: PPO, arXiv 1707.06347, equation 7; separate bounds: DAPO, arXiv 2503.14476; dual clip: arXiv 1912.09729.
     """
@@ -68,13 +69,13 @@ def gspo(
     clip_low: float = 3e-4,
     clip_high: float = 4e-4,
 ) -> Losses:
-    """`ppo_clip` with one ratio for all tokens of a call: the geometric mean of theirs.
+    """Return `ppo_clip` with one ratio for all tokens of a call: the geometric mean of their ratios.
 
-    Each token's gradient is its own logprob's, times that ratio (GSPO-token, which equals GSPO where all tokens of a
-    call have one advantage). Source: GSPO, arXiv 2507.18071, equations 5, 7 and 14; bounds: section 5.1.
+    The gradient of each token is that of its own logprob times this ratio (GSPO-token, which equals GSPO if all tokens
+    of a call have the same advantage). Source: GSPO, arXiv 2507.18071, equations 5, 7 and 14; bounds: section 5.1.
     """
-    of_call_E = call_log_ratio(logprobs_E, old_logprobs_E, calls_E)
-    ratio_E = (of_call_E + logprobs_E - logprobs_E.detach()).exp()
+    call_ratio_E = call_log_ratio(logprobs_E, old_logprobs_E, calls_E)
+    ratio_E = (call_ratio_E + logprobs_E - logprobs_E.detach()).exp()
     return _clipped(ratio_E, advantages_E, clip_low, clip_high, None)
 
 
@@ -86,10 +87,11 @@ def cispo(
     clip_low: float = 1.0,
     clip_high: float = 0.28,
 ) -> Losses:
-    """`-clamp(ρ, 1 - clip_low, 1 + clip_high) A log π`, no gradient through the weight: no token is dropped.
+    """Return `-clamp(ρ, 1 - clip_low, 1 + clip_high) A log π` without gradient through the clamped ratio, so that every
+    token keeps a gradient.
 
-    Source: CISPO, MiniMax-M1, arXiv 2506.13585, equations 4 and 5 (there without a lower bound, and the upper one not
-    given: 0.28 is the default of Trinity-RFT 0.6.0).
+    Source: CISPO, MiniMax-M1, arXiv 2506.13585, equations 4 and 5 (without a lower bound, and without a value for the
+    upper one: 0.28 is the default of Trinity-RFT 0.6.0).
     """
     ratio_E = log_ratio(logprobs_E, old_logprobs_E).detach().exp()
     weight_E = ratio_E.clamp(1.0 - clip_low, 1.0 + clip_high)
@@ -104,9 +106,9 @@ def sapo(
     tau_pos: float = 1.0,
     tau_neg: float = 1.05,
 ) -> Losses:
-    """`-(4 / τ) sigmoid(τ (ρ - 1)) A`: a soft gate instead of a clip, τ by the sign of the advantage.
+    """Return `-(4 / τ) sigmoid(τ (ρ - 1)) A`, a soft gate instead of a clip; τ depends on the sign of the advantage.
 
-    Its slope at ρ = 1 is that of `-ρ A`. Source: SAPO, arXiv 2511.20347. What Trinity-RFT calls so is `sapo_gate`.
+    Its slope at ρ = 1 is that of `-ρ A`. Source: SAPO, arXiv 2511.20347. Trinity-RFT's `sapo` is `sapo_gate` here.
     """
     gate_E = _soft_gate(log_ratio(logprobs_E, old_logprobs_E).exp(), advantages_E, tau_pos, tau_neg)
     return -advantages_E * gate_E, _none(logprobs_E)
@@ -120,9 +122,9 @@ def sapo_gate(
     tau_pos: float = 1.0,
     tau_neg: float = 1.05,
 ) -> Losses:
-    """`-g A log π` with the gate `g = (4 / τ) sigmoid(τ (ρ - 1))` of `sapo`, without gradient through it.
+    """Return `-g A log π` with the gate `g = (4 / τ) sigmoid(τ (ρ - 1))` of `sapo`, without gradient through the gate.
 
-    Its slope at ρ = 1 is 2 / τ times that of `-ρ A`, and grows with ρ. Source: `sapo` of Trinity-RFT 0.6.0.
+    Its slope at ρ = 1 is 2 / τ times that of `-ρ A`, and increases with ρ. Source: `sapo` of Trinity-RFT 0.6.0.
     """
     ratio_E = log_ratio(logprobs_E, old_logprobs_E).detach().exp()
     gate_E = _soft_gate(ratio_E, advantages_E, tau_pos, tau_neg)
@@ -137,10 +139,10 @@ def _soft_gate(ratio_E: torch.Tensor, advantages_E: torch.Tensor, tau_pos: float
 def topr(
     logprobs_E: torch.Tensor, old_logprobs_E: torch.Tensor, advantages_E: torch.Tensor, *, threshold: float = 0.0
 ) -> Losses:
-    """`-w A log π`: weight 1 where the advantage is above `threshold`, else the ratio, at most 1, without gradient.
+    """Return `-w A log π`. The weight w has no gradient: it is 1 if the advantage is above `threshold`, else
+    `min(ρ, 1)`.
 
-    Source: tapered off-policy REINFORCE, arXiv 2503.14286 (there over whole answers; here, as in Trinity-RFT 0.6.0,
-    over tokens).
+    Source: tapered off-policy REINFORCE, arXiv 2503.14286 (there per answer; here, as in Trinity-RFT 0.6.0, per token).
     """
     tapered_E = log_ratio(logprobs_E, old_logprobs_E).detach().exp().clamp(max=1.0)
     weight_E = torch.where(advantages_E > threshold, torch.ones_like(tapered_E), tapered_E)
@@ -150,24 +152,25 @@ def topr(
 def opmd(
     logprobs_E: torch.Tensor, old_logprobs_E: torch.Tensor, advantages_E: torch.Tensor, *, tau: float = 1.0
 ) -> Losses:
-    """`-A log π / (1 + τ)`. Source: `opmd` of Trinity-RFT 0.6.0 after Kimi k1.5, arXiv 2501.12599, section 2.3.2."""
+    """Return `-A log π / (1 + τ)`. Source: `opmd` of Trinity-RFT 0.6.0, after Kimi k1.5, arXiv 2501.12599, section
+    2.3.2."""
     return -advantages_E * logprobs_E / (1.0 + tau), _none(logprobs_E)
 
 
 def policy_gradient(logprobs_E: torch.Tensor, old_logprobs_E: torch.Tensor, advantages_E: torch.Tensor) -> Losses:
-    """`-A log π`. Source: R. Williams, 1992. With advantage 1 it is the loss of supervised fine-tuning."""
+    """Return `-A log π`. Source: R. Williams, 1992. With advantage 1, this is the loss of supervised fine-tuning."""
     return -advantages_E * logprobs_E, _none(logprobs_E)
 
 
 def importance_sampling(logprobs_E: torch.Tensor, old_logprobs_E: torch.Tensor, advantages_E: torch.Tensor) -> Losses:
-    """`-ρ A`: the surrogate without a clip. Source: PPO, arXiv 1707.06347, equation 6."""
+    """Return `-ρ A`, the surrogate loss without a clip. Source: PPO, arXiv 1707.06347, equation 6."""
     return -advantages_E * log_ratio(logprobs_E, old_logprobs_E).exp(), _none(logprobs_E)
 
 
 def sppo(
     logprobs_E: torch.Tensor, old_logprobs_E: torch.Tensor, advantages_E: torch.Tensor, *, epsilon: float = 0.3
 ) -> Losses:
-    """`-A log ρ` where `1 / (1 + ε) <= ρ <= 1 + ε`, else no gradient. Source: `sppo` of Trinity-RFT 0.6.0."""
+    """Return `-A log ρ` if `1 / (1 + ε) <= ρ <= 1 + ε`, else 0. Source: `sppo` of Trinity-RFT 0.6.0."""
     log_E = logprobs_E - old_logprobs_E
     ratio_E = log_ratio(logprobs_E, old_logprobs_E).detach().exp()
     outside_E = (ratio_E < 1.0 / (1.0 + epsilon)) | (ratio_E > 1.0 + epsilon)
@@ -184,10 +187,10 @@ def rec(
     clip: Literal["one-side", "two-side", "none"] = "one-side",
     importance: bool = False,
 ) -> Losses:
-    """`-A log π` where the ratio is within bounds, else no gradient; `importance` weighs with ρ (without gradient).
+    """Return `-A log π` if the ratio ρ is within bounds, else 0; with `importance`, multiply by ρ (without gradient).
 
-    `one-side` bounds a ratio only in the direction in which the advantage would push it further. Source: REC,
-    arXiv 2509.24203, section 4 (REC-OneSide-NoIS and its relatives).
+    `one-side` limits ρ only in the direction in which the advantage pushes it. Source: REC, arXiv 2509.24203, section 4
+    (REC-OneSide-NoIS and its variants).
     """
     ratio_E = log_ratio(logprobs_E, old_logprobs_E).detach().exp()
     above_E, below_E = ratio_E > 1.0 + clip_high, ratio_E < 1.0 - clip_low
@@ -201,7 +204,7 @@ def rec(
 
 
 def entropy(logits_EV: torch.Tensor) -> torch.Tensor:
-    """Entropy in nats of each row of logits (V: vocabulary), shape E. Divide by the temperature before."""
+    """Return the entropy in nats of each row of logits (V: vocabulary), shape E. Divide by the temperature first."""
     logprobs_EV = torch.log_softmax(logits_EV, dim=-1)
     return -(logprobs_EV.exp() * logprobs_EV.clamp(min=torch.finfo(logprobs_EV.dtype).min)).sum(dim=-1)
 
@@ -209,7 +212,7 @@ def entropy(logits_EV: torch.Tensor) -> torch.Tensor:
 def value_loss(
     values_E: torch.Tensor, old_values_E: torch.Tensor, returns_E: torch.Tensor, *, clip: float | None = 0.2
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`max((V - R)², (V_old + clamp(V - V_old, -clip, clip) - R)²) / 2` per token, and whether the clip holds it.
+    """Return `max((V - R)², (V_old + clamp(V - V_old, -clip, clip) - R)²) / 2` per token, and whether it was clipped.
 
     Source: the clipped value loss of PPO's reference implementation (OpenAI baselines, `ppo2`); see "The 37
     implementation details of PPO", ICLR blog track 2022, detail 9.
@@ -219,8 +222,8 @@ def value_loss(
         return 0.5 * squared_E, torch.zeros_like(squared_E, dtype=torch.bool)
     moved_E = values_E - old_values_E
     bounded_squared_E = (old_values_E + moved_E.clamp(-clip, clip) - returns_E).square()
-    held_E = (moved_E.abs() > clip) & (bounded_squared_E > squared_E)  # within the clip they differ by rounding alone
-    return 0.5 * torch.maximum(squared_E, bounded_squared_E), held_E
+    clipped_E = (moved_E.abs() > clip) & (bounded_squared_E > squared_E)  # within the clip, rounding alone differs
+    return 0.5 * torch.maximum(squared_E, bounded_squared_E), clipped_E
 
 
 def _clipped(
@@ -244,10 +247,13 @@ def _none(logprobs_E: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyLoss:
-    """A loss by its name. `needs_ratio`: it divides by the probability a token was sampled with, so that tokens from a
-    truncated distribution cannot be used. `by_call`: it takes `calls_E` as well. `off_policy`: it is made for tokens of
-    an older policy, though it has no ratio. `bounds`: its parameters that say how far from 1 the ratio may be before a
-    token loses its gradient."""
+    """A policy loss and its properties.
+
+    `needs_ratio`: it divides by the probability with which a token was sampled, so it cannot use tokens from a
+    truncated distribution. `by_call`: it also takes `calls_E`. `off_policy`: it is meant for tokens of an older policy
+    although it has no ratio. `bounds`: its parameters that limit how far the ratio may be from 1 before a token loses
+    its gradient.
+    """
 
     function: Callable[..., Losses]
     formula: str
@@ -256,12 +262,12 @@ class PolicyLoss:
     off_policy: bool = False
     bounds: tuple[str, ...] = ()
 
-    def narrowest_bound(self, given: Mapping[str, Any]) -> float:
-        """How far from 1 the ratio may be at least, on either side, with these arguments; infinite without a clip."""
-        if given.get("clip") == "none":
+    def narrowest_bound(self, arguments: Mapping[str, Any]) -> float:
+        """Return the smallest of its `bounds` with these arguments; infinite without a clip."""
+        if arguments.get("clip") == "none":
             return float("inf")
         parameters = inspect.signature(self.function).parameters
-        return min((float(given.get(name, parameters[name].default)) for name in self.bounds), default=float("inf"))
+        return min((float(arguments.get(name, parameters[name].default)) for name in self.bounds), default=float("inf"))
 
 
 POLICY_LOSSES: dict[str, PolicyLoss] = {
@@ -289,4 +295,4 @@ POLICY_LOSSES: dict[str, PolicyLoss] = {
         function=rec, formula="-A log π where ρ is within bounds, else 0", bounds=("clip_low", "clip_high")
     ),
 }
-"""By their names in the configuration."""
+"""Policy losses by their names in the configuration."""

@@ -1,8 +1,7 @@
-"""The loss of a micro-batch and its metrics, both as sums, so that micro-batches simply add up to the update.
+"""The loss of a micro-batch and its metrics, both as sums, so that those of an update's micro-batches add up.
 
 In: an `Algorithm` and, for each loss token, logprobs, advantage and weight. Out: the loss (`sum(weights * per-token
-loss)`) and `ObjectiveSums`. On the first update of a step the ratio compares the trainer's
-logprobs with the engine's records.
+loss)`) and `ObjectiveSums`. Metrics of the ratio compare the current logprobs with those that the engine recorded.
 
 Shape suffixes: E loss tokens, N sequences (calls or rollouts).
 """
@@ -19,14 +18,14 @@ from sharpen.algorithm.losses import POLICY_LOSSES, log_ratio
 from sharpen.algorithm.presets import Algorithm
 
 MIN_EFFECTIVE_SAMPLE_SHARE = 0.3
-"""Below this share the importance weights are said to have collapsed."""
+"""Below this share, an alarm says that the importance weights have collapsed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectiveSums:
-    """Scalars without gradient that add over micro-batches (`ratio_max` takes the larger one).
+    """Scalars without gradient that are summed over micro-batches (for `ratio_max`, the maximum).
 
-    `policy_loss`, `kl_loss`, `entropy_loss` and `distill_loss` are weighted parts of the loss; the others are plain
+    `policy_loss`, `kl_loss`, `entropy_loss` and `distill_loss` are the weighted terms of the loss; the others are plain
     sums over tokens.
     """
 
@@ -51,17 +50,17 @@ class ObjectiveSums:
         return ObjectiveSums(**sums)
 
     def cpu(self) -> ObjectiveSums:
-        """The same sums on the CPU, by one copy."""
+        """Copy the sums to the CPU, in one transfer."""
         values = torch.stack([getattr(self, name) for name in self.__slots__]).cpu()
         return ObjectiveSums(**dict(zip(self.__slots__, values.unbind(), strict=True)))
 
     @classmethod
     def none(cls, device: torch.device) -> ObjectiveSums:
-        """The sums of no tokens."""
+        """Return sums over no tokens."""
         return cls(**{name: torch.zeros((), device=device) for name in cls.__slots__})
 
     def means(self, algorithm: Algorithm) -> dict[str, float]:
-        """Metrics of everything added so far; means are over tokens. Reference KL and entropy only if computed."""
+        """Return metrics; means are over tokens. Those of terms that the algorithm does not have are left out."""
         num_tokens = max(float(self.num_tokens), 1.0)
         metrics = {
             "loss": float(self.policy_loss + self.kl_loss + self.entropy_loss + self.distill_loss),
@@ -99,14 +98,14 @@ def policy_objective(
     policy_weight: float = 1.0,
     divergence_E: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, ObjectiveSums]:
-    """Loss of some of an update's tokens, and the sums that its metrics are made of.
+    """Compute the loss of some of an update's tokens, and the sums for its metrics.
 
-    All tensors have shape E; only `logprobs_E`, `entropy_E` and `divergence_E` (from the teacher) carry gradient.
-    `ref_logprobs_E` must be given if the algorithm `needs_reference`, `entropy_E` if it `needs_entropy`, `divergence_E`
-    if it distills over the vocabulary, `calls_E` (which call each token belongs to) if its loss is `by_call`; else they
-    are not looked at. `proximal_E` are the logprobs of the weights before the step's first update, looked at with a
-    `behaviour` weight (None: these are the weights now). `policy_weight` is that of the policy loss beside an expert's
-    part; KL, entropy and distillation terms keep their own.
+    All tensors have shape E; only `logprobs_E`, `entropy_E` and `divergence_E` (from the teacher) have a gradient.
+    Some are used only if the algorithm needs them, and are then required: `ref_logprobs_E` if it `needs_reference`,
+    `entropy_E` if it `needs_entropy`, `divergence_E` if it distills over the vocabulary, `calls_E` (the number of each
+    token's call) if its loss is `by_call`. `proximal_E` are the logprobs under the weights before the step's first
+    update, used with a `behaviour` weight (None: the current weights). `policy_weight` multiplies the policy loss, but
+    not the KL, entropy and distillation terms.
     """
     zero = logprobs_E.new_zeros(())
     policy_E, clipped_E, behaviour_E, bounded_E = _policy_tokens(
@@ -115,16 +114,16 @@ def policy_objective(
     policy_loss, kl_loss, entropy_loss = policy_weight * (weights_E * policy_E).sum(), zero, zero
     kl_reference, entropy_sum, distill_loss, divergence_sum = zero, zero, zero, zero
     if algorithm.needs_reference:
-        kl_E = ESTIMATORS[algorithm.kl](logprobs_E, _given(ref_logprobs_E), old_logprobs_E)
+        kl_E = ESTIMATORS[algorithm.kl](logprobs_E, _required(ref_logprobs_E), old_logprobs_E)
         if algorithm.kl_in == "loss":
             kl_loss = algorithm.kl_coef * (weights_E * kl_E).sum()
         kl_reference = kl_E.detach().sum()
     if algorithm.needs_entropy:
-        entropy_loss = -algorithm.entropy_coef * (weights_E * _given(entropy_E)).sum()
-        entropy_sum = _given(entropy_E).detach().sum()
+        entropy_loss = -algorithm.entropy_coef * (weights_E * _required(entropy_E)).sum()
+        entropy_sum = _required(entropy_E).detach().sum()
     if algorithm.distill is not None and algorithm.distill.of_vocabulary:
-        distill_loss = algorithm.distill.coef * (weights_E * _given(divergence_E)).sum()
-        divergence_sum = _given(divergence_E).detach().sum()
+        distill_loss = algorithm.distill.coef * (weights_E * _required(divergence_E)).sum()
+        divergence_sum = _required(divergence_E).detach().sum()
     with torch.no_grad():
         ratio_E = log_ratio(logprobs_E, old_logprobs_E).exp()
         sums = ObjectiveSums(
@@ -147,8 +146,8 @@ def policy_objective(
     return policy_loss + kl_loss + entropy_loss + distill_loss, sums
 
 
-def _given(tensor_E: torch.Tensor | None) -> torch.Tensor:
-    assert tensor_E is not None, "the algorithm has a term for which the caller gave nothing"
+def _required(tensor_E: torch.Tensor | None) -> torch.Tensor:
+    assert tensor_E is not None, "the caller must pass this tensor for this algorithm"
     return tensor_E
 
 
@@ -160,13 +159,13 @@ def _policy_tokens(
     calls_E: torch.Tensor | None,
     proximal_E: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Each token's policy loss, whether a clip holds it, its behaviour weight, and whether a bound changed that."""
+    """Return each token's policy loss, whether it was clipped, its behaviour weight, and whether that was bounded."""
     loss = POLICY_LOSSES[algorithm.policy_loss]
     corrects = algorithm.behaviour != "none"
-    bounded_by_E = old_logprobs_E
+    base_E = old_logprobs_E
     if corrects:
-        bounded_by_E = logprobs_E.detach() if proximal_E is None else proximal_E
-    inputs: tuple[torch.Tensor, ...] = (logprobs_E, bounded_by_E, advantages_E)
+        base_E = logprobs_E.detach() if proximal_E is None else proximal_E
+    inputs: tuple[torch.Tensor, ...] = (logprobs_E, base_E, advantages_E)
     if algorithm.by_call:
         assert calls_E is not None, f"{algorithm.policy_loss} compares calls: the call of each token is needed"
         inputs = (*inputs, calls_E)
@@ -174,7 +173,7 @@ def _policy_tokens(
     if not corrects:
         return policy_E, clipped_E, torch.ones_like(old_logprobs_E), torch.zeros_like(clipped_E)
     weight_E, bounded_E = behaviour_weights(
-        algorithm.behaviour, bounded_by_E, old_logprobs_E, algorithm.behaviour_low, algorithm.behaviour_high
+        algorithm.behaviour, base_E, old_logprobs_E, algorithm.behaviour_low, algorithm.behaviour_high
     )
     return weight_E * policy_E, clipped_E, weight_E, bounded_E
 
@@ -182,18 +181,19 @@ def _policy_tokens(
 def sequence_log_ratios(
     logprobs_E: torch.Tensor, old_logprobs_E: torch.Tensor, sequences_E: torch.Tensor, num_sequences: int
 ) -> torch.Tensor:
-    """Log of each sequence's importance weight (shape N): the sum of its tokens' log ratios, not clamped.
+    """Return the log of each sequence's importance weight (shape N): the sum of its tokens' log ratios, not clamped.
 
-    `sequences_E` numbers the sequences (calls, or whole rollouts) over the update; parts from micro-batches add up.
+    `sequences_E` has the number of each token's sequence (a call or a whole rollout) in the update. Results of several
+    micro-batches can be added.
     """
     log_ratios_E = (logprobs_E - old_logprobs_E).detach().double()
     return log_ratios_E.new_zeros(num_sequences).index_add_(0, sequences_E, log_ratios_E)
 
 
 def effective_sample_share(log_ratios_N: torch.Tensor) -> float:
-    """Kish's effective sample size over the number of sequences: `(Σw)² / (N Σw²)`, 1 when all weights are equal.
+    """Return Kish's effective sample size over the number of sequences: `(Σw)² / (N Σw²)`, 1 if all weights are equal.
 
-    It falls towards 1/N as a few sequences outweigh all others, as happens with long rollouts of an older policy.
+    It falls towards 1/N if a few sequences outweigh all others, as happens with long rollouts of an older policy.
     Source: A. Kong, "A note on importance sampling using standardized weights", 1992.
     """
     if log_ratios_N.numel() == 0:
@@ -204,10 +204,10 @@ def effective_sample_share(log_ratios_N: torch.Tensor) -> float:
 
 
 def sample_share_alarm(share: float) -> str | None:
-    """A sentence to show when the effective sample share is too low, else None."""
+    """Return a warning for the user if the effective sample share is too low, else None."""
     if share >= MIN_EFFECTIVE_SAMPLE_SHARE:
         return None
     return (
         f"importance weights have collapsed: the effective sample size is {share:.1%} of the sequences (alarm below "
-        f"{MIN_EFFECTIVE_SAMPLE_SHARE:.0%}). The weights moved too far from those that sampled"
+        f"{MIN_EFFECTIVE_SAMPLE_SHARE:.0%}). The weights moved too far from those that sampled the data"
     )

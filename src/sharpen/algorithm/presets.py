@@ -1,7 +1,7 @@
-"""The published algorithms by name, each a value made of parts.
+"""The published algorithms by name.
 
-In: nothing. Out: `PRESETS`, of `Algorithm`s; `resolve` applies a run's settings to one. To add one: a pure function
-for whatever part is new (`advantages`, `losses`), a line in `PRESETS`, a test with hand-computed numbers.
+Out: `PRESETS`, a dictionary of `Algorithm`s; `resolve` applies a run's settings to one. To add an algorithm, write a
+pure function for each new part (`advantages`, `losses`), a line in `PRESETS`, and a test with hand-computed numbers.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ from sharpen.config.run import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm:
-    """What is optimized: an advantage and a policy loss by name with their parameters (absent ones have the
-    function's defaults), and further terms, which mean what they mean in `LossConfig`. Groups of a step that
-    are left out are replaced by those of up to `max_refill` times as many further tasks as a step has; `shaping` is
-    what happens to rewards before; `expert` how rows of an expert take part, `distill` how a
-    teacher does, if they do.
+    """An algorithm: an advantage and a policy loss by name, with their arguments (others have the function's defaults),
+    and further terms, which are described in `LossConfig`.
 
-    `source` says where the preset's numbers come from.
+    To replace groups that are left out of a step, up to `max_refill` times the step's tasks are rolled out in addition.
+    `shaping` changes rewards before advantages are computed; `expert` and `distill` add an expert's rows and a teacher.
+    `source` is where the preset's numbers come from.
     """
 
     name: str
@@ -61,125 +60,124 @@ class Algorithm:
 
     @property
     def group_relative(self) -> bool:
-        """Whether advantages compare the rollouts of a group, so that a group needs two scored ones."""
+        """Whether advantages compare the rollouts of a group, so that each group needs two scored ones."""
         return ADVANTAGES[self.advantage].group_relative
 
     @property
     def centred(self) -> bool:
-        """Whether the advantages of a group's rollouts add up to zero."""
+        """Whether the advantages of a group's rollouts sum to 0."""
         return ADVANTAGES[self.advantage].centred and not self.advantage_args.get("step_norm", False)
 
     @property
     def per_call(self) -> bool:
-        """Whether each call is looked at by itself, so that GAE ends with each call."""
+        """Whether each call is treated separately, so that GAE ends with each call."""
         return ADVANTAGES[self.advantage].per_call
 
     @property
     def needs_reward(self) -> bool:
-        """Whether the rewards of rollouts enter the advantages; else rollouts without one train as well."""
+        """Whether advantages depend on rewards; if not, rollouts without a reward train too."""
         return ADVANTAGES[self.advantage].needs_reward
 
     @property
     def needs_teacher(self) -> bool:
-        """Whether the policy is compared with a teacher."""
+        """Whether the algorithm compares the policy with a teacher."""
         return self.distill is not None
 
     @property
     def teaches_sampled(self) -> bool:
-        """Whether advantages come from a teacher's logprobs of sampled tokens."""
+        """Whether a teacher's logprobs of sampled tokens enter the advantages."""
         return self.distill is not None and not self.distill.of_vocabulary
 
     @property
     def needs_ratio(self) -> bool:
-        """Whether tokens must come from the whole distribution: the loss divides by the probability that they were
-        sampled with, or a teacher is compared with it."""
+        """Whether tokens must be sampled from the full distribution: the loss divides by the sampling probability, or
+        the distribution is compared with a teacher's."""
         return POLICY_LOSSES[self.policy_loss].needs_ratio or self.needs_teacher
 
     @property
     def off_policy(self) -> bool:
-        """Whether tokens of an older policy may train again: the loss weighs them by a probability ratio, or is made
-        for them, or imitates the best of the answers given, whoever gave them."""
+        """Whether tokens of an older policy may be trained: the loss has a probability ratio or is meant for them, or
+        the algorithm imitates the best answers of each group, which may be from any policy."""
         loss = POLICY_LOSSES[self.policy_loss]
         return loss.needs_ratio or loss.off_policy or self.advantage == "best_of_group"
 
     @property
     def by_call(self) -> bool:
-        """Whether the loss needs to know which call each token belongs to."""
+        """Whether the loss needs the number of each token's call."""
         return POLICY_LOSSES[self.policy_loss].by_call
 
     @property
     def needs_reference(self) -> bool:
-        """Whether logprobs of the reference model are used at all."""
+        """Whether the algorithm uses logprobs of the reference model."""
         return self.kl != "none" and self.kl_coef > 0
 
     @property
     def needs_baseline(self) -> bool:
-        """Whether each group needs a greedy rollout beside it."""
+        """Whether each group needs an additional greedy rollout."""
         return ADVANTAGES[self.advantage].baseline
 
     @property
     def needs_critic(self) -> bool:
-        """Whether the trainer makes the advantages of single tokens with a critic; `advantages` then gives the rewards
-        that they are made from."""
+        """Whether the trainer computes advantages of single tokens with a critic; `advantages` then returns the rewards
+        for that."""
         return ADVANTAGES[self.advantage].of_tokens is not None
 
     @property
     def scores_tokens(self) -> bool:
-        """Whether the trainer adds to the advantages what it alone knows: a critic's values, KL penalties, a teacher's
-        logprobs of sampled tokens."""
+        """Whether the trainer changes the advantages of single tokens, with a critic's values, KL penalties, or a
+        teacher's logprobs of sampled tokens."""
         return self.needs_critic or self.teaches_sampled or (self.needs_reference and self.kl_in == "reward")
 
     @property
     def clips_by_entropy(self) -> bool:
-        """Whether the trainer takes advantages from single tokens by what they do to the entropy."""
+        """Whether the trainer sets advantages to 0 depending on their effect on the entropy."""
         return ADVANTAGES[self.advantage].clip is not None
 
     @property
     def needs_entropy(self) -> bool:
-        """Whether the entropy enters the loss."""
+        """Whether the loss has an entropy term."""
         return self.entropy_coef > 0
 
     @property
     def trains_zero_advantages(self) -> bool:
-        """Whether a token with advantage 0 has a gradient at all (of KL or entropy term, by critic or teacher), or
-        counts in what is found out about others."""
+        """Whether tokens with advantage 0 must be computed: they have a gradient from a KL or entropy term, a critic or
+        a teacher, or they count in statistics over all tokens."""
         has_gradient = self.needs_reference or self.needs_entropy or self.needs_critic or self.needs_teacher
         return has_gradient or self.clips_by_entropy
 
     def most_further(self, batch_size: int) -> int:
-        """How many further tasks a step of `batch_size` tasks may roll out in place of groups that are left out."""
+        """Return how many additional tasks a step of `batch_size` tasks may roll out to replace left-out groups."""
         return int(self.max_refill * batch_size)
 
     def advantages(self, scores: Scores) -> FloatArray:
-        """One advantage for each trained call of a step (C); with a critic the reward that comes after it."""
-        return ADVANTAGES[self.advantage].function(scores, **self._of_rewards)
+        """Return an advantage for each trained call of a step (C); with a critic, the reward after each call."""
+        return ADVANTAGES[self.advantage].function(scores, **self._reward_args)
 
     def spread(self, scores: Scores) -> float:
-        """The largest standard deviation of what is compared within one group, whose scores these are; 0.0 if and only
-        if nothing differs."""
-        return ADVANTAGES[self.advantage].spread(scores, **self._of_rewards)
+        """Return the largest standard deviation of the values that the advantage compares within one group, given the
+        scores of that group; 0.0 if and only if they are all equal."""
+        return ADVANTAGES[self.advantage].spread(scores, **self._reward_args)
 
     @property
-    def _of_rewards(self) -> Mapping[str, Any]:
-        """The parameters of the function of rewards; those of tokens belong to another."""
+    def _reward_args(self) -> Mapping[str, Any]:
+        """The arguments of the advantage's `function`: none if they belong to `of_tokens` or `clip`."""
         advantage = ADVANTAGES[self.advantage]
         return self.advantage_args if advantage.configured is advantage.function else {}
 
     def keeps_advantage(
         self, advantages_S: FloatArray, logprobs_S: FloatArray, entropy_S: FloatArray, means_S: FloatArray
     ) -> BoolArray:
-        """Which of a step's tokens (S) keep their advantage (`clip_entropy` says by what); only if
-        `clips_by_entropy`."""
+        """Return which of a step's tokens (S) keep their advantage, see `clip_entropy`; only if `clips_by_entropy`."""
         clip = ADVANTAGES[self.advantage].clip
-        assert clip is not None, f"{self.advantage} leaves no token out"
+        assert clip is not None, f"{self.advantage} does not clip by entropy"
         return clip(advantages_S, logprobs_S, entropy_S, means_S, **self.advantage_args)
 
     def token_advantages(
         self, rewards_S: FloatArray, values_S: FloatArray, rollouts_S: IndexArray
     ) -> tuple[FloatArray, FloatArray]:
-        """Advantages and returns of a step's tokens (S), by the critic's values; only if `needs_critic`."""
+        """Return advantages and returns of a step's tokens (S) from the critic's values; only if `needs_critic`."""
         function = ADVANTAGES[self.advantage].of_tokens
-        assert function is not None, f"{self.advantage} makes no use of a critic"
+        assert function is not None, f"{self.advantage} does not use a critic"
         return function(rewards_S, values_S, rollouts_S, **self.advantage_args)
 
 
@@ -194,7 +192,7 @@ _GRPO = Algorithm(
 
 
 def _like_grpo(name: str, source: str, **parts: Any) -> Algorithm:
-    """GRPO's KL term and what else is not said otherwise."""
+    """Return a preset that equals `grpo` except for the given fields."""
     if "policy_loss" in parts:
         parts.setdefault("policy_loss_args", {})
     return replace(_GRPO, name=name, source=f"{source} {_TRINITY}.", **parts)

@@ -1,7 +1,7 @@
-"""A preset with a run's settings applied.
+"""Applies a run's settings to a preset.
 
-In: the configured name, the overrides, the group size. Out: an `Algorithm`. A setting that would have no effect is
-refused.
+In: the configured name, the overrides, the group size. Out: an `Algorithm`. Settings that would have no effect are
+errors.
 """
 
 from __future__ import annotations
@@ -23,16 +23,18 @@ from sharpen.algorithm.shaping import Shaping
 from sharpen.config.run import Behaviour, DistillConfig, ExpertConfig, LossConfig, RunConfig, SamplingConfig
 from sharpen.errors import ConfigError
 
-_OF_POLICY_LOSS = ("clip_low", "clip_high", "dual_clip")
-_OF_ADVANTAGE = ("std_normalize", "step_norm")
+_POLICY_LOSS_SHORTHANDS = ("clip_low", "clip_high", "dual_clip")
+_ADVANTAGE_SHORTHANDS = ("std_normalize", "step_norm")
+_POLICY_LOSS_FUNCTIONS = {name: policy_loss.function for name, policy_loss in POLICY_LOSSES.items()}
+_ADVANTAGE_FUNCTIONS = {name: advantage.configured for name, advantage in ADVANTAGES.items()}
 
 TIGHT_CLIP = 0.05
-"""Bounds on a ratio that are narrower than this clip rounding: engine and trainer differ by hundredths of a nat in
-bfloat16, so the ratio must be to the trainer's own logprobs."""
+"""A clip narrower than this needs a ratio to the trainer's own logprobs: in bfloat16, engine and trainer differ by
+hundredths of a nat, so a ratio to the engine's logprobs would be clipped because of rounding."""
 
 
 def algorithm_of(config: RunConfig) -> Algorithm:
-    """The algorithm of a run; see `resolve`."""
+    """Return the algorithm of a run; see `resolve`."""
     return resolve(
         config.algorithm.algorithm_type,
         config.loss,
@@ -54,20 +56,18 @@ def resolve(
     expert: ExpertConfig | None = None,
     distill: DistillConfig | None = None,
 ) -> Algorithm:
-    """The named preset with the overrides of the sections applied; `max_tokens` is the default of
-    `constant_length` and of the length that over-long shaping looks at.
+    """Apply the overrides of the configuration's sections to the named preset. `max_tokens` is the default of
+    `constant_length` and of the length for over-long shaping.
 
-    Raises `ConfigError` for an unknown name, a group size of one with a group-relative algorithm, and an override that
+    Raises `ConfigError` for an unknown name, a group size of 1 with a group-relative algorithm, or an override that
     would have no effect.
     """
     preset = PRESETS[_known(algorithm_type, PRESETS, "algorithm_type")]
     given = loss.model_dump(exclude_none=True)
     algorithm = replace(
         preset,
-        **_part(preset, given, "advantage", _OF_ADVANTAGE, {name: one.configured for name, one in ADVANTAGES.items()}),
-        **_part(
-            preset, given, "policy_loss", _OF_POLICY_LOSS, {name: one.function for name, one in POLICY_LOSSES.items()}
-        ),
+        **_resolve_part(preset, given, "advantage", _ADVANTAGE_SHORTHANDS, _ADVANTAGE_FUNCTIONS),
+        **_resolve_part(preset, given, "policy_loss", _POLICY_LOSS_SHORTHANDS, _POLICY_LOSS_FUNCTIONS),
     )
     if algorithm.group_relative and group_size < 2:
         raise ConfigError(
@@ -100,8 +100,8 @@ def resolve(
 
 
 def default_behaviour(algorithm: Algorithm) -> Behaviour:
-    """The behaviour weight where no setting says one: the preset's; else `truncated` with a clip so tight that it would
-    hold rounding against the engine's records, not what the policy has changed."""
+    """Return the default behaviour weight: the preset's, or else `truncated` if the clip is narrower than
+    `TIGHT_CLIP`."""
     if algorithm.behaviour != "none":
         return algorithm.behaviour
     bound = POLICY_LOSSES[algorithm.policy_loss].narrowest_bound(algorithm.policy_loss_args)
@@ -109,13 +109,14 @@ def default_behaviour(algorithm: Algorithm) -> Behaviour:
 
 
 def as_trained(preset: Algorithm) -> Algorithm:
-    """A preset as it trains where no setting says otherwise."""
-    chosen: dict[str, Any] = {"behaviour": default_behaviour(preset)}
-    return replace(preset, **(chosen | _behaviour_bounds(preset, chosen)))
+    """Return a preset with the defaults that `resolve` adds."""
+    defaults: dict[str, Any] = {"behaviour": default_behaviour(preset)}
+    return replace(preset, **(defaults | _behaviour_bounds(preset, defaults)))
 
 
 def _behaviour_bounds(algorithm: Algorithm, given: Mapping[str, Any]) -> dict[str, float | None]:
-    """The bounds of the behaviour weight: those given, those of the preset, or the correction's own."""
+    """Return the bounds of the behaviour weight: those set, or those of the preset, or the defaults of the
+    correction."""
     name = given.get("behaviour", algorithm.behaviour)
     if name != "none" and not POLICY_LOSSES[algorithm.policy_loss].needs_ratio:
         raise ConfigError(
@@ -125,11 +126,11 @@ def _behaviour_bounds(algorithm: Algorithm, given: Mapping[str, Any]) -> dict[st
     bounds: dict[str, float | None] = {}
     for side in ("low", "high"):
         setting = f"behaviour_{side}"
-        own = getattr(CORRECTIONS[name], side) if name != "none" else None
-        if own is None and setting in given:
+        default = getattr(CORRECTIONS[name], side) if name != "none" else None
+        if default is None and setting in given:
             raise ConfigError(f"loss.{setting} has no effect: loss.behaviour is {name!r}")
-        kept = getattr(algorithm, setting) if name == algorithm.behaviour else None
-        bounds[setting] = given.get(setting, own if kept is None else kept)
+        preset_bound = getattr(algorithm, setting) if name == algorithm.behaviour else None
+        bounds[setting] = given.get(setting, default if preset_bound is None else preset_bound)
     return bounds
 
 
@@ -145,14 +146,14 @@ def _check_terms(algorithm: Algorithm, given: Mapping[str, Any]) -> None:
         raise ConfigError("loss.kl_horizon has no effect: set loss.kl_target too")
 
 
-def _part(
+def _resolve_part(
     preset: Algorithm,
     given: dict[str, Any],
     part: str,
     shorthands: tuple[str, ...],
     functions: Mapping[str, Callable[..., Any]],
 ) -> dict[str, Any]:
-    """Name and parameters of one part; takes what concerns it out of `given`."""
+    """Return the name and parameters of the advantage or policy loss, and remove their settings from `given`."""
     name, arguments = getattr(preset, part), dict(getattr(preset, f"{part}_args"))
     if part in given:
         name, arguments = _known(given.pop(part), functions, f"loss.{part}"), {}

@@ -1,10 +1,10 @@
-"""What the rollouts of a step brought: their rewards, and the returns of their calls.
+"""The rewards of a step's rollouts, and the returns of their calls.
 
-In: rewards of rollouts, and of steps where the owner gave them. Out: `Scores`, which advantages are computed from, and
-sums over the calls that follow.
+In: rewards of rollouts and, if the workflow gave any, of steps. Out: `Scores`, from which advantages are computed, and
+discounted sums over calls.
 
-A rollout's reward is one reward, however many calls the rollout made: it comes after the last of them. Rewards of steps
-are another thing: they come after the calls that earned them, and the return of the episode is their sum.
+A rollout has one reward, however many calls it made: it comes after the last one. Step rewards are different: each
+comes after the call that earned it, and the return of the episode is their sum.
 
 Shape suffixes: R rollouts of the step, C trained calls of the step, G members of one set.
 """
@@ -23,14 +23,14 @@ IndexArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """What advantages are computed from.
+    """The input of advantage functions.
 
-    `groups_R` numbers the rollouts' groups, `rollouts_C` the calls' rollouts (calls of a rollout in order).
-    `step_rewards_C` adds up the rewards of steps from each call to the next one; NaN in rollouts without such rewards.
-    `returns_R` are the episodes' returns: the sum of the rewards of steps, else the reward. `call_rewards_C` is what
-    the workflow wrote on a call as its reward, NaN where it wrote none. Calls of a group with the same `states_C` were
-    made in the same state of the environment. `num_tokens_C` counts the trained tokens. `baselines_R` is the reward of
-    the greedy rollout of each rollout's task, None where there was none.
+    `groups_R` is the number of each rollout's group, `rollouts_C` that of each call's rollout (calls of a rollout in
+    order). `step_rewards_C` is the sum of step rewards from each call to the next; NaN in rollouts without any.
+    `returns_R` are the episodes' returns: the sum of step rewards, or else the reward. `call_rewards_C` is the reward
+    that the workflow set on a call, NaN if none. Calls of a group with equal `states_C` were made in the same state of
+    the environment. `num_tokens_C` counts trained tokens. `baselines_R` is the reward of the greedy rollout of each
+    rollout's task, None if there are no greedy rollouts.
     """
 
     rewards_R: FloatArray
@@ -45,7 +45,7 @@ class Scores:
 
     @classmethod
     def of_rollouts(cls, rewards: Any, groups: Any = None, num_calls: Any = None) -> Scores:
-        """Scores of rollouts with nothing known of their calls but how many they made (default: one each)."""
+        """Make scores from rewards only, with a number of calls per rollout (default: one each)."""
         rewards_R = np.asarray(rewards, np.float64)
         counts_R = np.ones(len(rewards_R), np.int64) if num_calls is None else np.asarray(num_calls, np.int64)
         num = int(counts_R.sum())
@@ -61,13 +61,13 @@ class Scores:
         )
 
     def per_call(self, values_R: FloatArray) -> FloatArray:
-        """Each rollout's value for each of its calls."""
+        """Return, for each call, the value of its rollout, shape C."""
         return values_R[self.rollouts_C]
 
 
 def rewards_after_calls(scores: Scores) -> FloatArray:
-    """The reward that comes after each call and before the next, shape C: rewards of steps where the owner gave them,
-    else the rollout's reward after its last call and 0 after the others."""
+    """Return the reward between each call and the next, shape C: the step rewards if the rollout has any, else its
+    reward after the last call and 0 after the others."""
     finite(scores.rewards_R)
     rewards_C = np.nan_to_num(scores.step_rewards_C, nan=0.0)
     for rollout, places in zip(np.unique(scores.rollouts_C), members(scores.rollouts_C), strict=True):
@@ -77,7 +77,7 @@ def rewards_after_calls(scores: Scores) -> FloatArray:
 
 
 def discounted_returns(scores: Scores, gamma: float) -> FloatArray:
-    """Return of each call: the reward after it plus `gamma` times the return of the rollout's next call, shape C."""
+    """Compute the return of each call, shape C: the reward after it plus `gamma` times the return of the next call."""
     rewards_C = rewards_after_calls(scores)
     returns_C = np.zeros(len(rewards_C))
     for places in members(scores.rollouts_C):
@@ -89,45 +89,45 @@ def discounted_returns(scores: Scores, gamma: float) -> FloatArray:
 
 
 def rewards_of_calls(scores: Scores) -> FloatArray:
-    """For each call by itself what the workflow wrote on it, else the reward of its rollout, shape C. Never to be added
-    up over the calls of a rollout."""
+    """Return the reward set on each call, or else that of its rollout, shape C. Do not add these up over a rollout."""
     return np.where(np.isnan(scores.call_rewards_C), scores.per_call(finite(scores.rewards_R)), scores.call_rewards_C)
 
 
 def same_state(scores: Scores, across_tasks: bool) -> list[IndexArray]:
-    """The places of the calls that were made in one state: of one group, or of the whole step."""
+    """Group the calls made in the same state, of one group or (`across_tasks`) of the whole step. Return the indices of
+    each set."""
     groups_C = np.zeros_like(scores.states_C) if across_tasks else scores.groups_R[scores.rollouts_C]
     _, states_C = np.unique(np.stack([groups_C, scores.states_C]), axis=1, return_inverse=True)
     return members(states_C.ravel())
 
 
 def members(numbers: IndexArray) -> list[IndexArray]:
-    """The places of each number, in ascending order of the numbers."""
+    """Return the indices at which each number occurs, in ascending order of the numbers."""
     order = np.argsort(numbers, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1) if len(order) else []
 
 
 def finite(rewards_R: FloatArray) -> FloatArray:
-    """The same rewards. Raises `ValueError` if one is NaN or infinite."""
+    """Return the rewards unchanged. Raises `ValueError` if one is NaN or infinite."""
     if rewards_R.ndim != 1 or not np.isfinite(rewards_R).all():
         raise ValueError(f"rewards must be finite numbers, one per rollout; got {rewards_R.tolist()}")
     return rewards_R
 
 
 def zero_mean(values_G: FloatArray) -> FloatArray:
-    """The values minus their mean; exactly 0 where all are the same."""
-    # Subtracting one member first makes equal values exactly zero, where subtracting a rounded mean would not.
+    """Subtract the mean; the result is exactly 0 if all values are equal."""
+    # Subtracting one member first makes equal values exactly zero; subtracting a rounded mean would not.
     shifted_G = values_G - values_G[:1]
     centred_G: FloatArray = shifted_G - shifted_G.mean() if len(values_G) else shifted_G
     return centred_G
 
 
 def unbiased_std(centred_G: FloatArray) -> float:
-    """The unbiased standard deviation of values that were centred; 0 for fewer than two."""
+    """Return the unbiased standard deviation of values with mean 0; 0 for fewer than two."""
     return float(np.sqrt(np.square(centred_G).sum() / max(len(centred_G) - 1, 1)))
 
 
 def std(values_G: FloatArray) -> float:
-    """Unbiased standard deviation; exactly 0.0 if and only if all values are the same. Raises `ValueError` for one that
-    is not finite."""
+    """Return the unbiased standard deviation, exactly 0.0 if and only if all values are equal. Raises `ValueError` for
+    NaN or infinite values."""
     return unbiased_std(zero_mean(finite(np.asarray(values_G, np.float64))))

@@ -1,4 +1,4 @@
-"""The algorithms that learn from what is given, not from rollouts: their losses, defaults and sources.
+"""The supervised algorithms, which learn from rows instead of rollouts: their losses, defaults and sources.
 
 In: a name and the run's `loss` settings. Out: a `SupervisedAlgorithm`. Losses are pure functions of logprobs.
 
@@ -19,30 +19,31 @@ from sharpen.errors import ConfigError
 
 
 def cross_entropy(logprobs_E: torch.Tensor, weights_E: torch.Tensor) -> torch.Tensor:
-    """`-Σ w log π`, a scalar."""
+    """Return `-Σ w log π`, a scalar."""
     return -(weights_E * logprobs_E).sum()
 
 
 def margins(
     logprobs_E: torch.Tensor, reference_E: torch.Tensor, sides_E: torch.Tensor, pairs_E: torch.Tensor, num_pairs: int
 ) -> torch.Tensor:
-    """The log ratio to the reference of each pair's better answer minus that of its worse one, shape N.
+    """Return for each pair the better answer's log ratio to the reference minus that of the worse one, shape N.
 
-    `sides_E` is 1 for tokens of the better answer and -1 for the others, `pairs_E` numbers the pairs; all tokens of a
-    pair must be given together.
+    `sides_E` is 1 for tokens of the better answer and -1 for the others; `pairs_E` is the number of each token's pair.
+    All tokens of a pair must be passed in one call.
     """
     return logprobs_E.new_zeros(num_pairs).index_add(0, pairs_E, sides_E * (logprobs_E - reference_E))
 
 
 def dpo(margins_N: torch.Tensor, *, beta: float = 0.1) -> torch.Tensor:
-    """`-log sigmoid(β m)` of each pair's margin m, shape N. Source: DPO, arXiv 2305.18290, equation 7."""
+    """Return `-log sigmoid(β m)` for each pair's margin m, shape N. Source: DPO, arXiv 2305.18290, equation 7."""
     return F.softplus(-beta * margins_N)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisedAlgorithm:
-    """What is taught. `data` says what rows hold; `pair_loss` is the loss of a pair by its margin, None where each
-    token has a loss of its own, weighted by `aggregation` (a call being an answer, a rollout a row)."""
+    """A supervised algorithm. `data` is the kind of its rows. `pair_loss` computes the loss of a pair from its margin;
+    if it is None, each token has its own loss, weighted by `aggregation` (an answer counts as a call, a row as a
+    rollout)."""
 
     name: str
     data: Literal["conversations", "texts", "pairs"]
@@ -55,7 +56,7 @@ class SupervisedAlgorithm:
 
     @property
     def needs_reference(self) -> bool:
-        """Whether logprobs of the model before training are used."""
+        """Whether the loss uses logprobs of the model before training."""
         return self.pair_loss is not None
 
 
@@ -84,38 +85,38 @@ _ALGORITHMS = (
 )
 
 SUPERVISED: dict[str, SupervisedAlgorithm] = {algorithm.name: algorithm for algorithm in _ALGORITHMS}
-"""By their names in the configuration."""
+"""Supervised algorithms by their names in the configuration."""
 
 
 def learns_from_rows(config: RunConfig) -> bool:
-    """Whether the algorithm learns from rows; else from rollouts."""
+    """Whether the algorithm learns from rows, not from rollouts."""
     return config.algorithm.algorithm_type in SUPERVISED
 
 
 def resolve_supervised(name: str, loss: LossConfig) -> SupervisedAlgorithm:
-    """The named algorithm with the settings of `loss` that it has. Raises `ConfigError` for one without effect."""
+    """Apply the `loss` settings to the named algorithm. Raises `ConfigError` for settings without effect."""
     algorithm = SUPERVISED[name]
     given: dict[str, Any] = {
         key: value for key, value in loss.model_dump(exclude_none=True).items() if value not in ({}, "none")
     }
     if algorithm.pair_loss is not None:
-        given_args = given.pop("policy_loss_args", {})
-        if unknown := sorted(given_args.keys() - algorithm.pair_loss_args.keys()):
+        arguments = given.pop("policy_loss_args", {})
+        if unknown := sorted(arguments.keys() - algorithm.pair_loss_args.keys()):
             raise ConfigError(
                 f"loss.policy_loss_args.{unknown[0]} has no effect in {name!r}: its loss takes "
                 f"{', '.join(algorithm.pair_loss_args)}"
             )
-        if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in given_args.values()):
-            raise ConfigError(f"loss.policy_loss_args is {given_args}: it must hold numbers")
-        algorithm = replace(algorithm, pair_loss_args={**algorithm.pair_loss_args, **given_args})
+        if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in arguments.values()):
+            raise ConfigError(f"loss.policy_loss_args is {arguments}: all values must be numbers")
+        algorithm = replace(algorithm, pair_loss_args={**algorithm.pair_loss_args, **arguments})
         allowed: tuple[str, ...] = ()
     else:
         allowed = ("aggregation", "constant_length")
-    if idle := sorted(given.keys() - set(allowed)):
-        raise ConfigError(f"loss.{idle[0]} has no effect in {name!r}: leave it out")
+    if unused := sorted(given.keys() - set(allowed)):
+        raise ConfigError(f"loss.{unused[0]} has no effect in {name!r}: leave it out")
     algorithm = replace(algorithm, **given)
     if (algorithm.aggregation == "constant-length") != (algorithm.constant_length is not None):
         raise ConfigError(
-            "loss.aggregation constant-length and loss.constant_length go together: give both, or neither"
+            "loss.aggregation 'constant-length' and loss.constant_length go together: set both or neither"
         )
     return algorithm

@@ -99,8 +99,8 @@ def _statuses(delivered: Delivery) -> dict[str, list[str]]:
 
 
 def _check_accounted(tally: CheckTally, group: Group, group_size: int) -> None:
-    found = sorted(rollout.index for rollout in group.rollouts)
-    wrong = None if found == list(range(group_size)) else f"group {group.id}: rollouts {found} of {group_size}"
+    indices = sorted(rollout.index for rollout in group.rollouts)
+    wrong = None if indices == list(range(group_size)) else f"group {group.id}: rollouts {indices} of {group_size}"
     tally.add(ACCOUNTED, wrong, group_size)
 
 
@@ -109,7 +109,7 @@ def _check_replay(tally: CheckTally, groups: Sequence[Group], replayed: Sequence
     members."""
     times = Counter(group.id for group in (*groups, *replayed))
     for group in replayed:
-        found = sorted(rollout.index for rollout in group.rollouts)
+        indices = sorted(rollout.index for rollout in group.rollouts)
         newest = max(
             (int(v) for rollout in group.rollouts for call in rollout.calls for v in call.versions_S), default=-1
         )
@@ -118,8 +118,8 @@ def _check_replay(tally: CheckTally, groups: Sequence[Group], replayed: Sequence
             wrong = f"group {group.id}: {times[group.id]} times"
         elif newest >= version:
             wrong = f"group {group.id}: sampled at version {newest}, but version {version} trains"
-        elif found != list(range(len(found))):
-            wrong = f"group {group.id}: rollouts {found}"
+        elif indices != list(range(len(indices))):
+            wrong = f"group {group.id}: rollouts {indices}"
         tally.add(REPLAY, wrong)
 
 
@@ -239,11 +239,11 @@ def _check_taking_part(
     tally: CheckTally, delivered: Delivery, expected: Mapping[tuple[str, int], ExpectedCall]
 ) -> None:
     """Check that the calls that train are exactly those that must."""
-    found = dict.fromkeys((span.rollout_id, span.call) for span in delivered.spans)
+    trained = dict.fromkeys((span.rollout_id, span.call) for span in delivered.spans)
     for rollout_id, call in expected:
         wrong = f"rollout {rollout_id}, call {call}: takes part, but is not trained"
-        tally.add(TAKES_PART, None if (rollout_id, call) in found else wrong)
-    for rollout_id, call in found:
+        tally.add(TAKES_PART, None if (rollout_id, call) in trained else wrong)
+    for rollout_id, call in trained:
         if (rollout_id, call) not in expected:
             tally.add(TAKES_PART, f"rollout {rollout_id}, call {call}: trained, but takes no part")
 
@@ -255,10 +255,10 @@ def _check_means(tally: CheckTally, delivered: Delivery, expected: Expectation) 
     for span in delivered.spans:
         advantages.setdefault(span.group_id, {}).setdefault(span.rollout_id, float(span.advantages_S[0]))
     for group_id, rollouts in expected.participants.items():
-        found = advantages.get(group_id, {})
-        if len(found) != len(rollouts) or not found:
+        of_group = advantages.get(group_id, {})
+        if len(of_group) != len(rollouts) or not of_group:
             continue
-        mean, largest = sum(found.values()) / len(found), max(abs(value) for value in found.values())
+        mean, largest = sum(of_group.values()) / len(of_group), max(abs(value) for value in of_group.values())
         wrong = not abs(mean) <= ZERO_MEAN_TOLERANCE * max(largest, 1.0)
         tally.add(MEANS, f"group {group_id}: mean advantage {mean:g}" if wrong else None)
 

@@ -52,13 +52,13 @@ def certify(run_dir: Path, *, logprobs: bool = True) -> Certificate:
 
         return recompute(run_dir, config, losses=logprobs)
     settings, lineage = Settings.of(run_dir, config), read_lineage(run_dir)
-    found = recompute_steps(run_dir, lineage, settings.rules, settings.replay_staleness)
+    recomputed = recompute_steps(run_dir, lineage, settings.rules, settings.replay_staleness)
     recorded = recorded_certificate(run_dir, lineage)
-    problems, missing = found.problems, [*found.not_compared, *_not_recomputed(Rules.of(config))]
+    problems, missing = recomputed.problems, [*recomputed.not_compared, *_not_recomputed(Rules.of(config))]
     gaps = _recomputed_gaps(run_dir, config, lineage, settings, problems, missing) if logprobs else None
     if not logprobs:
         missing.append("the logprobs, as requested; the certificate keeps the run's own comparison")
-    by_step = dict(found.checks)
+    by_step = dict(recomputed.checks)
     for step, checks in read_checks(run_dir / "run.db").items():
         if step in by_step:
             by_step[step] += tuple(check for check in checks if check.name in MEANING_OF_ROWS)

@@ -58,11 +58,11 @@ PerCall = dict[tuple[str, int], float]
 
 def _of_rollouts(groups: Groups, numbers: Callable[[Sequence[Member]], Sequence[float] | Array]) -> PerCall:
     """Compute one number for each member of a group, and give it to all calls of the member."""
-    found: PerCall = {}
+    result: PerCall = {}
     for members in groups:
         for member, number in zip(members, numbers(members), strict=True):
-            found |= {(member.rollout_id, call.index): float(number) for call in member.calls}
-    return found
+            result |= {(member.rollout_id, call.index): float(number) for call in member.calls}
+    return result
 
 
 def _rewards(members: Sequence[Member]) -> Array:
@@ -200,8 +200,8 @@ def _pass_at_k(groups: Groups, *, k: int = 4) -> PerCall:
         deviation = math.sqrt(mean * (1.0 - mean))
         if deviation == 0.0:
             return [0.0] * count
-        with_it = [1.0 if member.reward > 0 else 1.0 - none_right(wrong - 1, count - 1, k - 1) for member in members]
-        return [(one - mean) / deviation for one in with_it]
+        shares = [1.0 if member.reward > 0 else 1.0 - none_right(wrong - 1, count - 1, k - 1) for member in members]
+        return [(one - mean) / deviation for one in shares]
 
     return _of_rollouts(groups, numbers)
 
@@ -224,7 +224,7 @@ def state_of(member: Member, call: CallTerms, across_tasks: bool) -> tuple[str, 
 def _gigpo(
     groups: Groups, *, omega: float = 1.0, gamma: float = 1.0, std_normalize: bool = False, across_tasks: bool = False
 ) -> PerCall:
-    found: PerCall = {}
+    result: PerCall = {}
     states: dict[tuple[str, bool, str], list[tuple[tuple[str, int], float]]] = {}
     for members in groups:
         episodes_G = np.array([member.episode for member in members], np.float64)
@@ -232,7 +232,7 @@ def _gigpo(
         for member, of_episode in zip(members, (episodes_G - episodes_G.mean()) / deviation, strict=True):
             for call, value in zip(member.calls, returns_of(member, gamma), strict=True):
                 key = (member.rollout_id, call.index)
-                found[key] = float(of_episode)
+                result[key] = float(of_episode)
                 states.setdefault(state_of(member, call, across_tasks), []).append((key, value))
     for compared in states.values():
         values_C = np.array([value for _, value in compared], np.float64)
@@ -240,12 +240,12 @@ def _gigpo(
             continue
         deviation = _std(values_C) + SMALL if std_normalize else 1.0
         for (key, _), above in zip(compared, (values_C - values_C.mean()) / deviation, strict=True):
-            found[key] += omega * float(above)
-    return found
+            result[key] += omega * float(above)
+    return result
 
 
 def _step_rewards(groups: Groups, *, gamma: float = 1.0) -> PerCall:
-    found: PerCall = {}
+    result: PerCall = {}
     for members in groups:
         values = {
             (member.rollout_id, call.index): value
@@ -253,8 +253,8 @@ def _step_rewards(groups: Groups, *, gamma: float = 1.0) -> PerCall:
             for call, value in zip(member.calls, returns_of(member, gamma), strict=True)
         }
         mean = math.fsum(values.values()) / len(values) if values else 0.0
-        found |= {key: value - mean for key, value in values.items()}
-    return found
+        result |= {key: value - mean for key, value in values.items()}
+    return result
 
 
 def _rewards_after(groups: Groups) -> PerCall:

@@ -81,7 +81,7 @@ def chain(
 ) -> tuple[list[StepRecord], list[str]]:
     """Return the records that led to `weights` (None: to the last record), and a sentence for each contradiction."""
     begins = {session.id: session for session in sessions}
-    found: list[StepRecord] = []
+    chosen: list[StepRecord] = []
     problems: list[str] = []
     ended: set[str] = set()
     last: str | None = None
@@ -94,35 +94,35 @@ def chain(
                 "once"
             )
         elif record.session != last and record.session in begins:
-            found = _resume(found, begins[record.session], problems)
+            chosen = _resume(chosen, begins[record.session], problems)
         last = record.session
-        found = [one for one in found if one.step < record.step]
-        found.append(record)
+        chosen = [earlier for earlier in chosen if earlier.step < record.step]
+        chosen.append(record)
     if weights is not None:
-        found = [one for one in found if one.step <= weights.step]
-        problems += _missing(found, weights)
+        chosen = [earlier for earlier in chosen if earlier.step <= weights.step]
+        problems += _missing(chosen, weights)
     else:
-        problems += _gaps([one.step for one in found], found[-1].step if found else 0)
-    return found, list(dict.fromkeys(problems))
+        problems += _gaps([earlier.step for earlier in chosen], chosen[-1].step if chosen else 0)
+    return chosen, list(dict.fromkeys(problems))
 
 
-def _resume(found: list[StepRecord], session: SessionRecord, problems: list[str]) -> list[StepRecord]:
+def _resume(records: list[StepRecord], session: SessionRecord, problems: list[str]) -> list[StepRecord]:
     """Return the records that a resuming session builds on."""
-    found = [one for one in found if one.step <= session.step]
-    if found and found[-1].step == session.step and found[-1].version != session.version:
+    records = [earlier for earlier in records if earlier.step <= session.step]
+    if records and records[-1].step == session.step and records[-1].version != session.version:
         problems.append(
             f"a session resumed after step {session.step} with weights of version {session.version}, but that step in "
-            f"run.db led to version {found[-1].version}: these are not its weights"
+            f"run.db led to version {records[-1].version}: these are not its weights"
         )
-    return found
+    return records
 
 
-def _missing(found: Sequence[StepRecord], weights: Weights) -> list[str]:
-    problems = _gaps([one.step for one in found], weights.step)
-    if found and found[-1].step == weights.step and found[-1].version != weights.version:
+def _missing(records: Sequence[StepRecord], weights: Weights) -> list[str]:
+    problems = _gaps([record.step for record in records], weights.step)
+    if records and records[-1].step == weights.step and records[-1].version != weights.version:
         problems.append(
             f"{weights.name} holds weights of version {weights.version}, but step {weights.step} in run.db led to "
-            f"version {found[-1].version}: these are not its weights"
+            f"version {records[-1].version}: these are not its weights"
         )
     return problems
 

@@ -39,15 +39,15 @@ class Memory:
 
     def draw(self, step: int, version: int, rules: Rules, max_staleness: int) -> list[str]:
         """Return the ids that the seed draws for a step, in the order drawn."""
-        self.kept = {id_: one for id_, one in self.kept.items() if version - one.oldest <= max_staleness}
+        self.kept = {id_: entry for id_, entry in self.kept.items() if version - entry.oldest <= max_staleness}
         if not self.kept or not rules.replayed_groups:
             return []
         odds_N = np.array(
             [
-                (one.signal**_EXPONENT if rules.replay_by_signal else 1.0)
-                * (1.0 - (version - one.oldest) / (max_staleness + 1))
-                / 2.0 ** (one.uses - 1)
-                for one in self.kept.values()
+                (entry.signal**_EXPONENT if rules.replay_by_signal else 1.0)
+                * (1.0 - (version - entry.oldest) / (max_staleness + 1))
+                / 2.0 ** (entry.uses - 1)
+                for entry in self.kept.values()
             ]
         )
         uniform_N = np.random.default_rng([rules.seed, step, _STREAM]).random(len(odds_N))

@@ -44,7 +44,7 @@ def recompute_steps(
 ) -> Recomputation:
     """Repeat the audit of every step behind the weights. `rules_of` returns the rules of a step, `replay_staleness` how
     many versions behind its replayed groups may be."""
-    journal, found = run_dir / "run.db", Recomputation()
+    journal, result = run_dir / "run.db", Recomputation()
     trained, noted, placed = _trained(journal), read_checks(journal), read_step_groups(journal)
     unstored: list[int] = []
     memory = Memory()
@@ -52,7 +52,7 @@ def recompute_steps(
         step, rules = record.step, rules_of(record.step)
         fresh = read_groups_at(journal, lineage.groups[step])
         if not fresh:
-            found.problems.append(f"step {step} was trained, but its groups are not in run.db")
+            result.problems.append(f"step {step} was trained, but its groups are not in run.db")
             continue
         version = lineage.version_before(step)
         replayed = read_groups_at(journal, _replayed(journal, placed.get(step), fresh, trained.get(step, {})))
@@ -64,7 +64,7 @@ def recompute_steps(
         if delivered is None:
             unstored.append(step)
             delivered = expected_delivery(expected, fresh, replayed, statuses)
-        found.checks[step] = audit(
+        result.checks[step] = audit(
             fresh,
             delivered,
             rules,
@@ -76,19 +76,19 @@ def recompute_steps(
         used = [group.id for group in replayed]
         drawn = memory.draw(step, version, rules, replay_staleness(step))
         if sorted(drawn) != sorted(used):
-            found.problems.append(
+            result.problems.append(
                 f"step {step}: replayed {_group_names(used)}, but the seed draws {_group_names(drawn)}"
             )
         memory.keep((*fresh, *replayed), expected.calls.values(), rules)
-        found.problems += differences(step, expected, trained.get(step, {}))
+        result.problems += differences(step, expected, trained.get(step, {}))
         if step not in unstored:
-            found.problems += _changed_checks(step, found.checks[step], noted.get(step, ()))
+            result.problems += _changed_checks(step, result.checks[step], noted.get(step, ()))
     if unstored:
-        found.not_compared.append(
+        result.not_compared.append(
             f"weights, places, ids and updates of the trained tokens of {len(unstored)} steps ({in_words(unstored)}), "
             "which this run did not store; the trained calls, their number of tokens and their advantages were compared"
         )
-    return found
+    return result
 
 
 def _group_names(ids: Sequence[str]) -> str:
@@ -101,20 +101,20 @@ def expected_delivery(
     """Return what the trainer should have received. It stands in for the delivery of a step that did not store it, so
     that the recorded statuses of its groups can still be checked."""
     spans = []
-    for number, one in enumerate(expected.calls.values()):
-        start, count = len(one.call.prompt_ids_P), len(one.call.sampled_ids_S)
+    for number, expected_call in enumerate(expected.calls.values()):
+        start, count = len(expected_call.call.prompt_ids_P), len(expected_call.call.sampled_ids_S)
         spans.append(
             LossSpan(
-                update=one.update,
+                update=expected_call.update,
                 sequence=number,
-                group_id=one.group_id,
-                rollout_id=one.rollout_id,
-                call=one.call.index,
+                group_id=expected_call.group_id,
+                rollout_id=expected_call.rollout_id,
+                call=expected_call.call.index,
                 places_S=np.arange(start, start + count, dtype=np.int32),
-                advantages_S=np.full(count, one.advantage, np.float32),
-                weights_S=np.full(count, one.weight, np.float32),
-                ids=ids_digest(one.call.prompt_ids_P, one.call.sampled_ids_S),
-                records=recorded_digest(one.call),
+                advantages_S=np.full(count, expected_call.advantage, np.float32),
+                weights_S=np.full(count, expected_call.weight, np.float32),
+                ids=ids_digest(expected_call.call.prompt_ids_P, expected_call.call.sampled_ids_S),
+                records=recorded_digest(expected_call.call),
             )
         )
     places = []
@@ -133,21 +133,21 @@ def differences(step: int, expected: Expectation, trained: Mapping[tuple[str, in
         wrong = "was trained, but takes no part" if key in trained else "takes part, but was not trained"
         yield f"step {step}: rollout {key[0]}, call {key[1]} {wrong}"
     for key in expected.calls.keys() & trained.keys():
-        one, count = expected.calls[key], len(expected.calls[key].call.sampled_ids_S)
-        slack = TOLERANCE * abs(one.advantage) + one.slack
-        if count != trained[key].num_tokens or not abs(one.advantage - trained[key].advantage) <= slack:
+        expected_call, count = expected.calls[key], len(expected.calls[key].call.sampled_ids_S)
+        slack = TOLERANCE * abs(expected_call.advantage) + expected_call.slack
+        if count != trained[key].num_tokens or not abs(expected_call.advantage - trained[key].advantage) <= slack:
             yield (
                 f"step {step}: rollout {key[0]}, call {key[1]} was trained on {trained[key].num_tokens} tokens with "
-                f"advantage {trained[key].advantage:.6g}, but {count} and {one.advantage:.6g} were expected"
+                f"advantage {trained[key].advantage:.6g}, but {count} and {expected_call.advantage:.6g} were expected"
             )
 
 
 def _trained(journal: Path) -> dict[int, dict[tuple[str, int], TrainedCall]]:
-    found: dict[int, dict[tuple[str, int], TrainedCall]] = {}
+    by_step: dict[int, dict[tuple[str, int], TrainedCall]] = {}
     for call in read_trained(journal):
         if not call.rollout_id.startswith(EXPERT):
-            found.setdefault(call.step, {})[call.rollout_id, call.call] = call
-    return found
+            by_step.setdefault(call.step, {})[call.rollout_id, call.call] = call
+    return by_step
 
 
 def _replayed(

@@ -91,13 +91,13 @@ def _counts(step: int, rows: Sequence[TaughtRow], record: StepRecord | None) -> 
     """Yield each count of a step's rows that differs from the step's metrics."""
     if record is None:  # the held-out rows, or a step that was repeated later
         return
-    found = {
+    counts = {
         "batch/rows": sum(row.num_tokens > 0 for row in rows),
         "batch/rows_too_long": sum(row.too_long for row in rows),
         "batch/rows_empty": sum(row.num_tokens == 0 and not row.too_long for row in rows),
         "trainer/trained_tokens": sum(row.num_tokens for row in rows),
     }
-    for name, count in found.items():
+    for name, count in counts.items():
         if record.metrics.get(name) != count:
             yield f"step {step}: its rows have {name} {count}, but the run recorded {record.metrics.get(name, 0):g}"
 
@@ -223,13 +223,13 @@ def _losses(
 
 def _recorded_held_out(run_dir: Path) -> dict[int, float]:
     """Return the recorded held-out loss by step; 0 is the model before training."""
-    found: dict[int, float] = {}
+    losses: dict[int, float] = {}
     path = run_dir / "metrics.jsonl"
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         content = json.loads(line)
         if content.get("eval/loss") is not None:
-            found[int(content["step"])] = float(content["eval/loss"])
-    return found
+            losses[int(content["step"])] = float(content["eval/loss"])
+    return losses
 
 
 def _recorded_losses(run_dir: Path, found: _Found) -> dict[int, float]:

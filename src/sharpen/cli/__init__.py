@@ -1,1 +1,1 @@
-"""The `sharpen` command: run, check, eval."""
+"""The `sharpen` command line."""

@@ -23,7 +23,7 @@ WIDTH = 100
 
 
 def print_algorithms(*, names_only: bool, out: IO[str] | None = None) -> None:
-    """Print all presets, and the parts that a run's `loss` section can exchange."""
+    """Print all presets, and the components that a run's `loss` section can select."""
     out = out or sys.stdout
     if names_only:
         for name in (*PRESETS, *SUPERVISED):
@@ -40,7 +40,7 @@ def print_algorithms(*, names_only: bool, out: IO[str] | None = None) -> None:
 
 
 def describe_supervised(algorithm: SupervisedAlgorithm) -> Iterator[str]:
-    """The lines of an algorithm that learns without rollouts."""
+    """Yield the lines of an algorithm that learns without rollouts."""
     arguments = ", ".join(f"{name} {value}" for name, value in algorithm.pair_loss_args.items())
     yield algorithm.name
     yield _wrapped("  learns from", algorithm.data)
@@ -50,7 +50,7 @@ def describe_supervised(algorithm: SupervisedAlgorithm) -> Iterator[str]:
 
 
 def describe(algorithm: Algorithm) -> Iterator[str]:
-    """One algorithm's lines."""
+    """Yield the lines of an algorithm."""
     advantage, loss = ADVANTAGES[algorithm.advantage], POLICY_LOSSES[algorithm.policy_loss]
     yield algorithm.name
     yield _wrapped(
@@ -63,8 +63,8 @@ def describe(algorithm: Algorithm) -> Iterator[str]:
     )
     kl = f"KL {algorithm.kl} x {algorithm.kl_coef:g} in the {algorithm.kl_in}" if algorithm.needs_reference else "no KL"
     entropy = f"entropy bonus x {algorithm.entropy_coef:g}" if algorithm.needs_entropy else "no entropy term"
-    fate = f"replaced (up to {algorithm.max_refill:g} x the batch)" if algorithm.max_refill else "dropped"
-    threshold = "" if algorithm.std_threshold is None else f", groups with std <= {algorithm.std_threshold:g} {fate}"
+    action = f"replaced (up to {algorithm.max_refill:g} x the batch)" if algorithm.max_refill else "dropped"
+    threshold = "" if algorithm.std_threshold is None else f", groups with std <= {algorithm.std_threshold:g} {action}"
     yield _wrapped("  terms", f"{kl}, {entropy}, {algorithm.aggregation}{threshold}")
     if algorithm.expert is not None:
         yield _wrapped("  expert", f"{algorithm.expert.formula} (mu {algorithm.expert.mu:g})")
@@ -83,10 +83,10 @@ def _distillation(distill: Distill) -> str:
     return f"{distill.divergence}: {FORMULAS[distill.divergence]} (coef {distill.coef:g}{mixture})"
 
 
-def _arguments(function: Any, given: Mapping[str, Any]) -> str:
-    """The keyword parameters with the values that count, e.g. ` (clip_low 0.2, clip_high 0.28)`."""
+def _arguments(function: Any, configured: Mapping[str, Any]) -> str:
+    """Format the keyword parameters with their effective values, e.g. ` (clip_low 0.2, clip_high 0.28)`."""
     parameters = inspect.signature(function).parameters.values()
-    values = {p.name: given.get(p.name, p.default) for p in parameters if p.kind == p.KEYWORD_ONLY}
+    values = {p.name: configured.get(p.name, p.default) for p in parameters if p.kind == p.KEYWORD_ONLY}
     shown = ", ".join(f"{name} {value}" for name, value in values.items() if value is not None)
     return f" ({shown})" if shown else ""
 

@@ -1,4 +1,4 @@
-"""`sharpen certify RUN_DIR`: recompute a run's certificate from its records, and compare.
+"""`sharpen certify RUN_DIR`: recompute a run's certificate from its records and compare it.
 
 In: a run directory. Out: one line for each invariant, and whether all of them hold.
 """
@@ -14,7 +14,7 @@ from sharpen.certificate.certify import certify
 
 
 def print_certificate(run_dir: Path, *, logprobs: bool, as_json: bool, out: IO[str] | None = None) -> bool:
-    """Print what was found; whether the run is certified."""
+    """Print the recomputed certificate, and return whether it holds."""
     out = out or sys.stdout
     certificate = certify(run_dir, logprobs=logprobs)
     if as_json:
@@ -24,6 +24,6 @@ def print_certificate(run_dir: Path, *, logprobs: bool, as_json: bool, out: IO[s
             print(line, file=out)
         verdict = "certified" if certificate.holds else "NOT certified"
         if certificate.holds and certificate.not_recomputed:
-            verdict = "certified, but for what was not recomputed"
+            verdict = "certified, except for what was not recomputed"
         print(f"{verdict}: {certificate.steps} steps of {run_dir}", file=out)
     return certificate.holds

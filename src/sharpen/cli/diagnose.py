@@ -1,6 +1,6 @@
-"""`sharpen diagnose RUN_DIR`: why the reward is flat, or the loss, with evidence.
+"""`sharpen diagnose RUN_DIR`: why the reward or the loss is flat, with evidence.
 
-In: a run directory. Out: how reward or loss went, then each cause found: what, the numbers, where to look, what to do.
+In: a run directory. Out: the course of the reward or loss, then each cause: what it is, its numbers, examples, advice.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _INDENT = " " * 4
 
 
 def add_diagnose(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="directory of a run, also of one that goes on")
+    """Add the command's arguments."""
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="directory of a run, which may still be running")
 
 
 def run_diagnose(arguments: argparse.Namespace, out: IO[str] | None = None) -> int:
-    """Print the causes found. The exit code is 0 whether there are any or not."""
+    """Print the causes. The exit code is 0 whether there are any or not."""
     from sharpen.diagnose.diagnosis import diagnose, read_run
 
     out = out or sys.stdout
@@ -39,13 +39,13 @@ def run_diagnose(arguments: argparse.Namespace, out: IO[str] | None = None) -> i
 
 
 def lines(run_dir: Path, data: RolloutRunData | RowRunData, findings: tuple[Finding, ...]) -> Iterator[str]:
-    """The report, at most 100 columns wide (but for ids that are longer)."""
+    """Yield the report, at most 100 columns wide (except for longer ids)."""
     from sharpen.diagnose.rows import RowRunData
 
     learns_from_rows = isinstance(data, RowRunData)
-    yield from _course_of_loss(data) if isinstance(data, RowRunData) else _course(run_dir, data)
+    yield from _loss_lines(data) if isinstance(data, RowRunData) else _reward_lines(run_dir, data)
     if not findings:
-        yield f"no cause of a {'loss that does not fall' if learns_from_rows else 'flat reward'} found"
+        yield f"no cause found for a {'loss that does not fall' if learns_from_rows else 'flat reward'}"
     for number, finding in enumerate(findings, 1):
         yield ""
         yield f"{number}. {finding.name}"
@@ -60,8 +60,8 @@ def lines(run_dir: Path, data: RolloutRunData | RowRunData, findings: tuple[Find
         yield f"read a rollout:  sharpen show {run_dir} --rollout ID"
 
 
-def _course(run_dir: Path, data: RolloutRunData) -> Iterator[str]:
-    """One line on the steps and the reward, and one on the evaluation where there was one."""
+def _reward_lines(run_dir: Path, data: RolloutRunData) -> Iterator[str]:
+    """Yield a line on the steps and the reward, and one on the evaluation if there was one."""
     from sharpen.diagnose.series import early_mean, late_mean
 
     rewards = data.values("reward/mean")
@@ -79,8 +79,8 @@ def _course(run_dir: Path, data: RolloutRunData) -> Iterator[str]:
             yield f"held-out tasks, greedy: {before:.3f} -> {after:.3f}"
 
 
-def _course_of_loss(data: RowRunData) -> Iterator[str]:
-    """The same of a run without rollouts."""
+def _loss_lines(data: RowRunData) -> Iterator[str]:
+    """Yield the same lines for a run without rollouts."""
     from sharpen.diagnose.series import early_mean, late_mean
 
     losses = data.values("trainer/loss")

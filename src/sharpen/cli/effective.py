@@ -1,8 +1,9 @@
-"""What decides where a setting says nothing: the algorithm's preset, another setting, or the run when it starts.
+"""The effective values of settings that are not given: from the algorithm's preset, from other settings, or from the
+run when it starts.
 
-In: a run's configuration. Out: for settings that are null (and parameters of the algorithm that have no setting of
-their own) the value that acts, and whence. A null that is not among them means what its line in the documentation says:
-no limit, or not there.
+In: a run's configuration. Out: for settings that are null (and parameters of the algorithm without a setting of their
+own) the effective value and its origin. Any other null means what the documentation of the setting says: no limit, or
+not present.
 """
 
 from __future__ import annotations
@@ -20,23 +21,23 @@ from sharpen.config.run import DistillConfig, ExpertConfig, LossConfig, RunConfi
 from sharpen.recipe import RolloutRecipe, RowRecipe, TrainingRecipe, recipe_of
 
 Effective = tuple[Any, str]
-"""The value that acts, and whence."""
+"""The effective value, and its origin."""
 _LOSS = ("clip_low", "clip_high", "dual_clip")
 _ADVANTAGE = ("std_normalize", "step_norm")
 
 
 def effective(config: RunConfig) -> dict[str, Effective]:
-    """By dotted name. Raises `ConfigError` for settings that the algorithm refuses."""
+    """Return the effective values by dotted name. Raises `ConfigError` for settings that the algorithm refuses."""
     recipe = recipe_of(config)
     if isinstance(recipe, RowRecipe):
-        found = dict(_of_supervised(recipe.algorithm))
+        values = dict(_of_supervised(recipe.algorithm))
     else:
-        found = {**dict(_of_algorithm(recipe.algorithm, config)), **dict(_of_rollouts(recipe))}
-    return {**found, **dict(_of_run(recipe))}
+        values = {**dict(_of_algorithm(recipe.algorithm, config)), **dict(_of_rollouts(recipe))}
+    return {**values, **dict(_of_run(recipe))}
 
 
 def _of_algorithm(algorithm: Algorithm, config: RunConfig) -> Iterator[tuple[str, Effective]]:
-    """The section `loss`, and what else a preset decides."""
+    """Yield the values of section `loss`, and the other values that a preset sets."""
     preset, given_loss = f"preset {algorithm.name}", config.loss
     for part in ("advantage", "policy_loss", "kl", "entropy_coef", "aggregation"):
         yield f"loss.{part}", (getattr(algorithm, part), preset)
@@ -44,19 +45,19 @@ def _of_algorithm(algorithm: Algorithm, config: RunConfig) -> Iterator[tuple[str
     yield "loss.behaviour", (algorithm.behaviour, preset if own_behaviour else f"a clip below {TIGHT_CLIP:g}")
     yield "loss.kl_coef", (algorithm.kl_coef, "loss.kl none" if given_loss.kl == "none" else preset)
     advantage, loss = ADVANTAGES[algorithm.advantage].configured, POLICY_LOSSES[algorithm.policy_loss].function
-    for part, own, function, given in (
+    for part, own, function, configured in (
         ("advantage", _ADVANTAGE, advantage, algorithm.advantage_args),
         ("policy_loss", _LOSS, loss, algorithm.policy_loss_args),
     ):
-        name, parameters = getattr(algorithm, part), _parameters(function, given)
-        whence = preset if getattr(given_loss, part) is None else f"loss.{part} {name}"
+        name, parameters = getattr(algorithm, part), _parameters(function, configured)
+        origin = preset if getattr(given_loss, part) is None else f"loss.{part} {name}"
         for setting in own:
             absent = (None, f"no parameter of loss.{part} {name}")
-            yield f"loss.{setting}", (parameters.pop(setting), whence) if setting in parameters else absent
+            yield f"loss.{setting}", (parameters.pop(setting), origin) if setting in parameters else absent
         for parameter, value in parameters.items():
-            yield f"loss.{part}_args.{parameter}", (value, whence)
+            yield f"loss.{part}_args.{parameter}", (value, origin)
     no_kl = "no KL term"
-    adapts = "kl_coef stays as it is" if algorithm.needs_reference else no_kl
+    adapts = "kl_coef is constant" if algorithm.needs_reference else no_kl
     yield "loss.kl_in", (algorithm.kl_in, preset) if algorithm.needs_reference else (None, no_kl)
     yield "loss.kl_target", (algorithm.kl_target, preset if algorithm.kl_target is not None else adapts)
     yield "loss.kl_horizon", (algorithm.kl_horizon, preset) if algorithm.kl_target is not None else (None, adapts)
@@ -64,9 +65,9 @@ def _of_algorithm(algorithm: Algorithm, config: RunConfig) -> Iterator[tuple[str
         bound, correction = getattr(algorithm, side), f"loss.behaviour {algorithm.behaviour}"
         yield f"loss.{side}", (bound, correction if bound is not None else f"no parameter of {correction}")
     constant = algorithm.aggregation == "constant-length"
-    of_constant = "model.max_tokens" if constant else f"no parameter of loss.aggregation {algorithm.aggregation}"
-    yield "loss.constant_length", (algorithm.constant_length, of_constant)
-    dropped = preset if algorithm.std_threshold is not None else f"{preset}: none is dropped for it"
+    origin = "model.max_tokens" if constant else f"no parameter of loss.aggregation {algorithm.aggregation}"
+    yield "loss.constant_length", (algorithm.constant_length, origin)
+    dropped = preset if algorithm.std_threshold is not None else f"{preset}: no group is dropped"
     yield "loss.std_threshold", (algorithm.std_threshold, dropped)
     yield "sampling.max_refill", (algorithm.max_refill, preset)
     expert, distill = algorithm.expert, algorithm.distill
@@ -75,7 +76,7 @@ def _of_algorithm(algorithm: Algorithm, config: RunConfig) -> Iterator[tuple[str
             yield f"expert.{setting}", (getattr(expert, setting), preset)
         yield "expert.mu_warmup_steps", (expert.mu_warmup_steps, preset)
         for setting in ("mu_decay_steps", "mu_valley"):
-            yield f"expert.{setting}", (None, f"{preset}: mu stays")
+            yield f"expert.{setting}", (None, f"{preset}: mu is constant")
     if distill is not None:
         for setting in ("divergence", "coef"):
             yield f"distill.{setting}", (getattr(distill, setting), preset)
@@ -91,15 +92,14 @@ def _of_algorithm(algorithm: Algorithm, config: RunConfig) -> Iterator[tuple[str
 
 
 def _of_rollouts(recipe: RolloutRecipe) -> Iterator[tuple[str, Effective]]:
-    """What other settings decide in a run with rollouts."""
+    """Yield the values that other settings determine in a run with rollouts."""
     config, algorithm, replay = recipe.config, recipe.algorithm, recipe.replay
     shapes = config.sampling.overlong_cache is not None
     length = (algorithm.shaping.max_length, "model.max_tokens") if shapes else (None, "no overlong_cache")
     yield "sampling.overlong_length", length
-    needed = "sync.style, interval and offset, in updates"
-    yield "sync.max_staleness", (recipe.schedule.max_staleness, needed)
-    oldest = (None, "no replay") if replay is None else (replay.max_staleness, "four steps' updates, and sync's")
-    yield "sampling.max_staleness", oldest
+    yield "sync.max_staleness", (recipe.schedule.max_staleness, "sync.style, interval and offset, in updates")
+    replayed = (None, "no replay") if replay is None else (replay.max_staleness, "four steps' updates, plus sync's")
+    yield "sampling.max_staleness", replayed
     if algorithm.expert is not None:
         yield "expert.batch_size", (config.algorithm.batch_size, "algorithm.batch_size")
 
@@ -117,17 +117,17 @@ def _of_supervised(algorithm: SupervisedAlgorithm) -> Iterator[tuple[str, Effect
 
 
 def _of_run(recipe: TrainingRecipe) -> Iterator[tuple[str, Effective]]:
-    """What is decided for every run, or when it starts."""
+    """Yield the values that are set for every run, or when it starts."""
     config = recipe.config
     yield "name", (None, "Experiment-<time of the start>")
-    yield "execution", ("ray" if config.uses_ray else "local", "whether anything is set in cluster")
-    yield "engine.kv_cache_mb", (None, "at the start: what max_slots needs, in a quarter of the free memory")
+    yield "execution", ("ray" if config.uses_ray else "local", "whether the section cluster is given")
+    yield "engine.kv_cache_mb", (None, "at the start: what max_slots needs, at most a quarter of the free memory")
     held_out = "a tenth of train_dataset, at most 512 tasks"
     if isinstance(recipe, RolloutRecipe):
         yield "eval_dataset", (None, held_out if config.evaluation.hold_out else "nothing is held out")
 
 
-def _parameters(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword parameters of a function with the values that count."""
+def _parameters(function: Callable[..., Any], configured: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keyword parameters of a function with their effective values."""
     parameters = inspect.signature(function).parameters.values()
-    return {p.name: given.get(p.name, p.default) for p in parameters if p.kind == p.KEYWORD_ONLY}
+    return {p.name: configured.get(p.name, p.default) for p in parameters if p.kind == p.KEYWORD_ONLY}

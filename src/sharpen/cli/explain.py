@@ -1,8 +1,8 @@
-"""`sharpen explain`: every resolved value of a configuration, and where it came from.
+"""`sharpen explain`: every resolved value of a configuration, and its origin.
 
-In: a `ResolvedConfig`. Out: a table on a terminal, at most 100 columns wide; elsewhere one line for each setting, to be
-searched. Where a setting says nothing, the value that acts and what decides it (`effective`). Overrides and notices
-come at the end, and why the run would be refused, if it would.
+In: a `ResolvedConfig`. Out: a table on a terminal, at most 100 columns wide; elsewhere one line for each setting, for
+searching. For settings that are not given it shows the effective value and its origin (`effective`). Overrides and
+notices follow at the end, and the reason if the run would be refused.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sharpen.errors import ConfigError
 
 WIDTH = 100
 Row = tuple[str, str, str]
-"""Name within the section, value as YAML would have it, origin."""
+"""Name within the section, value as in YAML, origin."""
 
 
 def explain(resolved: ResolvedConfig, out: IO[str] | None = None) -> None:
@@ -27,10 +27,10 @@ def explain(resolved: ResolvedConfig, out: IO[str] | None = None) -> None:
     out = out or sys.stdout
     refused = ""
     try:
-        acting = effective(resolved.config)
+        defaults = effective(resolved.config)
     except ConfigError as error:
-        acting, refused = {}, f"this run would be refused: {error}"
-    sections = dict(_sections(resolved, acting))
+        defaults, refused = {}, f"this run would be refused: {error}"
+    sections = dict(_sections(resolved, defaults))
     if out.isatty():
         _print_table(sections, resolved.file, out)
     else:
@@ -41,11 +41,15 @@ def explain(resolved: ResolvedConfig, out: IO[str] | None = None) -> None:
         print(line, file=out)
 
 
-def _sections(resolved: ResolvedConfig, acting: Mapping[str, tuple[Any, str]]) -> Iterator[tuple[str, list[Row]]]:
-    """The settings of the run itself first, then those of each section; `acting` where nothing is given."""
+def _sections(resolved: ResolvedConfig, defaults: Mapping[str, tuple[Any, str]]) -> Iterator[tuple[str, list[Row]]]:
+    """Yield the settings of the run itself, then those of each section; `defaults` fills in what is not given."""
     values = {".".join(place): value for place, value in value_leaves(resolved.config).items()}
     shown = {key: (value, resolved.origins[key]) for key, value in values.items()}
-    shown |= {key: found for key, found in acting.items() if values.get(key) is None and _has_room(key, values)}
+    shown |= {
+        key: default
+        for key, default in defaults.items()
+        if values.get(key) is None and not _is_given_section(key, values)
+    }
     rows: dict[str, list[Row]] = {"": []}
     for key, (value, origin) in shown.items():
         section, _, name = key.partition(".") if "." in key else ("", "", key)
@@ -53,9 +57,9 @@ def _sections(resolved: ResolvedConfig, acting: Mapping[str, tuple[Any, str]]) -
     yield from rows.items()
 
 
-def _has_room(key: str, values: Mapping[str, Any]) -> bool:
-    """Whether a setting is not a section that is given (`eval_dataset.path`)."""
-    return not any(name.startswith(f"{key}.") for name in values)
+def _is_given_section(key: str, values: Mapping[str, Any]) -> bool:
+    """Return whether a key is a section with given settings (`eval_dataset.path`)."""
+    return any(name.startswith(f"{key}.") for name in values)
 
 
 def _print_table(sections: dict[str, list[Row]], file: str, out: IO[str]) -> None:

@@ -1,16 +1,17 @@
 """The `sharpen` command: `run`, `check`, `plan`, `eval`, `explain`, `algorithms`, `certify`, `diagnose`, `show`.
 
-In: the command line. Out: an exit code that tells the truth: 0 the work asked for was done, 1 it failed, 2 bad input,
-130 interrupted (by Ctrl-C, or by SIGTERM while a run is open). Each command loads what it needs when it runs, so that
-`sharpen --help` is quick.
+In: the command line. Out: an exit code: 0 the requested work was done, 1 it failed, 2 bad input, 130 interrupted (by
+Ctrl-C, or by SIGTERM while a run is open). Each command imports what it needs when it runs, so that `sharpen --help` is
+fast.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from sharpen.errors import ConfigError, DatasetError, ModelError, SamplingError,
 
 if TYPE_CHECKING:
     from sharpen.config.load import ResolvedConfig
+    from sharpen.config.run import RunConfig
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 _BAD_INPUT = (ConfigError, DatasetError, ModelError, SamplingError)
@@ -31,7 +33,7 @@ Command = Callable[[argparse.Namespace], int]
 
 
 def main(argv: Sequence[str] | None = None, commands: Mapping[str, Command] | None = None) -> int:
-    """Run one command and return its exit code. Errors that we raise are one message on stderr."""
+    """Run one command and return its exit code. Our own errors are printed as one message to stderr."""
     parser = build_parser()
     arguments = parser.parse_args(argv)
     if arguments.command is None:
@@ -40,18 +42,18 @@ def main(argv: Sequence[str] | None = None, commands: Mapping[str, Command] | No
     try:
         return (commands or COMMANDS)[arguments.command](arguments)
     except KeyboardInterrupt:
-        _say_at_the_end("sharpen: interrupted")
+        _print_error("sharpen: interrupted")
         return INTERRUPTED
-    except BrokenPipeError:  # whoever read our output (`| head`) has enough; nothing more can be said there
+    except BrokenPipeError:  # the reader of our output (`| head`) has ended; discard the rest
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except SharpenError as error:
-        _say_at_the_end("\n".join([*getattr(error, "__notes__", ()), f"sharpen: {error}"]))
+        _print_error("\n".join([*getattr(error, "__notes__", ()), f"sharpen: {error}"]))
         return BAD_INPUT if isinstance(error, _BAD_INPUT) else FAILED
 
 
-def _say_at_the_end(text: str) -> None:
-    """Print to stderr, if somebody still listens there: the exit code does not depend on it."""
+def _print_error(text: str) -> None:
+    """Print to stderr. If its reader has gone, the exit code stays the same."""
     from sharpen.monitor.stream import LastingStream
 
     stderr = LastingStream(sys.stderr)
@@ -60,7 +62,7 @@ def _say_at_the_end(text: str) -> None:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line's grammar."""
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="sharpen", description="Reinforcement learning for the model inside your agent."
     )
@@ -79,12 +81,12 @@ def build_parser() -> argparse.ArgumentParser:
     what = evaluate.add_mutually_exclusive_group()
     what.add_argument("--model", metavar="PATH", help="model directory (default: model.model_path)")
     what.add_argument("--base-url", metavar="URL", help="an OpenAI-compatible endpoint instead of a model directory")
-    evaluate.add_argument("--model-name", metavar="NAME", help="what the endpoint calls the model")
+    evaluate.add_argument("--model-name", metavar="NAME", help="the model's name at the endpoint")
     evaluate.add_argument("--api-key-env", metavar="VAR", help="environment variable that holds the endpoint's key")
     evaluate.add_argument("--dataset", metavar="PATH", help="dataset (default: eval_dataset)")
     evaluate.add_argument("--split", metavar="S", help="split of the dataset")
     evaluate.add_argument(
-        "--transcripts", type=Path, metavar="DIR", help="keep there what the agent did: sharpen show DIR --task ID"
+        "--transcripts", type=Path, metavar="DIR", help="save what the agent did, for sharpen show DIR --task ID"
     )
     evaluate.add_argument("--output", type=Path, metavar="FILE", help="write each task's reward as JSON")
 
@@ -92,7 +94,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_config(explain)
 
     algorithms = commands.add_parser("algorithms", help="list the algorithms with formulas, defaults and sources")
-    algorithms.add_argument("--names", action="store_true", help="only the names, one a line")
+    algorithms.add_argument("--names", action="store_true", help="only the names, one per line")
 
     certify = commands.add_parser("certify", help="recompute the certificate of a run from its records")
     certify.add_argument("run_dir", type=Path, metavar="RUN_DIR")
@@ -100,7 +102,7 @@ def build_parser() -> argparse.ArgumentParser:
     certify.add_argument("--json", action="store_true", help="print the certificate as JSON")
 
     add_diagnose(commands.add_parser("diagnose", help="why is the reward (or the loss) flat? causes, with evidence"))
-    add_plan(commands.add_parser("plan", help="what memory a run will take, before anything starts"))
+    add_plan(commands.add_parser("plan", help="predict the memory of a run before anything starts"))
     add_show(commands.add_parser("show", help="print a rollout of a run, token by token"))
     return parser
 
@@ -121,31 +123,36 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
 def _count(text: str) -> int:
     value = int(text)
     if value < 1:
-        raise argparse.ArgumentTypeError(f"at least 1, but {value} came")
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
     return value
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    """Train; the run itself prints overrides and notices."""
-    resolved, workflow, judge = _load(arguments, {})
-    if resolved.evaluate_only:
-        return _evaluate_resolved(resolved, workflow, judge)
-    from sharpen.tuning import run_config
+    """Train. The run itself prints overrides and notices."""
+    with _loaded(arguments, {}) as (resolved, workflow, judge):
+        if resolved.evaluate_only:
+            return _evaluate_resolved(resolved, workflow, judge)
+        if resolved.config.mode == "explore":
+            from sharpen.run.explore import explore
 
-    run_config(resolved, workflow, judge, arguments.config)
-    return DONE
+            explore(resolved, workflow, judge, arguments.config)
+            return DONE
+        from sharpen.tuning import run_config
+
+        run_config(resolved, workflow, judge, arguments.config)
+        return DONE
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    """Check before any training; not ready is a failure."""
-    resolved, workflow, judge = _load(arguments, {"check.num_tasks": arguments.tasks})
-    from sharpen.run.check import check_config
+    """Check agent and judge before any training. The command fails if the run is not ready."""
+    with _loaded(arguments, {"check.num_tasks": arguments.tasks}) as (resolved, workflow, judge):
+        from sharpen.run.check import check_config
 
-    _print_overrides(resolved)
-    report = check_config(resolved, workflow, judge)
-    for line in report.lines():
-        print(line)
-    return DONE if report.ready else FAILED
+        _print_overrides(resolved)
+        report = check_config(resolved, workflow, judge)
+        for line in report.lines():
+            print(line)
+        return DONE if report.ready else FAILED
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
@@ -158,13 +165,13 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     else:
         options["eval_dataset.split"] = arguments.split
     endpoint = _endpoint(arguments)
-    resolved, workflow, judge = _load(arguments, options)
-    kept: dict[str, Any] = {"output": arguments.output, "transcripts": arguments.transcripts}
-    return _evaluate_resolved(resolved, workflow, judge, endpoint=endpoint, **kept)
+    files: dict[str, Any] = {"output": arguments.output, "transcripts": arguments.transcripts}
+    with _loaded(arguments, options) as (resolved, workflow, judge):
+        return _evaluate_resolved(resolved, workflow, judge, endpoint=endpoint, **files)
 
 
 def _evaluate_resolved(resolved: ResolvedConfig, workflow: Function, judge: Function | None, **options: Any) -> int:
-    """With the options of `evaluate.evaluate`."""
+    """Evaluate with the options of `run.evaluation.evaluate`."""
     from sharpen.execution.threads import let_idle_workers_sleep
 
     let_idle_workers_sleep()
@@ -176,14 +183,14 @@ def _evaluate_resolved(resolved: ResolvedConfig, workflow: Function, judge: Func
 
 
 def _endpoint(arguments: argparse.Namespace) -> dict[str, str] | None:
-    """`base_url`, `model_name`, `api_key` of the endpoint asked for, if one was."""
+    """Return `base_url`, `model_name` and `api_key` of the endpoint given, None if there is none."""
     if arguments.base_url is None:
         for option, value in (("--model-name", arguments.model_name), ("--api-key-env", arguments.api_key_env)):
             if value is not None:
                 raise ConfigError(f"{option} belongs to --base-url, which was not given")
         return None
     if arguments.model_name is None:
-        raise ConfigError("--base-url needs --model-name: what the endpoint calls the model")
+        raise ConfigError("--base-url needs --model-name, the model's name at the endpoint")
     api_key = "none"
     if arguments.api_key_env is not None:
         if arguments.api_key_env not in os.environ:
@@ -223,18 +230,29 @@ def _resolve(arguments: argparse.Namespace, options: dict[str, Any]) -> Resolved
     return resolve(load_config(arguments.config), parse_assignments(arguments.set), options)
 
 
-def _load(arguments: argparse.Namespace, options: dict[str, Any]) -> tuple[ResolvedConfig, Any, Function | None]:
-    """Configuration, workflow (None where the algorithm needs none to be run) and judge."""
-    from sharpen.config.functions import import_function
+@contextlib.contextmanager
+def _loaded(
+    arguments: argparse.Namespace, options: dict[str, Any]
+) -> Iterator[tuple[ResolvedConfig, Any, Function | None]]:
+    """Yield configuration, workflow (None if the algorithm needs none) and judge, in their environment."""
+    from sharpen.config.environment import environment
 
     resolved = _resolve(arguments, options)
-    config = resolved.config
+    with environment(resolved.config):
+        workflow, judge = _load_functions(arguments, resolved.config)
+        yield resolved, workflow, judge
+
+
+def _load_functions(arguments: argparse.Namespace, config: RunConfig) -> tuple[Any, Function | None]:
+    """Import the workflow and the judge."""
+    from sharpen.config.functions import import_function
+
     judge = import_function(config.judge) if config.judge else None
     if config.workflow is None and arguments.command == "run":
         from sharpen.algorithm.supervised import learns_from_rows
 
         if learns_from_rows(config):
-            return resolved, None, judge
+            return None, judge
     if config.workflow is None:
         raise ConfigError(
             f"{arguments.config}: 'workflow' is missing; name your agent's function, e.g. agent.py:run_agent (in a "
@@ -242,7 +260,7 @@ def _load(arguments: argparse.Namespace, options: dict[str, Any]) -> tuple[Resol
         )
     from sharpen.compat.trinity import configured_workflow
 
-    return resolved, configured_workflow(config.workflow, judge, config), judge
+    return configured_workflow(config.workflow, judge, config), judge
 
 
 def _print_overrides(resolved: ResolvedConfig) -> None:

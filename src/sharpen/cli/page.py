@@ -1,9 +1,9 @@
-"""A rollout on a page: its messages by role, its tool calls, and the sampled tokens of each model call.
+"""Print a rollout: its messages by role, its tool calls, and the sampled tokens of each model call.
 
-In: a console, a rollout, the calls that carried loss. Out: at most 100 columns; sampled tokens are coloured by how
-likely they were, dimmed where they carry no loss.
+In: a console, a rollout, the calls that carried loss. Out: text of at most 100 columns; sampled tokens are coloured by
+their probability, and dimmed if they carry no loss.
 
-Shape suffixes: S sampled tokens of a call.
+Shape suffix: S sampled tokens of a call.
 """
 
 from __future__ import annotations
@@ -31,30 +31,31 @@ Decode = Callable[[Sequence[int]], str]
 
 
 class Page:
-    """Prints one rollout. `trained` holds the calls that carried loss, by index, `number` says what their number is."""
+    """Prints one rollout. `trained` holds the calls that carried loss, by index; `number_name` names their recorded
+    number. `untrained` is the reason shown for the other calls."""
 
     def __init__(
         self,
         console: Console,
         decode: Decode | None,
         trained: Mapping[int, TrainedCall],
-        number: str,
+        number_name: str,
         *,
         untrained: str = "its rollout was not trained",
     ) -> None:
         self._console = console
         self._decode = decode
         self._trained = trained
-        self._number = number
+        self._number_name = number_name
         self._untrained = untrained
 
     def rollout(self, rollout: Rollout, *, only: int | None, tokens: bool) -> None:
-        """All calls, or one with its whole prompt."""
+        """Print all calls, or only one with its whole prompt."""
         self._head(rollout)
         for call in rollout.calls:
             if only is None or call.index == only:
                 before = rollout.calls[call.index - 1] if call.index and only is None else None
-                self._call(call, before, _given(rollout, call.index), tokens=tokens)
+                self._call(call, before, _reported(rollout, call.index), tokens=tokens)
         if not tokens and self._decode is not None and self._console.is_terminal:
             self._legend()
 
@@ -68,32 +69,32 @@ class Page:
             + (f"   attempt {rollout.attempt}" if rollout.attempt else "")
         )
         from sharpen.rollout.models import AUXILIARY, GATEWAY
-        from sharpen.rollout.statistics import given
+        from sharpen.rollout.statistics import own_metrics
 
         if rollout.metrics:
-            noticed = {name: value for name, value in rollout.metrics.items() if name.startswith((GATEWAY, AUXILIARY))}
-            metrics = {**given(rollout.metrics), **noticed}
+            measured = {name: value for name, value in rollout.metrics.items() if name.startswith((GATEWAY, AUXILIARY))}
+            metrics = {**own_metrics(rollout.metrics), **measured}
             self.line("metrics: " + ", ".join(f"{name} {value:g}" for name, value in metrics.items()))
         if rollout.error:
             self.line(f"error: {rollout.error}", "red")
 
-    def _call(self, call: Call, before: Call | None, given: Sequence[str], *, tokens: bool) -> None:
+    def _call(self, call: Call, before: Call | None, reported: Sequence[str], *, tokens: bool) -> None:
         new = _new_messages(call, before)
         if before is not None and len(new) == len(call.messages):
             self.line("")
-            self.line("(a conversation of its own)", "dim")
+            self.line("(a separate conversation)", "dim")
         for message in new:
             self._message(message)
         self.line("")
-        self.line(f"call {call.index}: {self._facts(call, given)}", "bold")
+        self.line(f"call {call.index}: {self._facts(call, reported)}", "bold")
         if tokens:
             self._table(call)
         else:
             self._body(self._sampled(call))
-        for used in call.response.get("tool_calls") or ():
-            self._body(_tool_call(used), "bold")
+        for tool_call in call.response.get("tool_calls") or ():
+            self._body(_tool_call(tool_call), "bold")
 
-    def _facts(self, call: Call, given: Sequence[str]) -> str:
+    def _facts(self, call: Call, reported: Sequence[str]) -> str:
         versions = sorted(set(call.versions_S.tolist()))
         spread = f"{versions[0]} to {versions[-1]}" if len(versions) > 1 else "".join(map(str, versions))
         trained = self._trained.get(call.index)
@@ -102,13 +103,13 @@ class Page:
             f"version {spread or '-'}",
             f"temperature {call.sampling.temperature:g}",
             str(call.finish_reason),
-            f"trained, {self._number} {trained.advantage:+.3g}"
+            f"trained, {self._number_name} {trained.advantage:+.3g}"
             if trained
             else f"no loss ({_why_no_loss(call) or self._untrained})",
         ]
         if len(call.logprobs_S):
             facts.insert(1, f"logprob {float(call.logprobs_S.mean()):.3g}")
-        return ", ".join((*facts, *given))
+        return ", ".join((*facts, *reported))
 
     def _message(self, message: Mapping[str, Any]) -> None:
         role = str(message.get("role", "?"))
@@ -120,8 +121,8 @@ class Page:
         text = _content(message.get("content"))
         if text:
             self._body(text)
-        for used in message.get("tool_calls") or ():
-            self._body(_tool_call(used), "bold")
+        for tool_call in message.get("tool_calls") or ():
+            self._body(_tool_call(tool_call), "bold")
 
     def _sampled(self, call: Call) -> Text:
         from rich.text import Text
@@ -162,7 +163,7 @@ class Page:
         self._console.print(text.append("dim: no loss", "dim"))
 
     def line(self, line: str, style: str = "") -> None:
-        """One line, wrapped."""
+        """Print one line, wrapped."""
         print_wrapped(self._console, line, style=style)
 
     def _body(self, body: str | Text, style: str = "") -> None:
@@ -175,9 +176,8 @@ class Page:
 
 
 def pieces(ids_S: IntArray, decode: Decode | None) -> Iterator[tuple[int, int, str]]:
-    """The sampled tokens as text: from token `start` to before `end`, mostly one token, more where a character is
-    spread over several. Without `decode`, ids in angle brackets.
-    """
+    """Yield the sampled tokens as text: (start, end, text) of mostly one token, or of several if a character is spread
+    over them. Without `decode`, yield ids in angle brackets."""
     ids, start = ids_S.tolist(), 0
     for end in range(1, len(ids) + 1):
         if decode is None:
@@ -192,21 +192,21 @@ def pieces(ids_S: IntArray, decode: Decode | None) -> Iterator[tuple[int, int, s
 
 
 def clean(text: str) -> str:
-    """Text whose control characters (but tabs and new lines) are written out: what a model says must not steer a
-    terminal."""
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: f"\\x{ord(found.group()):02x}", text)
+    """Escape control characters other than tabs and newlines, so that a model's text cannot control the terminal."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda match: f"\\x{ord(match.group()):02x}", text)
 
 
 def _new_messages(call: Call, before: Call | None) -> Sequence[Mapping[str, Any]]:
-    """What came to the prompt since the call before; the whole prompt where that is no continuation."""
+    """Return the messages added to the prompt since the previous call, or the whole prompt if it does not continue that
+    call."""
     if before is None or tuple(call.messages[: len(before.messages)]) != tuple(before.messages):
         return call.messages
     new = call.messages[len(before.messages) :]
-    return new[1:] if new and new[0].get("role") == "assistant" else new  # what was sampled, shown already
+    return new[1:] if new and new[0].get("role") == "assistant" else new  # the sampled answer is already shown
 
 
 def _content(content: Any) -> str:
-    """A message's content as text; parts that are none are named in brackets."""
+    """Return a message's content as text, with the types of other parts in brackets."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, Sequence):
@@ -215,13 +215,13 @@ def _content(content: Any) -> str:
     return "\n".join(str(part.get("text", f"[{part.get('type', 'part')}]")) for part in parts)
 
 
-def _tool_call(used: Mapping[str, Any]) -> str:
-    function = used.get("function", {})
+def _tool_call(tool_call: Mapping[str, Any]) -> str:
+    function = tool_call.get("function", {})
     return f"-> {function.get('name')}({function.get('arguments')})"
 
 
-def _given(rollout: Rollout, call: int) -> list[str]:
-    """What the workflow gave with a call."""
+def _reported(rollout: Rollout, call: int) -> list[str]:
+    """Format the rewards and the state that the workflow reported for a call."""
     numbers = {"reward": rollout.call_rewards, "step reward": rollout.step_rewards}
     shown = [f"{name} {rewards[call]:g}" for name, rewards in numbers.items() if call in rewards]
     return [*shown, f"state {rollout.states[call]}"] if call in rollout.states else shown

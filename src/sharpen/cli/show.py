@@ -1,8 +1,8 @@
-"""`sharpen show RUN_DIR --rollout ID`: a rollout as it was, for reading in a terminal; `--task ID` (`show_task`):
-what the agent did with a held-out task before and after.
+"""`sharpen show RUN_DIR --rollout ID`: print a rollout for reading in a terminal; with `--task ID` (`show_task`), what
+the agent did with a held-out task before and after the training.
 
-In: a run directory, the id of a rollout (or a unique end or beginning of it). Out: a `Page`; plain text where the
-output is no terminal. Without `--rollout`: the last groups with their rewards, and where the time went.
+In: a run directory, the id of a rollout (or a unique end or beginning of it). Out: a `Page`; plain text if the output
+is not a terminal. Without `--rollout`: the last groups with their rewards, and how the time was spent.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ LISTED_GROUPS = 16
 
 
 def add_show(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="directory of a run, also of one that goes on")
+    """Add the command's arguments."""
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="directory of a run, which may still be running")
     parser.add_argument(
-        "--rollout", metavar="ID", help="its id, or a unique end or beginning of it (default: list the last groups)"
+        "--rollout", metavar="ID", help="a rollout's id, or a unique end or beginning of it (default: list the last)"
     )
-    parser.add_argument("--task", metavar="ID", help="a held-out task as it went before and after the training")
+    parser.add_argument("--task", metavar="ID", help="show a held-out task before and after the training")
     parser.add_argument(
-        "--mode", choices=("sampled", "greedy"), default="sampled", help="which evaluation of it (default: sampled)"
+        "--mode", choices=("sampled", "greedy"), default="sampled", help="evaluation of the task (default: sampled)"
     )
     parser.add_argument("--call", type=int, metavar="N", help="only this call, with its whole prompt")
     parser.add_argument("--tokens", action="store_true", help="the sampled tokens as a table")
 
 
 def run_show(arguments: argparse.Namespace, out: IO[str] | None = None) -> int:
-    """Print it. Raises `ConfigError` where there is no such run, rollout or call."""
+    """Print a rollout, a task or the last groups. Raises `ConfigError` if there is no such run, rollout or call."""
     out = out or sys.stdout
     journal, evaluations = arguments.run_dir / "run.db", arguments.run_dir / EVALUATIONS
     if arguments.task is not None:
@@ -68,33 +68,32 @@ def run_show(arguments: argparse.Namespace, out: IO[str] | None = None) -> int:
         rollout = read_rollout(evaluations, arguments.rollout)
     if arguments.call is not None and not 0 <= arguments.call < len(rollout.calls):
         raise ConfigError(f"--call {arguments.call}: rollout {rollout.id} has {len(rollout.calls)} calls, from 0")
-    decode, number = _decoder(console, arguments.run_dir), _number(arguments.run_dir)
-    page = Page(console, decode, _trained(journal, rollout), number)
+    decode, number_name = _decoder(console, arguments.run_dir), _number_name(arguments.run_dir)
+    page = Page(console, decode, _trained_calls(journal, rollout), number_name)
     page.rollout(rollout, only=arguments.call, tokens=arguments.tokens)
     return 0
 
 
 def read_rollout(journal: Path, name: str) -> Rollout:
-    """The rollout of that id, or the only one whose id ends or begins with it; where a step was done again after an
-    interruption, the later one. Raises `ConfigError` if there is none, or more than one.
-    """
+    """Read the rollout with this id, or the only one whose id ends or begins with it; if a step was repeated after an
+    interruption, the later one. Raises `ConfigError` if there is none, or more than one."""
     from sharpen.experience.reading import find_rollouts, read_groups
 
-    found = find_rollouts(journal, part=name)
+    entries = find_rollouts(journal, part=name)
     chosen = (
-        [entry for entry in found if entry.id == name]
-        or [entry for entry in found if entry.id.endswith(f"/{name}")]
-        or [entry for entry in found if entry.id.startswith(name)]
+        [entry for entry in entries if entry.id == name]
+        or [entry for entry in entries if entry.id.endswith(f"/{name}")]
+        or [entry for entry in entries if entry.id.startswith(name)]
     )
     names = sorted({entry.id for entry in chosen})
     if not names:
-        near = ", ".join(dict.fromkeys(entry.id for entry in found[:3]))
+        similar = ", ".join(dict.fromkeys(entry.id for entry in entries[:3]))
         raise ConfigError(
-            f"no rollout's id is, ends or begins with {name!r}"
-            + (f"; ids that contain it: {near}" if near else " (sharpen show RUN_DIR lists the last ones)")
+            f"no rollout's id equals, ends or begins with {name!r}"
+            + (f"; ids that contain it: {similar}" if similar else " (sharpen show RUN_DIR lists the last ones)")
         )
     if len(names) > 1:
-        raise ConfigError(f"{len(names)} rollouts fit {name!r}, e.g. {', '.join(names[:3])}: give more of the id")
+        raise ConfigError(f"{len(names)} rollouts match {name!r}, e.g. {', '.join(names[:3])}: give more of the id")
     *_, group = read_groups(journal, group_id=chosen[-1].group_id)
     return next(rollout for rollout in group.with_baseline if rollout.id == names[0])
 
@@ -119,8 +118,8 @@ def _list(console: Console, journal: Path, run_dir: Path) -> None:
         console.print(f"\nread one:  sharpen show {run_dir} --rollout {last}", markup=False, soft_wrap=True)
 
 
-def _trained(journal: Path, rollout: Rollout) -> dict[int, TrainedCall]:
-    """The rollout's calls that carried loss, by index. Groups of step N are named `step-<N - 1>/...`."""
+def _trained_calls(journal: Path, rollout: Rollout) -> dict[int, TrainedCall]:
+    """Return the rollout's calls that carried loss, by index. Groups of step N are named `step-<N - 1>/...`."""
     from sharpen.experience.reading import read_trained
 
     number = re.match(r"step-(\d+)/", rollout.id)
@@ -133,24 +132,26 @@ def _trained(journal: Path, rollout: Rollout) -> dict[int, TrainedCall]:
     }
 
 
-def _number(run_dir: Path) -> str:
-    """What is noted of a trained call: its advantage, or what its tokens' are made from with a critic or a teacher."""
+def _number_name(run_dir: Path) -> str:
+    """Name the number recorded with a trained call: its advantage, or the number from which a critic or a teacher makes
+    those of its tokens."""
     from sharpen.algorithm.advantages import ADVANTAGES
     from sharpen.algorithm.presets import PRESETS
 
     path = run_dir / "resolved.json"
     resolved = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    given = {key: resolved.get(key, {}).get("value") for key in ("algorithm.algorithm_type", "loss.advantage")}
-    preset = PRESETS.get(given["algorithm.algorithm_type"])
-    name = given["loss.advantage"] or (preset.advantage if preset is not None else None)
+    settings = {key: resolved.get(key, {}).get("value") for key in ("algorithm.algorithm_type", "loss.advantage")}
+    preset = PRESETS.get(settings["algorithm.algorithm_type"])
+    name = settings["loss.advantage"] or (preset.advantage if preset is not None else None)
     critic = name in ADVANTAGES and ADVANTAGES[name].of_tokens is not None
     if critic:
         return "reward for the critic"
-    return "advantage before the teacher's" if preset is not None and preset.needs_teacher else "advantage"
+    return "advantage without the teacher's" if preset is not None and preset.needs_teacher else "advantage"
 
 
 def _decoder(console: Console, run_dir: Path) -> Decode | None:
-    """Ids to text with the tokenizer of the latest checkpoint, else with that of the model before training."""
+    """Return a function from ids to text, with the tokenizer of the latest checkpoint, else of the model before
+    training."""
     from sharpen.execution.model_files import model_folder
     from sharpen.trainer.checkpoint import pointed
 

@@ -1,7 +1,7 @@
-"""`sharpen show RUN_DIR --task ID`: a held-out task as the agent did it before the training, and after.
+"""`sharpen show RUN_DIR --task ID`: what the agent did with a held-out task before the training, and after it.
 
-In: `evaluations.db`, the id of a task (or a unique end of it), the mode. Out: a line for each time that it was
-evaluated, then the first and the last of them, one after the other.
+In: `evaluations.db`, the id of a task (or a unique end of it), the mode. Out: a line for each evaluation of the task,
+then the first and the last of these rollouts.
 """
 
 from __future__ import annotations
@@ -16,20 +16,23 @@ HELD_OUT = "held-out"
 
 
 def print_task(evaluations: Path, task: str, mode: str, page: Page) -> None:
-    """Raises `ConfigError` where no evaluation was kept, or no such task is in it."""
+    """Print a task's evaluations. Raises `ConfigError` if no evaluation was saved, or it does not contain the task."""
     if not evaluations.exists():
         raise ConfigError(
-            f"{evaluations.parent} has no {evaluations.name}: nothing was evaluated there, or nothing was kept of it"
+            f"{evaluations.parent} has no {evaluations.name}: nothing was evaluated there, or nothing was saved"
         )
     entries = [entry for entry in find_rollouts(evaluations, part=f"/{mode}/") if entry.id.endswith("/0")]
     names = sorted({_task(entry, mode) for entry in entries})
     chosen = [name for name in names if name == task or name.endswith(f"/{task}")]
-    for better in ((task, f"{HELD_OUT}/{task}"), tuple(name for name in chosen if name.startswith(f"{HELD_OUT}/"))):
-        chosen = [name for name in chosen if name in better] or chosen
-    if len(chosen) != 1:
-        some = ", ".join(chosen or names[:5])
-        found = f"{len(chosen)} tasks end with it: {some}" if chosen else f"there are {some}, ... ({len(names)} tasks)"
-        raise ConfigError(f"--task {task}: no one task that was evaluated {mode} has this id; {found}")
+    held_out = tuple(name for name in chosen if name.startswith(f"{HELD_OUT}/"))
+    for preferred in ((task, f"{HELD_OUT}/{task}"), held_out):
+        chosen = [name for name in chosen if name in preferred] or chosen
+    if len(chosen) > 1:
+        raise ConfigError(f"--task {task}: {len(chosen)} {mode} tasks end with it: {', '.join(chosen)}")
+    if not chosen:
+        raise ConfigError(
+            f"--task {task}: no {mode} task has this id; there are {len(names)}, e.g. {', '.join(names[:5])}"
+        )
     times = {entry.group_id: entry for entry in entries if _task(entry, mode) == chosen[0]}  # the last of each name
     width = max(map(len, times))
     for group_id, entry in times.items():
@@ -43,6 +46,6 @@ def print_task(evaluations: Path, task: str, mode: str, page: Page) -> None:
 
 
 def _task(entry: RolloutEntry, mode: str) -> str:
-    """Set and task of an evaluated group, whose id is `<when>/<set>/<mode>/<task>`."""
+    """Return the dataset and task of an evaluated group, whose id is `<when>/<dataset>/<mode>/<task>`."""
     before, task = entry.group_id.split(f"/{mode}/", 1)
     return f"{before.partition('/')[2]}/{task}"

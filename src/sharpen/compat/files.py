@@ -6,6 +6,7 @@ In: the path of a YAML file. Out: a `ConfigFile`, which `config.load.resolve` ma
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 from sharpen.compat.trinity.yaml.conversion import convert, own_keys
@@ -20,8 +21,10 @@ _OURS = set(RunConfig.model_fields)
 """The sections of either layout; some are in both."""
 
 
-def load_config(path: str | Path) -> ConfigFile:
+def load_config(path: str | Path, *, has_ray: bool | None = None) -> ConfigFile:
     """Read a configuration file. Relative paths of datasets, models and code files that exist beside it point there.
+
+    `has_ray` says whether Trinity-RFT's `cluster` can be had; None: where Ray is installed.
 
     Raises `ConfigError` as `read_yaml`, for a file that mixes both layouts, and for what cannot be honoured.
     """
@@ -37,7 +40,8 @@ def load_config(path: str | Path) -> ConfigFile:
             "keep to one of them"
         )
     if theirs:
-        file = convert(content, path.name, environment=os.environ)
+        here = find_spec("ray") is not None
+        file = convert(content, path.name, environment=os.environ, has_ray=here if has_ray is None else has_ray)
     else:
         file = ConfigFile(settings=content, name=path.name)
     point_beside(file.settings, path.parent)

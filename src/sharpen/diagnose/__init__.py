@@ -1,1 +1,1 @@
-"""Why is the reward flat? Causes found in the records of a run, with their evidence and what to do about each."""
+"""Why is the reward flat? Finds causes in the records of a run, with evidence and advice for each."""

@@ -1,6 +1,6 @@
-"""What a diagnosis looks at: the numbers of each step, and digests of the first and the last rollouts.
+"""The data of a diagnosis: the numbers of each step, and digests of the first and last rollouts.
 
-In: steps' metrics and `Group`s. Out: `RolloutRunData`, small whatever the length of the run.
+In: steps' metrics and `Group`s. Out: `RolloutRunData`, whose size does not depend on the number of rollouts.
 
 Shape suffixes: S sampled tokens of a call, W n-grams of a call.
 """
@@ -16,24 +16,23 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpen.diagnose.series import StepRow, Steps, Trend, late_mean, trend
-from sharpen.rollout.statistics import given
+from sharpen.rollout.statistics import own_metrics
 from sharpen.types import Call, CallStatus, Group, IntArray, Outcome, Rollout
 
 Rewards = npt.NDArray[np.float64]
 
 MAX_GROUPS = 24
-"""Groups looked at from either end of a run: some hundred rollouts say what all of them do, and fit in memory."""
+"""Groups read from each end of a run: some hundred rollouts are representative, and fit in memory."""
 NGRAM, WINDOW = 4, 64
 """Tokens of an n-gram; tokens within which a repetition counts, so that longer texts do not repeat more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digest:
-    """A rollout in short. `cut` is whether the model ran into a limit of tokens or context; `untrained` says of calls
-    without loss why (`greedy`, `left_out`, `unused`, `abandoned`, `empty`). `repeated` is the share of n-grams of its
-    sampled tokens that came before within the same window, None where a call is too short to tell; `fingerprint` is
-    equal for rollouts that sampled the same tokens. `metrics` are what workflow and judge gave.
-    """
+    """A rollout in short. `cut` is whether the model reached a limit of tokens or context; `untrained` counts the calls
+    without loss by reason (`greedy`, `left_out`, `unused`, `abandoned`, `empty`). `repeated` is the share of n-grams of
+    its sampled tokens that occurred earlier in the same window, None if its calls are too short; `fingerprint` is equal
+    for rollouts that sampled the same tokens. `metrics` were reported by workflow and judge."""
 
     id: str
     group_id: str
@@ -52,16 +51,14 @@ class Digest:
 
     @property
     def num_trainable(self) -> int:
-        """Calls that carry loss."""
+        """The number of calls that carry loss."""
         return self.num_calls - sum(self.untrained.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRunData(Steps):
-    """A run with rollouts as a diagnosis sees it. `first` and `last` are rollouts of the first and last groups, which
-    may overlap; `outcomes` counts all attempts. `scale_free` is whether advantages stay the same when all rewards are
-    scaled.
-    """
+    """The data of a run with rollouts. `first` and `last` are rollouts of the first and last groups, which may overlap;
+    `outcomes` counts all attempts. `scale_free` is whether advantages stay the same when all rewards are scaled."""
 
     scale_free: bool
     first: tuple[Digest, ...] = ()
@@ -70,7 +67,7 @@ class RolloutRunData(Steps):
 
     @property
     def by_rewards(self) -> bool:
-        """Whether the run learns from rewards at all."""
+        """Whether the run learns from rewards."""
         from sharpen.algorithm.advantages import ADVANTAGES
         from sharpen.algorithm.presets import PRESETS
 
@@ -80,68 +77,69 @@ class RolloutRunData(Steps):
 
     @property
     def reward(self) -> Trend | None:
-        """How the mean reward went."""
+        """The trend of the mean reward."""
         return self.trend("reward/mean")
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """The least and the greatest reward seen; (0, 0) if none was."""
-        rewards = [seen.reward for seen in (*self.first, *self.last) if seen.reward is not None]
+        """The least and the greatest reward in the data; (0, 0) if there is none."""
+        rewards = [rollout.reward for rollout in (*self.first, *self.last) if rollout.reward is not None]
         rewards += self.values("reward/mean")
         return (min(rewards), max(rewards)) if rewards else (0.0, 0.0)
 
     @property
     def solved(self) -> bool:
-        """Whether the last steps come close to the greatest reward, so that groups without spread are a success."""
+        """Whether the last steps come close to the greatest reward, so that groups without spread mean success."""
         least, most = self.reward_range
         late = late_mean(self.values("reward/mean"))
         return late is not None and most > least and (late - least) >= 0.9 * (most - least)
 
     @property
     def stalled(self) -> bool:
-        """Whether the reward stopped short: not solved, and no rise beyond noise in the second half of the run."""
+        """Whether the reward stopped rising too early: not solved, and no rise beyond noise in the second half of the
+        run."""
         rewards = self.values("reward/mean")
         half = trend(rewards[len(rewards) // 2 :])
         return not self.solved and (half is None or half.z < 2.0)
 
     @property
     def flat_shares(self) -> list[float]:
-        """For each step that has it, its `flat_share`."""
+        """The `flat_share` of each step that has one."""
         return [share for row in self.rows if (share := self.flat_share(row)) is not None]
 
     def flat_share(self, row: StepRow) -> float | None:
-        """Share of a step's groups whose rewards are all the same."""
+        """Return the share of a step's groups whose rewards are all equal."""
         count, flat = row.metrics.get("rollout/count"), row.metrics.get("reward/flat_groups")
         if not count or flat is None:
             return None
         return min(1.0, flat * self.config.algorithm.group_size / count)
 
 
-def by_group(seen: Iterable[Digest]) -> dict[str, list[Digest]]:
-    """Rollouts by their group."""
+def by_group(rollouts: Iterable[Digest]) -> dict[str, list[Digest]]:
+    """Sort rollouts by their group."""
     groups: dict[str, list[Digest]] = {}
-    for one in seen:
-        groups.setdefault(one.group_id, []).append(one)
+    for rollout in rollouts:
+        groups.setdefault(rollout.group_id, []).append(rollout)
     return groups
 
 
-def flat_rewards(seen: Iterable[Digest]) -> list[tuple[str, float | None]]:
-    """For each group with two or more rewards: its id, and its one reward, None if they differ."""
-    found: list[tuple[str, float | None]] = []
-    for group_id, members in by_group(seen).items():
-        rewards = [one.reward for one in members if one.reward is not None]
+def flat_rewards(rollouts: Iterable[Digest]) -> list[tuple[str, float | None]]:
+    """Return, for each group with two or more rewards, its id and its common reward (None if they differ)."""
+    common: list[tuple[str, float | None]] = []
+    for group_id, members in by_group(rollouts).items():
+        rewards = [rollout.reward for rollout in members if rollout.reward is not None]
         if len(rewards) > 1:
-            found.append((group_id, rewards[0] if len(set(rewards)) == 1 else None))
-    return found
+            common.append((group_id, rewards[0] if len(set(rewards)) == 1 else None))
+    return common
 
 
 def digest_group(group: Group) -> tuple[Digest, ...]:
-    """The rollouts of a group in short."""
+    """Digest the rollouts of a group."""
     return tuple(map(digest, group.rollouts))
 
 
 def digest(rollout: Rollout) -> Digest:
-    """A rollout in short; cost is linear in its sampled tokens (but for sorting n-grams)."""
+    """Digest a rollout; the cost is linear in its sampled tokens (except for sorting n-grams)."""
     sampled = hashlib.blake2b(digest_size=12)
     for call in rollout.calls:
         sampled.update(call.sampled_ids_S.tobytes() + b"|")
@@ -161,12 +159,13 @@ def digest(rollout: Rollout) -> Digest:
         untrained=Counter(_why_untrained(call) for call in rollout.calls if not call.trainable),
         repeated=repeated_share(call.sampled_ids_S for call in delivered),
         fingerprint=sampled.hexdigest(),
-        metrics=given(rollout.metrics),
+        metrics=own_metrics(rollout.metrics),
     )
 
 
 def repeated_share(calls: Iterable[IntArray]) -> float | None:
-    """Share of n-grams that came before in the same window of the same call; None without any n-gram."""
+    """Return the share of n-grams that occurred earlier in the same window of the same call; None without any
+    n-gram."""
     num_grams = num_distinct = 0
     factors = np.array([1, 1_000_003, 998_244_353, 2_147_483_647], np.uint64)
     for ids_S in calls:
@@ -189,7 +188,7 @@ def _why_untrained(call: Call) -> str:
 
 
 def is_scale_free(advantages: Callable[[Rewards], Rewards]) -> bool:
-    """Whether advantages (a function of the rewards of one group) stay the same when the rewards are 1000 times as
+    """Return whether advantages (a function of one group's rewards) stay the same when the rewards are 1000 times as
     large."""
     rewards_G = np.array([0.0, 1.0, 0.0, 3.0])
     return bool(np.allclose(advantages(rewards_G), advantages(1000.0 * rewards_G), rtol=0.01))

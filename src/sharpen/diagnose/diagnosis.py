@@ -1,6 +1,6 @@
-"""All rules, in the order in which one cause explains another; a run's records; and the diagnosis of a run in motion.
+"""All rules in order of precedence, the reader of a run's records, and the diagnosis during a run.
 
-In: a run directory, or each step as it is done (`Watch`). Out: `Finding`s, the first one the likeliest cause of all.
+In: a run directory, or each step as it finishes (`Watch`). Out: `Finding`s, the most likely cause first.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from sharpen.recipe import RolloutRecipe, RowRecipe, recipe_of
 from sharpen.types import Group
 
 RULES: tuple[Callable[[RolloutRunData], Finding | None], ...] = (
-    # what the records lack, then what made it so
+    # rollouts that are missing or damaged, and what caused that
     rollouts.excluded,
     rollouts.empty_masks,
     rewards.reward_scale,
     rewards.parts_apart,
-    policy.learning_rate_too_high,  # a broken policy makes malformed calls and endless answers, too
+    policy.learning_rate_too_high,  # a broken policy also makes malformed calls and endless answers
     rollouts.tool_parse_failures,
     rollouts.truncation,
     policy.kl_blow_up,
@@ -40,7 +40,7 @@ RULES: tuple[Callable[[RolloutRunData], Finding | None], ...] = (
     rollouts.degenerate_text,
     rollouts.length_drift,
     policy.clip_fraction,
-    # no signal, or one that is not used
+    # no signal, or a signal that is not used
     rewards.all_wrong,
     rewards.all_right,
     rewards.zero_variance,
@@ -53,8 +53,8 @@ WITHOUT_REWARDS: tuple[Callable[[RolloutRunData], Finding | None], ...] = (
     policy.kl_blow_up,
     policy.clip_fraction,
 )
-"""Those for a run that learns from a teacher, whatever the rewards: the others go by rewards, or find wrong what a
-teacher may well ask for (less entropy, other lengths)."""
+"""The rules for a run that learns from a teacher instead of rewards. The others read rewards, or report what a teacher
+may well cause (less entropy, other lengths)."""
 FOLLOWS: Mapping[str, tuple[str, ...]] = {
     "all_wrong": ("zero_variance",),
     "all_right": ("zero_variance",),
@@ -65,33 +65,33 @@ FOLLOWS: Mapping[str, tuple[str, ...]] = {
         "entropy_collapse",
         "length_drift",
         "zero_variance",
-        *("overfitting", "loss_not_falling", "gradient_spikes"),  # of a run that learns from rows
+        *("overfitting", "loss_not_falling", "gradient_spikes"),  # in a run that learns from rows
     ),
 }
-"""What follows from a cause: not shown beside it, since its own advice would mislead."""
+"""Consequences of a cause. They are not shown with it, since their own advice would mislead."""
 PATIENCE = 5
-"""Steps in a row for which a cause must apply before a running run speaks of it."""
+"""Consecutive steps for which a cause must apply before a running run reports it."""
 REMIND_STEPS = 50
-"""Steps after which it is said again."""
+"""Steps after which a cause is reported again."""
 WATCHED_STEPS = 100
-"""Steps that a running run is judged by, besides its first ones; this bounds the cost of a step."""
+"""Steps by which a running run is judged, in addition to its first ones; this bounds the cost of a step."""
 
 
 def diagnose(data: RolloutRunData | RowRunData) -> tuple[Finding, ...]:
-    """What keeps this run from learning, the likeliest cause first; nothing for a healthy run."""
+    """Return what keeps this run from learning, the most likely cause first; nothing for a healthy run."""
     if isinstance(data, RowRunData):
-        found = [finding for of_rows in rows.RULES if (finding := of_rows(data)) is not None]
+        findings = [finding for row_rule in rows.RULES if (finding := row_rule(data)) is not None]
     else:
         rules = RULES if data.by_rewards else WITHOUT_REWARDS
-        found = [finding for rule in rules if (finding := rule(data)) is not None]
-    explained = {name for finding in found for name in FOLLOWS.get(finding.name, ())}
-    return tuple(finding for finding in found if finding.name not in explained)
+        findings = [finding for rule in rules if (finding := rule(data)) is not None]
+    explained = {name for finding in findings for name in FOLLOWS.get(finding.name, ())}
+    return tuple(finding for finding in findings if finding.name not in explained)
 
 
 def read_run(run_dir: Path) -> RolloutRunData | RowRunData:
-    """The records of a run, also while it goes on; those of a run without rollouts are its metrics alone.
+    """Read the records of a run, which may still be running. A run without rollouts has only its metrics.
 
-    Raises `ConfigError` if `run_dir` is not a run's directory, `JournalError` if its journal cannot be read.
+    Raises `ConfigError` if `run_dir` is not a run directory, `JournalError` if its journal cannot be read.
     """
     from sharpen.certificate.certify import read_resolved
     from sharpen.experience.reading import count_outcomes, read_groups
@@ -107,8 +107,8 @@ def read_run(run_dir: Path) -> RolloutRunData | RowRunData:
         evaluated = read_rows(metrics, of="eval/loss")
         held_out = tuple((row.step, row.metrics["eval/loss"]) for row in evaluated)
         return RowRunData(config=recipe.config, rows=trained, held_out=held_out)
-    first = [seen for group in islice(read_groups(journal), MAX_GROUPS) for seen in digest_group(group)]
-    last = [seen for group in read_groups(journal, last=MAX_GROUPS) for seen in digest_group(group)]
+    first = [rollout for group in islice(read_groups(journal), MAX_GROUPS) for rollout in digest_group(group)]
+    last = [rollout for group in read_groups(journal, last=MAX_GROUPS) for rollout in digest_group(group)]
     return RolloutRunData(
         config=recipe.config,
         scale_free=scale_free(recipe.algorithm),
@@ -120,8 +120,8 @@ def read_run(run_dir: Path) -> RolloutRunData | RowRunData:
 
 
 def read_rows(path: Path, *, of: str = "rollout/count") -> tuple[StepRow, ...]:
-    """The steps in `metrics.jsonl` that have the metric `of`, by default those that trained on rollouts; what is not
-    finite, or cut short by a kill, is left out."""
+    """Read the steps in `metrics.jsonl` that have the metric `of`, by default those that trained on rollouts. Numbers
+    that are not finite, and a line cut off by a kill, are skipped."""
     steps: dict[int, dict[str, float]] = {}
     with path.open(encoding="utf-8") as file:
         for line in file:
@@ -134,7 +134,7 @@ def read_rows(path: Path, *, of: str = "rollout/count") -> tuple[StepRow, ...]:
 
 
 def scale_free(algorithm: Algorithm) -> bool:
-    """Whether the algorithm's advantages stay the same when all rewards are scaled."""
+    """Return whether the algorithm's advantages stay the same when all rewards are scaled."""
     from sharpen.algorithm.returns import Scores
 
     def advantages(rewards_G: Rewards) -> Rewards:
@@ -145,7 +145,7 @@ def scale_free(algorithm: Algorithm) -> bool:
 
 
 class Watch:
-    """Diagnoses a run while it goes on. Costs each step a few milliseconds and a bounded amount of memory."""
+    """Diagnoses a run while it is running. Costs a few milliseconds per step and a bounded amount of memory."""
 
     def __init__(self, recipe: RolloutRecipe) -> None:
         self._config = recipe.config
@@ -155,23 +155,23 @@ class Watch:
         self._first: list[tuple[Digest, ...]] = []
         self._last: deque[tuple[Digest, ...]] = deque(maxlen=MAX_GROUPS)
         self._outcomes: deque[Counter[str]] = deque(maxlen=WATCHED_STEPS)
-        self._in_a_row: dict[str, int] = {}
-        self._said: dict[str, int] = {}
+        self._consecutive: dict[str, int] = {}
+        self._last_reported: dict[str, int] = {}
 
     def add(self, step: int, metrics: Mapping[str, float], groups: Sequence[Group]) -> str | None:
-        """Take a finished step in. A line for people if a cause has lasted and was not just said."""
+        """Add a finished step. Returns a line to print if a cause has lasted and was not reported recently."""
         row = StepRow(step=step, metrics={name: value for name, value in metrics.items() if math.isfinite(value)})
         if len(self._first_rows) < MAX_EDGE:
             self._first_rows.append(row)
         else:
             self._rows.append(row)
         for group in groups[:MAX_GROUPS]:
-            seen = digest_group(group)
-            self._last.append(seen)
+            digests = digest_group(group)
+            self._last.append(digests)
             if len(self._first) < MAX_GROUPS:
-                self._first.append(seen)
+                self._first.append(digests)
         self._outcomes.append(
-            Counter(one.outcome.value for group in groups for one in (*group.rollouts, *group.attempts))
+            Counter(rollout.outcome.value for group in groups for rollout in (*group.rollouts, *group.attempts))
         )
         return self._line(step, diagnose(self._data()))
 
@@ -180,16 +180,20 @@ class Watch:
             config=self._config,
             scale_free=self._scale_free,
             rows=(*self._first_rows, *self._rows),
-            first=tuple(one for group in self._first for one in group),
-            last=tuple(one for group in self._last for one in group),
+            first=tuple(rollout for group in self._first for rollout in group),
+            last=tuple(rollout for group in self._last for rollout in group),
             outcomes=sum(self._outcomes, Counter()),
         )
 
     def _line(self, step: int, findings: Sequence[Finding]) -> str | None:
-        self._in_a_row = {found.name: self._in_a_row.get(found.name, 0) + 1 for found in findings}
-        lasting = [found for found in findings if self._in_a_row[found.name] >= PATIENCE]
-        due = [found for found in lasting if step - self._said.get(found.name, -REMIND_STEPS) >= REMIND_STEPS]
-        if not due or due[0] is not lasting[0]:  # a cause that explains the others was said already
+        self._consecutive = {finding.name: self._consecutive.get(finding.name, 0) + 1 for finding in findings}
+        lasting = [finding for finding in findings if self._consecutive[finding.name] >= PATIENCE]
+        due = [
+            finding
+            for finding in lasting
+            if step - self._last_reported.get(finding.name, -REMIND_STEPS) >= REMIND_STEPS
+        ]
+        if not due or due[0] is not lasting[0]:  # a cause that explains the others was already reported
             return None
-        self._said[due[0].name] = step
+        self._last_reported[due[0].name] = step
         return f"diagnosis: {due[0].what} ({due[0].name})"

@@ -1,4 +1,4 @@
-"""Causes that lie in the updates: a learning rate too high or too low, KL, entropy, clipping.
+"""Causes in the updates: a learning rate too high or too low, KL, entropy, clipping.
 
 In: `RolloutRunData`. Out: a `Finding`, or None.
 """
@@ -14,43 +14,45 @@ from sharpen.diagnose.finding import Finding, ends, ids, steps
 from sharpen.diagnose.series import edge, late_mean, slope_t
 
 FALLEN_TO, FALL_Z = 0.3, 4.0
-"""Share of the height above the least reward that is left after a collapse, and standard errors of the fall."""
+"""A collapse leaves this share of the peak (above the least reward), and is this many standard errors deep."""
 PARTLY_FALLEN_TO, PARTLY_FALL_Z = 0.75, 3.0
-"""A lasting loss of a quarter, which counts only if gradients grew too: without that it can be noise."""
+"""A lasting loss of a quarter, which counts only if gradients grew too: otherwise it can be noise."""
 ENTROPY_FACTOR, GRADIENT_FACTOR, LENGTH_FACTOR = 2.0, 3.0, 2.0
-"""How much entropy, gradient norm or length change around a collapse: any of them shows that the policy broke."""
+"""The change of entropy, gradient norm or length around a collapse that shows that the policy broke; one of them is
+enough."""
 MIN_MOVEMENT_STEPS = 12
-"""Below this, a sane learning rate need not show beyond noise either."""
+"""With fewer steps, even a sane learning rate need not show an effect beyond noise."""
 MOVED_T = 3.0
-"""Student's t of a slope that noise alone hardly reaches (1 in 100 with a dozen steps)."""
+"""Student's t of a slope that noise alone rarely reaches (1 in 100 with a dozen steps)."""
 MOVED_KL = 1e-3
-"""KL to the model before training, per token, of a policy that has moved (probabilities changed by some per cent)."""
+"""KL to the model before training, per token, of a policy that has moved (probabilities changed by a few per cent)."""
 MAX_FLAT_SHARE = 0.7
-"""With fewer groups than three in ten having a spread, the signal is missing, not the learning rate."""
+"""If fewer than three in ten groups have a spread, the signal is missing; the learning rate is not the cause."""
 KL_REFERENCE, KL_GROWTH = 0.5, 5.0
-"""Nats per token away from the model before training; and how many times its median in the first half."""
+"""Nats per token from the model before training; and the factor over its median in the first half of the run."""
 KL_STEP = 0.1
 """Nats per token within one step. PPO's early stopping is usually set to 0.01 to 0.05."""
 ENTROPY_SHARE, ENTROPY_FLOOR, ENTROPY_FLAT = 0.1, 0.005, 0.5
-"""What is left of the entropy, or its absolute value in nats, and the share of groups that then have no spread."""
+"""The remaining share of the entropy, or its absolute value in nats; and the share of groups that then have no
+spread."""
 CLIPPED_SHARE = {"gspo": 0.5}
-"""By policy loss, share of tokens whose gradient clipping removes. GSPO's narrow range clips 15% as it should."""
+"""Share of tokens whose gradient is removed by clipping, by policy loss. GSPO's narrow range clips 15% by design."""
 DEFAULT_CLIPPED_SHARE = 0.3
 
 
 def learning_rate_too_high(data: RolloutRunData) -> Finding | None:
-    """There was reward, then next to nothing, and the policy broke on the way."""
+    """The reward was higher once, fell, and the policy broke on the way."""
     reward = data.reward
     if reward is None:
         return None
     least, most = data.reward_range
-    height, left = reward.peak - least, reward.late - least
+    height, rest = reward.peak - least, reward.late - least
     if height < 0.05 * (most - least) or height <= 0.0:
         return None
     evidence, signs = _breakage(data, reward.peak_at)
-    collapsed = left <= FALLEN_TO * height and reward.fall_z >= FALL_Z and signs
-    partly = left <= PARTLY_FALLEN_TO * height and reward.fall_z >= PARTLY_FALL_Z and "gradient" in signs
-    if not collapsed and not partly:
+    collapsed = rest <= FALLEN_TO * height and reward.fall_z >= FALL_Z and signs
+    dropped = rest <= PARTLY_FALLEN_TO * height and reward.fall_z >= PARTLY_FALL_Z and "gradient" in signs
+    if not collapsed and not dropped:
         return None
     rate, beta2 = data.config.algorithm.learning_rate, data.config.trainer.beta2
     rewarded = [row for row in data.rows if "reward/mean" in row.metrics]
@@ -77,7 +79,7 @@ def learning_rate_too_high(data: RolloutRunData) -> Finding | None:
             f"algorithm.learning_rate to {rate / 3:.1g} or less"
             + (
                 f"; set trainer.beta2 to 0.95: {beta2:g} averages squared gradients over {1 / (1 - beta2):.0f} steps, "
-                "too slowly to shorten the steps of a gradient that grows."
+                "too slowly to shorten the steps when a gradient grows."
                 if beta2 >= 0.99
                 else "; add a KL term (loss.kl)."
             )
@@ -86,7 +88,7 @@ def learning_rate_too_high(data: RolloutRunData) -> Finding | None:
 
 
 def _breakage(data: RolloutRunData, peak_at: int) -> tuple[dict[str, float], dict[str, str]]:
-    """Numbers around the fall, and what of them shows that the policy broke."""
+    """Return numbers around the fall, and those of them that show that the policy broke, as clauses."""
     evidence: dict[str, float] = {}
     signs: dict[str, str] = {}
     entropy = data.values("trainer/entropy")
@@ -110,7 +112,7 @@ def _breakage(data: RolloutRunData, peak_at: int) -> tuple[dict[str, float], dic
 
 
 def learning_rate_too_low(data: RolloutRunData) -> Finding | None:
-    """Rewards differ within groups, yet neither reward nor entropy nor length changes beyond noise."""
+    """Rewards differ within groups, but neither reward nor entropy nor length changes beyond noise."""
     rewards = data.values("reward/mean")
     if len(rewards) < MIN_MOVEMENT_STEPS or data.solved:
         return None
@@ -126,7 +128,7 @@ def learning_rate_too_low(data: RolloutRunData) -> Finding | None:
     evidence |= {f"slope of {name}, in standard errors": value for name, value in slopes.items()}
     if kl is not None:
         evidence["KL to the model before training, last steps"] = kl
-    varied = [one for members in by_group(data.last).values() if _spread(members) for one in members]
+    varied = [rollout for members in by_group(data.last).values() if _spread(members) for rollout in members]
     return Finding(
         name="learning_rate_too_low",
         what=f"Groups have differing rewards, but in {len(rewards)} steps at learning rate {rate:g} neither reward nor "
@@ -138,12 +140,12 @@ def learning_rate_too_low(data: RolloutRunData) -> Finding | None:
             if rate > 0
             else "Set algorithm.learning_rate: it is 0, so that no weight can change."
         )
-        + " If it moves nothing either, look for too strong a KL term (loss.kl_coef).",
+        + " If that changes nothing, the KL term may be too strong (loss.kl_coef).",
     )
 
 
 def kl_blow_up(data: RolloutRunData) -> Finding | None:
-    """The policy runs away from the model before training, or too far within one step."""
+    """The policy moves far away from the model before training, or too far within one step."""
     reference, within = data.values("trainer/kl_reference"), data.values("trainer/kl_old")
     late, step_kl = late_mean(reference) or 0.0, late_mean(within) or 0.0
     usual = median(reference[: max(1, len(reference) // 2)]) if reference else 0.0
@@ -156,7 +158,7 @@ def kl_blow_up(data: RolloutRunData) -> Finding | None:
         evidence |= {"KL to the reference, first half": usual, "KL to the reference, last steps": late}
     return Finding(
         name="kl_blow_up",
-        what=f"The policy runs away from the model before training: KL {late:.2g} nats per token, {usual:.2g} before."
+        what=f"The policy drifts away from the model before training: KL {late:.2g} nats per token, {usual:.2g} before."
         if away
         else f"A single step moves the policy by {step_kl / (1.0 + _replayed_steps(data)):.2g} nats per token.",
         evidence=evidence,
@@ -170,7 +172,7 @@ def kl_blow_up(data: RolloutRunData) -> Finding | None:
 
 
 def entropy_collapse(data: RolloutRunData) -> Finding | None:
-    """The policy samples the same again and again before the tasks are solved."""
+    """The policy samples the same texts again and again before the tasks are solved."""
     entropy, flat = data.trend("trainer/entropy"), late_mean(data.flat_shares)
     if entropy is None or flat is None or flat < ENTROPY_FLAT or not data.stalled:
         return None
@@ -180,7 +182,7 @@ def entropy_collapse(data: RolloutRunData) -> Finding | None:
     return Finding(
         name="entropy_collapse",
         what=f"Entropy fell from {entropy.early:.2g} to {entropy.late:.2g} nats before the tasks were solved: "
-        "rollouts of a group say the same, and nothing new is tried.",
+        "the rollouts of a group are alike, and nothing new is tried.",
         evidence={
             **ends("entropy", entropy),
             "groups without spread, last steps": flat,
@@ -196,7 +198,7 @@ def entropy_collapse(data: RolloutRunData) -> Finding | None:
 
 
 def clip_fraction(data: RolloutRunData) -> Finding | None:
-    """Much of the batch has no gradient because the ratio is clipped."""
+    """Many tokens of the batch have no gradient because their ratio is clipped."""
     clipped = late_mean(data.values("trainer/clip_fraction"))
     loss = data.config.loss.policy_loss or data.config.algorithm.algorithm_type
     limit = CLIPPED_SHARE.get(loss, DEFAULT_CLIPPED_SHARE)
@@ -218,25 +220,25 @@ def clip_fraction(data: RolloutRunData) -> Finding | None:
 
 
 def _replayed_steps(data: RolloutRunData) -> float:
-    """How many steps before the current one the replayed groups were sampled, on average; 0 without replay."""
+    """Return how many steps ago the replayed groups were sampled, on average; 0 without replay."""
     age = late_mean(data.values("batch/replay_age_mean")) or 0.0
     return age / (late_mean(data.values("trainer/num_updates")) or 1.0)
 
 
 def _spread(members: Sequence[Digest]) -> bool:
-    return len({one.reward for one in members if one.reward is not None}) > 1
+    return len({rollout.reward for rollout in members if rollout.reward is not None}) > 1
 
 
 def _num_texts(members: Sequence[Digest]) -> int:
-    return len({one.fingerprint for one in members})
+    return len({rollout.fingerprint for rollout in members})
 
 
-def _alike(seen: Sequence[Digest]) -> float:
-    """Share of rollouts that sampled the very tokens that another one of their group did."""
-    if not seen:
+def _alike(rollouts: Sequence[Digest]) -> float:
+    """Return the share of rollouts that sampled exactly the same tokens as another one of their group."""
+    if not rollouts:
         return 0.0
     alike = 0
-    for members in by_group(seen).values():
-        counts = Counter(one.fingerprint for one in members)
+    for members in by_group(rollouts).values():
+        counts = Counter(rollout.fingerprint for rollout in members)
         alike += sum(count for count in counts.values() if count > 1)
-    return alike / len(seen)
+    return alike / len(rollouts)

@@ -1,4 +1,4 @@
-"""Causes that lie in the rewards: no differences within groups, or rewards of a size that training cannot use.
+"""Causes in the rewards: no differences within groups, or rewards of a scale that training cannot use.
 
 In: `RolloutRunData`. Out: a `Finding`, or None.
 """
@@ -14,21 +14,22 @@ from sharpen.diagnose.finding import Finding, ends, ids
 from sharpen.diagnose.series import early_mean, late_mean
 
 FLAT_SHARE = 0.8
-"""Of five groups four without spread: the step's gradient comes from a fifth of what was paid for."""
+"""With four of five groups without spread, the step's gradient comes from a fifth of its rollouts."""
 HUGE_REWARD = 100.0
-"""Where advantages keep the rewards' scale: the gradient is clipped in every step, and KL terms no longer count."""
+"""Limit if advantages keep the rewards' scale: the gradient is clipped in every step, and KL terms no longer count."""
 HUGE_NORMALIZED_REWARD = 1e6
-"""Where they do not: beyond this, differences of order 1 are lost beside the reward's size in 32 bits."""
+"""Limit if they do not: beyond it, differences of order 1 are lost in 32 bits."""
 APART_Z = 4.0
-"""Standard errors by which a part of the reward must rise, or fall, over the run to be said to."""
+"""Standard errors by which a part of the reward must rise or fall over the run."""
 GOES_WITH, LEAST_PAIRS = 0.2, 16
-"""Correlation with the reward within groups from which a metric is a part of it; rollouts needed to say."""
+"""Correlation with the reward within groups from which a metric counts as part of it; number of rollouts required."""
 TINY_SPREAD = 0.01
-"""Where advantages keep the rewards' scale: KL terms, entropy terms and weight decay outweigh such differences."""
+"""Limit if advantages keep the rewards' scale: KL terms, entropy terms and weight decay outweigh smaller
+differences."""
 
 
 def all_wrong(data: RolloutRunData) -> Finding | None:
-    """From the first groups to the last nearly all rollouts have the least reward."""
+    """From the first groups to the last, nearly all rollouts have the least reward."""
     least, most = data.reward_range
     if least > 0.0 and most == least:
         return None
@@ -37,7 +38,7 @@ def all_wrong(data: RolloutRunData) -> Finding | None:
         return None
     return Finding(
         name="all_wrong",
-        what=f"In {shares[1]:.0%} of the groups every rollout has the least reward ({least:g}): nothing to prefer.",
+        what=f"In {shares[1]:.0%} of the groups every rollout has the least reward ({least:g}), so there is no signal.",
         evidence={
             "groups all wrong, first": shares[0],
             "groups all wrong, last": shares[1],
@@ -46,13 +47,13 @@ def all_wrong(data: RolloutRunData) -> Finding | None:
         examples=_examples(data.last, least),
         advice=(
             "Read one of these rollouts (sharpen show) and score it by hand: if it is right, the judge is wrong. "
-            "Else begin with easier tasks or a better prompt, give partial rewards, or raise algorithm.group_size."
+            "Otherwise begin with easier tasks or a better prompt, give partial rewards, or raise algorithm.group_size."
         ),
     )
 
 
 def all_right(data: RolloutRunData) -> Finding | None:
-    """From the first groups to the last nearly all rollouts have the greatest reward."""
+    """From the first groups to the last, nearly all rollouts have the greatest reward."""
     least, most = data.reward_range
     if most == least and most < 1.0:
         return None
@@ -76,7 +77,7 @@ def all_right(data: RolloutRunData) -> Finding | None:
 
 
 def zero_variance(data: RolloutRunData) -> Finding | None:
-    """Most groups have one reward each, though the tasks are not solved."""
+    """Most groups have equal rewards, though the tasks are not solved."""
     late, early = late_mean(data.flat_shares), early_mean(data.flat_shares)
     flat = [(group_id, reward) for group_id, reward in flat_rewards(data.last) if reward is not None]
     if late is None or early is None or late < FLAT_SHARE or not data.stalled:
@@ -86,7 +87,7 @@ def zero_variance(data: RolloutRunData) -> Finding | None:
     best = fmean([reward == most for _, reward in flat]) if flat else 0.0
     return Finding(
         name="zero_variance",
-        what=f"In {late:.0%} of the groups all rollouts have the same reward, so that their advantages are 0.",
+        what=f"In {late:.0%} of the groups all rollouts have the same reward, so their advantages are 0.",
         evidence={
             "groups without spread, first steps": early,
             "groups without spread, last steps": late,
@@ -95,27 +96,27 @@ def zero_variance(data: RolloutRunData) -> Finding | None:
         },
         examples=ids(members[0] for members in by_group(data.last).values() if _is_flat(members)),
         advice=(
-            "Take tasks that the model solves sometimes, raise algorithm.group_size or model.temperature, or give "
+            "Use tasks that the model solves sometimes, raise algorithm.group_size or model.temperature, or give "
             "rewards with more than two values."
         ),
     )
 
 
 def reward_scale(data: RolloutRunData) -> Finding | None:
-    """Rewards of huge size, or of tiny spread where advantages keep it."""
-    scored = [one for one in (*data.first, *data.last) if one.reward is not None]
+    """Rewards are huge, or their spread is tiny and the advantages keep it."""
+    scored = [rollout for rollout in (*data.first, *data.last) if rollout.reward is not None]
     if not scored:
         return None
-    largest = max(scored, key=lambda one: abs(one.reward or 0.0))
+    largest = max(scored, key=lambda rollout: abs(rollout.reward or 0.0))
     limit = HUGE_NORMALIZED_REWARD if data.scale_free else HUGE_REWARD
     name = data.config.algorithm.algorithm_type
     if abs(largest.reward or 0.0) >= limit:
-        kept = "" if data.scale_free else f", and {name} keeps their scale in the advantages"
+        scaling = "" if data.scale_free else f", and {name} keeps their scale in the advantages"
         return Finding(
             name="reward_scale",
-            what=f"Rewards are as large as {largest.reward:g}{kept}.",
+            what=f"Rewards are as large as {largest.reward:g}{scaling}.",
             evidence={"largest reward": float(largest.reward or 0.0), "limit": limit},
-            examples=ids(sorted(scored, key=lambda one: -abs(one.reward or 0.0))),
+            examples=ids(sorted(scored, key=lambda rollout: -abs(rollout.reward or 0.0))),
             advice="Scale rewards to about 0 to 1 in the judge"
             + ("." if data.scale_free else ", or divide by the group's deviation (loss.std_normalize: true)."),
         )
@@ -125,73 +126,80 @@ def reward_scale(data: RolloutRunData) -> Finding | None:
         return None
     return Finding(
         name="reward_scale",
-        what=f"Rewards of a group differ by {fmean(spread):.2g} only, and {name} does not divide by their deviation.",
+        what=f"Rewards of a group differ by only {fmean(spread):.2g}, and {name} does not divide by their deviation.",
         evidence={"mean deviation within groups": fmean(spread), "limit": TINY_SPREAD},
-        examples=ids(one for one in data.last if spreads[one.group_id] > 0.0),
+        examples=ids(rollout for rollout in data.last if spreads[rollout.group_id] > 0.0),
         advice="Scale rewards to about 0 to 1 in the judge, or set loss.std_normalize: true.",
     )
 
 
 def parts_apart(data: RolloutRunData) -> Finding | None:
-    """What workflow or judge measure, and what goes with the reward: one such part rises while another falls."""
-    courses = {name: course for name in _parts(data) if (course := data.trend(name)) is not None}
-    risen = [name for name, course in courses.items() if course.z >= APART_Z]
-    fallen = [name for name, course in courses.items() if course.z <= -APART_Z]
+    """Of the metrics that correlate with the reward, one rises while another falls."""
+    trends = {name: trend for name in _parts(data) if (trend := data.trend(name)) is not None}
+    risen = [name for name, trend in trends.items() if trend.z >= APART_Z]
+    fallen = [name for name, trend in trends.items() if trend.z <= -APART_Z]
     if not risen or not fallen:
         return None
-    up, down = max(risen, key=lambda name: courses[name].z), min(fallen, key=lambda name: courses[name].z)
+    up, down = max(risen, key=lambda name: trends[name].z), min(fallen, key=lambda name: trends[name].z)
     evidence: dict[str, float] = {}
     for name in (up, down):
-        evidence |= ends(name, courses[name])
-    bought = [
-        one
-        for one in data.last
-        if one.metrics.get(up, 0.0) >= courses[up].late and one.metrics.get(down, 0.0) <= courses[down].late
+        evidence |= ends(name, trends[name])
+    traded = [
+        rollout
+        for rollout in data.last
+        if rollout.metrics.get(up, 0.0) >= trends[up].late and rollout.metrics.get(down, 0.0) <= trends[down].late
     ]
     return Finding(
         name="parts_apart",
-        what=f"{up} rises while {down} falls: both go with the reward, and the model gives up one for the other.",
+        what=f"{up} rises while {down} falls: both raise the reward, and the model trades one for the other.",
         evidence=evidence,
-        examples=ids(bought or data.last),
+        examples=ids(traded or data.last),
         advice=(
-            f"Read some of these (sharpen show). If {down} is what you want, it is worth too little beside {up}: "
-            "weigh it more, or reward what rises only where both hold."
+            f"Read some of these (sharpen show). If {down} is what you want, its weight is too small compared with "
+            f"{up}: raise it, or reward {up} only together with {down}."
         ),
     )
 
 
 def _parts(data: RolloutRunData) -> list[str]:
-    """Metrics that go with the reward within groups, over the rollouts that have both."""
-    rollouts = [one for one in {one.id: one for one in (*data.first, *data.last)}.values() if one.reward is not None]
-    found = []
-    for name in sorted({name for one in rollouts for name in one.metrics}):
+    """Return the metrics that correlate with the reward within groups, over the rollouts that have both."""
+    rollouts = [
+        rollout
+        for rollout in {rollout.id: rollout for rollout in (*data.first, *data.last)}.values()
+        if rollout.reward is not None
+    ]
+    names = []
+    for name in sorted({name for rollout in rollouts for name in rollout.metrics}):
         pairs: list[tuple[float, float]] = []
-        for members in by_group(one for one in rollouts if name in one.metrics).values():
-            rewards, values = [one.reward or 0.0 for one in members], [one.metrics[name] for one in members]
-            middle = fmean(rewards), fmean(values)
-            pairs += [(reward - middle[0], value - middle[1]) for reward, value in zip(rewards, values, strict=True)]
+        for members in by_group(rollout for rollout in rollouts if name in rollout.metrics).values():
+            rewards, values = (
+                [rollout.reward or 0.0 for rollout in members],
+                [rollout.metrics[name] for rollout in members],
+            )
+            means = fmean(rewards), fmean(values)
+            pairs += [(reward - means[0], value - means[1]) for reward, value in zip(rewards, values, strict=True)]
         size = sqrt(fsum(x * x for x, _ in pairs) * fsum(y * y for _, y in pairs))
         if len(pairs) >= LEAST_PAIRS and size > 0.0 and fsum(x * y for x, y in pairs) / size >= GOES_WITH:
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
-def _share_at(seen: Sequence[Digest], value: float) -> float:
-    """Share of the groups whose rewards all are `value`."""
-    rewards = flat_rewards(seen)
+def _share_at(rollouts: Sequence[Digest], value: float) -> float:
+    """Return the share of the groups whose rewards are all `value`."""
+    rewards = flat_rewards(rollouts)
     return fmean([reward == value for _, reward in rewards]) if rewards else 0.0
 
 
-def _examples(seen: Sequence[Digest], value: float) -> tuple[str, ...]:
-    """One rollout of each group whose rewards all are `value`."""
-    groups = [group_id for group_id, reward in flat_rewards(seen) if reward == value]
-    return ids(by_group(seen)[group_id][0] for group_id in groups[:3])
+def _examples(rollouts: Sequence[Digest], value: float) -> tuple[str, ...]:
+    """Return one rollout of each group whose rewards are all `value`."""
+    groups = [group_id for group_id, reward in flat_rewards(rollouts) if reward == value]
+    return ids(by_group(rollouts)[group_id][0] for group_id in groups[:3])
 
 
 def _is_flat(members: Sequence[Digest]) -> bool:
-    return len(members) > 1 and len({one.reward for one in members if one.reward is not None}) == 1
+    return len(members) > 1 and len({rollout.reward for rollout in members if rollout.reward is not None}) == 1
 
 
 def _spread(members: Sequence[Digest]) -> float:
-    rewards = [one.reward for one in members if one.reward is not None]
+    rewards = [rollout.reward for rollout in members if rollout.reward is not None]
     return pstdev(rewards) if len(rewards) > 1 else 0.0

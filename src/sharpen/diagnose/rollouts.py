@@ -1,4 +1,4 @@
-"""Causes that lie in the rollouts: failures, broken tool calls, limits, calls that carry no loss, texts that decay.
+"""Causes in the rollouts: failures, broken tool calls, limits, calls without loss, degenerate texts.
 
 In: `RolloutRunData`. Out: a `Finding`, or None.
 """
@@ -15,69 +15,75 @@ from sharpen.diagnose.series import early_mean, late_mean
 from sharpen.types import MODEL_CAUSED, Outcome
 
 EXCLUDED_SHARE = 0.05
-"""Failures that hit one rollout in twenty are no accident, and training on the survivors is a bias."""
+"""Failures of one rollout in twenty are not an accident, and training on the survivors is a bias."""
 PARSE_ERRORS = 0.15
-"""Malformed tool calls per rollout. A model that learns to call tools makes a few of them (0.03 in the quickstart)."""
+"""Malformed tool calls per rollout. A model that is learning to call tools makes a few (0.03 in the quickstart)."""
 CUT_SHARE = 0.2
-"""Of five rollouts one cut off: a limit, not the model, decides about what is learnt."""
+"""If one rollout in five is cut off, a limit instead of the model decides what is learnt."""
 COMPARED = 3
-"""With fewer whole rollouts there is nothing to compare with: that the reward does not rise is enough."""
+"""With fewer complete rollouts there is nothing to compare with: a reward that does not rise is enough."""
 UNTRAINED_SHARE = 0.5
-"""Half of the rollouts without loss: most of what was sampled cannot teach."""
+"""With half of the rollouts without loss, most of what was sampled is not used."""
 DRIFT_RATIO, DRIFT_Z = 2.0, 4.0
-"""Rollouts twice or half as long, beyond noise. Growth by half is usual where agents learn to use their tools."""
+"""Rollouts twice or half as long, beyond noise. Agents that learn to use their tools usually write up to half more."""
 REPEATED_SHARE, REPEATED_GROWTH = 0.3, 0.2
-"""Text and JSON repeat fewer than one in ten n-grams within a window of 64 tokens."""
+"""Normal text and JSON repeat fewer than one in ten n-grams within a window of 64 tokens."""
 TAKEOVER_SHARE, TAKEOVER_BEFORE, TAKEOVER_TASKS = 0.6, 0.2, 4
-"""Different tasks have different answers: word for word the same rollout in most of them answers none."""
+"""Different tasks have different answers: a rollout that is word for word the same in most of them answers none."""
 
 _ADVICE = {
-    Outcome.JUDGE_ERROR: "Run the judge on these responses and let it give a reward for whatever the model says.",
+    Outcome.JUDGE_ERROR: "Run the judge on these responses, and make it return a reward for any response.",
     Outcome.WORKFLOW_ERROR: "If the model's answers cause it, name the exception in rollout.model_exceptions or raise "
-    "UnusableAnswerError, and set rollout.failure_reward; let the agent survive what its tools raise.",
+    "UnusableAnswerError, and set rollout.failure_reward; let the agent catch the errors of its tools.",
     Outcome.TIMEOUT: "Raise rollout.timeout_s, or give the agent's tools time limits of their own.",
     Outcome.BLOCKED_LOOP: "Await in the agent, or move blocking work to a thread (asyncio.to_thread).",
-    Outcome.INFRASTRUCTURE: "See to the endpoint or engine that the error names.",
-    Outcome.CANCELLED: "Something cancels the workflow: look for its own time limits.",
+    Outcome.INFRASTRUCTURE: "Check the endpoint or engine that the error names.",
+    Outcome.CANCELLED: "Something cancels the workflow: look for time limits in its own code.",
 }
 _LIMIT_ADVICE = "Set rollout.failure_reward (e.g. 0.0), so that the model learns from its own failures."
 
 
 def excluded(data: RolloutRunData) -> Finding | None:
-    """Rollouts without a reward, by cause; named `judge_failures` where that is the judge."""
-    counts = _excluding(data)
+    """Rollouts without a reward, by cause; named `judge_failures` if the cause is the judge."""
+    counts = _num_excluded(data)
     total = sum(data.outcomes.values())
-    failed = [one for one in (*data.last, *data.first) if one.reward is None]
+    failed = [rollout for rollout in (*data.last, *data.first) if rollout.reward is None]
     if not counts or total == 0 or sum(counts.values()) < EXCLUDED_SHARE * total:
         return None
     cause, count = max(counts.items(), key=lambda item: item[1])
-    examples = [one for one in failed if one.outcome == cause] or failed
+    examples = [rollout for rollout in failed if rollout.outcome == cause] or failed
     worst = sorted(data.rows, key=lambda row: -row.metrics.get(f"rollout/failures/{cause.value}", 0.0))
     judge = cause == Outcome.JUDGE_ERROR
     return Finding(
         name="judge_failures" if judge else "excluded_rollouts",
-        what=f"{'The judge fails on' if judge else f'By {cause.value},'} {count} of {total} rollouts"
-        f"{'' if judge else ' end without a reward'}, attempts that were repeated included.",
+        what=(
+            f"The judge failed on {count} of {total} rollouts"
+            if judge
+            else f"{count} of {total} rollouts ended without a reward because of {cause.value}"
+        )
+        + " (retried attempts included).",
         evidence={
             "share of attempts that failed": sum(counts.values()) / total,
             "share of rollouts excluded, last steps": late_mean(data.values("rollout/excluded_share")) or 0.0,
             **{f"{outcome.value}": float(number) for outcome, number in counts.items()},
         },
         examples=ids(examples) or steps(row for row in worst if row.metrics.get(f"rollout/failures/{cause.value}")),
-        quotes=tuple(dict.fromkeys(one.error for one in examples if one.error))[:2],
+        quotes=tuple(dict.fromkeys(rollout.error for rollout in examples if rollout.error))[:2],
         advice=_ADVICE.get(cause, _LIMIT_ADVICE),
     )
 
 
-def _excluding(data: RolloutRunData) -> dict[Outcome, int]:
-    """Attempts that ended without a reward, by cause."""
+def _num_excluded(data: RolloutRunData) -> dict[Outcome, int]:
+    """Count the attempts that ended without a reward, by cause."""
     scored = {Outcome.OK} | (MODEL_CAUSED if data.config.rollout.failure_reward is not None else set())
     return {Outcome(name): count for name, count in data.outcomes.items() if count and Outcome(name) not in scored}
 
 
 def tool_parse_failures(data: RolloutRunData) -> Finding | None:
-    """Tool calls that do not parse, and do not become fewer."""
-    errors = data.values("gateway/tool_parse_errors") or [fmean([one.parse_errors for one in data.last] or [0.0])]
+    """Tool calls fail to parse, and their number does not fall."""
+    errors = data.values("gateway/tool_parse_errors") or [
+        fmean([rollout.parse_errors for rollout in data.last] or [0.0])
+    ]
     early, late = early_mean(errors) or 0.0, late_mean(errors) or 0.0
     if late < PARSE_ERRORS:
         return None
@@ -86,24 +92,24 @@ def tool_parse_failures(data: RolloutRunData) -> Finding | None:
         name="tool_parse_failures",
         what=f"The model makes {late:.2g} malformed tool calls per rollout; the agent sees them as plain text.",
         evidence={"malformed calls per rollout, first steps": early, "malformed calls per rollout, last steps": late},
-        examples=ids(one for one in data.last if one.parse_errors),
+        examples=ids(rollout for rollout in data.last if rollout.parse_errors),
         advice=(
             f"Look at such a call: if it is well-formed for this model, model.tool_call_parser ({parser!r}) is the "
-            "wrong one. If it is cut off, raise model.max_tokens. Else show a call in the prompt, and let the "
+            "wrong one. If it is cut off, raise model.max_tokens. Otherwise show a call in the prompt, and let the "
             "agent answer a malformed call with an error message."
         ),
     )
 
 
 def truncation(data: RolloutRunData) -> Finding | None:
-    """Responses cut off at a limit, where that costs reward."""
-    cut = [one for one in data.last if one.cut]
-    whole = [one.reward for one in data.last if not one.cut and one.reward is not None]
+    """Responses are cut off at a limit, and that costs reward."""
+    cut = [rollout for rollout in data.last if rollout.cut]
+    whole = [rollout.reward for rollout in data.last if not rollout.cut and rollout.reward is not None]
     share = len(cut) / len(data.last) if data.last else 0.0
     if share < CUT_SHARE:
         return None
     least, most = data.reward_range
-    of_cut = [least if one.reward is None else one.reward for one in cut]
+    of_cut = [least if rollout.reward is None else rollout.reward for rollout in cut]
     loss = fmean(whole) - fmean(of_cut) if whole else 0.0
     costs = len(whole) >= COMPARED and loss > 0.1 * (most - least)
     helpless = len(whole) < COMPARED and not data.solved and _never_rose(data)
@@ -120,7 +126,7 @@ def truncation(data: RolloutRunData) -> Finding | None:
     return Finding(
         name="truncation",
         what=f"{share:.0%} of the rollouts are cut off at their limit of tokens"
-        + (", and they earn less than the others." if costs else ", and the reward does not rise."),
+        + (", and their rewards are lower than the others'." if costs else ", and the reward does not rise."),
         evidence=evidence,
         examples=ids(cut),
         advice=(
@@ -131,7 +137,7 @@ def truncation(data: RolloutRunData) -> Finding | None:
 
 
 def _never_rose(data: RolloutRunData) -> bool:
-    """Whether the mean reward stayed where it was, beyond noise; in a short run, whether all rewards are the same."""
+    """Return whether the mean reward did not rise beyond noise; in a short run, whether all rewards are equal."""
     reward, (least, most) = data.reward, data.reward_range
     if reward is None:
         return most == least
@@ -139,9 +145,9 @@ def _never_rose(data: RolloutRunData) -> bool:
 
 
 def empty_masks(data: RolloutRunData) -> Finding | None:
-    """Rollouts, or whole steps, without a token that carries loss."""
-    scored = [one for one in data.last if one.reward is not None]
-    without = [one for one in scored if one.num_trainable == 0]
+    """Rollouts, or whole steps, have no token that carries loss."""
+    scored = [rollout for rollout in data.last if rollout.reward is not None]
+    without = [rollout for rollout in scored if rollout.num_trainable == 0]
     share = len(without) / len(scored) if scored else 0.0
     idle = [
         row
@@ -154,11 +160,11 @@ def empty_masks(data: RolloutRunData) -> Finding | None:
     if share < UNTRAINED_SHARE and len(idle) < max(3, 0.1 * len(data.rows)):
         return None
     reasons: Counter[str] = Counter()
-    for one in without:
-        reasons.update(one.untrained or {"no model call": 1})
+    for rollout in without:
+        reasons.update(rollout.untrained or {"no model call": 1})
     return Finding(
         name="empty_masks",
-        what=f"{share:.0%} of the rollouts have no token that carries loss ({_why(reasons)})."
+        what=f"{share:.0%} of the rollouts have no token that carries loss ({_describe(reasons)})."
         if share >= UNTRAINED_SHARE
         else f"{len(idle)} steps trained no token, though their rewards differ.",
         evidence={
@@ -169,7 +175,7 @@ def empty_masks(data: RolloutRunData) -> Finding | None:
         examples=ids(without) or steps(idle),
         advice=(
             "Only calls that are sampled (temperature above 0), delivered to the agent and made through the model "
-            "object that the workflow receives are trained: let the agent use that object, at temperature 1."
+            "object passed to the workflow are trained: let the agent use that object, at temperature 1."
         ),
     )
 
@@ -177,18 +183,18 @@ def empty_masks(data: RolloutRunData) -> Finding | None:
 _REASONS = {
     "greedy": "sampled at temperature 0",
     "left_out": "left out by the workflow",
-    "unused": "one of several answers, and the agent went on with another",
+    "unused": "one of several answers, of which the agent used another",
     "abandoned": "never delivered",
     "empty": "nothing sampled",
 }
 
 
-def _why(reasons: Counter[str]) -> str:
+def _describe(reasons: Counter[str]) -> str:
     return ", ".join(_REASONS.get(reason, reason) for reason, _ in reasons.most_common(2)) or "no model call"
 
 
 def length_drift(data: RolloutRunData) -> Finding | None:
-    """Rollouts become much longer or shorter, and the reward does not rise with it."""
+    """Rollouts become much longer or shorter without a higher reward."""
     length, reward = data.trend("rollout/sampled_tokens"), data.reward
     if length is None or reward is None or reward.z > 2.0 or abs(length.z) < DRIFT_Z:
         return None
@@ -198,39 +204,39 @@ def length_drift(data: RolloutRunData) -> Finding | None:
     longer = ratio > 1.0
     return Finding(
         name="length_drift",
-        what=f"Rollouts became {'longer' if longer else 'shorter'} without earning more: from {length.early:.0f} to "
+        what=f"Rollouts became {'longer' if longer else 'shorter'} without higher rewards: from {length.early:.0f} to "
         f"{length.late:.0f} sampled tokens.",
         evidence={
             **ends("sampled tokens", length),
             **ends("mean reward", reward),
         },
-        examples=ids(sorted(data.last, key=lambda one: -one.num_tokens if longer else one.num_tokens)),
+        examples=ids(sorted(data.last, key=lambda rollout: -rollout.num_tokens if longer else rollout.num_tokens)),
         advice=(
             "Averaging over each rollout's own length favours long wrong answers; loss.aggregation token-mean and "
-            "constant-length do not. Let the judge reward what is asked for, not length; bound model.max_tokens."
+            "constant-length do not. Make the judge reward the task, not length; limit model.max_tokens."
         ),
     )
 
 
 def degenerate_text(data: RolloutRunData) -> Finding | None:
-    """The reward rises while texts turn into repetitions, or into one text for all tasks."""
+    """The reward rises while texts turn into repetitions, or into the same text for all tasks."""
     reward = data.reward
     if reward is None or reward.z < 3.0:
         return None
     before, after = _repeated(data.first), _repeated(data.last)
-    text_before, text_after = _commonest(data.first), _commonest(data.last)
+    text_before, text_after = _most_common(data.first), _most_common(data.last)
     repeats = after >= REPEATED_SHARE and after - before >= REPEATED_GROWTH
-    num_tasks = len({one.task_id for one in data.last})
-    taken = num_tasks >= TAKEOVER_TASKS and text_after[0] >= TAKEOVER_SHARE and text_before[0] <= TAKEOVER_BEFORE
-    if not repeats and not taken:
+    num_tasks = len({rollout.task_id for rollout in data.last})
+    takeover = num_tasks >= TAKEOVER_TASKS and text_after[0] >= TAKEOVER_SHARE and text_before[0] <= TAKEOVER_BEFORE
+    if not repeats and not takeover:
         return None
     return Finding(
         name="degenerate_text",
         what="The reward rises while "
         + (
-            f"one and the same text becomes the answer to {text_after[0]:.0%} of all rollouts."
-            if taken
-            else f"texts turn into repetitions: {after:.0%} of their {NGRAM}-grams came just before."
+            f"the same text becomes the answer of {text_after[0]:.0%} of all rollouts."
+            if takeover
+            else f"texts turn into repetitions: {after:.0%} of their {NGRAM}-grams occurred shortly before."
         ),
         evidence={
             "repeated n-grams, first": before,
@@ -240,24 +246,24 @@ def degenerate_text(data: RolloutRunData) -> Finding | None:
             **ends("mean reward", reward),
         },
         examples=ids(
-            [one for one in data.last if one.fingerprint == text_after[1]]
-            if taken
-            else sorted(data.last, key=lambda one: -(one.repeated or 0.0))
+            [rollout for rollout in data.last if rollout.fingerprint == text_after[1]]
+            if takeover
+            else sorted(data.last, key=lambda rollout: -(rollout.repeated or 0.0))
         ),
         advice=(
-            "The judge pays for this text: read one and close the gap in the judge. A KL term (loss.kl, loss.kl_coef) "
-            "holds the model near its own language meanwhile."
+            "The judge rewards this text: read one and close the gap in the judge. Until then, a KL term (loss.kl, "
+            "loss.kl_coef) keeps the model near its own language."
         ),
     )
 
 
-def _repeated(seen: Sequence[Digest]) -> float:
-    return fmean([one.repeated for one in seen if one.repeated is not None] or [0.0])
+def _repeated(rollouts: Sequence[Digest]) -> float:
+    return fmean([rollout.repeated for rollout in rollouts if rollout.repeated is not None] or [0.0])
 
 
-def _commonest(seen: Sequence[Digest]) -> tuple[float, str]:
-    """Share of the rollouts that sampled the same tokens, and their fingerprint."""
-    if not seen:
+def _most_common(rollouts: Sequence[Digest]) -> tuple[float, str]:
+    """Return the share of rollouts that sampled the most common tokens, and their fingerprint."""
+    if not rollouts:
         return 0.0, ""
-    fingerprint, count = Counter(one.fingerprint for one in seen).most_common(1)[0]
-    return count / len(seen), fingerprint
+    fingerprint, count = Counter(rollout.fingerprint for rollout in rollouts).most_common(1)[0]
+    return count / len(rollouts), fingerprint

@@ -1,6 +1,7 @@
-"""Why does the loss not fall? Causes found in the metrics of a run without rollouts.
+"""Why does the loss not fall? Finds causes in the metrics of a run without rollouts.
 
-In: `RowRunData`, the numbers of each step and the losses on held-out rows. Out: `Finding`s, the likeliest cause first.
+In: `RowRunData`, the numbers of each step and the losses on held-out rows. Out: `Finding`s, the most likely cause
+first.
 """
 
 from __future__ import annotations
@@ -13,38 +14,42 @@ from sharpen.diagnose.finding import Finding, steps
 from sharpen.diagnose.series import Steps, Trend, early_mean, edge, late_mean, slope_t, trend
 
 LEFT_OUT = 0.1
-"""Share of rows that are not learnt from: a tenth of a dataset is more than a few outliers."""
+"""Share of rows that are not trained: a tenth of a dataset is more than a few outliers."""
 RISE, RISE_Z = 0.1, 4.0
-"""Share by which the loss ends above its lowest, in units of that or of what was gained, and standard errors of it."""
+"""Share by which the loss ends above its lowest value (relative to that, or to what was gained), and standard
+errors."""
 EXPLODED = 2.0
-"""Times the loss of the first step, which is the untrained model's: a run may jump there at once, and then scatter so
-much that no trend is seen."""
+"""Factor over the loss of the first step, which is the untrained model's: a run may jump there at once, and then
+scatter so much that there is no trend."""
 GRADIENT_FACTOR = 3.0
-"""How much larger than before the rise gradients are that show that the model broke."""
+"""Factor by which gradients grow, compared with before the rise, when the model breaks."""
 MIN_STEPS, MOVED_T = 12, 3.0
-"""Steps below which a sane learning rate need not show; Student's t of a slope that noise alone hardly reaches."""
+"""With fewer steps a sane learning rate need not show an effect; Student's t of a slope that noise alone rarely
+reaches."""
 NOTHING_LEFT = 0.1
 """Nats per token (or per pair) below which there is little left to learn, however flat the loss."""
 OVERFIT = 0.05
-"""Share by which the held-out loss ends above its lowest: it is measured on the same rows, so that it has no noise."""
+"""Share by which the held-out loss ends above its lowest value. It has no noise, being measured on the same rows."""
 SPIKE, SPIKE_SHARE = 10.0, 0.2
-"""Times the median that makes a gradient an outlier, and the share of steps from which it is no longer a few rows."""
+"""Factor over the median that makes a gradient an outlier, and the share of steps above which a few rows cannot be the
+cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowRunData(Steps):
-    """A run without rollouts. `held_out` are (step, loss) of its evaluations; step 0 is the model before training."""
+    """The data of a run without rollouts. `held_out` has (step, loss) of its evaluations; step 0 is the model before
+    training."""
 
     held_out: tuple[tuple[int, float], ...] = ()
 
     @property
     def gain(self) -> Trend | None:
-        """The training loss with its sign turned round, so that a peak is its lowest point; None for a short run."""
+        """The trend of the negated training loss, whose peak is the loss's lowest point; None for a short run."""
         return trend([-loss for loss in self.values("trainer/loss")])
 
 
 def rows_left_out(data: RowRunData) -> Finding | None:
-    """Many rows are too long, or hold nothing to learn."""
+    """Many rows are too long, or contain nothing to learn."""
     counts = {name: sum(data.values(f"batch/rows{name}")) for name in ("", "_too_long", "_empty")}
     total = sum(counts.values())
     if not total:
@@ -77,7 +82,7 @@ def rows_left_out(data: RowRunData) -> Finding | None:
 
 
 def learning_rate_too_high(data: RowRunData) -> Finding | None:
-    """The loss rises for good, from the beginning or after it had fallen."""
+    """The loss rises permanently, from the beginning or after it had fallen."""
     gain = data.gain
     if gain is None:
         return None
@@ -111,14 +116,14 @@ def learning_rate_too_high(data: RowRunData) -> Finding | None:
         },
         examples=tuple(dict.fromkeys((f"step {at.step}", *steps([highest])))),
         advice=(
-            f"Lower algorithm.learning_rate to {rate / 3:.1g} or less; trainer.warmup_steps helps where the first "
-            "steps do the damage. best/ is the checkpoint with the lowest held-out loss."
+            f"Lower algorithm.learning_rate to {rate / 3:.1g} or less; trainer.warmup_steps helps if the first steps "
+            "do the damage. best/ is the checkpoint with the lowest held-out loss."
         ),
     )
 
 
 def loss_not_falling(data: RowRunData) -> Finding | None:
-    """Nothing moves beyond noise, though there is something left to learn."""
+    """The loss does not fall beyond noise, though there is something left to learn."""
     losses = data.values("trainer/loss")
     early, late = early_mean(losses), late_mean(losses)
     if (
@@ -150,12 +155,12 @@ def loss_not_falling(data: RowRunData) -> Finding | None:
             if rate > 0
             else "Set algorithm.learning_rate: it is 0, so that no weight can change."
         )
-        + " If it does not fall then either, read some rows: what cannot be told from the prompt cannot be learnt.",
+        + " If it still does not fall, read some rows: what does not follow from the prompt cannot be learnt.",
     )
 
 
 def overfitting(data: RowRunData) -> Finding | None:
-    """The loss on held-out rows rises while that on trained rows falls."""
+    """The loss on held-out rows rises while the loss on trained rows falls."""
     if len(data.held_out) < 2:
         return None
     best_step, best = min(data.held_out, key=lambda pair: pair[1])
@@ -178,14 +183,14 @@ def overfitting(data: RowRunData) -> Finding | None:
         },
         examples=(f"step {best_step}", f"step {last_step}"),
         advice=(
-            "Take the checkpoint best/ (the lowest held-out loss); train fewer epochs, at a lower learning rate, or on "
+            "Use the checkpoint best/ (the lowest held-out loss); train fewer epochs, at a lower learning rate, or on "
             "more rows."
         ),
     )
 
 
 def gradient_spikes(data: RowRunData) -> Finding | None:
-    """A few steps have gradients of another size: a row of theirs is unlike all others."""
+    """A few steps have gradients far above the others, because of rows unlike all others."""
     norms = data.values("trainer/grad_norm")
     if len(norms) < MIN_STEPS:
         return None
@@ -207,8 +212,8 @@ def gradient_spikes(data: RowRunData) -> Finding | None:
         },
         examples=steps(spikes[:3]),
         advice=(
-            "Look at the rows of these steps (table taught in run.db): text of another kind, wrong encodings, or "
-            "answers that no prompt explains. Lower trainer.max_grad_norm to bound what they do."
+            "Look at the rows of these steps (table taught in run.db) for other kinds of text, wrong encodings, or "
+            "answers unrelated to their prompts. Lower trainer.max_grad_norm to limit their effect."
         ),
     )
 

@@ -1,9 +1,8 @@
-"""The numbers of a run's steps, and the statistics that rules share: edges of a series (its first and last steps),
-noise, trends.
+"""The numbers of a run's steps, and statistics that the rules share: first and last steps, noise, trends.
 
 In: steps' metrics. Out: means, `Trend`s, slopes.
 
-Shape suffixes: N steps.
+Shape suffix: N steps.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ import numpy as np
 from sharpen.config.run import RunConfig
 
 MIN_TREND_STEPS = 6
-"""Below this, the first and the last steps of a run cannot be told from its noise."""
+"""With fewer steps, the first and the last steps of a run cannot be distinguished from noise."""
 MAX_EDGE = 25
-"""Steps at either end that are averaged, at most: more would blur what changes late in a long run."""
+"""The most steps averaged at either end: more would blur late changes of a long run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,30 +33,29 @@ class StepRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """What every run has: its settings, and the numbers of its steps."""
+    """The settings of a run, and the numbers of its steps."""
 
     config: RunConfig
     rows: tuple[StepRow, ...]
 
     def values(self, name: str) -> list[float]:
-        """A metric over the steps that have it."""
+        """Return the values of a metric in the steps that have it."""
         return [row.metrics[name] for row in self.rows if name in row.metrics]
 
     def trend(self, name: str) -> Trend | None:
-        """How a metric went, None where too few steps have it."""
+        """Return the trend of a metric, None if too few steps have it."""
         return trend(self.values(name))
 
     def highest(self, name: str) -> list[StepRow]:
-        """The steps that have a metric, the highest first."""
+        """Return the steps that have a metric, the highest value first."""
         return sorted((row for row in self.rows if name in row.metrics), key=lambda row: -row.metrics[name])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trend:
-    """A series over the steps: means of its first and last steps, its highest running mean (over fewer steps, since a
-    collapse can come early) and where that is (counted from 0), the noise of a single step, and in standard errors the
-    change from first to last (`z`) and the fall from the peak to the last (`fall_z`).
-    """
+    """The trend of a series: the means of its first and last steps, its highest running mean (over fewer steps, since a
+    collapse can come early) and the index of that peak, the noise of a single step, and, in standard errors, the change
+    from first to last (`z`) and the fall from the peak to the last (`fall_z`)."""
 
     early: float
     late: float
@@ -69,7 +67,7 @@ class Trend:
 
 
 def trend(values: Sequence[float]) -> Trend | None:
-    """None where there are fewer than `MIN_TREND_STEPS` values."""
+    """Return the trend of a series, None if it has fewer than `MIN_TREND_STEPS` values."""
     if len(values) < MIN_TREND_STEPS:
         return None
     width = edge(len(values))
@@ -93,22 +91,22 @@ def trend(values: Sequence[float]) -> Trend | None:
 
 
 def edge(num_steps: int) -> int:
-    """How many steps at either end are averaged."""
+    """Return how many steps are averaged at either end."""
     return max(1, min(MAX_EDGE, num_steps // 4))
 
 
 def early_mean(values: Sequence[float]) -> float | None:
-    """Mean of the first steps; None where there are none."""
+    """Return the mean of the first steps; None if there are none."""
     return fmean(values[: edge(len(values))]) if values else None
 
 
 def late_mean(values: Sequence[float]) -> float | None:
-    """Mean of the last steps; None where there are none."""
+    """Return the mean of the last steps; None if there are none."""
     return fmean(values[-edge(len(values)) :]) if values else None
 
 
 def slope_t(values: Sequence[float]) -> float:
-    """The slope of a straight line through the values, in standard errors (Student's t); 0 where nothing changes."""
+    """Return the slope of a line fitted to the values, in standard errors (Student's t); 0 if nothing changes."""
     values_N = np.asarray(values, np.float64)
     steps_N = np.arange(len(values_N)) - (len(values_N) - 1) / 2
     centred_N = values_N - values_N.mean()

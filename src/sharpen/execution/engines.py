@@ -1,4 +1,4 @@
-"""Loads a model into an engine, and puts a gateway before it.
+"""Loads a model into an engine, and makes the gateway of an engine.
 
 In: a model's settings, its folder, the run's engine settings. Out: tokenizer and engine; `Gateway`.
 """
@@ -28,34 +28,48 @@ if TYPE_CHECKING:
 def load_policy(
     config: RunConfig, folder: Path, thread: ServingThread, *, type: EngineType, alone: bool
 ) -> tuple[Any, Engine]:
-    """(tokenizer, engine) of the model in `folder`, which is tuned, in an engine of this type. `alone`: it never
-    computes while the trainer does. Raises `ModelError` if the engine cannot serve the model."""
+    """Load the trained model from `folder`; return (tokenizer, engine). `alone`: the engine never computes at the same
+    time as the trainer. Raises `ModelError` if the engine cannot serve the model."""
     if type == "embedded":
         return load_engine(config.model, config, folder, alone=alone)
+    return load_vllm(config.model, config, folder, thread, lora=unmerged_adapters(config))
+
+
+def load_vllm(
+    model: TunerModelConfig, config: RunConfig, folder: Path, thread: ServingThread, *, lora: LoraConfig | None = None
+) -> tuple[Any, Engine]:
+    """Load the model in `folder` into vLLM; return (tokenizer, engine). With `lora` the engine loads unmerged adapters.
+    Raises `ModelError` if vLLM cannot serve the model."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    return tokenizer, thread.call(_start_replicas(config, folder, tokenizer.decode))
+    return tokenizer, thread.call(_start_replicas(model, config, folder, tokenizer.decode, lora))
 
 
-async def _start_replicas(config: RunConfig, folder: Path, stop_decoder: Callable[[list[int]], str]) -> Engine:
-    """One vLLM engine, or several behind one, each on GPUs (or a share of the cores) of its own."""
+async def _start_replicas(
+    model: TunerModelConfig,
+    config: RunConfig,
+    folder: Path,
+    stop_decoder: Callable[[list[int]], str],
+    lora: LoraConfig | None,
+) -> Engine:
+    """Start the vLLM engine, or several as one `Replicas`, each with its own GPUs or cores."""
     from sharpen.inference.vllm.engine import VLLMEngine
 
     engines: list[Engine] = []
     try:
-        for number in range(count := config.model.inference_engine_num):
+        for number in range(count := model.inference_engine_num):
             engines.append(
                 await VLLMEngine.start(
                     str(folder),
-                    max_model_len=config.model.max_model_len,
+                    max_model_len=model.max_model_len,
                     stop_decoder=stop_decoder,
                     dtype=config.engine.dtype,
                     max_slots=config.engine.max_slots,
                     kv_cache_mb=config.engine.kv_cache_mb,
-                    tensor_parallel_size=config.model.tensor_parallel_size,
+                    tensor_parallel_size=model.tensor_parallel_size,
                     replica=(number, count),
-                    lora=adapters_alone(config),
+                    lora=lora,
                 )
             )
     except BaseException:
@@ -65,19 +79,20 @@ async def _start_replicas(config: RunConfig, folder: Path, stop_decoder: Callabl
     return engines[0] if count == 1 else Replicas(engines)
 
 
-def adapters_alone(config: RunConfig) -> LoraConfig | None:
-    """The adapters that vLLM loads without merging: those of a trainer in this process, of a rank that it takes."""
+def unmerged_adapters(config: RunConfig) -> LoraConfig | None:
+    """Return the LoRA settings if vLLM loads the adapters unmerged: it supports their rank and the trainer is in this
+    process."""
     from sharpen.inference.vllm.adapters import RANKS
 
     lora = config.trainer.lora
-    if lora is None or lora.rank > max(RANKS) or config.trainer.has_ranks or config.uses_ray:
+    if lora is None or lora.rank > max(RANKS) or config.trainer.has_ranks or config.uses_ray or config.mode != "both":
         return None
     return lora
 
 
 def load_engine(model: TunerModelConfig, config: RunConfig, folder: Path, *, alone: bool) -> tuple[Any, EmbeddedEngine]:
-    """(tokenizer, embedded engine) of the model in `folder`; `alone` as in `load_policy`. Raises `ModelError` if it
-    cannot be served."""
+    """Load the model in `folder`; return (tokenizer, embedded engine). `alone` as in `load_policy`. Raises `ModelError`
+    if the engine cannot serve the model."""
     from transformers import AutoTokenizer
 
     from sharpen.inference.embedded.engine import EmbeddedEngine
@@ -97,7 +112,7 @@ def load_engine(model: TunerModelConfig, config: RunConfig, folder: Path, *, alo
     return tokenizer, engine
 
 
-def gateway_of(
+def make_gateway(
     model: TunerModelConfig,
     engine: Engine,
     tokenizer: Any,
@@ -105,7 +120,7 @@ def gateway_of(
     *,
     max_calls: int | None = None,
 ) -> Gateway:
-    """The gateway before a model's engine. Raises `ConfigError` for an unknown parser."""
+    """Return a gateway for a model's engine. Raises `ConfigError` for an unknown parser."""
     return Gateway(
         engine,
         tokenizer,

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from sharpen.compat.agentscope import silent_agents
 from sharpen.execution.auxiliary.models import AuxiliaryModels
-from sharpen.execution.engines import gateway_of, load_policy
+from sharpen.execution.engines import load_policy, make_gateway
 from sharpen.execution.model_files import quiet_transformers
 from sharpen.execution.probe import sample_probes
 from sharpen.execution.serving import ServingThread
-from sharpen.execution.sessions import functions_of, openers
+from sharpen.execution.sessions import openers, user_functions
 from sharpen.recipe import Job, Recipe
 from sharpen.rollout.in_process import InProcess, Opener
 from sharpen.rollout.runner import RolloutRunner
@@ -33,13 +33,13 @@ class LocalServing:
     def __init__(self, job: Job[Recipe]) -> None:
         """Load the job's models into engines and start serving them.
 
-        Raises `ModelError` if one cannot be had or served, `ConfigError` for a wrong signature.
+        Raises `ModelError` if one cannot be found or served, `ConfigError` for a wrong signature.
         """
         quiet_transformers()
         assert job.engine is not None
         config, alone = job.config, not job.recipe.overlaps
         self.folder, self.line = job.folder, job.engine.line
-        with contextlib.ExitStack() as undo:  # what was begun, if a later part fails
+        with contextlib.ExitStack() as undo:  # closes the earlier parts if a later one fails
             self._silence = contextlib.ExitStack()
             self._silence.enter_context(silent_agents())
             undo.callback(self._silence.close)
@@ -51,19 +51,24 @@ class LocalServing:
             undo.callback(self._close_engine)
             self.auxiliary = AuxiliaryModels(config, self.thread, alone=alone)
             undo.callback(self.auxiliary.close)
-            self.gateway = gateway_of(
+            self.gateway = make_gateway(
                 config.model, self.engine, self.tokenizer, self.thread.loop, max_calls=config.rollout.max_calls
             )
             self.modes: Mapping[Mode, Opener] = openers(config, self.gateway, self.auxiliary)
-            attempts = InProcess(functions_of(job), config.rollout.timeout_s)
+            functions = user_functions(job)
             self.runner = RolloutRunner(
-                attempts, self.modes["sampled"], config.rollout, config.algorithm.group_size, config.seed
+                InProcess(functions, config.rollout.timeout_s),
+                self.modes["sampled"],
+                config.rollout,
+                config.algorithm.group_size,
+                config.seed,
+                whole_groups=functions.whole_groups,
             )
             undo.pop_all()
 
     @property
     def ranks(self) -> None:
-        """The trainer has no other place than this machine."""
+        """None: the trainer runs on this machine."""
         return None
 
     def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -79,7 +84,7 @@ class LocalServing:
         return self.gateway.busy.seconds()
 
     def close(self) -> None:
-        """End rollouts, gateways, engines and thread, in this order."""
+        """Close rollouts, gateways, engines and thread, in this order."""
         self.runner.close()
         self.thread.call(self.gateway.close(), timeout_s=10)
         self._close_engine()

@@ -1,4 +1,4 @@
-"""Where a model's files are on this machine.
+"""Finds the files of a model on this machine.
 
 In: `model_path` as configured: a folder, or a model name on the Hugging Face hub. Out: a local folder with a chat
 template.
@@ -12,18 +12,15 @@ from sharpen.errors import ModelError
 
 
 def model_folder(model_path: str, setting: str = "model_path") -> Path:
-    """The folder itself, or the hub's files of that name, downloaded once into the hub's own cache. `setting` names it
-    in errors.
+    """Return the folder, or that of the hub's model of this name, downloaded once into the hub's own cache. `setting`
+    names the setting in errors.
 
     Raises `ModelError` if there is no such folder or name, or if it is not a Hugging Face model.
     """
+    check_model_path(model_path, setting)
     folder = Path(model_path).expanduser().absolute()  # user code may change the working folder
     if folder.is_dir():
-        if not (folder / "config.json").exists():
-            raise ModelError(f"{setting} {model_path!r} has no config.json: it must be a Hugging Face model directory")
         return folder
-    if not _looks_like_hub_name(model_path):
-        raise ModelError(f"{setting} {model_path!r} does not exist")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -32,12 +29,22 @@ def model_folder(model_path: str, setting: str = "model_path") -> Path:
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ModelError(
-            f"{setting} {model_path!r} is no folder here, and could not be had from the Hugging Face hub: {reason}"
+            f"{setting} {model_path!r} is not a folder, and could not be downloaded from the Hugging Face hub: {reason}"
         ) from error
 
 
+def check_model_path(model_path: str, setting: str = "model_path") -> None:
+    """Raise `ModelError` for a wrong model path, as far as this can be checked without the network."""
+    folder = Path(model_path).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").exists():
+            raise ModelError(f"{setting} {model_path!r} has no config.json: it must be a Hugging Face model directory")
+    elif not _looks_like_hub_name(model_path):
+        raise ModelError(f"{setting} {model_path!r} does not exist")
+
+
 def quiet_transformers() -> None:
-    """No progress bars of transformers among ours (loading and saving weights)."""
+    """Turn off the progress bars of transformers, which would mix with ours."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()

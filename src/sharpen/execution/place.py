@@ -1,6 +1,6 @@
-"""What the coordinator knows of where a run's parts are: in this process, or in actors of Ray.
+"""The interfaces through which the coordinator uses a run's parts, in this process or in actors of Ray.
 
-In: nothing. Out: the two interfaces; `start` makes what satisfies them.
+In: nothing. Out: `Place` and `Serving`; `start` makes the objects that satisfy them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 
 class Place(Protocol):
-    """Where a run's parts are; `ranks` starts the trainer's there (None: it trains here), `line` tells the user."""
+    """Where a run's parts live. `ranks` starts the ranks of the trainer there (None: the trainer runs on this machine);
+    `line` describes the place to the user."""
 
     @property
     def ranks(self) -> StartRanks | None: ...
@@ -33,8 +34,8 @@ class Place(Protocol):
 
 
 class Serving(Place, Protocol):
-    """A model that serves rollouts, and the auxiliary models beside it. `runner` runs them, `modes` says how their
-    models are opened in each mode; `folder` holds the model's files."""
+    """The engines of the trained model and of the auxiliary models. `runner` runs rollouts, `modes` maps each mode to
+    the opener of a rollout's models, `folder` holds the trained model's files."""
 
     folder: Path
     runner: RolloutRunner
@@ -45,10 +46,11 @@ class Serving(Place, Protocol):
     @property
     def engine(self) -> Engine: ...
     def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load new weights into the engines; returns when they serve them. Those of auxiliary models never change."""
+        """Load new weights into the engines and wait until they serve them. Auxiliary models keep their weights."""
 
     def probe(self, prompt_ids_P: IntArray, *, noise: int, temperature: float) -> Future[tuple[Experience, ...]]:
-        """Begin to sample probes with the weights that serve; see `execution.probe`."""
+        """Start sampling probes with the served weights; see `execution.probe`."""
 
     def generating_s(self) -> float:
-        """Seconds so far in which an engine had a request to work on; of several the busiest one in each span."""
+        """Return the seconds so far in which the engine had a request. Of several engines the busiest counts, in each
+        span between two calls."""

@@ -1,9 +1,9 @@
-"""A few tokens that an engine samples for the trainer to compare, not to train.
+"""Probes: a few tokens that an engine samples, to compare its logprobs with the trainer's. They are not trained on.
 
-In: an engine, prompt ids. Out: an `Experience` that carries no loss, of each replica where there are several. Right
-after a weight update one fixed prompt is proof that the engine serves the new weights, where a step holds no token of
-its own policy version; so rollouts that run ahead never go without the comparison. At the start of a session, before
-the trainer is loaded, prompts made of the run's own tasks show what rounding is (`trainer.rounding`).
+In: an engine, prompt ids. Out: an `Experience` without loss from each replica. After a weight update a probe of one
+fixed prompt shows that the engine serves the new weights. Rollouts that run ahead need it, since their step may contain
+no token of the current policy version. At the start of a session, before the trainer is loaded, probes of prompts made
+from the run's tasks measure the rounding (`trainer.rounding`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sharpen.types import Experience, IntArray, Sampling, Task
 
 NUM_TOKENS = 16
 NUM_PROMPTS, MAX_CHARACTERS = 8, 200
-"""Prompts at the start, and how much of a task's row each has."""
+"""The number of prompts at the start, and the characters of a task's row that each takes."""
 
 
 async def sample_probes(
@@ -37,8 +37,8 @@ async def sample_probes(
 
 
 def probe_at_start(config: RunConfig, serving: Serving, tasks: Sequence[Task]) -> tuple[Experience, ...]:
-    """How an engine with the weights of the model's files goes on from a few prompts, on each replica; nothing where
-    both, engine and trainer, compute in float32. Raises `EngineError` as the engine does."""
+    """Sample probes of a few prompts with the original weights, on each replica; none if both engine and trainer
+    compute in float32. Raises `EngineError` as the engine does."""
     if not may_round(config):
         return ()
     from transformers import AutoTokenizer
@@ -51,7 +51,7 @@ def probe_at_start(config: RunConfig, serving: Serving, tasks: Sequence[Task]) -
 
 
 def may_round(config: RunConfig) -> bool:
-    """Whether the engine or the trainer computes in bfloat16, or may (on Ray, whose machines nobody has seen yet)."""
+    """Whether the engine or the trainer computes in bfloat16, or may (on Ray, where the machines are not known yet)."""
     dtypes = {config.engine.dtype, config.trainer.dtype}
     if "auto" not in dtypes or "bfloat16" in dtypes:
         return "bfloat16" in dtypes
@@ -63,7 +63,7 @@ def may_round(config: RunConfig) -> bool:
 
 
 def _prompt(task: Task, renderer: Renderer) -> IntArray:
-    """The row's values as one message; as plain text if the template refuses it."""
+    """Render the row's values as one message, or as plain text if the template refuses the message."""
     text = "\n".join(str(value) for value in task.row.values())[:MAX_CHARACTERS] or task.id
     message: dict[str, Any] = {"role": "user", "content": text}
     try:

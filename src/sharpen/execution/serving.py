@@ -1,4 +1,4 @@
-"""The serving thread: an asyncio loop of its own on which the gateway and the engine live.
+"""The serving thread, whose asyncio loop runs the gateway and the engine.
 
 In: coroutines from any thread. Out: their results. User code never runs here, so neither a blocking workflow nor a
 synchronous client inside an async one can deadlock the engine.
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
-_CLOSE_SECONDS = 300.0  # a start of vLLM, which blocks the loop, may be under way
+_CLOSE_SECONDS = 300.0  # vLLM may be starting, which blocks the loop
 
 
 class ServingThread:
@@ -38,7 +38,7 @@ class ServingThread:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def close(self) -> None:
-        """Cancel what still runs, stop the loop, join the thread."""
+        """Cancel the running tasks, stop the loop and join the thread."""
         if self.loop.is_closed():
             return
         self.call(_cancel_all(), timeout_s=_CLOSE_SECONDS)

@@ -1,8 +1,9 @@
-"""Weights that engine and trainer have in common: those that are shared, so that `load` copies nothing, and the frozen
-ones beneath adapters, so that it takes the adapters alone.
+"""Cheaper weight updates: engine and trainer share memory, so that `load` copies nothing, or `load` takes only
+adapters.
 
-In: a run's engine and its trainer. Out: what the trainer gives to `load` from now on. Memory is shared in runs in which
-the engine has no call while the trainer computes: an update changes what is served before `load` says so.
+In: a run's engine and its trainer. Out: whether it applies; the trainer then gives other tensors to `load`. Memory is
+shared only if the engine has no call while the trainer computes, since an update changes the served weights before
+`load`.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ if TYPE_CHECKING:
 
 
 def share_weights(engine: Engine, trainer: AnyTrainer) -> bool:
-    """Let the policy live in the memory of an embedded engine, if both are in this process, of one type and on one
-    device, and the policy has no adapters; else leave both as they are."""
+    """Move the policy's weights into the memory of the embedded engine. Return False, with no change, unless both are
+    in this process with equal dtype and device, and the policy has no adapters."""
     from sharpen.inference.embedded.engine import EmbeddedEngine
     from sharpen.trainer.trainer import Trainer
 
     if not isinstance(engine, EmbeddedEngine) or not isinstance(trainer, Trainer):
         return False
-    return trainer.policy.keep_in(engine.weights())
+    return trainer.policy.move_weights_into(engine.weights())
 
 
-def publish_adapters_alone(engine: Engine, trainer: AnyTrainer) -> bool:
-    """Let the trainer give its adapters without merging them, if the engine was started to take them so."""
+def publish_unmerged_adapters(engine: Engine, trainer: AnyTrainer) -> bool:
+    """Let the trainer publish its adapters unmerged, if the engine was started to load such adapters."""
     from sharpen.execution.ranks.group import TrainerGroup
     from sharpen.trainer.lora import AdaptedModel
 

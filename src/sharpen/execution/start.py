@@ -1,6 +1,6 @@
-"""Where the serving side of a run lives: in this process, or in actors of Ray.
+"""Starts the serving side of a run, in this process or in actors of Ray.
 
-In: a `Job`. Out: `Serving`, which is all that the coordinator knows of it.
+In: a `Job`. Out: `Serving`, the interface that the coordinator uses.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ def start_serving(job: Job[Recipe]) -> Serving:
 
 
 def start_training(config: RunConfig) -> Place | None:
-    """Where a run trains that serves nothing; None is this machine. Raises `ConfigError` if Ray cannot be had."""
+    """Reserve the place of a trainer without engines; None is this machine. Raises `ConfigError` if Ray is not
+    available."""
     if not config.uses_ray:
         return None
     from sharpen.execution.cluster.training import RayTraining

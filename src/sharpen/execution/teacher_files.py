@@ -1,4 +1,4 @@
-"""The teacher's files, and whether it has the vocabulary of the model that is tuned: known before weights are loaded.
+"""Finds the teacher's files and checks that its vocabulary is that of the trained model, before weights are loaded.
 
 In: a run's settings. Out: the teacher's folder, or a `ConfigError` that names the first token that differs.
 """
@@ -14,13 +14,13 @@ from sharpen.errors import ConfigError
 from sharpen.execution.model_files import model_folder
 
 _SPECIAL = ("bos_token", "eos_token")
-"""Special tokens that text as the model sees it can begin or end with. Padding never reaches a model here."""
+"""Special tokens at the beginning and end of the text that a model sees. Padding is never passed to a model here."""
 
 
 def teacher_folder(config: RunConfig, algorithm: Algorithm) -> Path | None:
-    """The files of `distill.teacher_path`; None if the algorithm has no teacher.
+    """Return the folder of `distill.teacher_path`; None if the algorithm has no teacher.
 
-    Raises `ConfigError` if an algorithm with a teacher has none, `ModelError` if there is no such model.
+    Raises `ConfigError` if the algorithm needs a teacher and none is set, `ModelError` if there is no such model.
     """
     if not algorithm.needs_teacher:
         return None
@@ -33,10 +33,10 @@ def teacher_folder(config: RunConfig, algorithm: Algorithm) -> Path | None:
 
 
 def check_teacher(config: RunConfig, folder: Path, teacher_folder: Path) -> None:
-    """Raise `ConfigError` if the teacher cannot judge the tokens of the model in `folder`, or as many of them.
+    """Raise `ConfigError` if the teacher cannot score the tokens of the model in `folder`, or has a shorter context.
 
-    The tokenizers must give every id the same text, and have the same tokens at the beginning and end of text. How many
-    embeddings a model has beyond its tokenizer (padding) may differ.
+    The tokenizers must map every id to the same text, and have the same tokens at the beginning and end of text. The
+    number of embeddings beyond the tokenizer's ids (padding) may differ.
     """
     from transformers import AutoConfig, AutoTokenizer
 
@@ -56,18 +56,18 @@ def check_teacher(config: RunConfig, folder: Path, teacher_folder: Path) -> None
 
 
 def _first_difference(own: Any, teacher: Any) -> str | None:
-    """The first id whose token differs, or the first special token that does; None if there is none."""
+    """Describe the first id, else the first special token, that differs; None if there is none."""
     own_tokens, its_tokens = ({id_: token for token, id_ in one.get_vocab().items()} for one in (own, teacher))
     for id_ in sorted(own_tokens.keys() | its_tokens.keys()):
         mine, its = own_tokens.get(id_), its_tokens.get(id_)
         if mine != its:
-            return f"id {id_} is {_shown(mine)} in the model and {_shown(its)} in the teacher"
+            return f"id {id_} is {_quote(mine)} in the model and {_quote(its)} in the teacher"
     for name in _SPECIAL:
         mine, its = getattr(own, name, None), getattr(teacher, name, None)
         if mine != its:
-            return f"the {name} is {_shown(mine)} in the model and {_shown(its)} in the teacher"
+            return f"the {name} is {_quote(mine)} in the model and {_quote(its)} in the teacher"
     return None
 
 
-def _shown(token: str | None) -> str:
+def _quote(token: str | None) -> str:
     return "no token" if token is None else repr(token)

@@ -1,4 +1,4 @@
-"""How the processor's cores are shared between torch's worker threads and the threads of Python code.
+"""Shares the processor's cores between torch's worker threads and the threads of Python code.
 
 In: nothing. Out: a process setting, made before torch is loaded.
 """
@@ -8,10 +8,10 @@ import sys
 
 
 def let_idle_workers_sleep() -> None:
-    """Let OpenMP's workers sleep between products, unless the environment says otherwise or torch is loaded already.
+    """Let OpenMP's workers sleep between products, unless the environment sets a policy or torch is already loaded.
 
-    By default they spin, on a core that the user's agents, the gateway and the other torch threads need: with the cores
-    shared, a decode step then took up to 30 times as long.
+    By default they spin, on cores that the user's agents, the gateway and other torch threads need. On shared cores a
+    decode step then took up to 30 times as long.
     """
     if "torch" not in sys.modules:
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")

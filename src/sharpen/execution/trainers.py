@@ -1,4 +1,4 @@
-"""The trainer of a run: in the coordinator's process, or several processes that train together.
+"""Makes the trainer of a run, in the coordinator's process or in several processes that train together.
 
 In: a run's `Job`. Out: a trainer; or `ConfigError` before anything is loaded.
 """
@@ -24,9 +24,9 @@ AnyTrainer: TypeAlias = "Trainer | TrainerGroup"
 
 
 def check_trainer(config: RunConfig) -> None:
-    """Refuse devices and processes that cannot be had on this machine, and settings without effect. Raises
-    `ConfigError`."""
-    if config.uses_ray:  # there the cluster's GPUs count
+    """Raise `ConfigError` for devices and processes that this machine cannot provide, and for settings without
+    effect."""
+    if config.uses_ray:  # checked later, against the cluster's GPUs
         return
     check_gpu(config.engine.device)
     if config.trainer.has_ranks:
@@ -34,17 +34,17 @@ def check_trainer(config: RunConfig) -> None:
 
 
 def check_processes(config: RunConfig, *, num_gpus: int) -> None:
-    """The same on a machine with so many GPUs."""
+    """Raise `ConfigError` if a machine with `num_gpus` GPUs cannot run the trainer's processes."""
     check_offload(config, num_gpus=num_gpus, where="here")
     if trains_on_gpus(config, num_gpus) and config.trainer.num_processes > num_gpus:
         raise ConfigError(
-            f"trainer.num_processes is {config.trainer.num_processes}, but {num_gpus} GPU(s) are here and each process "
-            "needs one: set it lower, or engine.device to cpu"
+            f"trainer.num_processes is {config.trainer.num_processes}, but this machine has {num_gpus} GPU(s) and each "
+            "process needs one: set it lower, or engine.device to cpu"
         )
 
 
 def check_offload(config: RunConfig, *, num_gpus: int, where: str) -> None:
-    """Refuse `trainer.cpu_offload` where so many GPUs are, if the trainer uses none of them."""
+    """Raise `ConfigError` for `trainer.cpu_offload` if the trainer computes on the CPU."""
     if config.trainer.cpu_offload and not trains_on_gpus(config, num_gpus):
         raise ConfigError(
             "trainer.cpu_offload is true, but the trainer computes on the CPU (engine.device "
@@ -59,9 +59,9 @@ def make_trainer(
     ranks: StartRanks | None = None,
     probe: Sequence[Experience] = (),
 ) -> AnyTrainer:
-    """The trainer of a job; `ranks` starts it in several places elsewhere; `probe` is that of
-    `execution.probe.probe_at_start`. Raises `ParityError` if the engine that gave it serves another model; `ModelError`
-    for architectures not supported, `RankError` if a process does not start."""
+    """Load the trainer of a job. `ranks` starts its ranks elsewhere (None: on this machine); `probe` comes from
+    `execution.probe.probe_at_start`. Raises `ParityError` if the engine of the probe serves another model, `ModelError`
+    for an architecture that is not supported, `RankError` if a process does not start."""
     from sharpen.trainer.roles import TrainerPlan
 
     config, algorithm = job.config, job.recipe.algorithm
@@ -99,5 +99,5 @@ def _num_gpus() -> int:
 
 
 def trains_on_gpus(config: RunConfig, num_gpus: int) -> bool:
-    """Whether the trainer computes on GPUs, where there are so many."""
+    """Whether the trainer computes on GPUs, if there are `num_gpus`."""
     return config.engine.device.startswith("cuda") or (config.engine.device == "auto" and num_gpus > 0)

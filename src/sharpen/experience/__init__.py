@@ -1,1 +1,1 @@
-"""Scored groups in; at batch draw: merged sequences with loss mask, logprobs, advantages and weights out."""
+"""Turns scored groups into batches of merged sequences with loss mask, logprobs, advantages and weights."""

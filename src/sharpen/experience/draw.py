@@ -1,8 +1,8 @@
-"""From scored groups to the batch of one update: advantages, normalization weights, and what was counted on the way.
+"""Makes the batch of an update from scored groups: sequences with advantages and weights, and counts.
 
-In: groups and an `Algorithm`. Out: a `Batch`. Advantages are computed over all groups of a step (`score`); minibatches
-are made by splitting the groups (`split_minibatches`) and drawing a batch from each part, whose weights are normalized
-over that update alone, so that nothing is normalized twice. `draw_batches` does all of it for a step.
+In: groups and an `Algorithm`. Out: a `Batch`. Advantages are computed over all groups of a step (`score`). The groups
+are split into minibatches (`split_minibatches`), and a batch is made from each, with weights normalized over that
+update. `draw_batches` does all this for a step.
 
 Shape suffixes: G scored rollouts of a group, R scored rollouts of a step, C trained calls of a step, T tokens of a
 sequence, E loss tokens of the batch.
@@ -26,30 +26,31 @@ from sharpen.experience.scores import scores_of
 from sharpen.types import Experience, Group, Rollout
 
 Advantages = npt.NDArray[np.float64]
-"""Advantages of a rollout's calls, by their index (0 where a call is not trained)."""
+"""Advantages of a rollout's calls by index; 0 for calls that are not trained."""
 
 Reason = Literal["small", "flat", "filtered"]
-"""Why a group takes no part: too few rollouts that do (or no baseline with a reward, where the algorithm compares with
-one), nothing to compare, or a mean reward out of bounds."""
+"""Why a group is left out: `small`, too few of its rollouts take part (or it has no scored baseline, if the algorithm
+needs one); `flat`, its spread is at most `std_threshold`; `filtered`, its mean reward is out of bounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What one update trains on.
+    """The sequences of one update, and counts.
 
-    `num_groups` counts the groups in the update, including the `num_zero_variance_groups` in which nothing differs of
-    what is compared (`Algorithm.spread`): their advantages are exactly 0. They stay in the normalization, so that a
-    trainer may skip what has no advantage when the algorithm has no KL or entropy term
-    (`Algorithm.trains_zero_advantages`). `num_flat_groups` were dropped by `std_threshold`, `num_small_groups` because
-    fewer than two of their rollouts take part, `num_filtered_groups` by the bounds of their mean reward; `left_out` has
-    the reason of each by its id, `group_ids` are the others. `num_excluded_rollouts` have no reward,
-    `num_unanswered_rollouts` received no answer of the model, so that their reward says nothing of it,
-    `num_cut_rollouts` were left out because a token limit cut them. `num_zero_variance_tokens` is what the groups
-    without spread cost in loss tokens. `reward_mean` and `reward_std` are of the recorded rewards, `reward_shaped_mean`
-    of those that advantages were computed from; they are NaN, and not logged, where rollouts train without rewards.
-    `rollout_weights` is the sum of the weights of each rollout's tokens, by rollout id. `experts` are the sequences of
-    an expert's rows that train in the same update, if the algorithm has such a part (`num_expert_rows` is None if not),
-    with weights of their own; nothing else counts them.
+    `num_groups` counts the groups in the update. It includes the `num_zero_variance_groups`, whose compared values are
+    all equal (`Algorithm.spread`), so that their advantages are exactly 0; they have `num_zero_variance_tokens` loss
+    tokens. They count in the normalization, even if the trainer skips them (`Algorithm.trains_zero_advantages`).
+    `left_out` has the `Reason` for each group that is not in the update (`num_flat_groups`, `num_small_groups` and
+    `num_filtered_groups` in total), `group_ids` are the others.
+
+    `num_excluded_rollouts` have no reward, `num_unanswered_rollouts` received no answer of the model, so their reward
+    says nothing about it, and `num_cut_rollouts` were left out because they hit a token limit. `reward_mean` and
+    `reward_std` are those of the recorded rewards, `reward_shaped_mean` that of the rewards used for advantages; they
+    are NaN, and not logged, if rollouts are trained without rewards. `rollout_weights` is the sum of the token weights
+    of each rollout, by id.
+
+    `experts` are the sequences of an expert's rows in the same update, with weights of their own; no other count
+    includes them. `num_expert_rows` is None if the algorithm has no expert loss.
     """
 
     experiences: tuple[Experience, ...]
@@ -77,7 +78,7 @@ class Batch:
     num_expert_rows_too_long: int = 0
 
     def metrics(self) -> dict[str, float]:
-        """The counts as numbers to log."""
+        """Return the counts as metrics."""
         weights = self.rollout_weights.values()
         numbers: dict[str, float] = {
             "groups": self.num_groups,
@@ -114,10 +115,8 @@ class Batch:
 
 
 def score(groups: Sequence[Group], algorithm: Algorithm) -> dict[str, Advantages]:
-    """Advantages over the groups of a step: for each rollout that takes part, by its id, one for each of its calls.
-
-    Groups that are left out (`left_out`) take no part.
-    """
+    """Compute advantages over the groups of a step. Return those of each rollout that takes part, by its id, with one
+    for each of its calls. Groups that are left out (`left_out`) take no part."""
     rollouts = [
         algorithm.shaping.shaped(rollout)
         for group in groups
@@ -139,10 +138,11 @@ def score(groups: Sequence[Group], algorithm: Algorithm) -> dict[str, Advantages
 def make_batch(
     groups: Sequence[Group], algorithm: Algorithm, advantages: Mapping[str, Advantages] | None = None
 ) -> Batch:
-    """Merge and weigh the groups of one update. `advantages` are those of the whole step (`score`); None: the groups
-    are the whole step.
+    """Make the batch of one update from its groups. `advantages` are those of the whole step (`score`); None means that
+    these groups are the whole step.
 
-    Raises `CallError` and `SamplingError` as `merge` does, and `CallError` if a group holds a rollout of another task.
+    Raises `CallError` and `SamplingError` like `merge`, and `CallError` if a group holds a rollout of another group or
+    task.
     """
     for group in groups:
         _check_members(group)
@@ -152,12 +152,12 @@ def make_batch(
     scored = [rollout for group in groups for rollout in group.scored]
     taking_part = {group.id: algorithm.shaping.taking_part(group.scored) for group in groups}
     training = {id_: rollouts for id_, rollouts in taking_part.items() if id_ not in reasons}
-    rollouts = [rollout for of_group in training.values() for rollout in of_group]
-    shaped = {id_: [algorithm.shaping.shaped(rollout) for rollout in of_group] for id_, of_group in training.items()}
-    flat = {id_ for id_, of_group in shaped.items() if _is_flat(of_group, algorithm)}
-    experiences, rollout_weights = _weigh(rollouts, algorithm, advantages)
+    rollouts = [rollout for members in training.values() for rollout in members]
+    shaped = {id_: [algorithm.shaping.shaped(rollout) for rollout in members] for id_, members in training.items()}
+    flat = {id_ for id_, members in shaped.items() if _is_flat(members, algorithm)}
+    experiences, rollout_weights = _make_experiences(rollouts, algorithm, advantages)
     rewards = _rewards(rollouts)
-    nothing = float("nan") if rollouts else 0.0
+    no_reward = float("nan") if rollouts else 0.0
     num_unanswered = sum(not rollout.answered for rollout in scored)
     return Batch(
         experiences=experiences,
@@ -174,9 +174,9 @@ def make_batch(
         num_tokens=sum(len(experience.ids_T) for experience in experiences),
         num_loss_tokens=sum(map(_num_loss_tokens, experiences)),
         num_zero_variance_tokens=sum(_num_loss_tokens(one) for one in experiences if one.group_id in flat),
-        reward_mean=float(np.mean(rewards)) if rewards else nothing,
-        reward_std=float(np.std(rewards)) if rewards else nothing,
-        reward_shaped_mean=float(np.mean(_rewards(chain(*shaped.values())))) if rewards else nothing,
+        reward_mean=float(np.mean(rewards)) if rewards else no_reward,
+        reward_std=float(np.std(rewards)) if rewards else no_reward,
+        reward_shaped_mean=float(np.mean(_rewards(chain(*shaped.values())))) if rewards else no_reward,
         rollout_weights=rollout_weights,
         group_ids=tuple(training),
         left_out=reasons,
@@ -184,7 +184,7 @@ def make_batch(
 
 
 def draw_batches(groups: Sequence[Group], algorithm: Algorithm, num_minibatches: int) -> tuple[Batch, ...]:
-    """The batches of a step, one for each minibatch that trains something; `groups` are those of the whole step."""
+    """Return the batches of a step, one per minibatch; `groups` are those of the whole step."""
     advantages = score(groups, algorithm)
     parts = split_minibatches(groups, num_minibatches, algorithm)
     return tuple(make_batch(part, algorithm, advantages) for part in parts)
@@ -193,10 +193,10 @@ def draw_batches(groups: Sequence[Group], algorithm: Algorithm, num_minibatches:
 def split_minibatches(
     groups: Sequence[Group], num_minibatches: int, algorithm: Algorithm | None = None
 ) -> list[tuple[Group, ...]]:
-    """The groups in `num_minibatches` parts, in order; fewer parts if there are fewer groups.
+    """Split groups into `num_minibatches` parts, in order; fewer parts if there are fewer groups to train.
 
-    The groups that train make parts of nearly equal size (those that `algorithm` leaves out go with the one before
-    them; None: all train).
+    The parts have nearly equal numbers of groups to train. A group that `algorithm` leaves out joins the part of the
+    one before it; if `algorithm` is None, all are trained.
     """
     trains = [algorithm is None or left_out(group, algorithm) is None for group in groups]
     num_parts = min(num_minibatches, max(sum(trains), min(1, len(groups))))
@@ -216,8 +216,8 @@ def _check_members(group: Group) -> None:
 
 
 def left_out(group: Group, algorithm: Algorithm) -> Reason | None:
-    """Why a group takes no part in the update, if it does not: by how many of its rollouts do, by what the algorithm
-    compares of them, both as it was recorded."""
+    """Return why a group is left out of the update, or None if it is not. This depends on the recorded rewards, not the
+    shaped ones."""
     taking_part = algorithm.shaping.taking_part(group.scored)
     rewards = [rollout.reward for rollout in taking_part if rollout.reward is not None]
     if len(rewards if algorithm.needs_reward else taking_part) < (2 if algorithm.group_relative else 1):
@@ -235,7 +235,7 @@ def _has_baseline(group: Group) -> bool:
 
 
 def _is_flat(shaped: Sequence[Rollout], algorithm: Algorithm) -> bool:
-    """Whether nothing differs of what is compared within a group."""
+    """Whether all values that the advantage compares within a group are equal."""
     return algorithm.needs_reward and algorithm.spread(scores_of(shaped, {})) == 0.0
 
 
@@ -243,17 +243,17 @@ def _rewards(rollouts: Iterable[Rollout]) -> list[float]:
     return [float(rollout.reward) for rollout in rollouts if rollout.reward is not None]
 
 
-def _weigh(
+def _make_experiences(
     rollouts: Sequence[Rollout], algorithm: Algorithm, advantages: Mapping[str, Advantages]
 ) -> tuple[tuple[Experience, ...], dict[str, float]]:
-    """The experiences of these rollouts with advantages and weights filled in, and the weight of each rollout."""
+    """Merge rollouts into experiences with advantages and weights. Return them, and the weight of each rollout."""
     sequences = [(one, number) for number, rollout in enumerate(rollouts) for one in merge(rollout)]
     if not sequences:
         return (), {rollout.id: 0.0 for rollout in rollouts}
     experiences, numbers = zip(*sequences, strict=True)
     lengths = [len(experience.ids_T) for experience in experiences]
     first_calls = np.cumsum([0, *(len(rollout.calls) for rollout in rollouts)])[list(numbers)]
-    # Here T runs over the tokens of all sequences, one after the other.
+    # Below, T runs over the concatenated tokens of all sequences.
     mask_T = np.concatenate([experience.loss_mask_T for experience in experiences])
     calls_T = np.concatenate([experience.calls_T for experience in experiences]) + np.repeat(first_calls, lengths)
     rollouts_E, calls_E = np.repeat(numbers, lengths)[mask_T], calls_T[mask_T]
@@ -262,14 +262,14 @@ def _weigh(
     weights_T[mask_T] = weights_E
     advantages_T[mask_T] = np.concatenate([advantages[rollout.id] for rollout in rollouts])[calls_E]
     bounds = np.cumsum(lengths)[:-1]
-    filled = tuple(
-        replace(experience, advantages_T=of_advantages_T, weights_T=of_weights_T)
-        for experience, of_advantages_T, of_weights_T in zip(
+    weighted = tuple(
+        replace(experience, advantages_T=own_advantages_T, weights_T=own_weights_T)
+        for experience, own_advantages_T, own_weights_T in zip(
             experiences, np.split(advantages_T, bounds), np.split(weights_T, bounds), strict=True
         )
     )
     sums = np.bincount(rollouts_E, weights_E, minlength=len(rollouts)).tolist()
-    return filled, {rollout.id: weight for rollout, weight in zip(rollouts, sums, strict=True)}
+    return weighted, {rollout.id: weight for rollout, weight in zip(rollouts, sums, strict=True)}
 
 
 def _num_loss_tokens(experience: Experience) -> int:

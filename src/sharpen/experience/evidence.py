@@ -1,5 +1,5 @@
-"""Reading back from a journal what its steps noted for the certificate: what the trainer received, which groups were in
-a step, which session trained it. Journals written before these tables existed have none of it.
+"""Reads from a journal what the certificate needs: the data passed to the trainer, the groups of each step, and the
+sessions. Older journals do not have these tables.
 
 Shape suffix: S loss tokens of a call.
 """
@@ -20,7 +20,7 @@ from sharpen.types import FloatArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionRecord:
-    """A session, which went on behind `step` with weights of this policy version."""
+    """A session, which continued after `step` with weights of this policy version."""
 
     id: str
     step: int
@@ -28,7 +28,7 @@ class SessionRecord:
 
 
 def read_sessions(path: Path | str) -> list[SessionRecord]:
-    """The sessions that wrote into the journal, in their order; none where they were not noted."""
+    """Return the sessions that wrote to the journal, in order; none for an older journal."""
     with closing(open_journal(path)) as connection:
         if not has(connection, "sessions"):
             return []
@@ -37,7 +37,7 @@ def read_sessions(path: Path | str) -> list[SessionRecord]:
 
 
 def read_delivery(path: Path | str, step: int) -> Delivery | None:
-    """What the trainer received in a step, but for the sequences themselves; None where it was not noted."""
+    """Return the data passed to the trainer in a step, without the sequences; None if it was not recorded."""
     with closing(open_journal(path)) as connection:
         if not has(connection, "step_groups"):
             return None
@@ -60,15 +60,15 @@ def read_delivery(path: Path | str, step: int) -> Delivery | None:
 
 
 def read_step_groups(path: Path | str) -> dict[int, list[tuple[int, bool]]]:
-    """For each step that noted them the places of its groups in the journal, and whether they had trained before."""
+    """Return for each recorded step the keys of its groups in the journal, and whether they were replayed."""
     with closing(open_journal(path)) as connection:
         if not has(connection, "step_groups"):
             return {}
         rows = connection.execute("SELECT step, group_key, replayed FROM step_groups ORDER BY rowid").fetchall()
-    found: dict[int, list[tuple[int, bool]]] = {}
+    groups: dict[int, list[tuple[int, bool]]] = {}
     for step, key, replayed in rows:
-        found.setdefault(step, []).append((key, bool(replayed)))
-    return found
+        groups.setdefault(step, []).append((key, bool(replayed)))
+    return groups
 
 
 def _span(row: sqlite3.Row) -> LossSpan:

@@ -1,8 +1,8 @@
-"""The journal of a run: everything that happened, in one SQLite file (`run.db`), written by one thread.
+"""The journal of a run: a SQLite file (`run.db`) with everything that happened, written by one thread.
 
-In: scored groups and trained steps. Out: rows (`records` has the tables, `reading` the way back). `add` costs its
-caller nothing but a queue entry; the writer takes whatever has gathered into one transaction. `flush` returns once
-all of it is on disk, and is called before a group is trained.
+In: scored groups and trained steps. Out: rows (`records` defines the tables, `reading` reads them). `add` only puts an
+item into a queue; the writer thread writes all queued items in one transaction. `flush` returns once all of them are on
+disk, and is called before a group is trained.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from sharpen.experience.records import (
 )
 from sharpen.types import Check, Experience, Group
 
-_LOOK_S = 1.0
-"""How often a caller that waits for the writer looks whether that still lives."""
+_POLL_S = 1.0
+"""How often `flush` checks that the writer thread is still alive."""
 
 
 class _Item(NamedTuple):
-    """Something to write, something to announce, or the end."""
+    """An item for the writer thread: a write, an event to set once all before it is written, or the end."""
 
     write: Callable[[sqlite3.Connection], None] | None = None
     done: threading.Event | None = None
@@ -46,10 +46,10 @@ class _Item(NamedTuple):
 
 
 class Journal:
-    """Appends to `path`, which is created if it does not exist. Any thread may call; `close` it, or use `with`.
+    """Appends to the journal at `path`, creating it if necessary. Thread-safe. Call `close`, or use it in `with`.
 
-    `max_bytes` bounds the size of the file. After a failed write (a full disk) every further call raises
-    `JournalError`: what could not be written is never silently given up, and a run cannot go on without its journal.
+    `max_bytes` limits the size of the file. After a failed write, for example on a full disk, every further call raises
+    `JournalError`, since a run must not continue without its journal.
     """
 
     def __init__(self, path: Path | str, *, max_bytes: int | None = None) -> None:
@@ -64,20 +64,20 @@ class Journal:
         self._writer.start()
 
     def add(self, group: Group) -> None:
-        """Take a group in, to be written soon. Raises `JournalError` if an earlier write failed."""
+        """Queue a group for writing. Raises `JournalError` if an earlier write failed, as all methods do."""
         self._write_soon(insert_group, group=group)
 
     def add_checks(self, step: int, checks: Iterable[Check]) -> None:
-        """Take in what was found out about a step that is about to be trained."""
+        """Queue the checks of a step that is about to be trained."""
         self._write_soon(insert_checks, step=step, checks=tuple(checks))
 
     def add_taught(self, step: int, rows: Iterable[TaughtRow]) -> None:
-        """Take in the rows that a step without rollouts is about to train."""
+        """Queue the rows that a supervised step is about to train on."""
         self._write_soon(insert_taught, step=step, rows=tuple(rows))
 
     def begin(self, step: int, version: int) -> None:
-        """Note that the steps to come are those of one session, which goes on behind `step` with weights of this policy
-        version: which steps are behind which weights is said by it."""
+        """Start a session, which continues after `step` with weights of this policy version. It is recorded with each
+        step that follows, so that readers know which weights a step started from."""
         self._session = secrets.token_hex(8)
         self._write_soon(insert_session, session=self._session, step=step, version=version)
 
@@ -89,27 +89,35 @@ class Journal:
         experiences: Iterable[Experience] = (),
         delivery: Delivery | None = None,
     ) -> None:
-        """Take a trained step in: the version it led to, its metrics, the experiences whose calls carried loss, and
-        what the trainer received."""
-        whole = {"experiences": tuple(experiences), "delivery": delivery, "session": self._session}
-        self._write_soon(insert_step, step=step, version=version, metrics=metrics, **whole)
+        """Queue a trained step: the policy version after it, its metrics, the experiences that were trained, and the
+        data passed to the trainer."""
+        self._write_soon(
+            insert_step,
+            step=step,
+            version=version,
+            metrics=metrics,
+            experiences=tuple(experiences),
+            delivery=delivery,
+            session=self._session,
+        )
 
     def add_parity(self, measured: Mapping[str, Any]) -> None:
-        """Take in what rounding was measured to be, by which engine and trainer are compared; the last session's is
-        kept."""
+        """Queue the measured rounding, the tolerance between engine and trainer. It replaces that of earlier
+        sessions."""
         self._write_soon(insert_parity, measured=dict(measured))
 
     def flush(self) -> None:
-        """Return once everything taken in so far is on disk. Raises `JournalError` if it is not."""
+        """Wait until everything queued so far is on disk. Raises `JournalError` if it could not be written."""
         done = threading.Event()
         self._put(_Item(done=done))
-        while not done.wait(_LOOK_S) and self._writer.is_alive():
+        while not done.wait(_POLL_S) and self._writer.is_alive():
             pass
         self._raise_failure()
-        assert done.is_set(), "the writer ends with the last item, or with a failure"
+        assert done.is_set(), "the writer thread ended before it was closed, without a failure"
 
     def close(self) -> None:
-        """Write what is left, close the file. Raises `JournalError` if something could not be written. Idempotent."""
+        """Write all queued items and close the file. Raises `JournalError` if something could not be written.
+        Idempotent."""
         if not self._closed:
             self._closed = True
             self._items.put(_Item(last=True))
@@ -142,7 +150,7 @@ class Journal:
             ) from self._failure
 
     def _write_all(self) -> None:
-        """The writer thread: one transaction for whatever has gathered."""
+        """Run the writer thread: write all queued items in one transaction, until the last one."""
         last = False
         while not last:
             items = [self._items.get()]
@@ -166,33 +174,35 @@ class Journal:
             for write in writes:
                 write(self._connection)
             self._connection.execute("COMMIT")
-        except BaseException as failure:  # the writer's boundary: kept, and raised at every later call
+        except BaseException as failure:  # kept, and raised by every later call
             self._num_unsaved += len(writes)
             self._failure = failure
-            with contextlib.suppress(sqlite3.Error):  # what cannot be undone now SQLite undoes when it is next opened
+            with contextlib.suppress(sqlite3.Error):  # otherwise SQLite rolls back when the file is next opened
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
 
 
 def _open(path: Path, max_bytes: int | None) -> sqlite3.Connection:
     try:
-        # Opened here so that failure shows at once; from then on only the writer thread uses it.
+        # Opened here so that errors are raised at once; afterwards only the writer thread uses it.
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     except sqlite3.Error as error:
         raise JournalError(f"cannot open the journal {path}: {error}") from error
     try:
-        found = _prepare(connection, max_bytes)
+        version = _prepare(connection, max_bytes)
     except sqlite3.Error as error:
         connection.close()
         raise JournalError(f"cannot open the journal {path}: {error}") from error
-    if found != str(SCHEMA_VERSION):
+    if version != str(SCHEMA_VERSION):
         connection.close()
-        raise JournalError(f"the journal {path} has schema version {found}; this Sharpen writes {SCHEMA_VERSION}")
+        raise JournalError(
+            f"the journal {path} has schema version {version}; this version of Sharpen writes {SCHEMA_VERSION}"
+        )
     return connection
 
 
 def _prepare(connection: sqlite3.Connection, max_bytes: int | None) -> str:
-    """Set the connection up, create the tables where they are missing, and return the schema version found."""
+    """Configure the connection, create missing tables, and return the schema version of the file."""
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
     if max_bytes is not None:

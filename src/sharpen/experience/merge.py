@@ -1,9 +1,9 @@
-"""From the calls of a rollout to the sequences that are trained.
+"""Merges the calls of a rollout into the sequences to train on.
 
-In: a `Rollout`. Out: its `Experience`s, with advantages and weights still 0 (`draw` fills them). Calls along parent
-links become one sequence, whose ids are simply those of its last call: a child's prompt is its parent's prompt and
-sampled ids and more. Where a call has several children the path forks; every trainable call carries loss in exactly
-one of the sequences.
+In: a `Rollout`. Out: its `Experience`s, with advantages and weights still 0 (`draw` sets them). Calls along parent
+links become one sequence. Its ids are those of the last call, since a child's prompt starts with its parent's prompt
+and sampled ids. If a call has several children, the path forks; every trainable call carries loss in exactly one
+sequence.
 
 Shape suffixes: P prompt tokens of a call, S sampled tokens of a call, T tokens of a sequence.
 """
@@ -17,11 +17,11 @@ from sharpen.types import Call, Experience, Rollout
 
 
 def merge(rollout: Rollout) -> list[Experience]:
-    """The trainable sequences of a rollout, in the order of their last calls; none if no call is trainable.
+    """Return the sequences of a rollout to train on, ordered by their last calls; none if no call is trainable.
 
-    Greedy and abandoned calls are context at most. Raises `CallError` for a trainable call without one finite logprob
-    per sampled token, or whose prompt does not start with its parent's ids; `SamplingError` for one sampled from a
-    truncated distribution.
+    Calls that are not trainable, such as greedy or abandoned ones, can only be context. Raises `CallError` for a
+    trainable call without exactly one finite logprob per sampled token, or a call whose prompt does not start with its
+    parent's ids; `SamplingError` for a trainable call sampled from a truncated distribution.
     """
     for call in rollout.calls:
         _check_call(rollout, call)
@@ -33,27 +33,27 @@ def merge(rollout: Rollout) -> list[Experience]:
             continue
         path = _path(rollout, leaf)
         while path and (not path[-1].trainable or path[-1].index in covered):
-            path.pop()  # a tail without loss of its own is not worth computing
+            path.pop()  # do not compute a tail that carries no loss here
         if not path:
             continue
-        carrying = [call for call in path if call.trainable and call.index not in covered]
-        covered.update(call.index for call in carrying)
-        experiences.append(_sequence(rollout, path[-1], carrying))
+        loss_calls = [call for call in path if call.trainable and call.index not in covered]
+        covered.update(call.index for call in loss_calls)
+        experiences.append(_sequence(rollout, path[-1], loss_calls))
     return experiences
 
 
 def whole_support(rollout: Rollout) -> bool:
-    """Whether all its trainable calls were sampled from the model's whole distribution."""
+    """Whether all trainable calls of the rollout were sampled from the model's full distribution."""
     return all(call.sampling.full_support for call in rollout.calls if call.trainable)
 
 
 def num_trainable_calls(rollout: Rollout) -> int:
-    """How many calls of the rollout carry loss."""
+    """Return the number of calls with loss."""
     return sum(call.trainable for call in rollout.calls)
 
 
 def _path(rollout: Rollout, leaf: Call) -> list[Call]:
-    """The calls from the first ancestor to `leaf`."""
+    """Return the calls from the first ancestor to `leaf`."""
     path = [leaf]
     while (parent := path[-1].parent) is not None:
         path.append(rollout.calls[parent])
@@ -61,8 +61,8 @@ def _path(rollout: Rollout, leaf: Call) -> list[Call]:
     return path
 
 
-def _sequence(rollout: Rollout, last: Call, carrying: list[Call]) -> Experience:
-    """The ids of `last` with loss on the sampled tokens of `carrying` (itself among them)."""
+def _sequence(rollout: Rollout, last: Call, loss_calls: list[Call]) -> Experience:
+    """Make a sequence of the ids of `last`, with loss on the sampled tokens of `loss_calls` (which include `last`)."""
     ids_T = np.concatenate([last.prompt_ids_P, last.sampled_ids_S]).astype(np.int32, copy=False)
     num_tokens = len(ids_T)
     loss_mask_T = np.zeros(num_tokens, dtype=np.bool_)
@@ -70,7 +70,7 @@ def _sequence(rollout: Rollout, last: Call, carrying: list[Call]) -> Experience:
     versions_T = np.full(num_tokens, -1, dtype=np.int32)
     calls_T = np.full(num_tokens, -1, dtype=np.int32)
     temperatures_T = np.ones(num_tokens, dtype=np.float32)
-    for call in carrying:
+    for call in loss_calls:
         start = len(call.prompt_ids_P)
         sampled = slice(start, start + len(call.sampled_ids_S))
         loss_mask_T[sampled] = True
@@ -109,13 +109,16 @@ def _check_call(rollout: Rollout, call: Call) -> None:
     finite_S = np.isfinite(call.logprobs_S)
     if not finite_S.all():
         first = int(np.argmin(finite_S))
-        raise CallError(f"{where}: the logprob of sampled token {first} is {call.logprobs_S[first]}; nothing is padded")
+        raise CallError(
+            f"{where}: the logprob of sampled token {first} is {call.logprobs_S[first]}; the engine must return a "
+            "finite one for every sampled token"
+        )
     if not call.sampling.full_support:
         settings = {"top_p": (call.sampling.top_p, 1.0), "top_k": (call.sampling.top_k, 0)}
         wrong = ", ".join(f"{name}={value:g}" for name, (value, full) in settings.items() if value != full)
         raise SamplingError(
             f"{where} was sampled with {wrong}: a truncated distribution has no probability ratio to the model's. "
-            "Sample with top_p=1 and top_k=0, or with temperature 0 where the call should be context only"
+            "Sample with top_p=1 and top_k=0, or with temperature 0 if the call should only be context"
         )
 
 

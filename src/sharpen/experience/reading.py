@@ -1,7 +1,7 @@
-"""Reading a journal (`run.db`) back, also while a run is writing it.
+"""Reads a journal (`run.db`), also while a run is writing it.
 
-In: its path. Out: the records that were added: equal ones, except that JSON has lists for tuples and plain text for
-whatever of a task's row has no form in JSON.
+In: its path. Out: records equal to those that were added, except that tuples become lists, and values of a task's row
+that JSON cannot hold become text.
 
 Shape suffixes: P prompt tokens, S sampled tokens of a call.
 """
@@ -32,8 +32,8 @@ from sharpen.types import Call, CallStatus, Check, FloatArray, Group, IntArray, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """A trained step: the policy version it led to, its metrics, and the session that trained it (None where none was
-    noted)."""
+    """A trained step: the policy version after it, its metrics, and the session that trained it (None if not
+    recorded)."""
 
     step: int
     version: int
@@ -43,7 +43,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedCall:
-    """A call that carried loss in a step: on so many tokens, with this advantage."""
+    """A call that carried loss in a step, with its number of loss tokens and its advantage."""
 
     step: int
     group_id: str
@@ -55,7 +55,7 @@ class TrainedCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutEntry:
-    """A rollout's line in the journal, without its calls; the last attempt of each."""
+    """A summary of a rollout's last attempt, without its calls."""
 
     id: str
     group_id: str
@@ -65,15 +65,16 @@ class RolloutEntry:
 
 
 def read_parity(path: Path | str) -> Mapping[str, Any] | None:
-    """What rounding was measured to be (`trainer.rounding.Rounding`); None where everything was computed in float32,
-    or an older Sharpen wrote the journal."""
+    """Return the measured rounding (`trainer.rounding.Rounding`); None if the run computed in float32, or an older
+    version wrote the journal."""
     with closing(open_journal(path)) as connection:
         row = connection.execute("SELECT value FROM meta WHERE key = 'parity'").fetchone()
     return None if row is None else json.loads(row[0])
 
 
 def find_rollouts(path: Path | str, *, part: str = "", last: int | None = None) -> list[RolloutEntry]:
-    """Rollouts whose id contains `part`, in the order they were added; only those of the `last` so many groups."""
+    """Return the rollouts whose id contains `part`, in the order they were added; with `last`, only those of the last
+    `last` groups."""
     with closing(open_journal(path)) as connection:
         rows = connection.execute(
             "SELECT id, group_id, outcome, reward, (SELECT COUNT(*) FROM calls WHERE rollout_key = rollouts.key)"
@@ -85,18 +86,18 @@ def find_rollouts(path: Path | str, *, part: str = "", last: int | None = None) 
 
 
 def read_group_ids(path: Path | str) -> list[tuple[int, str]]:
-    """(place in the journal, id) of all groups, in the order they were added."""
+    """Return (key in the journal, id) of all groups, in the order they were added."""
     return [(key, id_) for key, id_, _ in _groups(path)]
 
 
 def read_groups_at(path: Path | str, keys: Iterable[int]) -> list[Group]:
-    """The groups at these places in the journal."""
+    """Return the groups with these keys in the journal."""
     with closing(open_journal(path)) as connection:
         return [_read_group(connection, key) for key in keys]
 
 
 def read_groups(path: Path | str, *, group_id: str | None = None, last: int | None = None) -> Iterator[Group]:
-    """Groups in the order they were added: all, those with `group_id`, or only the `last` so many."""
+    """Yield groups in the order they were added: all, those with `group_id`, or only the last `last` groups."""
     with closing(open_journal(path)) as connection:
         keys = [
             key
@@ -109,27 +110,34 @@ def read_groups(path: Path | str, *, group_id: str | None = None, last: int | No
             yield _read_group(connection, key)
 
 
-def read_last_groups(path: Path | str) -> dict[int, list[int]]:
-    """The groups of each step by their place in the journal; the last ones where a step was done again after an
-    interruption.
+def read_groups_from(connection: sqlite3.Connection) -> Iterator[Group]:
+    """All groups of an open database with the journal's tables (rows are `sqlite3.Row`), in the order they were
+    added."""
+    for (key,) in connection.execute("SELECT key FROM groups ORDER BY key").fetchall():
+        yield _read_group(connection, key)
 
-    A step that begins again draws the same tasks first, so that an id which is there already (or another step in
-    between) says that what came before is not what was trained.
+
+def read_last_groups(path: Path | str) -> dict[int, list[int]]:
+    """Return the keys of each step's groups. If a step was repeated after an interruption, they are those of its last
+    time.
+
+    A repeated step is recognized by a group id that the step already has, since it draws the same tasks first, or by
+    groups of another step in between.
     """
     return _last_groups(read_group_ids(path))
 
 
 def read_trained_groups(path: Path | str, *, last_step: int, oldest: int) -> list[tuple[Group, list[TrainedCall]]]:
-    """The groups of the steps up to `last_step` that started at policy version `oldest` or later, in the order they
-    were added, each with its calls that carried loss in any of these steps."""
+    """Return the groups of the steps up to `last_step` that started at policy version `oldest` or later, in the order
+    they were added, each with its calls that carried loss in these steps."""
     groups = _groups(path)
     ids = {key: group_id for key, group_id, version in groups if version >= oldest}
     steps = _last_groups((key, group_id) for key, group_id, _ in groups)
-    keys = [key for step, found in steps.items() if step <= last_step for key in found if key in ids]
+    keys = [key for step, step_keys in steps.items() if step <= last_step for key in step_keys if key in ids]
     if not keys:
         return []
     calls: dict[str, list[TrainedCall]] = {ids[key]: [] for key in keys}
-    first = min(step for step, found in steps.items() if any(key in ids for key in found))
+    first = min(step for step, step_keys in steps.items() if any(key in ids for key in step_keys))
     for call in _read_trained(path, first, last_step):
         if call.group_id in calls:
             calls[call.group_id].append(call)
@@ -137,14 +145,14 @@ def read_trained_groups(path: Path | str, *, last_step: int, oldest: int) -> lis
 
 
 def _step_of(group_id: str) -> int | None:
-    """The step that a group was rolled out for: ids of groups begin with `step-<steps done before>/`."""
+    """Return the step that a group was rolled out for; its id starts with `step-<number of steps before>/`."""
     head, _, _ = group_id.partition("/")
     name, _, number = head.rpartition("-")
     return int(number) + 1 if name == "step" and number.isdigit() else None
 
 
 def read_steps(path: Path | str) -> list[StepRecord]:
-    """Trained steps, in the order they were added."""
+    """Return the trained steps, in the order they were added."""
     with closing(open_journal(path)) as connection:
         session = "NULL"
         if has(connection, "step_sessions"):
@@ -156,48 +164,48 @@ def read_steps(path: Path | str) -> list[StepRecord]:
 
 
 def read_trained(path: Path | str, *, step: int | None = None) -> list[TrainedCall]:
-    """Calls that carried loss, of one step or of all, in the order they were added."""
+    """Return the calls that carried loss, of one step or all, in the order they were added."""
     return _read_trained(path, step, step)
 
 
 def read_checks(path: Path | str) -> dict[int, tuple[Check, ...]]:
-    """The checks of each step's certificate; those of the last time that the step was trained."""
+    """Return the checks of each step's certificate. If a step was repeated, they are those of its last time."""
     with closing(open_journal(path)) as connection:
         rows = connection.execute("SELECT step, name, checked, broken, first FROM checks ORDER BY rowid").fetchall()
-    found: dict[int, dict[str, Check]] = {}
+    by_step: dict[int, dict[str, Check]] = {}
     for row in rows:
         fields = {name: row[name] for name in ("name", "checked", "broken", "first")}
-        found.setdefault(row["step"], {})[row["name"]] = Check(**fields)
-    return {step: tuple(checks.values()) for step, checks in found.items()}
+        by_step.setdefault(row["step"], {})[row["name"]] = Check(**fields)
+    return {step: tuple(checks.values()) for step, checks in by_step.items()}
 
 
 def read_taught(path: Path | str) -> dict[int, list[TaughtRow]]:
-    """The rows that each step of a run without rollouts drew; empty for a run that did not note them."""
+    """Return the rows of each step of a supervised run; empty if the run did not record them."""
     with closing(open_journal(path)) as connection:
         if not has(connection, "taught"):
             return {}
         rows = connection.execute("SELECT * FROM taught ORDER BY rowid").fetchall()
-    found: dict[int, list[TaughtRow]] = {}
+    taught: dict[int, list[TaughtRow]] = {}
     for row in rows:
         fields = {name: row[name] for name in ("row_id", "num_tokens", "row_digest", "ids_digest")}
-        found.setdefault(row["step"], []).append(TaughtRow(too_long=bool(row["too_long"]), **fields))
-    return found
+        taught.setdefault(row["step"], []).append(TaughtRow(too_long=bool(row["too_long"]), **fields))
+    return taught
 
 
 def read_task_rows(path: Path | str) -> dict[str, str]:
-    """The row of each task that was rolled out, as `records.row_text` writes it, by the task's id."""
+    """Return the row of each task that was rolled out, as written by `records.row_text`, by task id."""
     with closing(open_journal(path)) as connection:
-        found = connection.execute(
+        rows = connection.execute(
             "SELECT DISTINCT task_id, texts.json FROM groups JOIN texts ON texts.id = groups.task_row"
         )
-        return dict(found.fetchall())
+        return dict(rows.fetchall())
 
 
 def count_taught(path: Path | str, steps: Collection[int] | None = None) -> dict[str, int]:
-    """What became of the rows that the steps of a run without rollouts drew (step 0 has those held out); of all steps,
-    or of these."""
+    """Count the rows of a supervised run that were trained, too long or empty, in these steps or all (but not step 0,
+    which records the held-out rows)."""
     taught = read_taught(path).items()
-    rows = [row for step, found in taught if step and (steps is None or step in steps) for row in found]
+    rows = [row for step, step_rows in taught if step and (steps is None or step in steps) for row in step_rows]
     counts = {
         "trained": sum(row.num_tokens > 0 for row in rows),
         "too long": sum(row.too_long for row in rows),
@@ -207,35 +215,35 @@ def count_taught(path: Path | str, steps: Collection[int] | None = None) -> dict
 
 
 def count_outcomes(path: Path | str, groups: Collection[int] | None = None) -> dict[str, int]:
-    """Rollouts by outcome, attempts that were repeated included; of all groups, or of those at these places."""
-    return _counts(path, "outcome", "rollouts", "group_key", groups)
+    """Count rollouts by outcome, including repeated attempts, in all groups or in those with these keys."""
+    return _count_by_group(path, "outcome", "rollouts", groups)
 
 
 def count_calls(path: Path | str, groups: Collection[int] | None = None) -> dict[str, int]:
-    """Calls by status; of all groups, or of those at these places."""
-    return _counts(path, "status", "calls JOIN rollouts ON rollouts.key = rollout_key", "group_key", groups)
+    """Count calls by status, in all groups or in those with these keys."""
+    return _count_by_group(path, "status", "calls JOIN rollouts ON rollouts.key = rollout_key", groups)
 
 
 def _groups(path: Path | str) -> list[tuple[int, str, int]]:
-    """(place in the journal, id, policy version) of all groups, in the order they were added."""
+    """Return (key in the journal, id, policy version) of all groups, in the order they were added."""
     with closing(open_journal(path)) as connection:
         return [tuple(row) for row in connection.execute("SELECT key, id, version FROM groups ORDER BY key")]
 
 
 def _last_groups(groups: Iterable[tuple[int, str]]) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
+    steps: dict[int, list[int]] = {}
     seen: set[str] = set()
-    number: int | None = None
+    current: int | None = None
     for key, group_id in groups:
         step = _step_of(group_id)
         if step is None:
             continue
-        if step != number or group_id in seen:
-            found[step], seen = [], set()
-        found[step].append(key)
+        if step != current or group_id in seen:
+            steps[step], seen = [], set()
+        steps[step].append(key)
         seen.add(group_id)
-        number = step
-    return dict(sorted(found.items()))
+        current = step
+    return dict(sorted(steps.items()))
 
 
 def _read_trained(path: Path | str, first: int | None, last: int | None) -> list[TrainedCall]:
@@ -248,37 +256,39 @@ def _read_trained(path: Path | str, first: int | None, last: int | None) -> list
     return [TrainedCall(**dict(row)) for row in rows]
 
 
-def _counts(path: Path | str, what: str, table: str, of: str, keys: Collection[int] | None) -> dict[str, int]:
-    chosen = None if keys is None else set(keys)
+def _count_by_group(path: Path | str, column: str, table: str, groups: Collection[int] | None) -> dict[str, int]:
+    """Count the values of a column, most common first, in all groups or in those with these keys."""
+    keys = None if groups is None else set(groups)
     counts: Counter[str] = Counter()
     with closing(open_journal(path)) as connection:
         for value, key, count in connection.execute(
-            f"SELECT {what}, {of}, COUNT(*) FROM {table} GROUP BY {what}, {of}"
+            f"SELECT {column}, group_key, COUNT(*) FROM {table} GROUP BY {column}, group_key"
         ):
-            counts[value] += count if chosen is None or key in chosen else 0
+            counts[value] += count if keys is None or key in keys else 0
     return {value: count for value, count in counts.most_common() if count}
 
 
 def has(connection: sqlite3.Connection, table: str) -> bool:
-    """Whether the journal has this table: those that were added later may be missing."""
+    """Whether the journal has this table; older journals lack some."""
     return connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone() is not None
 
 
 def open_journal(path: Path | str) -> sqlite3.Connection:
-    """Open a journal to read. Raises `JournalError` if it is none, or of another version."""
+    """Open a journal for reading. Raises `JournalError` if the file is not a journal or has another schema version."""
     try:
         connection = sqlite3.connect(f"{Path(path).resolve().as_uri()}?mode=ro", uri=True)
     except sqlite3.Error as error:
         raise JournalError(f"cannot read the journal {path}: {error}") from error
     connection.row_factory = sqlite3.Row
     try:
-        found = connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()["value"]
+        row = connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
     except sqlite3.Error as error:
         connection.close()
         raise JournalError(f"cannot read the journal {path}: {error}") from error
-    if found != str(SCHEMA_VERSION):
+    if row is None or row["value"] != str(SCHEMA_VERSION):
         connection.close()
-        raise JournalError(f"the journal {path} has schema version {found}; this Sharpen reads {SCHEMA_VERSION}")
+        version = "no schema version" if row is None else f"schema version {row['value']}"
+        raise JournalError(f"the journal {path} has {version}; this version of Sharpen reads {SCHEMA_VERSION}")
     return connection
 
 
@@ -327,7 +337,7 @@ def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row) -> Rollout:
 
 
 def _read_notes(connection: sqlite3.Connection, rollout_key: int) -> list[sqlite3.Row]:
-    """What the owner said of single calls; nothing in a journal of before there was a place for it."""
+    """Return the notes on single calls (step reward, state, request); none in a journal without this table."""
     if not has(connection, "call_notes"):
         return []
     return connection.execute("SELECT * FROM call_notes WHERE rollout_key = ?", (rollout_key,)).fetchall()
@@ -366,10 +376,10 @@ def _read_call(earlier: list[Call], row: sqlite3.Row, request: int | None) -> Ca
 
 
 def ints(blob: bytes) -> IntArray:
-    """Numbers as they are stored."""
+    """Decode an array of int32."""
     return np.frombuffer(blob, dtype=INT_BYTES).astype(np.int32, copy=False)
 
 
 def floats(blob: bytes) -> FloatArray:
-    """Numbers as they are stored."""
+    """Decode an array of float32."""
     return np.frombuffer(blob, dtype=FLOAT_BYTES).astype(np.float32, copy=False)

@@ -1,13 +1,12 @@
-"""The tables of the journal and how groups and steps are written into them.
+"""The tables of the journal, and the functions that write groups and steps into them.
 
-In: records and an open connection. Out: rows: explicit columns, arrays as raw little-endian bytes (int32, float32),
-the rest as JSON. `reading` turns them back into the same records.
+In: records and an open connection. Out: rows with explicit columns; arrays are stored as raw little-endian bytes
+(int32, float32), other values as JSON. `reading` turns rows back into the same records.
 
-Size grows linearly with the turns of a rollout: a call stores what it adds to an earlier call of its rollout, its
-*base*. That is its parent, or, for a call that starts a new sequence, the recent call with the longest common
-beginning. `prompt_kept` counts the ids taken over from the base's prompt and sampled ids, `messages_kept` the
-messages taken over from the base's messages and its response. Tool schemas and task rows are stored once for each
-distinct value (`texts`).
+Size grows linearly with the turns of a rollout, because a call stores only its difference from an earlier call of its
+rollout, its *base*: its parent or, for a call that starts a new sequence, the recent call with the longest common
+prefix. `prompt_kept` counts the ids shared with the base's prompt and sampled ids, `messages_kept` the messages shared
+with the base's messages and response. Tool schemas and task rows are stored once per distinct value (`texts`).
 
 Shape suffixes: P prompt tokens of a call, N prompt and sampled tokens of a call, S loss tokens of a call.
 """
@@ -94,23 +93,23 @@ BASELINE = 2
 """`is_final` of a group's greedy baseline; 1 is a rollout of the group, 0 an attempt that was repeated."""
 
 EXPERT = "expert/"
-"""How the ids of an expert's rows begin where they stand among rollouts; a group's begins with its step."""
+"""Prefix of the ids of an expert's rows in records that also hold rollouts, whose group ids start with their step."""
 
 EVALUATIONS = "evaluations.db"
-"""A second journal beside `run.db`, with the same tables: the rollouts of evaluations, which never train. The ids of
-its groups say of which: `before/held-out/sampled/<task id>`."""
+"""A second journal next to `run.db`, with the same tables, for the rollouts of evaluations, which are never trained.
+Group ids name the evaluation: `before/held-out/sampled/<task id>`."""
 
 INT_BYTES = np.dtype("<i4")
 FLOAT_BYTES = np.dtype("<f4")
 
 _MAX_CANDIDATES = 8
-"""How many calls back a call that starts a new sequence looks for its base."""
+"""How many earlier calls are considered as the base of a call that starts a new sequence."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TaughtRow:
-    """A row that a step without rollouts drew: its loss tokens (0 if it was left out, as one that is `too_long` is),
-    and digests of what the dataset held and of the sequences made of it."""
+    """A row of a supervised step: its number of loss tokens (0 if it was left out, for example as `too_long`), and
+    digests of its content in the dataset and of the sequences made from it."""
 
     row_id: str
     num_tokens: int
@@ -121,10 +120,10 @@ class TaughtRow:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LossSpan:
-    """The loss tokens of one call in one sequence, as the trainer receives them: in which update of the step (from 0)
-    and which of its sequences, where they stand (S), their advantages and weights. `ids` is a digest of the sequence's
-    ids up to the last of them, `records` one of their logprobs, versions and temperatures. `source` is the sequence
-    itself while it is there."""
+    """The loss tokens of one call in one sequence, as passed to the trainer: the number of the update in the step and
+    of the sequence in the update (both from 0), and the tokens' positions (S), advantages and weights. `ids` is a
+    digest of the sequence's ids up to the last of these tokens, `records` a digest of their logprobs, versions and
+    temperatures. `source` is the sequence itself; it is not stored."""
 
     update: int
     sequence: int
@@ -141,7 +140,8 @@ class LossSpan:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPlace:
-    """What became of a group in a step: its update, or why it was left out; whether it had trained before."""
+    """A group of a step: the update it belongs to, why it was left out (None: it was not), and whether it is
+    replayed."""
 
     group_id: str
     update: int
@@ -151,7 +151,7 @@ class GroupPlace:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """What the trainer received in a step."""
+    """The data passed to the trainer in a step."""
 
     spans: tuple[LossSpan, ...]
     places: tuple[GroupPlace, ...]
@@ -176,8 +176,8 @@ def insert_group(connection: sqlite3.Connection, group: Group) -> None:
 
 
 def row_text(row: Mapping[str, Any]) -> str:
-    """A task's row as the journal keeps it."""
-    return _to_json(row, foreign=repr)
+    """Return a task's row as the journal stores it."""
+    return _to_json(row, fallback=repr)
 
 
 def insert_step(
@@ -189,9 +189,9 @@ def insert_step(
     delivery: Delivery | None = None,
     session: str | None = None,
 ) -> None:
-    """Write a trained step, and for each call that carried loss in it its tokens and its advantage; they replace those
-    of a step of that number which an interruption undid. So does what the trainer received (`delivery`), if given.
-    `session` is the one that trained it."""
+    """Write a trained step, and the number of tokens and the advantage of each call with loss in it. Those of an
+    earlier step with the same number, which an interruption undid, are replaced; so is the `delivery`. `session` is the
+    session that trained the step."""
     connection.execute("DELETE FROM trained WHERE step = ?", (step,))
     key = _insert(connection, "steps", step=step, version=version, metrics=_to_json(metrics))
     if session is not None:
@@ -211,7 +211,7 @@ def insert_step(
 
 
 def insert_session(connection: sqlite3.Connection, session: str, step: int, version: int) -> None:
-    """Write that a session begins behind this step, with weights of this policy version."""
+    """Write that a session starts after this step, with weights of this policy version."""
     _insert(connection, "sessions", id=session, step=step, version=version)
 
 
@@ -250,13 +250,14 @@ def _insert_delivery(connection: sqlite3.Connection, step: int, delivery: Delive
 
 
 def _constant(numbers_S: FloatArray) -> float | None:
-    """The number that all are, if they are, and SQLite has it."""
+    """Return the value that all numbers equal; None if they differ or are not finite (SQLite stores NaN as NULL)."""
     same = np.isfinite(numbers_S[0]) and (numbers_S == numbers_S[0]).all()
     return float(numbers_S[0]) if same else None
 
 
 def insert_taught(connection: sqlite3.Connection, step: int, rows: Iterable[TaughtRow]) -> None:
-    """Write which rows a step without rollouts drew; they replace those of a step that an interruption undid."""
+    """Write the rows of a supervised step, replacing those of an earlier step with the same number, which an
+    interruption undid."""
     connection.execute("DELETE FROM taught WHERE step = ?", (step,))
     for row in rows:
         _insert(connection, "taught", step=step, **dataclasses.asdict(row))
@@ -269,7 +270,7 @@ def insert_checks(connection: sqlite3.Connection, step: int, checks: Iterable[Ch
 
 
 def insert_parity(connection: sqlite3.Connection, measured: Mapping[str, Any]) -> None:
-    """Write what rounding was measured to be."""
+    """Write the measured rounding."""
     connection.execute("INSERT OR REPLACE INTO meta VALUES ('parity', ?)", (_to_json(measured),))
 
 
@@ -288,7 +289,7 @@ def _insert_rollout(connection: sqlite3.Connection, group_key: int, is_final: in
         reward=rollout.reward,
         metrics=_to_json(rollout.metrics),
         call_rewards=_to_json({str(index): reward for index, reward in rollout.call_rewards.items()}),
-        # An error may quote text that is not valid Unicode, which SQLite does not take.
+        # An error may quote text that is not valid Unicode, which SQLite rejects.
         error=None if rollout.error is None else rollout.error.encode("utf-8", "backslashreplace").decode(),
         seconds=rollout.seconds,
     )
@@ -312,7 +313,7 @@ def _insert_rollout(connection: sqlite3.Connection, group_key: int, is_final: in
 def _insert_call(
     connection: sqlite3.Connection, rollout_key: int, earlier: Sequence[Call], histories: list[IntArray], call: Call
 ) -> None:
-    base, prompt_kept = _base(call, histories)
+    base, prompt_kept = _find_base(call, histories)
     known = () if base is None else (*earlier[base].messages, earlier[base].response)
     messages_kept = _num_common(known, call.messages)
     _insert(
@@ -351,18 +352,18 @@ def _insert(connection: sqlite3.Connection, table: str, **values: Any) -> int:
     return cursor.lastrowid
 
 
-def _base(call: Call, histories: list[IntArray]) -> tuple[int | None, int]:
-    """The earlier call that `call` is stored on top of, and how many ids of its prompt it takes over from there."""
+def _find_base(call: Call, histories: list[IntArray]) -> tuple[int | None, int]:
+    """Return the base of a call, if any, and the number of prompt ids that they share."""
     if call.parent is not None:
         candidates: Iterable[int] = (call.parent,)
     else:
         candidates = range(max(0, len(histories) - _MAX_CANDIDATES), len(histories))
-    best, most = None, 0
+    base, max_kept = None, 0
     for candidate in candidates:
         kept = _num_common_ids(histories[candidate], call.prompt_ids_P)
-        if kept > most:
-            best, most = candidate, kept
-    return best, most
+        if kept > max_kept:
+            base, max_kept = candidate, kept
+    return base, max_kept
 
 
 def _num_common_ids(history_N: IntArray, prompt_ids_P: IntArray) -> int:
@@ -390,16 +391,17 @@ def _to_bytes(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> bytes:
     return np.ascontiguousarray(array, dtype=dtype).tobytes()
 
 
-def _to_json(value: Any, *, foreign: Any = None) -> str:
-    """JSON in ASCII; numpy numbers become plain ones. `foreign` makes text of what JSON cannot hold, else an error."""
+def _to_json(value: Any, *, fallback: Any = None) -> str:
+    """Return ASCII JSON; numpy numbers become plain ones. `fallback` converts other values that JSON cannot hold to
+    text; without it, they raise `TypeError`."""
 
     def plain(item: Any) -> Any:
         if isinstance(item, Mapping):
             return dict(item)
         if isinstance(item, np.generic | np.ndarray):
             return item.tolist()
-        if foreign is not None:
-            return foreign(item)
-        raise TypeError(f"{type(item).__name__} has no form in JSON: {item!r}")
+        if fallback is not None:
+            return fallback(item)
+        raise TypeError(f"{type(item).__name__} cannot be written as JSON: {item!r}")
 
     return json.dumps(value, default=plain, separators=(",", ":"))

@@ -1,12 +1,12 @@
-"""Replay: groups that have trained stay in memory for a while, and may train once more beside the fresh ones of a step.
+"""Replay: trained groups stay in memory for a while, and may be trained again along with the fresh groups of a step.
 
-In: the groups of each trained step with their batches, or on resume the journal. Out: groups to train again, drawn at
-random without replacement by their priority; the same ones for the same seed, step and memory.
+In: the groups of each trained step with their batches or, on resume, the journal. Out: groups to train again, drawn at
+random by priority, without replacement; the same ones for the same seed, step and memory.
 
 Sources: prioritized replay by the size of the learning signal, arXiv 1511.05952, sections 3.2 and 3.3 (there the error
 of a single transition, here the mean absolute advantage of a group); replay of recent groups in GRPO: RePO, arXiv
-2506.09340, section 3. The former's importance weights (its β) are left out: which tasks train more is a choice here, as
-with filters and refill, and the drift of the policy is corrected by the loss, by each token's own ratio.
+2506.09340, section 3. The importance weights of the former (its β) are left out: training some tasks more often is
+intended, as with filters and refill, and the loss corrects for the older policy with the ratio of each token.
 
 Shape suffixes: N groups in memory.
 """
@@ -30,18 +30,19 @@ from sharpen.experience.reading import read_trained_groups
 from sharpen.types import Experience, Group
 
 EXPONENT = 0.6
-"""How much a larger signal is preferred; 0 not at all, 1 in proportion. Source: arXiv 1511.05952, section 4."""
+"""How much larger signals are preferred: 0 not at all, 1 proportionally. Source: arXiv 1511.05952, section 4."""
 DEFAULT_STEPS = 4
-"""Steps whose updates a group may be behind where `sampling.max_staleness` does not say."""
+"""Default of `sampling.max_staleness`, in steps."""
 _STREAM = 4
-"""Tells this stream of random numbers from others of the same seed."""
+"""Distinguishes this stream of random numbers from others with the same seed."""
 
 
 def priority(kind: Literal["signal", "recency"], *, signal: float, age: int, uses: int, max_staleness: int) -> float:
-    """The odds of a group: `(1 - age / (max_staleness + 1)) / 2^(uses - 1)`, with `signal` times `signal^0.6`.
+    """Return the relative odds of drawing a group: `(1 - age / (max_staleness + 1)) / 2^(uses - 1)`, and for the kind
+    `signal` this times `signal^0.6`.
 
-    `signal` is its mean absolute advantage, `age` how many versions its oldest token is behind, `uses` how many steps
-    have trained it. 0 for a group that is too old, or has nothing to teach.
+    `signal` is the group's mean absolute advantage, `age` the number of versions that its oldest token is behind,
+    `uses` the number of steps that have trained it. The odds are 0 if the group is too old or `signal` is 0.
     """
     if age > max_staleness or signal <= 0.0:
         return 0.0
@@ -51,8 +52,8 @@ def priority(kind: Literal["signal", "recency"], *, signal: float, age: int, use
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayGroup:
-    """A group in memory, the policy version of its oldest token, its mean absolute advantage when it last trained, and
-    how many steps have trained it."""
+    """A group in memory, with the policy version of its oldest token, its mean absolute advantage when it was last
+    trained, and the number of steps that have trained it."""
 
     group: Group
     oldest: int
@@ -60,20 +61,21 @@ class ReplayGroup:
     uses: int
 
     def age(self, version: int) -> int:
-        """Policy versions that its oldest token is behind `version`."""
+        """Return how many policy versions its oldest token is behind `version`."""
         return version - self.oldest
 
 
 def oldest_version(group: Group) -> int:
-    """The lowest policy version that a trainable token of the group was sampled at."""
+    """Return the lowest policy version at which a trainable token of the group was sampled."""
     calls = (call for rollout in group.scored for call in rollout.calls if call.trainable)
     return min((int(call.versions_S.min()) for call in calls), default=group.version)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySettings:
-    """At most `count` groups train again in a step, preferred by `priority`, none with a token more than
-    `max_staleness` versions behind. A group trains first when its tokens are at most `ahead` versions behind."""
+    """Settings of replay: at most `count` groups per step are trained again, chosen by `priority`, and none with a
+    token more than `max_staleness` versions behind. When a group is first trained, its tokens are at most `ahead`
+    versions behind."""
 
     count: int
     max_staleness: int
@@ -83,17 +85,17 @@ class ReplaySettings:
 
 
 def replay_settings(config: RunConfig, algorithm: Algorithm, *, ahead: int) -> ReplaySettings | None:
-    """As configured; None without replay. `ahead` is how many policy versions rollouts may run ahead of the training.
-    Raises `ConfigError` where replay would be wrong, or settings of it have no effect."""
+    """Read the settings of replay; None without replay. `ahead` is how many policy versions rollouts may run ahead of
+    training. Raises `ConfigError` if the algorithm cannot be combined with replay, or settings have no effect."""
     settings = config.sampling
     if settings.replay_share == 0:
-        _refuse_idle(settings)
+        _refuse_unused(settings)
         return None
     _refuse_on_policy(config, algorithm)
     count = int(settings.replay_share * config.algorithm.batch_size)
     if count < 1:
         raise ConfigError(
-            f"sampling.replay_share is {settings.replay_share:g}, which is no whole group for a step of "
+            f"sampling.replay_share is {settings.replay_share:g}, which is less than one group for a step of "
             f"{config.algorithm.batch_size} tasks: set at least {1 / config.algorithm.batch_size:.3g}, or 0"
         )
     updates = config.trainer.num_minibatches * config.trainer.epochs
@@ -102,7 +104,7 @@ def replay_settings(config: RunConfig, algorithm: Algorithm, *, ahead: int) -> R
         running = f" and rollouts run up to {ahead} versions ahead of it (sync)" if ahead else ""
         raise ConfigError(
             f"sampling.max_staleness is {bound}, but one step makes {updates} updates (trainer.num_minibatches × "
-            f"trainer.epochs){running}, so that groups are older when the next one trains: set at least "
+            f"trainer.epochs){running}, so all groups would be too old in the next step: set at least "
             f"{updates + ahead}"
         )
     return ReplaySettings(
@@ -111,7 +113,7 @@ def replay_settings(config: RunConfig, algorithm: Algorithm, *, ahead: int) -> R
 
 
 class Replay:
-    """The memory. `draw` before a step trains, `keep` when it has trained; `restore` on resume."""
+    """The memory of groups. Call `draw` before a step is trained, `keep` afterwards, and `restore` on resume."""
 
     def __init__(self, settings: ReplaySettings) -> None:
         self.max_staleness = settings.max_staleness
@@ -122,8 +124,8 @@ class Replay:
         return len(self._kept)
 
     def draw(self, step: int, version: int) -> tuple[ReplayGroup, ...]:
-        """Groups to train again in `step`, which starts at policy `version`, the first drawn first. Groups that are
-        too old leave the memory. Cost: n log n."""
+        """Draw groups to train again in `step`, which starts at policy `version`, in the order of drawing. Groups that
+        are too old are removed from the memory. Takes O(n log n)."""
         self._kept = {id_: kept for id_, kept in self._kept.items() if kept.age(version) <= self.max_staleness}
         candidates = list(self._kept.values())
         if not candidates:
@@ -140,23 +142,23 @@ class Replay:
                 for kept in candidates
             ]
         )
-        # A weighted draw without replacement: Efraimidis and Spirakis, "Weighted random sampling with a reservoir".
+        # Weighted sampling without replacement: Efraimidis and Spirakis, "Weighted random sampling with a reservoir".
         uniform_N = np.random.default_rng([self._settings.seed, step, _STREAM]).random(len(candidates))
         ranking_N = np.argsort(np.log1p(-uniform_N) / -weights_N, kind="stable")
         return tuple(candidates[place] for place in ranking_N[: self._settings.count].tolist())
 
     def keep(self, groups: Iterable[Group], batches: Iterable[Batch]) -> None:
-        """Note that these groups trained, in these batches: fresh ones come in, those that trained again count one use
-        more. Groups without an advantage are not kept: there is nothing to learn from them."""
+        """Record that these groups were trained in these batches: add fresh ones, and count another use of replayed
+        ones. Groups whose advantages are all 0 are not kept, since they teach nothing."""
         signals = _signals(batches)
         for group in groups:
             before = self._kept.get(group.id)
             self._note(group, signals.get(group.id, 0.0), 1 if before is None else before.uses + 1)
 
     def restore(self, journal: Path, algorithm: Algorithm, *, step: int, version: int) -> None:
-        """Fill the memory with what it held after `step`, at policy `version`. Raises `JournalError`."""
+        """Restore the memory as it was after `step`, at policy `version`. Raises `JournalError`."""
         self._kept = {}
-        oldest = version - self.max_staleness - self._settings.ahead  # that it began at: its tokens may be younger
+        oldest = version - self.max_staleness - self._settings.ahead  # a group's tokens may be newer than its start
         for group, calls in read_trained_groups(journal, last_step=step, oldest=oldest):
             last = max((call.step for call in calls), default=0)
             if last and left_out(group, algorithm) is None:
@@ -164,7 +166,7 @@ class Replay:
                 self._note(group, _mean(advantages), len({call.step for call in calls}))
 
     def metrics(self, replayed: Sequence[ReplayGroup], version: int) -> dict[str, float]:
-        """What a step that started at `version` replayed, as numbers to log."""
+        """Return metrics about the groups replayed in a step that started at `version`."""
         ages = [kept.age(version) for kept in replayed]
         return {
             "batch/groups_replayed": float(len(replayed)),
@@ -182,8 +184,8 @@ class Replay:
 
 
 def mixed(fresh: Sequence[Group], replayed: Sequence[Group], algorithm: Algorithm) -> tuple[Group, ...]:
-    """The groups of a step in the order in which they are split into minibatches: replayed ones spread evenly among
-    the fresh ones that train, of which one is first; behind them those that are left out."""
+    """Order the groups of a step for splitting into minibatches: replayed groups evenly spread among the trained fresh
+    ones, starting with a fresh one, then the groups that are left out."""
     if not replayed:
         return tuple(fresh)
     training = [group for group in fresh if left_out(group, algorithm) is None]
@@ -194,59 +196,60 @@ def mixed(fresh: Sequence[Group], replayed: Sequence[Group], algorithm: Algorith
 
 
 def probe(groups: Sequence[Group], version: int) -> tuple[Experience, ...]:
-    """The sequences of one fresh group, to compare with the engine in a step that may train on older ones alone; empty
-    if no token is of this policy version (rollouts that run ahead)."""
+    """Return the sequences of one fresh group, to compare with the engine in a step that may train only older tokens;
+    empty if no token has this policy version, as happens when rollouts run ahead."""
     for group in groups:
-        found = [one for rollout in group.scored if whole_support(rollout) for one in merge(rollout)]
-        if any((one.versions_T[one.loss_mask_T] == version).any() for one in found):
-            return tuple(found)
+        sequences = [one for rollout in group.scored if whole_support(rollout) for one in merge(rollout)]
+        if any((one.versions_T[one.loss_mask_T] == version).any() for one in sequences):
+            return tuple(sequences)
     return ()
 
 
 def _signals(batches: Iterable[Batch]) -> Mapping[str, float]:
-    """For each group its mean absolute advantage over the calls that carried loss."""
-    found: dict[str, list[float]] = {}
+    """Return the mean absolute advantage of each group over its calls with loss, by group id."""
+    magnitudes: dict[str, list[float]] = {}
     for batch in batches:
         for experience in batch.experiences:
             mask_T = experience.loss_mask_T
             _, firsts = np.unique(experience.calls_T[mask_T], return_index=True)
             advantages = experience.advantages_T[mask_T][firsts].tolist()
-            found.setdefault(experience.group_id, []).extend(map(abs, advantages))
-    return {group_id: _mean(advantages) for group_id, advantages in found.items()}
+            magnitudes.setdefault(experience.group_id, []).extend(map(abs, advantages))
+    return {group_id: _mean(values) for group_id, values in magnitudes.items()}
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Exactly rounded, so that it does not depend on the order."""
+    """Return the mean, computed exactly, so that it does not depend on the order."""
     return math.fsum(values) / len(values) if values else 0.0
 
 
-def _refuse_idle(settings: SamplingConfig) -> None:
+def _refuse_unused(settings: SamplingConfig) -> None:
+    """Raise `ConfigError` for settings of replay without `replay_share`."""
     default = SamplingConfig()
     for name in ("replay_priority", "max_staleness"):
         if (value := getattr(settings, name)) != getattr(default, name):
             raise ConfigError(
-                f"sampling.{name} is {value!r}, but without replay no group is ever stale: set sampling.replay_share "
-                "too, or leave it out"
+                f"sampling.{name} is {value!r}, but has no effect without replay: set sampling.replay_share too, or "
+                "leave it out"
             )
 
 
 def _refuse_on_policy(config: RunConfig, algorithm: Algorithm) -> None:
-    """Raise `ConfigError` for algorithms that older groups would train in a wrong direction."""
+    """Raise `ConfigError` for algorithms that cannot train on groups of an older policy."""
     name = config.algorithm.algorithm_type
     if algorithm.needs_critic:
         raise ConfigError(
-            f"sampling.replay_share has no place with the critic of {name!r}: returns in replayed rollouts are those "
-            "of an older policy, and the ratio of a token does not correct what came after it; set it to 0, or "
-            "loss.advantage to one without a critic (grpo, rloo)"
+            f"sampling.replay_share cannot be used with the critic of {name!r}: the returns of replayed rollouts are "
+            "those of an older policy, and the ratio of a token does not correct for what came after it; set it to 0, "
+            "or loss.advantage to one without a critic (grpo, rloo)"
         )
     if algorithm.needs_teacher:
         raise ConfigError(
-            f"sampling.replay_share has no place in {name!r}, where a teacher scores what the policy itself says now: "
-            "set it to 0"
+            f"sampling.replay_share cannot be used with {name!r}, where a teacher scores what the current policy "
+            "says: set it to 0"
         )
     if not algorithm.off_policy:
         raise ConfigError(
             f"sampling.replay_share needs a policy loss that corrects for older policies, but "
             f"{algorithm.policy_loss!r} of {name!r} has no probability ratio and would be biased: set it to 0, or "
-            "loss.policy_loss to one that does (ppo, importance_sampling, topr, opmd)"
+            "loss.policy_loss to one that corrects (ppo, importance_sampling, topr, opmd)"
         )

@@ -1,1 +1,1 @@
-"""OpenAI-style requests in, responses out; every call recorded at the token boundary, on the right rollout."""
+"""Answers OpenAI-style requests, and records every call with its exact tokens on the right rollout."""

@@ -1,1 +1,1 @@
-"""Token ids in, sampled ids out: the engine interface and our own continuous-batching engine."""
+"""Samples continuations of token ids: the engine interface, our continuous-batching engine, and vLLM."""

@@ -1,5 +1,5 @@
-"""The engine interface: token ids in, sampled token ids out. Knows nothing of chat, tools, or text (but for stop
-strings).
+"""The engine interface: token ids in, sampled token ids out. It knows nothing of chat, tools or text, except stop
+strings.
 
 In: `GenerateRequest`. Out: `Generation`. Implementations: `embedded.EmbeddedEngine`, `vllm.VLLMEngine`,
 and `routing.Replicas` over several of them.
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class GenerateRequest:
     """One continuation to sample.
 
-    `noise` is a 64-bit key: the randomness of the token at position t is a function of (noise, t) alone, never of what
-    else the engine is doing. `top_logprobs` asks for that many alternatives at each position. `session` says who asks
-    (a rollout's id): where several engines serve, its requests go to the one that has its prefix. Empty: to any.
+    `noise` is a 64-bit key: the randomness of the token at position t is a function of (noise, t) only, never of other
+    requests. `top_logprobs` is the number of alternatives to return at each position. `session` is a rollout's id: with
+    several engines, its requests go to the engine that has its prefix cached. Empty: to any engine.
     """
 
     prompt_ids: IntArray
@@ -35,10 +35,10 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """What was sampled: ids (the end token included), the logprob and policy version of each, why it stopped.
+    """A sampled continuation: ids (including the end token), the logprob and policy version of each, why it stopped.
 
-    `text` is None unless a stop string ended it: then the decoded text up to the stop string. `top_logprobs` holds, for
-    each position, the (id, logprob) pairs asked for.
+    `text` is the decoded text up to the stop string if one ended the continuation, else None. `top_logprobs` holds the
+    requested (id, logprob) pairs of each position.
     """
 
     ids: IntArray
@@ -50,28 +50,28 @@ class Generation:
 
 
 class Engine(Protocol):
-    """Serves one policy. All coroutines run on the serving loop (`execution`), where the engine also does its steps."""
+    """Serves one policy. All coroutines run on the serving loop (`execution`), where the engine also runs its steps."""
 
     @property
     def max_model_len(self) -> int:
-        """Prompt plus sampled tokens of one request, at most."""
+        """The maximum of prompt plus sampled tokens of one request."""
 
     @property
     def version(self) -> int:
-        """Policy version of the weights in place."""
+        """The policy version of the loaded weights."""
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Sample one continuation. Cancelling the awaiting task aborts the request and frees its slot.
 
-        Raises `ContextOverflowError` if the prompt leaves no room for one token. `max_tokens` beyond the context is
-        cut to what fits (finish reason "length"). `EngineLostError` says that the engine is of no use any more.
+        `max_tokens` beyond the context is cut to what fits (finish reason "length"). Raises `ContextOverflowError` if
+        the prompt leaves no room for one token, and `EngineLostError` if the engine can serve no more requests.
         """
 
     async def load(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Copy new weights in (Hugging Face parameter names) between two decode steps.
+        """Load new weights (by Hugging Face parameter names) between two decode steps.
 
-        Afterwards no token is computed from KV of older weights, and new tokens carry `version`.
+        Afterwards no token is computed from the KV of older weights, and new tokens have `version`.
         """
 
     async def close(self) -> None:
-        """Abort what is running and free memory."""
+        """Abort running requests and free memory."""

@@ -1,6 +1,6 @@
-"""Which models the embedded engine serves, and by which forward pass; all others are refused by name.
+"""Decides which models the embedded engine serves, and with which forward pass.
 
-In: a loaded Hugging Face causal language model. Out: `ModelShape`, or a `ModelError` that says what is not served.
+In: a loaded Hugging Face causal language model. Out: `ModelShape`, or a `ModelError` that names what is not served.
 
 Served: decoder-only models whose layers all have full or sliding-window attention and that call attention through
 transformers' attention interface. Refused: recurrent and hybrid layers, experts (their routing would have to be
@@ -28,7 +28,7 @@ _ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """What the engine needs to know of a model."""
+    """The properties of a model that the engine needs. `fast`: it has our own forward pass."""
 
     num_layers: int
     num_kv_heads: int
@@ -38,7 +38,7 @@ class ModelShape:
 
 
 def inspect_model(model: Any, max_model_len: int) -> ModelShape:
-    """Check that `model` can be served at `max_model_len` and give its shape. Raises `ModelError`."""
+    """Check that `model` can be served at `max_model_len`, and return its shape. Raises `ModelError`."""
     config = model.config
     name = f"{type(model).__name__} (model_type {config.model_type!r})"
     if getattr(config, "is_encoder_decoder", False):
@@ -46,8 +46,8 @@ def inspect_model(model: Any, max_model_len: int) -> ModelShape:
     layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
     recurrent = sorted(layer_types - _ATTENTION_LAYERS)
     if recurrent or not hasattr(config, "num_attention_heads") or getattr(model, "_is_stateful", False):
-        found = ", ".join(recurrent) or "recurrent state"
-        raise ModelError(f"{name} has layers other than full or sliding-window attention ({found}): not served")
+        kinds = ", ".join(recurrent) or "recurrent state"
+        raise ModelError(f"{name} has layers other than full or sliding-window attention ({kinds}): not served")
     refuse_architecture(config, name)
     if not getattr(model, "_supports_attention_backend", False):
         raise ModelError(f"{name} does not use transformers' attention interface: not served")
@@ -58,12 +58,12 @@ def inspect_model(model: Any, max_model_len: int) -> ModelShape:
         num_kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
         head_dim=head_dim,
         vocab_size=config.vocab_size,
-        fast=_fast(model, layer_types, head_dim),
+        fast=_is_fast(model, layer_types, head_dim),
     )
 
 
 def check_length(config: Any, name: str, max_model_len: int) -> None:
-    """Raise `ModelError` if the model has not so many positions."""
+    """Raise `ModelError` if the model has fewer than `max_model_len` positions."""
     ropes = _rope_parameters(config)
     trained = getattr(config, "max_position_embeddings", None)
     for rope in ropes:
@@ -79,15 +79,15 @@ def check_length(config: Any, name: str, max_model_len: int) -> None:
 
 
 def _rope_parameters(config: Any) -> list[dict[str, Any]]:
-    """The rotary settings; models with two kinds of layers have one for each."""
+    """Return the rotary settings. Models with two kinds of layers have one for each kind."""
     parameters = getattr(config, "rope_parameters", None) or {}
     if any(isinstance(value, dict) for value in parameters.values()):
         return [value for value in parameters.values() if isinstance(value, dict)]
     return [parameters]
 
 
-def _fast(model: Any, layer_types: set[str], head_dim: int) -> bool:
-    """Whether the fast forward covers everything in this model's configuration."""
+def _is_fast(model: Any, layer_types: set[str], head_dim: int) -> bool:
+    """Whether the fast forward pass supports everything in this model's configuration."""
     config = model.config
     if config.model_type not in FAST_FAMILIES or layer_types != {"full_attention"}:
         return False
@@ -101,17 +101,17 @@ def _fast(model: Any, layer_types: set[str], head_dim: int) -> bool:
 
 
 def _projections(model: Any) -> list[nn.Module]:
-    """Every matrix that the fast forward multiplies with."""
-    found = [model.lm_head]
+    """Return every module whose weight matrix the fast forward pass reads."""
+    modules = [model.lm_head]
     for layer in model.model.layers:
         attention, mlp = layer.self_attn, layer.mlp
-        found += [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
-        found += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
-    return found
+        modules += [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+        modules += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+    return modules
 
 
 def end_token_ids(model: Any) -> frozenset[int]:
-    """Ids that end a generation: of the generation configuration, else of the model's own (an int, a list, or none)."""
+    """Return the ids that end a generation, from the generation configuration, else from the model's own."""
     generation = getattr(model, "generation_config", None)
     for source in (generation, model.config):
         ids = getattr(source, "eos_token_id", None)

@@ -1,6 +1,6 @@
-"""What every engine refuses before it computes anything.
+"""Validation of requests, shared by all engines.
 
-In: a `GenerateRequest`, the engine's context and vocabulary. Out: how many tokens may be sampled, or an error.
+In: a `GenerateRequest`, the engine's context and vocabulary sizes. Out: the number of tokens to sample, or an error.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from sharpen.inference.engine import GenerateRequest
 
 
 def check_request(request: GenerateRequest, *, max_model_len: int, vocab_size: int) -> int:
-    """Tokens to sample at most: `max_tokens`, cut to what fits.
+    """Return the maximum number of tokens to sample: `max_tokens`, cut to what fits the context.
 
-    Raises `ContextOverflowError` if the prompt leaves no room for one, `SamplingError` for parameters or ids that make
-    no sense.
+    Raises `ContextOverflowError` if the prompt leaves no room for one token, `SamplingError` for invalid parameters or
+    ids.
     """
     _check_sampling(request)
     num_prompt = len(request.prompt_ids)
@@ -47,5 +47,5 @@ def _check_sampling(request: GenerateRequest) -> None:
     for string in sampling.stop:
         try:
             string.encode()
-        except UnicodeEncodeError:  # half of a surrogate pair: the engine's loop, which others share, would stumble
+        except UnicodeEncodeError:  # a lone surrogate would raise in the engine's loop and fail other requests
             raise SamplingError(f"a stop string must be text, not {string!a}") from None

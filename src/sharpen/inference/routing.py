@@ -1,7 +1,7 @@
-"""Several engines that serve one policy, behind one: the calls of a rollout go where its prefix is cached.
+"""Routing of requests to several engines of one policy: a rollout's calls go to the engine that caches its prefix.
 
-In: `Engine`s with the same model and settings (replicas). Out: `Replicas`, an `Engine` too. A replica that is lost
-leaves its sessions, and the calls it was serving, to the others; nothing of those calls was delivered yet.
+In: `Engine`s with the same model and settings (replicas). Out: `Replicas`, which is itself an `Engine`. If a replica is
+lost, the others take over its sessions and the calls it was serving, of which nothing was delivered yet.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
 
-MOST_SESSIONS = 65_536
-"""Sessions that are remembered; beyond it the one that has asked for nothing for the longest time is forgotten."""
+MAX_SESSIONS = 65_536
+"""How many sessions are remembered; the least recently used is forgotten first."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -34,18 +34,18 @@ class _Replica:
 
 
 class Replicas:
-    """Satisfies `Engine`. Every method runs on the serving loop."""
+    """An `Engine` made of replicas. Every method runs on the serving loop."""
 
-    def __init__(self, engines: Sequence[Engine], *, most_sessions: int = MOST_SESSIONS) -> None:
-        """Of one engine or more, all with the same weights."""
+    def __init__(self, engines: Sequence[Engine], *, max_sessions: int = MAX_SESSIONS) -> None:
+        """`engines`: one or more, all with the same weights."""
         self._engines = tuple(engines)
         self._serving = [_Replica(engine=engine, number=number) for number, engine in enumerate(engines)]
         self._homes: OrderedDict[str, _Replica] = OrderedDict()
-        self._most_sessions = most_sessions
+        self._max_sessions = max_sessions
 
     @property
     def max_model_len(self) -> int:
-        """Prompt plus sampled tokens of one request, at most."""
+        """The maximum of prompt plus sampled tokens of one request."""
         return min(engine.max_model_len for engine in self._engines)
 
     @property
@@ -55,19 +55,19 @@ class Replicas:
 
     @property
     def takes_adapters(self) -> bool:
-        """Whether `load` takes adapters alone, not whole weights."""
+        """Whether `load` takes adapters only, instead of whole weights."""
         return all(getattr(engine, "takes_adapters", False) for engine in self._engines)
 
     @property
     def num_serving(self) -> int:
-        """Replicas that are not lost."""
+        """How many replicas are not lost."""
         return len(self._serving)
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Sample one continuation, on the replica of the request's session; see `Engine.generate`. A session's first
-        request, and one without session, goes to the replica with the fewest requests running.
+        """Sample one continuation on the replica of the request's session; see `Engine.generate`.
 
-        Raises `EngineLostError` when no replica is left.
+        A session's first request, and a request without a session, goes to the replica with the fewest running
+        requests. Raises `EngineLostError` if no replica is left.
         """
         while True:
             replica = self._home(request.session)
@@ -77,29 +77,29 @@ class Replicas:
                 self._lose(replica, error)
 
     async def generate_each(self, request: GenerateRequest) -> list[Generation]:
-        """The continuation that each replica samples; of those that are lost meanwhile there is none.
+        """Sample one continuation on every replica. Those lost in the meantime are left out.
 
-        Raises `EngineLostError` when no replica is left.
+        Raises `EngineLostError` if no replica is left.
         """
-        replicas = self._left()
-        ended = await asyncio.gather(*(_generate(one, request) for one in replicas), return_exceptions=True)
-        return self._whole(replicas, ended)
+        replicas = self._remaining()
+        outcomes = await asyncio.gather(*(_generate(one, request) for one in replicas), return_exceptions=True)
+        return self._results(replicas, outcomes)
 
     async def load(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load new weights into every replica; see `Engine.load`. A replica that is lost in doing so is left behind.
+        """Load new weights into every replica; see `Engine.load`. The loss of some replicas is tolerated.
 
-        Raises `EngineLostError` when no replica is left.
+        Raises `EngineLostError` if no replica is left.
         """
-        replicas = self._left()
+        replicas = self._remaining()
         loads = (replica.engine.load(version, tensors) for replica in replicas)
-        self._whole(replicas, await asyncio.gather(*loads, return_exceptions=True))
+        self._results(replicas, await asyncio.gather(*loads, return_exceptions=True))
 
     async def close(self) -> None:
-        """Close every replica, lost ones too."""
+        """Close every replica, including lost ones."""
         self._serving.clear()
         await asyncio.gather(*(engine.close() for engine in self._engines))
 
-    def _left(self) -> list[_Replica]:
+    def _remaining(self) -> list[_Replica]:
         if not self._serving:
             raise EngineLostError("no replica of the engine is left")
         return list(self._serving)
@@ -107,30 +107,30 @@ class Replicas:
     def _home(self, session: str) -> _Replica:
         home = self._homes.get(session)
         if home is None or home not in self._serving:
-            home = min(self._left(), key=lambda replica: replica.running)
+            home = min(self._remaining(), key=lambda replica: replica.running)
         if session:
             self._homes[session] = home
             self._homes.move_to_end(session)
-            if len(self._homes) > self._most_sessions:
+            if len(self._homes) > self._max_sessions:
                 self._homes.popitem(last=False)
         return home
 
-    def _whole(self, replicas: Sequence[_Replica], ended: Sequence[Result | BaseException]) -> list[Result]:
-        """What the replicas gave that did not fail. Raises what one raised that is not lost."""
-        for replica, outcome in zip(replicas, ended, strict=True):
+    def _results(self, replicas: Sequence[_Replica], outcomes: Sequence[Result | BaseException]) -> list[Result]:
+        """Remove lost replicas and return the results of the others. Raises any error other than a loss."""
+        for replica, outcome in zip(replicas, outcomes, strict=True):
             if isinstance(outcome, EngineLostError):
                 self._lose(replica, outcome)
             elif isinstance(outcome, BaseException):
                 raise outcome
-        return [outcome for outcome in ended if not isinstance(outcome, BaseException)]
+        return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
 
     def _lose(self, replica: _Replica, error: EngineLostError) -> None:
-        """Send nothing more to this replica. Raises `EngineLostError` if no other is left."""
+        """Remove a replica. Raises `EngineLostError` if no other is left."""
         if replica in self._serving:
             self._serving.remove(replica)
             if self._serving:
                 logger.error(
-                    "replica %d of the engine is lost, %d of %d go on: %s",
+                    "replica %d of the engine is lost, %d of %d continue: %s",
                     replica.number,
                     len(self._serving),
                     len(self._engines),

@@ -1,4 +1,4 @@
-"""Stop strings: where sampled ids, decoded, first contain one.
+"""Detection of stop strings in the text of sampled ids.
 
 In: all sampled ids of a request, its stop strings, a decoder. Out: the text before the earliest stop string, or None.
 """
@@ -11,10 +11,10 @@ _MARGIN_TOKENS = 16
 
 
 def find_stop(ids: list[int], stop: Sequence[str], decode: Callable[[list[int]], str]) -> str | None:
-    """Text up to the first stop string; called after each token.
+    """Return the text before the first stop string, or None if there is none. To be called after each token.
 
-    Only the tail is decoded until it holds a stop string: a token is at least one byte, so a string of n bytes that the
-    newest token completes lies within the last n tokens (a margin covers tokens that decode to nothing).
+    Only the tail is decoded, until it contains a stop string: a token is at least one byte, so a string of n bytes that
+    the newest token completes lies within the last n tokens (a margin covers tokens that decode to nothing).
     """
     longest = max(len(string.encode()) for string in stop)
     tail = decode(ids[-(longest + _MARGIN_TOKENS) :])

@@ -1,8 +1,8 @@
-"""Weights in: copies named tensors into the model that the engine owns, all or nothing.
+"""Copies new weights into the model that the engine owns, all or nothing.
 
 In: tensors under Hugging Face parameter names. Out: the model's parameters changed in place. Fused projections need
 no second copy, since the parameters are views of them (`forward`); tied parameters are one tensor. Tensors that are
-the model's own memory (a trainer may keep its weights there) are not copied at all.
+the model's own memory (a trainer may keep its weights there) are not copied.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ from sharpen.errors import ModelError
 
 
 def copy_weights(model: Any, tensors: Mapping[str, torch.Tensor]) -> int:
-    """Copy `tensors` into `model`, converting dtype and device; returns how many were copied, and not the model's own
-    memory. Raises `ModelError`, with nothing changed, as `match_weights` does."""
+    """Copy `tensors` into `model`, converting dtype and device.
+
+    Returns how many were copied; tensors that are the model's own memory are not. Raises `ModelError`, with nothing
+    changed, for tensors that `match_weights` refuses.
+    """
     matched = match_weights(model, tensors)
     copied = 0
     with torch.no_grad():
@@ -33,15 +36,15 @@ def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def match_weights(model: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensor of each parameter of `model`, tied ones once, by the names of `model.named_parameters()`.
+    """Return the tensor for each parameter of `model`, by the names of `model.named_parameters()`, tied ones once.
 
-    Raises `ModelError` if a parameter is missing, a name is unknown, a shape differs, or two names of one tied
-    parameter come with different values.
+    Raises `ModelError` if a parameter is missing, a name is unknown, a shape differs, or two names of a tied parameter
+    have different values.
     """
     by_name = dict(model.named_parameters(remove_duplicate=False))
     unknown = sorted(set(tensors) - set(by_name))
     if unknown:
-        raise ModelError(f"unknown parameter names in the new weights: {_listed(unknown)}")
+        raise ModelError(f"unknown parameter names in the new weights: {_join_names(unknown)}")
     chosen: dict[int, tuple[torch.Tensor, str]] = {}
     for name, tensor in tensors.items():
         parameter = by_name[name]
@@ -49,15 +52,15 @@ def match_weights(model: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, 
             raise ModelError(f"{name} has shape {tuple(tensor.shape)}, the model needs {tuple(parameter.shape)}")
         if (other := chosen.get(id(parameter))) is not None:
             if not torch.equal(other[0], tensor):
-                raise ModelError(f"{name} and {other[1]} are one tied parameter but come with different values")
+                raise ModelError(f"{name} and {other[1]} are one tied parameter but have different values")
             continue
         chosen[id(parameter)] = (tensor, name)
     missing = sorted(name for name, parameter in model.named_parameters() if id(parameter) not in chosen)
     if missing:
-        raise ModelError(f"parameters missing in the new weights: {_listed(missing)}")
+        raise ModelError(f"parameters missing in the new weights: {_join_names(missing)}")
     return {name: chosen[id(parameter)][0] for name, parameter in model.named_parameters()}
 
 
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(names[:5])
-    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
+def _join_names(names: list[str]) -> str:
+    first = ", ".join(names[:5])
+    return first if len(names) <= 5 else f"{first} and {len(names) - 5} more"

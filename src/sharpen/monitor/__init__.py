@@ -1,1 +1,1 @@
-"""Metrics in; TensorBoard, JSONL, W&B or MLflow, the reward curve and the summary out."""
+"""Metrics in; TensorBoard, JSONL, W&B, MLflow or SwanLab, the reward curve and the summary out."""

@@ -1,4 +1,4 @@
-"""`reward_curve.png`: how reward rose over training, and what the evaluations say.
+"""`reward_curve.png`: reward over the training, with the evaluations.
 
 In: `metrics.jsonl`, so that a resumed run draws its whole history. Out: one picture, drawn without a display.
 """
@@ -29,7 +29,7 @@ class Point:
 
 @dataclass(slots=True, kw_only=True)
 class Curve:
-    """What the picture shows: training reward by step, and evaluations."""
+    """The contents of the picture: training reward by step, and evaluations."""
 
     reward: list[Point] = field(default_factory=list)
     greedy: list[Point] = field(default_factory=list)
@@ -53,7 +53,7 @@ def read_curve(metrics: Path) -> Curve:
 
 
 def smoothed(values: Sequence[float]) -> list[float]:
-    """Mean of each value and its neighbours, a twentieth of the run to each side, so without lag."""
+    """Average each value with its neighbours, a twentieth of the run to each side, so without lag."""
     reach = max(1, len(values) // 20)
     return [fmean(values[max(0, index - reach) : index + reach + 1]) for index in range(len(values))]
 
@@ -76,7 +76,8 @@ def draw_reward_curve(metrics: Path, picture: Path, title: str = "Reward") -> No
 
 
 def draw_loss_curve(metrics: Path, picture: Path, title: str = "Loss") -> None:
-    """Draw `trainer/loss` and, on held-out rows, `eval/loss` of `metrics.jsonl` to a PNG of 1600 x 900 pixels."""
+    """Draw `trainer/loss` and, if held-out rows were measured, `eval/loss` of `metrics.jsonl` to a PNG of 1600 x 900
+    pixels."""
     rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
     with _picture(picture, title, "loss") as axes:
         for name, label, color, marker in (
@@ -85,13 +86,13 @@ def draw_loss_curve(metrics: Path, picture: Path, title: str = "Loss") -> None:
         ):
             points = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
             if points:
-                look = {"marker": marker, "color": color, "markersize": 4, "linewidth": 1.5}
-                axes.plot(*zip(*points, strict=True), label=label, **look)
+                style = {"marker": marker, "color": color, "markersize": 4, "linewidth": 1.5}
+                axes.plot(*zip(*points, strict=True), label=label, **style)
 
 
 @contextlib.contextmanager
 def _picture(path: Path, title: str, measure: str) -> Iterator[Any]:
-    """Axes to draw on; behind them the legend, or that there is nothing to see, and the file."""
+    """Yield axes to draw on; on exit add the legend, or a note that there is no data, and save the picture."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -122,8 +123,8 @@ def _draw_evaluations(axes: Any, points: Sequence[Point], color: str, label: str
         return
     steps = [point.step for point in points]
     axes.plot(steps, [point.value for point in points], linestyle=(0, (1, 2)), color=color, linewidth=1)
-    known = [point for point in points if point.low is not None and point.high is not None]
-    of_known = ([getattr(point, name) for point in known] for name in ("step", "low", "high"))
-    axes.vlines(*of_known, color=color, linewidth=1.8, alpha=0.7)
-    text = f"{label} (bar: 95%)" if known else label
+    with_bars = [point for point in points if point.low is not None and point.high is not None]
+    bars = ([getattr(point, name) for point in with_bars] for name in ("step", "low", "high"))
+    axes.vlines(*bars, color=color, linewidth=1.8, alpha=0.7)
+    text = f"{label} (bar: 95%)" if with_bars else label
     axes.plot(steps, [point.value for point in points], marker, color=color, markersize=6, label=text)

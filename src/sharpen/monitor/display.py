@@ -1,8 +1,8 @@
-"""What people see while a run goes on, and at its end.
+"""The display of a run, while it works and at its end.
 
 In: steps, evaluations, messages. Out: on a terminal one live block that is redrawn in place; elsewhere (a CI log, a
-pipe, a notebook) one plain line for each step, at most 100 columns, without control characters. Numbers here are for
-eyes: `metrics.jsonl` and `summary.json` hold them exactly. A stream that goes away costs what would have been shown.
+pipe, a notebook) one plain line for each step, at most 100 columns, without control characters. Numbers here are
+rounded: `metrics.jsonl` and `summary.json` hold them exactly. If the stream closes, the run continues without it.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ BARS = "▁▂▃▄▅▆▇█"
 _COLOUR = {True: "green", False: "bold red"}
 _PART_COLOURS = {"generating": "green", "waiting": "bright_black", "training": "blue", "syncing": "yellow"}
 _BAR = 24
-_MOVED = 0.1  # a share that moved by so much is told again, where each line stays
+_MOVED = 0.1  # on a stream without redrawing, shares are printed again when one has changed by this much
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """One finished step. `reward` is None where no rollout was scored.
+    """One finished step. `reward` is None if no rollout was scored.
 
-    `flat` says how many groups have one reward each, and so teach nothing (`9/16`).
-    `certified` is whether every check of the run certificate held, None where there is none.
-    `note` is a remark on this step (`3 of 128 rollouts excluded`). A run without rollouts has a `loss` instead of a
-    reward. `spent` says where the step's time went (`monitor.spent`), empty where that was not measured. `metrics` are
-    the means of what workflow and judge measured, under the name of who did (`judge/right`).
+    `flat` says how many groups have equal rewards, and therefore no signal (`9/16`). `certified` is whether every check
+    of the run certificate held, None if there is none. `note` is a remark on this step (`3 of 128 rollouts excluded`).
+    A run without rollouts has a `loss` instead of a reward. `spent` is the share of time of each part of the step
+    (`monitor.spent`), empty if not measured. `metrics` are the means of what workflow and judge measured, prefixed with
+    who measured it (`judge/right`).
     """
 
     step: int
@@ -70,7 +70,7 @@ class Display:
         self._last: StepReport | None = None
         self._activity = ""
         self._doing, self._doing_since = "", 0.0
-        self._told: Mapping[str, float] = {}
+        self._printed_shares: Mapping[str, float] = {}
         self._evaluation_started: dict[str, float] = {}
         self._live: Any = None
         if _can_redraw(stream):
@@ -95,22 +95,23 @@ class Display:
             self._print(self._step_line(report))
             if report.metrics:
                 self._print(f"  {metrics_line(report.metrics, PLAIN_WIDTH - 2)}")
-            self._tell_spent(report.spent)
+            self._print_spent(report.spent)
         else:
             self._live.refresh()
         if report.note:
             self.message(f"  step {report.step}: {report.note}")
 
     def rollouts(self, done: int, total: int) -> None:
-        """Show how far the running step's rollouts are (on a terminal only)."""
+        """Show how many of the current step's rollouts are done (on a terminal only)."""
         self._activity = f"rollouts {done}/{total}"
 
     def doing(self, what: str) -> None:
-        """Show what the coordinator does (`training`) and for how long; empty ends it (on a terminal only)."""
+        """Show what the coordinator is doing (`training`) and for how long; an empty text ends it (on a terminal
+        only)."""
         self._doing, self._doing_since = what, time.monotonic()
 
     def evaluation(self, name: str, done: int, total: int) -> None:
-        """Show how far an evaluation is; elsewhere than on a terminal, its end only."""
+        """Show the progress of an evaluation; without a terminal only its end."""
         started = self._evaluation_started.setdefault(name, time.monotonic())
         self._activity = f"evaluating {name} {done}/{total}"
         if done < total:
@@ -136,8 +137,8 @@ class Display:
         tensorboard: bool,
         tool_call_parser: str | None,
     ) -> None:
-        """Print how to use the model that the verdict recommends (`tool_call_parser` None: no tools), where to look,
-        and the verdict; the very last line is `run directory: PATH`."""
+        """Print how to use the model that the verdict recommends (`tool_call_parser` None: no tools), where the results
+        are, and the verdict; the very last line is `run directory: PATH`."""
         self.close()
         self._print("")
         for line in usage_lines(run_dir, verdict.model, picture, tensorboard, tool_call_parser):
@@ -153,7 +154,7 @@ class Display:
         self._print(f"run directory: {run_dir}")
 
     def close(self) -> None:
-        """End the live block, leaving its last state above what comes. May be called twice."""
+        """End the live block, leaving its last state above what follows. May be called twice."""
         if self._live is not None:
             self._activity = self._doing = ""
             self._live.refresh()
@@ -164,10 +165,12 @@ class Display:
         self._stream.write(f"{text}\n")
         self._stream.flush()
 
-    def _tell_spent(self, shares: spent.Shares) -> None:
-        """Say where the time went with the first step, and when that has changed."""
-        if shares and any(abs(share - self._told.get(part, -1.0)) >= _MOVED for part, share in shares.items()):
-            self._told = shares
+    def _print_spent(self, shares: spent.Shares) -> None:
+        """Print how the time was spent for the first step, and again when the shares have changed."""
+        if shares and any(
+            abs(share - self._printed_shares.get(part, -1.0)) >= _MOVED for part, share in shares.items()
+        ):
+            self._printed_shares = shares
             self._print(f"  time: {spent.line(shares)}")
 
     def _step_line(self, report: StepReport) -> str:
@@ -184,7 +187,7 @@ class Display:
         return "  ".join(parts)
 
     def _seconds_left(self, report: StepReport) -> float:
-        """As long as the last steps took."""
+        """Estimate the remaining seconds from the last steps."""
         return fmean(self._seconds) * max(0, self._total_steps - report.step)
 
     def _start_live(self) -> Any:
@@ -202,8 +205,8 @@ class Display:
         return live
 
     def _block(self) -> Text:
-        """The live block: a bar with the step, time left and speed; the reward with its history; where the last step's
-        time went, and what is done now."""
+        """Return the live block: a bar with the step, speed and time left; the reward with its history; how the last
+        step's time was spent, and the current activity."""
         from rich.text import Text
 
         report = self._last
@@ -233,7 +236,7 @@ class Display:
 
 
 def _append_shares(block: Text, shares: spent.Shares) -> None:
-    """A bar of the parts and their names, on a line of at most 80 columns."""
+    """Append a bar of the parts with their names, on a line of at most 80 columns."""
     block.append("\n")
     whole, begin = max(1.0, sum(shares.values())), 0.0
     for part, share in shares.items():
@@ -246,14 +249,14 @@ def _append_shares(block: Text, shares: spent.Shares) -> None:
 
 
 def _can_redraw(stream: TextIO) -> bool:
-    """Whether `stream` is a terminal that can move its cursor and show the bars."""
+    """Return whether `stream` is a terminal that can move its cursor and show the bars."""
     return stream.isatty() and os.environ.get("TERM") != "dumb" and "utf" in (stream.encoding or "").lower()
 
 
 def usage_lines(
     run_dir: Path, model: str, picture: Path | None, tensorboard: bool, tool_call_parser: str | None
 ) -> list[str]:
-    """How to use the model and where to look."""
+    """Return lines on how to use the model and where the results are."""
     tools = f" --enable-auto-tool-choice --tool-call-parser {tool_call_parser}" if tool_call_parser else ""
     lines = [
         f'transformers:  AutoModelForCausalLM.from_pretrained("{model}")',
@@ -267,7 +270,7 @@ def usage_lines(
 
 
 def metrics_line(metrics: Mapping[str, float], width: int) -> str:
-    """As many of the metrics as fit, and how many more there are: `judge/right 0.523  workflow/turns 3.0  (+2)`."""
+    """Format as many metrics as fit, and the number of the others: `judge/right 0.523 workflow/turns 3.0 (+2)`."""
     parts = [f"{shortened(name, width // 2)} {number(value)}" for name, value in metrics.items()]
     for count in range(len(parts), 0, -1):
         rest = len(parts) - count
@@ -278,7 +281,8 @@ def metrics_line(metrics: Mapping[str, float], width: int) -> str:
 
 
 def sparkline(values: Sequence[float] | deque[float], width: int) -> str:
-    """The values as at most `width` bars, averaged in equal parts, from the least (lowest bar) to the greatest."""
+    """Draw the values as at most `width` bars, averaged in equal parts, from the minimum (lowest bar) to the
+    maximum."""
     values = list(values)
     if not values:
         return ""
@@ -290,7 +294,7 @@ def sparkline(values: Sequence[float] | deque[float], width: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as `4.2s`, `3:07` or `2:03:07`."""
+    """Format seconds as `4.2s`, `3:07` or `2:03:07`."""
     if seconds < 10:
         return f"{seconds:.1f}s"
     minutes, rest = divmod(round(seconds), 60)
@@ -299,7 +303,7 @@ def duration(seconds: float) -> str:
 
 
 def _measure(report: StepReport | None) -> str:
-    """What the curve shows: the reward, or the loss of a run without rollouts."""
+    """Format the value of the curve: the reward, or the loss of a run without rollouts."""
     if report is not None and report.loss is not None:
         return f"loss {report.loss:8.4f}"
     return f"reward {_reward(report.reward if report else None)}"

@@ -1,8 +1,8 @@
-"""Metrics of a run, to every place that keeps them: `metrics.jsonl` always, and TensorBoard, W&B or MLflow.
+"""Write the metrics of a run: always to `metrics.jsonl`, and to TensorBoard, W&B, MLflow or SwanLab.
 
 In: a step and its numbers, named `reward/mean`, `loss/...`, `time/...`, `tokens/...`, `eval/...`. Out: the files of the
-run directory. A run that is resumed at step N first forgets what it had written of later steps. A place beside
-`metrics.jsonl` that refuses is said once and counted: no run ends by it.
+run directory. A run resumed at step N first removes what it had written about later steps. Failures of the sink other
+than `metrics.jsonl` are reported once and counted; they never end a run.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from sharpen.errors import ConfigError, JournalError
 
 
 class Sink(Protocol):
-    """A place that keeps metrics."""
+    """A destination for metrics."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Keep these numbers; on return they survive a kill of the process where the sink is a file."""
+        """Write these numbers. If the sink is a file, they survive a kill of the process once this returns."""
 
     def close(self) -> None:
         """Finish writing."""
 
 
-class Beside:
-    """A place beside `metrics.jsonl`, which may refuse: a service that is away, a full disk. `open_` makes it, `say` is
-    told of the first refusal; `refused` counts those of `asked` requests that failed."""
+class TolerantSink:
+    """A sink whose failures do not stop the run: a service may be down, a disk full. `open_` opens it, and `say` is
+    called with a message at the first failure. `refused` of the `asked` requests failed."""
 
     def __init__(self, name: str, open_: Callable[[], Sink], say: Callable[[str], None]) -> None:
         self._name = name
@@ -42,79 +42,80 @@ class Beside:
         self._sink: Sink | None = None
         self.asked = 0
         self.refused = 0
-        with self._asking("be opened"):
+        with self._attempt("be opened"):
             self._sink = open_()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the numbers with their step, if they are taken."""
-        with self._asking(f"take the numbers of step {step}"):
+        """Log the numbers of a step, if the sink accepts them."""
+        with self._attempt(f"take the numbers of step {step}"):
             if self._sink is None:
                 raise ConnectionError("it could not be opened")
             self._sink.log(step, metrics)
 
     def close(self) -> None:
-        """Finish, as far as it was opened."""
+        """Finish writing, if the sink was opened."""
         if self._sink is not None:
-            with self._asking("be closed"):
+            with self._attempt("be closed"):
                 self._sink.close()
 
     @property
     def line(self) -> str:
-        """What was refused over the run; empty if nothing was."""
+        """How many requests were refused over the run, as text; empty if none."""
         if not self.refused:
             return ""
         return f"{self._name} refused {self.refused} of {self.asked} requests: metrics.jsonl has every number"
 
     @contextlib.contextmanager
-    def _asking(self, what: str) -> Iterator[None]:
+    def _attempt(self, what: str) -> Iterator[None]:
         self.asked += 1
         try:
             yield
         except Exception as error:  # the boundary to a package and a service that are not ours
             self.refused += 1
             if self.refused == 1:
-                said = (str(error).strip() or type(error).__name__).splitlines()[0]
+                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
                 self._say(
-                    f"  ! {self._name} could not {what} ({type(error).__name__}: {said}): the run goes on, "
-                    "metrics.jsonl has every number; further refusals are counted"
+                    f"  ! {self._name} could not {what} ({type(error).__name__}: {reason}): the run continues, "
+                    "metrics.jsonl has every number; further failures are counted"
                 )
 
 
 class Monitor:
-    """Hands each step's metrics to `metrics.jsonl` and to the place `beside` it."""
+    """Passes each step's metrics to `metrics.jsonl` and to one more sink."""
 
-    def __init__(self, file: JsonlSink, beside: Beside | None = None) -> None:
+    def __init__(self, file: JsonlSink, sink: TolerantSink | None = None) -> None:
         self._file = file
-        self._beside = beside
+        self._sink = sink
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log numbers of one step. Every name has a namespace (`reward/mean`); one step may be logged in parts."""
+        """Log numbers of one step. Every name has a namespace (`reward/mean`); a step may be logged in several
+        calls."""
         for name in metrics:
             assert "/" in name, f"the metric {name!r} has no namespace"
         numbers = {name: float(value) for name, value in metrics.items()}
-        if self._beside is not None and self._beside.refused:
-            numbers["monitor/refused"] = float(self._beside.refused)
+        if self._sink is not None and self._sink.refused:
+            numbers["monitor/refused"] = float(self._sink.refused)
         self._file.log(step, numbers)
-        if self._beside is not None:
-            self._beside.log(step, numbers)
+        if self._sink is not None:
+            self._sink.log(step, numbers)
 
     @property
     def line(self) -> str:
-        """What the place beside refused; empty if nothing."""
-        return "" if self._beside is None else self._beside.line
+        """How many requests the other sink refused, as text; empty if none."""
+        return "" if self._sink is None else self._sink.line
 
     def close(self) -> None:
         """Finish writing in both."""
         self._file.close()
-        if self._beside is not None:
-            self._beside.close()
+        if self._sink is not None:
+            self._sink.close()
 
 
 class JsonlSink:
     """`metrics.jsonl`: one line for each call of `log`, `{"step": 3, "time": <Unix time>, "reward/mean": 0.5}`.
 
-    A number that is not finite is null. With `resume_step`, lines up to that step stay; later ones, and a line that a
-    kill cut short, go. What cannot be written raises `JournalError`: the run's own record is never given up in silence.
+    A number that is not finite becomes null. With `resume_step`, lines up to that step are kept; later lines, and one
+    cut off by a kill, are removed. A failed write raises `JournalError`: the run's own record is never lost silently.
     """
 
     def __init__(self, path: Path, resume_step: int | None = None) -> None:
@@ -133,7 +134,7 @@ class JsonlSink:
             self._file.write(json.dumps({"step": step, "time": round(time.time(), 3), **finite}) + "\n")
             self._file.flush()
         except (OSError, ValueError) as error:
-            with contextlib.suppress(OSError):  # what it holds back would fail again
+            with contextlib.suppress(OSError):  # closing flushes the buffer, which would fail again
                 self._file.close()
             raise JournalError(
                 f"the metrics of step {step} could not be written to {self._path}: {error}. If the disk is full, free "
@@ -148,7 +149,7 @@ class JsonlSink:
 def _is_kept(line: str, resume_step: int) -> bool:
     try:
         return bool(json.loads(line)["step"] <= resume_step)
-    except (ValueError, TypeError, KeyError):  # cut short by a kill
+    except (ValueError, TypeError, KeyError):  # cut off by a kill
         return False
 
 
@@ -156,11 +157,15 @@ class WandbSink:
     """Weights & Biases; `module` is the imported `wandb`. A run of the same project and name is continued."""
 
     def __init__(self, module: Any, run_dir: Path, project: str, name: str, config: Mapping[str, Any]) -> None:
-        identity = "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in f"{project}-{name}")
         self._run = module.init(
-            project=project, name=name, id=identity, resume="allow", dir=str(run_dir / "monitor"), config=dict(config)
+            project=project,
+            name=name,
+            id=_identity(f"{project}-{name}"),
+            resume="allow",
+            dir=str(run_dir / "monitor"),
+            config=dict(config),
         )
-        # with a step metric of our own a resumed run may log steps that W&B has seen
+        # with a step metric of its own, a resumed run can log steps that W&B has already seen
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 
@@ -178,13 +183,13 @@ class MlflowSink:
 
     def __init__(self, module: Any, run_dir: Path, project: str, name: str, config: Mapping[str, Any]) -> None:
         self._module = module
-        identity = run_dir / "monitor" / "mlflow_run_id"
+        id_file = run_dir / "monitor" / "mlflow_run_id"
         module.set_experiment(project)
-        if identity.exists():
-            module.start_run(run_id=identity.read_text(encoding="utf-8").strip())
+        if id_file.exists():
+            module.start_run(run_id=id_file.read_text(encoding="utf-8").strip())
         else:
             run = module.start_run(run_name=name)
-            identity.write_text(f"{run.info.run_id}\n", encoding="utf-8")
+            id_file.write_text(f"{run.info.run_id}\n", encoding="utf-8")
             module.log_params(dict(config))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -194,6 +199,34 @@ class MlflowSink:
     def close(self) -> None:
         """End the run."""
         self._module.end_run()
+
+
+class SwanlabSink:
+    """SwanLab; `module` is the imported `swanlab`. A run of the same project and name is continued where SwanLab keeps
+    it in the cloud."""
+
+    def __init__(self, module: Any, run_dir: Path, project: str, name: str, config: Mapping[str, Any]) -> None:
+        self._run = module.init(
+            project=_identity(project),
+            name=name,
+            id=_identity(f"{project}-{name}"),
+            resume="allow",
+            log_dir=str(run_dir / "monitor" / "swanlab"),
+            config=dict(config),
+        )
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log the numbers with their step."""
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        """Upload what is left."""
+        self._run.finish()
+
+
+def _identity(name: str) -> str:
+    """The name with the letters that services take in identities."""
+    return "".join(letter if (letter.isascii() and letter.isalnum()) or letter in "-_" else "-" for letter in name)
 
 
 def open_monitor(
@@ -206,31 +239,33 @@ def open_monitor(
     say: Callable[[str], None],
     resume_step: int | None = None,
 ) -> Monitor:
-    """Open `metrics.jsonl` and the chosen place. `config` holds flat settings to show beside the run; `say` is told if
-    the place refuses.
+    """Open `metrics.jsonl` and the chosen sink. `config` holds flat settings to show with the run; `say` is called if
+    the sink fails.
 
-    Raises `ConfigError` if the chosen place's package is not installed.
+    Raises `ConfigError` if the package of the sink is not installed.
     """
     (run_dir / "monitor").mkdir(parents=True, exist_ok=True)
-    shown: str
+    title: str
     open_: Callable[[], Sink]
     if monitor_type == "tensorboard":
         from sharpen.monitor.tensorboard import TensorBoardSink
 
-        shown = "TensorBoard"
+        title = "TensorBoard"
         open_ = partial(TensorBoardSink, run_dir / "monitor" / "tensorboard", resume_step)
     elif monitor_type == "wandb":
-        shown, open_ = "W&B", partial(WandbSink, _import_extra("wandb"), run_dir, project, name, config)
+        title, open_ = "W&B", partial(WandbSink, _import_extra("wandb"), run_dir, project, name, config)
     elif monitor_type == "mlflow":
-        shown, open_ = "MLflow", partial(MlflowSink, _import_extra("mlflow"), run_dir, project, name, config)
+        title, open_ = "MLflow", partial(MlflowSink, _import_extra("mlflow"), run_dir, project, name, config)
+    elif monitor_type == "swanlab":
+        title, open_ = "SwanLab", partial(SwanlabSink, _import_extra("swanlab"), run_dir, project, name, config)
     else:
-        raise ConfigError(f"monitor_type must be tensorboard, wandb or mlflow, but {monitor_type!r} came")
-    return Monitor(JsonlSink(run_dir / "metrics.jsonl", resume_step), Beside(shown, open_, say))
+        raise ConfigError(f"monitor_type must be tensorboard, wandb, mlflow or swanlab, got {monitor_type!r}")
+    return Monitor(JsonlSink(run_dir / "metrics.jsonl", resume_step), TolerantSink(title, open_, say))
 
 
 def check_monitor(monitor_type: str) -> None:
-    """Raise `ConfigError` now, before anything is loaded, if the package of this monitor type is not installed."""
-    if monitor_type in ("wandb", "mlflow") and importlib.util.find_spec(monitor_type) is None:
+    """Raise `ConfigError` if the package of this monitor type is not installed. Called before anything is loaded."""
+    if monitor_type in ("wandb", "mlflow", "swanlab") and importlib.util.find_spec(monitor_type) is None:
         raise ConfigError(
             f"monitor_type {monitor_type!r} needs the package {monitor_type}: {install_command(monitor_type)}"
         )

@@ -1,14 +1,14 @@
-"""Where the time of a step goes.
+"""How the time of a step is spent.
 
-In: a step's metrics. Out: shares of its wall-clock time, for people:
+In: a step's metrics. Out: shares of its wall-clock time:
 
     generating   the engine had at least one request to work on
-    waiting      neither engine nor trainer computed: tools, judges, environments kept both waiting
+    waiting      neither engine nor trainer computed: both waited for tools, judges or environments
     training     the trainer computed
-    syncing      new weights moved into the engine
+    syncing      new weights were copied into the engine
 
-A synchronous step is the sum of the four, but for moments. Where rollouts run ahead of the training, generating and
-training overlap, and their shares add up to more than the whole.
+A synchronous step is the sum of the four, up to short moments. When rollouts run ahead of the training, generating and
+training overlap, and the shares add up to more than 100%.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Shares = Mapping[str, float]
 
 
 def shares(steps: Iterable[Mapping[str, float]]) -> Shares:
-    """The share of each part in the time of these steps together; empty where it was not measured."""
+    """Return the share of each part in the total time of these steps; empty if it was not measured."""
     rows = [row for row in steps if all(name in row for name in (*PARTS.values(), "time/step_s"))]
     total = sum(row["time/step_s"] for row in rows)
     if total <= 0.0:
@@ -35,6 +35,6 @@ def shares(steps: Iterable[Mapping[str, float]]) -> Shares:
     return {part: sum(row[name] for row in rows) / total for part, name in PARTS.items()}
 
 
-def line(found: Shares) -> str:
-    """The shares as text, e.g. `generating 46%, waiting 2%, training 50%, syncing 1%`."""
-    return ", ".join(f"{part} {share:.0%}" for part, share in found.items())
+def line(shares: Shares) -> str:
+    """Format shares as text, e.g. `generating 46%, waiting 2%, training 50%, syncing 1%`."""
+    return ", ".join(f"{part} {share:.0%}" for part, share in shares.items())

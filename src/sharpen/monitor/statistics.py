@@ -1,7 +1,7 @@
-"""What an evaluation says, and how surely.
+"""Statistics of an evaluation.
 
-In: the reward of each task, by task id. Out: means and differences with 95% intervals. A difference is paired by task,
-so that what makes a task hard cancels out.
+In: the reward of each task, by task id. Out: means and differences with 95% intervals. Differences are paired by task,
+so that a task's difficulty cancels out.
 
 Shape suffix: N tasks.
 """
@@ -21,7 +21,7 @@ Z95 = NormalDist().inv_cdf(0.975)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accuracy:
-    """Mean reward of `num_tasks` tasks with its 95% interval; NaN where there are too few tasks to say."""
+    """Mean reward of `num_tasks` tasks with its 95% interval; NaN if there are too few tasks."""
 
     accuracy: float
     low: float
@@ -41,11 +41,12 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """Rewards by task id, greedy and sampled (a task evaluated several times has its mean), and of further datasets.
+    """Rewards by task id, greedy and sampled (the mean for a task evaluated several times), and evaluations of further
+    datasets.
 
-    `metrics` has, by mode, what workflow and judge measured: by its name, its value for each task that has one.
-    `without_calls` counts, by mode, rollouts that never called the model. `no_result` is a sentence, where the figures
-    say nothing of the model and nothing may be concluded from them.
+    `metrics` holds, by mode and then by name, what workflow and judge measured on each task. `without_calls` counts, by
+    mode, rollouts that never called the model. `no_result` is a sentence if the numbers do not describe the model and
+    no conclusion may be drawn from them.
     """
 
     greedy: Mapping[str, float]
@@ -57,12 +58,13 @@ class Evaluation:
 
     @property
     def rewards(self) -> Mapping[Mode, Mapping[str, float]]:
-        """Rewards by task id of either mode; empty where it was not evaluated."""
+        """Rewards by task id for each mode; empty for a mode that was not evaluated."""
         return {"greedy": self.greedy, "sampled": self.sampled}
 
 
 def accuracy(rewards_N: Iterable[float]) -> Accuracy:
-    """Mean with a 95% interval: Wilson's for rewards of 0 and 1, else the normal one of the mean (N >= 2).
+    """Return the mean with a 95% interval: Wilson's for rewards of 0 and 1, else the normal interval of the mean (N >=
+    2).
 
     Wilson, "Probable inference, the law of succession, and statistical inference", JASA 22 (1927).
     """
@@ -79,12 +81,13 @@ def accuracy(rewards_N: Iterable[float]) -> Accuracy:
 
 
 def quantile(looks: int = 1) -> float:
-    """What an interval reaches, in standard errors, so that `looks` of them hold all at once with 95% (Bonferroni)."""
+    """Return the half-width of an interval, in standard errors, with which `looks` intervals hold jointly with 95%
+    (Bonferroni)."""
     return Z95 if looks == 1 else NormalDist().inv_cdf(1 - 0.025 / looks)
 
 
 def wilson(num_successes: int, num_tasks: int, z: float = Z95) -> tuple[float, float]:
-    """Wilson's score interval of a proportion (95% unless `z` says otherwise), without continuity correction."""
+    """Return Wilson's score interval of a proportion (95% with the default `z`), without continuity correction."""
     share, z2 = num_successes / num_tasks, z * z
     centre = (share + z2 / (2 * num_tasks)) / (1 + z2 / num_tasks)
     half = z / (1 + z2 / num_tasks) * math.sqrt(share * (1 - share) / num_tasks + z2 / (4 * num_tasks**2))
@@ -94,8 +97,8 @@ def wilson(num_successes: int, num_tasks: int, z: float = Z95) -> tuple[float, f
 
 
 def paired_difference(before: Mapping[str, float], after: Mapping[str, float], looks: int = 1) -> Difference:
-    """After minus before over the tasks in both. For rewards of 0 and 1 Newcombe's interval, else the normal one; as
-    one of `looks` that are to hold at once it is wider.
+    """Return after minus before over the tasks in both: Newcombe's interval for rewards of 0 and 1, else the normal
+    one, widened so that `looks` such intervals hold jointly.
 
     Newcombe, "Improved confidence intervals for the difference between binomial proportions based on paired data",
     Statistics in Medicine 17 (1998), method 10: Wilson's limits of the two shares, squared and added, less their
@@ -119,9 +122,9 @@ def paired_difference(before: Mapping[str, float], after: Mapping[str, float], l
 def loss_difference(
     before: Mapping[str, tuple[float, int]], after: Mapping[str, tuple[float, int]], looks: int = 1
 ) -> Difference:
-    """Loss after minus loss before over the rows in both. Each row has the sum of its losses and their number; a loss
-    is the sum of all sums over all numbers, so that the interval is that of a ratio: the normal one of
-    `(difference of the sums - ratio x number) / mean number` (linearization).
+    """Return loss after minus loss before over the rows in both. Each row has the sum of its losses and their count;
+    the loss is the total of all sums over the total of all counts. The interval is therefore that of a ratio: the
+    normal interval of `(difference of the sums - ratio x count) / mean count` (linearization).
 
     Source: W. Cochran, "Sampling techniques", 1977, equation 6.13.
     """
@@ -130,21 +133,21 @@ def loss_difference(
     if total == 0:
         return Difference(difference=math.nan, low=math.nan, high=math.nan, num_tasks=num_rows)
     ratio = sum(change for change, _ in pairs) / total
-    rests = [(change - ratio * count) * num_rows / total for change, count in pairs]
-    low, high = _normal(rests, quantile(looks))
+    residuals = [(change - ratio * count) * num_rows / total for change, count in pairs]
+    low, high = _normal(residuals, quantile(looks))
     return Difference(difference=ratio, low=ratio + low, high=ratio + high, num_tasks=num_rows)
 
 
 def newcombe(both: int, gained: int, lost: int, neither: int, z: float = Z95) -> tuple[float, float]:
-    """Method 10's interval of (share after - share before), from the four counts of paired outcomes."""
+    """Return method 10's interval of (share after - share before), from the four counts of paired outcomes."""
     num_tasks = both + gained + lost + neither
     after, before = (both + gained) / num_tasks, (both + lost) / num_tasks
     after_low, after_high = wilson(both + gained, num_tasks, z)
     before_low, before_high = wilson(both + lost, num_tasks, z)
     phi = _correlation(both, gained, lost, neither)
 
-    def reach(one: float, other: float) -> float:
-        return math.sqrt(max(0.0, one * one - 2 * phi * one * other + other * other))
+    def reach(first: float, second: float) -> float:
+        return math.sqrt(max(0.0, first * first - 2 * phi * first * second + second * second))
 
     difference = after - before
     low = difference - reach(after - after_low, before_high - before)
@@ -170,27 +173,27 @@ def _normal(values_N: list[float], z: float = Z95) -> tuple[float, float]:
 
 
 def is_binary(rewards_N: Iterable[float]) -> bool:
-    """Whether every reward is 0 or 1, so that their mean is an accuracy."""
+    """Return whether every reward is 0 or 1, so that their mean is an accuracy."""
     return all(reward in (0.0, 1.0) for reward in rewards_N)
 
 
 def by_mode(evaluation: Evaluation | None) -> dict[str, Accuracy]:
-    """The accuracy of each mode that was evaluated."""
+    """Return the accuracy of each mode that was evaluated."""
     modes = evaluation.rewards if evaluation is not None else {}
     return {mode: accuracy(rewards.values()) for mode, rewards in modes.items() if rewards}
 
 
 def accuracy_metrics(evaluation: Evaluation, prefix: str = "eval") -> dict[str, float]:
-    """An evaluation as metrics: `eval/greedy/accuracy`, `.../low`, `.../high`, and the means of what workflow and judge
-    measured (`eval/greedy/judge/<name>`); further sets as `eval_<name>/...`."""
+    """Return an evaluation as metrics: `eval/greedy/accuracy`, `.../low`, `.../high`, and the means of what workflow
+    and judge measured (`eval/greedy/judge/<name>`); further datasets as `eval_<name>/...`."""
     metrics: dict[str, float] = {}
     for mode, rewards in evaluation.rewards.items():
         if rewards:
-            found = accuracy(rewards.values())
+            of_mode = accuracy(rewards.values())
             metrics |= {
-                f"{prefix}/{mode}/accuracy": found.accuracy,
-                f"{prefix}/{mode}/low": found.low,
-                f"{prefix}/{mode}/high": found.high,
+                f"{prefix}/{mode}/accuracy": of_mode.accuracy,
+                f"{prefix}/{mode}/low": of_mode.low,
+                f"{prefix}/{mode}/high": of_mode.high,
             }
         if mode in evaluation.without_calls:
             metrics[f"{prefix}/{mode}/without_calls"] = float(evaluation.without_calls[mode])
@@ -202,7 +205,7 @@ def accuracy_metrics(evaluation: Evaluation, prefix: str = "eval") -> dict[str, 
 
 
 def evaluation_to_json(evaluation: Evaluation) -> dict[str, object]:
-    """For the state of a checkpoint, so that a resumed run still knows `before`."""
+    """Return an evaluation as JSON for a checkpoint's state, so that a resumed run still knows its `before`."""
     return {
         "greedy": dict(evaluation.greedy),
         "sampled": dict(evaluation.sampled),
@@ -214,7 +217,7 @@ def evaluation_to_json(evaluation: Evaluation) -> dict[str, object]:
 
 
 def evaluation_from_json(content: Mapping[str, object]) -> Evaluation:
-    """The way back, also from checkpoints that hold less."""
+    """Read an evaluation from a checkpoint's state; keys that older versions did not write may be missing."""
     further = content["further"]
     assert isinstance(further, dict)
     return Evaluation(

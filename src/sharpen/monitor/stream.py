@@ -1,6 +1,6 @@
-"""The streams that a run writes to, which may go away: a terminal is closed, a pipe's reader ends.
+"""Output streams that may close during a run: a terminal is closed, the reader of a pipe ends.
 
-In: text. Out: the same text, as long as there is somebody to read it; what a run does never depends on that.
+In: text. Out: the same text, as long as someone reads it; the run itself never depends on that.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from typing import Any, TextIO, cast
 
 @contextlib.contextmanager
 def lasting_output() -> Iterator[None]:
-    """Let everything that this process prints, a workflow's lines too, outlive whoever reads it."""
+    """Keep this process, including a user's workflow, from failing when the reader of its output goes away."""
     out, err = cast(TextIO, LastingStream(sys.stdout)), cast(TextIO, LastingStream(sys.stderr))
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         yield
 
 
 class LastingStream:
-    """Writes to `stream` until that fails, and from then on nowhere. What its encoding lacks is written as an escape.
+    """Writes to `stream` until that fails, and then discards everything. Characters that its encoding lacks are
+    escaped.
 
-    Behind a failure the stream's descriptor leads to the null device, so that what others write there (the interpreter
-    too, as it ends) fails no more either.
+    After a failure the stream's descriptor points to the null device, so that other writers (including the interpreter
+    at exit) do not fail either.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -35,7 +36,7 @@ class LastingStream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write all of it, or give the stream up."""
+        """Write the text, or give up the stream."""
         if not self._gone:
             try:
                 try:
@@ -47,7 +48,7 @@ class LastingStream:
         return len(text)
 
     def flush(self) -> None:
-        """Pass on what is buffered, or give the stream up."""
+        """Flush the stream, or give it up."""
         if not self._gone:
             try:
                 self._stream.flush()

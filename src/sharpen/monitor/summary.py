@@ -1,6 +1,6 @@
-"""`summary.json`: what came out of a run, for people and programs; and what the run took of its machine.
+"""`summary.json`: the results of a run, and the resources it used.
 
-In: the evaluations before and after, and the counts of the run. Out: one JSON file, written whole or not at all.
+In: the evaluations before and after, and the counts of the run. Out: one JSON file, written atomically.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _LOADED = time.monotonic()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What came out. `seconds` count from the start of the process, evaluations included; `seconds_to_first_step` until
-    the first update was done, evaluation before training excluded (None: no step was trained).
+    """The results. `seconds` is the time since the process started, evaluations included; `seconds_to_first_step` is
+    the time until the first update was done, without the evaluation before training (None: no step was trained).
 
-    `sampled_tokens` came from the engine for training, `trained_tokens` carried loss, `computed_tokens` went through
-    the trainer's forward pass, prompts included. `held_out` has the numbers of a run without rollouts on held-out rows,
-    before and after (empty: nothing of that kind was measured). `verdict` is None for a run that has not ended.
+    `sampled_tokens` were sampled by the engine for training, `trained_tokens` carried loss, `computed_tokens` went
+    through the trainer's forward pass, prompts included. `held_out` holds the numbers of a run without rollouts on
+    held-out rows, before and after (empty if not measured). `verdict` is None for a run that has not ended.
     """
 
     before: Evaluation | None
@@ -48,13 +48,15 @@ class Summary:
 
 
 def write_summary(path: Path, summary: Summary) -> None:
-    """Write `summary.json`. A number that is not known is null."""
+    """Write `summary.json`. Unknown numbers are null."""
     content: dict[str, Any] = {
         "verdict": None if summary.verdict is None else asdict(summary.verdict),
         "before": _modes(summary.before),
         "after": _modes(summary.after),
     }
-    before, after = (dict(one.further) if one is not None else {} for one in (summary.before, summary.after))
+    before, after = (
+        dict(evaluation.further) if evaluation is not None else {} for evaluation in (summary.before, summary.after)
+    )
     if names := dict.fromkeys([*before, *after]):
         content["further"] = {
             name: {"before": _modes(before.get(name)), "after": _modes(after.get(name))} for name in names
@@ -81,13 +83,14 @@ def write_summary(path: Path, summary: Summary) -> None:
 
 
 def _metrics(before: Evaluation | None, after: Evaluation | None) -> dict[str, Any]:
-    """What workflow and judge measured on held-out tasks, by mode and name: before, after, the paired difference."""
-    found: dict[str, Any] = {}
+    """Return what workflow and judge measured on held-out tasks, by mode and name: before, after, and the paired
+    difference."""
+    metrics: dict[str, Any] = {}
     first = before.metrics if before is not None else {}
     second = after.metrics if after is not None else {}
     for mode in dict.fromkeys([*first, *second]):
         olds, news = first.get(mode, {}), second.get(mode, {})
-        found[mode] = {
+        metrics[mode] = {
             name: {
                 "before": _numbers(accuracy(olds.get(name, {}).values())),
                 "after": _numbers(accuracy(news.get(name, {}).values())),
@@ -95,7 +98,7 @@ def _metrics(before: Evaluation | None, after: Evaluation | None) -> dict[str, A
             }
             for name in sorted({*olds, *news})
         }
-    return found
+    return metrics
 
 
 def _modes(evaluation: Evaluation | None) -> dict[str, Any] | None:
@@ -104,8 +107,8 @@ def _modes(evaluation: Evaluation | None) -> dict[str, Any] | None:
     return {mode: _numbers(accuracy(rewards.values())) for mode, rewards in evaluation.rewards.items()}
 
 
-def _numbers(found: Accuracy | Difference) -> Mapping[str, float | int | None]:
-    return {name: value if math.isfinite(value) else None for name, value in asdict(found).items()}
+def _numbers(result: Accuracy | Difference) -> Mapping[str, float | int | None]:
+    return {name: value if math.isfinite(value) else None for name, value in asdict(result).items()}
 
 
 def _rounded(value: float | None) -> float | None:
@@ -113,7 +116,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def peak_memory_mb() -> float | None:
-    """The most memory that this process held at once, in MiB (its peak resident set). None on Windows."""
+    """Return the peak resident memory of this process in MiB; None on Windows."""
     if sys.platform == "win32":
         return None
     import resource
@@ -123,7 +126,7 @@ def peak_memory_mb() -> float | None:
 
 
 def process_seconds() -> float:
-    """Seconds since this process started (Linux), or since this module was loaded where the system doesn't say."""
+    """Return the seconds since this process started (Linux), or since this module was loaded (elsewhere)."""
     status = Path("/proc/self/stat")
     if not status.exists():
         return time.monotonic() - _LOADED

@@ -6,7 +6,7 @@ In: two evaluations of the same tasks. Out: lines of at most 100 columns, withou
     greedy accuracy         0.418 [0.376, 0.461]  0.979 [0.962, 0.988]  +0.561 [+0.514, +0.604]
       judge/exact           0.311 [0.272, 0.352]  0.902 [0.873, 0.925]  +0.591 [+0.543, +0.632]
 
-Below the reward of each mode what workflow and judge measured, under the name of who did.
+Below the reward of each mode are the metrics of workflow and judge, prefixed with who measured them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from sharpen.monitor.statistics import Accuracy, Difference, Evaluation, accurac
 
 WIDTH = 100
 MAX_METRICS = 12
-"""Metrics shown of each mode; `summary.json` has all."""
+"""Metrics shown for each mode; `summary.json` has all."""
 Row = tuple[str, str, str, str]
 
 
 def comparison_lines(before: Evaluation, after: Evaluation) -> list[str]:
-    """The table: a block for the held-out tasks, then one for each further dataset that both evaluations have."""
+    """Return the table: a block for the held-out tasks, then one for each further dataset that both evaluations
+    have."""
     blocks = [_block("held-out", before, after)]
     blocks += [
         _block(name, further, after.further[name]) for name, further in before.further.items() if name in after.further
@@ -59,7 +60,8 @@ def _block(name: str, before: Evaluation, after: Evaluation) -> list[Row]:
 def _metrics(
     before: Mapping[str, Mapping[str, float]], after: Mapping[str, Mapping[str, float]], num: int
 ) -> list[Row]:
-    """What workflow and judge measured both times; the number of tasks where it is not that of the reward."""
+    """Return rows for what workflow and judge measured both times, with the number of tasks if it differs from the
+    reward's."""
     rows: list[Row] = []
     for name in [name for name in before if name in after][:MAX_METRICS]:
         both = len(before[name].keys() & after[name].keys())
@@ -79,17 +81,17 @@ def _row(cells: Row, widths: list[int]) -> str:
     return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
 
 
-def with_interval(found: Accuracy) -> str:
-    """`0.418 [0.376, 0.461]`, with fewer digits behind the point where the numbers are large."""
-    digits = _digits(found.accuracy, found.low, found.high)
-    low, high = (f"{value:,.{digits}f}" for value in (found.low, found.high))
-    return f"{found.accuracy:,.{digits}f} {_interval(low, high, found.low)}"
+def with_interval(result: Accuracy) -> str:
+    """Format an accuracy as `0.418 [0.376, 0.461]`, with fewer decimals if the numbers are large."""
+    digits = _digits(result.accuracy, result.low, result.high)
+    low, high = (f"{value:,.{digits}f}" for value in (result.low, result.high))
+    return f"{result.accuracy:,.{digits}f} {_interval(low, high, result.low)}"
 
 
-def _difference(found: Difference, *means: Accuracy) -> str:
-    digits = _digits(found.difference, *(mean.accuracy for mean in means))
-    low, high = (f"{value:+,.{digits}f}" for value in (found.low, found.high))
-    return f"{found.difference:+,.{digits}f} {_interval(low, high, found.low)}"
+def _difference(result: Difference, *means: Accuracy) -> str:
+    digits = _digits(result.difference, *(mean.accuracy for mean in means))
+    low, high = (f"{value:+,.{digits}f}" for value in (result.low, result.high))
+    return f"{result.difference:+,.{digits}f} {_interval(low, high, result.low)}"
 
 
 def _interval(low: str, high: str, value: float) -> str:
@@ -97,18 +99,18 @@ def _interval(low: str, high: str, value: float) -> str:
 
 
 def number(value: float) -> str:
-    """For eyes: `0.523`, `12.3`, `1,234`."""
+    """Format a number for display: `0.523`, `12.3`, `1,234`."""
     return f"{value:,.{_digits(value)}f}"
 
 
 def _digits(*values: float) -> int:
-    """Digits behind the point for numbers of this size."""
+    """Return the number of decimals for numbers of this size."""
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
     return 3 if largest < 10 else 1 if largest < 1000 else 0
 
 
 def shortened(name: str, width: int) -> str:
-    """A name of at most `width` columns, its middle left out where it is longer."""
+    """Shorten a name to at most `width` columns by leaving out its middle."""
     if len(name) <= width:
         return name
     head = (width - 2) // 2

@@ -1,8 +1,8 @@
-"""TensorBoard's event files, written with its own records but without its writers.
+"""Write TensorBoard's event files with its records, but without its writers.
 
 In: a step and its numbers. Out: an event file that TensorBoard shows as scalars. The writers of TensorBoard and torch
-take 0.25 s and 1.5 s to import and bring plugins; the records alone take 0.04 s, and a file of them is a simple thing:
-each is its length, a checksum of the length, the record, and a checksum of the record (little-endian).
+take 0.25 s and 1.5 s to import and load plugins; the records alone take 0.04 s. The file format is simple: each record
+is its length, a checksum of the length, the record, and a checksum of the record (little-endian).
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 
 
 class TensorBoardSink:
-    """An event file in `folder`. With `resume_step`, TensorBoard is told to forget the earlier files' later steps."""
+    """An event file in `folder`. With `resume_step`, it tells TensorBoard to forget the later steps of earlier
+    files."""
 
     def __init__(self, folder: Path, resume_step: int | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -49,7 +50,7 @@ class TensorBoardSink:
 
 
 def _checksum(data: bytes) -> bytes:
-    """CRC-32C (Castagnoli), rotated and offset as the TFRecord format wants it."""
+    """Return the CRC-32C (Castagnoli), rotated and offset as the TFRecord format requires."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)

@@ -1,18 +1,18 @@
-"""What a run was good for, in one word, and which model to use: this one, or the one that it began with.
+"""The verdict on a run: whether the model became better, and which model to use.
 
 In: what was measured on held-out tasks (or rows) at the start, at the end, and at the best step between. Out: a
-`Verdict`. It goes by paired differences with their intervals, and the original counts as a checkpoint: a model that is
-not shown to be better is not recommended.
+`Verdict`. It is decided by paired differences with their intervals, and the original is one of the candidates: a model
+that is not shown to be better is not recommended.
 
-    the last step's interval lies above 0           better: the last step
-    it lies below 0                                  worse: keep the original
-    it holds 0                                       not shown to be better: keep the original
-    an earlier step, the best of those evaluated,    better: that step
-    lies above 0 where the last does not, or above
-    the last where it does
+    the last step's interval is above 0              better: the last step
+    it is below 0                                    worse: keep the original
+    it contains 0                                    not shown to be better: keep the original
+    the best of the earlier evaluations is above 0   better: that step
+    and the last step is not, or the best is above
+    the last step, which is above 0
 
-The last step is fixed before the run, so that its 95% interval says what it seems to. The best of many evaluations is
-best by luck, too (the winner's curse): its intervals are widened so that those of all the evaluations hold at once.
+The last step is fixed before the run, so its 95% interval can be taken at face value. The best of many evaluations is
+best partly by luck (the winner's curse): its interval is widened so that the intervals of all evaluations hold jointly.
 """
 
 from __future__ import annotations
@@ -29,21 +29,23 @@ from sharpen.types import Mode
 
 Kind = Literal["better", "not_shown", "worse", "unknown"]
 RowLosses = Mapping[str, tuple[float, int]]
-"""The sum of each held-out row's losses, and their number."""
+"""For each held-out row the sum of its losses, and their number."""
 MIN_TASKS = 10
-"""Below so many held-out tasks nothing is said: one lucky answer more or less would be a tenth of the whole."""
+"""With fewer held-out tasks there is no verdict: one lucky answer would be more than a tenth of the result."""
 WIDTH = 100
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """`kind`, of what was trained against the original: `better`, `not_shown` (to be better), `worse`; `unknown` where
-    nothing says. `difference` is how much better (negative: worse) by `measure` on `num_tasks` held-out tasks, with its
-    interval `low` to `high`; None where nothing was measured. A loss counts as better where it is less.
+    """`kind` compares the trained model with the original: `better`, `not_shown` (to be better), `worse`, or `unknown`
+    if nothing was measured that decides it. `difference` is how much better it is (negative: worse) by `measure` on
+    `num_tasks` held-out tasks, with the interval `low` to `high`; None if nothing was measured. A lower loss counts as
+    better.
 
-    `model` is the model to use, a folder (or a name on the hub) as `from_pretrained` takes it: a checkpoint, the one
-    after `step`, or the `original`. `text` is the whole in one sentence; `remarks` are what else should be known.
+    `model` is the model to use, in the form that `from_pretrained` takes (a folder, or a name on the hub): the
+    checkpoint after `step`, or the `original`. `text` is the verdict in one sentence; `remarks` are additional
+    sentences.
     """
 
     kind: Kind
@@ -59,25 +61,26 @@ class Verdict:
     remarks: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """For people, at most 100 columns but for the model's name: the sentence, the remarks, and what to use."""
-        used = f"{self.model} (the model as it was)" if self.original else self.model
-        said = [_wrapped("verdict: ", self.text), *(_wrapped(" " * 9, remark) for remark in self.remarks)]
-        return [*(line for lines in said for line in lines), f"use:     {used}"]
+        """Format for display, at most 100 columns except for the model's name: the sentence, the remarks, and the model
+        to use."""
+        model = f"{self.model} (the original model)" if self.original else self.model
+        texts = [_wrapped("verdict: ", self.text), *(_wrapped(" " * 9, remark) for remark in self.remarks)]
+        return [*(line for lines in texts for line in lines), f"use:     {model}"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint(Generic[T]):
-    """The checkpoint after a step and what was measured of it, None if nothing was."""
+    """The checkpoint after a step and its evaluation, None if it was not evaluated."""
 
     step: int
     folder: Path
-    found: T | None
+    result: T | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates(Generic[T]):
-    """The models that a run leaves: the `original` (a folder or a hub's name) and what was measured of it, the last
-    step, and the best of `num_earlier` steps evaluated before it, None if that is the last one or the original."""
+    """The models that a run produces: the `original` (a folder or a hub name) and its evaluation, the last step, and
+    the best of `num_earlier` earlier evaluated steps, None if that is the last step or the original."""
 
     original: str
     before: T | None
@@ -87,86 +90,91 @@ class Candidates(Generic[T]):
 
 
 Gain = Callable[[T, T, int], Difference]
-"""How much better the second is than the first, as one of so many intervals that are to hold at once."""
+"""How much better the second is than the first, with an interval that holds jointly with as many others as the third
+argument says."""
 
 
 def judge_rewards(models: Candidates[Evaluation], decided_by: Mode) -> Verdict:
-    """By the rewards of held-out tasks in the mode `decided_by` (the other one where that was not evaluated)."""
-    evaluated = [one for one in (models.before, models.last.found) if one is not None]
-    if no_result := next((one.no_result for one in evaluated if one.no_result), ""):
+    """Return the verdict by the rewards of held-out tasks, in the mode `decided_by` (in the other mode if that was not
+    evaluated)."""
+    evaluated = [evaluation for evaluation in (models.before, models.last.result) if evaluation is not None]
+    if no_result := next((evaluation.no_result for evaluation in evaluated if evaluation.no_result), ""):
         return _unknown(models, no_result)
     mode, other = decided_by, _other(decided_by)
-    if evaluated and not all(one.rewards[mode] for one in evaluated):
+    if evaluated and not all(evaluation.rewards[mode] for evaluation in evaluated):
         mode, other = other, mode
-    rewards = [reward for one in evaluated for reward in one.rewards[mode].values()]
+    rewards = [reward for evaluation in evaluated for reward in evaluation.rewards[mode].values()]
     verdict = _judge(models, f"{mode} {'accuracy' if is_binary(rewards) else 'reward'}", "tasks", _gain_of(mode))
-    if verdict.kind == "unknown" or models.before is None or models.last.found is None:
+    if verdict.kind == "unknown" or models.before is None or models.last.result is None:
         return verdict
-    beside = _gain_of(other)(models.before, models.last.found, 1)
-    if beside.high < 0.0 and verdict.kind != "worse" and verdict.step == models.last.step:
-        return _with(verdict, f"but {other} it got worse: {_shown(beside)}; evaluation.decided_by chose {mode}")
-    if beside.low > 0.0 and verdict.kind != "better":
-        return _with(verdict, f"but {other} it got better: {_shown(beside)}; evaluation.decided_by chose {mode}")
+    by_other = _gain_of(other)(models.before, models.last.result, 1)
+    if by_other.high < 0.0 and verdict.kind != "worse" and verdict.step == models.last.step:
+        remark = f"but the {other} result got worse: {_format(by_other)}; evaluation.decided_by chose {mode}"
+        return _add_remark(verdict, remark)
+    if by_other.low > 0.0 and verdict.kind != "better":
+        remark = f"but the {other} result got better: {_format(by_other)}; evaluation.decided_by chose {mode}"
+        return _add_remark(verdict, remark)
     return verdict
 
 
-def is_best(found: Evaluation, best: Evaluation | None, before: Evaluation | None, decided_by: Mode) -> bool:
-    """Whether a checkpoint becomes `best`: it is no worse than the best so far, and the first one better than the start
-    (where that was evaluated), on average over the tasks that both have."""
-    if found.no_result:
+def is_best(latest: Evaluation, best: Evaluation | None, before: Evaluation | None, decided_by: Mode) -> bool:
+    """Return whether a checkpoint becomes `best`: it is no worse than the best so far, or, if it is the first, better
+    than the start (if that was evaluated), on average over the tasks that both have."""
+    if latest.no_result:
         return False
-    known = best if best is not None else before
-    if known is None or known.no_result:
+    reference = best if best is not None else before
+    if reference is None or reference.no_result:
         return True
-    mode = decided_by if found.rewards[decided_by] and known.rewards[decided_by] else _other(decided_by)
-    gain = paired_difference(known.rewards[mode], found.rewards[mode]).difference
+    mode = decided_by if latest.rewards[decided_by] and reference.rewards[decided_by] else _other(decided_by)
+    gain = paired_difference(reference.rewards[mode], latest.rewards[mode]).difference
     return gain > 0.0 or (gain == 0.0 and best is not None)
 
 
-def is_least(found: RowLosses, best: RowLosses | None, before: RowLosses | None) -> bool:
-    """The same by the loss on held-out rows."""
-    known = best if best is not None else before
-    if known is None:
+def is_best_loss(latest: RowLosses, best: RowLosses | None, before: RowLosses | None) -> bool:
+    """Like `is_best`, by the loss on held-out rows."""
+    reference = best if best is not None else before
+    if reference is None:
         return True
-    change = loss_difference(known, found).difference
+    change = loss_difference(reference, latest).difference
     return change < 0.0 or (change == 0.0 and best is not None)
 
 
 def judge_losses(models: Candidates[RowLosses]) -> Verdict:
-    """By the loss on held-out rows; less is better."""
+    """Return the verdict by the loss on held-out rows; a lower loss is better."""
 
     def gain(first: RowLosses, second: RowLosses, looks: int) -> Difference:
-        found = loss_difference(first, second, looks)
-        return Difference(difference=-found.difference, low=-found.high, high=-found.low, num_tasks=found.num_tasks)
+        loss = loss_difference(first, second, looks)
+        return Difference(difference=-loss.difference, low=-loss.high, high=-loss.low, num_tasks=loss.num_tasks)
 
     return _judge(models, "held-out loss", "rows", gain)
 
 
 def _judge(models: Candidates[T], measure: str, unit: str, gain: Gain[T]) -> Verdict:
-    if models.before is None or models.last.found is None:
+    if models.before is None or models.last.result is None:
         return _unknown(models, "nothing was evaluated both before and after the training", untested=True)
-    of_last = gain(models.before, models.last.found, 1)
+    of_last = gain(models.before, models.last.result, 1)
     if of_last.num_tasks < MIN_TASKS:
         return _unknown(models, f"{of_last.num_tasks} held-out {unit} are too few (at least {MIN_TASKS})")
     if math.isnan(of_last.low):
-        return _unknown(models, f"the interval of {measure} is not known")
+        return _unknown(models, f"the interval of {measure} is unknown")
     last_is_better = of_last.low > 0.0
-    if (best := models.best) is not None and best.found is not None:
+    if (best := models.best) is not None and best.result is not None:
         looks = models.num_earlier
-        against = models.last.found if last_is_better else models.before
-        if gain(against, best.found, looks).low > 0.0:
-            return _better(best, gain(models.before, best.found, looks), measure, unit, looks)
+        rival = models.last.result if last_is_better else models.before
+        if gain(rival, best.result, looks).low > 0.0:
+            return _better(best, gain(models.before, best.result, looks), measure, unit, looks)
     if last_is_better:
         return _better(models.last, of_last, measure, unit, 0)
     kind: Kind = "worse" if of_last.high < 0.0 else "not_shown"
-    told = f"worse by {-of_last.difference:.3f}" if kind == "worse" else "not shown to be better"
-    shown = _shown(of_last) if kind == "not_shown" else f"[{-of_last.high:.3f}, {-of_last.low:.3f}]"
-    joint = ": " if kind == "not_shown" else " "
+    if kind == "worse":
+        text = f"worse by {-of_last.difference:.3f} [{-of_last.high:.3f}, {-of_last.low:.3f}]"
+    else:
+        text = f"not shown to be better: {_format(of_last)}"
     return Verdict(
         kind=kind,
         model=models.original,
         original=True,
-        text=f"{told}{joint}{shown} ({measure}, {of_last.num_tasks} held-out {unit}). Keep the original",
+        text=f"{text} ({measure}, {of_last.num_tasks} held-out {unit}). Keep the original",
         step=models.last.step,
         measure=measure,
         difference=of_last.difference,
@@ -176,37 +184,37 @@ def _judge(models: Candidates[T], measure: str, unit: str, gain: Gain[T]) -> Ver
     )
 
 
-def _better(chosen: Checkpoint[T], found: Difference, measure: str, unit: str, looks: int) -> Verdict:
+def _better(chosen: Checkpoint[T], gain: Difference, measure: str, unit: str, looks: int) -> Verdict:
     remarks: tuple[str, ...] = ()
     if looks > 1:
         remarks = (
             f"step {chosen.step} is the best of {looks} evaluated before the end: its interval is widened so that all "
-            f"{looks} hold at once",
+            f"{looks} hold jointly",
         )
     where = f" at step {chosen.step}" if looks else ""
     return Verdict(
         kind="better",
         model=str(chosen.folder),
         original=False,
-        text=f"better by {_shown(found)}{where} ({measure}, {found.num_tasks} held-out {unit})",
+        text=f"better by {_format(gain)}{where} ({measure}, {gain.num_tasks} held-out {unit})",
         step=chosen.step,
         measure=measure,
-        difference=found.difference,
-        low=found.low,
-        high=found.high,
-        num_tasks=found.num_tasks,
+        difference=gain.difference,
+        low=gain.low,
+        high=gain.high,
+        num_tasks=gain.num_tasks,
         remarks=remarks,
     )
 
 
 def _unknown(models: Candidates[T], why: str, *, untested: bool = False) -> Verdict:
-    """Nothing says which is better: the original, or where nobody asked, the last step as it is."""
-    said = "The last step is untested" if untested else "Keep the original"
+    """Return the verdict if nothing decides: the original, or, if no evaluation was requested, the last step."""
+    advice = "The last step is untested" if untested else "Keep the original"
     model = str(models.last.folder) if untested else models.original
-    return Verdict(kind="unknown", model=model, original=not untested, text=f"none: {why}. {said}")
+    return Verdict(kind="unknown", model=model, original=not untested, text=f"none: {why}. {advice}")
 
 
-def _with(verdict: Verdict, remark: str) -> Verdict:
+def _add_remark(verdict: Verdict, remark: str) -> Verdict:
     return replace(verdict, remarks=(*verdict.remarks, remark))
 
 
@@ -222,5 +230,5 @@ def _wrapped(label: str, text: str) -> list[str]:
     return textwrap.wrap(text, WIDTH, initial_indent=label, subsequent_indent=" " * 9)
 
 
-def _shown(found: Difference) -> str:
-    return f"{found.difference:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
+def _format(gain: Difference) -> str:
+    return f"{gain.difference:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]"

@@ -1,1 +1,1 @@
-"""Before it starts: what memory and time a run will take, and what to change where it does not fit."""
+"""Predicts the memory and time of a run before it starts, and what to change if it does not fit."""

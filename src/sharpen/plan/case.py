@@ -1,6 +1,6 @@
-"""What is planned: a run, the sizes of its models, the devices that it is for, the lengths of a step.
+"""The case to plan: a run, the sizes of its models, the devices it is for, and the token counts of a step.
 
-In: a recipe, and what was read or chosen. Out: `Case`, and what follows from it alone.
+In: a recipe, and what was measured or chosen. Out: a `Case`, with the properties that follow from it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from sharpen.recipe import EngineType, RolloutRecipe, TrainingRecipe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Models:
-    """The models of a run: the one that is tuned, its teacher, the auxiliary ones that are served here. `config` is the
-    first one's Hugging Face configuration."""
+    """The models of a run: the tuned one, its teacher, and the auxiliary ones that are served here. `config` is the
+    tuned model's Hugging Face configuration."""
 
     config: Any
     policy: Sizes
@@ -29,7 +29,7 @@ class Models:
 
 
 def read_models(recipe: TrainingRecipe) -> Models:
-    """The sizes of every model of a run that lies on its devices. Raises `ModelError`, `ConfigError`."""
+    """Read the sizes of every model that lies on the run's devices. Raises `ModelError`, `ConfigError`."""
     config, teacher = recipe.config, None
     own = read_model_config(config.model.model_path)
     if isinstance(recipe, RolloutRecipe) and recipe.algorithm.needs_teacher:
@@ -46,7 +46,7 @@ def read_models(recipe: TrainingRecipe) -> Models:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A run on devices of one kind. `engine` is the one that serves the model; None: none does."""
+    """A run on devices of one kind. `engine` is the engine that serves the model, None if none does."""
 
     recipe: TrainingRecipe
     models: Models
@@ -61,66 +61,67 @@ class Case:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether everything is computed in the machine's own memory."""
+        """Whether everything is computed on the CPU, in the machine's own memory."""
         return self.hardware.kind == "cpu"
 
     @property
     def vllm(self) -> bool:
-        """Whether vLLM serves."""
+        """Whether vLLM serves the model."""
         return self.engine == "vllm"
 
     @property
     def num_trainers(self) -> int:
-        """Processes that train together."""
+        """The number of processes that train together."""
         return self.config.trainer.num_processes
 
     @property
     def num_engines(self) -> int:
-        """Devices of all replicas of the engine."""
+        """The number of devices of all engine replicas."""
         model = self.config.model
         return 0 if self.engine is None else model.tensor_parallel_size * model.inference_engine_num
 
     @property
     def trains_in_bfloat16(self) -> bool:
-        """Whether the trainer computes in bfloat16; weights lie in float32 in any case."""
+        """Whether the trainer computes in bfloat16; its weights are float32 in any case."""
         return self._is_bfloat16(self.config.trainer.dtype)
 
     @property
     def serves_in_bfloat16(self) -> bool:
-        """Whether the engines' weights lie in bfloat16."""
+        """Whether the engines hold their weights in bfloat16."""
         return self._is_bfloat16(self.config.engine.dtype)
 
     @property
     def num_trained(self) -> int:
-        """Parameters of the policy that are trained."""
+        """The number of the policy's parameters that are trained."""
         sizes, lora = self.models.policy, self.config.trainer.lora
         return sizes.parameters if lora is None else sizes.lora_parameters(lora)
 
     @property
     def is_offloaded(self) -> bool:
-        """Whether what is trained lies in the host's memory instead of the device's."""
+        """Whether the trained state is in the host's memory instead of the device's."""
         return self.config.trainer.cpu_offload and not self.on_cpu
 
     @property
     def is_colocated(self) -> bool:
-        """Whether trainer and engine share devices: always where Ray does not place them."""
+        """Whether trainer and engine share devices. They do unless Ray places them."""
         return not self.config.uses_ray or self.config.cluster.colocate
 
     @property
     def shares_weights(self) -> bool:
-        """Whether the policy lives in the engine's memory: one type, one process, and never both at work."""
+        """Whether trainer and engine use the same weights in memory: one process, one type, never working at the same
+        time."""
         config = self.config
-        alone = not config.trainer.has_ranks and self.num_engines == 1 and not self.vllm and not config.uses_ray
-        same = config.trainer.lora is None and not self.serves_in_bfloat16
-        return alone and same and isinstance(self.recipe, RolloutRecipe) and not self.recipe.overlaps
+        one_process = not config.trainer.has_ranks and self.num_engines == 1 and not self.vllm and not config.uses_ray
+        same_weights = config.trainer.lora is None and not self.serves_in_bfloat16
+        return one_process and same_weights and isinstance(self.recipe, RolloutRecipe) and not self.recipe.overlaps
 
     def changed(self, settings: Mapping[str, Any]) -> Case:
-        """With settings of `section.name` changed."""
+        """Return the case with other values for these `section.name` settings."""
         config = self.config
         for key, value in settings.items():
             section, name = key.split(".")
-            one = getattr(config, section).model_copy(update={name: value})
-            config = config.model_copy(update={section: one})
+            updated = getattr(config, section).model_copy(update={name: value})
+            config = config.model_copy(update={section: updated})
         return replace(self, recipe=replace(self.recipe, config=config))
 
     def _is_bfloat16(self, dtype: str) -> bool:

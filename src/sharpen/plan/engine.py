@@ -1,7 +1,7 @@
-"""What an engine holds: weights, and the keys and values of the sequences that it computes.
+"""The memory of an engine: its weights, and the keys and values of the sequences it computes.
 
-In: a case, an engine's settings, its model's sizes. Out: bytes. The embedded engine grows slots and their length on
-demand, vLLM takes its blocks at the start; both within the same budget.
+In: a case, an engine's settings, its model's sizes. Out: bytes. The embedded engine adds slots and lengthens them on
+demand, vLLM takes its blocks at the start; both stay within the same budget.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from sharpen.plan.sizes import Sizes
 
 FIRST_SLOTS, FIRST_LENGTH = 32, 4 * LENGTH_BUCKET
 STEP_TOKENS = 2048
-"""Tokens of prompts that a step computes, at most, on a CPU."""
+"""The most prompt tokens that a step computes on a CPU."""
 _EVALUATED = 512
-"""Tasks that are held out to evaluate on, at most."""
+"""The most tasks that are held out for evaluation."""
 _COPIES_OF_LOGITS = 3
-"""The logits, their logarithms, and what sampling makes of them."""
+"""The logits, their logarithms, and the values that sampling derives from them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineNeed:
-    """Bytes on one device of one engine. `fused` is a second copy of some projections: on a CPU the file with the
-    weights stays mapped beside it."""
+    """Bytes on one device of one engine. `fused` is a second copy of some projections: on a CPU the mapped weight file
+    stays in memory as well."""
 
     weights: int
     fused: int
@@ -34,7 +34,7 @@ class EngineNeed:
 
 
 def engine_need(case: Case, model: TunerModelConfig, sizes: Sizes, *, vllm: bool) -> EngineNeed:
-    """Of the engine that serves `model`."""
+    """Return what the engine that serves `model` needs."""
     itemsize = 2 if case.serves_in_bfloat16 else 4
     num_shares = 1 if case.on_cpu else model.tensor_parallel_size
     weights = itemsize * sizes.parameters // num_shares
@@ -49,7 +49,7 @@ def engine_need(case: Case, model: TunerModelConfig, sizes: Sizes, *, vllm: bool
 
 
 def in_flight(case: Case) -> int:
-    """Sequences that the engine computes at the same time, at most: those of a step, or of an evaluation."""
+    """Return the most sequences that the engine computes at the same time: those of a step, or of an evaluation."""
     config, evaluation = case.config, case.config.evaluation
     evaluates = evaluation.before_and_after and (evaluation.hold_out or config.eval_dataset is not None)
     evaluated = (evaluation.max_tasks or _EVALUATED) if evaluates else 0
@@ -58,7 +58,7 @@ def in_flight(case: Case) -> int:
 
 
 def slot_length(longest: int, max_model_len: int) -> int:
-    """Positions of a slot once the longest sequence was there: they grow by half, in buckets, up to the limit."""
+    """Return the positions of a slot after the longest sequence: slots grow by half, in buckets, up to the limit."""
     length, limit = min(FIRST_LENGTH, bucketed(max_model_len)), bucketed(max_model_len)
     while length < min(longest, limit):
         length = min(limit, bucketed(max(length + 1, length + length // 2)))
@@ -66,13 +66,14 @@ def slot_length(longest: int, max_model_len: int) -> int:
 
 
 def _kv_cache(case: Case, model: TunerModelConfig, per_position: int, weights: int, *, vllm: bool) -> int:
-    """All shares together. The budget is `kv_cache_mb`, else a quarter of what is free when the engine starts."""
-    given, max_slots = case.config.engine.kv_cache_mb, case.config.engine.max_slots
-    budget = given * 2**20 if given is not None else max(0, case.hardware.memory_bytes - weights) // 4
+    """Return the bytes of all shares together. The budget is `kv_cache_mb`, else a quarter of what is free when the
+    engine starts."""
+    limit_mb, max_slots = case.config.engine.kv_cache_mb, case.config.engine.max_slots
+    budget = limit_mb * 2**20 if limit_mb is not None else max(0, case.hardware.memory_bytes - weights) // 4
     if vllm:
         return min(max_slots * model.max_model_len * per_position, budget)
     per_slot = per_position * slot_length(case.workload.longest, model.max_model_len)
     wanted = in_flight(case)
-    if not case.on_cpu:  # there also what was never touched is taken
+    if not case.on_cpu:  # a GPU allocates memory that is never touched, too
         wanted = min(max_slots, max(FIRST_SLOTS, 2 ** (wanted - 1).bit_length()))
     return (max(1, min(wanted, budget // per_slot)) + 1) * per_slot

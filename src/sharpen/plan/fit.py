@@ -1,8 +1,8 @@
-"""The smallest change to the settings with which a run fits: tried on the model, not looked up.
+"""Find the smallest change of settings with which a run fits, by trying changes on the memory model.
 
-In: a case that does not fit, and a function that says whether one does. Out: the settings to change. Sets of changes
-are tried by their number, and among as many in the order of `CHANGES`, from what costs least; each at its strongest
-first. Of the first set that fits every change is then taken back as far as it goes.
+In: a case that does not fit, and a function that says whether a case fits. Out: the settings to change. Smaller sets of
+changes are tried first, and sets of the same size in the order of `CHANGES`, cheapest first, each change at its
+strongest. In the first set that fits, every change is then weakened as far as possible.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ from sharpen.plan.engine import in_flight
 Fits = Callable[[Case], bool]
 Settings = Mapping[str, Any]
 Levels = Sequence[Settings]
-"""One change, from its weakest to its strongest."""
+"""The settings of one change, from its weakest level to its strongest."""
 _LEAST_TOKENS = 512
 _RANK = 16
 
 
 def suggest(case: Case, fits: Fits) -> Settings | None:
-    """The smallest set of changes that fits, by dotted key; None if none does."""
+    """Return the smallest set of changes that fits, by dotted key; None if none does."""
     changes = [levels for levels in (make(case) for make in CHANGES) if levels]
     for count in range(1, len(changes) + 1):
         for chosen in combinations(changes, count):
             strongest = [len(levels) - 1 for levels in chosen]
             if fits(case.changed(_settings(chosen, strongest))):
-                return _settings(chosen, _weakened(case, chosen, strongest, fits))
+                return _settings(chosen, _weaken(case, chosen, strongest, fits))
     return None
 
 
-def _settings(chosen: Sequence[Levels], places: Sequence[int]) -> dict[str, Any]:
-    return {name: value for levels, at in zip(chosen, places, strict=True) for name, value in levels[at].items()}
+def _settings(chosen: Sequence[Levels], indices: Sequence[int]) -> dict[str, Any]:
+    return {name: value for levels, at in zip(chosen, indices, strict=True) for name, value in levels[at].items()}
 
 
-def _weakened(case: Case, chosen: Sequence[Levels], places: Sequence[int], fits: Fits) -> list[int]:
-    """Each change at the weakest level that still fits with the others', those that cost most taken back first."""
-    found = list(places)
-    for number in reversed(range(len(found))):
-        while found[number] > 0:
-            tried = [*found[:number], found[number] - 1, *found[number + 1 :]]
+def _weaken(case: Case, chosen: Sequence[Levels], indices: Sequence[int], fits: Fits) -> list[int]:
+    """Lower each change to the weakest level that still fits with the others, the most expensive change first."""
+    weakest = list(indices)
+    for number in reversed(range(len(weakest))):
+        while weakest[number] > 0:
+            tried = [*weakest[:number], weakest[number] - 1, *weakest[number + 1 :]]
             if not fits(case.changed(_settings(chosen, tried))):
                 break
-            found = tried
-    return found
+            weakest = tried
+    return weakest
 
 
 def _checkpointing(case: Case) -> Levels:
@@ -55,7 +55,8 @@ def _checkpointing(case: Case) -> Levels:
 
 
 def _micro_batch(case: Case) -> Levels:
-    """Halves of it; a sequence longer than that goes alone, so that less than the longest saves nothing."""
+    """Halve the micro-batch. A longer sequence is computed on its own, so fewer tokens than the longest sequence save
+    nothing."""
     least = max(_LEAST_TOKENS, case.workload.longest)
     tokens, levels = case.config.trainer.max_tokens_per_micro_batch, []
     while tokens // 2 >= least:
@@ -67,7 +68,7 @@ def _micro_batch(case: Case) -> Levels:
 
 
 def _kv_cache(case: Case) -> Levels:
-    """Fewer sequences at the same time, by halves."""
+    """Halve the number of sequences computed at the same time."""
     slots, levels = in_flight(case) if case.engine is not None else 1, []
     while slots > 1:
         slots //= 2
@@ -80,7 +81,7 @@ def _lora(case: Case) -> Levels:
 
 
 def _processes(case: Case) -> Levels:
-    """More GPUs that train, by doubling; where an engine can, it is spread too."""
+    """Double the GPUs that train."""
     count, levels = case.num_trainers, []
     while not case.on_cpu and count * 2 <= case.hardware.count:
         count *= 2
@@ -93,4 +94,4 @@ def _offload(case: Case) -> Levels:
 
 
 CHANGES: tuple[Callable[[Case], Levels], ...] = (_checkpointing, _micro_batch, _kv_cache, _lora, _processes, _offload)
-"""From what costs least to what costs most; a change that cannot be made has no levels."""
+"""The changes, cheapest first. A change that is not possible has no levels."""

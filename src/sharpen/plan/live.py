@@ -1,10 +1,9 @@
-"""Memory of a training pass that is never computed: the trainer's own code over tensors without contents.
+"""The memory of a training pass, measured by running the trainer's own code on tensors without contents.
 
-In: a model's configuration, the size of a micro-batch. Out: the most bytes that live at once beyond weights and
-gradients, as PyTorch would allocate them. The model is built, scored and differentiated in `FakeTensorMode`: every
-operation works out shapes and types alone, and a storage counts from its making to its end. So every family of models,
-checkpointing, autocast, adapters and the chunks of the vocabulary are as the trainer has them, without a formula of
-their own.
+In: a model's configuration, the size of a micro-batch. Out: the peak of live bytes beyond weights and gradients, as
+PyTorch would allocate them. The model is built, scored and differentiated in `FakeTensorMode`: operations compute only
+shapes and types, and each storage counts while it is alive. Model families, checkpointing, autocast, adapters and the
+chunks of the vocabulary are therefore exactly the trainer's, without formulas of their own.
 """
 
 from __future__ import annotations
@@ -39,24 +38,24 @@ from sharpen.trainer.varlen import TorchVarlen, Varlen
 from sharpen.types import Experience
 
 _TRACED_LAYERS = (2, 4)
-"""Every layer takes the same from the second on: two depths tell what one more takes."""
+"""From the second layer on all layers take the same memory: two depths show how much one more layer takes."""
 _PARTS = 4
-_LOOKS_AT_CONTENTS = (
+_READS_VALUES = (
     DataDependentOutputException,
     DynamicOutputShapeException,
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
 _TRACED_CHUNKS = 3
-"""Chunks of the vocabulary after which a further one takes no more."""
+"""After this many chunks of the vocabulary, a further one takes no more memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """One forward and backward pass: computed tokens, how many of them carry loss, and how they are computed.
+    """One forward and backward pass: its computed tokens, how many of them carry loss, and how they are computed.
 
-    `accumulates`: gradients are there before; else they are made in this pass and count. `flash`: attention is that of
-    a GPU's kernel. `max_logits`: rows x vocabulary held at a time.
+    `accumulates`: gradients exist before the pass; else the pass creates them, and they count. `flash`: attention is a
+    GPU's flash kernel. `max_logits`: rows x vocabulary held at a time.
     """
 
     num_tokens: int
@@ -70,8 +69,8 @@ class Pass:
     max_logits: int = MAX_LOGITS
 
 
-class _Same:
-    """A configuration as a key: the object itself, whatever it holds."""
+class _ConfigKey:
+    """A cache key for a configuration: the identity of the object, whatever it holds."""
 
     def __init__(self, config: Any) -> None:
         self.config = config
@@ -80,33 +79,34 @@ class _Same:
         return id(self.config)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.config is other.config
+        return isinstance(other, _ConfigKey) and self.config is other.config
 
 
 def pass_bytes(config: Any, traced: Pass) -> int:
-    """Peak memory of the pass, in bytes, for the model that a Hugging Face configuration describes. Raises `ModelError`
-    for a model that looks at what its tensors hold."""
+    """Return the peak memory of the pass in bytes, for the model that a Hugging Face configuration describes. Raises
+    `ModelError` for a model whose code reads the values of its tensors."""
     try:
-        return _pass_bytes(_Same(config), traced)
-    except _LOOKS_AT_CONTENTS as error:
-        raise ModelError(f"model type {config.model_type!r} cannot be run without contents: {error!r}") from error
+        return _pass_bytes(_ConfigKey(config), traced)
+    except _READS_VALUES as error:
+        raise ModelError(
+            f"cannot plan model type {config.model_type!r}: its code reads the values of tensors: {error!r}"
+        ) from error
 
 
 @functools.lru_cache(maxsize=128)
-def _pass_bytes(of: _Same, traced: Pass) -> int:
-    config = of.config
+def _pass_bytes(key: _ConfigKey, traced: Pass) -> int:
+    config = key.config
     depth = int(config.num_hidden_layers)
     few, more = _TRACED_LAYERS
     if depth <= more:
         return max(_peaks(config, traced, depth))
-    of_few, of_more = (_peaks(config, traced, layers) for layers in _TRACED_LAYERS)
-    pairs = zip(of_few, of_more, strict=True)
+    pairs = zip(_peaks(config, traced, few), _peaks(config, traced, more), strict=True)
     return max(high + (high - low) * (depth - more) // (more - few) for low, high in pairs)
 
 
 def _peaks(config: Any, traced: Pass, num_layers: int) -> list[int]:
-    """Peaks of the pass's parts: forward, backward of the vocabulary, of the layers, of the embeddings. Each part's is
-    linear in the number of layers; which part has the highest changes with it."""
+    """Return the peaks of the pass's parts: forward, and backward of the vocabulary, the layers and the embeddings.
+    Each is linear in the number of layers; which part is highest changes with it."""
     from transformers import AutoModelForCausalLM
 
     shallow = copy.deepcopy(config)
@@ -118,12 +118,12 @@ def _peaks(config: Any, traced: Pass, num_layers: int) -> list[int]:
     with FakeTensorMode(allow_non_fake_inputs=True):
         _make_fake(model.module)
         model.device = torch.device("cpu")
-        there = list(model.module.parameters())
-        for parameter in there:
+        existing = list(model.module.parameters())
+        for parameter in existing:
             if parameter.requires_grad and traced.accumulates:
                 parameter.grad = torch.zeros_like(parameter)
-        there += [parameter.grad for parameter in there if parameter.grad is not None]
-        with LiveBytes(there) as live:
+        existing += [parameter.grad for parameter in existing if parameter.grad is not None]
+        with LiveBytes(existing) as live:
             model.module.get_input_embeddings().register_forward_hook(live.mark_in_backward)
             model.module.get_decoder().register_forward_hook(live.mark_in_backward)
             packed = _one_sequence(traced, vocab_size=model.module.get_output_embeddings().weight.shape[0])
@@ -134,7 +134,7 @@ def _peaks(config: Any, traced: Pass, num_layers: int) -> list[int]:
 
 
 def _make_fake(module: torch.nn.Module) -> None:
-    """Give the weights of a module on the meta device a device, under the mode that is on; tied ones stay one."""
+    """Replace a meta module's weights by ones with a device, under the active mode; tied weights stay tied."""
     made: dict[int, torch.nn.Parameter] = {}
     for part in module.modules():
         for name, parameter in part.named_parameters(recurse=False):
@@ -146,8 +146,9 @@ def _make_fake(module: torch.nn.Module) -> None:
             setattr(part, name, torch.empty(buffer.shape, dtype=buffer.dtype))
 
 
-class _Unchecked(TrainedModel):
-    """Without the comparisons of numbers, since there are none; with a GPU's kind of attention where asked."""
+class _UncheckedModel(TrainedModel):
+    """The trained model without its comparisons of numbers, since there are none, and with a GPU's attention if
+    requested."""
 
     def use(self, attention: Varlen | None) -> None:
         """Set the kernel for attention."""
@@ -161,7 +162,7 @@ class _Unchecked(TrainedModel):
 
 
 def _keep_as_flash(*tensors: Any, scale: float, **_: Any) -> torch.Tensor:
-    """Keeps what a flash kernel keeps: queries, keys, values and output in the type that they are computed in."""
+    """Keep what a flash kernel keeps: queries, keys, values and output in their compute type."""
     query, key, value = (tensor.transpose(0, 1)[None] for tensor in tensors[:3])
     grouped = query.shape[1] != key.shape[1]
     out = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped)
@@ -175,13 +176,13 @@ def _model(module: Any, traced: Pass) -> TrainedModel:
         "gradient_checkpointing": traced.checkpointing,
         "max_logits": traced.max_logits,
     }
-    model: _Unchecked
+    model: _UncheckedModel
     if traced.lora is None:
-        model = _Unchecked(module, **settings)
+        model = _UncheckedModel(module, **settings)
     else:
         from sharpen.trainer.lora import AdaptedModel
 
-        class Adapted(_Unchecked, AdaptedModel):
+        class Adapted(_UncheckedModel, AdaptedModel):
             pass
 
         model = Adapted(module, lora=traced.lora, **settings)
@@ -190,13 +191,13 @@ def _model(module: Any, traced: Pass) -> TrainedModel:
 
 
 def _one_sequence(traced: Pass, vocab_size: int) -> Pack:
-    """A micro-batch of one sequence, the last tokens of which carry loss."""
+    """Return a micro-batch of one sequence, whose last tokens carry loss."""
     length = traced.num_tokens
     chunk = max(1, traced.max_logits // vocab_size)
     num_loss = max(1, min(traced.num_loss_tokens, length - 1, _TRACED_CHUNKS * chunk))
     mask_T = np.arange(length) >= length - num_loss
     zeros_T = np.zeros(length, np.float32)
-    one = Experience(
+    experience = Experience(
         rollout_id="0",
         group_id="0",
         task_id="0",
@@ -209,13 +210,13 @@ def _one_sequence(traced: Pass, vocab_size: int) -> Pack:
         advantages_T=zeros_T,
         weights_T=zeros_T,
     )
-    (packed,) = pack([one], length)
+    (packed,) = pack([experience], length)
     return packed
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up the storages that live, but for those `known` before; `peaks` is the most there was at once in each part,
-    where a mark ends one."""
+    """Count the bytes of live storages, except the `known` ones; `peaks` has the maximum of each part, and a mark ends
+    a part."""
 
     def __init__(self, known: Iterable[torch.Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -224,11 +225,11 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._live = {tensor.untyped_storage()._cdata for tensor in known}
 
     def mark(self) -> None:
-        """Begin another part."""
+        """Begin the next part."""
         self.peaks.append(self.now)
 
     def mark_in_backward(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
-        """As a forward hook: begin another part when the gradient of the module's output is there."""
+        """Forward hook: begin the next part when the gradient of the module's output is computed."""
         first = output if isinstance(output, torch.Tensor) else output.last_hidden_state
         if first.requires_grad:
             first.register_hook(lambda _: self.mark())
@@ -236,9 +237,9 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        given = [leaf for leaf in pytree.tree_leaves((args, kwargs or {})) if isinstance(leaf, torch.Tensor)]
-        if given and not any(isinstance(tensor, FakeTensor) for tensor in given):
-            with _disable_current_modes():  # indices have contents, and some are looked at
+        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs or {})) if isinstance(leaf, torch.Tensor)]
+        if tensors and not any(isinstance(tensor, FakeTensor) for tensor in tensors):
+            with _disable_current_modes():  # indices are real tensors, and some of their values are read
                 return func(*args, **(kwargs or {}))
         out = func(*args, **(kwargs or {}))
         for leaf in pytree.tree_leaves(out):

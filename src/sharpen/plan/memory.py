@@ -1,16 +1,16 @@
-"""What each device of a run holds at its fullest, role by role.
+"""The peak memory of each device of a run, by role.
 
-In: a `Case`. Out: `DeviceMemory`: for each kind of device the items it always holds, and those of the phase that needs
-the most. The rules are those of the code:
+In: a `Case`. Out: a `DeviceMemory` for each kind of device: the items that it always holds, and those of the phase that
+needs most. The rules follow the code:
 
-    weights of a trained model      4 bytes a parameter (fp32), whatever it is computed in; a reference or teacher too
+    weights of a trained model      4 bytes a parameter (fp32), whatever it computes in; also of a reference or teacher
     gradients, AdamW's two moments  4 and 8 bytes a trained parameter
     activations                     of the largest micro-batch: `live.pass_bytes`
-    engine                          its weights in its own type, or the trainer's own where both can be one; keys and
+    engine                          its weights in its own type, or the trainer's if both can share them; keys and
                                     values of the slots in use, within the budget
 
-Several trainer processes share out weights, gradients and moments (FSDP2), not activations; with `cpu_offload` these
-lie in the host's memory. An engine over several GPUs shares out weights and KV.
+Several trainer processes share weights, gradients and moments between them (FSDP2), but not activations; with
+`cpu_offload` these are in the host's memory. An engine over several GPUs splits its weights and KV cache among them.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ PROCESS_BYTES = 540 * 2**20
 """Python with its libraries, measured on Linux. On a GPU: CUDA's context and libraries, assumed."""
 GAPS = "gaps between allocations"
 SLACK: dict[str, tuple[float, float]] = {"cpu": (0.0, 0.45), "cuda": (0.05, 0.05)}
-"""Share that the allocator loses to gaps: of what lasts, and of what comes and goes (the system's allocator keeps
-blocks below 32 MB that were freed, and finds others too small). Measured on a CPU, assumed on a GPU."""
+"""Share of memory that the allocator loses to gaps: (in long-lived memory, in temporary memory). The system's allocator
+keeps freed blocks below 32 MB, and finds others too small. Measured on a CPU, assumed on a GPU."""
 ERROR = 0.15
-"""Share by which memory was wrong, at most, in the runs that were measured (docs/use/plan.md)."""
+"""The largest relative error of predicted memory in the runs that were measured (docs/use/plan.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """One device among `count` that hold the same."""
+    """The memory of each of `count` equal devices."""
 
     name: str
     count: int
@@ -60,19 +60,19 @@ class DeviceMemory:
 
     @property
     def peak(self) -> int:
-        """The most at once: what is always there, and the phase that adds most."""
+        """The most bytes at once: those always held, and those of the phase that adds most."""
         held = {when: sum(item.num_bytes for item in self.items if item.when == when) for when in _WHEN}
         return held.pop("always") + max(held.values())
 
     @property
     def fits(self) -> bool:
-        """Whether it has room for its peak."""
+        """Whether the device has room for its peak."""
         return self.peak <= self.capacity
 
 
 def places(case: Case, *, certain: bool = False) -> tuple[DeviceMemory, ...]:
-    """Every kind of device that the run uses. `certain` takes only what is quickly known and sure: weights, gradients
-    and moments."""
+    """Return the memory of every kind of device that the run uses. `certain` counts only what is quickly and exactly
+    known: weights, gradients and moments."""
     process = [] if certain else [Item(role=PROCESS, num_bytes=PROCESS_BYTES)]
     training = [] if case.is_offloaded else list(_trainer_items(case))
     serving = list(_engine_items(case, certain=certain)) if case.engine is not None else []
@@ -81,16 +81,16 @@ def places(case: Case, *, certain: bool = False) -> tuple[DeviceMemory, ...]:
         training += [*_gathered(case), _activations(case)]
         moving = list(_moving(case)) if serving else []
     if case.on_cpu:  # one memory for all processes
-        every = [replace(item, num_bytes=case.num_trainers * item.num_bytes) for item in [*process, *training]]
-        held = [*every, *serving, *moving]
+        trainers = [replace(item, num_bytes=case.num_trainers * item.num_bytes) for item in [*process, *training]]
+        held = [*trainers, *serving, *moving]
         start = [] if certain else _step_start(case, held)
-        found = [("this machine", 1, [*held, *start])]
+        devices = [("this machine", 1, [*held, *start])]
     elif serving and not case.is_colocated:
-        found = [("trainer", case.num_trainers, [*process, *training, *moving])]
-        found.append(("engine", case.num_engines, [*process, *serving]))
+        devices = [("trainer", case.num_trainers, [*process, *training, *moving])]
+        devices.append(("engine", case.num_engines, [*process, *serving]))
     else:
         name, count = "trainer and engine" if serving else "trainer", max(case.num_trainers, case.num_engines)
-        found = [(name, count, [*process, *training, *serving, *moving])]
+        devices = [(name, count, [*process, *training, *serving, *moving])]
     return tuple(
         DeviceMemory(
             name=name,
@@ -98,24 +98,24 @@ def places(case: Case, *, certain: bool = False) -> tuple[DeviceMemory, ...]:
             capacity=case.hardware.memory_bytes,
             items=tuple(item for item in (*items, *([] if certain else _gaps(case, items))) if item.num_bytes > 0),
         )
-        for name, count, items in found
+        for name, count, items in devices
     )
 
 
 def offloaded_bytes(case: Case) -> int:
-    """What lies in the host's memory instead of a GPU's, of all processes together."""
+    """Return the bytes that all processes together keep in the host's memory instead of a GPU's."""
     return case.num_trainers * sum(item.num_bytes for item in _trainer_items(case)) if case.is_offloaded else 0
 
 
 def _gaps(case: Case, items: Sequence[Item]) -> Iterator[Item]:
-    lasting, passing = SLACK[case.hardware.kind]
+    lasting, temporary = SLACK[case.hardware.kind]
     for when in _WHEN:
         held = sum(item.num_bytes for item in items if item.when == when)
-        yield Item(role=GAPS, num_bytes=int((lasting if when == "always" else passing) * held), when=when)
+        yield Item(role=GAPS, num_bytes=int((lasting if when == "always" else temporary) * held), when=when)
 
 
 def _trainer_items(case: Case) -> Iterator[Item]:
-    """Weights, gradients and moments of one of the processes that train."""
+    """Yield weights, gradients and moments of one trainer process."""
     sizes, lora, recipe = case.models.policy, case.config.trainer.lora, case.recipe
 
     def item(role: str, num_bytes: int, when: When = "always") -> Item:
@@ -138,8 +138,8 @@ def _trainer_items(case: Case) -> Iterator[Item]:
 
 
 def _step_start(case: Case, held: Sequence[Item]) -> list[Item]:
-    """The copy of weights and moments that a step of several updates keeps beside what is held (`trainer.step_start`),
-    if there is room for it."""
+    """Return the copy of weights and moments that a step of several updates keeps for a rollback
+    (`trainer.step_start`), if there is room for it."""
     if case.config.trainer.num_minibatches * case.config.trainer.epochs == 1:
         return []
     num_bytes = 3 * sum(item.num_bytes for item in held if item.role.endswith("AdamW moments")) // 2
@@ -150,8 +150,8 @@ def _step_start(case: Case, held: Sequence[Item]) -> list[Item]:
 
 
 def _gathered(case: Case) -> Iterator[Item]:
-    """What a process of several holds beside its part: the vocabulary's tables in fp32 and two layers in the type that
-    they compute in, while it computes; and each model whole while it is read."""
+    """Yield what one of several trainer processes holds in addition to its shard: while it computes, the vocabulary's
+    tables in fp32 and two layers in their compute type; while it loads, each model whole."""
     if case.num_trainers == 1 and not case.is_offloaded:
         return
     sizes = case.models.policy
@@ -164,8 +164,8 @@ def _gathered(case: Case) -> Iterator[Item]:
 
 
 def _moving(case: Case) -> Iterator[Item]:
-    """Copies of weights on their way to the engine: adapters leave as merged layers; vLLM gets a file in the machine's
-    memory."""
+    """Yield copies of weights on their way to the engine: adapters are sent as merged layers; vLLM gets a file in the
+    machine's memory."""
     sizes = case.models.policy
     if case.config.trainer.lora is not None:
         itemsize = 2 if case.trains_in_bfloat16 else 4
@@ -176,13 +176,14 @@ def _moving(case: Case) -> Iterator[Item]:
 
 
 def _activations(case: Case) -> Item:
-    """Of the largest micro-batch, beyond the gradients that are counted on their own."""
+    """Return the activations of the largest micro-batch, without the gradients that are counted as an item of their
+    own."""
     config, work, recipe = case.config, case.workload, case.recipe
-    of_update = work.computed_tokens / config.trainer.num_minibatches / case.num_trainers
+    update_tokens = work.computed_tokens / config.trainer.num_minibatches / case.num_trainers
     limit = config.trainer.max_tokens_per_micro_batch
-    of_pair = work.answer_tokens if config.algorithm.algorithm_type == "dpo" else 0  # both answers go together
-    num_tokens = max(2, round(max(min(of_update, limit), work.longest + of_pair)))
-    accumulates = of_update >= 2 * limit
+    pair_tokens = work.answer_tokens if config.algorithm.algorithm_type == "dpo" else 0  # a pair is never split
+    num_tokens = max(2, round(max(min(update_tokens, limit), work.longest + pair_tokens)))
+    accumulates = update_tokens >= 2 * limit
     traced = Pass(
         num_tokens=num_tokens,
         num_loss_tokens=max(1, round(num_tokens * work.loss_tokens / work.computed_tokens)),
@@ -194,14 +195,14 @@ def _activations(case: Case) -> Item:
         flash=not case.on_cpu and case.trains_in_bfloat16,
         max_logits=MAX_LOGITS if case.on_cpu else max(MAX_LOGITS, case.hardware.memory_bytes // 256),
     )
-    found = pass_bytes(case.models.config, traced)
-    if not accumulates:  # gradients that come to be within the pass are in it
-        found = max(0, found - 4 * case.num_trained // case.num_trainers)
-    return Item(role=f"activations of {num_tokens:,} tokens", num_bytes=found, when="training")
+    num_bytes = pass_bytes(case.models.config, traced)
+    if not accumulates:  # the pass then includes the gradients, which it creates
+        num_bytes = max(0, num_bytes - 4 * case.num_trained // case.num_trainers)
+    return Item(role=f"activations of {num_tokens:,} tokens", num_bytes=num_bytes, when="training")
 
 
 def _engine_items(case: Case, *, certain: bool) -> Iterator[Item]:
-    """Of one device of the engine, and of the auxiliary models' engines beside it. On a CPU all replicas are in one
+    """Yield what one device of the engine, and of the auxiliary models' engines, holds. On a CPU all replicas share one
     memory."""
     served = {"engine": (case.config.model, case.models.policy)}
     for name, sizes in case.models.auxiliary.items():
@@ -214,6 +215,6 @@ def _engine_items(case: Case, *, certain: bool) -> Iterator[Item]:
         if not certain:
             yield Item(role=f"{name}: fused projections", num_bytes=copies * need.fused)
             yield Item(role=f"{name}: KV cache", num_bytes=copies * need.kv_cache)
-            # on a CPU one thread's freed memory is not the other's: what a step took stays with the engine
+            # on a CPU, memory freed by one thread is not reused by another: a step's memory stays with the engine
             when: When = "always" if case.on_cpu else "generating"
             yield Item(role=f"{name}: one step", num_bytes=copies * need.step, when=when)

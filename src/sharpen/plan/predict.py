@@ -1,7 +1,7 @@
-"""The plan of a run: memory by device and role, what to change if it does not fit, the time of a step if one was
+"""The plan of a run: memory by device and role, what to change if it does not fit, and the time of a step if one was
 measured.
 
-In: a `Case`. Out: a `Plan`, which says what it assumes.
+In: a `Case`. Out: a `Plan`, which lists its assumptions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ MB = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is predicted. `suggestion` is the smallest change with which it fits: None where it fits, or none helps."""
+    """A prediction. `suggestion` is the smallest change with which the run fits; None if it fits already, or if none
+    helps."""
 
     case: Case
     places: tuple[DeviceMemory, ...]
@@ -30,16 +31,16 @@ class Plan:
 
     @property
     def missing_devices(self) -> int:
-        """GPUs that are needed over those that there are."""
-        return _missing(self.case, self.places)
+        """How many more GPUs the run needs than there are."""
+        return _num_missing(self.case, self.places)
 
     @property
     def fits(self) -> bool:
-        """Whether every device has room, and there are enough of them."""
+        """Whether there are enough devices, and each has room."""
         return _fits(self.case, self.places)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON, for `plan.json`."""
+        """Return the plan as plain JSON, for `plan.json`."""
         return {
             "hardware": self.case.hardware.name,
             "settings": settings_key(self.case.config),
@@ -63,30 +64,30 @@ class Plan:
 
 
 def plan(case: Case, *, time: StepTime | None = None, suggests: bool = True) -> Plan:
-    """Predict memory, and where it does not fit look for the smallest change (unless not asked to). `time` is what was
-    measured of a step."""
-    found, suggestion = places(case), None
+    """Predict the memory of a run and, with `suggests`, find the smallest change if it does not fit. `time` is the
+    measured time of a step."""
+    devices, suggestion = places(case), None
 
     def fits(changed: Case) -> bool:
-        sure = places(changed, certain=True)  # looks at no activations
-        return _fits(changed, sure) and _fits(changed, places(changed))
+        certain = places(changed, certain=True)  # fast, as it leaves out the activations
+        return _fits(changed, certain) and _fits(changed, places(changed))
 
-    if suggests and not _fits(case, found):
+    if suggests and not _fits(case, devices):
         suggestion = suggest(case, fits)
-    return Plan(case=case, places=found, time=time, suggestion=suggestion)
+    return Plan(case=case, places=devices, time=time, suggestion=suggestion)
 
 
-def _fits(case: Case, found: tuple[DeviceMemory, ...]) -> bool:
-    return _missing(case, found) == 0 and all(place.fits for place in found)
+def _fits(case: Case, devices: tuple[DeviceMemory, ...]) -> bool:
+    return _num_missing(case, devices) == 0 and all(device.fits for device in devices)
 
 
-def _missing(case: Case, found: tuple[DeviceMemory, ...]) -> int:
-    return 0 if case.on_cpu else max(0, sum(place.count for place in found) - case.hardware.count)
+def _num_missing(case: Case, devices: tuple[DeviceMemory, ...]) -> int:
+    return 0 if case.on_cpu else max(0, sum(device.count for device in devices) - case.hardware.count)
 
 
 def _comparable_mb(case: Case, place: DeviceMemory) -> float | None:
-    """What the coordinator's process can measure of itself: on a CPU what it holds, on a GPU what its allocator gave
-    out; without an engine in another process. None where the trainer is in others."""
+    """Return the part of the peak that the coordinator's process can measure of itself: on a CPU its memory, on a GPU
+    what its allocator reserved, without an engine in another process. None if the trainer runs in other processes."""
     config = case.config
     if case.num_trainers > 1 or config.trainer.cpu_offload or (config.uses_ray and not case.on_cpu):
         return None
@@ -98,18 +99,18 @@ def _comparable_mb(case: Case, place: DeviceMemory) -> float | None:
 
 
 def assumptions(case: Case) -> Iterator[str]:
-    """What the plan takes for granted, in sentences."""
-    work, given = case.workload, case.config.engine.kv_cache_mb
+    """Yield the plan's assumptions, one sentence each."""
+    work, kv_cache_mb = case.workload, case.config.engine.kv_cache_mb
     yield (
         f"lengths: {work.source}: {work.prompt_tokens:,.0f} prompt + {work.answer_tokens:,.0f} "
         f"{'sampled' if work.generates else 'taught'} tokens, {work.sequences:,} sequences a step"
     )
     if case.engine is not None:
-        limit = f"{given} MB" if given is not None else "a quarter of the memory free at the start"
+        limit = f"{kv_cache_mb} MB" if kv_cache_mb is not None else "a quarter of the memory free at the start"
         yield f"engine: {'vLLM' if case.vllm else 'the embedded engine'}; KV cache at most {limit}"
     if not case.on_cpu:
-        yield "CUDA's own memory and gaps between allocations are assumed, not measured"
+        yield "CUDA's own memory and the gaps between allocations are estimates, not measurements"
         if on_host := offloaded_bytes(case):
             yield f"the host's memory has room for {on_host / GIB:,.1f} GiB of weights and moments"
         if case.num_trainers > 1:
-            yield "weights, gradients and moments are shared out evenly over the trainer's processes (FSDP2)"
+            yield "weights, gradients and moments are split evenly among the trainer's processes (FSDP2)"

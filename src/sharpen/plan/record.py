@@ -1,7 +1,7 @@
-"""A plan beside what came of it: `plan.json` in the directory of the run.
+"""Compare a run with its plan: `plan.json` in the run directory.
 
-In: the plan that was made before the run, and what was measured. Out: `Comparison`: predicted, predicted again with the
-lengths that came, measured, and the errors.
+In: the plan made before the run, and what was measured. Out: a `Comparison` for memory and for time: predicted before
+the run, predicted from the actual lengths, measured, and the error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FILE = "plan.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One quantity: as predicted before the run, as predicted with the lengths that came, as measured."""
+    """One quantity: predicted before the run, predicted from the actual lengths (`known`), and measured."""
 
     name: str
     unit: str
@@ -31,7 +31,7 @@ class Comparison:
 
     @property
     def predicted(self) -> float | None:
-        """With the lengths that came, else as before the run."""
+        """The prediction from the actual lengths, else the one before the run."""
         return self.before if self.known is None else self.known
 
     @property
@@ -43,19 +43,19 @@ class Comparison:
 
 
 def read_plan(run_dir: Path) -> dict[str, Any]:
-    """What `plan.json` of a run holds. Raises `ConfigError` if there is none."""
+    """Read the `plan.json` of a run. Raises `ConfigError` if there is none."""
     path = run_dir / FILE
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError) as error:
-        raise ConfigError(f"{run_dir} holds no plan of a run: {error}") from error
+        raise ConfigError(f"{run_dir} has no readable {FILE}: {error}") from error
     if not isinstance(content, dict) or "before" not in content:
-        raise ConfigError(f"{path} is no plan of a run")
+        raise ConfigError(f"{path} is not the plan of a run: it has no 'before'")
     return content
 
 
 def write_plan(run_dir: Path, content: Mapping[str, Any]) -> None:
-    """Write `plan.json`, whole or not at all."""
+    """Write `plan.json` atomically."""
     temporary = run_dir / f".{FILE}.tmp"
     temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     os.replace(temporary, run_dir / FILE)
@@ -64,8 +64,8 @@ def write_plan(run_dir: Path, content: Mapping[str, Any]) -> None:
 def add_outcome(
     run_dir: Path, known: Mapping[str, Any] | None, steps_s: list[float], measured_mb: float | None
 ) -> list[Comparison]:
-    """Add what was measured, and the plan with the lengths that came, to that of a run that has ended. `steps_s` are
-    the seconds of its steps."""
+    """Add to an ended run's plan what was measured and the plan for the actual lengths. `steps_s` are the seconds of
+    its steps."""
     content = read_plan(run_dir)
     content["measured"] = {
         "peak_memory_mb": None if measured_mb is None else round(measured_mb, 1),
@@ -74,14 +74,14 @@ def add_outcome(
     }
     if known is not None:
         content["known"] = known
-    found = compared(content)
-    content["error"] = {one.name: one.error for one in found}
+    comparisons = compare(content)
+    content["error"] = {comparison.name: comparison.error for comparison in comparisons}
     write_plan(run_dir, content)
-    return found
+    return comparisons
 
 
-def compared(content: Mapping[str, Any]) -> list[Comparison]:
-    """Memory and time of a plan's content."""
+def compare(content: Mapping[str, Any]) -> list[Comparison]:
+    """Compare predicted with measured memory and time, from the content of a `plan.json`."""
     before, known, measured = content["before"], content.get("known", {}), content.get("measured", {})
     return [
         Comparison(
@@ -98,18 +98,18 @@ def compared(content: Mapping[str, Any]) -> list[Comparison]:
     ]
 
 
-def sentence(found: list[Comparison]) -> str:
-    """One line for the end of a run."""
+def sentence(comparisons: list[Comparison]) -> str:
+    """Format the comparison as one line for the end of a run."""
     parts = []
-    for one in found:
-        if one.predicted is None or one.measured is None or one.error is None:
+    for item in comparisons:
+        if item.predicted is None or item.measured is None or item.error is None:
             continue
-        form = ",.0f" if one.unit == "MiB" else ".3g"
+        form = ",.0f" if item.unit == "MiB" else ".3g"
         earlier = ""
-        if one.before is not None and f"{one.before:{form}}" != f"{one.predicted:{form}}":
-            earlier = f" ({one.before:{form}} before the lengths were known)"
+        if item.before is not None and f"{item.before:{form}}" != f"{item.predicted:{form}}":
+            earlier = f" ({item.before:{form}} before the lengths were known)"
         parts.append(
-            f"{one.name} {one.predicted:{form}} {one.unit} predicted{earlier}, {one.measured:{form}} measured: "
-            f"{one.error:+.0%}"
+            f"{item.name} {item.predicted:{form}} {item.unit} predicted{earlier}, {item.measured:{form}} measured: "
+            f"{item.error:+.0%}"
         )
-    return f"plan: {'; '.join(parts) or 'nothing was measured that it could be compared with'}"
+    return f"plan: {'; '.join(parts) or 'nothing was measured to compare it with'}"

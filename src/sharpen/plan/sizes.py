@@ -1,7 +1,7 @@
-"""What a model's configuration says of its size, counted on the model itself, built without contents.
+"""The sizes of a model, counted on the model itself, built without contents.
 
-In: a model folder or a name on the Hugging Face hub (its `config.json` alone is read). Out: `Sizes`. Parameters are
-counted, not computed from a formula, so that every family has the number that its weights have.
+In: a model folder or a name on the Hugging Face hub (only its `config.json` is read). Out: `Sizes`. Parameters are
+counted, not computed by a formula, so that they are right for every family.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from sharpen.errors import ModelError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Numbers of a model. `parameters` counts tied ones once; `block_linear` are those of the linear layers within the
-    blocks, `vocabulary` (V, C) those of one embedding table, `tied` whether the output layer is the input's.
+    """The sizes of a model. `parameters` counts tied ones once; `block_linear` counts those of the linear layers in the
+    blocks, `vocabulary` (V x C) those of one embedding table; `tied` is whether the output layer shares the input's
+    table.
 
-    `linears` has (outputs, inputs) of every linear layer in the blocks, by the last name of the layer."""
+    `linears` holds (last name, outputs, inputs) of every linear layer in the blocks.
+    """
 
     parameters: int
     block_linear: int
@@ -35,24 +37,26 @@ class Sizes:
     linears: tuple[tuple[str, int, int], ...]
 
     def kv_bytes(self, itemsize: int) -> int:
-        """Keys and values of one position in all layers: 2 x layers x KV heads x head size x bytes of a number."""
+        """Return the bytes of keys and values of one position: 2 x layers x KV heads x head size x `itemsize`."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * itemsize
 
     @property
     def fused(self) -> int:
-        """Parameters of the projections that the embedded engine stacks: those of one input."""
+        """Parameters of the projections that the embedded engine stacks because they share an input."""
         stacked = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
         return sum(out * into for name, out, into in self.linears if name in stacked)
 
     def lora_parameters(self, lora: LoraConfig) -> int:
-        """Those of the adapters: rank x (inputs + outputs) for each linear layer that gets one (Hu et al. 2021)."""
+        """Return the parameters of the adapters: rank x (inputs + outputs) for each adapted linear layer (Hu et al.
+        2021)."""
         wanted = lora.target_modules
         chosen = [(out, into) for name, out, into in self.linears if wanted is None or name in wanted]
         return sum(lora.rank * (out + into) for out, into in chosen)
 
 
 def read_model_config(model_path: str, setting: str = "model.model_path") -> Any:
-    """The Hugging Face configuration. Raises `ModelError` if there is none, or it is not of a model we train."""
+    """Read the Hugging Face configuration. Raises `ModelError` if there is none, or its architecture cannot be
+    trained."""
     from transformers import AutoConfig
 
     path = Path(model_path).expanduser()
@@ -65,14 +69,15 @@ def read_model_config(model_path: str, setting: str = "model.model_path") -> Any
     for name in ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size"):
         if not isinstance(getattr(config, name, None), int):
             raise ModelError(
-                f"{setting} {model_path!r}: model type {config.model_type!r} has no {name}: it is no text model that "
-                "can be planned"
+                f"{setting} {model_path!r}: model type {config.model_type!r} has no {name}: only text models can be "
+                "planned"
             )
     return config
 
 
 def sizes_of(config: Any) -> Sizes:
-    """Build the model on the meta device and count. Raises `ModelError` for a configuration without a causal model."""
+    """Build the model on the meta device and count. Raises `ModelError` if the configuration has no causal language
+    model."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -80,7 +85,7 @@ def sizes_of(config: Any) -> Sizes:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise ModelError(f"no causal model can be built of model type {config.model_type!r}: {error}") from error
+        raise ModelError(f"model type {config.model_type!r} has no causal language model: {error}") from error
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings()
     linears = tuple(
         (name.rpartition(".")[2], int(layer.weight.shape[0]), int(layer.weight.shape[1]))

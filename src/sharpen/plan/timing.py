@@ -1,7 +1,6 @@
-"""How long a step takes: only as it was measured, never computed from rates.
+"""The time of a step, taken from earlier runs: it is never computed from throughput rates.
 
-In: a run's settings, the directories of earlier runs. Out: `StepTime`, which says what was measured; None where nothing
-was.
+In: a run's settings, the directories of earlier runs. Out: a `StepTime` with its source; None if nothing was measured.
 """
 
 from __future__ import annotations
@@ -24,29 +23,29 @@ _WITHOUT_EFFECT: dict[str, Any] = {
     **dict.fromkeys(("evaluation", "eval_dataset", "check", "certificate"), True),
     "train_dataset": {"total_steps", "total_epochs"},
 }
-"""Settings that the time of a step does not depend on."""
+"""Settings that do not affect the time of a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """Seconds of a step, and what they were measured by."""
+    """Seconds of a step, and where they were measured."""
 
     seconds: float
     source: str
 
 
 def settings_key(config: RunConfig) -> str:
-    """Equal for two runs whose steps do the same work."""
+    """Return a key that is equal for two runs whose steps do the same work."""
     content = config.model_dump(mode="json", exclude=_WITHOUT_EFFECT)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def of_last_run(config: RunConfig, hardware: Hardware, run_dirs: Iterable[Path]) -> StepTime | None:
-    """As the last of these runs that had the same settings and devices measured it."""
+def last_step_time(config: RunConfig, hardware: Hardware, run_dirs: Iterable[Path]) -> StepTime | None:
+    """Return the step time of the latest of these runs with the same settings and devices; None if there is none."""
     wanted = settings_key(config), hardware.name
     files = [run_dir / FILE for run_dir in run_dirs if (run_dir / FILE).exists()]
     for file in sorted(files, key=lambda file: file.stat().st_mtime, reverse=True):
-        with contextlib.suppress(ConfigError):  # another's file, which may hold anything
+        with contextlib.suppress(ConfigError):  # the file of another program may hold anything
             content = read_plan(file.parent)
             before, measured = content["before"], content.get("measured", {})
             if (before.get("settings"), before.get("hardware")) == wanted and measured.get("step_s") is not None:

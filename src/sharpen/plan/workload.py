@@ -1,6 +1,6 @@
-"""How many tokens a step has: assumed from the limits in the settings, told, or as an earlier run had them.
+"""The token counts of a step: assumed from the limits in the settings, given by the user, or taken from an earlier run.
 
-In: a run's configuration, lengths given by hand, the directory of an earlier run. Out: `Workload`, which says where its
+In: a run's configuration, given lengths, the directory of an earlier run. Out: a `Workload`, which says where its
 numbers come from.
 """
 
@@ -19,9 +19,9 @@ from sharpen.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """One step. `prompt_tokens` and `answer_tokens` are those of one sequence, `sequences` how many there are;
-    `computed_tokens` go through the trainer in one pass over the step, a prompt that several share counted once, and
-    `loss_tokens` of them carry loss. `longest` is the longest sequence. `generates`: the answers are sampled here."""
+    """The tokens of one step. `prompt_tokens` and `answer_tokens` are those of one of its `sequences`;
+    `computed_tokens` pass through the trainer once in a step (a shared prompt counts once), and `loss_tokens` of them
+    carry loss. `longest` is the length of the longest sequence. `generates`: the run samples its answers."""
 
     sequences: int
     prompt_tokens: float
@@ -34,24 +34,26 @@ class Workload:
 
 
 def expected(config: RunConfig, prompt_tokens: int | None = None, answer_tokens: int | None = None) -> Workload:
-    """From the limits (every sequence as long as it may be), or from mean lengths given. Raises `ConfigError` for
-    lengths that do not fit `model.max_model_len`."""
+    """Return the workload for given mean lengths, else for the limits in the settings (every sequence at its maximum).
+    Raises `ConfigError` for lengths that do not fit `model.max_model_len`."""
     limit = config.model.max_model_len
     for name, value in (("--prompt-tokens", prompt_tokens), ("--answer-tokens", answer_tokens)):
         if value is not None and not 1 <= value < limit:
-            raise ConfigError(f"{name} must be from 1 to model.max_model_len ({limit}) - 1, but {value} came")
+            raise ConfigError(f"{name} must be from 1 to model.max_model_len ({limit}) - 1, got {value}")
     if prompt_tokens is not None and answer_tokens is not None and prompt_tokens + answer_tokens > limit:
         raise ConfigError(
-            f"--prompt-tokens {prompt_tokens} and --answer-tokens {answer_tokens} are more than model.max_model_len "
+            f"--prompt-tokens {prompt_tokens} and --answer-tokens {answer_tokens} together exceed model.max_model_len "
             f"({limit})"
         )
     answer = answer_tokens if answer_tokens is not None else min(config.model.max_tokens, limit - (prompt_tokens or 1))
     prompt = prompt_tokens if prompt_tokens is not None else limit - answer
     group = _group(config)
-    given = [
+    lengths = [
         f"{what} {value}" for what, value in (("prompt", prompt_tokens), ("answer", answer_tokens)) if value is not None
     ]
-    source = f"lengths given: {', '.join(given)} tokens" if given else "every sequence as long as the settings allow"
+    source = (
+        f"lengths given: {', '.join(lengths)} tokens" if lengths else "every sequence as long as the settings allow"
+    )
     return Workload(
         sequences=config.algorithm.batch_size * group,
         prompt_tokens=prompt,
@@ -65,8 +67,8 @@ def expected(config: RunConfig, prompt_tokens: int | None = None, answer_tokens:
 
 
 def of_run(config: RunConfig, run_dir: Path) -> Workload | None:
-    """What the steps of a run had, from its `metrics.jsonl`: mean lengths, and the largest step, since that takes most
-    memory; None if no step of it was trained."""
+    """Return the workload of a run from its `metrics.jsonl`: mean lengths, and the tokens of its largest step, which
+    needs most memory. None if no step was trained."""
     supervised = learns_from_rows(config)
     answers = "trainer/trained_tokens" if supervised else "tokens/sampled"
     needed = {answers, "trainer/computed_tokens", "trainer/trained_tokens", "trainer/sequence_tokens"}
@@ -90,14 +92,15 @@ def of_run(config: RunConfig, run_dir: Path) -> Workload | None:
 
 
 def _group(config: RunConfig) -> int:
-    """Sequences that come of one task or row."""
+    """Return the number of sequences made from one task or row."""
     if not learns_from_rows(config):
         return config.algorithm.group_size
     return 2 if config.algorithm.algorithm_type == "dpo" else 1
 
 
 def metrics_of(run_dir: Path) -> list[dict[str, Any]]:
-    """The rows of a run's `metrics.jsonl`; empty without one. A line cut off by a crash is left out."""
+    """Return the rows of a run's `metrics.jsonl`, none if there is no such file. A line cut off by a crash is
+    skipped."""
     path = run_dir / "metrics.jsonl"
     if not path.exists():
         return []

@@ -1,1 +1,1 @@
-"""`Task`s, a workflow and a judge in; groups of scored `Rollout`s out, failures classified by cause."""
+"""Runs a workflow and a judge on `Task`s; returns groups of scored `Rollout`s, with failures classified by cause."""

@@ -1,6 +1,6 @@
-"""The pre-flight check: can anything be learnt, before any training is paid for?
+"""The pre-flight check: finds out whether a run can learn anything, before the cost of training.
 
-In: the groups of a handful of tasks. Out: a `CheckReport` that says 'ready' or what to fix, as text of 80 columns.
+In: the groups of a few tasks. Out: a `CheckReport` that says 'ready' or what to fix, as text of 80 columns.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from statistics import median, pstdev
 
 from sharpen.config.public import TunerModelConfig
 from sharpen.rollout.agent_habits import cached_answers, own_temperature, own_truncation
-from sharpen.rollout.statistics import NAME_IT, RolloutStatistics, replaced_note, summarize, without_calls
+from sharpen.rollout.statistics import NAME_IT, RolloutStatistics, replaced_note, summarize, without_calls_note
 from sharpen.types import Call, Group, Outcome, Rollout
 
 WIDTH = 80
@@ -22,12 +22,12 @@ FAILED_TOO_OFTEN = 0.25
 TRUNCATED_TOO_OFTEN = 0.1
 IDLE_TOO_OFTEN = 0.25
 OUTSIDE = frozenset({Outcome.INFRASTRUCTURE, Outcome.CANCELLED})
-"""Failures that say nothing of the next attempt."""
+"""Failures that do not predict whether the next attempt fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskCheck:
-    """One task: the reward of each rollout (None: no reward), their spread (standard deviation), and which failed."""
+    """One task: the reward of each rollout (None: no reward), and which rollouts failed."""
 
     task_id: str
     rewards: tuple[float | None, ...]
@@ -35,18 +35,19 @@ class TaskCheck:
 
     @property
     def spread(self) -> float:
+        """Standard deviation of the rewards."""
         scored = [reward for reward in self.rewards if reward is not None]
         return pstdev(scored) if len(scored) > 1 else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckReport:
-    """What the check found. `ready` is false if a finding is in the way of training.
+    """The result of the check. `ready` is false if a finding prevents training.
 
-    `has_signal`: at least one group has rewards that differ, or none are needed. `trains`: a token was sampled that may
-    carry loss. `all_failed` says why nothing can be trained, where every rollout failed at its first attempt (empty
-    where not). `lengths` are the sampled tokens of a rollout (least, median, most); `seconds` the median of a rollout,
-    `step_s` what the rollouts of a step take at the pace of the check (None: its pace was not measured).
+    `has_signal`: at least one group has rewards that differ, or no rewards are needed. `trains`: at least one sampled
+    token may carry loss. `all_failed`: if every rollout's first attempt failed, the reasons; else empty. `lengths`: the
+    sampled tokens of a rollout (minimum, median, maximum). `seconds`: the median duration of a rollout. `step_s`: the
+    estimated duration of a step's rollouts (None: not measured).
     """
 
     ready: bool
@@ -62,12 +63,12 @@ class CheckReport:
 
     @property
     def pace(self) -> str:
-        """How long a rollout takes, and those of a step."""
+        """The durations of a rollout and of a step's rollouts, as text."""
         of_step = "" if self.step_s is None else f", {self.step_s:.3g} s for a step's at this pace"
         return f"{self.seconds:.2f} s a rollout (median){of_step}"
 
     def lines(self) -> list[str]:
-        """The report as plain text, at most 80 columns wide."""
+        """Return the report as plain text, at most 80 columns wide."""
         found = self.statistics
         least, middle, most = self.lengths
         failures = ", ".join(f"{count} {outcome.value}" for outcome, count in found.failures.items()) or "none"
@@ -95,8 +96,11 @@ class CheckReport:
 def check_groups(
     groups: Sequence[Group], *, needs_reward: bool = True, model: TunerModelConfig | None = None
 ) -> CheckReport:
-    """Judge the groups of the check. Without `needs_reward` rewards that do not differ, or are not there, are in
-    nobody's way. `model` says how calls are sampled that do not set it themselves."""
+    """Make the report of the check's groups.
+
+    Without `needs_reward`, equal or missing rewards are no problem. `model` holds the run's sampling parameters, to
+    compare the agent's own with (None: not compared).
+    """
     statistics = summarize(groups)
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     calls = [call for rollout in rollouts for call in rollout.calls]
@@ -112,7 +116,7 @@ def check_groups(
     has_signal = not needs_reward or _has_signal(tasks)
     problems = [*_problems(statistics, tasks, bool(calls), has_signal), *_nothing_trains(calls)]
     all_failed = _all_failed(groups, statistics)
-    if all_failed and not statistics.failures:  # a retry saved each of them
+    if all_failed and not statistics.failures:  # each rollout succeeded in a retry
         problems.append(" ".join(all_failed.split()))
     habits = [cached_answers(groups)]
     if model is not None:
@@ -132,8 +136,10 @@ def check_groups(
 
 
 def _all_failed(groups: Sequence[Group], found: RolloutStatistics) -> str:
-    """Why nothing can be trained, if every rollout's first attempt failed; servers that were not there may be there
-    again, where a later attempt shows it."""
+    """Return the reasons if every rollout's first attempt failed; else an empty string.
+
+    Also empty if a server failed but a later attempt succeeded: it may be back.
+    """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     firsts = {(one.group_id, one.index): one for group in groups for one in (*group.rollouts, *group.attempts)}
     firsts |= {(one.group_id, one.index): one for group in groups for one in group.attempts if one.attempt == 0}
@@ -143,56 +149,56 @@ def _all_failed(groups: Sequence[Group], found: RolloutStatistics) -> str:
         return ""
     return (
         f"the first attempt of each of the {len(firsts)} rollouts failed; by cause, with the first error of each:\n"
-        + "\n".join(f"  {line}" for line in _causes_of(firsts.values()))
+        + "\n".join(f"  {line}" for line in _cause_lines(firsts.values()))
     )
 
 
-def _causes_of(failed: Collection[Rollout]) -> list[str]:
+def _cause_lines(failed: Collection[Rollout]) -> list[str]:
     by_cause: dict[Outcome, list[Rollout]] = {}
     for rollout in failed:
         by_cause.setdefault(rollout.outcome, []).append(rollout)
     hint = {Outcome.WORKFLOW_ERROR: f" ({NAME_IT})"}
     return [
-        f"{len(found)} x {cause.value}: {found[0].error or 'no message'}{hint.get(cause, '')}"
-        for cause, found in by_cause.items()
+        f"{len(rollouts)} x {cause.value}: {rollouts[0].error or 'no message'}{hint.get(cause, '')}"
+        for cause, rollouts in by_cause.items()
     ]
 
 
 def _has_signal(tasks: Sequence[TaskCheck]) -> bool:
-    """Whether rewards differ within a task; where each has one rollout, between tasks."""
+    """Whether rewards differ within a task, or between tasks if each has one rollout."""
     if any(len(task.rewards) > 1 for task in tasks):
         return any(task.spread > 0 for task in tasks)
     return len({reward for task in tasks for reward in task.rewards if reward is not None}) > 1
 
 
 def _problems(found: RolloutStatistics, tasks: Sequence[TaskCheck], any_calls: bool, has_signal: bool) -> list[str]:
-    """What is in the way of training."""
+    """Return messages about what prevents training."""
     problems = []
     num_failed = sum(found.failures.values())
     if num_failed > FAILED_TOO_OFTEN * found.num_rollouts or not found.num_rollouts:
         problems.append(f"{num_failed} of {found.num_rollouts} rollouts failed: {_first_failures(found)}")
     if num_failed < found.num_rollouts and not any_calls:
-        problems.append("no rollout called the model: the workflow must use the `model` it is handed (model.client)")
+        problems.append("no rollout called the model: the workflow must use the `model` it receives (model.client)")
     elif found.num_excluded < found.num_rollouts and not has_signal:
         problems.append(_no_spread(tasks))
     if any_calls and found.num_without_calls > IDLE_TOO_OFTEN * found.num_rollouts:
-        problems.append(without_calls(found, "they teach nothing"))
+        problems.append(without_calls_note(found, "they teach nothing"))
     return problems
 
 
 def _nothing_trains(calls: Sequence[Call]) -> list[str]:
-    """The problem of calls of which none can carry loss."""
+    """Return a message if there are calls but none can carry loss; else an empty list."""
     if not calls or any(call.trainable for call in calls):
         return []
     greedy = sum(call.sampling.temperature <= 0 for call in calls)
     if greedy == len(calls):
         return [
-            f"all {len(calls)} calls were sampled at temperature 0, which the agent asks for itself: such calls are "
-            "never trained, so nothing would be; leave the temperature out of its calls (model.temperature then holds)"
+            f"all {len(calls)} calls were sampled at temperature 0, which the agent sets itself: such calls are never "
+            "trained, so nothing would be learnt; leave the temperature out of its calls, to use model.temperature"
         ]
     return [
         f"none of the {len(calls)} calls can be trained ({greedy} were sampled at temperature 0, the others were not "
-        "delivered or left out by the workflow): nothing would be"
+        "delivered, or were left out by the workflow): nothing would be learnt"
     ]
 
 
@@ -201,19 +207,19 @@ def _no_spread(tasks: Sequence[TaskCheck]) -> str:
     if len(rewards) > 1:
         return (
             "the rewards differ between tasks, but never within one: nothing can be learnt; sample with a higher "
-            "temperature, or take tasks that the model gets right sometimes"
+            "temperature, or choose tasks that the model solves sometimes"
         )
-    (only,) = rewards
-    every = f"every reward is the same ({only:g}): nothing can be learnt; "
-    if only == 0:
+    (reward,) = rewards
+    every = f"every reward is the same ({reward:g}): nothing can be learnt; "
+    if reward == 0:
         return every + "all answers may be wrong (tasks too hard), or the judge never recognizes a right one"
-    if only == 1:
+    if reward == 1:
         return every + "all answers may be right (tasks too easy), or the judge accepts anything"
     return every + "the judge seems to be constant"
 
 
 def _remarks(found: RolloutStatistics, calls: Sequence[Call]) -> list[str]:
-    """What is worth knowing, but in nobody's way."""
+    """Return messages about what is worth knowing but does not prevent training."""
     remarks = []
     num_failed = sum(found.failures.values())
     if 0 < num_failed <= FAILED_TOO_OFTEN * found.num_rollouts:
@@ -235,7 +241,7 @@ def _remarks(found: RolloutStatistics, calls: Sequence[Call]) -> list[str]:
     greedy = sum(call.sampling.temperature <= 0 for call in calls)
     if 0 < greedy < len(calls):
         remarks.append(
-            f"{greedy} of {len(calls)} calls were sampled at temperature 0: they are context, and never trained"
+            f"{greedy} of {len(calls)} calls were sampled at temperature 0: they are context only, and never trained"
         )
     offered = [call for call in calls if call.tools]
     if offered and not any(call.response.get("tool_calls") for call in offered):
@@ -243,7 +249,7 @@ def _remarks(found: RolloutStatistics, calls: Sequence[Call]) -> list[str]:
             "tools were offered, but no answer called one: check model.tool_call_parser and the model's chat template"
         )
     if calls and 0 < found.num_without_calls <= IDLE_TOO_OFTEN * found.num_rollouts:
-        remarks.append(without_calls(found, "they teach nothing"))
+        remarks.append(without_calls_note(found, "they teach nothing"))
     return remarks
 
 
@@ -258,9 +264,9 @@ def _first_failures(found: RolloutStatistics) -> str:
 
 def _rewards(task: TaskCheck) -> str:
     pairs = list(zip(task.rewards, task.failed, strict=True))[:MAX_REWARDS_SHOWN]
-    shown = " ".join("fail" if failed else "none" if reward is None else f"{reward:.4g}" for reward, failed in pairs)
+    text = " ".join("fail" if failed else "none" if reward is None else f"{reward:.4g}" for reward, failed in pairs)
     more = len(task.rewards) - MAX_REWARDS_SHOWN
-    return shown + (f" and {more} more" if more > 0 else "")
+    return text + (f" and {more} more" if more > 0 else "")
 
 
 def _percent(share: float) -> str:

@@ -1,8 +1,8 @@
-"""Which answers to a request for several (`n` > 1) the agent used.
+"""Finds out which choices of a request with `n` > 1 the agent used.
 
-In: the calls of a rollout, and what its workflow returned. Out: the same calls, where the answers that the agent did
-not go on with are UNUSED. The agent went on with an answer if a later call's messages hold it, or if it is what the
-workflow returned. Nothing is guessed: where neither tells, none of them counts as used.
+In: the calls of a rollout, and what its workflow returned. Out: the same calls, with unused choices marked UNUSED. A
+choice is used if a later call's messages contain it, or if the workflow returned it. Nothing is guessed: if neither
+holds for any choice of a request, none of them counts as used.
 """
 
 from __future__ import annotations
@@ -14,29 +14,31 @@ from typing import Any
 
 from sharpen.types import Call, CallStatus
 
-Said = tuple[str, tuple[tuple[str, str], ...]]
-"""What an assistant message says: its text, and the name and arguments of each tool that it calls."""
+Content = tuple[str, tuple[tuple[str, str], ...]]
+"""The content of an assistant message: its text, and the name and arguments of each tool call."""
 
 
-def only_used(calls: Sequence[Call], answer: str | None) -> tuple[Call, ...]:
-    """The calls, with the unused choices of each request marked. `answer` is the text that the workflow returned."""
-    unused = {call.index for choices in requests(calls) for call in choices} - set(_used(calls, answer))
+def mark_unused(calls: Sequence[Call], answer: str | None) -> tuple[Call, ...]:
+    """Return the calls with the unused choices of each request marked. `answer` is the text the workflow returned."""
+    unused = {call.index for choices in multi_choice_requests(calls) for call in choices} - set(
+        _used_indexes(calls, answer)
+    )
     return tuple(
         dataclasses.replace(call, status=CallStatus.UNUSED) if call.index in unused else call for call in calls
     )
 
 
-def requests(calls: Sequence[Call]) -> list[list[Call]]:
-    """The delivered choices of each request for several."""
-    found: dict[int, list[Call]] = {}
+def multi_choice_requests(calls: Sequence[Call]) -> list[list[Call]]:
+    """Return the delivered choices of each request that asked for several."""
+    by_request: dict[int, list[Call]] = {}
     for call in calls:
         if call.request is not None and call.status == CallStatus.USED:
-            found.setdefault(call.request, []).append(call)
-    return list(found.values())
+            by_request.setdefault(call.request, []).append(call)
+    return list(by_request.values())
 
 
 def returned_text(response: Any) -> str | None:
-    """The text of what a workflow returned: itself, or the content of a message."""
+    """Return the text that a workflow returned, itself or as the content of a message; None if there is no text."""
     text_of = getattr(response, "get_text_content", None)  # AgentScope's messages
     if callable(text_of):
         content = text_of()
@@ -45,34 +47,36 @@ def returned_text(response: Any) -> str | None:
     return content if isinstance(content, str) else None
 
 
-def _used(calls: Sequence[Call], answer: str | None) -> Iterator[int]:
-    """The indexes of the choices that were used; of those that say the same the one whose ids a later call continues,
-    else the first."""
+def _used_indexes(calls: Sequence[Call], answer: str | None) -> Iterator[int]:
+    """Yield the indexes of the used choices. Of choices with equal content these are the ones whose ids a later call
+    continues, else the first."""
     parents = {call.parent for call in calls}
-    for choices in requests(calls):
+    for choices in multi_choice_requests(calls):
         later = [call for call in calls if call.index > choices[-1].index]
-        held = {_said(m) for call in later for m in call.messages if m.get("role") == "assistant"}
-        by_what_they_say: dict[Said, list[Call]] = {}
+        kept = {_content(m) for call in later for m in call.messages if m.get("role") == "assistant"}
+        by_content: dict[Content, list[Call]] = {}
         for call in choices:
-            by_what_they_say.setdefault(_said(call.response), []).append(call)
-        for said, same in by_what_they_say.items():
+            by_content.setdefault(_content(call.response), []).append(call)
+        for content, same in by_content.items():
             continued = [call.index for call in same if call.index in parents]
             if continued:
                 yield from continued
-            elif said in held or (answer is not None and said == (answer.strip(), ())):
+            elif content in kept or (answer is not None and content == (answer.strip(), ())):
                 yield same[0].index
 
 
-def _said(message: Mapping[str, Any]) -> Said:
+def _content(message: Mapping[str, Any]) -> Content:
     content = message.get("content")
     if isinstance(content, list):
         content = "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
-    asked = [call.get("function") or {} for call in message.get("tool_calls") or ()]
-    return str(content or "").strip(), tuple((str(f.get("name")), _plain(f.get("arguments"))) for f in asked)
+    functions = [call.get("function") or {} for call in message.get("tool_calls") or ()]
+    return str(content or "").strip(), tuple(
+        (str(f.get("name")), _normal_arguments(f.get("arguments"))) for f in functions
+    )
 
 
-def _plain(arguments: Any) -> str:
-    """Arguments of a tool in one form: agents write their JSON anew."""
+def _normal_arguments(arguments: Any) -> str:
+    """Return a tool call's arguments in a normal form, since agents may re-serialize their JSON."""
     try:
         return json.dumps(json.loads(arguments), sort_keys=True)
     except (TypeError, ValueError):

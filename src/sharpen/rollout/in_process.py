@@ -1,7 +1,7 @@
-"""Where an attempt runs: in this process, on the user loop, under its time limit.
+"""Runs attempts in this process, on the user loop, under their time limit.
 
-In: `AttemptRequest`, one attempt to make. Out: `Attempt`, its outcome and recorded calls. The runner decides what is
-asked, and asks again after a failure; `execution` has another place for attempts, processes of Ray.
+In: `AttemptRequest`, one attempt to make. Out: `Attempt`, its outcome and recorded calls. The runner decides which
+attempts to make, and retries after failures. The room `execution` has another `AttemptRunner`: processes of Ray.
 """
 
 from __future__ import annotations
@@ -35,50 +35,52 @@ log = logging.getLogger("sharpen.rollout")
 OpenModels = Callable[[str, int], RolloutModels]
 """(rollout id, 64-bit noise seed) -> the models."""
 Opener = OpenModels | Mode
-"""How an attempt gets its models: from a function of this process, or by the mode's name where it runs in another one.
-"""
+"""How an attempt gets its models: from a function of this process, or, in another process, by the mode's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRequest:
-    """One attempt to make. `noise_seed` keys everything that its calls sample. `group_size`: how many rollouts it makes
-    at once (its id is the first one's), where the workflow makes whole groups."""
+    """One attempt to make. `noise_seed` is the key of all noise that its calls sample with.
+
+    If the workflow makes whole groups, the attempt makes `group_size` rollouts, and `rollout_id` is the first one's.
+    """
 
     task: Task
     rollout_id: str
     noise_seed: int
-    opens: Opener
+    opener: Opener
     group_size: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """An attempt that was made: how it ended, its recorded calls, what its models noticed, the seconds it took.
-    `num_answers` counts what the agent was handed, recorded or not; None where nobody knows."""
+    """A finished attempt: how it ended, its recorded calls, the counts of its models, and its duration.
+
+    `num_answers` counts the answers that the agent received, recorded or not; None if unknown.
+    """
 
     ending: Ending
     calls: tuple[Call, ...] = ()
-    noticed: Mapping[str, float]
+    counts: Mapping[str, float]
     seconds: float
     num_answers: int | None = 0
 
 
 class AttemptRunner(Protocol):
-    """A place where attempts run, many at a time. `whole_groups`: an attempt makes all rollouts of a group."""
-
-    @property
-    def whole_groups(self) -> bool: ...
+    """Runs attempts, many at a time."""
 
     async def run(self, request: AttemptRequest) -> Attempt:
-        """Make one attempt. Cancelling the awaiting task cancels it. Raises for bad input only, and for what makes
-        every further attempt useless."""
+        """Make one attempt. Cancelling the awaiting task cancels it.
+
+        Raises only for bad input, and for errors that would fail every further attempt.
+        """
 
     def close(self) -> None:
-        """End what is left of them. From another thread than `run`, whose loop still runs."""
+        """End all attempts. From another thread than that of `run`, whose loop must still run."""
 
 
 class InProcess:
-    """Attempts on a user loop of this process; `timeout_s` is the time limit of each."""
+    """Runs attempts on a user loop of this process; `timeout_s` is the time limit of each."""
 
     def __init__(self, functions: UserFunctions, timeout_s: float) -> None:
         self._functions = functions
@@ -86,23 +88,18 @@ class InProcess:
         self._users = UserLoop()
         self._warned_ignored = False
 
-    @property
-    def whole_groups(self) -> bool:
-        """See `AttemptRunner`."""
-        return self._functions.whole_groups
-
     async def run(self, request: AttemptRequest) -> Attempt:
         """See `AttemptRunner.run`. On any one event loop."""
         began = time.monotonic()
-        assert callable(request.opens)
+        assert callable(request.opener)
         run = Run(request.rollout_id, self._timeout_s)
-        try:  # in the run's context, so that they know whose they are
-            models = context_of(run).run(request.opens, request.rollout_id, request.noise_seed)
-        except (ConfigError, EngineLostError):  # would fail every rollout alike
+        try:  # in the run's context, so that sessions know their owner
+            models = context_of(run).run(request.opener, request.rollout_id, request.noise_seed)
+        except (ConfigError, EngineLostError):  # would fail every rollout
             raise
         except Exception as error:  # the failure boundary of the serving side
             ending = Ending(outcome=Outcome.INFRASTRUCTURE, error=describe(error))
-            return Attempt(ending=ending, noticed={}, seconds=time.monotonic() - began)
+            return Attempt(ending=ending, counts={}, seconds=time.monotonic() - began)
         if request.group_size > 1:
             models.policy.allow(request.group_size)
         code = functools.partial(self._functions.attempt, request.task, models, request.group_size)
@@ -112,7 +109,7 @@ class InProcess:
         finally:
             if not run.future.done():
                 self._users.cancel(run)
-            calls, noticed, num_answers = models.end(), models.counts, models.policy.num_answers
+            calls, counts, num_answers = models.end(), models.counts, models.policy.num_answers
         if models.exhausted is not None:
             raise models.exhausted
         if run.started.done():
@@ -120,7 +117,7 @@ class InProcess:
         return Attempt(
             ending=ending,
             calls=calls,
-            noticed=noticed,
+            counts=counts,
             seconds=time.monotonic() - began,
             num_answers=num_answers,
         )
@@ -130,13 +127,13 @@ class InProcess:
         self._users.close()
 
     async def _supervise(self, run: Run, models: RolloutModels) -> Ending:
-        """Wait for the run, at most for the time limit from its start; then revoke, cancel, and go on."""
-        changed = _signal(run)
+        """Wait for the run until its time limit, counted from its start; then revoke its models and cancel it."""
+        changed = _change_event(run)
         while not (run.started.done() or run.future.done()):
             await changed.wait()
             changed.clear()
         timed_out: str | None = None
-        if not run.future.done() and not await _resolved(run, changed, run.started.result() + run.timeout_s):
+        if not run.future.done() and not await _wait_until(run, changed, run.started.result() + run.timeout_s):
             place = place_of_task(run.task)
             timed_out = f"no result within the time limit of {run.timeout_s:g} s" + (f" ({place})" if place else "")
             models.end()
@@ -148,7 +145,9 @@ class InProcess:
         if isinstance(error, LoopBlockedError):
             return Ending(outcome=Outcome.BLOCKED_LOOP, error=str(error))
         if isinstance(error, LoopAbandonedError):
-            return Ending(outcome=Outcome.INFRASTRUCTURE, error=f"interrupted: {error}", counts=not error.culprit_known)
+            return Ending(
+                outcome=Outcome.INFRASTRUCTURE, error=f"interrupted: {error}", counts_as_attempt=not error.culprit_known
+            )
         if timed_out is not None:
             return Ending(outcome=Outcome.TIMEOUT, error=timed_out)
         if isinstance(error, asyncio.CancelledError):
@@ -160,20 +159,22 @@ class InProcess:
         return ending
 
     async def _wait_for_end(self, run: Run, changed: asyncio.Event) -> None:
-        """Give a cancelled run its grace. While the loop hangs, wait: the watchdog finds out who did it."""
-        while not await _resolved(run, changed, time.monotonic() + GRACE_S):
+        """Wait for a cancelled run to end, at most for its grace period. While the loop is blocked, keep waiting: the
+        watchdog finds the culprit."""
+        while not await _wait_until(run, changed, time.monotonic() + GRACE_S):
             if not self._users.is_blocked():
                 if not self._warned_ignored:
                     self._warned_ignored = True
                     log.warning(
-                        "rollout %s ignores its cancellation (time limit): left behind, others go on", run.label
+                        "rollout %s ignores its cancellation (time limit): it is left running, the others continue",
+                        run.label,
                     )
                 return
             await asyncio.sleep(WATCH_EVERY_S)
 
 
-def _signal(run: Run) -> asyncio.Event:
-    """An event on the running loop that is set when the run starts and when it ends."""
+def _change_event(run: Run) -> asyncio.Event:
+    """Return an event of the running loop that is set when the run starts and when it ends."""
     changed, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def notify(_: Future[Any]) -> None:
@@ -185,8 +186,8 @@ def _signal(run: Run) -> asyncio.Event:
     return changed
 
 
-async def _resolved(run: Run, changed: asyncio.Event, deadline: float) -> bool:
-    """Wait until the run has ended or the deadline (monotonic seconds) has passed; whether it has ended."""
+async def _wait_until(run: Run, changed: asyncio.Event, deadline: float) -> bool:
+    """Wait until the run has ended or the deadline (monotonic seconds) has passed. Return whether it has ended."""
     try:
         async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
             while not run.future.done():

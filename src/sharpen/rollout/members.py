@@ -1,9 +1,10 @@
-"""One attempt that made all rollouts of a group, cut into the rollouts: whose each of its calls is.
+"""Divides an attempt that made all rollouts of a group into one attempt for each rollout.
 
-In: the attempt's recorded calls, and how each rollout ended. Out: the calls of each rollout, numbered anew.
+In: the attempt, with its recorded calls and the endings of the rollouts. Out: an `Attempt` for each rollout, whose
+calls are numbered from 0.
 
-What the workflow gave back says whose a call is, and so does a call that goes on from another one. Of what it says
-nothing about (it failed), the k-th choice of a request is the k-th rollout's, and anything else the first one's.
+A call belongs to the rollout that claims it, or that claims a call which continues it. Other calls (or all of them, if
+the attempt failed): choice k of a request belongs to rollout k, everything else to the first rollout.
 """
 
 from __future__ import annotations
@@ -19,32 +20,30 @@ from sharpen.types import Call
 V = TypeVar("V")
 
 
-def cut(calls: Sequence[Call], endings: Sequence[Ending]) -> list[tuple[tuple[Call, ...], Ending]]:
-    """The calls of each rollout, each with its own indices from 0, and its ending, which names them by these."""
+def divide(attempt: Attempt, group_size: int) -> list[Attempt]:
+    """Return the attempt of each rollout. Its counts are the mean over the rollouts."""
+    calls, endings = attempt.calls, attempt.ending.members or (attempt.ending,) * group_size
     owners = _owners(calls, endings)
-    found = []
+    counts = {name: count / group_size for name, count in attempt.counts.items()}
+    answers = attempt.num_answers if attempt.num_answers is None else -(-attempt.num_answers // group_size)
+    divided = []
     for number, ending in enumerate(endings):
-        places = {
-            call.index: place for place, call in enumerate(call for call in calls if owners[call.index] == number)
-        }
-        own = tuple(_numbered(call, calls, places) for call in calls if call.index in places)
-        found.append((own, _renamed(ending, places)))
-    return found
-
-
-def share(came: Attempt, calls: tuple[Call, ...], ending: Ending, size: int) -> Attempt:
-    """One rollout's part of an attempt that made `size` of them: of what was counted, the mean."""
-    return Attempt(
-        ending=ending,
-        calls=calls,
-        noticed={name: count / size for name, count in came.noticed.items()},
-        seconds=came.seconds,
-        num_answers=0 if came.calls else came.num_answers and -(-came.num_answers // size),
-    )
+        own = [call for call in calls if owners[call.index] == number]
+        indices = {call.index: index for index, call in enumerate(own)}
+        divided.append(
+            Attempt(
+                ending=_renumber_ending(ending, indices),
+                calls=tuple(_renumber(call, calls, indices) for call in own),
+                counts=counts,
+                seconds=attempt.seconds,
+                num_answers=0 if calls else answers,
+            )
+        )
+    return divided
 
 
 def _owners(calls: Sequence[Call], endings: Sequence[Ending]) -> dict[int, int]:
-    """The number of the rollout that each call, by its index, is of."""
+    """Return the number of the rollout that each call belongs to, by the call's index."""
     owners = {index: number for number, ending in enumerate(endings) for index in ending.calls}
     for call in reversed(calls):
         if call.index in owners and call.parent is not None:
@@ -55,28 +54,28 @@ def _owners(calls: Sequence[Call], endings: Sequence[Ending]) -> dict[int, int]:
     return owners
 
 
-def _numbered(call: Call, calls: Sequence[Call], places: Mapping[int, int]) -> Call:
-    """The call at its place: its parent is the nearest call before it in its sequence that is of this rollout."""
+def _renumber(call: Call, calls: Sequence[Call], indices: Mapping[int, int]) -> Call:
+    """Return the call with its new index; its parent is its nearest ancestor among the rollout's own calls."""
     parent = call.parent
-    while parent is not None and parent not in places:
+    while parent is not None and parent not in indices:
         parent = calls[parent].parent
-    together = [one.index for one in calls if call.request is not None and one.request == call.request]
-    kept = [places[index] for index in together if index in places]
+    choices = [one.index for one in calls if call.request is not None and one.request == call.request]
+    own = [indices[index] for index in choices if index in indices]
     return dataclasses.replace(
         call,
-        index=places[call.index],
-        parent=None if parent is None else places[parent],
-        request=min(kept) if len(kept) > 1 else None,
+        index=indices[call.index],
+        parent=None if parent is None else indices[parent],
+        request=min(own) if len(own) > 1 else None,
     )
 
 
-def _renamed(ending: Ending, places: Mapping[int, int]) -> Ending:
-    def renamed(values: Mapping[int, V]) -> dict[int, V]:
-        return {places[index]: value for index, value in values.items()}
+def _renumber_ending(ending: Ending, indices: Mapping[int, int]) -> Ending:
+    def renumbered(values: Mapping[int, V]) -> dict[int, V]:
+        return {indices[index]: value for index, value in values.items()}
 
     return dataclasses.replace(
         ending,
-        call_rewards=None if ending.call_rewards is None else renamed(ending.call_rewards),
-        step_rewards=renamed(ending.step_rewards),
-        states=renamed(ending.states),
+        call_rewards=None if ending.call_rewards is None else renumbered(ending.call_rewards),
+        step_rewards=renumbered(ending.step_rewards),
+        states=renumbered(ending.states),
     )

@@ -1,7 +1,7 @@
-"""Which exceptions of user code say that the model's own text is at fault.
+"""Recognizes exceptions of user code that the model's answer caused.
 
-In: an exception, and the names that the owner gave (`rollout.model_exceptions`). Out: the outcome that it means, or
-None where it says nothing of the model. No package is imported for it: types are told apart by their names.
+In: an exception, and the names that the user gave (`rollout.model_exceptions`). Out: the outcome, or None if the
+exception does not tell. No package is imported: types are compared by name.
 """
 
 from __future__ import annotations
@@ -39,16 +39,18 @@ KNOWN: Mapping[str, Outcome] = {
     "strands.MaxTokensReachedException": Outcome.TOKEN_LIMIT,
     "strands.StructuredOutputException": Outcome.UNUSABLE_ANSWER,
 }
-"""What frameworks raise on the model's output, by package and class; a subclass means what its nearest base does."""
+"""Exceptions that frameworks raise on the model's output, by package and class. Subclasses have the outcome of their
+nearest base."""
 
 
 def declares_unusable(error: BaseException) -> bool:
-    """Whether user code said itself, by our exception, that the model's answer cannot be used."""
+    """Whether user code raised `UnusableAnswerError`."""
     return any(isinstance(cause, UnusableAnswerError) for cause in causes(error, implicit=True))
 
 
 def named_outcome(error: BaseException, names: Sequence[str]) -> Outcome | None:
-    """What the first exception means, from the one raised inwards, whose type is known or named by the owner."""
+    """Return the outcome of the first exception, from the raised one to its causes, whose type is in `KNOWN` or in
+    `names`; None if there is none."""
     for cause in causes(error, implicit=True):
         for kind in type(cause).__mro__:
             if any(_is_named(kind, current(name)) for name in names):
@@ -59,7 +61,7 @@ def named_outcome(error: BaseException, names: Sequence[str]) -> Outcome | None:
 
 
 def _is_named(kind: type, name: str) -> bool:
-    """Whether `name` is this type: where it is defined, where it can be imported from, or by package and class."""
+    """Whether `name` is this type, by the module that defines it, a module that exports it, or package and class."""
     module, _, attribute = name.rpartition(".")
     if name in (f"{_module(kind)}.{kind.__qualname__}", _top_name(kind)):
         return True
@@ -67,12 +69,12 @@ def _is_named(kind: type, name: str) -> bool:
 
 
 def _top_name(kind: type) -> str:
-    """`package.Class`, whatever lies between them."""
+    """Return `package.Class`, without the modules in between."""
     return f"{_module(kind).partition('.')[0]}.{kind.__qualname__}"
 
 
 def _module(kind: type) -> str:
-    """A type's module as its owner writes it: a file that we loaded is called by its stem."""
+    """Return a type's module as the user writes it: for a file that we loaded, its stem."""
     if kind.__module__.startswith(FILE_MODULE):
         return kind.__module__.removeprefix(FILE_MODULE).rpartition("_")[0]
     return kind.__module__

@@ -1,6 +1,6 @@
-"""One rollout's models: the policy, and the auxiliary models beside it, until they are revoked.
+"""The models of one rollout: the policy and the auxiliary models, until they are revoked.
 
-In: the `Access` that one attempt has to each model. Out: what user code receives, what was noticed, the recorded calls.
+In: the `Access` of one attempt to each model. Out: the model objects for user code, counts, the recorded calls.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from sharpen.errors import TokenCapError
 from sharpen.types import Call, Outcome
 
 GATEWAY = "gateway/"
-"""Prefix of what is counted of the policy's calls, in the metrics of a rollout, beside the user's own."""
+"""Prefix of the policy's counts in a rollout's metrics."""
 AUXILIARY = "auxiliary/"
-"""Prefix of what is counted of auxiliary models."""
+"""Prefix of the auxiliary models' counts in a rollout's metrics."""
 
 
 class Access(Protocol):
-    """One model as one attempt may use it: a session of a gateway, or of an endpoint.
+    """One attempt's access to one model: a session of a gateway, or of an endpoint.
 
-    `failure` is what went wrong with a call, by the model or by what serves it, and `failure_reason` that in one line.
-    `counts` is what was noticed, for the statistics. `num_answers` counts the answers that the agent was handed, `cut`
-    is whether its token limit cut the last one. `exhausted` is the error that stops the run, once a call was refused
-    because the run has used up the model's tokens.
+    `failure` is why a call failed, caused by the model or by its server, and `failure_reason` says so in one line.
+    `counts` are numbers for the statistics. `num_answers` counts the answers that the agent received (None if unknown);
+    `cut` says whether the last one stopped at its token limit. `exhausted` is the error that stops the run once a call
+    was refused because the run has used up the model's tokens.
 
-    `close` revokes it (calls still running are abandoned, later ones refused) and gives the recorded calls; it is
-    quick and may be called from any thread. `allow` lets as many calls be made as so many rollouts may make, which one
-    attempt makes.
+    `close` revokes the access (calls in progress are abandoned, later ones refused) and returns the recorded calls. It
+    is quick and may be called from any thread. `allow` multiplies the limit of calls, for an attempt that makes several
+    rollouts.
     """
 
     @property
@@ -40,7 +40,7 @@ class Access(Protocol):
     @property
     def counts(self) -> Mapping[str, float]: ...
     @property
-    def num_answers(self) -> int: ...
+    def num_answers(self) -> int | None: ...
     @property
     def cut(self) -> bool: ...
     @property
@@ -50,10 +50,10 @@ class Access(Protocol):
 
 
 class RolloutModels:
-    """The models of one attempt. `present` makes what user code receives of a model; None hands it over as it is.
+    """The models of one attempt. `present` converts a model to the object that user code receives; None: unchanged.
 
-    The policy is revoked once, by whoever comes first: the end of the workflow (`close`: the judge still needs the
-    auxiliary models), or the time limit (`end`: all of them). From any thread.
+    At the end of the workflow `close` revokes the policy (the judge still needs the auxiliary models); at the time
+    limit `end` revokes all models. Both may be called repeatedly, from any thread.
     """
 
     def __init__(
@@ -75,8 +75,7 @@ class RolloutModels:
 
     @property
     def auxiliary_failure(self) -> str | None:
-        """Which auxiliary model could not be had, and why, in one line: a call failed by the model's serving side, and
-        no repetition of it succeeded."""
+        """One line about an auxiliary model whose server failed a call, with no successful retry; None if none did."""
         for name, access in self.auxiliary.items():
             if access.failure == Outcome.INFRASTRUCTURE:
                 return f"a call of the auxiliary model {name!r} failed: {access.failure_reason}"
@@ -84,24 +83,24 @@ class RolloutModels:
 
     @property
     def exhausted(self) -> TokenCapError | None:
-        """The error of a call that came after the run had used up a model's tokens."""
+        """The error of a call that was refused because the run has used up a model's tokens."""
         return next((access.exhausted for access in self.auxiliary.values() if access.exhausted is not None), None)
 
     @property
     def counts(self) -> dict[str, float]:
-        """What was noticed of the policy's calls, and what the auxiliary models were used for."""
+        """The counts of the policy and of the auxiliary models, with their prefixes."""
         parts = [(GATEWAY, self.policy), *((f"{AUXILIARY}{name}/", one) for name, one in self.auxiliary.items())]
         return {f"{prefix}{name}": value for prefix, access in parts for name, value in access.counts.items()}
 
     def close(self) -> tuple[Call, ...]:
-        """Revoke the policy; its recorded calls."""
+        """Revoke the policy and return its recorded calls."""
         with self._lock:
             if self._calls is None:
                 self._calls = self.policy.close()
             return self._calls
 
     def end(self) -> tuple[Call, ...]:
-        """Revoke all of them; the policy's recorded calls."""
+        """Revoke all models and return the policy's recorded calls."""
         try:
             return self.close()
         finally:

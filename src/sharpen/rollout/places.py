@@ -1,4 +1,4 @@
-"""Says where in the user's code something happened, and an error in one line.
+"""Descriptions of errors and of places in the user's code.
 
 In: exceptions and stack frames. Out: text like `KeyError: 'x' (agent.py:12 in run_agent)`.
 """
@@ -16,7 +16,7 @@ from typing import Any
 PACKAGE = str(Path(__file__).resolve().parent.parent)
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 INSTALLED = frozenset({"site-packages", "dist-packages"})
-"""Folders of installed packages, wherever they are (of the user, of another environment)."""
+"""Folder names of installed packages, in any environment."""
 MAX_CHARACTERS = 300
 
 
@@ -30,13 +30,14 @@ def is_user_code(filename: str) -> bool:
 
 
 def place_of_error(error: BaseException) -> str | None:
-    """`file:line in function` of the innermost user frame that the error passed through, else of the innermost one."""
+    """Return `file:line in function` of the innermost user frame of an error's traceback, else of the innermost frame
+    that is not ours; None if all are ours."""
     frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     return _innermost(frames)
 
 
 def place_of_frame(frame: FrameType | None, *, user_only: bool = False) -> str | None:
-    """The same for what a thread is doing now. None if no user code (or nothing but ours) is on its stack."""
+    """Like `place_of_error`, for a thread's stack. With `user_only`, None if it has no user frame."""
     frames: list[tuple[CodeType, int]] = []
     while frame is not None:
         frames.append((frame.f_code, frame.f_lineno))
@@ -48,17 +49,17 @@ def place_of_frame(frame: FrameType | None, *, user_only: bool = False) -> str |
 
 
 def imported_by(frame: FrameType | None) -> str | None:
-    """The module that a thread is importing now, the outermost one if imports are nested; None if it imports none."""
-    found = None
+    """Return the module that a thread is importing now, the outermost if imports are nested; None if there is none."""
+    module = None
     while frame is not None:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>" and frame.f_code.co_name == "_find_and_load":
-            found = str(frame.f_locals.get("name"))
+            module = str(frame.f_locals.get("name"))
         frame = frame.f_back
-    return found
+    return module
 
 
 def place_of_task(task: asyncio.Task[Any] | None) -> str | None:
-    """The same for what a suspended task is waiting in."""
+    """Like `place_of_error`, for the place where a suspended task waits."""
     frames: list[tuple[CodeType, int]] = []
     waiting: Any = task.get_coro() if task is not None else None
     while (frame := getattr(waiting, "cr_frame", None)) is not None:
@@ -68,7 +69,7 @@ def place_of_task(task: asyncio.Task[Any] | None) -> str | None:
 
 
 def describe(error: BaseException) -> str:
-    """One line: kind, message, where."""
+    """Return an error's type, message and place in one line."""
     message = " ".join(str(error).split())
     if len(message) > MAX_CHARACTERS:
         message = message[: MAX_CHARACTERS - 3] + "..."
@@ -77,8 +78,10 @@ def describe(error: BaseException) -> str:
 
 
 def causes(error: BaseException, *, implicit: bool = False) -> Iterator[BaseException]:
-    """The error, what it was raised `from`, and the members of exception groups; `implicit`: also what was being
-    handled when it was raised, as a traceback shows it."""
+    """Yield the error, the errors it was raised `from`, and the members of exception groups.
+
+    With `implicit`, also errors that were being handled when another was raised, as a traceback shows them.
+    """
     waiting, seen = [error], set[int]()
     while waiting:
         error = waiting.pop()
@@ -96,7 +99,7 @@ def causes(error: BaseException, *, implicit: bool = False) -> Iterator[BaseExce
 
 
 def _innermost(frames: list[tuple[CodeType, int]]) -> str | None:
-    """The last of the frames (outermost first) that is the user's; without one, the last that is not ours."""
+    """Return the place of the last user frame (outermost first), else of the last frame that is not ours."""
     users = [frame for frame in frames if is_user_code(frame[0].co_filename)]
     foreign = [frame for frame in frames if not frame[0].co_filename.startswith(PACKAGE)]
     if not (users or foreign):
@@ -106,7 +109,7 @@ def _innermost(frames: list[tuple[CodeType, int]]) -> str | None:
 
 
 def _short(filename: str) -> str:
-    """The file relative to the working folder, where it is below it."""
+    """Return the path relative to the working folder if it is below that, else unchanged."""
     path = Path(filename)
     try:
         folder = Path.cwd()

@@ -1,10 +1,10 @@
-"""Exact refill: for the groups of a step that cannot train, further ones, at the same policy version.
+"""Exact refill: replaces the groups of a step that cannot train with further ones, at the same policy version.
 
-In: a way to roll out a number of further tasks, and to tell which groups train. Out: `StepRollouts`, all groups of the
-step in the order they were rolled out. Each round rolls out exactly as many tasks as groups are missing, so that no
-group that could train is ever thrown away.
+In: a function that rolls out further tasks, and one that tells whether a group trains. Out: `StepRollouts`, all groups
+of the step in the order of their rollouts. Each round rolls out exactly as many tasks as groups are missing, so that no
+group that could train is discarded.
 
-Source: dynamic sampling, DAPO, arXiv 2503.14476, section 3.2 (there rounds of whole batches, and the surplus is cut).
+Source: dynamic sampling, DAPO, arXiv 2503.14476, section 3.2 (there with rounds of whole batches and a cut surplus).
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from sharpen.types import Group
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRollouts:
-    """The groups of a step: those of its first tasks, then those of `refill_rounds` further rounds, which took
-    `refill_s` of the `seconds`. `usable` of them can train; `batch_size` were asked for."""
+    """The groups of a step: first those of its batch, then those of `refill_rounds` refill rounds.
+
+    `batch_size` usable groups were requested, and `usable` of the groups can train. The refill took `refill_s` of the
+    `seconds`.
+    """
 
     groups: tuple[Group, ...]
     batch_size: int
@@ -30,11 +33,11 @@ class StepRollouts:
 
     @property
     def refill_tasks(self) -> int:
-        """Tasks that were rolled out in place of groups that were left out."""
+        """How many tasks were rolled out to replace groups that cannot train."""
         return len(self.groups) - self.batch_size
 
     def metrics(self) -> dict[str, float]:
-        """What was refilled and what it cost, as numbers to log."""
+        """Return the amount and cost of the refill, as numbers to log."""
         return {
             "refill/tasks": float(self.refill_tasks),
             "refill/rounds": float(self.refill_rounds),
@@ -44,7 +47,7 @@ class StepRollouts:
         }
 
     def note(self) -> str:
-        """One line for people; empty where nothing was refilled."""
+        """Return one line of text about the refill; empty if there was none."""
         if not self.refill_tasks:
             return ""
         short = f": {self.usable} of {self.batch_size} groups train" if self.usable < self.batch_size else ""
@@ -58,16 +61,19 @@ def roll_out(
     trains: Callable[[Group], bool],
     *,
     batch_size: int,
-    most: int,
+    max_refill_tasks: int,
     check: Callable[[list[Group]], None],
 ) -> StepRollouts:
-    """`draw(count, round)` rolls out so many tasks (round 0: the batch itself), until `batch_size` groups train or
-    `most` further tasks were rolled out. `check` sees the groups before each further round, and may raise."""
+    """Roll out tasks until `batch_size` groups train or `max_refill_tasks` further tasks were rolled out.
+
+    `draw(count, round)` rolls out `count` tasks; round 0 is the batch itself. `check` is called with the groups before
+    each refill round, and may raise.
+    """
     began = time.perf_counter()
     groups = draw(batch_size, 0)
     refill_began, rounds = time.perf_counter(), 0
     usable = sum(map(trains, groups))
-    while (count := min(batch_size - usable, most - (len(groups) - batch_size))) > 0:
+    while (count := min(batch_size - usable, max_refill_tasks - (len(groups) - batch_size))) > 0:
         check(groups)
         rounds += 1
         further = draw(count, rounds)
@@ -85,6 +91,6 @@ def roll_out(
 
 
 def num_sampled_tokens(group: Group) -> int:
-    """Tokens that the engine sampled for a group, failed attempts and its baseline included."""
+    """Return the number of tokens sampled for a group, including failed attempts and its baseline."""
     rollouts = (*group.with_baseline, *group.attempts)
     return sum(len(call.sampled_ids_S) for rollout in rollouts for call in rollout.calls)

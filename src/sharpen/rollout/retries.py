@@ -1,12 +1,12 @@
-"""What is tried again after a failure, and what a retry has replaced.
+"""Decides which failures are retried, and finds rollouts whose retry gave other answers.
 
-In: an attempt that failed, and what came of the next one. Out: whether it is final; whether other answers stand in its
-place now.
+In: a failed attempt, and the attempt after it. Out: whether the failure is final; whether the retry's answers differ.
 
-A retry repeats its rollout's noise, so that an engine that can be reproduced gives the same answers again: what failed
-on the model's text fails again, what something else made fail goes on from the same answers. An engine whose numbers
-depend on what runs beside gives other answers now and then, and so does a prompt with the time in it. Where those get a
-reward, user code has chosen between the model's answers: such rollouts are counted, and their share is bounded.
+A retry repeats its rollout's noise, so that a reproducible engine gives the same answers: a failure on the model's text
+happens again, and after any other failure the rollout continues from the same answers. An engine whose numbers depend
+on concurrent requests sometimes gives other answers, and so does a prompt that contains the time. If such answers get a
+reward, user code has in effect selected among the model's answers: these rollouts are counted, and their share is
+bounded.
 """
 
 from __future__ import annotations
@@ -18,39 +18,40 @@ import numpy as np
 from sharpen.types import MODEL_CAUSED, Group, Outcome, Rollout
 
 OF_USER_CODE = frozenset({Outcome.WORKFLOW_ERROR, Outcome.JUDGE_ERROR, Outcome.TIMEOUT, Outcome.BLOCKED_LOOP})
-"""Failures that user code may owe to what the model answered."""
+"""Failures of user code that the model's answers may have caused."""
 
 
-def is_final(failed: Rollout, *, outside: bool, evaluation: bool) -> bool:
-    """Whether an attempt that was not OK is not to be repeated. `outside`: a server was not there. An evaluation
-    repeats nothing that the model may have caused."""
+def is_final(failed: Rollout, *, server_failed: bool, evaluation: bool) -> bool:
+    """Whether a failed attempt is not retried. `server_failed`: a server could not be reached. An evaluation does not
+    retry failures that the model may have caused."""
     if failed.outcome in MODEL_CAUSED:
         return True
-    return evaluation and not outside and may_be_the_models(failed)
+    return evaluation and not server_failed and may_be_models_fault(failed)
 
 
-def may_be_the_models(failed: Rollout) -> bool:
-    """Whether user code failed after the model had answered."""
+def may_be_models_fault(failed: Rollout) -> bool:
+    """Whether user code failed after the model answered."""
     return failed.outcome in OF_USER_CODE and failed.num_answers != 0
 
 
 def fails_its_task(failed: Rollout) -> bool:
-    """Whether an evaluation counts this failure as the agent's: by the model, or in the workflow after it answered."""
-    return failed.outcome in MODEL_CAUSED or (may_be_the_models(failed) and failed.outcome != Outcome.JUDGE_ERROR)
+    """Whether an evaluation counts this failure against the agent: the model caused it, or the workflow failed after
+    the model answered."""
+    return failed.outcome in MODEL_CAUSED or (may_be_models_fault(failed) and failed.outcome != Outcome.JUDGE_ERROR)
 
 
-def replaced(group: Group) -> Iterator[tuple[Rollout, Rollout]]:
-    """Each scored rollout that stands in for other answers, behind the failed attempt whose answers they were not."""
+def replacements(group: Group) -> Iterator[tuple[Rollout, Rollout]]:
+    """Yield each failed attempt that a scored rollout with other answers replaced, with that rollout."""
     finals = {rollout.index: rollout for rollout in group.rollouts if rollout.scored}
     for failed in group.attempts:
         final = finals.get(failed.index)
-        if final is not None and may_be_the_models(failed) and not _repeats(failed, final):
+        if final is not None and may_be_models_fault(failed) and not _repeats(failed, final):
             del finals[failed.index]
             yield failed, final
 
 
 def _repeats(failed: Rollout, final: Rollout) -> bool:
-    """Whether the answers of the failed attempt are the first ones of the other, to the last id."""
+    """Whether the failed attempt's answers are the first answers of the final one, token for token."""
     first, second = failed.answers, final.answers
     if failed.num_answers != len(first) or len(first) > len(second):
         return False

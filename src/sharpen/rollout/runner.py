@@ -1,18 +1,18 @@
-"""Runs workflows, many at a time, and gives groups of scored rollouts.
+"""Runs workflows, many at a time, and returns groups of scored rollouts.
 
-In: `Task`s, a place where attempts run, how their models are opened. Out: `Group`s as futures. Threads: the caller's
-(which may run an event loop of its own, as in a notebook), the runner's (only our code: slots, retries), and those of
-the place where attempts run.
+In: `Task`s, an `AttemptRunner`, a function that opens models. Out: `Group`s as futures. Threads: the caller's (which
+may run its own event loop, as in a notebook), the runner's (only our code: slots, retries), and those of the
+`AttemptRunner`.
 
     submit ─► group ─► rollout 0..G-1 ─► slot ─► attempt 0, 1, .. ─► [user loop: workflow ─► judge]
-                                                     └─ time limit: revoke the session, cancel, go on
+                                                     └─ time limit: revoke the session, cancel, continue
 
-What is retried (`retries`): failures that the model did not cause, in a fresh session with the same noise, up to
-`max_attempts`; then the rollout is excluded (no reward). Its siblings go on. Bad input stops everything, with its own
-message.
+Failures that the model did not cause are retried (see `retries`), in a new session with the same noise, up to
+`max_attempts`; then the rollout is excluded (no reward), and its siblings continue. Bad input stops everything, with
+its own message.
 
-A workflow that makes whole groups has one attempt for all rollouts of a group, which takes as many slots. It ends,
-fails and is retried as one; its calls are cut into rollouts (`members`).
+If the workflow makes whole groups, one attempt makes all rollouts of a group and takes as many slots. It ends, fails
+and is retried as one; `members` divides its calls among the rollouts.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from typing import Any
 from sharpen.config.run import RolloutConfig
 from sharpen.errors import RolloutError
 from sharpen.rollout.attempt import Ending
-from sharpen.rollout.choices import only_used, requests
+from sharpen.rollout.choices import mark_unused, multi_choice_requests
 from sharpen.rollout.in_process import Attempt, AttemptRequest, AttemptRunner, Opener
-from sharpen.rollout.members import cut, share
+from sharpen.rollout.members import divide
 from sharpen.rollout.retries import is_final
 from sharpen.types import MODEL_CAUSED, Call, CallStatus, Group, Outcome, Rollout, Task
 
@@ -46,12 +46,12 @@ OnRollout = Callable[[Rollout], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ticket:
-    """One rollout to run, or `size` of them at once: the indices from `index` on."""
+    """One rollout to run, or `size` rollouts to run at once, with indices from `index` on."""
 
     task: Task
     group_id: str
     index: int
-    opens: Opener
+    opener: Opener
     evaluation: bool
     size: int = 1
 
@@ -61,10 +61,11 @@ class _Ticket:
 
 
 class RolloutRunner:
-    """Runs attempts of tasks, `group_size` rollouts of each, with models that `open_session` opens.
+    """Runs `group_size` rollouts of each task, with models that `open_session` opens. `whole_groups` is that of the
+    `UserFunctions` which `attempts` run.
 
-    Close it when done: that ends the place where `attempts` run, too. One runner serves a whole program (evaluation
-    too, with an `open_session` of its own): what user code keeps between rollouts belongs to its loop.
+    Closing it also closes `attempts`. One runner serves the whole program, including evaluation (with its own
+    `open_session`), since objects that user code keeps between rollouts belong to one event loop.
     """
 
     def __init__(
@@ -74,21 +75,24 @@ class RolloutRunner:
         config: RolloutConfig,
         group_size: int,
         seed: int,
+        *,
+        whole_groups: bool = False,
     ) -> None:
         self._attempts = attempts
         self._open_session = open_session
         self._config = config
         self._group_size = group_size
         self._seed = seed
+        self._whole_groups = whole_groups
         self._fatal: Exception | None = None
-        self._fatal_place: TracebackType | None = None
-        self._said_unused = False
+        self._fatal_traceback: TracebackType | None = None
+        self._warned_unused = False
         self._closed = False
         self._groups: set[asyncio.Task[Any]] = set()
         self._members: set[asyncio.Task[Any]] = set()
         self._loop = asyncio.new_event_loop()
         self._slots = asyncio.Semaphore(config.max_concurrent_rollouts)
-        self._next = asyncio.Lock()
+        self._turn = asyncio.Lock()
         self._thread = threading.Thread(target=self._serve, name="sharpen-rollouts", daemon=True)
         self._thread.start()
 
@@ -104,25 +108,25 @@ class RolloutRunner:
         *,
         evaluation: bool = False,
     ) -> Future[Group]:
-        """Start a group; rollouts start in the order of submission, as slots become free.
+        """Start a group. Rollouts start in the order of submission, as slots become free.
 
-        `group_id` decides the noise, so it must be the same in a repeated run. `on_rollout` is called on the runner's
-        thread with each finished rollout, and must be quick. `open_session` replaces the runner's own (evaluation);
-        with `open_baseline` the group has one rollout more, its `baseline`, in a session of that kind. An `evaluation`
-        repeats no failure that the model may have caused. The future raises `ConfigError` or `DatasetError` for bad
-        input, in any group.
+        `group_id` determines the noise, so it must be the same in a repeated run. `on_rollout` is called on the
+        runner's thread with each finished rollout, and must be quick. `open_session` replaces the runner's own
+        (evaluation). With `open_baseline` the group has one more rollout, its `baseline`, whose models that function
+        opens. An `evaluation` does not retry failures that the model may have caused. The future raises `ConfigError`
+        or `DatasetError` if any group had bad input.
         """
         if self._closed:
             raise RolloutError("the rollout runner is closed")
         size = self._group_size if group_size is None else group_size
         opener = open_session or self._open_session
-        at_once = size if self._attempts.whole_groups else 1
-        begins = [(index, opener, at_once) for index in range(0, size, at_once)]
+        at_once = size if self._whole_groups else 1
+        starts = [(index, opener, at_once) for index in range(0, size, at_once)]
         if open_baseline is not None:
-            begins.append((size, open_baseline, 1))
+            starts.append((size, open_baseline, 1))
         tickets = [
-            _Ticket(task=task, group_id=group_id, index=index, opens=opens, evaluation=evaluation, size=count)
-            for index, opens, count in begins
+            _Ticket(task=task, group_id=group_id, index=index, opener=opener, evaluation=evaluation, size=count)
+            for index, opener, count in starts
         ]
         group = self._group(task, group_id, version, tickets, size, on_rollout)
         return asyncio.run_coroutine_threadsafe(group, self._loop)
@@ -150,18 +154,18 @@ class RolloutRunner:
         )
 
     def collect(self, futures: Sequence[Future[Group]]) -> list[Group]:
-        """Wait for groups that were submitted; they are cancelled if one of them fails, or by Ctrl-C."""
+        """Wait for submitted groups. If one of them fails, or on Ctrl-C, all are cancelled."""
         try:
             concurrent.futures.wait(futures, return_when=concurrent.futures.FIRST_EXCEPTION)
-            if self._fatal is not None:  # the groups that it cancelled know nothing of it, if they had not begun
-                raise self._fatal_again()
+            if self._fatal is not None:  # groups that it cancelled before they began do not raise it
+                raise self._fatal_error()
             return [future.result() for future in futures]
         finally:
             for future in futures:
                 future.cancel()
 
     def close(self) -> None:
-        """Cancel what runs, revoke its sessions, end the threads. May be called twice."""
+        """Cancel all rollouts, revoke their sessions and end the threads. May be called twice."""
         if self._closed:
             return
         self._closed = True
@@ -181,14 +185,14 @@ class RolloutRunner:
         self._loop.run_forever()
         self._loop.close()
 
-    def _fatal_again(self) -> Exception:
-        """The error that stopped everything, to be raised once more: with the traceback of its first time alone."""
+    def _fatal_error(self) -> Exception:
+        """Return the error that stopped everything, with its original traceback only, to be raised again."""
         assert self._fatal is not None
-        return self._fatal.with_traceback(self._fatal_place)
+        return self._fatal.with_traceback(self._fatal_traceback)
 
     async def _cancel_all(self) -> None:
-        """Cancel what runs and wait for its end. Rollouts by themselves too: a group that was cancelled twice does not
-        wait for its own."""
+        """Cancel all groups and rollouts, and wait for them. Rollouts are cancelled too, since a group that is
+        cancelled twice does not wait for its own."""
         while running := self._groups | self._members:
             for task in running:
                 task.cancel()
@@ -203,12 +207,12 @@ class RolloutRunner:
         size: int,
         on_rollout: OnRollout | None,
     ) -> Group:
-        """Run the tickets; the first `size` are the group, one behind them is its baseline."""
+        """Run the tickets: the first `size` are the group, one after them is its baseline."""
         this = asyncio.current_task()
         assert this is not None
         this.add_done_callback(_retrieve)
         if self._fatal is not None:
-            raise self._fatal_again()
+            raise self._fatal_error()
         self._groups.add(this)
         members = [asyncio.create_task(self._rollouts(ticket, on_rollout)) for ticket in tickets]
         for member in members:
@@ -218,11 +222,11 @@ class RolloutRunner:
             ended = await asyncio.gather(*members)
         except asyncio.CancelledError:
             if self._fatal is not None:
-                raise self._fatal_again() from None
+                raise self._fatal_error() from None
             raise
-        except Exception as error:  # bad input, or a defect of ours: nothing can go on
+        except Exception as error:  # bad input, or a bug of ours: nothing can continue
             if self._fatal is None:
-                self._fatal, self._fatal_place = error, error.__traceback__
+                self._fatal, self._fatal_traceback = error, error.__traceback__
             for other in (*members, *(self._groups - {this})):
                 other.cancel()
             await asyncio.wait(members)
@@ -240,17 +244,17 @@ class RolloutRunner:
         )
 
     async def _rollouts(self, ticket: _Ticket, on_rollout: OnRollout | None) -> list[tuple[Rollout, ...]]:
-        """All attempts of a ticket, the one that counts last."""
+        """Make all attempts of a ticket and return their rollouts. The last attempt counts."""
         attempts: list[tuple[Rollout, ...]] = []
         failed = 0
-        async with self._taken(ticket.size):
+        async with self._take_slots(ticket.size):
             while True:
-                rollouts, came = await self._attempt(ticket, len(attempts))
+                rollouts, result = await self._attempt(ticket, len(attempts))
                 attempts.append(rollouts)
-                failed += came.ending.counts
-                if came.ending.outcome == Outcome.OK or failed >= self._config.max_attempts:
+                failed += result.ending.counts_as_attempt
+                if result.ending.outcome == Outcome.OK or failed >= self._config.max_attempts:
                     break
-                if is_final(rollouts[0], outside=came.ending.outside, evaluation=ticket.evaluation):
+                if is_final(rollouts[0], server_failed=result.ending.server_failed, evaluation=ticket.evaluation):
                     break
         if on_rollout is not None:
             for rollout in rollouts:
@@ -258,11 +262,12 @@ class RolloutRunner:
         return attempts
 
     @contextlib.asynccontextmanager
-    async def _taken(self, count: int) -> AsyncIterator[None]:
-        """Hold so many slots, or all that there are. They are taken in turn: nobody waits with a part of his."""
+    async def _take_slots(self, count: int) -> AsyncIterator[None]:
+        """Hold `count` slots, at most all there are. Only one ticket at a time takes slots: two that each hold a part
+        of theirs would wait for each other."""
         held = 0
         try:
-            async with self._next:
+            async with self._turn:
                 for _ in range(min(count, self._config.max_concurrent_rollouts)):
                     await self._slots.acquire()
                     held += 1
@@ -272,23 +277,23 @@ class RolloutRunner:
                 self._slots.release()
 
     async def _attempt(self, ticket: _Ticket, attempt: int) -> tuple[tuple[Rollout, ...], Attempt]:
-        """One attempt, as its rollouts are recorded and as it was made."""
-        noise = noise_seed(self._seed, ticket.id)
+        """Make one attempt, and return the records of its rollouts and its result."""
         request = AttemptRequest(
-            task=ticket.task, rollout_id=ticket.id, noise_seed=noise, opens=ticket.opens, group_size=ticket.size
+            task=ticket.task,
+            rollout_id=ticket.id,
+            noise_seed=noise_seed(self._seed, ticket.id),
+            opener=ticket.opener,
+            group_size=ticket.size,
         )
-        came = await self._attempts.run(request)
-        if not self._attempts.whole_groups:
-            return (self._recorded(ticket, attempt, ticket.index, came),), came
-        parts = cut(came.calls, came.ending.members or (came.ending,) * ticket.size)
-        return tuple(
-            self._recorded(ticket, attempt, ticket.index + number, share(came, calls, ending, ticket.size))
-            for number, (calls, ending) in enumerate(parts)
-        ), came
+        result = await self._attempts.run(request)
+        assert self._whole_groups or not result.ending.members
+        results = divide(result, ticket.size) if self._whole_groups else [result]
+        rollouts = [self._record(ticket, ticket.index + place, attempt, part) for place, part in enumerate(results)]
+        return tuple(rollouts), result
 
-    def _recorded(self, ticket: _Ticket, attempt: int, index: int, came: Attempt) -> Rollout:
-        """An attempt as the rollout that is recorded."""
-        ending, calls = came.ending, came.calls
+    def _record(self, ticket: _Ticket, index: int, attempt: int, result: Attempt) -> Rollout:
+        """Return the record of one rollout."""
+        ending, calls = result.ending, result.calls
         reward = self._config.failure_reward if ending.outcome in MODEL_CAUSED else ending.reward
         return Rollout(
             id=f"{ticket.group_id}/{index}",
@@ -296,46 +301,46 @@ class RolloutRunner:
             task_id=ticket.task.id,
             index=index,
             attempt=attempt,
-            calls=self._marked(calls, ending),
+            calls=self._mark_calls(calls, ending),
             outcome=ending.outcome,
             reward=reward,
-            metrics={**came.noticed, **ending.metrics},
+            metrics={**result.counts, **ending.metrics},
             call_rewards=ending.call_rewards or {},
             step_rewards=ending.step_rewards,
             states=ending.states,
             error=ending.error,
-            seconds=came.seconds,
-            unrecorded_answers=None if came.num_answers is None else came.num_answers if not calls else 0,
+            seconds=result.seconds,
+            unrecorded_answers=None if result.num_answers is None else result.num_answers if not calls else 0,
         )
 
-    def _marked(self, calls: tuple[Call, ...], ending: Ending) -> tuple[Call, ...]:
-        """The calls, with those marked that the workflow left out, or where it does not say which it used, the choices
-        that it did not go on with."""
+    def _mark_calls(self, calls: tuple[Call, ...], ending: Ending) -> tuple[Call, ...]:
+        """Return the calls with those marked that the workflow left out; if it does not say which calls take part, mark
+        the choices that it did not use."""
         if ending.call_rewards is not None:
             return _leave_out(calls, ending.call_rewards)
         if self._config.choices == "all":
             return calls
-        marked = only_used(calls, ending.answer)
-        for choices in requests(calls):
-            if not self._said_unused and all(marked[call.index].status == CallStatus.UNUSED for call in choices):
-                self._said_unused = True
+        marked = mark_unused(calls, ending.answer)
+        for choices in multi_choice_requests(calls):
+            if not self._warned_unused and all(marked[call.index].status == CallStatus.UNUSED for call in choices):
+                self._warned_unused = True
                 log.warning(
-                    "a request for %d choices, of which nothing tells which one the agent used: none of them is "
-                    "trained. Go on from its message, or return its text as WorkflowOutput.response; for an agent that "
-                    "uses all of them (a vote) set rollout.choices: all",
+                    "a request asked for %d choices, and it is unknown which one the agent used: none of them is "
+                    "trained. Continue from its message, or return its text as WorkflowOutput.response; for an agent "
+                    "that uses all of them (a vote) set rollout.choices: all",
                     len(choices),
                 )
         return marked
 
 
 def _retrieve(group: asyncio.Task[Any]) -> None:
-    """Look at a group's error, so that asyncio does not log it: whoever waits for the groups has the first one."""
+    """Retrieve a group's error, so that asyncio does not log it: the caller of `collect` gets the first one."""
     if not group.cancelled():
         group.exception()
 
 
 def _leave_out(calls: Sequence[Call], call_rewards: Mapping[int, float]) -> tuple[Call, ...]:
-    """Mark the used calls that got no reward."""
+    """Mark used calls without a reward as LEFT_OUT."""
     return tuple(
         dataclasses.replace(call, status=CallStatus.LEFT_OUT)
         if call.status == CallStatus.USED and call.index not in call_rewards
@@ -345,7 +350,9 @@ def _leave_out(calls: Sequence[Call], call_rewards: Mapping[int, float]) -> tupl
 
 
 def noise_seed(seed: int, rollout_id: str) -> int:
-    """The 64-bit key of a rollout's noise: a function of these two alone, whatever runs beside it. Each of its attempts
-    has the same: a retry that sampled anew would draw until an answer suits the user's code."""
+    """Return the 64-bit key of a rollout's noise, a function of the arguments only.
+
+    All attempts of a rollout share it: retries with new noise would sample until an answer suits the user's code.
+    """
     key = f"{seed}|{rollout_id}|0".encode()
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest())

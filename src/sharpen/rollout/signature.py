@@ -1,7 +1,7 @@
-"""Checks the user's two functions before anything is loaded.
+"""Checks the signatures of the user's two functions before anything is loaded.
 
-In: the workflow and the judge. Out: which of the optional arguments each one takes. A wrong signature is a
-`ConfigError` that says in one sentence what was passed and what to do.
+In: the workflow and the judge. Out: the optional arguments that each takes; `ConfigError` for a wrong signature, which
+says in one sentence what was passed and what to do.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ from typing import Any
 
 from sharpen.errors import ConfigError
 
-OPTIONAL = ("auxiliary_models", "logger", "workflow_args")
-"""Arguments that a workflow or a judge may take or leave out."""
+OPTIONAL = ("auxiliary_models", "logger", "task_set", "workflow_args")
+"""Arguments that a workflow or a judge may take."""
 
 
 def workflow_arguments(workflow: Callable[..., Any]) -> frozenset[str]:
-    """The optional arguments that `async def workflow(task, model)` takes besides. Raises `ConfigError`."""
-    return _check("workflow_func", workflow, ("task", "model"))
+    """Return the optional arguments that a workflow takes besides `task` and `model`. Raises `ConfigError`."""
+    return optional_arguments("workflow_func", workflow, ("task", "model"))
 
 
 def judge_arguments(judge: Callable[..., Any]) -> frozenset[str]:
-    """The optional arguments that `async def judge(task, response)` takes besides. Raises `ConfigError`."""
-    return _check("judge_func", judge, ("task", "response"))
+    """Return the optional arguments that a judge takes besides `task` and `response`. Raises `ConfigError`."""
+    return optional_arguments("judge_func", judge, ("task", "response"))
 
 
 def check_workflow_function(function: Callable[..., Any]) -> None:
-    """Raises `ConfigError` (a `ValueError`) unless `tune()` would take the function as its workflow."""
+    """Raise `ConfigError` (a `ValueError`) unless `tune()` would accept the function as its workflow."""
     workflow_arguments(function)
 
 
 def check_judge_function(function: Callable[..., Any]) -> None:
-    """Raises `ConfigError` (a `ValueError`) unless `tune()` would take the function as its judge."""
+    """Raise `ConfigError` (a `ValueError`) unless `tune()` would accept the function as its judge."""
     judge_arguments(function)
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """How a user recognizes a function: its name, that of what a partial wraps, or its class."""
+    """Return a function's name for messages: its own, that of the function a partial wraps, or its class's."""
     inner = _unwrap(function)
     name = str(getattr(inner, "__qualname__", type(inner).__qualname__))
     return name.rsplit("<locals>.", 1)[-1]
@@ -50,7 +50,11 @@ def _unwrap(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def _check(role: str, function: Callable[..., Any], required: tuple[str, ...]) -> frozenset[str]:
+def optional_arguments(role: str, function: Callable[..., Any], required: tuple[str, ...]) -> frozenset[str]:
+    """Return the optional arguments that an async function takes besides the `required` ones.
+
+    Raises `ConfigError` for any other signature; the message calls the function by its `role`.
+    """
     wanted = f"async def {role}({', '.join(required)})"
     if not callable(function):
         raise ConfigError(f"{role} is {function!r}, which cannot be called: pass a function like `{wanted}`")
@@ -70,7 +74,8 @@ def _check(role: str, function: Callable[..., Any], required: tuple[str, ...]) -
             )
         if parameter.kind == parameter.POSITIONAL_ONLY:
             raise ConfigError(
-                f"{role} `{name}` takes `{parameter.name}` by position only: arguments come by name, so remove the `/`"
+                f"{role} `{name}` takes `{parameter.name}` by position only, but arguments are passed by name: remove "
+                "the `/`"
             )
     missing = [argument for argument in required if argument not in parameters]
     if missing:

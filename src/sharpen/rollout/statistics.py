@@ -1,8 +1,8 @@
-"""What a list of groups says as a whole: rewards, failures by cause, what was excluded, lengths, times.
+"""Statistics over groups: rewards, failures by cause, exclusions, lengths, times.
 
-In: `Group`s. Out: `RolloutStatistics`, its metrics for the monitors, and `RolloutError` when too much was excluded.
-Only scored rollouts enter reward figures; excluded ones are counted, for each task, since training only on survivors is
-a bias too.
+In: `Group`s. Out: `RolloutStatistics`, its metrics for the monitors, and `RolloutError` if too much was excluded. Only
+scored rollouts enter reward figures; excluded ones are counted for each task, since training only on survivors is a
+bias too.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from statistics import fmean, median, pstdev
 from sharpen.errors import RolloutError
 from sharpen.rollout.attempt import JUDGE, WORKFLOW
 from sharpen.rollout.models import AUXILIARY, GATEWAY
-from sharpen.rollout.retries import replaced
+from sharpen.rollout.retries import replacements
 from sharpen.types import Group, Outcome, Rollout
 
-OF_USER = (JUDGE, WORKFLOW)
-"""How a step's metrics begin that workflow and judge gave."""
+USER_PREFIXES = (JUDGE, WORKFLOW)
+"""Prefixes of the metrics that workflow and judge returned."""
 QUICK = 0.1
-"""A rollout without a call that took less than this share of what one with calls takes did nothing itself."""
+"""If rollouts without calls take at most this share of the time of the others, a cache probably answered."""
 CACHED = (
     "the agent's framework answers from a cache; switch it off (DSPy: dspy.configure_cache(enable_disk_cache=False, "
     "enable_memory_cache=False); LangChain: set_llm_cache(None))"
@@ -32,17 +32,17 @@ NAME_IT = "if the model's answer caused it, name it in rollout.model_exceptions,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutStatistics:
-    """Figures over groups. Means are NaN where there is nothing to average (rewards, if rollouts need and have none).
+    """Figures over groups. Means are NaN if there is nothing to average.
 
-    `failures` counts rollouts by outcome after the last attempt, `retries` failed attempts before it; `first_errors`
-    has the first error line of each cause. `replaced` counts rollouts that a retry gave other answers, by the outcome
-    of what they replace; `scored_failures` those that failed and have the failure reward. `num_flat_groups` are those
-    with two or more scored rollouts, all of one reward: they teach nothing. `num_without_calls` ended well
-    without an answer of the model; `seconds_without_calls` and `seconds_with_calls` are the medians of their times
-    and of the others'. `excluded_by_task` and `replaced_by_task` are the shares of a task's rollouts
-    without reward, and of those replaced, where not 0.
-    `truncated_share` is of the calls that stopped at their token limit. `auxiliary_totals` sums what auxiliary models
-    were used for (`auxiliary/<name>/calls`, `…/tokens`) over all attempts, failed ones included.
+    `failures` counts rollouts by the outcome of the last attempt, `retries` the failed attempts before it;
+    `first_errors` has the first error line of each cause. `replaced` counts rollouts to which a retry gave other
+    answers, by the outcome of the replaced attempt. `scored_failures` counts failed rollouts that got the failure
+    reward. `num_flat_groups` counts groups with two or more scored rollouts and equal rewards, which teach nothing.
+    `num_without_calls` counts rollouts that ended OK without an answer of the model; `seconds_without_calls` and
+    `seconds_with_calls` are the median durations of these and of the others. `excluded_by_task` and `replaced_by_task`
+    are the shares of a task's rollouts that were excluded or replaced, if not 0. `truncated_share` is the share of
+    calls that stopped at their token limit. `auxiliary_totals` sums the use of auxiliary models
+    (`auxiliary/<name>/calls`, `…/tokens`) over all attempts, including failed ones.
     """
 
     num_groups: int
@@ -70,12 +70,12 @@ class RolloutStatistics:
 
     @property
     def excluded_share(self) -> float:
-        """Share of the rollouts that take no part."""
+        """Share of the rollouts that do not take part."""
         return self.num_excluded / self.num_rollouts if self.num_rollouts else 0.0
 
     @property
     def num_replaced(self) -> int:
-        """Rollouts that a retry gave other answers."""
+        """How many rollouts a retry gave other answers."""
         return sum(self.replaced.values())
 
     @property
@@ -84,7 +84,7 @@ class RolloutStatistics:
         return self.num_replaced / self.num_rollouts if self.num_rollouts else 0.0
 
     def metrics(self) -> dict[str, float]:
-        """Numbers for the monitors; what has no value is left out. The user's own are under
+        """Return the numbers for the monitors, without those that are not finite. The user's own metrics are under
         `workflow/` and `judge/`."""
         numbers = {
             "reward/mean": self.reward_mean,
@@ -109,27 +109,29 @@ class RolloutStatistics:
         return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
     def notes(self, *, needs_reward: bool = True) -> list[str]:
-        """What deserves a word beside the step's line of the display: nothing in a good step. Without `needs_reward`
-        equal rewards do not matter."""
-        found = []
+        """Return remarks to display with the step; empty for a good step. Without `needs_reward`, equal rewards are not
+        remarked on."""
+        notes = []
         if needs_reward and self.num_groups and self.num_flat_groups == self.num_groups:
-            found.append("every group has one reward: nothing to learn from")
+            notes.append("rewards are equal within every group: nothing to learn from")
         if self.num_excluded:
-            left = Counter(self.failures) - Counter(self.scored_failures)
-            found.append(f"{self.num_excluded} of {self.num_rollouts} rollouts excluded ({_counted(left)})")
+            excluded = Counter(self.failures) - Counter(self.scored_failures)
+            notes.append(f"{self.num_excluded} of {self.num_rollouts} rollouts excluded ({_counts_text(excluded)})")
         if self.scored_failures:
-            number, causes = sum(self.scored_failures.values()), _counted(self.scored_failures)
-            found.append(f"{number} of {self.num_rollouts} rollouts failed by the model: failure_reward ({causes})")
+            number, causes = sum(self.scored_failures.values()), _counts_text(self.scored_failures)
+            notes.append(
+                f"{number} of {self.num_rollouts} rollouts got failure_reward for the model's failure ({causes})"
+            )
         if self.num_replaced:
-            found.append(replaced_note(self))
+            notes.append(replaced_note(self))
         if self.num_without_calls:
-            found.append(without_calls(self, "they teach nothing"))
+            notes.append(without_calls_note(self, "they teach nothing"))
         if hint := self._hint():
-            found.append(hint)
-        return found
+            notes.append(hint)
+        return notes
 
     def _hint(self) -> str:
-        """What to do where the workflow's exceptions may be about the model's answers."""
+        """Return what to do if the model's answers may have caused the workflow's exceptions; else empty."""
         if not (self.failures.get(Outcome.WORKFLOW_ERROR) or self.replaced.get(Outcome.WORKFLOW_ERROR)):
             return ""
         first = self.first_errors.get(Outcome.WORKFLOW_ERROR, "no message")
@@ -137,7 +139,7 @@ class RolloutStatistics:
 
 
 def summarize(groups: Iterable[Group]) -> RolloutStatistics:
-    """Figures over the groups' last attempts (retries are only counted)."""
+    """Return the statistics of the groups' last attempts. Earlier attempts are only counted."""
     groups = tuple(groups)
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     attempts = [rollout for group in groups for rollout in group.attempts]
@@ -145,7 +147,7 @@ def summarize(groups: Iterable[Group]) -> RolloutStatistics:
     calls = [call for rollout in rollouts for call in rollout.calls]
     failed = [rollout for rollout in rollouts if rollout.outcome != Outcome.OK]
     silent = [rollout for rollout in rollouts if rollout.outcome == Outcome.OK and rollout.num_answers == 0]
-    chosen = [failed for group in groups for failed, _ in replaced(group)]
+    chosen = [failed for group in groups for failed, _ in replacements(group)]
     return RolloutStatistics(
         num_groups=len(groups),
         num_rollouts=len(rollouts),
@@ -167,14 +169,14 @@ def summarize(groups: Iterable[Group]) -> RolloutStatistics:
         mean_sampled_tokens=_mean([sum(len(call.sampled_ids_S) for call in rollout.calls) for rollout in rollouts]),
         mean_seconds=_mean([rollout.seconds for rollout in rollouts]),
         truncated_share=_mean([call.finish_reason == "length" for call in calls]),
-        user_metrics=_user_metrics(rollouts),
+        user_metrics=_mean_metrics(rollouts),
         auxiliary_totals=_auxiliary_totals([*rollouts, *attempts]),
     )
 
 
 def check_excluded(groups: Iterable[Group], max_excluded_share: float) -> None:
-    """Raise `RolloutError`, with the causes and their first errors, if more than this share has no reward, or stands in
-    for other answers that failed."""
+    """Raise `RolloutError`, with the causes and their first errors, if more than this share of the rollouts was
+    excluded, or replaced by a retry with other answers."""
     statistics = summarize(groups)
     if statistics.excluded_share + statistics.replaced_share <= max_excluded_share:
         return
@@ -194,16 +196,18 @@ def check_excluded(groups: Iterable[Group], max_excluded_share: float) -> None:
 
 
 def replaced_note(found: RolloutStatistics) -> str:
-    """How many rollouts a retry gave other answers than those that failed, by what had failed."""
+    """Return how many rollouts a retry gave other answers, by the outcome of the failed attempt, as text."""
     return (
         f"{found.num_replaced} of {found.num_rollouts} rollouts replaced by a retry that gave other answers "
-        f"({_counted(found.replaced)})"
+        f"({_counts_text(found.replaced)})"
     )
 
 
-def without_calls(found: RolloutStatistics, otherwise: str) -> str:
-    """What rollouts that ended well without an answer of the model mean: a cache, where they took no time, else
-    `otherwise`."""
+def without_calls_note(found: RolloutStatistics, otherwise: str) -> str:
+    """Return a message about rollouts that ended OK without an answer of the model.
+
+    If they took almost no time, a cache is named as the cause; else the message ends with `otherwise`.
+    """
     text = f"{found.num_without_calls} of {found.num_rollouts} rollouts made no model call"
     if not found.seconds_without_calls <= QUICK * found.seconds_with_calls:
         return f"{text}: {otherwise}"
@@ -214,7 +218,7 @@ def without_calls(found: RolloutStatistics, otherwise: str) -> str:
 
 
 def is_flat(group: Group) -> bool:
-    """Whether two or more rollouts of a group in which the model answered have rewards, all the same."""
+    """Whether a group has two or more rewards of rollouts in which the model answered, and all are equal."""
     rewards = [rollout.reward for rollout in group.scored if rollout.answered and rollout.reward is not None]
     return len(rewards) > 1 and len(set(rewards)) == 1
 
@@ -227,23 +231,23 @@ def _first_errors(failed: Sequence[Rollout]) -> dict[Outcome, str]:
     return first
 
 
-def _shares_by_task(rollouts: Sequence[Rollout], some: Sequence[Rollout]) -> dict[str, float]:
-    """The share that `some` have of each task's rollouts, where they have any."""
-    of_task = Counter(rollout.task_id for rollout in rollouts)
-    return {task_id: count / of_task[task_id] for task_id, count in Counter(one.task_id for one in some).items()}
+def _shares_by_task(rollouts: Sequence[Rollout], subset: Sequence[Rollout]) -> dict[str, float]:
+    """Return the share of each task's rollouts that are in `subset`, for tasks that have any."""
+    totals = Counter(rollout.task_id for rollout in rollouts)
+    return {task_id: count / totals[task_id] for task_id, count in Counter(one.task_id for one in subset).items()}
 
 
-def _counted(outcomes: Mapping[Outcome, int]) -> str:
+def _counts_text(outcomes: Mapping[Outcome, int]) -> str:
     return ", ".join(f"{count} {outcome.value}" for outcome, count in outcomes.items())
 
 
-def _user_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Mean of each metric over the rollouts that report it."""
+def _mean_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Return the mean of each metric over the rollouts that report it."""
     values: dict[str, list[float]] = defaultdict(list)
     for rollout in rollouts:
         for name, value in rollout.metrics.items():
             values[name].append(value)
-    return {name: fmean(found) for name, found in sorted(values.items())}
+    return {name: fmean(numbers) for name, numbers in sorted(values.items())}
 
 
 def _auxiliary_totals(rollouts: Sequence[Rollout]) -> dict[str, float]:
@@ -259,8 +263,8 @@ def _namespaced(name: str) -> str:
     return name if name.startswith((GATEWAY, AUXILIARY, JUDGE, WORKFLOW)) else f"{WORKFLOW}{name}"
 
 
-def given(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Of a rollout's metrics those that workflow and judge gave, under the name of who gave them."""
+def own_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics of a rollout that workflow and judge returned, with their prefix."""
     own = {name: value for name, value in metrics.items() if not name.startswith((GATEWAY, AUXILIARY))}
     return dict(sorted((_namespaced(name), value) for name, value in own.items()))
 

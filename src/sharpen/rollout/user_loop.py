@@ -1,14 +1,14 @@
-"""Where the user's code runs: a thread and an event loop of its own, which is watched, and replaced when it hangs.
+"""Runs the user's code on a separate thread and event loop, which is watched and replaced if it hangs.
 
-In: coroutine functions. Out: their results, or an error that says who blocked the loop, and where.
+In: coroutine functions. Out: their results, or an error that says which run blocked the loop, and where.
 
     caller ──start()──► current loop thread ──► Run.future
                               ▲ heartbeat
-                        watchdog thread: names what blocks; after the time limit abandons the loop and starts another
+                        watchdog thread: warns of blocking code; after the time limit abandons the loop, starts another
 
-Code that blocks (say `time.sleep` in an `async def`) cannot be cancelled by anybody. Its thread is left behind (a
-daemon: it cannot hold up the exit), its run ends with `LoopBlockedError`, the others that were on the loop with
-`LoopAbandonedError`: they are innocent, and can be started again.
+Blocking code (say `time.sleep` in an `async def`) cannot be cancelled. Its thread is abandoned (as a daemon, it does
+not delay the exit), and its run ends with `LoopBlockedError`. Other runs on the loop end with `LoopAbandonedError`:
+they did nothing wrong, and can be started again.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ P = TypeVar("P")
 GRACE_S = 0.5
 """How long a cancelled run may take to end."""
 WATCH_EVERY_S = 0.1
-"""How often the watchdog looks."""
+"""The interval of the watchdog's checks."""
 WARN_AFTER_S = 1.0
-"""A loop that is blocked for longer earns a warning."""
+"""A loop that is blocked for longer causes a warning."""
 
 owner: contextvars.ContextVar[Run | None] = contextvars.ContextVar("sharpen_run", default=None)
-"""The run that a piece of user code belongs to; tasks that it spawns inherit it."""
+"""The run that the current user code belongs to; tasks that it spawns inherit it."""
 
-never_ended: list[LoopThread] = []
-"""Closed loops whose tasks ignore their cancellation: kept, for a pending task must not be collected."""
+_unfinished_loops: list[LoopThread] = []
+"""Closed loops with tasks that ignore cancellation, kept because a pending task must not be garbage-collected."""
 
 
 class LoopBlockedError(RuntimeError):
@@ -63,8 +63,11 @@ class LoopAbandonedError(RuntimeError):
 
 
 class Run:
-    """One piece of user code on the loop. `started` and `future` resolve from the loop's thread. `misuse`: why it
-    fails, whatever its code makes of it, if it called another run's model, or another one called its own."""
+    """One run of user code on the loop. `started` and `future` resolve on the loop's thread.
+
+    `misuse` is the reason to fail the run regardless of its result: it called another run's model, or another run
+    called its own.
+    """
 
     def __init__(self, label: str, timeout_s: float) -> None:
         self.label = label
@@ -76,36 +79,36 @@ class Run:
         self.misuse: str | None = None
 
     def fail(self, reason: str) -> None:
-        """Let it fail; the first reason stays. From any thread."""
+        """Mark the run as failed; the first reason is kept. From any thread."""
         self.misuse = self.misuse or reason
 
     def overdue(self, now: float) -> bool:
-        """Whether its time limit, and the grace to end after it, have passed."""
+        """Whether the run's time limit and half its grace period have passed."""
         return self.started.done() and now > self.started.result() + self.timeout_s + GRACE_S / 2
 
     def resolve(self, *, result: Any = None, error: BaseException | None = None) -> None:
-        """Set the outcome, unless it has one."""
+        """Set the result or error, unless one is already set."""
         try:
             if error is not None:
                 self.future.set_exception(error)
             else:
                 self.future.set_result(result)
         except InvalidStateError:
-            pass  # abandoned before, and ended after all
+            pass  # an abandoned run that ended later
 
 
 def context_of(run: Run) -> contextvars.Context:
-    """A context in which code belongs to this run."""
+    """Return a context in which code belongs to this run."""
     context = contextvars.copy_context()
     context.run(owner.set, run)
     return context
 
 
 class DaemonThreads(ThreadPoolExecutor):
-    """What `asyncio.to_thread` uses: a daemon thread for each piece of work.
+    """The executor of `asyncio.to_thread`: a new daemon thread for each call.
 
-    A pool's threads are waited for at exit, so that a workflow that never returns would keep the process alive; and a
-    pool has few threads, so that blocking agents would run one after another.
+    An ordinary pool's threads are joined at exit, so a workflow that never returns would keep the process alive. A pool
+    also has few threads, so blocking agents would run one after another.
     """
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
@@ -116,7 +119,7 @@ class DaemonThreads(ThreadPoolExecutor):
                 return
             try:
                 future.set_result(fn(*args, **kwargs))
-            except BaseException as error:  # handed to whoever awaits the work
+            except BaseException as error:  # raised where the work is awaited
                 future.set_exception(error)
 
         threading.Thread(target=work, name="sharpen-blocking-code", daemon=True).start()
@@ -124,7 +127,7 @@ class DaemonThreads(ThreadPoolExecutor):
 
 
 class LoopThread:
-    """One thread that runs one event loop, and who owns each task on it."""
+    """One thread that runs one event loop, with the owner of each task on it."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -143,28 +146,28 @@ class LoopThread:
         self.loop.call_soon_threadsafe(self._begin, run, code)
 
     def beat(self) -> None:
-        """Ask the loop for a sign of life."""
+        """Send the loop a heartbeat, which it answers unless it is blocked."""
         self.beat_pending = True
         self.loop.call_soon_threadsafe(self._answer)
 
-    def doing(self) -> tuple[Any, Run | None, str | None]:
-        """What the loop's thread is in right now: the task, its run, and the place; (None, None, None) when idle."""
+    def current_activity(self) -> tuple[Any, Run | None, str | None]:
+        """Return the task that the loop's thread runs now, its run, and its place; (None, None, None) if idle."""
         task = asyncio.current_task(self.loop)
         place = place_of_frame(sys._current_frames().get(self.thread.ident or 0), user_only=task is None)
         return task, self._owners.get(task) if task is not None else None, place
 
     def importing(self) -> str | None:
-        """The module that the loop's thread is importing right now."""
+        """Return the module that the loop's thread is importing now, if any."""
         return imported_by(sys._current_frames().get(self.thread.ident or 0))
 
     def cpu_s(self) -> float | None:
-        """Seconds that the loop's thread has computed; None where the system does not say."""
+        """Return the CPU seconds of the loop's thread; None if the system does not report them."""
         if not hasattr(time, "pthread_getcpuclockid") or self.thread.ident is None or not self.thread.is_alive():
             return None
         return time.clock_gettime(time.pthread_getcpuclockid(self.thread.ident))
 
     def stop(self) -> None:
-        """Cancel what runs and end the thread, as soon as it gets to it."""
+        """Cancel all tasks and end the thread, once the loop is not blocked."""
         self._stopping = True
         self.loop.call_soon_threadsafe(self.loop.stop)
 
@@ -178,7 +181,7 @@ class LoopThread:
         run.started.set_result(time.monotonic())
         try:
             run.resolve(result=await code())
-        except BaseException as error:  # whatever the user's code raises, SystemExit included, is this run's outcome
+        except BaseException as error:  # whatever the user's code raises, even SystemExit, is this run's outcome
             run.resolve(error=error)
 
     def _make_task(self, loop: asyncio.AbstractEventLoop, coro: Any, **arguments: Any) -> asyncio.Task[Any]:
@@ -196,43 +199,47 @@ class LoopThread:
             try:
                 self.loop.run_forever()
             except (SystemExit, KeyboardInterrupt) as error:  # from a task that the user's code spawned
-                log.warning("user code called for the end of the process (%r): ignored", error)
+                log.warning("user code tried to end the process (%r): ignored", error)
         remaining = asyncio.all_tasks(self.loop)
         for task in remaining:
             task.cancel()
         if remaining:
             self.loop.run_until_complete(asyncio.wait(remaining, timeout=GRACE_S))
         if asyncio.all_tasks(self.loop):
-            never_ended.append(self)
+            _unfinished_loops.append(self)
             return
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         self.loop.close()
 
 
-class Suspicion:
-    """For how long the loop has been in one thing, as the watchdog may say it. Time in which the watchdog itself did
-    not get its turn, and the loop's thread did not compute either, belongs to neither: the machine was busy elsewhere.
+class BlockTimer:
+    """Measures how long the loop has been in the same activity.
+
+    Time in which neither the watchdog nor the loop's thread got any CPU does not count: the machine was busy elsewhere.
     """
 
     def __init__(self) -> None:
-        self.what: Any = None
+        self.activity: Any = None
         self._since = self._looked = 0.0
         self._cpu_s: float | None = None
 
-    def look(self, what: Any, now: float, cpu_s: float | None) -> float:
-        """Seconds; `what` the loop is in now (None: nothing), `cpu_s` that its thread has computed so far, if known."""
+    def update(self, activity: Any, now: float, cpu_s: float | None) -> float:
+        """Record the loop's activity (None: idle) and its thread's total CPU seconds (None: unknown) at time `now`.
+
+        Return the seconds since the activity began.
+        """
         late = now - self._looked - 2 * WATCH_EVERY_S
         computed = late if cpu_s is None or self._cpu_s is None else max(0.0, cpu_s - self._cpu_s)
         self._looked, self._cpu_s = now, cpu_s
-        if what is None or what != self.what:
-            self.what, self._since = what, now
+        if activity is None or activity != self.activity:
+            self.activity, self._since = activity, now
         elif late > 0.0:
             self._since += max(0.0, late - computed)
         return now - self._since
 
 
 class UserLoop:
-    """Runs user code on a loop thread of its own and replaces the thread when user code hangs it."""
+    """Runs user code on a loop thread, which is replaced if user code blocks it."""
 
     def __init__(self, *, warn_after_s: float = WARN_AFTER_S) -> None:
         self._warn_after_s = warn_after_s
@@ -240,28 +247,28 @@ class UserLoop:
         self._current = LoopThread()
         self._warned: set[str] = set()
         self._closed = threading.Event()
-        self._suspect = Suspicion()
+        self._block_timer = BlockTimer()
         self._watchdog = threading.Thread(target=self._watch, name="sharpen-watchdog", daemon=True)
         self._watchdog.start()
 
     def start(self, run: Run, code: Callable[[], Coroutine[Any, Any, Any]]) -> None:
-        """Run a coroutine function. The run's time limit is only what the watchdog measures blocking code by."""
+        """Start a coroutine function. The run's time limit is enforced here for blocking code only."""
         with self._lock:
             self._current.start(run, code)
 
     def cancel(self, run: Run) -> None:
-        """Ask a run to end. Code that blocks the loop, or swallows the cancellation, does not."""
+        """Cancel a run. Code that blocks the loop, or catches the cancellation, is not stopped."""
         run.cancelled = True
         task = run.task
         if task is not None:
             task.get_loop().call_soon_threadsafe(task.cancel)
 
     def is_blocked(self) -> bool:
-        """Whether the loop has not answered the watchdog's last look."""
-        return self._suspect.what is not None
+        """Whether the loop had not answered at the watchdog's last check."""
+        return self._block_timer.activity is not None
 
     def close(self) -> None:
-        """Cancel everything and end the threads; what hangs is left behind as a daemon."""
+        """Cancel everything and end the threads. A thread that hangs is left as a daemon."""
         self._closed.set()
         self._watchdog.join()
         with self._lock:
@@ -273,18 +280,18 @@ class UserLoop:
 
     def _watch(self) -> None:
         while not self._closed.wait(WATCH_EVERY_S):
-            self._look(time.monotonic())
+            self._check(time.monotonic())
 
-    def _look(self, now: float) -> None:
-        """One look of the watchdog: the same task on the loop since an unanswered heartbeat is a block."""
+    def _check(self, now: float) -> None:
+        """Check once: the loop is blocked if it has been in the same task since an unanswered heartbeat."""
         current = self._current
         if not current.beat_pending:
-            self._suspect.look(None, now, current.cpu_s())
+            self._block_timer.update(None, now, current.cpu_s())
             current.beat()
             return
-        task, run, place = current.doing()
-        blocked_s = self._suspect.look(task if task is not None else place, now, current.cpu_s())
-        if self._suspect.what is None or not blocked_s:
+        task, run, place = current.current_activity()
+        blocked_s = self._block_timer.update(task if task is not None else place, now, current.cpu_s())
+        if self._block_timer.activity is None or not blocked_s:
             return
         if blocked_s < self._warn_after_s and not (run is not None and run.overdue(now)):
             return
@@ -295,13 +302,13 @@ class UserLoop:
 
     def _warn(self, run: Run | None, place: str | None, blocked_s: float, module: str | None) -> None:
         where = place or "code that cannot be seen from Python"
-        if (what := f"{where} {module}") in self._warned:
+        if (key := f"{where} {module}") in self._warned:
             return
-        self._warned.add(what)
+        self._warned.add(key)
         if module is not None:
             log.warning(
-                "%s imports %s for the first time (%.1f s so far, rollout %s): all rollouts wait for it, this once. "
-                "Import it where your module begins",
+                "%s imports %s for the first time (%.1f s so far, rollout %s): all rollouts wait for it once. "
+                "Import it at the top of your module",
                 where,
                 module,
                 blocked_s,
@@ -319,11 +326,11 @@ class UserLoop:
     def _abandon(self, hung: LoopThread, culprit: Run | None, place: str | None) -> None:
         with self._lock:
             self._current = LoopThread()
-        self._suspect = Suspicion()
+        self._block_timer = BlockTimer()
         where = place or "code that cannot be seen from Python"
         known = culprit is not None and not culprit.future.done()
         name = culprit.label if culprit is not None else "unknown"
-        log.warning("%s (rollout %s) blocked the event loop past the time limit: a new loop goes on", where, name)
+        log.warning("%s (rollout %s) blocked the event loop past the time limit: a new loop takes over", where, name)
         hung.stop()
         for run in tuple(hung.runs):
             if run is culprit:

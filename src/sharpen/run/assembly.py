@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sharpen.config.load import ResolvedConfig, value_leaves
+from sharpen.config.run import RunConfig
 from sharpen.decide import decide
 from sharpen.errors import ConfigError
 from sharpen.execution.place import Serving
@@ -27,11 +28,12 @@ from sharpen.monitor.metrics import Monitor, open_monitor
 from sharpen.monitor.stream import lasting_output
 from sharpen.monitor.summary import process_seconds
 from sharpen.recipe import RolloutRecipe, RowRecipe, TrainingJob
-from sharpen.run.data import read_tasks
+from sharpen.run.data import read_expert_only, read_tasks
 from sharpen.run.expert import ExpertRows, make_expert_rows
 from sharpen.run.forecast import before_run
-from sharpen.run.identity import model_identity, rows_identity
+from sharpen.run.identity import Identity, model_identity, rows_identity
 from sharpen.run.progress import Progress
+from sharpen.run.receiver import Inbox, open_inbox
 from sharpen.run.transcripts import Transcripts
 from sharpen.supervised.data import make_tutor, read_data
 from sharpen.tasks.data import RunData
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
     from sharpen.run.directory import RunDirectory
     from sharpen.run.evaluation import Evaluator
     from sharpen.run.loop import Loop
-    from sharpen.run.rollouts import RolloutSource
+    from sharpen.run.rollouts import RolloutSource, Supply
     from sharpen.run.rows import RowSource
     from sharpen.supervised.held_out import HeldOut
     from sharpen.supervised.lessons import Tutor
@@ -70,7 +72,8 @@ class Site:
 
     job: TrainingJob
     data: RunData
-    order: Order
+    order: Order | None
+    inbox: Inbox | None
     total_steps: int
     directory: RunDirectory
     display: Display
@@ -86,6 +89,11 @@ def open_loop(
 ) -> Iterator[tuple[Loop, Site]]:
     """Check the configuration, build the run's parts and close them at the end. Training has not begun when this
     yields. Raises what `tune()` raises."""
+    if resolved.config.mode == "explore":
+        raise ConfigError(
+            "mode is 'explore', which trains nothing: `sharpen run --config FILE` explores, with the agent named in "
+            "the file as `workflow: agent.py:run`"
+        )
     if resolved.evaluate_only:
         raise ConfigError(
             f"{config_path}: mode is 'bench', which evaluates and does not train: use `sharpen eval --config "
@@ -104,7 +112,7 @@ def open_loop(
             job,
             total_steps=site.total_steps,
             ranks=None if place is None else place.ranks,
-            probe=_probe(job, serving, data),
+            probe=_probe(site, serving),
         )
         stack.callback(trainer.close)
         stack.enter_context(stop_signals())  # again: Ray installs its own handlers when it starts
@@ -125,18 +133,17 @@ def open_site(resolved: ResolvedConfig, config_path: Path | None, job: TrainingJ
     rows = {"train_dataset": data.training, "held_out": data.held_out, "expert": data.expert}
     identities = {name: rows_identity(some) for name, some in rows.items() if some}
     identities["model"] = model_identity(job.folder)
-    order = make_order(data.training, config.sampling, seed=config.seed, batch_size=config.algorithm.batch_size)
-    total_steps = config.train_dataset.total_steps or order.num_batches(config.train_dataset.total_epochs)
-    with (
-        open_run_directory(resolved, config_path, identities, data.training) as directory,
-        stop_signals(),
-        lasting_output(),
-        contextlib.closing(Display(total_steps, sys.stdout)) as display,
-        contextlib.closing(Transcripts(directory.evaluations)) as transcripts,
-    ):
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(open_run_directory(resolved, config_path, identities, data.training))
+        stack.enter_context(stop_signals())
+        stack.enter_context(lasting_output())
+        order, inbox, total_steps = _open_supply(config, data, directory.path, identities["model"])
+        display = stack.enter_context(contextlib.closing(Display(total_steps, sys.stdout)))
+        transcripts = stack.enter_context(contextlib.closing(Transcripts(directory.evaluations)))
         for line in (
             *resolved.notices,
             *resolved.overrides,
+            *job.notices,
             *directory.notes,
             *_unused_settings(resolved, job),
             *data.messages,
@@ -148,11 +155,26 @@ def open_site(resolved: ResolvedConfig, config_path: Path | None, job: TrainingJ
             job=job,
             data=data,
             order=order,
+            inbox=inbox,
             total_steps=total_steps,
             directory=directory,
             display=display,
             transcripts=transcripts,
         )
+
+
+def _open_supply(
+    config: RunConfig, data: RunData, run_dir: Path, model: Identity
+) -> tuple[Order | None, Inbox | None, int]:
+    """Return the order of the training set, or the inbox of a trainer whose explorer has that order; and the steps of
+    the run."""
+    if config.mode == "train":
+        inbox = open_inbox(config, run_dir, model, lambda line: print(line, flush=True))
+        there = inbox.announcement.total_steps
+        return None, inbox, min(config.train_dataset.total_steps or there, there)
+    order = make_order(data.training, config.sampling, seed=config.seed, batch_size=config.algorithm.batch_size)
+    total_steps = config.train_dataset.total_steps or order.num_batches(config.train_dataset.total_epochs)
+    return order, None, total_steps
 
 
 def assemble(site: Site, serving: Serving | None, trainer: AnyTrainer) -> Loop:
@@ -176,7 +198,6 @@ def assemble(site: Site, serving: Serving | None, trainer: AnyTrainer) -> Loop:
     monitor, held_out = _monitor(site, progress.step), None
     source: RolloutSource | RowSource
     if isinstance(recipe, RolloutRecipe):
-        assert serving is not None
         source = _rollouts(site, recipe, serving, trainer, journal, progress, expert)
     else:
         source = _rows(site, recipe, serving, trainer, journal)
@@ -200,7 +221,7 @@ def assemble(site: Site, serving: Serving | None, trainer: AnyTrainer) -> Loop:
 
 def _read_data(job: TrainingJob) -> RunData:
     if isinstance(job.recipe, RolloutRecipe):
-        return read_tasks(job.recipe)
+        return read_tasks(job.recipe) if job.config.mode == "both" else read_expert_only(job.recipe)
     return read_data(job.config, job.recipe.algorithm, job.workflow is not None)
 
 
@@ -213,19 +234,23 @@ def _unused_settings(resolved: ResolvedConfig, job: TrainingJob) -> list[str]:
     return [f"without effect in {job.recipe.algorithm.name}: {', '.join(idle)}"] if idle else []
 
 
-def _probe(job: TrainingJob, serving: Serving | None, data: RunData) -> Sequence[Experience]:
+def _probe(site: Site, serving: Serving | None) -> Sequence[Experience]:
     """Return calls of the untrained engine, to compare the trainer with; none for a run that learns from rows."""
-    if serving is None or isinstance(job.recipe, RowRecipe):
+    if site.inbox is not None:
+        return site.inbox.announcement.probe
+    if serving is None or isinstance(site.job.recipe, RowRecipe):
         return ()
-    return probe_at_start(job.config, serving, data.training)
+    return probe_at_start(site.job.config, serving, site.data.training)
 
 
 def _restore(site: Site, serving: Serving | None, trainer: AnyTrainer, expert: ExpertRows | None) -> Progress:
     """Restore every part that has a state from the checkpoint, and return how far the run is."""
     if site.directory.checkpoint is None:
-        return Progress(order=site.order.state(), expert={} if expert is None else expert.state())
+        order = {} if site.order is None else site.order.state()
+        return Progress(order=order, expert={} if expert is None else expert.state())
     progress = Progress.from_json(trainer.restore(site.directory.checkpoint))
-    site.order.restore(progress.order)
+    if site.order is not None:
+        site.order.restore(progress.order)
     if expert is not None:
         expert.restore(progress.expert)
     if serving is not None:
@@ -235,11 +260,11 @@ def _restore(site: Site, serving: Serving | None, trainer: AnyTrainer, expert: E
 
 def _connect_weights(site: Site, serving: Serving | None, trainer: AnyTrainer, step: int) -> None:
     """Choose how the trainer's weights reach the engine, and serve the weights of a continued run."""
-    from sharpen.execution.shared_weights import publish_adapters_alone, share_weights
+    from sharpen.execution.shared_weights import publish_unmerged_adapters, share_weights
 
     recipe = site.job.recipe
     if serving is not None:
-        publish_adapters_alone(serving.engine, trainer)
+        publish_unmerged_adapters(serving.engine, trainer)
         if isinstance(recipe, RolloutRecipe) and not recipe.overlaps:
             share_weights(serving.engine, trainer)
     if site.directory.checkpoint is not None:
@@ -253,7 +278,7 @@ def _connect_weights(site: Site, serving: Serving | None, trainer: AnyTrainer, s
 def _rollouts(
     site: Site,
     recipe: RolloutRecipe,
-    serving: Serving,
+    serving: Serving | None,
     trainer: AnyTrainer,
     journal: Journal,
     progress: Progress,
@@ -261,15 +286,49 @@ def _rollouts(
 ) -> RolloutSource:
     from sharpen.diagnose.diagnosis import Watch
     from sharpen.experience.replay import Replay
-    from sharpen.run.explorer import Explorer
     from sharpen.run.rollouts import RolloutSource
 
     replay = None if recipe.replay is None else Replay(recipe.replay)
     if replay is not None and site.directory.checkpoint is not None:
         replay.restore(site.directory.journal, recipe.algorithm, step=progress.step, version=trainer.version)
-    if recipe.overlaps:
+    if recipe.overlaps and site.inbox is None:
         site.display.message(recipe.schedule.line)
-    explorer = Explorer(
+    return RolloutSource(
+        recipe=recipe,
+        serving=serving,
+        trainer=trainer,
+        supply=_supply(site, recipe, serving, trainer, progress),
+        journal=journal,
+        display=site.display,
+        watch=Watch(recipe),
+        expert=expert,
+        replay=replay,
+    )
+
+
+def _supply(
+    site: Site, recipe: RolloutRecipe, serving: Serving | None, trainer: AnyTrainer, progress: Progress
+) -> Supply:
+    from sharpen.run.explorer import Explorer
+    from sharpen.run.receiver import Receiver
+
+    if site.inbox is not None:
+        bound = recipe.config.sync.max_staleness
+        age = (
+            "of any age (sync.max_staleness bounds it)" if bound is None else f"at most {bound} policy versions behind"
+        )
+        site.display.message(f"rollouts come from {site.inbox.folder}, {age}")
+        return Receiver(
+            site.inbox,
+            recipe.schedule,
+            total_steps=site.total_steps,
+            display=site.display,
+            trainer=trainer,
+            trained=progress.step,
+        )
+    assert serving is not None
+    assert site.order is not None
+    return Explorer(
         recipe,
         serving=serving,
         tasks=site.data.training,
@@ -280,17 +339,6 @@ def _rollouts(
         version=trainer.version,
         drawn=progress.drawn,
     )
-    return RolloutSource(
-        recipe=recipe,
-        serving=serving,
-        trainer=trainer,
-        explorer=explorer,
-        journal=journal,
-        display=site.display,
-        watch=Watch(recipe),
-        expert=expert,
-        replay=replay,
-    )
 
 
 def _rows(site: Site, recipe: RowRecipe, serving: Serving | None, trainer: AnyTrainer, journal: Journal) -> RowSource:
@@ -300,6 +348,7 @@ def _rows(site: Site, recipe: RowRecipe, serving: Serving | None, trainer: AnyTr
         if serving is not None:
             serving.publish(trainer.version, trainer.state_tensors())
 
+    assert site.order is not None
     return RowSource(
         recipe=recipe,
         rows=site.data.training,

@@ -53,9 +53,8 @@ def check_first(loop: Loop, site: Site) -> None:
     """Check a new run on a few tasks and print the findings. Raises `RolloutError` if every rollout failed,
     `NoSignalError` if no call can be trained, or if all rewards were equal and `check.stop_without_signal` is on."""
     recipe, settings = site.job.recipe, site.job.config.check
-    if isinstance(recipe, RowRecipe) or not settings.enabled or loop.progress.step:
+    if isinstance(recipe, RowRecipe) or loop.serving is None or not settings.enabled or loop.progress.step:
         return
-    assert loop.serving is not None
     report = _run_check(recipe, loop.serving, site.data.training[: settings.num_tasks], version=loop.trainer.version)
     for line in _summary_lines(report):
         site.display.message(line)

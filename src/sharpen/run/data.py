@@ -15,6 +15,12 @@ from sharpen.tasks.source import load_tasks
 from sharpen.types import Task
 
 
+def read_expert_only(recipe: RolloutRecipe) -> RunData:
+    """What a trainer reads itself whose tasks are the explorer's: an expert's rows, if there are any."""
+    line = "mode train: tasks, agent and judge are the explorer's; nothing is evaluated here (sharpen eval does that)"
+    return RunData(training=(), expert=read_expert_rows(recipe.config, recipe.algorithm), messages=(line,))
+
+
 def read_tasks(recipe: RolloutRecipe) -> RunData:
     """Read the datasets and split off the held-out tasks."""
     config = recipe.config
@@ -23,13 +29,13 @@ def read_tasks(recipe: RolloutRecipe) -> RunData:
     held_out: Sequence[Task] = ()
     if config.eval_dataset is not None:
         held_out = load_tasks(config.eval_dataset)
-    elif config.evaluation.hold_out:
-        training, held = hold_out(len(tasks), config.seed)
+    elif config.evaluation.hold_out and config.mode == "both":  # an explorer evaluates nothing
+        num_tasks = len(tasks)
+        tasks, held_out = hold_out(tasks, config.seed)
         messages = (
-            f"no eval_dataset: {len(held)} of {len(tasks)} tasks are held out for the before/after table "
+            f"no eval_dataset: {len(held_out)} of {num_tasks} tasks are held out for the before/after table "
             "(evaluation.hold_out: false trains on all)",
         )
-        held_out, tasks = [tasks[index] for index in held], [tasks[index] for index in training]
     return RunData(
         training=tasks,
         tasks=held_out[: config.evaluation.max_tasks],

@@ -18,14 +18,14 @@ from typing import Any
 
 from sharpen.compat.agentscope import silent_agents
 from sharpen.config.load import ResolvedConfig, write_resolved
-from sharpen.config.run import RunConfig
-from sharpen.decide import decide_evaluation
+from sharpen.config.run import HELD_OUT, RunConfig
+from sharpen.decide import decide_evaluation, fit_to_machine
 from sharpen.errors import ConfigError, RolloutError
 from sharpen.execution.auxiliary.models import AuxiliaryModels
 from sharpen.execution.auxiliary.remote import RemoteModel
 from sharpen.execution.auxiliary.settings import check_auxiliary_models
 from sharpen.execution.serving import ServingThread
-from sharpen.execution.sessions import opener
+from sharpen.execution.sessions import opener, own_arguments
 from sharpen.execution.start import start_serving
 from sharpen.experience.journal import Journal
 from sharpen.experience.records import EVALUATIONS
@@ -36,11 +36,10 @@ from sharpen.rollout.attempt import UserFunctions
 from sharpen.rollout.in_process import InProcess, Opener
 from sharpen.rollout.retries import fails_its_task
 from sharpen.rollout.runner import RolloutRunner
-from sharpen.rollout.statistics import RolloutStatistics, given, summarize, without_calls
+from sharpen.rollout.statistics import RolloutStatistics, own_metrics, summarize, without_calls_note
 from sharpen.tasks.source import load_tasks
 from sharpen.types import Group, Mode, Outcome, Rollout, Task
 
-HELD_OUT = "held-out"
 Progress = Callable[[str, int, int], None]
 """Called with the name of the evaluation, the rollouts done and their total."""
 
@@ -64,11 +63,12 @@ class Evaluator:
     def evaluate(self, version: int, *, name: str, with_further: bool) -> Evaluation:
         """Evaluate the weights that are served now, of policy `version`. Raises `RolloutError` if no task could be
         evaluated, `ConfigError` if the workflow gives no reward."""
-        held_out = self._evaluate_tasks(self.tasks, version, name)
+        held_out = self._evaluate_tasks(_in_set(self.tasks, HELD_OUT), version, name)
         further = {}
         if with_further:
             further = {
-                key: self._evaluate_tasks(tasks, version, f"{name}, {key}") for key, tasks in self.further.items()
+                key: self._evaluate_tasks(_in_set(tasks, key), version, f"{name}, {key}")
+                for key, tasks in self.further.items()
             }
         return replace(held_out, further=further)
 
@@ -155,10 +155,15 @@ class Evaluator:
         most = self.config.evaluation.max_without_calls
         if found.num_without_calls > most * found.num_rollouts:
             idle = "a cache answers in the model's place, or the workflow does not use the model that it is given"
-            yield f"{without_calls(found, idle)} (evaluation.max_without_calls is {most:g})"
+            yield f"{without_calls_note(found, idle)} (evaluation.max_without_calls is {most:g})"
         most = self.config.rollout.max_excluded_share
         if left_out > most * found.num_rollouts:
             yield f"{left_out} of {found.num_rollouts} tasks were left out (rollout.max_excluded_share is {most:g})"
+
+
+def _in_set(tasks: Sequence[Task], name: str) -> list[Task]:
+    """The tasks, each with the name of its evaluation set."""
+    return [replace(task, task_set=name) for task in tasks]
 
 
 def evaluate(
@@ -179,12 +184,17 @@ def evaluate(
     config = resolved.config
     job = None if endpoint is not None else decide_evaluation(config, workflow, judge)
     if job is None:
+        config, notices = fit_to_machine(config)
         check_auxiliary_models(config)
+    else:
+        config, notices = job.config, job.notices
     tasks = load_tasks(config.eval_dataset or config.train_dataset)[: config.evaluation.max_tasks]
     further = {name: load_tasks(dataset) for name, dataset in config.evaluation.further.items()}
     display = Display(0, sys.stdout)
     with contextlib.ExitStack() as stack:
         stack.callback(display.close)
+        for line in notices:
+            display.message(line)
         runner: RolloutRunner
         modes: Mapping[Mode, Opener]
         if job is not None:
@@ -194,10 +204,7 @@ def evaluate(
             runner, modes = serving.runner, serving.modes
         else:
             assert endpoint is not None
-            functions = UserFunctions(
-                workflow, judge, config.workflow_args, model_exceptions=config.rollout.model_exceptions
-            )
-            runner, modes = _endpoint_runner(config, functions, endpoint, stack)
+            runner, modes = _endpoint_runner(config, workflow, judge, endpoint, stack)
         evaluator = Evaluator(
             config=config,
             runner=runner,
@@ -217,9 +224,20 @@ def evaluate(
 
 
 def _endpoint_runner(
-    config: RunConfig, functions: UserFunctions, endpoint: Mapping[str, str], stack: contextlib.ExitStack
+    config: RunConfig,
+    workflow: Callable[..., Any],
+    judge: Callable[..., Any] | None,
+    endpoint: Mapping[str, str],
+    stack: contextlib.ExitStack,
 ) -> tuple[RolloutRunner, Mapping[Mode, Opener]]:
     """Return a runner whose policy is an endpoint, and its modes; `stack` closes them."""
+    functions = UserFunctions(
+        workflow,
+        judge,
+        config.workflow_args,
+        own_arguments=own_arguments(config),
+        model_exceptions=config.rollout.model_exceptions,
+    )
     stack.enter_context(silent_agents())
     thread = ServingThread()
     stack.callback(thread.close)
@@ -234,7 +252,8 @@ def _endpoint_runner(
     stack.callback(policy.close)
     open_sampled = opener(policy.open, auxiliary)
     attempts = InProcess(functions, config.rollout.timeout_s)
-    runner = RolloutRunner(attempts, open_sampled, config.rollout, 1, config.seed)
+    whole_groups = functions.whole_groups
+    runner = RolloutRunner(attempts, open_sampled, config.rollout, 1, config.seed, whole_groups=whole_groups)
     stack.callback(runner.close)
     return runner, {"sampled": open_sampled}
 
@@ -290,7 +309,7 @@ def metrics_by_task(groups: Sequence[Group]) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, list[float]]] = {}
     for group in groups:
         for rollout in group.rollouts:
-            for name, value in given(rollout.metrics).items():
+            for name, value in own_metrics(rollout.metrics).items():
                 found.setdefault(name, {}).setdefault(group.task.id, []).append(value)
     return {name: {task: fmean(values) for task, values in found[name].items()} for name in sorted(found)}
 

@@ -86,7 +86,7 @@ class Explorer:
         self._times: dict[str, float] = defaultdict(float)
         self._generated_s = serving.generating_s()
 
-    def gather(self, trainer: AnyTrainer) -> StepRollouts:
+    def gather(self, trainer: AnyTrainer | None = None) -> StepRollouts:
         """Start the batches that may start, wait for the batch of the next step, and replace groups that cannot train
         by further tasks where refill is on. Ctrl-C cancels that batch."""
         self._generated_s = self._serving.generating_s()
@@ -94,6 +94,7 @@ class Explorer:
             if action is Action.BEGIN:
                 self._begin()
             elif action is Action.SYNC:
+                assert trainer is not None, "the schedule asks for weights of nobody"
                 self._sync(trainer)
             else:
                 self._wait()
@@ -104,7 +105,7 @@ class Explorer:
                 self._collect,
                 lambda group: left_out(group, self._algorithm) is None,
                 batch_size=batch_size,
-                most=self._algorithm.most_further(batch_size),
+                max_refill_tasks=self._algorithm.most_further(batch_size),
                 check=lambda groups: check_excluded(groups, share),
             )
         self._flights.popleft()

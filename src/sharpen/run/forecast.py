@@ -35,7 +35,7 @@ def before_run(job: TrainingJob, run_dir: Path) -> Iterator[str]:
     earlier run measured them. Raises `ConfigError` if memory is certain to be short."""
     from sharpen.plan.predict import plan
     from sharpen.plan.record import write_plan
-    from sharpen.plan.timing import of_last_run
+    from sharpen.plan.timing import last_step_time
     from sharpen.plan.workload import expected
 
     config = job.config
@@ -46,7 +46,7 @@ def before_run(job: TrainingJob, run_dir: Path) -> Iterator[str]:
             return
         if short:
             raise ConfigError(f"{short}: `sharpen plan` shows which changes make it fit")
-        time = of_last_run(config, case.hardware, run_dir.parent.iterdir())
+        time = last_step_time(config, case.hardware, run_dir.parent.iterdir())
         found = plan(case, time=time, suggests=False)
         write_plan(run_dir, {"before": found.to_json()})
     except ModelError as error:

@@ -137,11 +137,11 @@ def _candidates(loop: Loop, site: Site, measure: str) -> Candidates[Any]:
     assert latest is not None, "the last step is always saved"
     earlier = None
     if best is not None and at_best is not None and at_best != latest:
-        earlier = Checkpoint(step=step_of(at_best), folder=at_best, found=best)
+        earlier = Checkpoint(step=step_of(at_best), folder=at_best, result=best)
     return Candidates(
         original=site.job.config.model.model_path,
         before=before,
-        last=Checkpoint(step=step_of(latest), folder=latest, found=after),
+        last=Checkpoint(step=step_of(latest), folder=latest, result=after),
         best=earlier,
         num_earlier=max(1, progress.num_evaluated - (after is not None)),
     )

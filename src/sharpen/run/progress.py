@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sharpen.monitor.statistics import Evaluation, evaluation_from_json, evaluation_to_json
-from sharpen.monitor.verdict import RowLosses, is_best, is_least
+from sharpen.monitor.verdict import RowLosses, is_best, is_best_loss
 from sharpen.types import Mode
 
 _MEASURED = ("before", "after", "best")
@@ -31,7 +31,7 @@ class Measurement:
         if self.rewards is not None:
             return is_best(self.rewards, best.rewards, before.rewards, decided_by)
         assert self.rows is not None
-        return is_least(self.rows, best.rows, before.rows)
+        return is_best_loss(self.rows, best.rows, before.rows)
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON."""

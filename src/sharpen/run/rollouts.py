@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -27,14 +28,13 @@ from sharpen.experience.replay import Replay, ReplayGroup, mixed, probe
 from sharpen.monitor.display import Display
 from sharpen.recipe import RolloutRecipe
 from sharpen.rollout.refill import StepRollouts, num_sampled_tokens
-from sharpen.rollout.statistics import OF_USER, check_excluded, summarize
+from sharpen.rollout.statistics import USER_PREFIXES, check_excluded, summarize
 from sharpen.run.expert import ExpertRows
-from sharpen.run.explorer import Explorer
 from sharpen.run.progress import Progress
 from sharpen.run.source import StepOutcome, record_checks
-from sharpen.sync.schedule import what_ages
+from sharpen.sync.schedule import staleness_settings
 from sharpen.trainer.measured import StepMetrics
-from sharpen.types import Check, Group
+from sharpen.types import Check, Experience, Group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +60,43 @@ class _Step:
         return [batch for batch in self.batches if batch.experiences or batch.experts]
 
 
+class Supply(Protocol):
+    """Where a step's rollouts come from: `run.explorer` in this process, or through `run.receiver` from another one."""
+
+    def gather(self, trainer: AnyTrainer) -> StepRollouts:
+        """Return the groups of the next step."""
+
+    def settle(self, trainer: AnyTrainer) -> None:
+        """The step has trained: move the weights, if they are due."""
+
+    def serve_latest(self, trainer: AnyTrainer) -> None:
+        """Make the engine, if there is one here, serve the trainer's weights."""
+
+    def probe(self) -> tuple[Experience, ...]:
+        """Return calls of the engine since the last sync, to compare the trainer with."""
+
+    def position(self) -> tuple[dict[str, Any], list[list[int]]]:
+        """Return what a resumed run needs: the order's state, and the tasks of each unfinished batch."""
+
+    def take_times(self) -> dict[str, float]:
+        """Return the seconds of the step by name: rollout, generate, wait, drain, idle, sync."""
+
+    @property
+    def num_ahead(self) -> int:
+        """How many batches are begun, or ready, beyond the present one."""
+
+    def close(self) -> None:
+        """Cancel what is in flight."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSource:
     """Satisfies `run.source.Source`."""
 
     recipe: RolloutRecipe
-    serving: Serving
+    serving: Serving | None
     trainer: AnyTrainer
-    explorer: Explorer
+    supply: Supply
     journal: Journal
     display: Display
     watch: Watch
@@ -76,7 +105,7 @@ class RolloutSource:
 
     def gather(self, progress: Progress) -> StepRollouts:
         """Return the groups of the next batch, whose rollouts may have been started ahead."""
-        return self.explorer.gather(self.trainer)
+        return self.supply.gather(self.trainer)
 
     def train(self, gathered: StepRollouts, progress: Progress) -> StepOutcome:
         """Train on the groups and sync the weights if they are due. Raises as `Trainer.train_step`, and
@@ -85,28 +114,28 @@ class RolloutSource:
         self.display.doing("training")
         step = self._draw(gathered, progress.step + 1)
         checks = self._certify(step)
-        compared = self.explorer.probe() or (probe(step.fresh, step.version) if step.replayed else ())
+        compared = self.supply.probe() or (probe(step.fresh, step.version) if step.replayed else ())
         trained = self.trainer.train_step(step.training, step=step.number, probe=compared) if step.training else None
         train_s = time.perf_counter() - began
         failure: BaseException | None = None
         try:
             if self.replay is not None:
                 self.replay.keep(step.groups, step.batches)
-            self.explorer.settle(self.trainer)
+            self.supply.settle(self.trainer)
         except BaseException as error:  # the step has trained, so it is recorded before this is raised
             failure = error
         self.display.doing("")
-        outcome = self._outcome(step, checks, trained, {"train": train_s, **self.explorer.take_times()})
+        outcome = self._outcome(step, checks, trained, {"train": train_s, **self.supply.take_times()})
         return outcome if failure is None else replace(outcome, failure=failure)
 
     def serve(self) -> None:
         """Make the engine serve the trainer's weights, after the rollouts in flight where the sync style drains
         them."""
-        self.explorer.serve_latest(self.trainer)
+        self.supply.serve_latest(self.trainer)
 
     def close(self) -> None:
         """Cancel the rollouts in flight."""
-        self.explorer.close()
+        self.supply.close()
 
     def _draw(self, rolled_out: StepRollouts, number: int) -> _Step:
         """Write the groups to disk, add replayed groups and expert rows, and make the batches of the step."""
@@ -163,9 +192,9 @@ class RolloutSource:
             **{f"time/{name}_s": times[name] for name in ("rollout", "generate", "idle", "train", "sync")},
             **(self._async_metrics(step, times) if self.recipe.overlaps else {}),
             "tokens/sampled": float(sampled),
-            **{f"auxiliary/{name}/tokens_run": float(n) for name, n in self.serving.auxiliary.total_tokens.items()},
+            **self._auxiliary(),
         }
-        ages = what_ages(self.recipe.config, self.recipe.schedule)
+        ages = staleness_settings(self.recipe.config, self.recipe.schedule)
         notes = [
             *statistics.notes(needs_reward=algorithm.needs_reward),
             step.rolled_out.note(),
@@ -174,7 +203,7 @@ class RolloutSource:
             _untrained_note(groups, trained),
             self.watch.add(step.number, metrics, groups),
         ]
-        order, begun = self.explorer.position()
+        order, begun = self.supply.position()
         return StepOutcome(
             metrics=metrics,
             tokens=sampled,
@@ -191,8 +220,13 @@ class RolloutSource:
             reward=None if math.isnan(statistics.reward_mean) else statistics.reward_mean,
             flat=f"{statistics.num_flat_groups}/{statistics.num_groups}",
             notes=notes,
-            shown={name: value for name, value in sorted(metrics.items()) if name.startswith(OF_USER)},
+            shown={name: value for name, value in sorted(metrics.items()) if name.startswith(USER_PREFIXES)},
         )
+
+    def _auxiliary(self) -> dict[str, float]:
+        """Return the tokens that auxiliary models have used so far; nothing where they serve in another process."""
+        used = {} if self.serving is None else self.serving.auxiliary.total_tokens
+        return {f"auxiliary/{name}/tokens_run": float(count) for name, count in used.items()}
 
     def _async_metrics(self, step: _Step, times: Mapping[str, float]) -> dict[str, float]:
         """Return the metrics of asynchronous runs: the age in policy versions of loss tokens, without replayed groups,
@@ -206,7 +240,7 @@ class RolloutSource:
             "sync/staleness_mean": float(ages_E.mean()),
             "sync/staleness_max": float(ages_E.max()),
             "sync/staleness_allowed": float(self.recipe.schedule.max_staleness),
-            "sync/batches_ahead": float(self.explorer.num_ahead),
+            "sync/batches_ahead": float(self.supply.num_ahead),
         }
 
 

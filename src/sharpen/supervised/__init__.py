@@ -1,1 +1,1 @@
-"""Training without rollouts: fine-tuning on conversations (`sft`), further pre-training (`cpt`), pairs (`dpo`)."""
+"""Supervised training: fine-tuning (`sft`), continued pre-training (`cpt`), preference pairs (`dpo`)."""

@@ -1,9 +1,9 @@
-"""From the lessons of a step to the batch of one update: the weights of its tokens.
+"""Makes the batch of an update from lessons: splits them into updates and sets the weights of tokens.
 
-In: lessons, an algorithm. Out: experiences whose weights are normalized over the whole update, so that no split into
-micro-batches can change the gradient.
+In: lessons, an algorithm. Out: experiences with weights that are normalized over the whole update, so that splitting
+into micro-batches does not change the gradient.
 
-Shape suffixes: T tokens of all sequences, one after the other; E loss tokens.
+Shape suffixes: T tokens of all sequences, concatenated.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from sharpen.types import Experience
 
 
 def split(lessons: Sequence[Lesson], num_parts: int) -> list[Sequence[Lesson]]:
-    """Up to `num_parts` parts of nearly the same number of lessons, none empty; a lesson is never split."""
+    """Split lessons into up to `num_parts` parts of nearly equal size, none of them empty."""
     bounds = [len(lessons) * part // num_parts for part in range(num_parts + 1)]
     parts = [lessons[start:stop] for start, stop in pairwise(bounds)]
     return [part for part in parts if part]
 
 
 def weighted(lessons: Sequence[Lesson], algorithm: SupervisedAlgorithm) -> tuple[Experience, ...]:
-    """The sequences of one update with the weights of their tokens."""
+    """Return the sequences of one update's lessons, with token weights."""
     numbered = [(number, one) for number, lesson in enumerate(lessons) for one in lesson.experiences]
     if not numbered:
         return ()
@@ -36,7 +36,7 @@ def weighted(lessons: Sequence[Lesson], algorithm: SupervisedAlgorithm) -> tuple
     mask_T = np.concatenate([experience.loss_mask_T for _, experience in numbered])
     calls_T = np.concatenate([experience.calls_T for _, experience in numbered]).astype(np.int64)
     rollouts_T = np.repeat([number for number, _ in numbered], lengths)
-    # The turns of two rows, and the two sides of a pair, never share a number.
+    # Turns of different rows, and of the two sides of a pair, get different numbers.
     sides_T = np.concatenate([experience.advantages_T < 0 for _, experience in numbered])
     calls_T = (rollouts_T * 2 + sides_T) * (int(calls_T.max()) + 1) + calls_T
     weights_T = np.zeros(len(mask_T), np.float32)

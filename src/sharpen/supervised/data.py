@@ -1,7 +1,7 @@
-"""The rows of a run without rollouts, and what makes lessons of them.
+"""Loads the rows of a supervised run, and the `Tutor` that makes lessons of them.
 
-In: a configuration, the folder of a model. Out: the datasets, read and split; a `Tutor`. The model's weights are not
-read.
+In: a configuration, the folder of a model. Out: the datasets, split; a `Tutor`. The weights of the model are not
+loaded.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from sharpen.supervised.lessons import Tutor
 
 ROWS_CHECKED_FIRST = 64
-"""Rows whose format is looked at before a model is loaded."""
+"""Number of rows whose format is checked before a model is loaded."""
 
 
 def load_rows(dataset: DatasetConfig, data: Data, fields: SupervisedConfig) -> Sequence[Task]:
-    """The rows of a dataset. Raises `DatasetError` if one of the first does not have the format."""
+    """Load the rows of a dataset. Raises `DatasetError` if one of the first rows has the wrong format."""
     rows: Sequence[Task] = load_tasks(dataset)
     for place in range(min(len(rows), ROWS_CHECKED_FIRST)):
         read_row(rows[place], data, fields)
@@ -36,19 +36,19 @@ def load_rows(dataset: DatasetConfig, data: Data, fields: SupervisedConfig) -> S
 
 
 def read_data(config: RunConfig, algorithm: SupervisedAlgorithm, has_workflow: bool) -> RunData:
-    """The datasets, split."""
+    """Load the datasets of a run. If there are no held-out rows, they are split off the training rows."""
     rows = load_rows(config.train_dataset, algorithm.data, config.supervised)
     messages: tuple[str, ...] = ()
     held_out: Sequence[Task] = ()
     if config.eval_dataset is not None and not has_workflow:
         held_out = load_tasks(config.eval_dataset)
     elif config.evaluation.hold_out:
-        training, held = hold_out(len(rows), config.seed)
+        num_rows = len(rows)
+        rows, held_out = hold_out(rows, config.seed)
         messages = (
-            f"{len(held)} of {len(rows)} rows are held out to measure the loss (evaluation.hold_out: false trains on "
-            "all)",
+            f"{len(held_out)} of {num_rows} rows are held out to measure the loss (evaluation.hold_out: false trains "
+            "on all)",
         )
-        held_out, rows = [rows[index] for index in held], [rows[index] for index in training]
     limit = config.evaluation.max_tasks
     tasks = load_tasks(config.eval_dataset)[:limit] if config.eval_dataset is not None and has_workflow else ()
     further = {name: load_tasks(dataset) for name, dataset in config.evaluation.further.items()}
@@ -56,7 +56,7 @@ def read_data(config: RunConfig, algorithm: SupervisedAlgorithm, has_workflow: b
 
 
 def make_tutor(config: RunConfig, algorithm: SupervisedAlgorithm, folder: Path) -> Tutor:
-    """What makes lessons of rows for the model in `folder`; its weights are not read."""
+    """Make a `Tutor` for the model in `folder`, without loading its weights."""
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
     from sharpen.gateway.render import Renderer

@@ -1,4 +1,4 @@
-"""The loss on rows that are not trained on.
+"""Measures the loss on held-out rows.
 
 In: held-out rows, the tutor and the trainer. Out: `HeldOutLoss`: the mean over all tokens, or over all pairs.
 """
@@ -21,8 +21,11 @@ from sharpen.types import Experience, Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutLoss:
-    """`loss` is in nats per token, or the mean over pairs; `accuracy` and `margin` as in `RowLoss.end`. `rows_too_long`
-    were left out of `rows`. `by_row` has for each row the sum of its losses and their number (tokens, or one pair)."""
+    """The loss on held-out rows.
+
+    `loss` is in nats per token, or the mean over pairs; `accuracy` and `margin` are as in `RowLoss.end`. `rows` does
+    not include `rows_too_long`. `by_row` has for each row the sum of its losses and their number (tokens, or one pair).
+    """
 
     loss: float
     rows: int
@@ -33,14 +36,14 @@ class HeldOutLoss:
     by_row: Mapping[str, tuple[float, int]]
 
     def numbers(self) -> dict[str, float]:
-        """By name, without what does not apply."""
-        found = {name: getattr(self, name) for name in self.__slots__ if name != "by_row"}
-        return {name: float(value) for name, value in found.items() if value is not None}
+        """Return the numbers by name, without those that are None."""
+        values = {name: getattr(self, name) for name in self.__slots__ if name != "by_row"}
+        return {name: float(value) for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOut:
-    """Measures `rows`, so many at a time."""
+    """Measures the loss on `rows`, `batch_size` at a time."""
 
     rows: Sequence[Task]
     tutor: Tutor
@@ -49,7 +52,7 @@ class HeldOut:
     batch_size: int
 
     def measure(self) -> HeldOutLoss:
-        """The loss now. Raises `DatasetError` for a row that cannot be taught, and if no row fits the model."""
+        """Measure the loss. Raises `DatasetError` for a row that cannot be trained on, and if no row fits the model."""
         by_pairs = self.algorithm.pair_loss is not None
         algorithm = self.algorithm if by_pairs else replace(self.algorithm, aggregation="token-mean")
         total, units, num_tokens, num_rows, too_long = 0.0, 0, 0, 0, 0
@@ -71,11 +74,11 @@ class HeldOut:
             num_rows += sum(bool(lesson.experiences) for lesson in lessons)
             margins += measured.margins.values()
             sizes = _loss_tokens(experiences)
-            by_row |= {row: (part * count, 1 if by_pairs else sizes[row]) for row, part in measured.rows.items()}
+            by_row |= {row: (loss * count, 1 if by_pairs else sizes[row]) for row, loss in measured.rows.items()}
         if not units:
             raise DatasetError(
                 f"none of the {len(self.rows)} held-out rows fits the model: model.max_model_len is "
-                f"{self.tutor.max_model_len}"
+                f"{self.tutor.max_model_len}; raise it, or set evaluation.hold_out: false"
             )
         return HeldOutLoss(
             loss=total / units,
@@ -89,7 +92,7 @@ class HeldOut:
 
 
 def _loss_tokens(experiences: Sequence[Experience]) -> Counter[str]:
-    """Loss tokens of each row by its id."""
+    """Count the loss tokens of each row, by id."""
     sizes: Counter[str] = Counter()
     for experience in experiences:
         sizes[experience.rollout_id] += int(np.count_nonzero(experience.loss_mask_T))

@@ -1,9 +1,9 @@
-"""From what a row teaches to token sequences, exactly as the model's agent would see and write them.
+"""Turns rows into token sequences, exactly as the model would see and write them in an agent.
 
-In: a `Conversation`, `Text` or `Pair`. Out: a `Lesson` of `Experience`s. Each taught turn of a conversation is made
-into the `Call` that would have produced it: its prompt is rendered by the gateway's own renderer with the model's chat
-template, its "sampled" ids are the turn as the template writes it, end token included. The gateway's history decides
-whether a later turn literally extends an earlier one, and `experience.merge` makes the sequences, as in a rollout.
+In: a `Conversation`, `Text` or `Pair`. Out: a `Lesson` of `Experience`s. Each trained turn of a conversation becomes
+the `Call` that would have produced it: the gateway's renderer makes its prompt with the model's chat template, and its
+"sampled" ids are the turn as the template writes it, including the end token. The gateway's history decides whether a
+later turn extends an earlier one, and `experience.merge` makes the sequences, as for a rollout.
 
 Shape suffixes: P prompt tokens of a turn, S tokens of the turn, T tokens of a sequence.
 """
@@ -26,14 +26,14 @@ from sharpen.supervised.rows import Conversation, Data, Pair, Text, read_row
 from sharpen.types import Call, CallStatus, Experience, IntArray, Outcome, Rollout, Sampling, Task
 
 CHOSEN, REJECTED = 1.0, -1.0
-"""Advantages of the two sides of a pair; everything else that is taught has 1."""
+"""Advantages of the two sides of a pair; all other rows have advantage 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lesson:
-    """One row as sequences. `sources` holds for each of them the calls (empty for texts) that it was made from.
+    """A row as sequences. `sources` has, for each sequence, the calls that it was made from (none for texts).
 
-    `num_tokens` is the longest sequence's length; `too_long` says that it does not fit the model, and then there are no
+    `num_tokens` is the length of the longest sequence; if it does not fit the model, `too_long` is set and there are no
     sequences. `experiences` have advantages, but no weights yet.
     """
 
@@ -46,8 +46,8 @@ class Lesson:
 
 @dataclass(slots=True, kw_only=True)
 class Tutor:
-    """Makes lessons of rows for one model. `end_ids` are the tokens that end its answers; `renderer` may be None where
-    only texts are taught."""
+    """Makes lessons of rows for one model. `end_ids` are the tokens that end its answers; `renderer` may be None if all
+    rows are texts."""
 
     tokenizer: Any
     renderer: Renderer | None
@@ -58,29 +58,30 @@ class Tutor:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def lesson(self, task: Task, lesson_id: str | None = None) -> Lesson:
-        """The row's lesson; `lesson_id` tells the same row apart where a batch holds it twice.
+        """Make the lesson of a row. `lesson_id` replaces the row's id if a batch contains the row twice.
 
-        Raises `DatasetError` for a row that cannot be taught, or that is too long where the settings refuse that.
+        Raises `DatasetError` for a row that cannot be trained on, or one that is too long with
+        `supervised.too_long: refuse`.
         """
         name = lesson_id or task.id
-        taught = read_row(task, self.data, self.fields)
-        if isinstance(taught, Text):
-            experiences = tuple(self._pieces(taught, name, task))
+        content = read_row(task, self.data, self.fields)
+        if isinstance(content, Text):
+            experiences = tuple(self._pieces(content, name, task))
             longest = max((len(experience.ids_T) for experience in experiences), default=0)
             return Lesson(
                 id=name, experiences=experiences, sources=((),) * len(experiences), num_tokens=longest, too_long=False
             )
-        sides = {1.0: taught} if isinstance(taught, Conversation) else _sides(taught)
-        found: list[Experience] = []
+        sides = {1.0: content} if isinstance(content, Conversation) else _sides(content)
+        sequences: list[Experience] = []
         sources: list[tuple[Call, ...]] = []
         for advantage, conversation in sides.items():
             calls = self.calls(conversation, task)
             for experience in merge(_rollout(name, task, calls)):
-                found.append(_with_advantage(experience, advantage))
+                sequences.append(_with_advantage(experience, advantage))
                 sources.append(calls)
-        longest = max(len(experience.ids_T) for experience in found)
+        longest = max(len(experience.ids_T) for experience in sequences)
         if longest <= self.max_model_len:
-            return Lesson(id=name, experiences=tuple(found), sources=tuple(sources), num_tokens=longest)
+            return Lesson(id=name, experiences=tuple(sequences), sources=tuple(sources), num_tokens=longest)
         if self.fields.too_long == "refuse":
             raise DatasetError(
                 f"row {task.id} has {longest} tokens, but model.max_model_len is {self.max_model_len}: raise it, or "
@@ -89,7 +90,7 @@ class Tutor:
         return Lesson(id=name, experiences=(), sources=(), num_tokens=longest, too_long=True)
 
     def calls(self, conversation: Conversation, task: Task) -> tuple[Call, ...]:
-        """The taught turns as calls of an agent."""
+        """Return the trained turns of a conversation as calls of an agent."""
         assert self.renderer is not None, "conversations need a chat template"
         history, calls = History(), list[Call]()
         try:
@@ -100,8 +101,8 @@ class Tutor:
                 text = self.renderer.render(rendered[:at], conversation.tools, self.template_kwargs)
                 prompt = history.prompt(self.renderer, rendered[:at], text)
                 ids_S = self._answer(conversation, rendered, at, prompt, task)
-                said = self.renderer.decode(prompt.ids_P, ids_S.tolist())
-                history.add(len(calls), rendered[:at], message, prompt, ids_S, said)
+                answer = self.renderer.decode(prompt.ids_P, ids_S.tolist())
+                history.add(len(calls), rendered[:at], message, prompt, ids_S, answer)
                 calls.append(_call(len(calls), prompt, ids_S, conversation, at))
         except ApiError as error:
             raise DatasetError(f"row {task.id}: {error}") from error
@@ -110,28 +111,29 @@ class Tutor:
     def _answer(
         self, conversation: Conversation, rendered: list[dict[str, Any]], at: int, prompt: Prompt, task: Task
     ) -> IntArray:
-        """Ids of a turn: what the template writes behind the prompt, up to and with the last end token."""
+        """Return the ids of a turn: the text that the template writes after the prompt, up to the last end token."""
         assert self.renderer is not None
-        whole = self.renderer.render(rendered[: at + 1], conversation.tools, self.template_kwargs, closed=True)
-        if not whole.startswith(prompt.text):
+        text = self.renderer.render(rendered[: at + 1], conversation.tools, self.template_kwargs, closed=True)
+        if not text.startswith(prompt.text):
             raise DatasetError(
-                f"row {task.id}: the chat template writes the answer of message {at} differently from how its prompt "
-                f"ends ({prompt.text[-40:]!r}), so the model could not be taught what it will be asked"
+                f"row {task.id}: the chat template writes the answer of message {at} differently after the fact than "
+                f"in a prompt that asks for it (which ends with {prompt.text[-40:]!r}), so the model would be trained "
+                "on text that it never has to write; use a model with another chat template"
             )
-        ids_S = self.renderer.encode_after(int(prompt.ids_P[-1]), whole[len(prompt.text) :])
+        ids_S = self.renderer.encode_after(int(prompt.ids_P[-1]), text[len(prompt.text) :])
         ends = np.flatnonzero(np.isin(ids_S, list(self.end_ids)))
         if not len(ends):
             raise DatasetError(
                 f"row {task.id}: the chat template does not end message {at} with an end token of the model "
-                f"({sorted(self.end_ids)}), so that it would learn never to stop: add the token that ends a turn to "
+                f"({sorted(self.end_ids)}), so the model would learn never to stop: add the token that ends a turn to "
                 "eos_token_id in the model's generation_config.json"
             )
         return ids_S[: ends[-1] + 1]
 
-    def _pieces(self, taught: Text, name: str, task: Task) -> list[Experience]:
-        """The text with its end token, in pieces that fit the model: each begins with the last token of the one before,
-        so that every token but the very first is predicted once."""
-        ids = [int(token) for token in self.tokenizer(taught.text)["input_ids"]]
+    def _pieces(self, text: Text, name: str, task: Task) -> list[Experience]:
+        """Split a text with its end token into pieces that fit the model. Each piece starts with the last token of the
+        one before, so that every token of the text but the first is predicted once."""
+        ids = [int(token) for token in self.tokenizer(text.text)["input_ids"]]
         end = self.tokenizer.eos_token_id
         if end is not None and (not ids or ids[-1] != end):
             ids.append(int(end))
@@ -152,7 +154,7 @@ def _rollout(name: str, task: Task, calls: tuple[Call, ...]) -> Rollout:
 
 
 def _call(index: int, prompt: Prompt, ids_S: IntArray, conversation: Conversation, at: int) -> Call:
-    """A turn as a call. Nobody sampled it: its logprobs are 0, and its version, -1, is no policy's."""
+    """Make a call of a turn. No engine sampled it, so its logprobs are 0 and its version is -1, which no policy has."""
     return Call(
         index=index,
         parent=prompt.parent,

@@ -1,7 +1,7 @@
-"""From the rows of a dataset to what is taught, without a model: conversations, texts, pairs of conversations.
+"""Reads the rows of a dataset into conversations, texts, or pairs of conversations, without a model.
 
-In: a row and the names of its fields (`supervised` in the configuration). Out: `Conversation`, `Text` or `Pair`.
-Every failure is a `DatasetError` that names the row.
+In: a row and the names of its fields (`supervised` in the configuration). Out: `Conversation`, `Text` or `Pair`. Every
+failure is a `DatasetError` that names the row.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Data = Literal["conversations", "texts", "pairs"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """Messages, and the tools they were said with. The assistant's turns from `first` on are taught, but for those in
-    `unweighted` (message numbers), which are context."""
+    """Messages, and the tools that were available. The assistant's turns from message `first` on are trained, except
+    those in `unweighted` (message numbers), which are context."""
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -32,21 +32,21 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """Plain text, all of it taught."""
+    """Plain text, which is trained completely."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """Two ways on from one prompt, the better first."""
+    """Two continuations of one prompt, the better first."""
 
     chosen: Conversation
     rejected: Conversation
 
 
 def read_row(task: Task, data: Data, fields: SupervisedConfig) -> Conversation | Text | Pair:
-    """What a row teaches. Raises `DatasetError`."""
+    """Read a row. Raises `DatasetError`, naming the row, if it does not have the format."""
     try:
         if data == "texts":
             return Text(text=_string(task.row, fields.text_key))
@@ -58,13 +58,13 @@ def read_row(task: Task, data: Data, fields: SupervisedConfig) -> Conversation |
 
 
 class _RowError(ValueError):
-    """What is wrong with a row, without saying which."""
+    """A problem with a row; `read_row` adds the row's id."""
 
 
 def _conversation(row: Mapping[str, Any], fields: SupervisedConfig) -> Conversation:
-    """`messages`, or `prompt` and `response`."""
+    """Read a conversation from `messages`, or from `prompt` and `response`."""
     if row.get(fields.messages_key) is not None:
-        messages = _messages(_of_json(row[fields.messages_key], fields.messages_key), fields.messages_key, fields)
+        messages = _messages(_parse_json(row[fields.messages_key], fields.messages_key), fields.messages_key, fields)
     elif row.get(fields.prompt_key) is not None:
         prompt = _prompt(row, fields)
         answer = _answer(row, fields.response_key, fields)
@@ -72,18 +72,18 @@ def _conversation(row: Mapping[str, Any], fields: SupervisedConfig) -> Conversat
     else:
         raise _RowError(
             f"it has neither {fields.messages_key!r} nor {fields.prompt_key!r}; its fields are: {', '.join(row)} "
-            "(supervised.messages_key, prompt_key and response_key say which to read)"
+            "(supervised.messages_key, prompt_key and response_key set which to read)"
         )
     first = 0
     if fields.turns == "last":
         answers = (number for number, message in enumerate(messages) if message.get("role") == "assistant")
         first = max(answers, default=0)
-    return _taught(messages, row, fields, first=first)
+    return _make_conversation(messages, row, fields, first=first)
 
 
 def _pair(row: Mapping[str, Any], fields: SupervisedConfig) -> Pair:
-    """`prompt`, `chosen` and `rejected`; without a prompt the two are whole conversations, whose common beginning it
-    is."""
+    """Read a pair from `prompt`, `chosen` and `rejected`. Without `prompt`, the two are whole conversations, and their
+    common beginning is the prompt."""
     if row.get(fields.prompt_key) is not None:
         prompt = _prompt(row, fields)
         sides = [[*prompt, *_answer(row, key, fields)] for key in (fields.chosen_key, fields.rejected_key)]
@@ -94,12 +94,14 @@ def _pair(row: Mapping[str, Any], fields: SupervisedConfig) -> Pair:
         first = next((at for at, (one, other) in enumerate(pairs) if one != other), min(map(len, sides)))
     if sides[0] == sides[1]:
         raise _RowError(f"{fields.chosen_key!r} and {fields.rejected_key!r} are the same")
-    chosen, rejected = (_taught(side, row, fields, first=first) for side in sides)
+    chosen, rejected = (_make_conversation(side, row, fields, first=first) for side in sides)
     return Pair(chosen=chosen, rejected=rejected)
 
 
-def _taught(messages: list[Message], row: Mapping[str, Any], fields: SupervisedConfig, *, first: int) -> Conversation:
-    """The conversation with its tools; OpenAI's `weight` 0 on an answer makes it context."""
+def _make_conversation(
+    messages: list[Message], row: Mapping[str, Any], fields: SupervisedConfig, *, first: int
+) -> Conversation:
+    """Make a conversation with the row's tools. An answer with `weight` 0, as in OpenAI's format, becomes context."""
     unweighted, plain = set(), []
     for number, message in enumerate(messages):
         weight = message.get("weight", 1)
@@ -110,9 +112,9 @@ def _taught(messages: list[Message], row: Mapping[str, Any], fields: SupervisedC
         plain.append({name: value for name, value in message.items() if name != "weight"})
     answers = [number for number, message in enumerate(plain) if message.get("role") == "assistant" and number >= first]
     if not answers:
-        raise _RowError("no message of the assistant is there to be learnt")
+        raise _RowError("it has no message of the assistant to learn from")
     if set(answers) <= unweighted:
-        raise _RowError("every message of the assistant has weight 0: nothing is there to be learnt")
+        raise _RowError("every message of the assistant has weight 0, so there is nothing to learn")
     return Conversation(
         messages=tuple(plain[: answers[-1] + 1]),
         tools=_tools(row.get(fields.tools_key), fields.tools_key),
@@ -145,9 +147,9 @@ def _messages(value: Any, key: str, fields: SupervisedConfig) -> list[Message]:
 
 
 def _plain_messages(value: Any, key: str) -> list[Message]:
-    """The messages, without the nulls that tabular files put where a message lacks what another has."""
+    """Return messages without null fields, which tabular files add for fields that only other messages have."""
     if not isinstance(value, list) or not value or not all(isinstance(message, Mapping) for message in value):
-        raise _RowError(f"{key!r} must be a list of messages (role and content), but {_short(value)} came")
+        raise _RowError(f"{key!r} must be a list of messages (role and content), but it is {_short(value)}")
     return [{name: inner for name, inner in message.items() if inner is not None} for message in value]
 
 
@@ -156,21 +158,24 @@ def _system(fields: SupervisedConfig) -> list[Message]:
 
 
 def _tools(value: Any, key: str) -> tuple[Mapping[str, Any], ...]:
-    """OpenAI's tools, as a list or as its JSON text; null entries of a list are those of a tabular file."""
+    """Read tools in OpenAI's format, as a list or as JSON text. Null fields in a list, which tabular files add, are
+    removed."""
     if value is None:
         return ()
-    tools = _of_json(value, key) if isinstance(value, str) else _without_nulls(value)
+    tools = _parse_json(value, key) if isinstance(value, str) else _without_nulls(value)
     if not isinstance(tools, list):
-        raise _RowError(f"{key!r} must be a list of tools, or its JSON text, but {_short(value)} came")
+        raise _RowError(f"{key!r} must be a list of tools, or its JSON text, but it is {_short(value)}")
     for tool in tools:
         function = tool.get("function") if isinstance(tool, Mapping) and tool.get("type") == "function" else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise _RowError(f"{key!r} holds {_short(tool)}: a tool is a function with a name, as OpenAI's API has it")
+            raise _RowError(
+                f"{key!r} holds {_short(tool)}, but a tool must be a function with a name (OpenAI's format)"
+            )
     return tuple(tools)
 
 
-def _of_json(value: Any, key: str) -> Any:
-    """What JSON text says; anything else as it is."""
+def _parse_json(value: Any, key: str) -> Any:
+    """Parse JSON text; return other values unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -190,7 +195,7 @@ def _without_nulls(value: Any) -> Any:
 def _string(row: Mapping[str, Any], key: str) -> str:
     value = row.get(key)
     if not isinstance(value, str):
-        raise _RowError(f"{key!r} must be text, but {_short(value)} came; its fields are: {', '.join(row)}")
+        raise _RowError(f"{key!r} must be text, but it is {_short(value)}; its fields are: {', '.join(row)}")
     return value
 
 

@@ -1,4 +1,4 @@
-"""What the journal keeps of a row that was taught: enough to tell whether dataset and sequences are still the same.
+"""Makes the journal's record of a trained row, with digests that show whether dataset and sequences have changed.
 
 In: a row and its lesson. Out: a `TaughtRow`.
 """
@@ -15,23 +15,23 @@ from sharpen.supervised.lessons import Lesson
 from sharpen.types import Task
 
 HELD_OUT = 0
-"""The step under which the rows are kept whose loss is measured only."""
+"""The step number under which held-out rows are recorded."""
 
 
 def row_digest(row: Task) -> bytes:
-    """16 bytes that tell the row's content from any other."""
+    """Return a digest (16 bytes) of a row's content."""
     content = json.dumps(row.row, sort_keys=True, default=repr)
     return hashlib.blake2b(content.encode(), digest_size=16).digest()
 
 
 def held_out_row(row: Task) -> TaughtRow:
-    """A row that is not trained on: nothing but its content is kept in mind."""
+    """Make the record of a row that is not trained on: only the digest of its content."""
     return TaughtRow(row_id=row.id, num_tokens=0, too_long=False, row_digest=row_digest(row), ids_digest=b"")
 
 
 def taught_row(row: Task, lesson: Lesson) -> TaughtRow:
-    """The row with its digests (16 bytes each): of its content; of the ids of its sequences, and which of them
-    are taught, on which side."""
+    """Make the record of a trained row. `ids_digest` covers the ids of its sequences, and for each id whether it
+    carries loss and on which side of a pair."""
     sequences = hashlib.blake2b(digest_size=16)
     for experience in lesson.experiences:
         sequences.update(np.int64(len(experience.ids_T)).tobytes())

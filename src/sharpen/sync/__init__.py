@@ -1,1 +1,1 @@
-"""When engines get a new policy version: a pure function of counters."""
+"""Decides when engines load a new policy version."""

@@ -1,23 +1,25 @@
-"""When weights move, and who may go on: the whole policy, as a function of how far everyone is.
+"""The schedule of rollouts, training and weight syncs, as a pure function of counters.
 
-In: a run's `sync` settings, and `Counters`. Out: the next `Action` of the coordinator. Pure: it knows neither clock nor
-threads. The side that rolls out ("explorer" in the names of the styles) and the trainer both count their batches from
-1; step `k` trains batch `k`, so that what a batch will be behind when it trains is known when it begins: nothing that
-was rolled out is ever thrown away for its age.
+In: a run's `sync` settings, and `Counters`. Out: the next `Action` of the coordinator. There are no clocks or threads
+here. The explorer (the side that rolls out) and the trainer both count batches from 1, and step `k` trains batch `k`.
+The staleness that a batch will have when it is trained is therefore known before it begins, and no rollout is ever
+discarded for its age.
 
-The explorer stands at a *point* when it has begun `offset + k * interval` batches, k = 1, 2, ...; it goes on from there
-when nothing is in flight any more, and
+The explorer reaches a *sync point* when it has begun `offset + k * interval` batches, k = 1, 2, ... It waits there
+until no rollout is in flight and the loaded weights are new enough for all batches up to the next point. It also waits,
+depending on the style:
 
-    fixed                 when the trainer has done `k * interval` steps, and their weights serve. The trainer waits as
-                          well: it goes on from there when its weights serve
-    dynamic_by_explorer   when the trainer's latest weights serve. It takes them between two steps; it never waits
-    dynamic_by_trainer    at once, unless the trainer asks: after each `interval` steps that waits until it has its sync
+    fixed                 until the trainer has done `k * interval` steps and their weights are loaded. The trainer
+                          waits after these steps, too, until its weights are loaded
+    dynamic_by_explorer   until the trainer's latest weights are loaded. The trainer never waits: weights are loaded
+                          between two of its steps
+    dynamic_by_trainer    only if the trainer has requested a sync. It does so after each `interval` steps, and waits
+                          until its weights are loaded
 
-and never before the weights that serve are new enough for the batches up to the next point. With `fully_async` nobody
-stops: weights move after each `interval` steps, under the rollouts in flight, and a batch begins as soon as it is sure
-to be young enough.
+With `fully_async` neither side waits for the other: weights are loaded after each `interval` steps, while rollouts are
+in flight, and a batch begins as soon as it is certain to be fresh enough.
 
-Sources: the styles are those of Trinity-RFT, arXiv 2505.17826; holding rollouts back by the age that they will have:
+Sources: the styles are those of Trinity-RFT, arXiv 2505.17826; delaying rollouts by their future staleness is from
 AReaL, arXiv 2505.24298, section 5.1.
 """
 
@@ -30,20 +32,26 @@ from sharpen.config.run import RunConfig
 from sharpen.config.sync import SyncStyle
 from sharpen.errors import ConfigError
 
+_UNBOUNDED = 1_000_000
+"""Steps that an explorer in a process of its own may be ahead where nothing bounds it."""
+
 
 class Action(StrEnum):
-    """What the coordinator does next."""
+    """The coordinator's next action."""
 
     BEGIN = "begin"  # start rolling out the next batch
     SYNC = "sync"  # load the trainer's weights into the engine
     TRAIN = "train"  # train the oldest batch, which has been rolled out
-    WAIT = "wait"  # until the oldest batch has been rolled out; if it has, until nothing is in flight
+    WAIT = "wait"  # until the oldest batch has been rolled out; if it has, until no rollout is in flight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """How far everyone is: batches begun of those in `total`, steps trained, steps that the engine's weights have had.
-    `ready`: the oldest batch that has not trained has been rolled out; `idle`: nothing that was begun is in flight."""
+    """The progress of a run.
+
+    Of `total` batches, `begun` have been started and `trained` trained. `synced` is the number of steps that the
+    engine's weights include. `ready`: the oldest untrained batch has been rolled out. `idle`: no rollout is in flight.
+    """
 
     total: int
     begun: int
@@ -55,8 +63,11 @@ class Counters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """The policy of a run. `max_behind` bounds in steps how far the weights that a batch begins with may be behind
-    those that it trains; `max_staleness` is the same bound in policy versions, and a step makes `updates` of them."""
+    """The schedule of a run.
+
+    `max_behind` is the maximum number of steps by which the weights a batch begins with may be behind the weights that
+    it trains. `max_staleness` is the same bound in policy versions; a step makes `updates` of them.
+    """
 
     style: SyncStyle
     interval: int
@@ -66,11 +77,13 @@ class Schedule:
 
     @classmethod
     def of(cls, config: RunConfig) -> Schedule:
-        """As configured. Raises `ConfigError` for settings that cannot hold, or have no effect."""
+        """Return the configured schedule. Raises `ConfigError` for settings that are impossible or have no effect."""
         sync, updates = config.sync, config.trainer.num_minibatches * config.trainer.epochs
+        if config.mode != "both":
+            return cls._of_two_processes(config, updates)
         if sync.style == "fully_async" and sync.offset:
             raise ConfigError(
-                f"sync.offset is {sync.offset}, but with sync.style 'fully_async' nobody waits: leave it out, and "
+                f"sync.offset is {sync.offset}, but it has no effect with sync.style 'fully_async': leave it out, and "
                 "bound how far rollouts run ahead with sync.max_staleness"
             )
         least = sync.offset + sync.interval - 1
@@ -80,9 +93,30 @@ class Schedule:
             most = sync.max_staleness // updates
         return cls(style=sync.style, interval=sync.interval, offset=sync.offset, max_behind=most, updates=updates)
 
+    @classmethod
+    def _of_two_processes(cls, config: RunConfig, updates: int) -> Schedule:
+        """The explorer takes the newest weights before each batch, and waits only for `sync.max_staleness`."""
+        sync = config.sync
+        if sync.style != "fixed" or sync.offset:
+            raise ConfigError(
+                f"sync.style is {sync.style!r} and sync.offset {sync.offset}, but mode is {config.mode!r}, where "
+                "explorer and trainer never wait for each other: leave both out; sync.interval says how often weights "
+                "are published, sync.max_staleness how old a token may become"
+            )
+        behind = _UNBOUNDED
+        if sync.max_staleness is not None:
+            least = (sync.interval - 1) * updates
+            if sync.max_staleness < least:
+                raise ConfigError(
+                    f"sync.max_staleness is {sync.max_staleness}, but weights are published every {sync.interval} "
+                    f"steps, so that tokens are up to {least} versions behind: set at least {least}"
+                )
+            behind = sync.max_staleness // updates
+        return cls(style="fully_async", interval=sync.interval, offset=0, max_behind=behind, updates=updates)
+
     @property
     def max_staleness(self) -> int:
-        """Policy versions that a token may be behind when it trains."""
+        """The maximum number of policy versions that a token may be behind when it is trained."""
         return self.max_behind * self.updates
 
     @property
@@ -92,50 +126,50 @@ class Schedule:
 
     @property
     def drains(self) -> bool:
-        """Whether rollouts in flight end before weights move."""
+        """Whether rollouts in flight must end before new weights are loaded."""
         return self.style != "fully_async"
 
     @property
     def line(self) -> str:
-        """What a run that overlaps says when it begins."""
+        """The message at the start of a run that overlaps."""
         return (
             f"rollouts run ahead of the training (sync.style {self.style}, interval {self.interval}, offset "
-            f"{self.offset}): no token is more than {self.max_staleness} policy versions behind when it trains"
+            f"{self.offset}): no token is more than {self.max_staleness} policy versions behind when it is trained"
         )
 
     def next(self, now: Counters) -> Action:
-        """The next action; to be asked again after each."""
-        if now.begun >= now.total:  # nothing is left to begin: only the last weights are still to move
+        """Return the next action. To be called again after each action."""
+        if now.begun >= now.total:  # no batch is left to begin: only the last weights are still to be loaded
             if now.trained >= now.begun and now.synced < now.trained:
                 return Action.SYNC
             return Action.TRAIN if now.ready else Action.WAIT
-        if self._syncs(now):
+        if self._must_sync(now):
             return Action.SYNC
         if self._may_begin(now):
             return Action.BEGIN
-        held = self.style in ("fixed", "dynamic_by_trainer") and self._trainer_asks(now)
-        if now.ready and not held:
+        trainer_waits = self.style in ("fixed", "dynamic_by_trainer") and self._trainer_wants_sync(now)
+        if now.ready and not trainer_waits:
             return Action.TRAIN
-        assert not now.idle, f"nobody may go on: {self}, {now}"
+        assert not now.idle, f"deadlock: {self}, {now}"
         return Action.WAIT
 
-    def _trainer_asks(self, now: Counters) -> bool:
+    def _trainer_wants_sync(self, now: Counters) -> bool:
         return now.trained > now.synced and now.trained % self.interval == 0
 
     def _at_point(self, now: Counters) -> bool:
         return now.begun > self.offset and (now.begun - self.offset) % self.interval == 0
 
     def _new_enough(self, now: Counters, batches: int) -> bool:
-        """Whether the engine's weights do for so many batches more."""
+        """Whether the engine's weights are new enough for the next `batches` batches."""
         return now.begun + batches - 1 - now.synced <= self.max_behind
 
-    def _syncs(self, now: Counters) -> bool:
+    def _must_sync(self, now: Counters) -> bool:
         if self.style == "fully_async":
-            return self._trainer_asks(now)
+            return self._trainer_wants_sync(now)
         if now.trained <= now.synced or not now.idle or not self._at_point(now):
             return False
         if self.style == "dynamic_by_trainer":
-            return self._trainer_asks(now)
+            return self._trainer_wants_sync(now)
         if self.style == "fixed":
             return now.trained == now.begun - self.offset
         return now.begun + self.interval - 1 - now.trained <= self.max_behind
@@ -149,11 +183,11 @@ class Schedule:
             return False
         if self.style == "dynamic_by_explorer":
             return now.synced >= now.trained
-        return not (self.style == "dynamic_by_trainer" and self._trainer_asks(now))
+        return not (self.style == "dynamic_by_trainer" and self._trainer_wants_sync(now))
 
 
-def what_ages(config: RunConfig, schedule: Schedule) -> str:
-    """The settings in force, with their values, by which the weights move away from those that sampled."""
+def staleness_settings(config: RunConfig, schedule: Schedule) -> str:
+    """Return the settings in effect, with their values, that make trained weights differ from those that sampled."""
     sync, trainer = config.sync, config.trainer
     ways = [
         ("sync.max_staleness", schedule.max_staleness, schedule.overlaps and sync.style != "fixed"),
@@ -168,18 +202,20 @@ def what_ages(config: RunConfig, schedule: Schedule) -> str:
 
 
 def _check_bound(config: RunConfig, least: int) -> None:
-    """Raise `ConfigError` for a bound that the schedule breaks, or never reaches."""
+    """Raise `ConfigError` for a `max_staleness` that the schedule exceeds or never reaches."""
     sync = config.sync
     assert sync.max_staleness is not None
-    said = f"sync.max_staleness is {sync.max_staleness}, but with style {sync.style!r}, interval {sync.interval}"
+    settings = f"sync.max_staleness is {sync.max_staleness}, but with style {sync.style!r}, interval {sync.interval}"
     if sync.offset:
-        said += f", offset {sync.offset}"
+        settings += f", offset {sync.offset}"
     if config.trainer.num_minibatches * config.trainer.epochs > 1:
-        said += f" and {config.trainer.num_minibatches * config.trainer.epochs} updates a step"
+        settings += f" and {config.trainer.num_minibatches * config.trainer.epochs} updates a step"
     if sync.max_staleness < least:
-        raise ConfigError(f"{said} tokens are up to {least} versions behind: set at least {least}, or sync more often")
+        raise ConfigError(
+            f"{settings} tokens are up to {least} versions behind: set at least {least}, or sync more often"
+        )
     if sync.style == "fixed" and sync.max_staleness > least:
         raise ConfigError(
-            f"{said} no token is more than {least} versions behind, so that it has no effect: leave it out, or raise "
-            "sync.offset"
+            f"{settings} no token is more than {least} versions behind, so that it has no effect: leave it out, or "
+            "raise sync.offset"
         )

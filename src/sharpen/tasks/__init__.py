@@ -1,1 +1,1 @@
-"""A dataset path in, `Task`s out, in an order whose position can be saved."""
+"""Reads datasets, and draws `Task`s in an order whose position can be saved."""

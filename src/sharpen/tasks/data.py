@@ -1,6 +1,6 @@
-"""What a run trains on and what it is examined by.
+"""The data of a run: what it trains on, and what it is evaluated on.
 
-In: datasets, read and split. Out: `RunData`.
+In: datasets, already read and split. Out: `RunData`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ from sharpen.types import Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunData:
-    """Tasks (or rows) to train on; `tasks` that the agent is evaluated on, `further` ones by name; `rows` whose loss is
-    measured; an `expert`'s rows; and what to tell the user."""
+    """The data of a run.
+
+    `training`: tasks or rows to train on. `tasks`: tasks to evaluate the agent on; `further`: more of these, by name.
+    `rows`: rows to measure the loss on. `expert`: rows of an expert. `messages`: what to tell the user.
+    """
 
     training: Sequence[Task]
     tasks: Sequence[Task] = ()
@@ -25,5 +28,5 @@ class RunData:
 
     @property
     def held_out(self) -> Sequence[Task]:
-        """What is not trained on, whatever is done with it."""
+        """The tasks or rows that are held out from training."""
         return self.tasks or self.rows

@@ -1,7 +1,7 @@
 """An order that prefers tasks whose recent mean reward is near a target.
 
-In: number of tasks, seed, batch size, the rewards that drawn tasks brought. Out: batches of task indices, and a state
-that can be saved. Given the same seed and the same rewards it always draws the same.
+In: number of tasks, seed, batch size, the rewards of drawn tasks. Out: batches of task indices, and a state that can be
+saved. With the same seed and rewards it always draws the same tasks.
 
 Shape suffixes: N tasks.
 """
@@ -18,11 +18,11 @@ from sharpen.errors import ConfigError
 from sharpen.tasks.order import check_identity
 
 RATE = 0.5
-"""Weight of a task's newest mean reward against those before it."""
+"""The weight of a task's newest mean reward in its moving average."""
 
 
 class DifficultySettings(Protocol):
-    """The part of the settings `sampling` that is read here."""
+    """The settings of `sampling` that are read here."""
 
     @property
     def difficulty_target(self) -> float: ...
@@ -36,7 +36,7 @@ class DifficultyOrder:
     """Draws tasks at random without replacement, each with a weight.
 
     A task that was never drawn has weight 1; one with recent mean reward m has `exp(-((m - target) / width)^2 / 2)`,
-    but at least `difficulty_floor`, so that none is given up. The recent mean moves half of the way to each new one.
+    but at least `difficulty_floor`, so that no task is dropped. The recent mean is a moving average with rate `RATE`.
     """
 
     def __init__(self, num_tasks: int, seed: int, batch_size: int, settings: DifficultySettings) -> None:
@@ -53,11 +53,11 @@ class DifficultyOrder:
         self._means: dict[int, float] = {}
 
     def num_batches(self, epochs: int) -> int:
-        """Batches that hold `epochs` times as many tasks as there are, or a little more."""
+        """Return the number of batches for `epochs` times the number of tasks, rounded up."""
         return -(-epochs * int(self._identity["num_tasks"]) // int(self._identity["batch_size"]))
 
     def draw(self, count: int | None = None) -> list[int]:
-        """The next `count` tasks (None: a batch), none twice as long as there are enough."""
+        """Draw the next `count` tasks (None: a batch), without repetition unless `count` exceeds the dataset."""
         count = self._identity["batch_size"] if count is None else count
         drawn: list[int] = []
         while len(drawn) < count:
@@ -70,7 +70,7 @@ class DifficultyOrder:
         self._means[task] = before + RATE * (reward - before)
 
     def weights(self) -> npt.NDArray[np.float64]:
-        """The weight of each task (N)."""
+        """Return the weight of each task, shape N."""
         weights_N = np.ones(self._identity["num_tasks"])
         if self._means:
             means = np.array(list(self._means.values()))
@@ -80,7 +80,7 @@ class DifficultyOrder:
         return weights_N
 
     def state(self) -> dict[str, Any]:
-        """The draws made and what is known of the tasks, as JSON."""
+        """Return the number of draws and the recent mean rewards, as JSON."""
         return {
             **self._identity,
             "num_draws": self._num_draws,
@@ -88,13 +88,13 @@ class DifficultyOrder:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state. Raises `ConfigError` if it is of another order, dataset, seed or batch size."""
+        """Continue from a saved state. Raises `ConfigError` if order, dataset size, seed or batch size differ."""
         check_identity(self._identity, state)
         self._num_draws = int(state["num_draws"])
         self._means = {int(task): float(mean) for task, mean in state["means"]}
 
     def _ranking(self) -> npt.NDArray[np.int64]:
-        """All tasks in the order of a weighted draw without replacement (N): the first k of it are a draw of k.
+        """Return all tasks in the order of a weighted draw without replacement, shape N. Its first k are a draw of k.
 
         Source: Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006.
         """

@@ -1,8 +1,8 @@
-"""In which order tasks are drawn: a sequence for each epoch, with a position that can be saved.
+"""The order in which tasks are drawn: a sequence for each epoch, with a position that can be saved.
 
 In: number of tasks, seed, batch size. Out: batches of task indices. The order depends on nothing else, so that a
-resumed run draws what the interrupted one would have drawn. `difficulty` has an order that depends on rewards too,
-`selection` the choice between them.
+resumed run draws what the interrupted one would have drawn. `difficulty` has an order that also depends on rewards;
+`selection` chooses between them.
 """
 
 from __future__ import annotations
@@ -10,36 +10,38 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from sharpen.errors import ConfigError, DatasetError
 
+Item = TypeVar("Item")
+
 
 class Order(Protocol):
-    """What the coordinator draws tasks from. Tasks are named by their place in the training set."""
+    """Draws tasks for the coordinator. Tasks are indices into the training set."""
 
     def draw(self, count: int | None = None) -> list[int]:
-        """The next `count` tasks (None: a whole batch)."""
+        """Draw the next `count` tasks (None: a batch)."""
 
     def observe(self, task: int, reward: float) -> None:
-        """Take in the mean reward that a drawn task brought."""
+        """Record the mean reward of a drawn task."""
 
     def state(self) -> dict[str, Any]:
-        """Everything that `restore` needs, as JSON."""
+        """Return everything that `restore` needs, as JSON."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state. Raises `ConfigError` if it is of another order."""
+        """Continue from a saved state. Raises `ConfigError` if it belongs to another order."""
 
     def num_batches(self, epochs: int) -> int:
-        """Batches that hold `epochs` times as many tasks as there are, or a little more."""
+        """Return the number of batches for `epochs` times the number of tasks, rounded up."""
 
 
 class TaskOrder:
     """Draws batches of task indices, epoch after epoch.
 
-    Every epoch is a permutation of all tasks: a shuffled one, or always `sequence`. A batch that an epoch's end leaves
-    incomplete is completed from the next epoch, with tasks that it does not hold yet (possible whenever it is not
-    larger than the number of tasks): so nothing is dropped and nothing repeats within a batch.
+    Every epoch is a permutation of all tasks: a shuffled one, or always `sequence`. If an epoch ends within a batch,
+    the batch is completed from the next epoch with tasks that it does not contain yet (possible unless it is larger
+    than the number of tasks). So no task is dropped, and none repeats within a batch.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class TaskOrder:
     ) -> None:
         if num_tasks < 1 or batch_size < 1:
             raise ConfigError(f"num_tasks ({num_tasks}) and batch_size ({batch_size}) must be at least 1")
-        assert sequence is None or sorted(sequence) == list(range(num_tasks)), "a sequence holds every task once"
+        assert sequence is None or sorted(sequence) == list(range(num_tasks)), "`sequence` must have every task once"
         self._identity = {
             "order": name,
             "num_tasks": num_tasks,
@@ -70,26 +72,26 @@ class TaskOrder:
         self._start_epoch(0, (), 0)
 
     def num_batches(self, epochs: int) -> int:
-        """Batches that draw every task at least `epochs` times."""
+        """Return the number of batches that draw every task at least `epochs` times."""
         return -(-epochs * self._num_tasks // self._batch_size)
 
     def draw(self, count: int | None = None) -> list[int]:
-        """The next `count` tasks; None draws a batch."""
+        """Draw the next `count` tasks (None: a batch)."""
         count = self._batch_size if count is None else count
         batch: list[int] = []
         while len(batch) < count:
             if self._position == self._num_tasks:
                 self._start_epoch(self._epoch + 1, batch, count - len(batch))
-            taken = self._order[self._position : self._position + count - len(batch)]
-            self._position += len(taken)
-            batch.extend(taken)
+            tasks = self._order[self._position : self._position + count - len(batch)]
+            self._position += len(tasks)
+            batch.extend(tasks)
         return batch
 
     def observe(self, task: int, reward: float) -> None:
-        """Rewards change nothing in this order."""
+        """Do nothing: this order does not depend on rewards."""
 
     def state(self) -> dict[str, Any]:
-        """The position, as JSON."""
+        """Return the position, as JSON."""
         return {
             **self._identity,
             "epoch": self._epoch,
@@ -99,20 +101,19 @@ class TaskOrder:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go to a saved position. Raises `ConfigError` if it is of another order, dataset size, seed or batch size."""
+        """Go to a saved position. Raises `ConfigError` if order, dataset size, seed or batch size differ."""
         check_identity(self._identity, state)
         self._start_epoch(int(state["epoch"]), state["carried"], int(state["needed"]))
         self._position = int(state["position"])
 
     def _start_epoch(self, epoch: int, carried: Sequence[int], needed: int) -> None:
-        """`carried`: the tasks of the unfinished batch, which the first `needed` places of this epoch must not
-        repeat."""
+        """Start an epoch whose first `needed` tasks complete the unfinished batch `carried` without repeating it."""
         order = list(self._sequence)
         if self._shuffle:
             random.Random(f"{self._seed}/{epoch}").shuffle(order)
-        held = set(carried)
-        if held:
-            head = [task for task in order if task not in held][:needed]
+        excluded = set(carried)
+        if excluded:
+            head = [task for task in order if task not in excluded][:needed]
             first = set(head)
             order = head + [task for task in order if task not in first]
         self._epoch = epoch
@@ -123,7 +124,7 @@ class TaskOrder:
 
 
 def check_identity(identity: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` if a saved state was that of another order."""
+    """Raise `ConfigError` if a saved state belongs to another order."""
     for name, value in identity.items():
         if state.get(name) != value:
             raise ConfigError(
@@ -131,26 +132,26 @@ def check_identity(identity: Mapping[str, Any], state: Mapping[str, Any]) -> Non
             )
 
 
-def hold_out(num_tasks: int, seed: int, share: float = 0.1, at_most: int = 512) -> tuple[list[int], list[int]]:
-    """Split task indices into (for training, held out), each in ascending order; at least one is held out.
+def hold_out(tasks: Sequence[Item], seed: int, share: float = 0.1, at_most: int = 512) -> tuple[list[Item], list[Item]]:
+    """Split tasks into training and held-out ones, each in their order. At least one is held out.
 
     Raises `DatasetError` if there are fewer than two tasks.
     """
-    if num_tasks < 2:
+    if len(tasks) < 2:
         raise DatasetError(
             "one task cannot be split into training and held-out: pass eval_dataset or set hold_out: false"
         )
-    count = min(at_most, max(1, int(num_tasks * share)))
-    held = sorted(random.Random(f"{seed}/hold-out").sample(range(num_tasks), count))
-    chosen = set(held)
-    return [index for index in range(num_tasks) if index not in chosen], held
+    count = min(at_most, max(1, int(len(tasks) * share)))
+    held = set(random.Random(f"{seed}/hold-out").sample(range(len(tasks)), count))
+    training = [tasks[index] for index in range(len(tasks)) if index not in held]
+    return training, [tasks[index] for index in sorted(held)]
 
 
 def distinct(ids: Sequence[str]) -> list[str]:
-    """The same ids, numbered where one comes again, as tasks do in a batch that is larger than the dataset."""
+    """Return the ids with a number added to repeated ones: a batch larger than the dataset repeats tasks."""
     times: Counter[str] = Counter()
-    named = []
+    numbered = []
     for id_ in ids:
         times[id_] += 1
-        named.append(id_ if times[id_] == 1 else f"{id_}#{times[id_]}")
-    return named
+        numbered.append(id_ if times[id_] == 1 else f"{id_}#{times[id_]}")
+    return numbered

@@ -1,6 +1,6 @@
-"""Which order the settings choose.
+"""Makes the order that the settings choose.
 
-In: the training tasks and `sampling`. Out: an `Order`.
+In: the training tasks and the settings of `sampling`. Out: an `Order`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sharpen.types import Task
 
 
 class OrderSettings(DifficultySettings, Protocol):
-    """The part of the settings `sampling` that is read here."""
+    """The settings of `sampling` that are read here."""
 
     @property
     def order(self) -> str: ...
@@ -24,19 +24,21 @@ class OrderSettings(DifficultySettings, Protocol):
 
 
 def make_order(tasks: Sequence[Task], sampling: OrderSettings, *, seed: int, batch_size: int) -> Order:
-    """The configured order over `tasks`. Raises `DatasetError` if a task lacks the number that a curriculum needs."""
+    """Return the configured order of `tasks`. Raises `DatasetError` if a task lacks the number for a curriculum."""
     if sampling.order == "difficulty":
         return DifficultyOrder(len(tasks), seed, batch_size, sampling)
     if sampling.order == "curriculum" and sampling.curriculum_key is not None:
         sequence = easy_to_hard(tasks, sampling.curriculum_key)
         name = f"curriculum by {sampling.curriculum_key}"
         return TaskOrder(len(tasks), seed, batch_size, shuffle=False, sequence=sequence, name=name)
+    if sampling.order == "sequential":
+        return TaskOrder(len(tasks), seed, batch_size, shuffle=False, name="sequential")
     return TaskOrder(len(tasks), seed, batch_size)
 
 
 def easy_to_hard(tasks: Sequence[Task], key: str) -> list[int]:
-    """The places of the tasks in ascending order of the number in their field `key`, equal ones as they came; with `-`
-    before the field's name in descending order.
+    """Return the task indices sorted by the number in the tasks' field `key`, ascending; descending if `key` begins
+    with `-`. The sort is stable.
 
     Raises `DatasetError` for a task without such a number.
     """

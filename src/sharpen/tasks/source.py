@@ -1,7 +1,7 @@
-"""Reads a dataset: a folder, a single file, or a name on the Hugging Face hub, always through `datasets.load_dataset`.
+"""Reads a dataset: a folder, a single file, or a name on the Hugging Face hub, always with `datasets.load_dataset`.
 
 In: a `DatasetAddress`. Out: `Task`s (a lazy sequence), or plain rows for a preview. Every failure is a `DatasetError`
-with one sentence. Local paths never touch the network.
+with a message of one sentence. Local paths never use the network.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, overload
 
-from sharpen.errors import DatasetError
+from sharpen.errors import DatasetError, DatasetNotFoundError
 from sharpen.types import Task
 
 FORMATS = (".jsonl", ".json", ".parquet", ".csv")
-"""Single files that can be read (also with `.gz`)."""
+"""The extensions of single files that can be read (also with `.gz`)."""
 
 
 class DatasetAddress(Protocol):
-    """What says where rows are: a path or a name on the hub, the configuration and the split (as `DatasetConfig`)."""
+    """Where rows are: a path or a name on the hub, the configuration and the split (as in `DatasetConfig`)."""
 
     @property
     def path(self) -> str: ...
@@ -41,7 +41,7 @@ class MissingFieldError(DatasetError, KeyError):
 
 
 class Row(dict[str, Any]):
-    """What the workflow receives as `task`: a plain dict that says which fields exist when one is missing."""
+    """The dict that the workflow receives as `task`. Its error for a missing field lists the fields that exist."""
 
     def __missing__(self, key: str) -> Any:
         close = difflib.get_close_matches(str(key), [str(name) for name in self], n=1)
@@ -73,7 +73,7 @@ class TaskTable(Sequence[Task]):
 
 
 def load_tasks(config: DatasetAddress) -> Sequence[Task]:
-    """The tasks of `config.split`, in the dataset's order. Raises `DatasetError`."""
+    """Return the tasks of `config.split`, in the dataset's order. Raises `DatasetError`."""
     rows, prefix = _open(config, streaming=False)
     if len(rows) == 0:
         raise DatasetError(_empty(config))
@@ -81,8 +81,8 @@ def load_tasks(config: DatasetAddress) -> Sequence[Task]:
 
 
 def read_rows(config: DatasetAddress) -> Iterator[dict[str, Any]]:
-    """The rows of `config.split` one by one, without preparing the whole dataset. Raises `DatasetError`."""
-    # The library cannot slice a split ("train[:100]") while it streams.
+    """Yield the rows of `config.split`, without preparing the whole dataset. Raises `DatasetError`."""
+    # The library cannot slice a split ("train[:100]") while streaming.
     rows, _ = _open(config, streaming=config.split is None or "[" not in config.split)
     reader = iter(rows)
     read = 0
@@ -90,7 +90,7 @@ def read_rows(config: DatasetAddress) -> Iterator[dict[str, Any]]:
         try:
             with _quiet():
                 row = list(islice(reader, 1))
-        except Exception as error:  # the library's readers raise errors of many kinds: each means unreadable data
+        except Exception as error:  # the library's readers raise many kinds of errors: the data is unreadable
             raise DatasetError(f"dataset {config.path!r} cannot be read: {_one_line(error)}") from error
         if not row:
             break
@@ -100,15 +100,22 @@ def read_rows(config: DatasetAddress) -> Iterator[dict[str, Any]]:
         raise DatasetError(_empty(config))
 
 
+def check_path(config: DatasetAddress) -> None:
+    """Raise `DatasetNotFoundError` for a path that can only be meant locally and is not there."""
+    if _looks_local(config.path) and not Path(config.path).expanduser().exists():
+        raise DatasetNotFoundError(
+            f"dataset {config.path!r} does not exist: no such file or folder (seen from {Path.cwd()})"
+        )
+
+
 def _open(config: DatasetAddress, *, streaming: bool) -> tuple[Any, str]:
-    """The rows of the split, and the name that its task ids begin with."""
+    """Return the rows of the split, and the prefix of its task ids."""
     path = Path(config.path).expanduser()
     if path.is_file():
         return _open_file(path, config, streaming)
-    if not path.exists() and _looks_local(config.path):
-        raise DatasetError(f"dataset {config.path!r} does not exist: no such file or folder (seen from {Path.cwd()})")
+    check_path(config)
     sliced = config.split is not None and re.search(r"[\[+]", config.split)
-    if path.is_dir() and glob.escape(str(path)) != str(path):  # the library looks for what matches it
+    if path.is_dir() and glob.escape(str(path)) != str(path):  # the library would use the path as a pattern
         raise DatasetError(
             f"dataset {config.path!r} has *, ? or [ in its path: rename the folder, or name a file in it"
         )
@@ -120,15 +127,16 @@ def _open(config: DatasetAddress, *, streaming: bool) -> tuple[Any, str]:
     if config.split is None:
         if len(loaded) > 1:
             raise DatasetError(f"dataset {config.path!r} has several splits ({splits}): set split to one of them")
-        only = next(iter(loaded))
-        return loaded[only], only
+        split = next(iter(loaded))
+        return loaded[split], split
     if config.split not in loaded:
         raise DatasetError(f"dataset {config.path!r} has no split {config.split!r}; its splits are: {splits}")
     return loaded[config.split], config.split
 
 
 def _open_file(path: Path, config: DatasetAddress, streaming: bool) -> tuple[Any, str]:
-    """A single file is one split, named after the file: ids of `train.jsonl` and `test.jsonl` stay apart."""
+    """Open a single file as one split. Task ids begin with the file's name, so those of `train.jsonl` and `test.jsonl`
+    differ."""
     suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
     if not suffixes or suffixes[-1].lower() not in FORMATS:
         raise DatasetError(f"dataset {config.path!r} is not a file we can read: use one of {', '.join(FORMATS)}")
@@ -143,11 +151,11 @@ def _open_file(path: Path, config: DatasetAddress, streaming: bool) -> tuple[Any
         )
     if path.stat().st_size == 0:
         raise DatasetError(_empty(config))
-    # As a file of its folder: naming a reader ("json") instead would send a download count over the network. The
-    # library names the dataset after the folder, which must have a name, and takes the file's path as a pattern.
+    # Loaded as a file of its folder, since loading by format ("json") would send a download count over the network.
+    # The library names the dataset after the folder, which must have a name, and uses the file's path as a pattern.
     absolute = path.absolute()
     if not absolute.parent.name:
-        raise DatasetError(f"dataset {config.path!r} lies in the root folder: move it into another one")
+        raise DatasetError(f"dataset {config.path!r} is in the root folder: move it into another one")
     pattern = glob.escape(str(absolute))
     rows = _load(config, str(absolute.parent), data_files={base: pattern}, split=split, streaming=streaming)
     return rows, split.replace(base, stem)
@@ -159,9 +167,7 @@ def _load(config: DatasetAddress, path: str, **arguments: Any) -> Any:
     try:
         with _quiet():
             return datasets.load_dataset(path, **arguments)
-    except (
-        Exception
-    ) as error:  # the library raises errors of many kinds, StopIteration included: all mean unreadable data
+    except Exception as error:  # the library raises many kinds of errors, even StopIteration: the data is unreadable
         if "corresponds to no data" in str(error):
             raise DatasetError(_empty(config)) from error
         if (problem := _wrong_configuration(config, str(error))) is not None:
@@ -171,7 +177,7 @@ def _load(config: DatasetAddress, path: str, **arguments: Any) -> Any:
 
 
 def _wrong_configuration(config: DatasetAddress, error: str) -> str | None:
-    """What is wrong with `name`, if the library's error is about that; it lists the configurations there are."""
+    """Return what is wrong with `config.name` if the library's error is about it (it lists the configurations)."""
     if "Config name is missing" not in error and not re.match(r"BuilderConfig .* not found", error):
         return None
     listed = re.search(r"\[('.*?')\]", error)
@@ -184,7 +190,7 @@ def _wrong_configuration(config: DatasetAddress, error: str) -> str | None:
 
 
 def _looks_local(path: str) -> bool:
-    """Whether a path that does not exist can only be meant locally (hub names are `name` or `owner/name`)."""
+    """Whether a path that does not exist cannot be a name on the hub (which is `name` or `owner/name`)."""
     return path.startswith((".", "/", "~")) or path.count("/") > 1 or Path(path).suffix.lower() in FORMATS
 
 
@@ -200,7 +206,7 @@ def _one_line(error: BaseException) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No progress bars and no log lines of the datasets library."""
+    """Turn off the progress bars and log lines of the datasets library during a block."""
     import datasets
 
     bars = datasets.is_progress_bar_enabled()

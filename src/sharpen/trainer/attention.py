@@ -1,12 +1,13 @@
 """Attention over a pack's prefix tree, plugged into any Hugging Face model through transformers' `AttentionInterface`.
 
-In: queries, keys and values of the computed tokens of a pack, and its `TreeLayout`. Out: each token attends to its
-segment's ancestors and to its own segment up to itself. No token attends to another branch, nothing is padded.
+In: queries, keys and values of the computed tokens of a pack, and its `TreeLayout`. Out: the attention outputs. Each
+token attends to its segment's ancestors and to its own segment up to itself, never to another branch. Nothing is
+padded.
 
-Three ways to the same numbers. `_Cascade` (CPU): each segment's keys meet, in one call each, its own queries (causal)
-and all queries below it, which lie in one range; the partial results are merged by their log-sum-exp. `varlen` (GPU, in
-half precision): one call of a kernel for all segments. `_per_segment` (else, or where a sliding window is shorter than
-the pack's sequences): each segment's queries meet the keys of its whole path.
+There are three implementations with the same result. `_Cascade` (CPU) makes two calls per segment, in which its keys
+meet its own queries (causal) and all queries of its descendants, which are one range; the partial results are merged by
+their log-sum-exp. `varlen` (GPU, half precision) makes one kernel call for all segments. `_per_segment` (otherwise, or
+if a sliding window is shorter than the sequences) makes one call per segment, with the keys of its whole path.
 
 Shape suffixes: H heads, K key/value heads, N computed tokens of a pack, L tokens of a segment, S keys of a path, D head
 size.
@@ -29,18 +30,18 @@ from sharpen.trainer.packing import Segment
 from sharpen.trainer.varlen import Paths, TorchVarlen, Varlen, check_kernel, torch_varlen, varlen_attention
 
 NAME = "sharpen_tree"
-"""What `config._attn_implementation` is set to. No mask function goes by this name, so transformers makes no mask."""
+"""Value of `config._attn_implementation`. No mask function has this name, so transformers creates no mask."""
 
 
 class TreeLayout:
-    """Who attends to whom in a pack. `positions_N` are positions within the sequences; `varlen` is the kernel to use
-    where it can be."""
+    """Which tokens of a pack attend to which. `positions_N` are positions within the sequences; `varlen` is the kernel
+    to use if possible."""
 
     def __init__(self, segments: Sequence[Segment], positions_N: torch.Tensor, *, varlen: Varlen | None = None) -> None:
         self.segments = tuple(segments)
         self.positions_N = positions_N
         self.paths = tuple(self._path(number) for number in range(len(self.segments)))
-        # Not the maximum of the positions: on a GPU that would wait for all work before it.
+        # Computed from lengths, since reading the largest position would wait for the GPU.
         self.max_position = max(sum(self._length(part) for part in path) for path in self.paths) - 1
         self.varlen = varlen
 
@@ -49,18 +50,18 @@ class TreeLayout:
 
     @functools.cached_property
     def kernel_paths(self) -> Paths:
-        """The paths as the kernel takes them; made once for all layers."""
+        """The paths in the kernel's format, computed once for all layers."""
         return Paths.of(self.segments, self.paths, self.positions_N.device)
 
     def _path(self, number: int) -> tuple[int, ...]:
-        """Segment numbers from the first ancestor to the segment itself."""
+        """Return the segment numbers from the first ancestor to the segment itself."""
         path = [number]
         while (parent := self.segments[path[-1]].parent) is not None:
             path.append(parent)
         return tuple(reversed(path))
 
     def mask_LS(self, number: int, window: int | None) -> torch.Tensor:
-        """Which keys of its path a segment's queries see. Positions along a path rise, so they alone decide."""
+        """Return which keys of its path a segment's queries see. Positions increase along a path, so they decide."""
         positions = [
             self.positions_N[self.segments[part].start : self.segments[part].stop] for part in self.paths[number]
         ]
@@ -83,19 +84,20 @@ def tree_attention(
     s_aux: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls in each layer: query (1, H, N, D), key and value (1, K, N, D) to (1, N, H, D).
+    """Compute attention for transformers, which calls this in each layer: query (1, H, N, D), key and value
+    (1, K, N, D) give (1, N, H, D).
 
-    Dropout is never applied: logprobs are those of the model that acts. Raises `ModelError` for kinds of attention that
-    are not computed here.
+    Dropout is never applied, since logprobs must equal the engine's. Raises `ModelError` for unsupported kinds of
+    attention.
     """
     if softcap is not None or s_aux is not None or attention_mask is not None:
         raise ModelError(
-            f"{type(module).__name__} uses soft-capped logits, sinks or its own mask: not supported in training"
+            f"{type(module).__name__} uses soft-capped logits, sinks or its own mask, which training does not support"
         )
     dtype = value.dtype
     windowed = sliding_window is not None and tree.max_position >= sliding_window
     if query.device.type == "cpu" and not windowed and tree.varlen is None:
-        # In bfloat16 the CPU's fused backward pass takes several times as long.
+        # In bfloat16 the fused backward pass on a CPU takes several times as long.
         exact = torch.promote_types(dtype, torch.float32)
         out = _Cascade.apply(query.to(exact), key.to(exact), value.to(exact), tree, scaling)  # type: ignore[no-untyped-call]
         out = out.to(dtype)
@@ -112,26 +114,26 @@ ALL_ATTENTION_FUNCTIONS.register(NAME, tree_attention)
 
 
 def choose_varlen(config: Any, compute_dtype: torch.dtype, device: torch.device) -> tuple[Varlen | None, str]:
-    """The kernel for a model on a device, and what to tell the user: which way is taken, and why not the kernel's.
+    """Return the attention kernel for a model on a device, if any, and a line for the user: what is used, and why.
 
-    The kernel is compared with `_per_segment` on a small tree with the model's numbers of heads first.
+    The kernel is first compared with `_per_segment` on a small tree with the model's numbers of heads.
     """
     if device.type != "cuda":
         return None, ""
-    plainly = "training attention: segment by segment"
+    plain = "training attention: segment by segment"
     if compute_dtype not in TorchVarlen.dtypes:
-        return None, f"{plainly} (flash kernels compute in half precision, and trainer.dtype is float32)"
+        return None, f"{plain} (flash kernels compute in half precision, and trainer.dtype is float32)"
     kernel = torch_varlen()
     if isinstance(kernel, str):
-        return None, f"{plainly} ({kernel})"
+        return None, f"{plain} ({kernel})"
     wrong = check_varlen(kernel, config, device)
     if wrong:
-        return None, f"{plainly} (not by PyTorch's variable-length kernel: {wrong})"
+        return None, f"{plain} (PyTorch's variable-length kernel cannot be used: {wrong})"
     return kernel, "training attention: PyTorch's variable-length flash kernel"
 
 
 def check_varlen(kernel: Varlen, config: Any, device: torch.device) -> str:
-    """What is wrong with a kernel at a model's numbers of heads, on a tree of four segments; empty if nothing is."""
+    """Check a kernel with a model's numbers of heads on a tree of four segments. Return what is wrong, or ""."""
     ends = [(0, 70, 300, None), (70, 135, 200, 0), (135, 200, 200, 1), (200, 300, 300, 0)]
     segments = [Segment(start=a, stop=b, subtree_stop=end, parent=parent) for a, b, end, parent in ends]
     positions_N = torch.from_numpy(np.concatenate([np.arange(200), np.arange(70, 170)]))
@@ -159,7 +161,7 @@ def _per_segment(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tree: TreeLayout, scale: float, window: int | None
 ) -> torch.Tensor:
     if query.is_cuda and query.shape[1] != key.shape[1]:
-        # With fewer key heads no fused kernel of a GPU takes a mask or fp32: all scores would be held at once.
+        # With fewer key heads, no fused GPU kernel supports a mask or fp32: the fallback would hold all scores at once.
         key, value = (tensor.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for tensor in (key, value))
     lengths = [segment.stop - segment.start for segment in tree.segments]
     queries, keys, values = (torch.split(tensor, lengths, dim=2) for tensor in (query, key, value))
@@ -185,7 +187,8 @@ _attend_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_ba
 
 @contextmanager
 def _fused_precision() -> Iterator[None]:
-    """PyTorch's default matmul setting in the fused kernel, whose small products "medium" makes 4 times slower."""
+    """Use PyTorch's default matmul precision: with "medium", the small products in the fused kernel are 4 times
+    slower."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
@@ -197,8 +200,8 @@ def _fused_precision() -> Iterator[None]:
 class _Cascade(torch.autograd.Function):
     """Partial attention per segment, merged by log-sum-exp.
 
-    With the merged output and log-sum-exp, the backward pass of each part is that of plain attention: its probabilities
-    are exp(score - lse), whatever the other parts hold.
+    Given the merged output and log-sum-exp, the backward pass of each part is that of plain attention: its
+    probabilities are exp(score - lse), independent of the other parts.
     """
 
     @staticmethod
@@ -206,7 +209,7 @@ class _Cascade(torch.autograd.Function):
         ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tree: TreeLayout, scale: float
     ) -> torch.Tensor:
         _, num_heads, num_tokens, head_size = query.shape
-        # Stored token-major, as the output projection will read it.
+        # Token-major, the layout that the output projection reads.
         out = query.new_empty(1, num_tokens, num_heads, head_size).transpose(1, 2)
         lse = query.new_empty(1, num_heads, num_tokens)
         with _fused_precision():
@@ -245,7 +248,7 @@ class _Cascade(torch.autograd.Function):
 
 
 def _parts(tree: TreeLayout) -> list[tuple[slice, slice, bool]]:
-    """Query range, key range, and whether the part is a segment's own; own parts first."""
+    """Return (query range, key range, causal) of each part. A segment's own queries come first, and are causal."""
     own = [(slice(s.start, s.stop), slice(s.start, s.stop), True) for s in tree.segments]
     below = [
         (slice(s.stop, s.subtree_stop), slice(s.start, s.stop), False) for s in tree.segments if s.subtree_stop > s.stop
@@ -254,7 +257,7 @@ def _parts(tree: TreeLayout) -> list[tuple[slice, slice, bool]]:
 
 
 def _merge(out: torch.Tensor, lse: torch.Tensor, part: torch.Tensor, part_lse: torch.Tensor) -> None:
-    """Fold one more part into `out` and `lse`, in place."""
+    """Merge a part into `out` and `lse`, in place."""
     total = torch.logaddexp(lse, part_lse)
     out.mul_((lse - total).exp_().unsqueeze(-1)).addcmul_(part, (part_lse - total).exp_().unsqueeze(-1))
     lse.copy_(total)

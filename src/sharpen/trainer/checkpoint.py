@@ -1,9 +1,9 @@
-"""Checkpoints: Hugging Face directories that transformers and vLLM load as they are, plus `trainer_state/` for resume.
+"""Checkpoints: Hugging Face directories that transformers and vLLM can load, plus `trainer_state/` for resume.
 
-In: a model, optimizer tensors and a JSON state. Out: `global_step_N/` in the run directory, either whole or not there,
-with `latest` and `best` pointing to one of them. Weights are stored in the type that the run computes in, since that
-model was evaluated; where that is not fp32, the fp32 master weights lie in `trainer_state/`. A run with adapters leaves
-the merged model, `adapter/` in peft's format, and the adapters in `trainer_state/`.
+In: a model, optimizer tensors and a JSON state. Out: `global_step_N/` in the run directory, written completely or not
+at all, with `latest` and `best` pointing to one of them. Weights are stored in the compute dtype of the run, since
+that is the model that was evaluated; if it is not fp32, the fp32 master weights are in `trainer_state/`. A run with
+adapters stores the merged model, `adapter/` in peft's format, and the adapters in `trainer_state/`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from sharpen.errors import CheckpointError
-from sharpen.trainer.sharding import divided_like
+from sharpen.trainer.sharding import shard_like
 
 if TYPE_CHECKING:
     from sharpen.trainer.model import TrainedModel
@@ -37,8 +37,8 @@ _OWN_FILES = ("weights", "optimizer", "random")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedState:
-    """What a checkpoint holds for resume. `weights` are the fp32 master weights (or adapters) by name; `further` are
-    tensors that the run saved beside, by the name it gave them."""
+    """The content of a checkpoint that a resume needs. `weights` are the fp32 master weights (or adapters) by name;
+    `further` are the additional tensors passed to `save`, under the same names."""
 
     weights: Mapping[str, torch.Tensor]
     optimizer_tensors: Mapping[str, torch.Tensor]
@@ -48,16 +48,16 @@ class SavedState:
 
 
 class _TensorFiles(Mapping[str, torch.Tensor]):
-    """The tensors of some files, each read when it is asked for: of several ranks none holds all of them."""
+    """The tensors of some files, each read when it is accessed, so that no rank has to hold all of them."""
 
     def __init__(self, *files: Path) -> None:
-        """Open them. Raises `OSError` or `SafetensorError` if one is not there, or not whole."""
+        """Open the files. Raises `OSError` or `SafetensorError` if one is missing or damaged."""
         opened: list[Any] = [safe_open(file, framework="pt") for file in files]
-        self._files = {name: file for file in opened for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+        self._files = {name: file for file in opened for name in file.keys()}  # noqa: SIM118 (not a mapping)
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        found: torch.Tensor = self._files[name].get_tensor(name)
-        return found
+        tensor: torch.Tensor = self._files[name].get_tensor(name)
+        return tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)
@@ -75,14 +75,14 @@ def save(
     further: Mapping[str, Mapping[str, torch.Tensor]] | None = None,
     team: Team,
 ) -> None:
-    """Write a checkpoint at `directory`, replacing one that is there. `state` must be JSON; `further` are tensors to
-    save beside (a critic's, say), by any names but those of the files there. Every rank of the team calls this; the
-    first writes, and what stops it is raised by all.
+    """Write a checkpoint at `directory`, replacing an existing one. `state` must be JSON; `further` are additional
+    tensors by file name (a critic's, for example), which must not be "weights", "optimizer" or "random". Every rank of
+    the team calls this; the first one writes, and if it fails, all raise.
 
-    Tokenizer, chat template and generation config are the files of the local directory that `policy` came from. Raises
-    `CheckpointError` (a full disk, say); then what was at `directory` stays and nothing else is left behind.
+    Tokenizer, chat template and generation config are copied from the local directory that `policy` was loaded from.
+    Raises `CheckpointError`, for example if the disk is full; then whatever was at `directory` is unchanged and no
+    partial files remain.
     """
-
     pieces = _pieces(policy, {"optimizer": optimizer_tensors, **(further or {})}, team)
 
     def write(partial: Path) -> None:
@@ -97,8 +97,8 @@ def save(
                 policy.write_trained(partial, tensors)
             save_file(_on_cpu(tensors), inner / f"{name}.safetensors")
         save_file(_random_state(), inner / "random.safetensors")
-        whole = dict(state) if policy.adapters is None else {**state, ADAPTERS: policy.adapters}
-        (inner / "state.json").write_text(json.dumps(whole, indent=2) + "\n")
+        full_state = dict(state) if policy.adapters is None else {**state, ADAPTERS: policy.adapters}
+        (inner / "state.json").write_text(json.dumps(full_state, indent=2) + "\n")
 
     failure = None
     if team.rank == 0:
@@ -106,7 +106,7 @@ def save(
             write_directory(directory, write)
         except CheckpointError as error:
             failure = error
-    for _ in pieces:  # what this rank did not write it gathers for the others all the same
+    for _ in pieces:  # a rank that does not write, or failed, must still take part in gathering
         pass
     team.agree(failure)
 
@@ -114,8 +114,8 @@ def save(
 def _pieces(
     policy: TrainedModel, further: Mapping[str, Mapping[str, torch.Tensor]], team: Team
 ) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
-    """The tensors of a checkpoint file by file, each gathered when it is asked for, so that no more is held at once."""
-    yield _MODEL, team.gather(policy.written())
+    """Yield the tensors of a checkpoint file by file, gathering each file only when it is its turn."""
+    yield _MODEL, team.gather(policy.checkpoint_tensors())
     if policy.compute_dtype != torch.float32 or policy.adapters is not None:
         yield "weights", team.gather(policy.parameters())
     for name, tensors in further.items():
@@ -123,7 +123,7 @@ def _pieces(
 
 
 def load(directory: Path) -> SavedState:
-    """Open a checkpoint. Raises `CheckpointError` if something is missing or cannot be read."""
+    """Open a checkpoint. Raises `CheckpointError` if a file is missing or cannot be read."""
     inner = directory / STATE
     master = inner / "weights.safetensors"
     try:
@@ -141,19 +141,19 @@ def load(directory: Path) -> SavedState:
 
 
 def restore_policy(policy: TrainedModel, saved: SavedState, directory: Path) -> None:
-    """Give a model the weights of the checkpoint in `directory`.
+    """Load the weights of the checkpoint in `directory` into a model.
 
-    Raises `CheckpointError`, with nothing changed, if it is not one of this model, or of other adapters.
+    Raises `CheckpointError`, changing nothing, if the checkpoint is of another model or has other adapters.
     """
     if (before := saved.state.get(ADAPTERS)) != policy.adapters:
         raise CheckpointError(
-            f"{directory} was written by a run that trained {_trained(before)}, but trainer.lora now asks for "
-            f"{_trained(policy.adapters)}: set trainer.lora as it was, or start another run"
+            f"{directory} was written by a run that trained {_describe_adapters(before)}, but trainer.lora now asks "
+            f"for {_describe_adapters(policy.adapters)}: set trainer.lora as it was, or start a new run"
         )
     copy_into(dict(policy.parameters()), saved.weights, directory)
 
 
-def _trained(adapters: Mapping[str, Any] | None) -> str:
+def _describe_adapters(adapters: Mapping[str, Any] | None) -> str:
     if adapters is None:
         return "all weights"
     return f"adapters ({', '.join(f'{name} {value}' for name, value in adapters.items())})"
@@ -162,45 +162,45 @@ def _trained(adapters: Mapping[str, Any] | None) -> str:
 def copy_into(
     parameters: Mapping[str, torch.nn.Parameter], weights: Mapping[str, torch.Tensor], directory: Path
 ) -> None:
-    """Overwrite parameters with the weights of the same names.
+    """Copy weights into the parameters of the same names.
 
-    Raises `CheckpointError`, with nothing changed, if one is missing or differs in shape.
+    Raises `CheckpointError`, changing nothing, if one is missing or has another shape.
     """
     for name, parameter in parameters.items():
-        found = tuple(weights[name].shape) if name in weights else "nothing"
-        if found != tuple(parameter.shape):
+        shape = tuple(weights[name].shape) if name in weights else "nothing"
+        if shape != tuple(parameter.shape):
             raise CheckpointError(
                 f"{directory} is not a checkpoint of this model: {name} should have shape {tuple(parameter.shape)}, "
-                f"found {found}"
+                f"found {shape}"
             )
     with torch.no_grad():
         for name, parameter in parameters.items():
-            parameter.copy_(divided_like(weights[name], parameter))
+            parameter.copy_(shard_like(weights[name], parameter))
 
 
 def set_random_state(random_state: Mapping[str, torch.Tensor]) -> None:
-    """Set torch's generators to a saved state."""
+    """Set torch's random generators to a saved state."""
     torch.set_rng_state(random_state["cpu"])
     if "cuda" in random_state and torch.cuda.is_available():
         torch.cuda.set_rng_state(random_state["cuda"])
 
 
 def step_directory(root: Path, step: int) -> Path:
-    """Where the checkpoint after this step is."""
+    """Return the path of the checkpoint after this step."""
     return root / f"{PREFIX}{step}"
 
 
 def step_of(directory: Path) -> int:
-    """The step of a checkpoint, by its name; 0 for another name."""
+    """Return the step in a checkpoint's name, or 0 if the name is not that of a checkpoint."""
     number = directory.name.removeprefix(PREFIX)
     return int(number) if number.isdigit() else 0
 
 
 def write_directory(directory: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a temporary sibling, flush it to the disk, and rename it to `directory`: whole, or not there.
+    """Let `write` fill a temporary sibling directory, flush it to disk, and rename it to `directory`.
 
-    Raises `CheckpointError` if anything cannot be written; then, and when interrupted, the sibling is removed and what
-    was at `directory` stays. What a kill leaves is put right by `repair`.
+    Raises `CheckpointError` if writing fails; then, and on interruption, the sibling is removed and whatever was at
+    `directory` is unchanged. `repair` cleans up after a kill.
     """
     partial = directory.with_name(f".{directory.name}.partial")
     replaced = directory.with_name(f".{directory.name}.replaced")
@@ -223,14 +223,14 @@ def write_directory(directory: Path, write: Callable[[Path], None]) -> None:
         if not isinstance(error, (OSError, SafetensorError)):
             raise
         raise CheckpointError(
-            f"could not write the checkpoint {directory}: {error}. Earlier checkpoints are untouched"
+            f"could not write the checkpoint {directory}: {error}. Earlier checkpoints are unchanged"
         ) from error
     shutil.rmtree(replaced, ignore_errors=True)
 
 
 def point(root: Path, name: Pointer, target: Path) -> None:
-    """Make `root/name` a link to a directory in `root`, in one move, which is on the disk on return; without links, a
-    file with its name."""
+    """Point `root/name` to a directory in `root`, atomically, and flush it to disk. The pointer is a symbolic link or,
+    if the file system has none, a file that contains the directory's name."""
     partial = root / f".{name}.partial"
     partial.unlink(missing_ok=True)
     try:
@@ -243,13 +243,13 @@ def point(root: Path, name: Pointer, target: Path) -> None:
 
 
 def pointed(root: Path, name: Pointer) -> Path | None:
-    """The checkpoint that `root/name` points to, if it is there."""
-    named = _named(root, name)
-    return root / named if named and (root / named).is_dir() else None
+    """Return the checkpoint that `root/name` points to, or None if there is no pointer or no such directory."""
+    target = _pointer_name(root, name)
+    return root / target if target and (root / target).is_dir() else None
 
 
-def _named(root: Path, name: Pointer) -> str | None:
-    """What `root/name` points to, there or not; None where there is no pointer."""
+def _pointer_name(root: Path, name: Pointer) -> str | None:
+    """Return the name that `root/name` points to, whether it exists or not; None if there is no pointer."""
     pointer = root / name
     if pointer.is_symlink():
         return os.readlink(pointer)
@@ -257,63 +257,65 @@ def _named(root: Path, name: Pointer) -> str | None:
 
 
 def prune(root: Path, keep: int) -> list[Path]:
-    """Remove all checkpoints but the best, the latest, and the `keep` newest others; returns what was removed."""
+    """Remove all checkpoints except the best, the latest and the `keep` newest others. Return the removed ones."""
     kept = {pointed(root, "latest"), pointed(root, "best")}
     steps = _steps(root)
     others = sorted((path for path in steps if path not in kept), key=steps.__getitem__, reverse=True)
     for path in others[keep:]:
-        removed = path.with_name(f".{path.name}.removed")  # half a checkpoint never has a checkpoint's name
+        removed = path.with_name(
+            f".{path.name}.removed"
+        )  # so that a half-removed directory does not look like a checkpoint
         path.rename(removed)
         shutil.rmtree(removed)
     return others[keep:]
 
 
 def repair(root: Path) -> list[str]:
-    """Put right what a kill, or somebody's hand, left of the checkpoints in `root`; a sentence for each thing done.
+    """Repair the checkpoints in `root` after a kill or a manual change. Return a sentence for each repair.
 
-    Afterwards `latest` and `best` point to checkpoints that are there, or are not there, and `latest` can be resumed
-    from. Raises `CheckpointError` if there are checkpoints, but none that is whole.
+    Afterwards `latest` and `best` are absent or point to existing checkpoints, and a run can resume from `latest`.
+    Raises `CheckpointError` if there are checkpoints, but none is complete.
     """
-    said = [_put_back(replaced) for replaced in sorted(root.glob(f".{PREFIX}*.replaced"))]
-    for left in (*root.glob(f".{PREFIX}*.partial"), *root.glob(f".{PREFIX}*.removed")):
-        shutil.rmtree(left)
-    if _named(root, "best") is not None and pointed(root, "best") is None:
-        said.append(f"`best` pointed to {_named(root, 'best')}, which is not there: it is removed")
+    notes = [_finish_replacing(replaced) for replaced in sorted(root.glob(f".{PREFIX}*.replaced"))]
+    for leftover in (*root.glob(f".{PREFIX}*.partial"), *root.glob(f".{PREFIX}*.removed")):
+        shutil.rmtree(leftover)
+    if _pointer_name(root, "best") is not None and pointed(root, "best") is None:
+        notes.append(f"`best` pointed to {_pointer_name(root, 'best')}, which does not exist: `best` was removed")
         (root / "best").unlink()
-    return [*filter(None, said), *_repair_latest(root)]
+    return [*filter(None, notes), *_repair_latest(root)]
 
 
-def _put_back(replaced: Path) -> str:
-    """A checkpoint that was being replaced: the new one if that is there, else the old one."""
+def _finish_replacing(replaced: Path) -> str:
+    """Remove the replaced checkpoint if the new one exists, else restore it. Return a note if it was restored."""
     directory = replaced.with_name(replaced.name.removeprefix(".").removesuffix(".replaced"))
     if directory.is_dir():
         shutil.rmtree(replaced)
         return ""
     replaced.rename(directory)
-    return f"{directory.name} was being replaced when the run was killed: it is back as it was before"
+    return f"{directory.name} was being replaced when the run was killed: the old checkpoint was restored"
 
 
 def _repair_latest(root: Path) -> list[str]:
-    named = _named(root, "latest")
-    if named and is_whole(root / named):
+    name = _pointer_name(root, "latest")
+    if name and is_whole(root / name):
         return []
     steps = _steps(root)
-    what = "there is no `latest`" if named is None else f"`latest` points to {named or 'nothing'}, which is not whole"
-    if whole := [path for path in steps if is_whole(path)]:
-        newest = max(whole, key=steps.__getitem__)
+    problem = "there is no `latest`" if name is None else f"`latest` points to {name or 'nothing'}, which is incomplete"
+    if complete := [path for path in steps if is_whole(path)]:
+        newest = max(complete, key=steps.__getitem__)
         point(root, "latest", newest)
-        return [f"{what}: it now points to {newest.name}, the newest whole checkpoint"]
-    if steps or named is not None:
+        return [f"{problem}: it now points to {newest.name}, the newest complete checkpoint"]
+    if steps or name is not None:
         raise CheckpointError(
-            f"cannot go on in {root}: {what}, and none of its checkpoints is whole "
-            f"({', '.join(sorted(path.name for path in steps)) or 'there are none'}). Put a copy of one back "
+            f"cannot continue in {root}: {problem}, and no checkpoint there is complete "
+            f"({', '.join(sorted(path.name for path in steps)) or 'there are none'}). Restore a copy of one "
             f"({PREFIX}N with its {STATE}/), or choose another experiment_name"
         )
     return []
 
 
 def is_whole(directory: Path) -> bool:
-    """Whether a checkpoint has everything that a resume reads."""
+    """Whether a checkpoint has all files that a resume needs."""
     inner = directory / STATE
     needed = (directory / "config.json", *(inner / f"{name}.safetensors" for name in ("optimizer", "random")))
     return (
@@ -324,13 +326,13 @@ def is_whole(directory: Path) -> bool:
 
 
 def _steps(root: Path) -> dict[Path, int]:
-    """Checkpoints and their steps."""
-    found = {path: path.name.removeprefix(PREFIX) for path in root.glob(f"{PREFIX}*") if path.is_dir()}
-    return {path: int(number) for path, number in found.items() if number.isdigit()}
+    """Return the checkpoints in `root` with their steps."""
+    numbers = {path: path.name.removeprefix(PREFIX) for path in root.glob(f"{PREFIX}*") if path.is_dir()}
+    return {path: int(number) for path, number in numbers.items() if number.isdigit()}
 
 
 def _copy_unchanged(source: Path, directory: Path) -> None:
-    """Tokenizer, chat template and generation config byte for byte, if the model came from a local directory."""
+    """Copy tokenizer, chat template and generation config, if the model was loaded from a local directory."""
     if not source.is_dir():
         return
     for file in source.iterdir():
@@ -351,7 +353,7 @@ def _on_cpu(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _flush(path: Path) -> None:
-    """Wait until a file or directory entry is on the disk."""
+    """Flush a file or directory entry to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,8 +1,8 @@
-"""The critic: a copy of the model with a value head instead of its vocabulary, trained beside the policy.
+"""The critic: a copy of the model with a value head instead of the output layer, trained along with the policy.
 
-In: `Pack`s, and for each loss entry the return that was seen. Out: values, and an updated critic. The value of an entry
-is read from the hidden state that predicts its token, that is, from the state before the action. The head starts at 0,
-so that the first advantages are those of a critic that knows nothing.
+In: `Pack`s, and the return of each loss entry. Out: values, and an updated critic. The value of an entry is computed
+from the hidden state that predicts its token: the state before the action. The head is initialized to 0, so the first
+values are all 0.
 
 Shape suffixes: E loss entries of a pack, C hidden size.
 """
@@ -32,14 +32,14 @@ _WEIGHTS, _OPTIMIZER = "critic", "critic_optimizer"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticUpdate:
-    """What one update of the critic measured: its loss, the share of entries that the clip held."""
+    """The measurements of one update of the critic: its loss, and the share of clipped entries."""
 
     loss: float
     clip_fraction: float
 
 
 class Critic:
-    """Owns the critic's weights and their optimizer."""
+    """Owns the weights and the optimizer of the critic."""
 
     def __init__(
         self,
@@ -50,8 +50,7 @@ class Critic:
         planned_updates: int,
         team: Team | None = None,
     ) -> None:
-        """Take over `model`, whose output embeddings are not used; here it is divided where `team` has several
-        ranks."""
+        """Take over `model`, whose output embeddings are not used, and shard it if `team` has several ranks."""
         self._model = model
         self._config = config
         self._team = team or Team()
@@ -81,7 +80,7 @@ class Critic:
         device: torch.device,
         team: Team | None = None,
     ) -> Critic:
-        """Start from a Hugging Face model. Raises `ModelError` as the policy does."""
+        """Load a Hugging Face model and add a value head. Raises `ModelError` for unsupported architectures."""
         model = TrainedModel.load(
             source,
             dtype=trainer_config.dtype,
@@ -91,50 +90,51 @@ class Critic:
         return cls(model, config=config, trainer_config=trainer_config, planned_updates=planned_updates, team=team)
 
     def parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """Trained parameters by name: the model's without output embeddings of its own, and the head's."""
+        """Yield the trained parameters by name: the model's and the head's, without untied output embeddings."""
         module = self._model.module
         unused = module.get_output_embeddings().weight
         tied = unused is module.get_input_embeddings().weight
         yield from ((name, p) for name, p in self._model.parameters() if tied or p is not unused)
 
     def values(self, pack: Pack) -> torch.Tensor:
-        """The value of the state before each loss entry's token, shape E."""
+        """Return the value of the state before each loss entry's token, shape E."""
         return self._model.read(pack, self._head)
 
     def backward(self, parts: Sequence[Part]) -> CriticUpdate:
-        """Add the gradient of an update, whose loss is the mean over its loss entries."""
+        """Add the gradient of an update; its loss is the mean over all loss entries."""
         num_entries = sum(part.pack.num_trained_tokens for part in parts)
-        found = self._team.map(parts, lambda part: self._backward(part, num_entries), self._backward_nothing)
+        results = self._team.map(parts, lambda part: self._backward(part, num_entries), self._backward_idle)
         return CriticUpdate(
-            loss=sum(loss for loss, _ in found),
-            clip_fraction=sum(clipped for _, clipped in found) / max(num_entries, 1),
+            loss=sum(loss for loss, _ in results),
+            clip_fraction=sum(clipped for _, clipped in results) / max(num_entries, 1),
         )
 
     def _backward(self, part: Part, num_entries: int) -> tuple[float, float]:
-        """Add a pack's gradient; its part of the loss, and how many of its entries the clip held."""
+        """Add the gradient of a pack. Return its share of the loss, and its number of clipped entries."""
         assert part.values_E is not None
         assert part.returns_E is not None
         values_E = self.values(part.pack)
-        old_E, returns_E = (to_device(known, values_E.device) for known in (part.values_E, part.returns_E))
+        old_E, returns_E = (to_device(tensor, values_E.device) for tensor in (part.values_E, part.returns_E))
         losses_E, clipped_E = value_loss(values_E, old_E, returns_E, clip=self._config.value_clip)
         loss = losses_E.sum() / num_entries
         loss.backward()  # type: ignore[no-untyped-call]
         return float(loss.detach()), float(clipped_E.sum())
 
-    def _backward_nothing(self) -> None:
+    def _backward_idle(self) -> None:
         values_E = self.values(IDLE)
         values_E.backward(torch.zeros_like(values_E))  # type: ignore[no-untyped-call]
 
     def state_tensors(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Weights and optimizer state, for a checkpoint's `further` tensors."""
+        """Return weights and optimizer state, for the `further` tensors of a checkpoint."""
         weights = {name: parameter.detach() for name, parameter in self.parameters()}
         return {_WEIGHTS: weights, _OPTIMIZER: self.optimizer.state_tensors()}
 
     def restore(self, further: Mapping[str, Mapping[str, torch.Tensor]], directory: Path) -> None:
-        """Take back what `state_tensors` gave, from the checkpoint in `directory`. Raises `CheckpointError`."""
+        """Load the `state_tensors` of the checkpoint in `directory`. Raises `CheckpointError` if they are missing or of
+        another model."""
         if _WEIGHTS not in further or _OPTIMIZER not in further:
             raise CheckpointError(
-                f"{directory} holds no critic: the run that wrote it used an algorithm without one; start another run"
+                f"{directory} holds no critic: the run that wrote it used an algorithm without one; start a new run"
             )
         checkpoint.copy_into(dict(self.parameters()), further[_WEIGHTS], directory)
         self.optimizer.load_state_tensors(further[_OPTIMIZER])

@@ -1,8 +1,8 @@
-"""Takes the advantage of single tokens away by what training on them does to the entropy, where the algorithm asks.
+"""Sets the advantage of tokens to 0 depending on how training on them changes the entropy (`clipb`, `clipv`).
 
-In: all packs of a step with their advantages, and the policy before the step's first update. Out: the same packs, where
-some entries have the advantage 0, and how many. It costs one forward pass over the step's tokens, since what a token
-counts depends on all others. A token without advantage stays in the normalization of the loss and in its KL term.
+In: all packs of a step with their advantages, and the policy before the step's first update. Out: the same packs, with
+advantage 0 for some entries, and metrics. It costs one forward pass over all tokens of the step, because the threshold
+depends on all of them. A clipped token still counts in the normalization of the loss and in the KL term.
 
 Shape suffixes: S loss tokens of a step, E loss entries of a pack.
 """
@@ -25,8 +25,8 @@ from sharpen.trainer.work import Part
 
 
 def clip_by_entropy(parts: Sequence[Part], policy: TrainedModel, algorithm: Algorithm, team: Team) -> dict[str, float]:
-    """Set advantages to 0 where the algorithm says so. Returns metrics: the share of tokens that lost theirs, of all
-    tokens and of those with a negative one."""
+    """Set the advantages of clipped tokens to 0. Return metrics: the number of clipped tokens relative to all tokens,
+    and relative to those with a negative advantage."""
     if not algorithm.clips_by_entropy or not parts:
         return {}
 
@@ -34,12 +34,12 @@ def clip_by_entropy(parts: Sequence[Part], policy: TrainedModel, algorithm: Algo
         return _columns(policy.score(pack, statistic=mean_discriminator))
 
     with torch.no_grad():
-        found = team.map(parts, lambda part: score(part.pack), lambda: score(IDLE))
-    logprobs_S, entropy_S, means_S = (np.concatenate(column) for column in zip(*found, strict=True))
+        scores = team.map(parts, lambda part: score(part.pack), lambda: score(IDLE))
+    logprobs_S, entropy_S, means_S = (np.concatenate(column) for column in zip(*scores, strict=True))
     advantages_S = np.concatenate([part.pack.advantages_E for part in parts])
     kept_S = algorithm.keeps_advantage(advantages_S.astype(np.float64), logprobs_S, entropy_S, means_S)
-    lengths = np.cumsum([part.pack.num_trained_tokens for part in parts])[:-1]
-    for part, advantages_E in zip(parts, np.split(np.where(kept_S, advantages_S, 0.0), lengths), strict=True):
+    ends = np.cumsum([part.pack.num_trained_tokens for part in parts])[:-1]
+    for part, advantages_E in zip(parts, np.split(np.where(kept_S, advantages_S, 0.0), ends), strict=True):
         part.pack = replace(part.pack, advantages_E=advantages_E.astype(np.float32))
     num_negative = max(int((advantages_S < 0).sum()), 1)
     return {
@@ -49,7 +49,7 @@ def clip_by_entropy(parts: Sequence[Part], policy: TrainedModel, algorithm: Algo
 
 
 def _columns(scores: PackScores) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Logprob, entropy and mean discriminator of a pack's entries."""
+    """Return logprob, entropy and mean discriminator of a pack's entries."""
     assert scores.statistic_E is not None
     columns = (scores.logprobs_E, scores.entropy_E, scores.statistic_E)
     first, second, third = (column.double().cpu().numpy() for column in columns)

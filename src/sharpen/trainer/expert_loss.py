@@ -1,8 +1,7 @@
-"""The expert's part of an update: its tokens scored, their loss and its gradient.
+"""The loss of an update on an expert's rows, and its gradient.
 
-In: packs of an expert's rows, which are never mixed with those of rollouts: nobody sampled these tokens, so that they
-have no ratio, no advantage, and nothing to compare with the engine. Out: gradients, which add to those of the rollouts,
-and an `ExpertPart` of numbers.
+In: packs of an expert's rows. They are kept apart from packs of rollouts: no engine sampled these tokens, so they have
+no ratio, no advantage, and nothing to compare. Out: gradients, added to those of the rollouts, and an `ExpertPart`.
 
 Shape suffixes: E loss entries of a pack.
 """
@@ -16,12 +15,12 @@ from sharpen.algorithm.expert import Expert
 from sharpen.trainer.model import TrainedModel
 from sharpen.trainer.packing import Pack
 from sharpen.trainer.scores import to_device
-from sharpen.trainer.team import Team, backward_nothing
+from sharpen.trainer.team import Team, backward_idle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertPart:
-    """What the expert's tokens added to an update: `loss` with its weight `mu`, and the sum of their -log π."""
+    """The expert's share in an update: its `loss`, already weighted by `mu`, and the sum of -log π of its tokens."""
 
     mu: float
     loss: float
@@ -30,7 +29,7 @@ class ExpertPart:
 
 
 def backward(policy: TrainedModel, packs: Sequence[Pack], expert: Expert, step: int, team: Team) -> ExpertPart:
-    """Add the gradient of the expert's tokens of one update, made in the given step (the first is 1)."""
+    """Add the gradient of the expert's tokens in one update of a step; steps count from 1."""
     mu = expert.weight(step)
 
     def backward_one(pack: Pack) -> tuple[float, float]:
@@ -40,19 +39,19 @@ def backward(policy: TrainedModel, packs: Sequence[Pack], expert: Expert, step: 
         loss.backward()  # type: ignore[no-untyped-call]
         return float(loss.detach()), -float(logprobs_E.detach().sum())
 
-    found = team.map(packs, backward_one, lambda: backward_nothing(policy))
+    results = team.map(packs, backward_one, lambda: backward_idle(policy))
     return ExpertPart(
         mu=mu,
-        loss=sum(loss for loss, _ in found),
-        nll_sum=sum(nll for _, nll in found),
+        loss=sum(loss for loss, _ in results),
+        nll_sum=sum(nll for _, nll in results),
         num_tokens=sum(pack.num_trained_tokens for pack in packs),
     )
 
 
 def summarize(parts: Sequence[ExpertPart]) -> dict[str, float]:
-    """Metrics of a step's updates: `expert_loss` is a part of the loss, `expert_nll` the mean -log π of the tokens."""
+    """Return the metrics of a step: `expert_loss` is a term of the loss, `expert_nll` the mean -log π per token."""
     if not parts:
         return {}
     num_tokens = sum(part.num_tokens for part in parts)
-    found = {"mu": parts[-1].mu, "expert_loss": sum(part.loss for part in parts) / len(parts)}
-    return found | ({"expert_nll": sum(part.nll_sum for part in parts) / num_tokens} if num_tokens else {})
+    values = {"mu": parts[-1].mu, "expert_loss": sum(part.loss for part in parts) / len(parts)}
+    return values | ({"expert_nll": sum(part.nll_sum for part in parts) / num_tokens} if num_tokens else {})

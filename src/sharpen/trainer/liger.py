@@ -1,8 +1,9 @@
-"""Liger's Triton kernels (RMSNorm, SwiGLU) in a model that trains on a GPU, where liger-kernel is installed.
+"""Uses Liger's Triton kernels (RMSNorm, SwiGLU) in a model that trains on a GPU, if liger-kernel is installed.
 
-In: a Hugging Face model. Out: its modules compute with them, and a line that says so. Only this model's own modules
-change: Liger also replaces classes of the modelling file, for every model made later in the process, and that is taken
-back. Its rotary embedding can be had in no other way, and is left out; so is its fused loss, which gives no entropies.
+In: a Hugging Face model. Out: the same model with these kernels, and a line for the user. Only this model changes:
+Liger also replaces classes of transformers' modelling file, which would affect every model created later, so that is
+undone. Its rotary embedding is available only that way and is therefore not used. Nor is its fused loss: it computes
+no entropies.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ import torch
 
 PACKAGE = "liger-kernel"
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-"""Model types for which it is asked; of others it is not known that their norms are the same."""
+"""Supported model types; Liger's norms may differ from those of others."""
 
 
 def use_liger(module: Any, device: torch.device) -> str:
-    """Put Liger's kernels into `module`, where they are installed; what to tell the user, empty if they are not."""
+    """Install Liger's kernels in `module` if possible. Return a line for the user, or "" if Liger is not installed."""
     if device.type != "cuda" or find_spec("liger_kernel") is None:
         return ""
     kind = module.config.model_type
@@ -37,7 +38,7 @@ def use_liger(module: Any, device: torch.device) -> str:
 
 
 def put_in(module: Any, apply: Callable[..., None]) -> None:
-    """Apply a Liger function to `module` alone: what it replaced in the modelling file is put back."""
+    """Apply a Liger function to `module`, and restore what it replaced in the modelling file."""
     file = sys.modules[type(module).__module__]
     before = dict(vars(file))
     apply(rope=False, cross_entropy=False, fused_linear_cross_entropy=False, rms_norm=True, swiglu=True, model=module)
@@ -47,7 +48,7 @@ def put_in(module: Any, apply: Callable[..., None]) -> None:
 
 
 def take_out(module: Any) -> None:
-    """The model's own forward functions again."""
+    """Restore the model's own forward functions."""
     for part in module.modules():
         for name in ("forward", "extra_repr", "_get_name"):
             part.__dict__.pop(name, None)

@@ -1,9 +1,9 @@
-"""LoRA: a policy that trains low-rank adapters on the linear layers of a frozen model (Hu et al. 2021), through peft.
+"""LoRA: trains low-rank adapters on the linear layers of a frozen model (Hu et al. 2021), with peft.
 
-In: a model directory and `trainer.lora`. Out: a `TrainedModel` whose parameters are the adapters alone, in fp32, and
-which leaves as merged weights W + (alpha / rank) B A under their Hugging Face names, so that an engine need not know of
-adapters. Switched off, the adapters leave the reference. There is no dropout: logprobs must be those of the model that
-acts. Frozen linear layers are kept in the compute type, where autocast would round them to in any case.
+In: a model directory and `trainer.lora`. Out: a `TrainedModel` whose only parameters are the adapters, in fp32. Its
+state tensors are the merged weights W + (alpha / rank) B A under their Hugging Face names, so engines need not support
+adapters. With the adapters switched off, it is the reference. There is no dropout, since logprobs must equal the
+engine's. Frozen linear layers are kept in the compute dtype, to which autocast would round them anyway.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from sharpen.trainer.scores import PackScores
 from sharpen.trainer.sharding import whole
 
 FOLDER = "adapter"
-"""Where a checkpoint holds the adapters in peft's own format."""
+"""Folder of a checkpoint that holds the adapters in peft's format."""
 _NAME = "default"
 
 
 def load_trained(source: str | Path, config: TrainerConfig, device: torch.device) -> TrainedModel:
-    """The model that is trained, with all its weights or with adapters, as `trainer.lora` says.
+    """Load the policy, which trains all weights, or adapters if `trainer.lora` is set.
 
-    Raises `ModelError` for architectures that are not supported, `ConfigError` for layers that the model has not got.
+    Raises `ModelError` for unsupported architectures, `ConfigError` for target modules that the model does not have.
     """
     if config.lora is None:
         return TrainedModel.load(
@@ -47,7 +47,7 @@ def load_trained(source: str | Path, config: TrainerConfig, device: torch.device
 
 
 def load_reference(policy: TrainedModel, source: str | Path, config: TrainerConfig, device: torch.device) -> Scorer:
-    """The model before training: the policy without its adapters, or else a second, frozen copy."""
+    """Return the model before training: the policy without its adapters, or a second, frozen copy."""
     if isinstance(policy, AdaptedModel):
         return WithoutAdapters(policy)
     reference = TrainedModel.load(source, dtype=config.dtype, device=device)
@@ -56,7 +56,7 @@ def load_reference(policy: TrainedModel, source: str | Path, config: TrainerConf
 
 
 class AdaptedModel(TrainedModel):
-    """A frozen causal model together with the adapters that are trained."""
+    """A frozen causal model with trained adapters."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class AdaptedModel(TrainedModel):
         gradient_checkpointing: bool = False,
         max_logits: int | None = None,
     ) -> None:
-        """Take over `module` and put adapters into it that change nothing yet (B is 0, A random)."""
+        """Take over `module` and add adapters, which have no effect at first (B is 0, A random)."""
         super().__init__(
             module, compute_dtype=compute_dtype, gradient_checkpointing=gradient_checkpointing, max_logits=max_logits
         )
@@ -82,18 +82,18 @@ class AdaptedModel(TrainedModel):
         for layer in self._layers.values():
             layer.eval()
         self.alone = False
-        """Whether `state_tensors` gives the adapters alone, for an engine that loads them without merging."""
+        """Whether `state_tensors` returns only the adapters, for an engine that loads them without merging."""
         if compute_dtype == torch.bfloat16:
             _round_frozen(module, compute_dtype)
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
-        """The merged weights by their Hugging Face names (tied ones once). Weights with an adapter are new tensors, in
-        the compute type; the others are the trainer's own memory. With `alone` the adapters, by peft's names.
+        """Return the merged weights by their Hugging Face names, tied ones once. Weights with an adapter are new
+        tensors in the compute dtype; others are not copied. With `alone`, return the adapters by peft's names.
         """
         return self._as_peft(dict(self.parameters())) if self.alone else super().state_tensors()
 
     def write_trained(self, directory: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Write the adapters as peft does."""
+        """Write the adapters in peft's format."""
         folder = directory / FOLDER
         folder.mkdir()
         by_name = {name: tensor.cpu().contiguous() for name, tensor in self._as_peft(tensors).items()}
@@ -102,7 +102,7 @@ class AdaptedModel(TrainedModel):
 
     @contextmanager
     def switched_off(self) -> Iterator[None]:
-        """Compute without the adapters, as the model was before training."""
+        """Compute without the adapters inside this block, as before training."""
         for layer in self._layers.values():
             layer.enable_adapters(False)
         try:
@@ -112,7 +112,7 @@ class AdaptedModel(TrainedModel):
                 layer.enable_adapters(True)
 
     def _as_peft(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The adapters by the names that they have in a `PeftModel`, and in its files."""
+        """Return the adapters by their names in a `PeftModel` and its files."""
         import peft
 
         named = peft.get_peft_model_state_dict(
@@ -133,8 +133,8 @@ class AdaptedModel(TrainedModel):
             inference_mode=inference_mode,
         )
 
-    def acting(self, named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        """The merged weights, and those without an adapter as they are."""
+    def merge_adapters(self, named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Merge the adapters into their weights; yield other weights as they are."""
         adapters = {name for name, _ in self.parameters()}
         adapted = {f"{name}.base_layer.weight": layer for name, layer in self._layers.items()}
         for name, tensor in named:
@@ -152,19 +152,19 @@ class AdaptedModel(TrainedModel):
 
 
 class WithoutAdapters:
-    """The frozen model beneath a policy's adapters, as its reference: no second copy of the weights."""
+    """A policy without its adapters, used as the reference, which needs no second copy of the weights."""
 
     def __init__(self, policy: AdaptedModel) -> None:
         self._policy = policy
 
     def score(self, pack: Pack) -> PackScores:
-        """Logprobs and entropies of the pack's entries, without gradient."""
+        """Return logprobs and entropies of the pack's entries, without gradient."""
         with torch.no_grad(), self._policy.switched_off():
             return self._policy.score(pack)
 
 
 def adapters_line(policy: TrainedModel) -> str:
-    """How much of a model is trained, for the display; empty where all of it is."""
+    """Return a line for the user on the number of trained parameters, or "" if all are trained."""
     if policy.adapters is None:
         return ""
     trained = sum(parameter.numel() for _, parameter in policy.parameters())
@@ -173,27 +173,32 @@ def adapters_line(policy: TrainedModel) -> str:
 
 
 def _targets(module: Any, lora: LoraConfig) -> list[str]:
-    """Last names of the linear layers that get adapters."""
+    """Return the last part of the names of the linear layers that get adapters."""
     head = module.get_output_embeddings()
-    there = sorted(
+    linear = sorted(
         {
             name.rpartition(".")[2]
             for name, layer in module.named_modules()
             if isinstance(layer, nn.Linear) and layer is not head
         }
     )
-    unknown = sorted(set(lora.target_modules or ()) - set(there))
-    if unknown or not there:
+    unknown = sorted(set(lora.target_modules or ()) - set(linear))
+    if not linear:
         raise ConfigError(
-            f"trainer.lora.target_modules names {', '.join(unknown) or 'none'}, but the linear layers in the blocks of "
-            f"this model ({module.config.model_type}) are {', '.join(there) or 'none that can have adapters'}"
+            f"trainer.lora: this model ({module.config.model_type}) has no linear layers in its blocks that could have "
+            "adapters; leave trainer.lora out to train all weights"
         )
-    return sorted(set(lora.target_modules or there))
+    if unknown:
+        raise ConfigError(
+            f"trainer.lora.target_modules names {', '.join(unknown)}, but the linear layers in the blocks of this "
+            f"model ({module.config.model_type}) are {', '.join(linear)}"
+        )
+    return sorted(set(lora.target_modules or linear))
 
 
 def _round_frozen(module: Any, dtype: torch.dtype) -> None:
-    """Keep frozen linear layers in `dtype`; not the embeddings, nor an output layer tied to them, nor norms, which
-    autocast computes with as they are.
+    """Convert frozen linear layers to `dtype`, except an output layer tied to the embeddings. Embeddings and norms stay
+    as they are, since autocast does not round them.
     """
     embeddings = module.get_input_embeddings().weight
     for layer in module.modules():

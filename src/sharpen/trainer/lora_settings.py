@@ -1,4 +1,4 @@
-"""Refuses `trainer.lora` where peft is not installed, without loading anything.
+"""Checks that peft is installed if `trainer.lora` is set, without importing it.
 
 In: the trainer's settings. Out: nothing, or `ConfigError`.
 """
@@ -12,17 +12,19 @@ from sharpen.config.trainer import TrainerConfig
 from sharpen.errors import ConfigError
 
 OLDEST = (0, 18)
-"""The oldest peft that works with the transformers that we need."""
+"""The oldest version of peft that works with the required version of transformers."""
 
 
 def check_lora(config: TrainerConfig) -> None:
-    """Raise `ConfigError` if adapters are asked for and the package that makes them is missing or too old."""
+    """Raise `ConfigError` if `trainer.lora` is set and peft is missing or too old."""
     if config.lora is None:
         return
     install = f"{install_command('lora')}, or leave trainer.lora out to train all weights"
     try:
-        found = version("peft")
+        installed = version("peft")
     except PackageNotFoundError:
         raise ConfigError(f"trainer.lora needs the package peft, which is not installed: {install}") from None
-    if tuple(int(part) for part in found.split(".")[:2]) < OLDEST:
-        raise ConfigError(f"trainer.lora needs peft {'.'.join(map(str, OLDEST))} or newer, but {found} came: {install}")
+    if tuple(int(part) for part in installed.split(".")[:2]) < OLDEST:
+        raise ConfigError(
+            f"trainer.lora needs peft {'.'.join(map(str, OLDEST))} or newer, but {installed} is installed: {install}"
+        )

@@ -1,6 +1,6 @@
-"""What the trainer sees of a loss: how the gradient of each update of a step is computed.
+"""The interface of a loss: it computes the gradient of each update of a step. See `RolloutLoss` and `RowLoss`.
 
-In: a batch for each update. Out: gradients, and metrics of the step. `RolloutLoss` and `RowLoss` are the two.
+In: a batch for each update. Out: gradients, and metrics of the step.
 
 Shape suffixes: E loss entries of a pack.
 """
@@ -23,15 +23,15 @@ from sharpen.types import Experience
 
 
 class Loss(ABC):
-    """A step is `begin`, `backward` for each update, `end`. One that was left in the midst ends where the next begins.
+    """A step calls `begin`, then `backward` for each update, then `end`. `begin` discards a step that was not finished.
 
-    `algorithm` is all that changes from step to step.
+    `algorithm` is the only state that lasts from one step to the next.
     """
 
     algorithm: Any
 
     def __init__(self, policy: TrainedModel, *, max_tokens: int, reference: Scorer | None, team: Team) -> None:
-        """Packs have at most `max_tokens`."""
+        """`max_tokens` is the largest number of computed tokens of a pack."""
         self._policy = policy
         self._max_tokens = max_tokens
         self._reference = reference
@@ -41,31 +41,32 @@ class Loss(ABC):
     def begin(
         self, batches: Sequence[TrainingBatch], *, version: int, step: int | None, probe: Sequence[Experience]
     ) -> list[Work]:
-        """Everything that is computed with the weights before the step, which are of this version; what there is to do
-        in each update. See `Trainer.train_step`."""
+        """Pack the batches and compute all that needs the weights from before the step, which have this version. Return
+        the work of each update. See `Trainer.train_step` for `step` and `probe`."""
 
     @abstractmethod
     def backward(self, work: Work, version: int) -> None:
-        """Add the gradient of an update to weights of this version. Raises `ParityError` if they are not those of the
-        engine."""
+        """Add the gradient of an update; `version` is that of the weights. Raises `ParityError` if the engine's
+        logprobs differ."""
 
     @abstractmethod
     def end(self, works: Sequence[Work]) -> tuple[dict[str, float], tuple[str, ...]]:
-        """Metrics of the step by name, and alarms."""
+        """Return the metrics of the step by name, and its alarms."""
 
     def state(self) -> Mapping[str, Any]:
-        """What a checkpoint needs to know of the loss, as JSON."""
+        """Return the state that a checkpoint stores as JSON."""
         return {}
 
     def state_tensors(self) -> Mapping[str, Mapping[str, torch.Tensor]]:
-        """Tensors of the loss that a checkpoint needs, by the names of their files."""
+        """Return the tensors that a checkpoint stores, by file name."""
         return {}
 
     def restore(self, saved: SavedState, directory: Path) -> None:  # noqa: B027 (not every loss has something to restore)
-        """Take back both from the checkpoint in `directory`. Raises `CheckpointError` if it is that of another run."""
+        """Load `state` and `state_tensors` from the checkpoint in `directory`. Raises `CheckpointError` if they do not
+        fit this loss."""
 
     def _parts(self, experiences: Sequence[Experience]) -> list[Part]:
-        """Sequences in packs, with the reference's logprobs if there is one."""
+        """Pack sequences and, if there is a reference, add its logprobs."""
         parts = [Part(pack=pack) for pack in self._packs(experiences)]
         if (reference := self._reference) is not None:
             for part, logprobs_E in self._each(parts, lambda pack: reference.score(pack).logprobs_E):
@@ -78,7 +79,7 @@ class Loss(ABC):
     def _each(
         self, parts: Sequence[Part], score: Callable[[Pack], torch.Tensor]
     ) -> Iterator[tuple[Part, torch.Tensor]]:
-        """Each part with its score (shape E) on the CPU, computed without gradient by the rank that has it."""
+        """Yield each part with its score (shape E, on the CPU), computed without gradient and shared by all ranks."""
         with torch.no_grad():
-            found = self._team.map(parts, lambda part: score(part.pack).cpu(), lambda: score(IDLE))
-        return zip(parts, found, strict=True)
+            scores = self._team.map(parts, lambda part: score(part.pack).cpu(), lambda: score(IDLE))
+        return zip(parts, scores, strict=True)

@@ -1,4 +1,4 @@
-"""What a training step measured: the numbers of each update, and what is said of the step.
+"""Metrics of a training step, from the measurements of its updates.
 
 In: `UpdateMetrics` of each update. Out: metrics by name, alarms, `StepMetrics`.
 """
@@ -27,12 +27,13 @@ from sharpen.trainer.work import Part
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMetrics:
-    """What a training step did.
+    """The metrics of a training step.
 
     `version` is the policy version after it. `values` are numbers to log: means over the step's loss tokens and
     updates. Token counts are those of one pass over the data: `trained_tokens` carry loss, `computed_tokens` went
-    through the model, `sequence_tokens` would have without sharing, `skipped_tokens` (loss tokens) had no gradient to
-    give. `alarms` say for people that the weights moved too far; whoever knows all settings adds what to lower.
+    through the model, `sequence_tokens` would have without shared prefixes, `skipped_tokens` are loss tokens left out
+    because their gradient is zero. `alarms` warn the user that the weights moved too far; the caller, which knows the
+    settings, adds what to lower.
     """
 
     version: int
@@ -46,14 +47,14 @@ class StepMetrics:
     alarms: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, float]:
-        """All numbers by name."""
+        """Return all numbers by name."""
         names = ("version", "num_updates", "trained_tokens", "computed_tokens", "sequence_tokens", "skipped_tokens")
         return {name: getattr(self, name) for name in names} | {"seconds": self.seconds} | dict(self.values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateMetrics:
-    """What the loss of one update on rollouts measured."""
+    """The measurements of one update on rollouts."""
 
     sums: ObjectiveSums
     entropy: float
@@ -64,7 +65,7 @@ class UpdateMetrics:
 
 
 def sample_share(parts: Sequence[Part], logprobs: Sequence[torch.Tensor]) -> float:
-    """The effective sample share of an update's rollouts (N), from each pack's logprobs now (shape E)."""
+    """Return the effective sample share of an update's N rollouts, from the current logprobs of each pack (shape E)."""
     if not parts:
         return 1.0
     rollouts_E = np.concatenate([part.pack.rollouts_E for part in parts])
@@ -77,15 +78,15 @@ def sample_share(parts: Sequence[Part], logprobs: Sequence[torch.Tensor]) -> flo
 def summarize(
     updates: Sequence[UpdateMetrics], algorithm: Algorithm, probed: LogprobGap
 ) -> tuple[dict[str, float], tuple[str, ...]]:
-    """Metrics of a step's updates by name, and alarms."""
+    """Return the metrics of a step's updates by name, and alarms."""
     if not updates:
         return {}, ()
     sums = updates[0].sums
     for update in updates[1:]:
         sums = sums + update.sums
     num_tokens = float(sums.num_tokens)
-    values = sums.means(algorithm) if num_tokens else {"loss": 0.0}  # an update may have an expert's rows alone
-    for name in [name for name in values if name.endswith("loss")]:  # sums over an update, so means over updates
+    values = sums.means(algorithm) if num_tokens else {"loss": 0.0}  # an update may have only expert rows
+    for name in [name for name in values if name.endswith("loss")]:  # these are sums over an update: average them
         values[name] /= len(updates)
     experts = summarize_expert([update.expert for update in updates if update.expert is not None])
     values |= experts

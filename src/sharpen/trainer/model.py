@@ -1,8 +1,8 @@
-"""A role that a model plays in training (policy, reference): a Hugging Face causal model that scores packs.
+"""A Hugging Face causal model that scores packs, as policy, reference, critic or teacher.
 
 In: a model directory, and `Pack`s. Out: for each loss entry the logprob of its target at its temperature, and the
 entropy. Weights are kept in fp32; with `bfloat16`, matrix products are computed in it (autocast). The model is always
-in evaluation mode: dropout would make these logprobs those of another model than the one that acted.
+in evaluation mode: with dropout, its logprobs would differ from those of the engine.
 
 Shape suffixes: N computed tokens of a pack, E loss entries, R distinct (hidden state, temperature) pairs, V vocabulary,
 C hidden size.
@@ -38,17 +38,17 @@ DType = Literal["auto", "float32", "bfloat16"]
 
 
 class Scorer(Protocol):
-    """A role that only says what it thinks of a pack (a reference)."""
+    """A model that can score packs (a reference)."""
 
     def score(self, pack: Pack) -> PackScores:
-        """Logprobs and entropies of the pack's entries."""
+        """Return logprobs and entropies of the pack's entries."""
 
 
 class TrainedModel:
-    """A causal model together with how it is computed."""
+    """A causal model, with the precision and the kernels that it computes with."""
 
     adapters: Mapping[str, Any] | None = None
-    """What adapters are trained (JSON); None where the weights themselves are."""
+    """Settings of the trained adapters (JSON); None if the weights themselves are trained."""
 
     def __init__(
         self,
@@ -59,9 +59,10 @@ class TrainedModel:
         max_logits: int | None = None,
         varlen: Varlen | None = None,
     ) -> None:
-        """Take over `module`, a Hugging Face causal model. Raises `ModelError` if it cannot be trained faithfully.
+        """Take over `module`, a Hugging Face causal model. Raises `ModelError` if packed training cannot reproduce its
+        logprobs.
 
-        `max_logits` defaults to what suits the device, `varlen` (a kernel for attention) to the one that it has.
+        `max_logits` and `varlen` (an attention kernel) default to what suits the device.
         """
         _refuse_unsupported(module.config)
         module.eval()
@@ -71,7 +72,7 @@ class TrainedModel:
             enable({"use_reentrant": False})
             for layer in module.modules():
                 if isinstance(layer, GradientCheckpointingLayer):
-                    layer.training = True  # the layer alone, not what is in it: that stays in evaluation mode
+                    layer.training = True  # not its submodules: they stay in evaluation mode
         self.module = module
         self.compute_dtype = compute_dtype
         self.device: torch.device = next(module.parameters()).device
@@ -79,17 +80,17 @@ class TrainedModel:
         self._varlen, attention = varlen, ""
         if varlen is None:
             self._varlen, attention = choose_varlen(module.config, compute_dtype, self.device)
-        own_NV = self._own_logits()  # before any kernel is put in
+        own_NV = self._own_logits()  # before any kernel is installed
         module.set_attn_implementation(NAME)
         liger = use_liger(module, self.device)
         if liger and (wrong := self._wrong_forward(own_NV)):
             take_out(module)
-            liger = f"Liger kernels: not used, since with them logprobs are others ({wrong})"
+            liger = f"Liger kernels: not used, because they change logprobs ({wrong})"
         if self._varlen is not None and (wrong := self._wrong_kernel(own_NV)):
-            self._varlen, attention = None, f"training attention: segment by segment (with a kernel {wrong})"
+            self._varlen, attention = None, f"training attention: segment by segment (with the kernel {wrong})"
         if wrong := self._wrong_forward(own_NV):
             raise ModelError(
-                f"model type {module.config.model_type!r}: packed training computes other logprobs than "
+                f"model type {module.config.model_type!r}: the logprobs of packed training differ from those of "
                 f"the model's own forward pass ({wrong}); this architecture is not supported"
             )
         self.kernels = tuple(line for line in (attention, liger) if line)
@@ -98,7 +99,7 @@ class TrainedModel:
     def load(
         cls, source: str | Path, *, dtype: DType, device: torch.device, gradient_checkpointing: bool = False
     ) -> TrainedModel:
-        """Read a Hugging Face model into fp32 weights on `device`."""
+        """Load a Hugging Face model with fp32 weights on `device`."""
         return cls(
             read_module(source, device),
             compute_dtype=resolve_dtype(dtype, device),
@@ -106,7 +107,8 @@ class TrainedModel:
         )
 
     def shard(self, mesh: DeviceMesh, device: torch.device, *, cpu_offload: bool, keep_head: bool) -> None:
-        """Divide the weights among ranks; see `sharding.shard`. All of them make each pass, on `device`."""
+        """Shard the weights over ranks; see `sharding.shard`. From then on, all ranks compute every pass together, each
+        on its `device`."""
         shard(self.module, mesh, dtype=self.compute_dtype, cpu_offload=cpu_offload, keep_head=keep_head)
         if device != self.device:
             self.device, self._max_logits = device, max_logits_on(device)
@@ -114,20 +116,20 @@ class TrainedModel:
             self.kernels = (attention,) if attention else ()
 
     def parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """Trained parameters by their Hugging Face names; tied ones once."""
+        """Yield the trained parameters by their Hugging Face names, tied ones once."""
         return ((name, parameter) for name, parameter in self.module.named_parameters() if parameter.requires_grad)
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
-        """The weights of the model that acts, by their Hugging Face names (tied ones once): where they are trained
-        themselves, the trainer's own memory, not a copy.
+        """Return the weights for the engine by their Hugging Face names, tied ones once. They are not copies, except
+        merged weights of a model with adapters.
         """
-        return {name: tensor.detach() for name, tensor in self.acting(self.module.named_parameters())}
+        return {name: tensor.detach() for name, tensor in self.merge_adapters(self.module.named_parameters())}
 
-    def keep_in(self, memory: Mapping[str, torch.Tensor]) -> bool:
-        """Keep the weights in these tensors from now on, by the names of `state_tensors`; their values come along.
+    def move_weights_into(self, memory: Mapping[str, torch.Tensor]) -> bool:
+        """Move the weights into these tensors, named as in `state_tensors`, and use them from now on.
 
-        False, with nothing changed, where that cannot be: other names, shapes, types or devices, adapters, or weights
-        that are spread over several processes.
+        Return False, changing nothing, if that is impossible: other names, shapes, dtypes or devices, adapters, or
+        weights sharded over several processes.
         """
         mine = dict(self.parameters())
         if self.adapters is not None or memory.keys() != mine.keys():
@@ -139,23 +141,23 @@ class TrainedModel:
             parameter.data = memory[name]
         return True
 
-    def acting(self, named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Of the module's own tensors by name those of the model that acts, one after the other."""
+    def merge_adapters(self, named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Turn the module's tensors by name into those of the plain model, one at a time: here they are the same."""
         return iter(named)
 
-    def written(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors of the model that acts that `write` wants, one after the other; they may be divided."""
-        return self.acting(self.module.state_dict(keep_vars=True).items())
+    def checkpoint_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the tensors for `write` by name, one at a time; they may be sharded."""
+        return self.merge_adapters(self.module.state_dict(keep_vars=True).items())
 
     def write(self, directory: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Write the tensors of `written`, whole, as transformers does, in the type that they are computed in."""
+        """Write the gathered `checkpoint_tensors` in the compute dtype, as transformers does."""
         write_model(directory, self.module, tensors, self.compute_dtype)
 
     def write_trained(self, directory: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Write beside it what the trained parameters, whole, are beneath it: nothing where they are its weights."""
+        """Write the gathered trained parameters next to the model: the adapters, or nothing if there are none."""
 
     def freeze(self) -> None:
-        """No parameter is trained any more (a reference)."""
+        """Stop training all parameters (for a reference or teacher)."""
         self.module.requires_grad_(False)
 
     def score(
@@ -166,12 +168,12 @@ class TrainedModel:
         compared: OtherModel | None = None,
         statistic: RowStatistic | None = None,
     ) -> PackScores:
-        """Logprobs and entropies of the pack's entries, and their divergence from `compared` or their `statistic` (not
-        both), at each entry's temperature; the entropy carries gradient only if asked."""
+        """Return logprobs and entropies of the pack's entries at each entry's temperature, and their divergence from
+        `compared` or their `statistic` (not both). Entropies have a gradient only with `entropy_gradient`."""
         device = self.device
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16):
             predict_R, temperatures_R, row_E = rows_of(pack)
-            tempered = bool((temperatures_R != 1.0).any())  # dividing by 1 would be a pass over all logits for nothing
+            tempered = bool((temperatures_R != 1.0).any())  # dividing by 1 would waste a pass over all logits
 
             def compute() -> tuple[torch.Tensor, ...]:
                 hidden_NC = self._hidden(pack.ids_N, pack.positions_N, pack.segments)
@@ -188,18 +190,18 @@ class TrainedModel:
                     self._max_logits,
                 )
 
-            found = one_pass(self.module, compute)
+            scores = one_pass(self.module, compute)
         return PackScores(
-            logprobs_E=found[0],
-            entropy_E=found[1],
-            divergence_E=found[2] if compared is not None else None,
-            statistic_E=found[2] if statistic is not None else None,
+            logprobs_E=scores[0],
+            entropy_E=scores[1],
+            divergence_E=scores[2] if compared is not None else None,
+            statistic_E=scores[2] if statistic is not None else None,
         )
 
     @contextmanager
     def computing_in(self, dtype: torch.dtype) -> Iterator[None]:
-        """Compute in another type for as long as this lasts, float32 by nothing that rounds. Not for a divided model,
-        whose layers are gathered in their own type."""
+        """Compute in `dtype` inside this block; float32 avoids every rounded layer and kernel. Not for a sharded model,
+        whose layers are gathered in a fixed dtype."""
         before = self.compute_dtype, self._varlen
         self.compute_dtype = dtype
         if dtype == torch.bfloat16:
@@ -209,7 +211,7 @@ class TrainedModel:
                 self.compute_dtype = before[0]
             return
         self._varlen = None  # it computes in half precision
-        hooks = [hook for layer in self.module.modules() if _is_rounded(layer) for hook in _widened(layer, dtype)]
+        hooks = [hook for layer in self.module.modules() if _is_rounded(layer) for hook in _cast_hooks(layer, dtype)]
         try:
             yield
         finally:
@@ -218,7 +220,7 @@ class TrainedModel:
                 hook.remove()
 
     def compare(self, pack: Pack, divergence: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> OtherModel:
-        """This model as another one's `compared`, for the same pack."""
+        """Return this model's hidden states of a pack, to pass as `compared` when another model scores it."""
         device = self.device
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16):
             (hidden_NC,) = one_pass(self.module, lambda: (self._hidden(pack.ids_N, pack.positions_N, pack.segments),))
@@ -226,8 +228,8 @@ class TrainedModel:
         return OtherModel(hidden_RC=hidden_RC, head=self.module.get_output_embeddings(), divergence=divergence)
 
     def read(self, pack: Pack, head: torch.nn.Linear) -> torch.Tensor:
-        """What a head (C to 1) of the module says of the hidden states that the pack's entries are predicted from,
-        shape E, in the type of its weights."""
+        """Apply a head (C to 1) of the module to the hidden states that predict the pack's entries; shape E, in the
+        dtype of the head's weights."""
         device = self.device
 
         def compute() -> tuple[torch.Tensor]:
@@ -239,7 +241,7 @@ class TrainedModel:
         return one_pass(self.module, compute)[0].squeeze(-1)
 
     def _hidden(self, ids_N: IndexArray, positions_N: IndexArray, segments: Sequence[Segment]) -> torch.Tensor:
-        """Hidden states after the last norm, shape (N, C)."""
+        """Return the hidden states after the last norm, shape (N, C)."""
         positions = to_device(positions_N, self.device)
         output = self.module.get_decoder()(
             input_ids=to_device(ids_N, self.device)[None],
@@ -250,7 +252,7 @@ class TrainedModel:
         return output.last_hidden_state[0]  # type: ignore[no-any-return]
 
     def _own_logits(self) -> torch.Tensor:
-        """The probe's logits by the model's own forward pass over each branch, shape (N, V)."""
+        """Return the probe's logits, shape (N, V), from the model's own forward pass over each branch."""
         self.module.set_attn_implementation("eager")
         with torch.no_grad():
             branches_BT = self._probe_ids()[[[0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 3, 8, 9, 10, 11]]]
@@ -261,7 +263,7 @@ class TrainedModel:
         return np.arange(1, 13) % int(self.module.get_output_embeddings().weight.shape[0])
 
     def _packed_logits(self) -> torch.Tensor:
-        """The probe's logits as a packed tree of two branches, shape (N, V)."""
+        """Return the probe's logits, shape (N, V), from a packed tree of two branches."""
         positions_N = np.array([0, 1, 2, 3, 4, 5, 6, 7, 4, 5, 6, 7])
         segments = [
             Segment(start=0, stop=4, subtree_stop=12, parent=None),
@@ -275,15 +277,15 @@ class TrainedModel:
         return logits_NV
 
     def _wrong_forward(self, own_NV: torch.Tensor) -> str:
-        """Compare a tiny packed tree with the model's own forward pass, so that no family is computed wrongly in
-        silence; empty if they agree.
+        """Compare a tiny packed tree with the model's own forward pass, so that an unsupported architecture is noticed.
+        Return the difference, or "" if they agree.
         """
         gap = float(_gaps(self._packed_logits(), own_NV).max())
         return f"by up to {gap:.3g}" if not gap < 1e-3 else ""
 
     def _wrong_kernel(self, own_NV: torch.Tensor) -> str:
-        """The same with the kernel for attention, in the type that it is used in: it may be no further away than
-        rounding alone is."""
+        """Do the same with the attention kernel in its own dtype. The difference may be at most about twice that of
+        rounding alone."""
         kernel, gaps = self._varlen, []
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16):
             for self._varlen in (None, kernel):
@@ -291,26 +293,28 @@ class TrainedModel:
         rounded, with_kernel = gaps
         allowed = 2 * rounded + 1e-3
         return (
-            "" if with_kernel <= allowed else f"logprobs are {with_kernel:.3g} away on average, {rounded:.3g} without"
+            ""
+            if with_kernel <= allowed
+            else f"logprobs are off by {with_kernel:.3g} on average, without it by {rounded:.3g}"
         )
 
 
 def _is_rounded(layer: torch.nn.Module) -> bool:
-    """Whether it is a linear layer that is kept in bfloat16, as frozen ones are."""
+    """Whether this is a linear layer kept in bfloat16, as frozen ones are."""
     return isinstance(layer, torch.nn.Linear) and layer.weight.dtype == torch.bfloat16
 
 
-def _widened(layer: torch.nn.Module, dtype: torch.dtype) -> list[RemovableHandle]:
-    """Hooks by which a layer is in another type while it computes: one layer at a time, and back without loss."""
-    kept = next(layer.parameters()).dtype
+def _cast_hooks(layer: torch.nn.Module, dtype: torch.dtype) -> list[RemovableHandle]:
+    """Add hooks that cast a layer to a wider dtype while it computes, and back afterwards, which loses nothing."""
+    original = next(layer.parameters()).dtype
 
-    def widen(layer: torch.nn.Module, _: Any) -> None:
+    def cast(layer: torch.nn.Module, _: Any) -> None:
         layer.to(dtype)
 
-    def put_back(layer: torch.nn.Module, _: Any, __: Any) -> None:
-        layer.to(kept)
+    def cast_back(layer: torch.nn.Module, _: Any, __: Any) -> None:
+        layer.to(original)
 
-    return [layer.register_forward_pre_hook(widen), layer.register_forward_hook(put_back)]
+    return [layer.register_forward_pre_hook(cast), layer.register_forward_hook(cast_back)]
 
 
 def _gaps(logits_NV: torch.Tensor, own_NV: torch.Tensor) -> torch.Tensor:
@@ -318,14 +322,14 @@ def _gaps(logits_NV: torch.Tensor, own_NV: torch.Tensor) -> torch.Tensor:
 
 
 def read_module(source: str | Path, device: torch.device) -> Any:
-    """A Hugging Face causal model in fp32. Raises `ModelError` for architectures that are not supported."""
+    """Load a Hugging Face causal model in fp32. Raises `ModelError` for unsupported architectures."""
     config = AutoConfig.from_pretrained(source)
     _refuse_unsupported(config)
     return AutoModelForCausalLM.from_pretrained(source, config=config, dtype=torch.float32).to(device)
 
 
 def resolve_dtype(dtype: DType, device: torch.device) -> torch.dtype:
-    """The compute type that a setting means on a device."""
+    """Return the compute dtype for a setting on a device."""
     if dtype == "auto":
         dtype = "bfloat16" if device.type == "cuda" else "float32"
     return getattr(torch, dtype)  # type: ignore[no-any-return]
@@ -336,10 +340,10 @@ def _kind(tensor: torch.Tensor) -> tuple[type, torch.Size, torch.dtype, torch.de
 
 
 def write_model(directory: Path, module: Any, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
-    """Weights and config as transformers writes them, in `dtype`."""
+    """Write weights in `dtype`, and the config, in the layout of transformers."""
     cast: dict[int, torch.Tensor] = {}  # tied weights must stay one tensor to be written once
-    of_dtype = {name: cast.setdefault(tensor.data_ptr(), tensor.to(dtype)) for name, tensor in tensors.items()}
-    module.save_pretrained(directory, state_dict=of_dtype)
+    state_dict = {name: cast.setdefault(tensor.data_ptr(), tensor.to(dtype)) for name, tensor in tensors.items()}
+    module.save_pretrained(directory, state_dict=state_dict)
     config_file = directory / "config.json"
     config = json.loads(config_file.read_text())
     config["dtype"] = str(dtype).removeprefix("torch.")
@@ -347,7 +351,7 @@ def write_model(directory: Path, module: Any, tensors: Mapping[str, torch.Tensor
 
 
 def _refuse_unsupported(config: Any) -> None:
-    """Raise `ModelError` for architectures whose training here would differ from the model that acts."""
+    """Raise `ModelError` for architectures that packed training does not compute correctly."""
     kind = config.model_type
     refuse_architecture(config, f"model type {kind!r}")
     layers = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}

@@ -1,6 +1,6 @@
-"""AdamW with a learning-rate schedule and gradient clipping, and its state as plain tensors.
+"""AdamW with a learning-rate schedule, gradient clipping, and a state made of plain tensors.
 
-In: named parameters with gradients. Out: updated parameters. Errors: `TrainingError` before anything is changed.
+In: named parameters with gradients. Out: updated parameters. Raises `TrainingError` before anything is changed.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ import torch
 
 from sharpen.config.trainer import TrainerConfig
 from sharpen.errors import CheckpointError, TrainingError
-from sharpen.trainer.sharding import divided_like, whole
+from sharpen.trainer.sharding import shard_like, whole
 
 
 def learning_rate(update: int, peak: float, config: TrainerConfig, planned_updates: int) -> float:
-    """The rate of the update with this number (from 0).
+    """Return the learning rate of an update; updates count from 0.
 
-    It rises linearly over `warmup_steps` updates, the last of which has the peak; then it stays, or falls to
-    `min_lr_ratio` of the peak at the end of the planned updates, and stays there beyond them.
+    The rate rises linearly to the peak over `warmup_steps` updates. Then it stays constant, or falls to `min_lr_ratio`
+    of the peak by the end of the planned updates and stays there.
     """
     if update < config.warmup_steps:
         return peak * (update + 1) / config.warmup_steps
     if config.schedule == "constant":
         return peak
     progress = min((update - config.warmup_steps) / max(planned_updates - config.warmup_steps, 1), 1.0)
-    left = 1.0 - progress if config.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
-    return peak * (config.min_lr_ratio + (1.0 - config.min_lr_ratio) * left)
+    decay = 1.0 - progress if config.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+    return peak * (config.min_lr_ratio + (1.0 - config.min_lr_ratio) * decay)
 
 
 class Optimizer:
-    """AdamW over named parameters. Norms and biases (fewer than two dimensions) are not decayed."""
+    """AdamW over named parameters, without weight decay for norms and biases (fewer than two dimensions)."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Optimizer:
         planned_updates: int,
         name: str = "",
     ) -> None:
-        """Train these parameters. `name` tells it apart in errors and metrics; the policy's has none."""
+        """Train these parameters. `name` is a prefix in errors and metrics; it is empty for the policy."""
         self.name = name
         self._parameters = dict(parameters)
         self._config = config
@@ -62,20 +62,20 @@ class Optimizer:
 
     @property
     def parameters(self) -> Collection[torch.nn.Parameter]:
-        """What it trains."""
+        """The trained parameters."""
         return self._parameters.values()
 
     @property
     def has_gradients(self) -> bool:
-        """Whether a parameter has one since `zero_grad`."""
+        """Whether any parameter got a gradient since `zero_grad`."""
         return any(parameter.grad is not None for parameter in self.parameters)
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Discard the gradients."""
         self._adam.zero_grad(set_to_none=True)
 
     def apply(self, update: int, norm: torch.Tensor) -> float:
-        """Clip the gradients, whose norm this is, and apply them as the update with this number; returns the rate."""
+        """Clip the gradients, which have this norm, and apply them as this update. Return its learning rate."""
         torch.nn.utils.clip_grads_with_norm_(self._parameters.values(), self._config.max_grad_norm, norm)
         rate = learning_rate(update, self._peak, self._config, self._planned_updates)
         for group in self._adam.param_groups:
@@ -84,14 +84,15 @@ class Optimizer:
         return rate
 
     def norm(self, update: int) -> torch.Tensor:
-        """The norm of the gradients. Raises `TrainingError`, naming the update, if it is NaN or infinite."""
+        """Return the norm of the gradients. Raises `TrainingError` if it is NaN or infinite; `update` is for its
+        message."""
         norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters.values() if p.grad is not None])
         norm = whole(norm)
         if not math.isfinite(float(norm)):
-            raise TrainingError(f"{self.name}: " * bool(self.name) + self._name_non_finite(update))
+            raise TrainingError(f"{self.name}: " * bool(self.name) + self._describe_non_finite(update))
         return norm
 
-    def _name_non_finite(self, update: int) -> str:
+    def _describe_non_finite(self, update: int) -> str:
         for name, parameter in self._parameters.items():
             if parameter.grad is None:
                 continue
@@ -101,11 +102,12 @@ class Optimizer:
                     "the update was not made. Lower the learning rate, or train in float32"
                 )
         return (
-            f"update {update}: the norm of the gradients is not finite though each of them is; the update was not made"
+            f"update {update}: the norm of the gradients is not finite, although every gradient value is; the update "
+            "was not made. Lower the learning rate"
         )
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
-        """The state as `<parameter name>/<kind>` tensors; empty before the first update."""
+        """Return the state as tensors named `<parameter name>/<kind>`; empty before the first update."""
         return {
             f"{name}/{kind}": tensor
             for name, parameter in self._parameters.items()
@@ -113,28 +115,29 @@ class Optimizer:
         }
 
     def live_tensors(self) -> dict[str, torch.Tensor]:
-        """The parameters by name and the state as `state_tensors` names it: the memory that an update changes."""
+        """Return all tensors that an update changes, not copied: the parameters and `state_tensors`, by name."""
         return {name: parameter.detach() for name, parameter in self._parameters.items()} | self.state_tensors()
 
     def keep_state_of(self, names: Collection[str]) -> None:
-        """Forget the state that is not among these names: that of parameters which had none then."""
+        """Discard the state of every parameter that has no tensor among these names."""
         for name, parameter in self._parameters.items():
             if not any(f"{name}/{kind}" in names for kind in self._adam.state.get(parameter, {})):
                 self._adam.state.pop(parameter, None)
 
     def load_state_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take back what `state_tensors` gave. Raises `CheckpointError` if the parameters are not the same."""
+        """Load what `state_tensors` returned. Raises `CheckpointError` for a parameter that this optimizer does not
+        have."""
         state: dict[str, dict[str, torch.Tensor]] = {}
         for key, tensor in tensors.items():
             name, _, kind = key.rpartition("/")
             state.setdefault(name, {})[kind] = tensor
         if unknown := state.keys() - self._parameters.keys():
             raise CheckpointError(
-                f"the optimizer state holds parameters the model does not have: {sorted(unknown)[:3]}"
+                f"the optimizer state is for parameters that the model does not have: {sorted(unknown)[:3]}"
             )
         self._adam.state.clear()
         for name, kinds in state.items():
             parameter = self._parameters[name]
             self._adam.state[parameter] = {
-                kind: divided_like(tensor, parameter).clone() for kind, tensor in kinds.items()
+                kind: shard_like(tensor, parameter).clone() for kind, tensor in kinds.items()
             }

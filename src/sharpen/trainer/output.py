@@ -1,9 +1,9 @@
-"""The output layer's product with logits left in fp32, on a GPU that computes in bfloat16.
+"""The output layer on a GPU with bfloat16 inputs and fp32 logits.
 
 In: hidden states and output embeddings. Out: logits. Rounded to bfloat16, a logit of 20 is off by up to 0.06, in the
-trainer and, differently, in the engine; the product has it in fp32 anyway before it is rounded. Autocast and
-autograd know no such product, so both passes are written out here: inputs in bfloat16, as autocast would have them, the
-gradient of the logits rounded to it for its own two products.
+trainer and, differently, in the engine; the GPU accumulates it in fp32 anyway. Autocast and autograd do not offer this
+product, so forward and backward are written here: inputs in bfloat16, as with autocast, and the gradient of the logits
+rounded to bfloat16 for the two products of the backward pass.
 
 Shape suffixes: R rows, V vocabulary, C hidden size.
 """
@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Two bfloat16 matrices to one in fp32."""
+"""Multiplies two bfloat16 matrices, with an fp32 result."""
 
 
 def output_logits(head: Any, hidden_RC: torch.Tensor) -> torch.Tensor:
-    """`head(hidden_RC)`, in fp32 where that costs nothing."""
+    """Return `head(hidden_RC)`, in fp32 where that costs nothing extra."""
     if (
         type(head) is torch.nn.Linear
         and head.bias is None
@@ -35,19 +35,19 @@ def output_logits(head: Any, hidden_RC: torch.Tensor) -> torch.Tensor:
 
 
 def exact_logits(hidden_RC: torch.Tensor, weight_VC: torch.Tensor, product: Product) -> torch.Tensor:
-    """Logits in fp32, shape RV, of inputs rounded to bfloat16."""
+    """Return logits in fp32, shape (R, V), computed from inputs rounded to bfloat16."""
     logits_RV: torch.Tensor = _ExactLogits.apply(hidden_RC, weight_VC, product)  # type: ignore[no-untyped-call]
     return logits_RV
 
 
 def exact_product(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """On a GPU."""
+    """Multiply two bfloat16 matrices on a GPU, with an fp32 result."""
     return torch.mm(first, second, out_dtype=torch.float32)
 
 
 @functools.cache
 def has_exact_product(device: torch.device) -> bool:
-    """Whether this PyTorch has that product on the device."""
+    """Whether this version of PyTorch has `exact_product` on the device."""
     probe = torch.zeros(8, 8, device=device, dtype=torch.bfloat16)
     try:
         exact_product(probe, probe)

@@ -1,9 +1,9 @@
-"""Micro-batches without padding, in which a prefix that sequences share is computed once.
+"""Packs sequences into micro-batches without padding, computing shared prefixes once.
 
 In: the `Experience`s of an update. Out: `Pack`s. The sequences of a pack form a prefix tree: a system prompt shared
 by groups, a prompt shared by the rollouts of a group, and the history shared by the forks of a rollout are each one
-segment. What is computed (N) and what carries loss (E) are separate: a hidden state may predict the next token of
-many sequences.
+segment. Computed tokens (N) and loss entries (E) are separate: one hidden state may predict the next token of many
+sequences.
 
 Shape suffixes: T tokens of one sequence, N computed tokens of a pack, E loss tokens of a pack.
 """
@@ -23,15 +23,15 @@ from sharpen.types import Experience, FloatArray, IntArray
 IndexArray = npt.NDArray[np.int64]
 
 MIN_SHARED_TOKENS = 8
-"""A shared run shorter than this is computed again: each split costs attention calls of its own."""
+"""Shorter shared runs are not split off but computed again, since each segment needs its own attention calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A run of tokens in a pack: `start:stop` in N. Its keys are its ancestors' and its own up to each token.
+    """A run of tokens in a pack: `start:stop` in N. Each attends to the ancestors, and to the segment up to itself.
 
-    Segments are stored depth first: a parent comes before its children, and what descends from a segment lies directly
-    behind it, in `stop:subtree_stop`.
+    Segments are stored depth first: a parent comes before its children, and the descendants of a segment follow it
+    directly, in `stop:subtree_stop`.
     """
 
     start: int
@@ -46,7 +46,7 @@ class Pack:
 
     `predict_E` is the index in N of the token whose hidden state predicts the entry's target. `rollouts_E` indexes
     `rollout_ids`, which is the same for all packs of an update; `tokens_E` is the target's position in its sequence.
-    `num_sequence_tokens` is what the sequences would cost unshared.
+    `num_sequence_tokens` is the length of all sequences, counting shared prefixes each time.
     """
 
     ids_N: IndexArray
@@ -73,12 +73,12 @@ class Pack:
 
     @property
     def num_trained_tokens(self) -> int:
-        """Loss entries."""
+        """The number of loss entries."""
         return len(self.targets_E)
 
     @property
     def call_numbers_E(self) -> IndexArray:
-        """For each loss entry the number of its call within the pack. A call is never split over packs."""
+        """Return for each loss entry the number of its call within the pack. A call is never split over packs."""
         keys_E = self.rollouts_E * (int(self.calls_E.max(initial=0)) + 1) + self.calls_E
         numbers_E: IndexArray = np.unique(keys_E, return_inverse=True)[1]
         return numbers_E
@@ -86,7 +86,7 @@ class Pack:
 
 @dataclass(slots=True)
 class _Node:
-    """A run of ids in the tree being built. `sequences` (numbers) are those that end in it, not always at its end."""
+    """A run of ids in the tree being built. `sequences` are the numbers of those that end within it."""
 
     ids: IntArray
     children: list[_Node] = field(default_factory=list)
@@ -99,10 +99,11 @@ class _Node:
 def pack(
     experiences: Sequence[Experience], max_tokens: int, *, min_shared_tokens: int = MIN_SHARED_TOKENS
 ) -> list[Pack]:
-    """Packs of at most `max_tokens` computed tokens each (a longer sequence goes alone), in the given order.
+    """Pack sequences in the given order, with at most `max_tokens` computed tokens per pack (a longer sequence gets its
+    own).
 
-    The sequences of a group stay together where they fit. Sequences without a loss token are left out. Raises
-    `CallError` if a sequence's first token carries loss, since nothing predicts it.
+    The sequences of a group stay together if they fit. Sequences without loss tokens are left out. Raises `CallError`
+    if the first token of a sequence carries loss, because nothing predicts it.
     """
     rollout_ids = tuple(dict.fromkeys(experience.rollout_id for experience in experiences))
     packs = []
@@ -115,7 +116,7 @@ def pack(
             builder = _Builder(max_tokens, min_shared_tokens)
         if builder.add(group):
             continue
-        for experience in sorted(group, key=lambda member: member.ids_T.tolist()):  # neighbours share the most
+        for experience in sorted(group, key=lambda member: member.ids_T.tolist()):  # so that neighbours share most
             if not builder.add([experience]):
                 packs.append(builder.build(rollout_ids))
                 builder = _Builder(max_tokens, min_shared_tokens)
@@ -126,7 +127,7 @@ def pack(
 
 
 class _Builder:
-    """One pack as it grows."""
+    """Builds one pack."""
 
     def __init__(self, max_tokens: int, min_shared: int) -> None:
         self._max_tokens = max_tokens
@@ -140,7 +141,8 @@ class _Builder:
         return not self._chosen
 
     def add(self, unit: Sequence[Experience]) -> bool:
-        """Take all of `unit` if it fits (one sequence alone always fits an empty pack), else nothing."""
+        """Add all of `unit` if it fits, else nothing; return whether it was added. A single sequence always fits into
+        an empty pack."""
         root, added = self._root.copy(), 0
         for number, experience in enumerate(unit, start=len(self._chosen)):
             added += _insert(root, _computed_ids(experience), number, self._min_shared)
@@ -152,7 +154,7 @@ class _Builder:
         return True
 
     def build(self, rollout_ids: tuple[str, ...]) -> Pack:
-        """The tree laid out depth first, and the loss entries of every sequence."""
+        """Lay out the tree depth first, and collect the loss entries of every sequence."""
         segments: list[Segment] = []
         ids: list[IntArray] = []
         positions: list[IndexArray] = []
@@ -188,7 +190,7 @@ class _Builder:
 
 
 def _groups(experiences: Sequence[Experience]) -> list[list[Experience]]:
-    """Sequences with loss, by group, in the order in which groups first appear."""
+    """Return the sequences with loss by group, in the order in which groups first appear."""
     groups: dict[str, list[Experience]] = {}
     for experience in experiences:
         if experience.loss_mask_T.any():
@@ -197,7 +199,7 @@ def _groups(experiences: Sequence[Experience]) -> list[list[Experience]]:
 
 
 def _computed_ids(experience: Experience) -> IntArray:
-    """The ids up to the last one that predicts a target."""
+    """Return the ids up to the last one that predicts a target."""
     targets = np.flatnonzero(experience.loss_mask_T)
     if targets[0] == 0:
         raise CallError(f"rollout {experience.rollout_id}: its first token carries loss, but nothing predicts it")
@@ -205,7 +207,7 @@ def _computed_ids(experience: Experience) -> IntArray:
 
 
 def _insert(node: _Node, ids: IntArray, sequence: int, min_shared: int) -> int:
-    """Add a sequence below `node`; returns how many tokens that added."""
+    """Add a sequence below `node`, and return the number of tokens that this added."""
     while True:
         shared, child = 0, node
         for candidate in node.children:
@@ -225,7 +227,7 @@ def _insert(node: _Node, ids: IntArray, sequence: int, min_shared: int) -> int:
 
 
 def _common_length(first: IntArray, second: IntArray) -> int:
-    """How many ids two runs have in common at their start."""
+    """Return the length of the common prefix."""
     length = min(len(first), len(second))
     differ = first[:length] != second[:length]
     return int(np.argmax(differ)) if differ.any() else length
@@ -234,7 +236,7 @@ def _common_length(first: IntArray, second: IntArray) -> int:
 def _entries(
     experiences: Sequence[Experience], indices: Mapping[int, IndexArray], rollout_ids: tuple[str, ...]
 ) -> dict[str, Any]:
-    """The `*_E` arrays of a pack, sequence after sequence; `indices` maps a sequence to the N of each of its tokens."""
+    """Return the `*_E` arrays of a pack, sequence by sequence; `indices` has each sequence's token indices in N."""
     numbers = {rollout_id: number for number, rollout_id in enumerate(rollout_ids)}
     columns: dict[str, list[npt.NDArray[Any]]] = {}
 

@@ -1,16 +1,16 @@
-"""Do the trainer and the engine compute the same model? Measured in every step, before anything is updated.
+"""Checks in every step, before any update, that trainer and engine compute the same model.
 
-In: for each loss entry the trainer's logprob and the recorded one. Out: the gaps, and a `ParityError` when they are too
-large. Only tokens of the trainer's current version can be compared: for older ones the model itself has changed, and
-newer ones there are none.
+In: for each loss entry the trainer's logprob and the recorded one. Out: the gaps, and a `ParityError` if they are too
+large. Only tokens of the trainer's current version can be compared: for older ones the weights have changed, and newer
+ones do not exist.
 
-In float32 the gap of every single token is bounded. In bfloat16 rounding is large, and differs by model, so it is
-measured first (`trainer.rounding`), and gaps are taken in logits: the difference of a token's log odds, times its
-temperature. That is the difference of its logit to those of the others, whatever the temperature, and whether the model
-is sure of the token or not, so that one figure serves all of them. A token is *off* if its gap is many times the
-rounding; the step fails if more are off than chance allows.
+In float32, the gap of every token is bounded. In bfloat16, rounding is large and depends on the model, so it is
+measured first (`trainer.rounding`), and gaps are computed in logits: the difference of a token's log odds, times its
+temperature. This is how far the token's logit moves relative to the others, whatever the temperature and the token's
+probability, so one bound fits all tokens. A token is *off* if its gap is many times the rounding; the step fails if
+more tokens are off than chance allows.
 
-Shape suffixes: E loss entries of a pack, K entries that are compared, J places that are judged in logits.
+Shape suffixes: E loss entries of a pack, K compared entries, J places judged in logits.
 """
 
 from __future__ import annotations
@@ -31,26 +31,25 @@ from sharpen.types import Experience
 Array = npt.NDArray[np.float64]
 
 MAX_FLOAT32 = 1e-4
-"""Largest gap of a token in float32, in nats; below temperature 1 in logits, so times the temperature."""
+"""Largest gap of a token in float32, in nats; below temperature 1, in logits (multiplied by the temperature)."""
 OFF, OFF_SHARE = 8.0, 0.2
-"""Times the rounding from which on a token is off, and the share that may be by rounding alone. An engine, which rounds
-all that it stores, is up to 3 times as far from the trainer as the trainer is from float32, and training moves both; by
-honest steps (families, temperatures, whole runs) it is below a tenth as a rule."""
+"""A token is off if its gap exceeds this multiple of the rounding; the share of tokens that may be off. An engine,
+which rounds all that it stores, is up to 3 times as far from the trainer as the trainer is from float32, and this
+changes in training. The share in correct runs, over families and temperatures, is usually below a tenth."""
 FAR, FAR_SHARE = 100.0, 0.01
-"""The same for tokens that are far off, of which a few are enough."""
+"""The same for tokens that are far off: a few of them suffice to fail."""
 FALSE_ALARM = 1e-6
-"""Chance that a step is stopped whose tokens are off independently of each other with that share, for each of the
-two."""
+"""Chance, for each of the two limits, of failing a step whose tokens are off independently with exactly that share."""
 SURE = 1e-3
-"""A token to which both give more than 1 less this agrees: its log odds are those of numbers too near to 1."""
+"""A token is not judged if both probabilities exceed 1 minus this: log odds so close to 1 are inaccurate."""
 ROUNDING_BFLOAT16 = 0.02
-"""In logits, where nobody has measured it: that of toy models of five families, and of the quickstart's."""
+"""Rounding in logits if it was not measured: that of toy models of five families and of the quickstart's model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """How far logprobs may be apart: the mean and the largest gap of a step (nats; the largest in logits below
-    temperature 1), and the rounding in logits that tokens are judged by. None is no bound."""
+    """Limits on the gaps of a step: the mean and the largest gap (in nats; the largest below temperature 1 in logits),
+    and the rounding in logits that tokens are judged by. None means no limit."""
 
     mean: float | None = None
     max: float | None = None
@@ -58,7 +57,7 @@ class Tolerance:
 
     @classmethod
     def of(cls, compute_dtype: torch.dtype, rounding: float | None = None) -> Tolerance:
-        """That of a compute type; with `rounding`, as `trainer.rounding` measured it, that of the model and machine."""
+        """Return the tolerance for a compute dtype, or for a `rounding` measured by `trainer.rounding`."""
         if rounding is not None:
             return cls(rounding=rounding)
         if compute_dtype == torch.bfloat16:
@@ -68,8 +67,8 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogprobPairs:
-    """Entries that were compared: both logprobs, their temperatures, and which of them are the same token at the same
-    place of a prefix that sequences share (K; numbers from 0 on)."""
+    """Compared entries (shape K): both logprobs, the temperature, and a place number from 0, which is the same for the
+    same token at the same position of a shared prefix."""
 
     now_K: Array
     recorded_K: Array
@@ -78,8 +77,8 @@ class LogprobPairs:
 
 
 class LogprobGap:
-    """The gaps of one update, gathered pack by pack. `num_judged` places were judged in logits, of which `num_off` are
-    off; both are known after `check`, if its tolerance has a rounding."""
+    """The gaps of one update, collected pack by pack. `num_judged` is the number of places judged in logits, `num_off`
+    of those that are off; `check` sets both if its tolerance has a rounding."""
 
     def __init__(self, version: int) -> None:
         self.version = version
@@ -94,7 +93,7 @@ class LogprobGap:
         self._compared: list[LogprobPairs] = []
 
     def add(self, pack: Pack, logprobs_E: torch.Tensor) -> None:
-        """Compare the entries whose token was sampled by the current version."""
+        """Compare the entries whose token was sampled by `version`."""
         chosen = np.flatnonzero(pack.versions_E == self.version)
         if not len(chosen):
             return
@@ -130,8 +129,8 @@ class LogprobGap:
         )
 
     def check(self, tolerance: Tolerance, *, at_start: bool = False) -> None:
-        """Raise `ParityError`, naming the worst token and the likeliest cause, if the gaps are out of tolerance.
-        `at_start`: the weights are those of the model's files on both sides."""
+        """Raise `ParityError`, naming the worst token and the likeliest cause, if the gaps exceed the tolerance.
+        `at_start` says that both sides should have the weights of the model's files."""
         if not self.num_tokens:
             return
         problems = [*self._bounds(tolerance), *self._off(tolerance)]
@@ -145,14 +144,14 @@ class LogprobGap:
         raise ParityError(
             f"trainer and engine differ at policy version {self.version}: mean |logprob gap| {self.mean:.3g}, max "
             f"{self.max:.3g} over {self.num_tokens} tokens; {'; '.join(problems)}. Worst: {self._worst}. Nothing was "
-            f"updated. Likeliest: {cause}"
+            f"updated. Likeliest cause: {cause}"
         )
 
     def _bounds(self, tolerance: Tolerance) -> Iterable[str]:
         if tolerance.max is not None and not self._largest <= tolerance.max:
-            yield f"allowed is {tolerance.max:g} for each (below temperature 1 times the temperature)"
+            yield f"at most {tolerance.max:g} is allowed for each token (below temperature 1, times the temperature)"
         if tolerance.mean is not None and not self.mean <= tolerance.mean:
-            yield f"allowed is a mean of {tolerance.mean:g}"
+            yield f"a mean of at most {tolerance.mean:g} is allowed"
 
     def _off(self, tolerance: Tolerance) -> Iterable[str]:
         if tolerance.rounding is None:
@@ -164,20 +163,19 @@ class LogprobGap:
             num = int((gaps_J > limit).sum())
             if too_many(num, self.num_judged, share):
                 yield (
-                    f"in logits {num} of {self.num_judged} places are more than {limit:.3g} apart, {times:g} times the "
-                    f"rounding of {tolerance.rounding:.3g} that was measured: by rounding it is at most "
-                    f"{most_allowed(self.num_judged, share)} of them"
+                    f"in logits, {num} of {self.num_judged} places are more than {limit:.3g} apart, {times:g} times "
+                    f"the rounding of {tolerance.rounding:.3g}; at most {most_allowed(self.num_judged, share)} may be"
                 )
                 return
 
 
 def logit_gaps(compared: LogprobPairs) -> Array:
-    """How far each place is apart in logits, shape J: those where both give the token nearly all are left out."""
+    """Return the gap in logits of each place, shape J, without places where both probabilities are nearly 1."""
     now_K, recorded_K = compared.now_K, compared.recorded_K
-    open_K = ~(np.maximum(_missing(now_K), _missing(recorded_K)) < SURE)  # so that NaN is judged too
+    judged_K = ~(np.maximum(_complement(now_K), _complement(recorded_K)) < SURE)  # written so that NaN is judged too
     gaps_K = np.abs(log_odds(now_K) - log_odds(recorded_K)) * compared.temperatures_K
     gaps_K[np.isnan(gaps_K)] = np.inf
-    places_K, gaps_K = compared.places_K[open_K], gaps_K[open_K]
+    places_K, gaps_K = compared.places_K[judged_K], gaps_K[judged_K]
     if not len(gaps_K):
         return gaps_K
     counts = np.bincount(places_K)
@@ -187,33 +185,34 @@ def logit_gaps(compared: LogprobPairs) -> Array:
 
 
 def log_odds(logprobs: Array) -> Array:
-    """`log(p / (1 - p))`, finite: of p nearer to 1 than float32 can say, that of 1 - 1e-7."""
-    odds: Array = logprobs - np.log(np.maximum(_missing(logprobs), 1e-7))
+    """Return `log(p / (1 - p))`, limited to its value at p = 1 - 1e-7, the resolution of float32."""
+    odds: Array = logprobs - np.log(np.maximum(_complement(logprobs), 1e-7))
     return odds
 
 
-def _missing(logprobs: Array) -> Array:
-    """`1 - p`."""
-    rest: Array = -np.expm1(np.minimum(logprobs, 0.0))
-    return rest
+def _complement(logprobs: Array) -> Array:
+    """Return `1 - p`."""
+    complement: Array = -np.expm1(np.minimum(logprobs, 0.0))
+    return complement
 
 
 def too_many(num: int, num_judged: int, share: float) -> bool:
-    """Whether so many are off that chance, at this share, comes to it less often than `FALSE_ALARM`.
+    """Whether chance makes `num` of `num_judged` places be off less often than `FALSE_ALARM`, if each is with
+    probability `share`.
 
-    Source: the bound of a binomial tail, exp(-n KL(found || share)) (W. Hoeffding 1963, theorem 1).
+    Source: the bound of a binomial tail, exp(-n KL(observed || share)) (W. Hoeffding 1963, theorem 1).
     """
-    found = num / max(num_judged, 1)
-    if found <= share:
+    observed = num / max(num_judged, 1)
+    if observed <= share:
         return False
-    divergence = found * math.log(found / share)
-    if found < 1.0:
-        divergence += (1.0 - found) * math.log((1.0 - found) / (1.0 - share))
+    divergence = observed * math.log(observed / share)
+    if observed < 1.0:
+        divergence += (1.0 - observed) * math.log((1.0 - observed) / (1.0 - share))
     return num_judged * divergence > -math.log(FALSE_ALARM)
 
 
 def most_allowed(num_judged: int, share: float = OFF_SHARE) -> int:
-    """How many may be off."""
+    """Return the largest number of places that may be off."""
     low, high = 0, num_judged
     while low < high:
         middle = (low + high + 1) // 2
@@ -222,8 +221,8 @@ def most_allowed(num_judged: int, share: float = OFF_SHARE) -> int:
 
 
 def check_versions(experiences: Iterable[Experience], version: int) -> None:
-    """Raise `ParityError` for loss tokens of a version that the trainer has not reached, or that nobody noted: such
-    tokens would never be compared."""
+    """Raise `ParityError` for loss tokens with no version, or one that the trainer has not reached: such tokens would
+    never be compared."""
     for one in experiences:
         versions_E = one.versions_T[one.loss_mask_T]
         if not len(versions_E) or (versions_E.min() >= 0 and versions_E.max() <= version):
@@ -231,7 +230,7 @@ def check_versions(experiences: Iterable[Experience], version: int) -> None:
         wrong = int(versions_E.max()) if versions_E.max() > version else int(versions_E.min())
         token = int(np.flatnonzero(one.loss_mask_T & (one.versions_T == wrong))[0])
         raise ParityError(
-            f"rollout {one.rollout_id}, call {one.calls_T[token]}, token {token} was sampled at policy version {wrong} "
-            f"by what the engine says, but the trainer is at {version}: it cannot be compared. Nothing was updated. "
-            "The engine counts versions wrongly: it must carry the number that `load` gave it"
+            f"the engine reported that rollout {one.rollout_id}, call {one.calls_T[token]}, token {token} was sampled "
+            f"at policy version {wrong}, but the trainer is at {version}: the token cannot be compared. Nothing was "
+            "updated. The engine must report the version passed to `load`"
         )

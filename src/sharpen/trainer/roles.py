@@ -1,8 +1,8 @@
-"""Loads the models that a trainer needs, and divides them among its ranks where there are several.
+"""Loads the models that a trainer needs, and shards them if there are several ranks.
 
-In: a `TrainerPlan`, this rank's device. Out: policy, reference, critic and teacher, ready to score. A rank of several
-reads each model whole before it keeps its part: onto its GPU, or with `cpu_offload` into the CPU's memory, so that no
-GPU ever holds more than a layer of it.
+In: a `TrainerPlan`, this rank's device. Out: policy, reference, critic and teacher, ready to score. Each rank loads
+each model whole before it is sharded: onto its GPU, or with `cpu_offload` into CPU memory, so that no GPU ever holds
+more than one layer of it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ from sharpen.types import Experience
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerPlan:
-    """What a trainer trains; it pickles.
+    """The description of a trainer; picklable.
 
-    The model directory is the policy, and again the frozen reference if the algorithm needs one (with adapters, the
-    policy without them is the reference), and the critic's start. The model in `teacher_path` is the teacher, if the
-    algorithm has one; its vocabulary must be the policy's. `planned_updates` is what the learning-rate schedule spans.
-    `probe` is what an engine with the same weights, which computes in `engine_dtype`, continued some prompts by: by it
-    rounding is measured, where there is any.
+    `model_path` is the policy, the initial critic and, if the algorithm needs one, the frozen reference (with adapters,
+    the reference is the policy without them). `teacher_path` is the teacher, if the algorithm has one; it must have the
+    policy's vocabulary. The learning-rate schedule spans `planned_updates`. `probe` holds continuations of some prompts
+    by an engine with the same weights, which computes in `engine_dtype`; they serve to measure rounding.
     """
 
     model_path: str | Path
@@ -50,7 +49,7 @@ class TrainerPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roles:
-    """The models of a trainer, this rank's part of each; None where the algorithm needs none."""
+    """The models of a trainer, this rank's shard of each; None if the algorithm does not need one."""
 
     policy: TrainedModel
     reference: Scorer | None
@@ -60,20 +59,20 @@ class Roles:
 
 
 def load_roles(plan: TrainerPlan, device: str | torch.device, team: Team) -> Roles:
-    """The models of a plan; torch's generator starts from its seed. Raises `ModelError` for architectures not
-    supported, `ParityError` if the engine that gave the probe serves another model."""
+    """Load the models of a plan, after seeding torch's generator. Raises `ModelError` for unsupported architectures,
+    `ParityError` if the engine that made the probe serves another model."""
     torch.manual_seed(plan.seed)
-    place, algorithm = _resolve_device(device), plan.algorithm
-    dtype = str(resolve_dtype(plan.config.dtype, place)).removeprefix("torch.")
+    device, algorithm = _resolve_device(device), plan.algorithm
+    dtype = str(resolve_dtype(plan.config.dtype, device)).removeprefix("torch.")
     config = plan.config.model_copy(update={"dtype": dtype})
-    offload, first = config.cpu_offload, torch.device("cpu") if config.cpu_offload else place
-    policy = load_trained(plan.model_path, config, first)
-    engine_dtype, most = resolve_dtype(plan.engine_dtype, place), config.max_tokens_per_micro_batch
-    rounding = measure(policy, plan.probe, engine_dtype=engine_dtype, max_tokens=most, team=team)
+    offload, load_device = config.cpu_offload, torch.device("cpu") if config.cpu_offload else device
+    policy = load_trained(plan.model_path, config, load_device)
+    engine_dtype, max_tokens = resolve_dtype(plan.engine_dtype, device), config.max_tokens_per_micro_batch
+    rounding = measure(policy, plan.probe, engine_dtype=engine_dtype, max_tokens=max_tokens, team=team)
     team.divide(policy, cpu_offload=offload)
     reference = critic = teacher = None
     if algorithm.needs_reference:
-        reference = load_reference(policy, plan.model_path, config, first)
+        reference = load_reference(policy, plan.model_path, config, load_device)
         if isinstance(reference, TrainedModel):
             team.divide(reference, cpu_offload=offload)
     if isinstance(algorithm, Algorithm) and algorithm.needs_critic:
@@ -82,18 +81,18 @@ def load_roles(plan: TrainerPlan, device: str | torch.device, team: Team) -> Rol
             config=plan.critic,
             trainer_config=config,
             planned_updates=plan.planned_updates,
-            device=first,
+            device=load_device,
             team=team,
         )
     if isinstance(algorithm, Algorithm) and algorithm.needs_teacher:
         assert plan.teacher_path is not None, f"{algorithm.name} needs a teacher"
-        teacher = Teacher.load(plan.teacher_path, dtype=config.dtype, device=first)
+        teacher = Teacher.load(plan.teacher_path, dtype=config.dtype, device=load_device)
         team.divide(teacher.model, cpu_offload=offload, keep_head=True)  # the policy is compared with its head
     return Roles(policy=policy, reference=reference, critic=critic, teacher=teacher, rounding=rounding)
 
 
 def _resolve_device(device: str | torch.device) -> torch.device:
-    """The device that a setting means on this machine."""
+    """Return the device for a setting on this machine."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(device)

@@ -1,9 +1,9 @@
 """The loss of updates on rollouts, and its gradient.
 
-In: the sequences of each update, with advantages. Out: gradients, and the metrics of a step. What is known of each
-token before the step's first update is computed first: what reference, teacher and critic say of it, and the advantages
-that follow. An update scores its packs, compares the logprobs with the engine's records before anything is changed, and
-gives a gradient to the critic too, where there is one.
+In: the sequences of each update, with advantages. Out: gradients, and the metrics of a step. Before the first update of
+a step, reference, teacher and critic score every token, and advantages are computed from that. Each update scores its
+packs, compares the logprobs with the engine's before any weight changes, and also adds a gradient to the critic if
+there is one.
 
 Shape suffixes: E loss entries of a pack.
 """
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sharpen.algorithm.kl import adapted
+from sharpen.algorithm.kl import adapt_coefficient
 from sharpen.algorithm.objective import ObjectiveSums, policy_objective
 from sharpen.algorithm.presets import Algorithm
 from sharpen.errors import ParityError
@@ -35,14 +35,14 @@ from sharpen.trainer.packing import Pack
 from sharpen.trainer.parity import LogprobGap, Tolerance, check_versions
 from sharpen.trainer.scores import to_device
 from sharpen.trainer.teacher import Teacher
-from sharpen.trainer.team import IDLE, Team, backward_nothing
+from sharpen.trainer.team import IDLE, Team, backward_idle
 from sharpen.trainer.work import Part, TrainingBatch, Work
 from sharpen.types import Experience
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PackScores:
-    """What the backward pass of a pack found, on the CPU."""
+    """The results of a pack's backward pass, on the CPU."""
 
     logprobs_E: torch.Tensor
     sums: ObjectiveSums
@@ -50,7 +50,8 @@ class _PackScores:
 
 
 class RolloutLoss(Loss):
-    """Has the frozen reference and teacher, and the critic, which is trained beside the policy."""
+    """The loss of algorithms that learn from rollouts. It uses the policy and, as needed, the frozen reference and
+    teacher, and the critic, which is trained too."""
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class RolloutLoss(Loss):
         tolerance: Tolerance,
         team: Team,
     ) -> None:
-        """`reference`, `critic` and `teacher` must be given exactly if the algorithm needs one."""
+        """Pass `reference`, `critic` and `teacher` if, and only if, the algorithm needs them."""
         assert (reference is not None) == algorithm.needs_reference
         assert (critic is not None) == algorithm.needs_critic
         assert (teacher is not None) == algorithm.needs_teacher
@@ -99,30 +100,30 @@ class RolloutLoss(Loss):
         expert = self.algorithm.expert
         policy_weight = 1.0 if expert is None else 1.0 - expert.weight(self._step or 0)
         gap = LogprobGap(version)
-        found = self._team.map(work.parts, lambda part: self._backward(part, policy_weight), self._backward_nothing)
-        for part, one in zip(work.parts, found, strict=True):
-            gap.add(part.pack, one.logprobs_E)
+        scores = self._team.map(work.parts, lambda part: self._backward(part, policy_weight), self._backward_idle)
+        for part, score in zip(work.parts, scores, strict=True):
+            gap.add(part.pack, score.logprobs_E)
             if self.algorithm.behaviour != "none" and part.proximal_E is None:
-                part.proximal_E = one.logprobs_E
+                part.proximal_E = score.logprobs_E
         gap.check(self.tolerance)
-        of_expert = of_critic = None
+        expert_part = critic_update = None
         if expert is not None:
-            of_expert = backward_expert(self._policy, work.experts, expert, self._step or 0, self._team)
+            expert_part = backward_expert(self._policy, work.experts, expert, self._step or 0, self._team)
         if self._critic is not None and work.parts:
-            of_critic = self._critic.backward(work.parts)
+            critic_update = self._critic.backward(work.parts)
         self._updates.append(
             UpdateMetrics(
-                sums=sum((one.sums for one in found), start=ObjectiveSums.none(torch.device("cpu"))),
-                entropy=sum(one.entropy for one in found),
+                sums=sum((score.sums for score in scores), start=ObjectiveSums.none(torch.device("cpu"))),
+                entropy=sum(score.entropy for score in scores),
                 gap=gap,
-                sample_share=sample_share(work.parts, [one.logprobs_E for one in found]),
-                critic=of_critic,
-                expert=of_expert,
+                sample_share=sample_share(work.parts, [score.logprobs_E for score in scores]),
+                critic=critic_update,
+                expert=expert_part,
             )
         )
 
     def end(self, works: Sequence[Work]) -> tuple[dict[str, float], tuple[str, ...]]:
-        """See `Loss.end`. The coefficient of an adaptive KL term is set for the next step."""
+        """See `Loss.end`. An adaptive KL coefficient is updated for the next step."""
         values, alarms = summarize(self._updates, self.algorithm, self._probed)
         values |= {**self._credit.metrics, **self._clipped}
         packs = [part.pack for work in works for part in work.parts]
@@ -150,13 +151,12 @@ class RolloutLoss(Loss):
             self.algorithm = replace(self.algorithm, kl_coef=float(saved.state["kl_coef"]))
 
     def _prepare(self, batch: TrainingBatch) -> Work:
-        """Leave out sequences that cannot change the gradient, pack the rest, score it with reference, teacher and
-        critic."""
+        """Leave out sequences without a gradient, pack the rest, and score them with reference, teacher and critic."""
         kept = experiences = batch.experiences
         if not self.algorithm.trains_zero_advantages:
             kept = [experience for experience in experiences if experience.advantages_T.any()]
             if not kept and experiences:
-                # All rewards are the same. One group is computed nevertheless, for the comparison with the engine.
+                # All rewards are equal. One group is still computed, to compare logprobs with the engine.
                 kept = [experience for experience in experiences if experience.group_id == experiences[0].group_id]
         parts = self._parts(kept)
         if (teacher := self._teacher) is not None:
@@ -177,12 +177,13 @@ class RolloutLoss(Loss):
     def _compare(
         self, probe: Sequence[Experience], works: Sequence[Work], experiences: Sequence[Experience], version: int
     ) -> LogprobGap:
-        """Score the probe if nothing in the first update is of the current version; without one a fresh group of the
-        step, if it has any. Raises `ParityError`, also if nothing comes to be compared that should."""
+        """Compare logprobs with the engine if the first update has no tokens of the current version: those of the
+        probe or, without one, of the step's first group with such tokens. Raises `ParityError` if they differ, or if
+        there are sequences to compare but none of their tokens has the current version."""
         gap = LogprobGap(version)
         check_versions((*experiences, *probe), version)
         if not works or any((part.pack.versions_E == version).any() for part in works[0].parts):
-            return gap  # the first update compares its own
+            return gap  # `backward` will compare these
         fresh = [one for one in experiences if (one.versions_T[one.loss_mask_T] == version).any()]
         compared = probe or [one for one in fresh if one.group_id == fresh[0].group_id]
         parts = [Part(pack=pack) for pack in self._packs(compared)]
@@ -191,28 +192,28 @@ class RolloutLoss(Loss):
         if compared and not gap.num_tokens:
             raise ParityError(
                 f"none of the {_num_loss_tokens(compared)} tokens to compare with the engine is of policy version "
-                f"{version}, though it was to serve that: nothing was compared, and nothing was updated. A weight "
-                "update did not reach the engine, or it counts versions wrongly"
+                f"{version}, which the engine should serve: nothing was compared or updated. Either a weight update "
+                "did not reach the engine, or the engine counts versions wrongly"
             )
         gap.check(self.tolerance)
         return gap
 
     def _score_proximal(self, works: Sequence[Work]) -> None:
-        """Logprobs of the weights before the step's first update. The first update computes its own, which are kept
-        for later epochs; with one update a step there is nothing to do."""
+        """Compute the logprobs under the weights before the step's first update, for all later updates. Those of the
+        first update come from its own forward pass, in `backward`."""
         if self.algorithm.behaviour == "none":
             return
         later = [part for work in works[1:] for part in work.parts]
         for part, now_E in self._each(later, lambda pack: self._policy.score(pack).logprobs_E):
             part.proximal_E = now_E
 
-    def _adapt_kl(self, found: float, packs: Sequence[Pack]) -> None:
-        """Set the coefficient of the KL term for the next step."""
+    def _adapt_kl(self, divergence: float, packs: Sequence[Pack]) -> None:
+        """Set the KL coefficient of the next step from the divergence measured in this one."""
         algorithm = self.algorithm
         assert algorithm.kl_target is not None
-        coefficient = adapted(
+        coefficient = adapt_coefficient(
             algorithm.kl_coef,
-            found,
+            divergence,
             target=algorithm.kl_target,
             horizon=algorithm.kl_horizon,
             num_rollouts=len({rollout_id for pack in packs for rollout_id in pack.rollout_ids}),
@@ -220,16 +221,16 @@ class RolloutLoss(Loss):
         self.algorithm = replace(algorithm, kl_coef=coefficient)
 
     def _backward(self, part: Part, policy_weight: float) -> _PackScores:
-        """Add a pack's gradient."""
+        """Add the gradient of a pack."""
         pack, needs_entropy = part.pack, self.algorithm.needs_entropy
         compared, distill = None, self.algorithm.distill
         if self._teacher is not None and distill is not None and distill.of_vocabulary:
             compared = self._teacher.compared(pack, distill)
         scores = self._policy.score(pack, entropy_gradient=needs_entropy, compared=compared)
         now_E = scores.logprobs_E
-        there = functools.partial(to_device, device=now_E.device)
+        move = functools.partial(to_device, device=now_E.device)
         old_E, advantages_E, weights_E = (
-            there(array).to(now_E.dtype) for array in (pack.logprobs_E, pack.advantages_E, pack.weights_E)
+            move(array).to(now_E.dtype) for array in (pack.logprobs_E, pack.advantages_E, pack.weights_E)
         )
         loss, sums = policy_objective(
             self.algorithm,
@@ -237,10 +238,10 @@ class RolloutLoss(Loss):
             old_E,
             advantages_E,
             weights_E,
-            None if part.reference_E is None else there(part.reference_E),
+            None if part.reference_E is None else move(part.reference_E),
             scores.entropy_E if needs_entropy else None,
-            there(pack.call_numbers_E) if self.algorithm.by_call else None,
-            None if part.proximal_E is None else there(part.proximal_E),
+            move(pack.call_numbers_E) if self.algorithm.by_call else None,
+            None if part.proximal_E is None else move(part.proximal_E),
             policy_weight,
             scores.divergence_E,
         )
@@ -248,11 +249,11 @@ class RolloutLoss(Loss):
         entropy = float(scores.entropy_E.detach().sum())
         return _PackScores(logprobs_E=now_E.detach().cpu(), sums=sums.cpu(), entropy=entropy)
 
-    def _backward_nothing(self) -> None:
-        """The pass of a rank that has no pack left."""
+    def _backward_idle(self) -> None:
+        """Make the pass of a rank that has no pack left."""
         if self._teacher is not None and (distill := self.algorithm.distill) is not None and distill.of_vocabulary:
             self._teacher.compared(IDLE, distill)
-        backward_nothing(self._policy)
+        backward_idle(self._policy)
 
 
 def _num_loss_tokens(experiences: Iterable[Experience]) -> int:

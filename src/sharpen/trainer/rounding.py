@@ -1,10 +1,9 @@
-"""How much rounding there is in a model's logits, in this type and on this machine: what engine and trainer are allowed
-to differ by.
+"""Measures how much bfloat16 rounds a model's logits on this machine, as the tolerance between engine and trainer.
 
-In: a model that is whole, with the weights of its files, and what an engine with the same weights continued some
-prompts by. Out: `Rounding`: how far apart the trainer in bfloat16 and the trainer in float32 are on those tokens,
-prompts included. The engine has no part in this figure, so that nothing that is wrong with it can widen the tolerance;
-it is held against it at once.
+In: a model before sharding, with the weights of its files, and an engine's continuations of some prompts with the same
+weights. Out: `Rounding`: the mean gap between the trainer in bfloat16 and in float32 on those tokens, including the
+prompts. The engine's logprobs do not enter, so that a wrong engine cannot widen the tolerance; they are compared with
+the trainer's right away.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ if TYPE_CHECKING:
     from sharpen.trainer.model import TrainedModel
     from sharpen.trainer.team import Team
 
-LEAST = 2.0**-9
-"""Half a step of bfloat16 at 1: no model's logits are rounded less."""
+MIN_ROUNDING = 2.0**-9
+"""Lower bound of the rounding: half a step of bfloat16 at 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounding:
-    """Mean gap in logits between bfloat16 and float32, over `num_tokens` places; `engine_gap` is that between engine
-    and trainer, over `engine_tokens` sampled ones. The types are what each of them computes in."""
+    """Mean gap in logits between bfloat16 and float32, over `num_tokens` places. `engine_gap` is the mean gap between
+    engine and trainer, over `engine_tokens` sampled places. The dtypes are those in which each computes."""
 
     rounding: float
     num_tokens: int
@@ -44,27 +43,28 @@ class Rounding:
 
     @property
     def line(self) -> str:
-        """For the user."""
+        """A line for the user."""
         return (
             f"rounding: bfloat16 moves this model's logits by {self.rounding:.3g}, engine and trainer are "
             f"{self.engine_gap:.3g} apart; tokens more than {OFF * self.rounding:.3g} apart are off"
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON."""
+        """Return the fields as plain JSON."""
         return asdict(self)
 
 
 def measure(
     model: TrainedModel, probe: Sequence[Experience], *, engine_dtype: torch.dtype, max_tokens: int, team: Team
 ) -> Rounding | None:
-    """What rounding is, on every rank alike; None where engine and trainer compute in float32, or there is no probe.
+    """Measure rounding, with the same result on every rank. Return None without a probe, or if engine and trainer both
+    compute in float32.
 
-    Raises `ParityError` if the engine is not the trainer's model at equal weights.
+    Raises `ParityError` if the engine's logprobs are not those of the trainer's model.
     """
     if not probe or torch.bfloat16 not in (model.compute_dtype, engine_dtype):
         return None
-    parts = [Part(pack=one) for one in pack([_whole(one) for one in probe], max_tokens)]
+    parts = [Part(pack=one) for one in pack([_compare_all(experience) for experience in probe], max_tokens)]
 
     def score(part: Part) -> tuple[torch.Tensor, torch.Tensor]:
         with model.computing_in(torch.bfloat16):
@@ -73,21 +73,22 @@ def measure(
             return rounded_E, model.score(part.pack).logprobs_E.cpu()
 
     with torch.no_grad():
-        found = team.map(parts, score, lambda: None)
+        scores = team.map(parts, score, lambda: None)
     own = 0 if model.compute_dtype == torch.bfloat16 else 1
-    rounding_J = np.concatenate([_gaps(part.pack, *both) for part, both in zip(parts, found, strict=True)])
-    rounding = max(LEAST, float(rounding_J.mean())) if len(rounding_J) else LEAST
+    rounding_J = np.concatenate([_gaps(part.pack, *both) for part, both in zip(parts, scores, strict=True)])
+    rounding = max(MIN_ROUNDING, float(rounding_J.mean())) if len(rounding_J) else MIN_ROUNDING
     gap, engine_J = LogprobGap(0), []
-    for part, both in zip(parts, found, strict=True):
+    for part, both in zip(parts, scores, strict=True):
         gap.add(part.pack, both[own])
         sampled_E = part.pack.versions_E >= 0
         recorded_E = torch.from_numpy(part.pack.logprobs_E)
         engine_J.append(_gaps(part.pack, both[own], recorded_E, sampled_E))
     if not gap.num_tokens:
-        said = sorted({int(version) for part in parts for version in part.pack.versions_E if version >= 0})
+        versions = sorted({int(version) for part in parts for version in part.pack.versions_E if version >= 0})
         raise ParityError(
-            f"the engine gave the probe's tokens the policy versions {said} with the model before training, which is "
-            "version 0: nothing can be compared. It must carry the number that `load` gave it, 0 before the first"
+            f"the engine reported policy versions {versions} for the tokens of the probe, but before training the "
+            "version is 0: nothing can be compared. The engine must report the version passed to `load`, and 0 before "
+            "the first load"
         )
     gap.check(Tolerance.of(model.compute_dtype, rounding), at_start=True)
     engine = np.concatenate(engine_J)
@@ -101,8 +102,8 @@ def measure(
     )
 
 
-def _whole(probe: Experience) -> Experience:
-    """The same with every token that can be predicted compared, the prompt's too: without a version."""
+def _compare_all(probe: Experience) -> Experience:
+    """Return the sequence with loss on every token but the first, including the prompt, so that all are compared."""
     mask_T = np.arange(len(probe.ids_T)) > 0
     temperature = float(probe.temperatures_T[probe.loss_mask_T].max(initial=0.0)) or 1.0
     return replace(
@@ -114,7 +115,7 @@ def _whole(probe: Experience) -> Experience:
 
 
 def _gaps(pack: Pack, first_E: torch.Tensor, second_E: torch.Tensor, chosen_E: np.ndarray | None = None) -> np.ndarray:
-    """How far apart two sets of logprobs of a pack are in logits, place by place."""
+    """Return the gap in logits between two sets of logprobs of a pack, place by place."""
     chosen = slice(None) if chosen_E is None else np.flatnonzero(chosen_E)
     places = pack.predict_E * (int(pack.targets_E.max()) + 1) + pack.targets_E
     return logit_gaps(

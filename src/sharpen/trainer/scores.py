@@ -1,8 +1,8 @@
-"""From hidden states to what a model says of a pack's loss entries, a chunk of rows at a time.
+"""Scores a pack's loss entries from hidden states, a chunk of rows at a time.
 
 In: hidden states at a pack's rows, output embeddings. Out: logprob and entropy of each entry, and its divergence from
-another model or a statistic of its distribution. Logits are the largest tensors of training: no more of them exist at a
-time than asked for, and more are computed again in the backward pass.
+another model or a statistic of its distribution. Logits are the largest tensors of training, so their number is
+limited: beyond the limit they are computed in chunks, and again in the backward pass.
 
 Shape suffixes: E loss entries, R distinct (hidden state, temperature) pairs, V vocabulary, C hidden size.
 """
@@ -22,18 +22,17 @@ from sharpen.trainer.packing import IndexArray, Pack
 from sharpen.types import FloatArray
 
 MAX_LOGITS = 1 << 25
-"""Logits (rows x vocabulary) held at a time; more are computed in chunks, and again in the backward pass. On a GPU more
-are: see `max_logits_on`."""
+"""Number of logits (rows x vocabulary) held at a time on a CPU; see `max_logits_on`."""
 
 
 RowStatistic = Callable[[torch.Tensor], torch.Tensor]
-"""A number (R) for each distribution, from its logprobs (R, V)."""
+"""Computes one number per distribution, shape R, from logprobs of shape (R, V)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackScores:
-    """What a model says of a pack's loss entries (shape E, natural logarithms); `divergence_E` is that from another
-    model, if it was compared with one; `statistic_E` a statistic of each entry's distribution, if one was asked for."""
+    """A model's scores of a pack's loss entries (shape E, in nats). `divergence_E` is the divergence from another
+    model, `statistic_E` a statistic of each entry's distribution; each is None unless requested."""
 
     logprobs_E: torch.Tensor
     entropy_E: torch.Tensor
@@ -43,21 +42,21 @@ class PackScores:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherModel:
-    """Another model to compare with at a pack's rows, over the part of the vocabulary that both have: its hidden states
-    there, its output embeddings, and the divergence (R) of two sets of logprobs (R, V), this model's first."""
+    """Another model to compare with at a pack's rows, over the vocabulary that both share: its hidden states, its
+    output embeddings, and the divergence (R) of two sets of logprobs (R, V), the scored model's first."""
 
     hidden_RC: torch.Tensor
     head: Any
     divergence: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
     def rows(self, start: int, stop: int) -> OtherModel:
-        """Some of the rows."""
+        """Return the same for rows `start:stop`."""
         return replace(self, hidden_RC=self.hidden_RC[start:stop])
 
 
 def max_logits_on(device: torch.device) -> int:
-    """Logits held at a time: about 20 bytes each, so that a GPU gives a twelfth of its memory for them. Fewer, larger
-    chunks save it most of the traffic of the output embeddings' gradient, which every chunk adds to."""
+    """Return how many logits to hold at a time. On a GPU they take about a twelfth of its memory, at 20 bytes each:
+    every chunk adds to the gradient of the output embeddings, so fewer, larger chunks save memory traffic."""
     if device.type != "cuda":
         return MAX_LOGITS
     return max(MAX_LOGITS, int(torch.cuda.get_device_properties(device).total_memory) // 256)
@@ -74,8 +73,8 @@ def score_rows(
     statistic: RowStatistic | None,
     max_logits: int,
 ) -> tuple[torch.Tensor, ...]:
-    """Logprob, entropy, and divergence or statistic of each entry. Entries are sorted by row, so that a chunk of
-    rows (at most `max_logits` logits) serves a range of entries; then put back in order."""
+    """Return logprob, entropy, and divergence or statistic of each entry. Entries are sorted by row, so that a chunk of
+    rows (at most `max_logits` logits) covers a range of entries; results are in the original order."""
     device = hidden_RC.device
     order_E = np.argsort(row_E, kind="stable")
     sorted_row_E = row_E[order_E]
@@ -100,7 +99,7 @@ def score_rows(
         else:
             parts.append(_score_chunk(head, *inputs, entropy_gradient, other, statistic))
     back_E = to_device(np.argsort(order_E), device)
-    return tuple(torch.cat(of_chunks)[back_E] for of_chunks in zip(*parts, strict=True))
+    return tuple(torch.cat(chunks)[back_E] for chunks in zip(*parts, strict=True))
 
 
 def _score_chunk(
@@ -113,7 +112,7 @@ def _score_chunk(
     compared: OtherModel | None,
     statistic: RowStatistic | None,
 ) -> tuple[torch.Tensor, ...]:
-    """Logprob and entropy of each entry, and its divergence if there is something to compare with."""
+    """Return logprob and entropy of each entry, and its statistic or its divergence from `compared`, if given."""
     logits_RV = output_logits(head, hidden_RC)
     exact = torch.promote_types(logits_RV.dtype, torch.float32)
 
@@ -138,14 +137,13 @@ def _score_chunk(
 
 
 def rows_of(pack: Pack) -> tuple[IndexArray, FloatArray, IndexArray]:
-    """The distinct (hidden state, temperature) pairs, and for each entry which one is its."""
+    """Return the distinct (hidden state, temperature) pairs, as two arrays, and the pair's number for each entry."""
     temperatures, temperature_E = np.unique(pack.temperatures_E, return_inverse=True)
     key_R, row_E = np.unique(pack.predict_E * len(temperatures) + temperature_E, return_inverse=True)
     return key_R // len(temperatures), temperatures[key_R % len(temperatures)], row_E
 
 
 def to_device(values: np.ndarray[Any, Any] | torch.Tensor, device: torch.device) -> torch.Tensor:
-    """An array, or a tensor of the CPU, there. On a GPU from pinned memory: a copy from other memory would wait for all
-    work before it."""
+    """Copy an array or CPU tensor to a device; to a GPU from pinned memory, since other copies wait for the GPU."""
     tensor = values if isinstance(values, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(values))
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

@@ -1,11 +1,11 @@
-"""A model's weights divided among ranks: PyTorch's FSDP2, layer by layer.
+"""Shards a model's weights over ranks with PyTorch's FSDP2, layer by layer.
 
-In: a whole model on the CPU and the ranks. Out: the same model, each rank holding a part of every weight on its device;
-a layer's weights are gathered when it computes and given back after. Gradients are summed over the ranks, not averaged:
-the weights of the loss hold the normalization of the whole update.
+In: a whole model on the CPU and the ranks. Out: the same model, with a shard of every weight on each rank's device; the
+weights of a layer are gathered while it computes. Gradients are summed over the ranks, not averaged: the loss weights
+are already normalized over the whole update.
 
-With `bfloat16` a layer's weights travel and compute in it, and gradients are summed in fp32; what each rank keeps, and
-the optimizer changes, stays fp32. Embeddings, the last norm and the output layer are gathered in fp32.
+With `bfloat16`, the weights of a layer are gathered and used in it, and gradients are summed in fp32; the shards, which
+the optimizer updates, are fp32. Embeddings, the last norm and the output layer are gathered in fp32.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _METHOD = "sharpen_compute"
 
 
 def shard(module: Any, mesh: DeviceMesh, *, dtype: torch.dtype, cpu_offload: bool, keep_head: bool) -> None:
-    """Divide a Hugging Face causal model, which computes in `dtype`, over a mesh of one dimension. `keep_head` keeps
-    embeddings and output layer gathered between passes, to be used by others.
+    """Shard a Hugging Face causal model, which computes in `dtype`, over a mesh of one dimension. `keep_head` keeps
+    embeddings and output layer gathered between passes, so that they can be used outside of them.
 
-    From now on it computes only within `one_pass`.
+    From then on, the model may only compute within `one_pass`.
     """
     settings: dict[str, Any] = {
         "mesh": mesh,
@@ -58,27 +58,27 @@ def shard(module: Any, mesh: DeviceMesh, *, dtype: torch.dtype, cpu_offload: boo
 
 
 def one_pass(module: Any, compute: Callable[[], Result]) -> Result:
-    """Run `compute`, which uses the module's parts and gives a tuple of tensors, as one forward pass of the module:
-    where that is divided, with its weights gathered."""
-    found: Result = getattr(module, _METHOD)(compute) if hasattr(module, _METHOD) else compute()
-    return found
+    """Run `compute`, which uses parts of the module and returns a tuple of tensors, as one forward pass of the module,
+    so that FSDP gathers the weights of a sharded one."""
+    result: Result = getattr(module, _METHOD)(compute) if hasattr(module, _METHOD) else compute()
+    return result
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself, or, where it is divided or summed up in parts, all of it; every rank must ask."""
+    """Gather a sharded tensor, or add up its partial sums; return others as they are. Every rank must call this."""
     if not isinstance(tensor, DTensor):
         return tensor
     if tensor.device.type != tensor.device_mesh.device_type:  # kept on the CPU, gathered on the device
         tensor = tensor.to(tensor.device_mesh.device_type)
     assert isinstance(tensor, DTensor)
-    found: torch.Tensor = tensor.full_tensor()
-    return found
+    full: torch.Tensor = tensor.full_tensor()
+    return full
 
 
-def divided_like(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """The tensor on the parameter's device; where that is divided and has the same shape, this rank's part of it."""
+def shard_like(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Move a tensor to the parameter's device. If that is sharded and of the same shape, return this rank's shard."""
     if not isinstance(parameter, DTensor) or tensor.shape != parameter.shape:
         return tensor.to(parameter.device)
     mesh = parameter.device_mesh
-    part = distribute_tensor(tensor.to(mesh.device_type), mesh, parameter.placements, src_data_rank=None)
-    return part.to(parameter.device)
+    sharded = distribute_tensor(tensor.to(mesh.device_type), mesh, parameter.placements, src_data_rank=None)
+    return sharded.to(parameter.device)

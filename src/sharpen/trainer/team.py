@@ -1,13 +1,12 @@
-"""The ranks that train one model together, as the trainer sees them: what is one rank's work is divided among all.
+"""The ranks that train one model together: they divide the packs of an update among themselves.
 
-In: the packs of an update, and what is to be computed of each. Out: the results of all of them on every rank, in the
-order of the packs; so advantages, clipping, comparison with the engine and metrics are the same everywhere, and the
-ranks decide alike. `Team` itself is the case of one process, in which nothing is divided; `Ranks` has several, whose
-models are divided too (`trainer.sharding`).
+In: the packs of an update, and a function to compute for each. Out: all results on every rank, in the order of the
+packs. Advantages, clipping, the comparison with the engine and metrics are therefore the same on every rank, and all
+ranks decide alike. `Team` itself is a single process; `Ranks` is one of several, whose models are sharded
+(`trainer.sharding`).
 
-In a divided model a pass is a meeting of all ranks: every layer is gathered from them. So each makes as many passes as
-the others, with a pass over one token (`IDLE`) where it has no pack left, and packs that are computed at the same time
-are of about the same length.
+In a sharded model every layer is gathered from all ranks, so all of them must make the same number of passes. A rank
+without a pack left makes a pass over one token (`IDLE`), and packs computed at the same time are similar in length.
 """
 
 from __future__ import annotations
@@ -49,14 +48,14 @@ IDLE = Pack(
     num_sequences=0,
     num_sequence_tokens=0,
 )
-"""What a rank without a pack sends through the model. It must have no effect."""
+"""The pack that a rank without work sends through the model. It must have no effect."""
 
 TIMEOUT_S = 1800.0
-"""How long a rank waits for the others before it gives up."""
+"""How long a rank waits for the others before it fails."""
 
 
 class Sized(Protocol):
-    """Something that is computed in one pass."""
+    """An item that is computed in one pass."""
 
     @property
     def num_computed_tokens(self) -> int:
@@ -67,36 +66,37 @@ Item = TypeVar("Item", bound=Sized)
 
 
 class Team:
-    """One process: it is the first rank of one, computes everything, and gathers nothing."""
+    """A single process, which computes everything."""
 
     rank = 0
     size = 1
 
     def divide(self, model: TrainedModel, *, cpu_offload: bool, keep_head: bool = False) -> None:
-        """Give each rank its part of a model that all have loaded; see `sharding.shard`."""
+        """Shard a model that every rank has loaded; see `sharding.shard`."""
 
     def packs(self, experiences: Sequence[Experience], max_tokens: int) -> list[Pack]:
-        """Micro-batches; see `packing.pack`. Several ranks get about equal ones, and none of them too few."""
+        """Pack sequences; see `packing.pack`. For several ranks, choose the size of packs that balances their work."""
         return pack(experiences, max_tokens)
 
     def map(self, items: Sequence[Item], compute: Callable[[Item], Result], idle: Callable[[], object]) -> list[Result]:
-        """`compute` of each item, by the rank that has it; `idle` is the pass of a rank that has none left. Results
-        must be on the CPU, and picklable."""
+        """Compute each item on one of the ranks, and return all results. `idle` makes the pass of a rank that has no
+        item left. Results must be picklable, and tensors in them on the CPU."""
         del idle
         return [compute(item) for item in items]
 
     def gather(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-        """Whole tensors by name, on the first rank; empty on the others. A parameter that comes twice stays one."""
+        """Return whole tensors by name on the first rank, and nothing on the others. A parameter with several names
+        stays one tensor."""
         return {name: tensor.detach() for name, tensor in tensors}
 
     def agree(self, error: SharpenError | None) -> None:
-        """Raise on every rank what the first one met."""
+        """Raise the error of the first rank on every rank."""
         if error is not None:
             raise error
 
 
 class Ranks(Team):
-    """Several processes, each of which has made the same calls."""
+    """One of several processes. All of them must make the same calls."""
 
     def __init__(
         self,
@@ -107,15 +107,15 @@ class Ranks(Team):
         device: torch.device,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        """Meet the other ranks at `rendezvous` (`file://PATH` on a file system that all see, or `tcp://HOST:PORT` of
-        the first rank). `device` is `cpu` or this rank's own GPU, `cuda:<number>` as this process counts. Returns when
-        all are there."""
+        """Connect to the other ranks at `rendezvous` (`file://PATH` on a shared file system, or `tcp://HOST:PORT` of
+        the first rank), and wait until all are connected. `device` is `cpu` or this rank's own GPU, `cuda:<number>` as
+        numbered in this process."""
         self.rank = rank
         self.size = size
         self.device = device
         if device.type == "cuda":
             torch.cuda.set_device(device)
-            torch.zeros(1, device=device)  # so that the mesh finds a device chosen
+            torch.zeros(1, device=device)  # makes it the current device for the mesh
         dist.init_process_group(
             backend="cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
             init_method=rendezvous,
@@ -129,17 +129,17 @@ class Ranks(Team):
         """See `Team.divide`."""
         model.shard(self.mesh, self.device, cpu_offload=cpu_offload, keep_head=keep_head)
         with torch.no_grad():
-            model.score(IDLE)  # FSDP looks in the first pass which weights are trained: no adapter may be off then
+            model.score(IDLE)  # FSDP notes in the first pass which weights are trained: adapters must be on
 
     def packs(self, experiences: Sequence[Experience], max_tokens: int) -> list[Pack]:
-        """Smaller ones than `max_tokens` allows, where the ranks would otherwise wait for the one with a pack more."""
-        widest = pack(experiences, max_tokens)
-        rounds = -(-len(widest) // self.size)
-        if not widest or len(widest) == rounds * self.size:
-            return widest
-        share = sum(part.num_computed_tokens for part in widest) / (rounds * self.size)
-        tried = [pack(experiences, min(max_tokens, int(share * slack) + 1)) for slack in (1.0, 1.15, 1.4)]
-        return min([widest, *tried], key=self._cost)
+        """See `Team.packs`. If the packs cannot be dealt out evenly, smaller ones are tried, to reduce waiting."""
+        largest = pack(experiences, max_tokens)
+        rounds = -(-len(largest) // self.size)
+        if not largest or len(largest) == rounds * self.size:
+            return largest
+        share = sum(part.num_computed_tokens for part in largest) / (rounds * self.size)
+        smaller = [pack(experiences, min(max_tokens, int(share * slack) + 1)) for slack in (1.0, 1.15, 1.4)]
+        return min([largest, *smaller], key=self._cost)
 
     def map(self, items: Sequence[Item], compute: Callable[[Item], Result], idle: Callable[[], object]) -> list[Result]:
         """See `Team.map`."""
@@ -149,55 +149,55 @@ class Ranks(Team):
                 idle()
             else:
                 mine[number] = compute(items[number])
-        of_all: list[dict[int, Result]] = [{} for _ in range(self.size)]
-        dist.all_gather_object(of_all, mine)
-        found: dict[int, Result] = {}
-        for of_rank in of_all:
-            found |= of_rank
-        return [found[number] for number in range(len(items))]
+        by_rank: list[dict[int, Result]] = [{} for _ in range(self.size)]
+        dist.all_gather_object(by_rank, mine)
+        results: dict[int, Result] = {}
+        for rank_results in by_rank:
+            results |= rank_results
+        return [results[number] for number in range(len(items))]
 
     def gather(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-        """One after the other, so that a rank has one whole tensor at a time; the first rank keeps them on its CPU."""
-        found: dict[str, torch.Tensor] = {}
-        of_parameter: dict[int, str] = {}
+        """See `Team.gather`. Tensors are gathered one at a time, and kept in the CPU memory of the first rank."""
+        gathered: dict[str, torch.Tensor] = {}
+        first_names: dict[int, str] = {}
         for name, tensor in tensors:
-            twin = of_parameter.setdefault(id(tensor), name) if isinstance(tensor, torch.nn.Parameter) else name
-            if twin != name:
+            first = first_names.setdefault(id(tensor), name) if isinstance(tensor, torch.nn.Parameter) else name
+            if first != name:
                 if self.rank == 0:
-                    found[name] = found[twin]
+                    gathered[name] = gathered[first]
                 continue
             full = whole(tensor.detach())
             if self.rank == 0:
-                found[name] = full.cpu()
-        return found
+                gathered[name] = full.cpu()
+        return gathered
 
     def agree(self, error: SharpenError | None) -> None:
         """See `Team.agree`."""
-        said: list[SharpenError | None] = [error]
-        dist.broadcast_object_list(said, src=0)
-        super().agree(said[0])
+        errors: list[SharpenError | None] = [error]
+        dist.broadcast_object_list(errors, src=0)
+        super().agree(errors[0])
 
     def close(self) -> None:
-        """Leave the others."""
+        """Disconnect from the other ranks."""
         dist.destroy_process_group()
 
     def _cost(self, packs: Sequence[Pack]) -> int:
-        """Tokens that the ranks wait for: of the longest pack of each round."""
+        """Return the number of tokens that determines the time: the sum over rounds of the longest pack."""
         sizes = sorted((part.num_computed_tokens for part in packs), reverse=True)
         return sum(sizes[:: self.size])
 
 
-def backward_nothing(policy: TrainedModel) -> None:
-    """The pass of a rank that has no pack left, forward and backward: it adds 0 to the gradient."""
+def backward_idle(policy: TrainedModel) -> None:
+    """Make the forward and backward pass of a rank that has no pack left; it adds 0 to the gradient."""
     logprobs_E = policy.score(IDLE).logprobs_E
     logprobs_E.backward(torch.zeros_like(logprobs_E))  # type: ignore[no-untyped-call]
 
 
 def deal(sizes: Sequence[int], rank: int, num_ranks: int) -> list[int | None]:
-    """The items of one rank in the order in which it computes them, None where it has none left.
+    """Return the numbers of one rank's items in the order of computation, with None once it has none left.
 
-    All ranks have as many; those computed at the same time are neighbours by size, so that the time that the ranks
-    wait for each other is the least that a division of whole items allows.
+    All ranks get lists of equal length. Items computed at the same time are neighbours by size, which minimizes the
+    time that ranks wait for each other.
     """
     order = sorted(range(len(sizes)), key=lambda number: (-sizes[number], number))
     rounds = -(-len(order) // num_ranks)

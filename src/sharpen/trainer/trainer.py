@@ -1,9 +1,9 @@
-"""From the sequences of a step to updated weights.
+"""Turns the sequences of a step into updated weights.
 
 In: a batch for each update of a step. Out: `StepMetrics`, new weights as `state_tensors()`, checkpoints. The trainer
-owns the trained weights, their optimizers and their version; how the gradient of an update is computed is the matter of
-its loss: `RolloutLoss` or `RowLoss`, as the algorithm says. Since the weights of the loss hold the normalization of the
-whole update, the gradients of its micro-batches simply add up.
+owns the trained weights, their optimizers and their version. Its loss computes the gradient of an update: `RolloutLoss`
+or `RowLoss`, depending on the algorithm. The loss weights are already normalized over the whole update, so the
+gradients of its micro-batches simply add up.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from sharpen.types import Experience
 
 
 class Trainer:
-    """Trains a policy on rollouts, or on rows. `version` counts the updates the policy had."""
+    """Trains a policy on rollouts or on rows. `version` is the number of updates made to the policy."""
 
     def __init__(
         self,
@@ -54,24 +54,23 @@ class Trainer:
         rounding: Rounding | None = None,
         team: Team | None = None,
     ) -> None:
-        """Train `policy`. `reference`, `critic` and `teacher` must be given exactly if the algorithm needs one; all are
-        divided already where `team` has several ranks. What `rounding` was measured to be is the tolerance, where none
-        is given."""
+        """Train `policy`. Pass `reference`, `critic` and `teacher` if, and only if, the algorithm needs them. If `team`
+        has several ranks, all models must be sharded already. `tolerance` defaults to one based on `rounding`."""
         self.version = 0
         self.policy = policy
         self.rounding = rounding
         self._epochs = config.epochs
         self._team = team or Team()
-        most = config.max_tokens_per_micro_batch
+        max_tokens = config.max_tokens_per_micro_batch
         measured = None if rounding is None else rounding.rounding
         self._loss: RolloutLoss | RowLoss
         if isinstance(algorithm, SupervisedAlgorithm):
-            self._loss = RowLoss(policy, algorithm, max_tokens=most, reference=reference, team=self._team)
+            self._loss = RowLoss(policy, algorithm, max_tokens=max_tokens, reference=reference, team=self._team)
         else:
             self._loss = RolloutLoss(
                 policy,
                 algorithm,
-                max_tokens=most,
+                max_tokens=max_tokens,
                 reference=reference,
                 critic=critic,
                 teacher=teacher,
@@ -94,7 +93,8 @@ class Trainer:
         *,
         tolerance: Tolerance | None = None,
     ) -> Trainer:
-        """Load what a plan names. Each rank of a `team` calls this, with its own `device`. Raises as `load_roles`."""
+        """Load the models of a plan. Each rank of a `team` calls this with its own `device`. Raises what `load_roles`
+        raises."""
         team = team or Team()
         roles = load_roles(plan, device, team)
         return cls(
@@ -113,7 +113,7 @@ class Trainer:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """What to tell the user of the model: how much of it is trained, with which kernels."""
+        """Lines about the model for the user: how much of it is trained, and with which kernels."""
         measured = self.rounding.line if self.rounding is not None else ""
         lines = (adapters_line(self.policy), *self.policy.kernels, self._start.line, measured)
         return tuple(line for line in lines if line)
@@ -121,12 +121,12 @@ class Trainer:
     def train_step(
         self, batches: Sequence[TrainingBatch], *, step: int | None = None, probe: Sequence[Experience] = ()
     ) -> StepMetrics:
-        """One update for each batch, `epochs` times over. `step` is the number of the step, the first being 1; it must
-        be given if the algorithm has an expert's part, whose weight depends on it. `probe` holds sequences of the
-        current version, which are compared with the engine's records where the first update trains on older ones alone.
+        """Make one update for each batch, and repeat for `epochs`. `step` counts from 1; it is required if the
+        algorithm has an expert loss, whose weight depends on it. `probe` holds sequences of the current version. They
+        are compared with the engine's logprobs if the first update contains only tokens of older versions.
 
-        A batch without a loss token makes no update. Raises `ParityError` or `TrainingError` before the update
-        concerned: weights and version stay what they were; `back_to` undoes the updates before it.
+        A batch without loss tokens makes no update. Raises `ParityError` or `TrainingError` before the failing update,
+        so that weights and version do not change; `back_to` undoes the updates before it.
         """
         start = time.perf_counter()
         works = self._loss.begin(batches, version=self.version, step=step, probe=probe)
@@ -147,31 +147,31 @@ class Trainer:
         )
 
     def measure(self, experiences: Sequence[Experience]) -> UpdateLoss:
-        """The loss of rows, without training on them; only for an algorithm that learns from rows."""
+        """Return the loss of rows without training on them; only for algorithms that learn from rows."""
         assert isinstance(self._loss, RowLoss)
         return self._loss.measure(experiences)
 
     def back_to(self, version: int) -> bool:
-        """Have the weights of this version, whole, with all that belongs to them: as they are, or as they were when the
-        last step began, if it kept them. False, with nothing changed, where neither is so."""
+        """Go back to the weights and optimizer state of `version`: the current ones, or those that the last step kept
+        when it began. Return False, changing nothing, if neither is of that version."""
         if self.version == version and self._start.is_whole():
             return True
-        went, algorithm = self._start.go_back(version)
-        if went:
+        restored, algorithm = self._start.go_back(version)
+        if restored:
             self.version, self._loss.algorithm = version, algorithm
-        return went
+        return restored
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
-        """The weights to act with, by their Hugging Face names; see `TrainedModel.state_tensors`."""
+        """Return the weights for the engine by their Hugging Face names; see `TrainedModel.state_tensors`."""
         return self.policy.state_tensors()
 
     def close(self) -> None:
-        """Nothing is held that the process does not free."""
+        """Do nothing: the process frees all that a trainer holds."""
 
     def save(self, directory: Path, position: Mapping[str, Any]) -> None:
-        """Write a checkpoint; `position` is the caller's own JSON, given back by `restore`.
+        """Write a checkpoint; `position` is JSON of the caller, which `restore` returns.
 
-        Raises `CheckpointError`; then what was at `directory` stays, and nothing else is left behind.
+        Raises `CheckpointError`; then whatever was at `directory` is unchanged and no partial files remain.
         """
         checkpoint.save(
             directory,
@@ -183,10 +183,10 @@ class Trainer:
         )
 
     def restore(self, directory: Path) -> dict[str, Any]:
-        """Continue from a checkpoint of the same model: weights, optimizer, random state, version, and what belongs to
-        the loss.
+        """Load weights, optimizer, random state, version and the state of the loss from a checkpoint.
 
-        Returns its `position`. Raises `CheckpointError` if it is not whole, or not of this model and teacher.
+        Returns its `position`. Raises `CheckpointError` if it is incomplete, or was written with another model or
+        teacher.
         """
         saved = checkpoint.load(directory)
         with self._start.update():
@@ -199,21 +199,20 @@ class Trainer:
         return position
 
     def _update(self, work: Work) -> dict[str, tuple[float, float]]:
-        """Make an update: the norm of the gradients and the rate of each optimizer that had some, by its name."""
+        """Make an update. Return the gradient norm and learning rate of each optimizer that had gradients, by name."""
         for optimizer in self._optimizers:
             optimizer.zero_grad()
         self._loss.backward(work, self.version)
-        moved = [optimizer for optimizer in self._optimizers if optimizer.has_gradients]
-        norms = [optimizer.norm(self.version) for optimizer in moved]  # all are applied, or none
+        active = [optimizer for optimizer in self._optimizers if optimizer.has_gradients]
+        norms = [optimizer.norm(self.version) for optimizer in active]  # may raise, so before any is applied
         with self._start.update():
-            rates = [optimizer.apply(self.version, norm) for optimizer, norm in zip(moved, norms, strict=True)]
+            rates = [optimizer.apply(self.version, norm) for optimizer, norm in zip(active, norms, strict=True)]
             self.version += 1
-        found = zip(moved, norms, rates, strict=True)
-        return {optimizer.name: (float(norm), rate) for optimizer, norm, rate in found}
+        return {optimizer.name: (float(norm), rate) for optimizer, norm, rate in zip(active, norms, rates, strict=True)}
 
 
 def _norms_and_rates(updates: Sequence[Mapping[str, tuple[float, float]]]) -> dict[str, float]:
-    """Metrics of each optimizer: its mean norm, its last rate."""
+    """Return each optimizer's mean gradient norm and last learning rate, as metrics by name."""
     values: dict[str, float] = {}
     for name in dict.fromkeys(name for update in updates for name in update):
         norms, rates = zip(*(update[name] for update in updates if name in update), strict=True)

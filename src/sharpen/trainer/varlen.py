@@ -1,12 +1,12 @@
 """Tree attention on a GPU: one call of a variable-length flash kernel for all segments of a pack.
 
-In: queries, keys and values of a pack's computed tokens, and its tree. Out: what `attention._per_segment` computes, in
-one call for each layer instead of one for each segment. A segment's queries are the last tokens of its path, so that a
-causal mask aligned at the lower right is theirs; the keys of all paths are gathered one behind the other. A shared
-token's gradients meet in fp32: added in bfloat16, those of a hundred branches would be lost in rounding.
+In: queries, keys and values of a pack's computed tokens, and its tree. Out: the same as `attention._per_segment`, with
+one call per layer instead of one per segment. A segment's queries are the last tokens of its path, so a causal mask
+aligned at the lower right fits them; the keys of all paths are concatenated. Gradients of a shared token are added in
+fp32: in bfloat16, rounding would lose those of a hundred branches.
 
-The kernel is PyTorch's own (`torch.nn.attention.varlen`, FlashAttention; half precision only). It is compared with the
-plain way on the spot before it is used, forward and backward.
+The kernel is PyTorch's own (`torch.nn.attention.varlen`, FlashAttention; half precision only). Before it is used, its
+forward and backward results are compared with `_per_segment` on this machine.
 
 Shape suffixes: H heads, K key/value heads, N computed tokens of a pack, S keys of all paths, P segments, D head size.
 """
@@ -26,13 +26,13 @@ from sharpen.trainer.packing import Segment
 from sharpen.trainer.scores import to_device
 
 MAX_ERROR = 0.03
-"""Largest difference from the plain way, relative to the largest value: some roundings to bfloat16."""
+"""Largest difference from plain attention, relative to the largest value: a few roundings to bfloat16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paths:
-    """A pack's paths for the kernel: where each segment's queries and keys end (shape P + 1, int32), the longest of
-    each, and which of the N tokens each key is (None: every segment is its own whole path)."""
+    """A pack's paths in the kernel's format: offsets of each segment's queries and keys (shape P + 1, int32), the
+    longest of each, and each key's index among the N tokens (None if no segment has ancestors)."""
 
     query_ends: torch.Tensor
     key_ends: torch.Tensor
@@ -42,7 +42,7 @@ class Paths:
 
     @classmethod
     def of(cls, segments: Sequence[Segment], paths: Sequence[Sequence[int]], device: torch.device) -> Paths:
-        """Lay out the segments' paths, which are numbers of segments from the first ancestor on."""
+        """Lay out the path of each segment: segment numbers from its first ancestor to itself."""
         query_lengths = np.array([segment.stop - segment.start for segment in segments])
         key_lengths = np.array([sum(int(query_lengths[part]) for part in path) for path in paths])
         keys_S = None
@@ -63,11 +63,11 @@ def _ends(lengths: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
 
 
 class Varlen(Protocol):
-    """A variable-length attention kernel that autograd knows."""
+    """A variable-length attention kernel with autograd support."""
 
     @property
     def dtypes(self) -> frozenset[torch.dtype]:
-        """What it computes in."""
+        """The dtypes that it supports."""
 
     def __call__(
         self,
@@ -79,12 +79,12 @@ class Varlen(Protocol):
         scale: float,
         window: int | None,
     ) -> torch.Tensor:
-        """Causal attention of each segment's queries, aligned at the lower right; shape (N, H, D). With `window` a
-        query sees that many keys, its own included."""
+        """Return the causal attention of each segment's queries, aligned at the lower right; shape (N, H, D). With
+        `window`, a query sees that many keys, including its own."""
 
 
 class TorchVarlen:
-    """PyTorch's kernel, or another function in its place."""
+    """PyTorch's kernel, or a given function with the same signature."""
 
     dtypes = frozenset({torch.bfloat16, torch.float16})
 
@@ -94,8 +94,8 @@ class TorchVarlen:
 
             attend = varlen_attn
         self._attend: Callable[..., Any] = attend
-        # PyTorch 2.11 takes fewer key heads without being told.
-        self._told_groups = "enable_gqa" in inspect.signature(attend).parameters
+        # PyTorch 2.11 has no such parameter: it accepts fewer key heads as it is.
+        self._has_enable_gqa = "enable_gqa" in inspect.signature(attend).parameters
 
     def __call__(
         self,
@@ -119,7 +119,7 @@ class TorchVarlen:
             paths.max_keys,
             scale=scale,
             window_size=(-1, 0) if window is None else (window - 1, 0),
-            **({"enable_gqa": True} if grouped and self._told_groups else {}),
+            **({"enable_gqa": True} if grouped and self._has_enable_gqa else {}),
         )
         return out
 
@@ -133,7 +133,7 @@ def varlen_attention(
     scale: float,
     window: int | None,
 ) -> torch.Tensor:
-    """Query (1, H, N, D), key and value (1, K, N, D) to (1, H, N, D)."""
+    """Attend with a kernel: query (1, H, N, D), key and value (1, K, N, D) give (1, H, N, D)."""
     query_NHD, key_NKD, value_NKD = (tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value))
     if paths.keys_S is not None:
         key_NKD, value_NKD = (_Gather.apply(tensor, paths.keys_S) for tensor in (key_NKD, value_NKD))  # type: ignore[no-untyped-call]
@@ -142,7 +142,7 @@ def varlen_attention(
 
 
 class _Gather(torch.autograd.Function):
-    """Rows by index; gradients of a row that was taken often are added in fp32."""
+    """Select rows by index; the gradients of a row selected several times are added in fp32."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, index_S: torch.Tensor) -> torch.Tensor:
@@ -159,12 +159,12 @@ class _Gather(torch.autograd.Function):
 
 
 Plain = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float, int | None], torch.Tensor]
-"""The plain way over the probe's tree: query, key, value, scale, window."""
+"""Plain attention over the probe's tree: query, key, value, scale, window."""
 
 
 @functools.cache
 def torch_varlen() -> TorchVarlen | str:
-    """PyTorch's kernel, or why there is none."""
+    """Return PyTorch's kernel, or the reason why it is not available."""
     try:
         return TorchVarlen()
     except ImportError as error:
@@ -182,7 +182,7 @@ def check_kernel(
     window: int | None,
     device: torch.device,
 ) -> str:
-    """Compare on random inputs, outputs and gradients; empty if they agree, else what is wrong."""
+    """Compare outputs and gradients of a kernel with plain attention on random inputs. Return what is wrong, or ""."""
     generator = torch.Generator().manual_seed(0)
     dtype = torch.bfloat16 if torch.bfloat16 in kernel.dtypes else torch.float32
     shapes = [(1, count, num_tokens, head_dim) for count in (heads[0], heads[1], heads[1], heads[0])]
@@ -198,10 +198,10 @@ def check_kernel(
             out = run(*leaves)  # type: ignore[no-untyped-call]
             grads = torch.autograd.grad(out, leaves, inputs[3].to(out.dtype))
             results.append([out.detach(), *grads])
-    except (RuntimeError, TypeError, ValueError) as error:  # a kernel refuses what it was not built for in many ways
+    except (RuntimeError, TypeError, ValueError) as error:  # kernels report unsupported inputs in many ways
         return f"{type(error).__name__}: {str(error).splitlines()[0]}"
     for name, mine, other in zip(("output", "query", "key", "value"), *results, strict=True):
         gap = float((mine.float() - other.float()).abs().max() / other.float().abs().max())
         if not gap <= MAX_ERROR:
-            return f"its {name}{'' if name == 'output' else ' gradient'} is {gap:.2g} of its range away"
+            return f"its {name}{'' if name == 'output' else ' gradient'} is off by {gap:.2g} of the largest value"
     return ""

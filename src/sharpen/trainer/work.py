@@ -1,6 +1,6 @@
-"""What a step trains on: the sequences of each update, and the same packed, with what is known of each token.
+"""The data of a training step: the sequences of each update, and their packs with scores for each token.
 
-In: the sequences of an update, as a `Minibatch` or anything that has the same. Out: `Work`, which the losses fill in.
+In: the sequences of an update, as a `TrainingBatch`. Out: `Work`, which the losses fill in.
 
 Shape suffixes: E loss entries of a pack.
 """
@@ -18,20 +18,20 @@ from sharpen.types import Experience
 
 
 class TrainingBatch(Protocol):
-    """What one update trains on: sequences with advantages, and weights normalized over the whole update."""
+    """The sequences of one update, with advantages, and weights normalized over the whole update."""
 
     @property
     def experiences(self) -> Sequence[Experience]:
-        """All sequences of the update."""
+        """The rollouts' sequences, or the rows."""
 
     @property
     def experts(self) -> Sequence[Experience]:
-        """Those of an expert, beside them; looked at only if the algorithm has an expert's part."""
+        """The expert's sequences; used only if the algorithm has an expert loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Minibatch:
-    """A `TrainingBatch` and nothing else: rows, or rollouts as they travel to the ranks."""
+    """A plain `TrainingBatch`: rows, or rollouts as they are sent to the ranks."""
 
     experiences: Sequence[Experience]
     experts: Sequence[Experience] = ()
@@ -39,11 +39,11 @@ class Minibatch:
 
 @dataclass(slots=True, kw_only=True)
 class Part:
-    """A pack, and what is known of its loss entries (shape E) beside what was recorded; None where it is not needed.
+    """A pack and the scores of its loss entries (shape E), each None if the algorithm does not need it.
 
-    `reference_E`, `teacher_E` and `proximal_E` are logprobs of the reference, of the teacher (of sampled tokens) and
-    of the weights before the step's first update, `values_E` and `returns_E` the critic's values then and what it is to
-    learn.
+    `reference_E`, `teacher_E` and `proximal_E` are logprobs of the sampled tokens under the reference, the teacher and
+    the weights before the step's first update. `values_E` are the critic's values before that update, `returns_E` its
+    targets.
     """
 
     pack: Pack
@@ -61,8 +61,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """The packs of one update. `experts` are those of an expert's rows; `skipped_tokens` are loss tokens that were left
-    out because they have no gradient to give."""
+    """The packs of one update. `experts` are packs of an expert's rows; `skipped_tokens` counts loss tokens left out
+    because their gradient is zero."""
 
     parts: Sequence[Part]
     experts: Sequence[Pack] = ()
@@ -70,5 +70,5 @@ class Work:
 
     @property
     def packs(self) -> list[Pack]:
-        """All of them."""
+        """All packs, the expert's last."""
         return [*(part.pack for part in self.parts), *self.experts]

@@ -75,12 +75,56 @@ def configured_workflow(workflow: Any, judge: Any, config: RunConfig) -> Any:
     if not (isinstance(workflow, type) and issubclass(workflow, Workflow)):
         if given := sorted(config.task_args):
             log.warning("task_args.%s: no effect: the workflow is a function, which reads the row", "/".join(given))
+        for name, own in config.evaluation.own.items():
+            if own.workflow is not None or own.task_args is not None:
+                log.warning(
+                    "evaluation.own.%s: only workflow_args has an effect: the workflow is a function, which does all "
+                    "tasks (it may take `task_set`, the set's name)",
+                    name,
+                )
         return workflow
     if judge is not None:
         raise ConfigError(
             f"{workflow.__qualname__} is a Trinity Workflow, which sets the rewards itself: leave the judge out"
         )
-    return workflow_function(workflow, TasksetConfig.of(config.task_args), config.workflow_args, *_uses(config))
+    training = workflow_function(workflow, TasksetConfig.of(config.task_args), config.workflow_args, *_uses(config))
+    by_set = {name: _function_of_set(workflow, config, name) for name in config.evaluation.own}
+    return _choose_by_set(training, by_set) if by_set else training
+
+
+def _function_of_set(workflow: type[Workflow], config: RunConfig, name: str) -> WorkflowFunction:
+    """The function that runs the tasks of an evaluation set that has something of its own."""
+    own = config.evaluation.own[name]
+    task_args = config.task_args if own.task_args is None else own.task_args
+    workflow_args = config.workflow_args if own.workflow_args is None else own.workflow_args
+    return workflow_function(own.workflow or workflow, TasksetConfig.of(task_args), workflow_args, *_uses(config))
+
+
+def _choose_by_set(training: WorkflowFunction, own: Mapping[str, WorkflowFunction]) -> WorkflowFunction:
+    """One function for all tasks: that of the task's evaluation set, else that of training."""
+
+    async def run_workflow(
+        task: dict[str, Any],
+        model: Any,
+        auxiliary_models: Mapping[str, Any],
+        task_set: str | None,
+        group_size: int = 1,
+    ) -> WorkflowResult | list[WorkflowResult | ValueError]:
+        chosen = own.get(task_set or "", training)
+        found = await chosen(task, model, auxiliary_models, task_set, group_size)
+        if whole_groups == _whole_groups(chosen):
+            return found
+        if not isinstance(found, list):
+            return [found]
+        (only,) = found  # an evaluation set's groups have one rollout each
+        if isinstance(only, ValueError):
+            raise only
+        return only
+
+    whole_groups = _whole_groups(training)
+    run_workflow.__qualname__ = run_workflow.__name__ = training.__qualname__
+    run_workflow.whole_groups = whole_groups  # type: ignore[attr-defined]
+    return run_workflow
 
 
 def workflow_function(
@@ -111,7 +155,11 @@ def workflow_function(
     warned = no_use_in is None
 
     async def run_workflow(
-        task: dict[str, Any], model: Any, auxiliary_models: Mapping[str, Any], group_size: int = 1
+        task: dict[str, Any],
+        model: Any,
+        auxiliary_models: Mapping[str, Any],
+        task_set: str | None = None,
+        group_size: int = 1,
     ) -> WorkflowResult | list[WorkflowResult | ValueError]:
         nonlocal warned
         policy = ModelWrapper(model, enable_history=True)
@@ -121,36 +169,35 @@ def workflow_function(
             workflow_args,
             workflow=found,
             reward_fn=reward_fn,
-            is_eval=policy.is_eval,
+            is_eval=policy.is_eval or task_set is not None,
             rollout=_rollout(),
             repeat_times=group_size,
         )
-        arguments: dict[str, Any] = {"task": given, "model": policy}
-        if takes_auxiliary:
-            arguments["auxiliary_models"] = _auxiliary_argument(annotation, auxiliary_models)
+        auxiliary = {"auxiliary_models": _auxiliary_argument(annotation, auxiliary_models)} if takes_auxiliary else {}
+        arguments = {"task": given, "model": policy, **auxiliary}
         if asynchronous:
             experiences = await _prepared(found, arguments, group_size).run_async()
         else:  # constructed in its thread too: what it opens may belong to one thread (a database connection)
             experiences = await asyncio.to_thread(lambda: _prepared(found, arguments, group_size).run())
-        if whole_groups:
-            parts = by_run(name, check_experiences(name, experiences), group_size)
-            results = [_result_or_error(name, part, policy) for part in parts]
-        else:
-            results = [result_of(name, experiences, policy)]
+        results = _results(name, experiences, policy, group_size if whole_groups else None)
         if not warned and any(_differs(result, uses_steps=uses_steps) for result in results):
             warned = True
-            log.warning(
-                "workflow %s rewards the calls of a rollout differently, but %s trains all of them with the rollout's "
-                "reward, that of its last call%s",
-                name,
-                no_use_in,
-                f" (a reward of a step goes into exp.info[{STEP_REWARD!r}])" if uses_steps else "",
-            )
+            _warn_of_call_rewards(name, no_use_in, uses_steps)
         return results if whole_groups else results[0]  # type: ignore[return-value]
 
     run_workflow.__qualname__ = run_workflow.__name__ = name
     run_workflow.whole_groups = whole_groups  # type: ignore[attr-defined]
     return run_workflow
+
+
+def _warn_of_call_rewards(name: str, algorithm: str | None, uses_steps: bool) -> None:
+    log.warning(
+        "workflow %s rewards the calls of a rollout differently, but %s trains all of them with the rollout's "
+        "reward, that of its last call%s",
+        name,
+        algorithm,
+        f" (a reward of a step goes into exp.info[{STEP_REWARD!r}])" if uses_steps else "",
+    )
 
 
 def check_experiences(name: str, returned: Any) -> Sequence[Experience]:
@@ -199,10 +246,23 @@ def result_of(name: str, returned: Any, model: ModelWrapper) -> WorkflowResult:
     )
 
 
+def _whole_groups(function: WorkflowFunction) -> bool:
+    return bool(getattr(function, "whole_groups", False))
+
+
 def _reward_of(experience: Experience) -> float:
-    """The reward of an experience that has one."""
     assert experience.reward is not None
     return experience.reward
+
+
+def _results(
+    name: str, returned: Any, model: ModelWrapper, group_size: int | None
+) -> list[WorkflowResult | ValueError]:
+    """The result of each rollout of a group, or the only one."""
+    if group_size is None:
+        return [result_of(name, returned, model)]
+    parts = by_run(name, check_experiences(name, returned), group_size)
+    return [_result_or_error(name, part, model) for part in parts]
 
 
 def _result_or_error(name: str, experiences: Sequence[Experience], model: ModelWrapper) -> WorkflowResult | ValueError:

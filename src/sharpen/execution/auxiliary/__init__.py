@@ -1,1 +1,1 @@
-"""Models beside the one that is tuned: served here, or by an endpoint elsewhere."""
+"""Auxiliary models, which are not trained: served by an engine of the run, or by an endpoint."""

@@ -1,4 +1,4 @@
-"""Any OpenAI-compatible endpoint, as a workflow or judge sees it: genuine OpenAI clients.
+"""An OpenAI-compatible endpoint, as workflows and judges use it: through real OpenAI clients.
 
 In: a base URL, a model name, a key. Out: `Endpoint` with `client`, `sync_client`, `base_url` and `api_key`. Retries and
 time limits are those of the openai package.
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 class Endpoint:
     """A model at an endpoint, as one attempt sees it. Copies are the same object.
 
-    Requests of the clients go through `async_transport` and `sync_transport`, where they are given; there they have the
-    `client_key`, which the transport may replace. `api_key` belongs to `base_url`: the endpoint's own, or that of a
-    `loopback`, so that what other clients use is counted too; there a streamed answer comes all at once.
+    The clients send through `async_transport` and `sync_transport`, if given, with the `client_key`, which the
+    transport may replace. `base_url` and `api_key` are for other clients: those of the endpoint, or those of a
+    `loopback` server that counts their tokens too. Through the loopback a streamed answer arrives all at once.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Endpoint:
 
     @property
     def base_url(self) -> str:
-        """A URL for other clients, with `api_key`. The first use of a loopback starts its server."""
+        """The URL for other clients, to use with `api_key`. The first use of a loopback starts its server."""
         return self._url if self._loopback is None else self._loopback.url()
 
     @cached_property
@@ -59,7 +59,7 @@ class Endpoint:
 
     @cached_property
     def sync_client(self) -> OpenAI:
-        """An `openai.OpenAI`; it blocks only the thread that calls it."""
+        """An `openai.OpenAI`. It blocks only the calling thread."""
         from openai import OpenAI
 
         http_client: Any = None
@@ -78,7 +78,7 @@ class Endpoint:
 
 
 def _time_limit() -> Any:
-    """That of the openai package, which a client of one's own would replace by a shorter one."""
+    """Return the time limit of the openai package. Passing an `httpx` client would replace it by a shorter one."""
     from openai import DEFAULT_TIMEOUT
 
     return DEFAULT_TIMEOUT

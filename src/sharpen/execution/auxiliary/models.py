@@ -1,8 +1,8 @@
-"""The auxiliary models of a run: served here, each by an engine and a gateway of its own, or by an endpoint.
+"""The auxiliary models of a run, each served by its own engine and gateway, or by an endpoint.
 
-In: `auxiliary_models` of the configuration, the serving thread. Out: for each attempt an `Access` of
-its own to each, so that what they are used for is counted on the right rollout. Their calls are never trained: none is
-recorded in the rollout, and their weights are never updated.
+In: `auxiliary_models` of the configuration, the serving thread. Out: for each attempt its own `Access` to each model,
+so that usage is counted on the right rollout. Their calls are not recorded and never trained on, and their weights
+never change.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from sharpen.config.run import AuxiliaryModelConfig, RunConfig
 from sharpen.execution.auxiliary.remote import RemoteModel
-from sharpen.execution.engines import gateway_of, load_engine
+from sharpen.execution.engines import load_engine, make_gateway
 from sharpen.execution.model_files import model_folder
 from sharpen.execution.serving import ServingThread
 from sharpen.gateway.meter import Meter, Tally
@@ -32,7 +32,7 @@ class _Source(Protocol):
 
 
 class AuxiliaryMeters:
-    """What the auxiliary models of a run were used for: tokens, by name."""
+    """The tokens used of each auxiliary model of a run, by name."""
 
     def __init__(self, config: RunConfig) -> None:
         self._meters = {
@@ -46,7 +46,7 @@ class AuxiliaryMeters:
         return {name: meter.total_tokens for name, meter in self._meters.items()}
 
     def restore(self, total_tokens: Mapping[str, int]) -> None:
-        """Go on counting where an earlier session of the run stopped."""
+        """Continue the counts of an earlier session of the run."""
         for name, tokens in total_tokens.items():
             if name in self._meters:
                 self._meters[name].add(tokens)
@@ -55,17 +55,18 @@ class AuxiliaryMeters:
 class AuxiliaryModels(AuxiliaryMeters):
     """All auxiliary models of a run, by name.
 
-    Loads those that are served here; raises `ModelError` if one cannot be had or served, `ConfigError` for an unknown
-    parser or a key that is not there. Close it after the rollouts have ended.
+    Loads the models that are served load_here. Raises `ModelError` if one cannot be found or served, `ConfigError` for
+    an unknown parser or a missing key. Close it after the rollouts have ended.
     """
 
     def __init__(
         self, config: RunConfig, thread: ServingThread, load: Load | None = None, *, alone: bool = True
     ) -> None:
-        """`load` gives tokenizer and engine of a model that is served here; None loads it into this process."""
+        """`load` returns tokenizer and engine of a model without an endpoint; None loads the model into this
+        process."""
         super().__init__(config)
 
-        def here(_: str, model: AuxiliaryModelConfig) -> tuple[Any, Engine]:
+        def load_here(_: str, model: AuxiliaryModelConfig) -> tuple[Any, Engine]:
             return load_engine(model, config, model_folder(model.model_path), alone=alone)
 
         self._sources: dict[str, _Source] = {}
@@ -74,32 +75,32 @@ class AuxiliaryModels(AuxiliaryMeters):
                 if model.base_url is not None:
                     self._sources[name] = RemoteModel.of(name, model)
                     continue
-                self._sources[name] = _LocalModel(model, *(load or here)(name, model), thread)
-        except BaseException:  # passed on; what was loaded before is let go
+                self._sources[name] = _LocalModel(model, *(load or load_here)(name, model), thread)
+        except BaseException:  # whatever it is: close the models loaded before
             self.close()
             raise
 
     def open(self, rollout_id: str, noise_seed: int) -> dict[str, Access]:
-        """The models for one attempt, by name. From any thread."""
+        """Open the models for one attempt, by name. From any thread."""
         return {
             name: source.open(rollout_id, _seed_for(name, noise_seed), Tally(self._meters[name]))
             for name, source in self._sources.items()
         }
 
     def close(self) -> None:
-        """End all of them."""
+        """Close all models."""
         for source in self._sources.values():
             source.close()
         self._sources.clear()
 
 
 class _LocalModel:
-    """A model served here, with weights, tokenizer, context and sampling defaults of its own."""
+    """A model served load_here, with its own weights, tokenizer, context length and sampling defaults."""
 
     def __init__(self, model: AuxiliaryModelConfig, tokenizer: Any, engine: Engine, thread: ServingThread) -> None:
         self._engine = engine
         self._thread = thread
-        self._gateway = gateway_of(model, engine, tokenizer, thread.loop)
+        self._gateway = make_gateway(model, engine, tokenizer, thread.loop)
 
     def open(self, rollout_id: str, noise_seed: int, tally: Tally) -> Access:
         return self._gateway.open(rollout_id, noise_seed, record=False, tally=tally)
@@ -110,5 +111,5 @@ class _LocalModel:
 
 
 def _seed_for(name: str, noise_seed: int) -> int:
-    """Noise of its own for each model of a rollout."""
+    """Return a different seed for each model of a rollout."""
     return int.from_bytes(hashlib.blake2b(f"{noise_seed}|{name}".encode(), digest_size=8).digest())

@@ -1,8 +1,8 @@
-"""Models at an OpenAI-compatible endpoint: genuine clients whose traffic is watched, and counted where asked.
+"""Models at an OpenAI-compatible endpoint: real OpenAI clients whose requests are checked and may be counted.
 
 In: an endpoint's settings. Out: for each attempt a `RemoteSession`, counted (auxiliary models) or not (a policy that is
-evaluated), whose clients and loopback URL all send through one HTTP client on a thread of its own, so that connections
-are shared by all rollouts, whichever loop or thread they call from.
+evaluated). Its clients and its loopback URL all send through one HTTP client on a separate thread, so that all rollouts
+share connections, on any loop or thread.
 
     openai client ─► RemoteTransport / SyncRemoteTransport ─┐
     base_url (HTTP) ─► loopback server ─────────────────────┴─► RemoteSession.send ─► httpx.AsyncClient ─► endpoint
@@ -45,16 +45,16 @@ from sharpen.types import Call, Outcome
 
 log = logging.getLogger("sharpen.auxiliary")
 
-REQUEST_AT_FAULT = frozenset({400, 413, 422})
-"""Statuses that blame the request (too long, malformed). Every other error status is the endpoint's failure."""
+BAD_REQUEST = frozenset({400, 413, 422})
+"""Status codes of a bad request (too long, malformed). Any other error status is a failure of the endpoint."""
 CONNECTIONS = httpx.Limits(max_connections=1000, max_keepalive_connections=100)
 LOOPBACK_TIMEOUT_S = 600.0
 HOP_HEADERS = frozenset({"content-encoding", "content-length", "transfer-encoding", "connection"})
-"""Headers of a response that are about the bytes on the wire, which were decoded here."""
+"""Headers that describe the encoded body, dropped because the body was decoded here."""
 
 
 class RemoteModel:
-    """One endpoint. `defaults` are body fields of chat completions that do not set them."""
+    """One endpoint. `defaults` are added to the bodies of chat completions that do not set these fields."""
 
     def __init__(
         self, *, name: str, model_name: str, base_url: str, api_key: str, defaults: Mapping[str, Any] | None = None
@@ -72,7 +72,7 @@ class RemoteModel:
 
     @classmethod
     def of(cls, name: str, model: AuxiliaryModelConfig) -> Self:
-        """An auxiliary model. Raises `ConfigError` if its key is not in the environment."""
+        """Make an auxiliary model. Raises `ConfigError` if its key is not in the environment."""
         assert model.base_url is not None
         return cls(
             name=name,
@@ -83,24 +83,24 @@ class RemoteModel:
         )
 
     def open(self, rollout_id: str, noise_seed: int, tally: Tally | None = None) -> RemoteSession:
-        """One attempt's use. The endpoint samples as it likes: no noise of ours reaches it."""
+        """Open a session for one attempt. `noise_seed` has no effect: the endpoint samples with its own noise."""
         session = RemoteSession(self, rollout_id, tally)
         self.keys.add(session.key, session)
         return session
 
     def close(self) -> None:
-        """End the server, the connections and the thread."""
+        """Close the server, the connections and the thread."""
         self.thread.call(self.server.stop(), timeout_s=10)
         self.thread.call(self.http.aclose(), timeout_s=10)
         self.thread.close()
 
     def usage_unknown(self, what: str) -> None:
-        """Say once that counts are too low."""
+        """Warn, once, that the counts are too low."""
         if not self._warned:
             self._warned = True
             log.warning(
-                "auxiliary model %r: a response of %s has no usage, so that %s are not counted (calls are); "
-                'for streams ask for it with stream_options={"include_usage": True}',
+                "auxiliary model %r: a response of %s has no usage, so %s are not counted (calls are); "
+                'request it for streams with stream_options={"include_usage": True}',
                 self.name,
                 self.base_url,
                 what,
@@ -113,7 +113,7 @@ class RemoteModel:
         return task
 
     async def _answer(self, raw: RawRequest) -> Reply:
-        """A request that came over the loopback URL, sent on."""
+        """Forward a request that came over the loopback URL."""
         session = self.keys.holder(raw.key)
         if session is None:
             return error_reply(self.keys.refusal(raw.key, raw.caller))
@@ -133,9 +133,10 @@ class RemoteModel:
 
 
 class RemoteSession:
-    """One attempt's use of an endpoint, refused once closed; satisfies `rollout.models.Access`.
+    """One attempt's access to an endpoint; satisfies `rollout.models.Access`. Refuses requests once closed.
 
-    With a `tally` it is counted, also over the loopback URL, and refused when the run's tokens are used up.
+    With a `tally` requests are counted, also those over the loopback URL, and refused once the run's tokens are used
+    up.
     """
 
     def __init__(self, remote: RemoteModel, rollout_id: str, tally: Tally | None) -> None:
@@ -143,7 +144,7 @@ class RemoteSession:
         self.owner = owner.get()
         self.key = new_key()
         self.tasks = TaskSet(remote.thread.loop)
-        """What sends its requests."""
+        """The tasks that send its requests."""
         bridge = Bridge(self.send, self.tasks, remote.thread.loop)
         self.model = Endpoint(
             base_url=remote.base_url,
@@ -155,47 +156,48 @@ class RemoteSession:
             loopback=None if tally is None else remote.server,
         )
         self.num_answers = 0
-        """Requests for an answer that succeeded."""
+        """Successful requests that generate."""
         self._failures: dict[int, str] = {}
 
     @property
     def failure(self) -> Outcome | None:
-        """INFRASTRUCTURE if a call failed by the endpoint's doing, and was not repeated with success."""
+        """INFRASTRUCTURE if the endpoint made a call fail and the same request did not succeed later."""
         return Outcome.INFRASTRUCTURE if self._failures else None
 
     @property
     def failure_reason(self) -> str | None:
-        """The first of these failures."""
+        """The first failure of the endpoint."""
         return next(iter(list(self._failures.values())), None)
 
     @property
     def counts(self) -> dict[str, float]:
-        """Its calls and tokens, where they are counted."""
+        """Calls and tokens; empty without a tally."""
         return {} if self.tally is None else self.tally.counts
 
     @property
     def cut(self) -> bool:
-        """Not known here."""
+        """False: an endpoint does not tell whether an answer was cut."""
         return False
 
     @property
     def exhausted(self) -> TokenCapError | None:
-        """The error of a call that came after the run had used up the model's tokens."""
+        """The error of a request made after the run had used up the model's tokens."""
         return None if self.tally is None else self.tally.refused
 
     def allow(self, num_rollouts: int) -> None:
         """Calls of an endpoint are not limited."""
 
     def close(self) -> tuple[Call, ...]:
-        """Refuse later calls, cancel what runs. Nothing was recorded. From any thread."""
+        """Cancel running requests and refuse later ones. Returns no calls, since none are recorded. From any thread."""
         self.remote.keys.end(self.key)
         self.tasks.close()
         return ()
 
     async def send(self, request: httpx.Request, caller: Caller | None) -> RemoteResponse:
-        """Send a request whose body was read, on the endpoint's loop, with the endpoint's key in place of this use's.
+        """Send a request whose body was read, with the endpoint's key in place of the session's. Runs on the endpoint's
+        loop.
 
-        What is not for the endpoint, or comes from within another rollout, is refused and gets no key. Raises
+        A request for another address, or from another rollout's code, is refused and gets no key. Raises
         `httpx.RequestError`.
         """
         generates = request.method == "POST"
@@ -206,9 +208,9 @@ class RemoteSession:
         if self.tally is not None and generates and (refusal := self.tally.admit()) is not None:
             return _refused(refusal)
         exchange = hash((request.url.path, request.content))
-        repeats = exchange in self._failures  # an equal request that was made at the same time is no repetition
+        repeats = exchange in self._failures  # an equal request that was sent concurrently is not a retry
         try:
-            request = self._addressed(request)
+            request = self._outgoing(request)
         except ApiError as error:
             return _refused(error)
         try:
@@ -217,22 +219,22 @@ class RemoteSession:
             self._fail(exchange, f"{self.remote.base_url}: {type(error).__name__}: {error}")
             raise
         if response.status_code >= 400:
-            if response.status_code not in REQUEST_AT_FAULT:
+            if response.status_code not in BAD_REQUEST:
                 self._fail(exchange, f"{self.remote.base_url} answered {response.status_code}")
-            content = self._watched(exchange, response)
+            content = self._stream(exchange, response)
         else:
             if repeats:
                 self._failures.pop(exchange, None)
-            content = self._watched(exchange, response)
+            content = self._stream(exchange, response)
             self.num_answers += generates
             if self.tally is not None and generates:
                 self.tally.add(calls=1)
-                content = self._counted(self.tally, response, content)
+                content = self._count(self.tally, response, content)
         headers = {name: value for name, value in response.headers.items() if name not in HOP_HEADERS}
-        return RemoteResponse(response.status_code, headers, _closing(response, content))
+        return RemoteResponse(response.status_code, headers, _close_after(response, content))
 
-    def _addressed(self, request: httpx.Request) -> httpx.Request:
-        """The request as it goes out. Raises `ApiError` before the key is attached."""
+    def _outgoing(self, request: httpx.Request) -> httpx.Request:
+        """Return the request for the endpoint, with its key. Raises `ApiError` for another address."""
         remote = self.remote
         url = address(remote.base, request.method, route_of(remote.base, request.url))
         url = url.copy_with(query=request.url.query or None)
@@ -246,15 +248,15 @@ class RemoteSession:
             extensions=dict(request.extensions),
         )
 
-    async def _watched(self, exchange: int, response: httpx.Response) -> Content:
+    async def _stream(self, exchange: int, response: httpx.Response) -> Content:
         try:
             async for part in response.aiter_bytes():
                 yield part
         except httpx.RequestError as error:
-            self._fail(exchange, f"{self.remote.base_url}: {type(error).__name__} while it answered: {error}")
+            self._fail(exchange, f"{self.remote.base_url}: {type(error).__name__} while reading the answer: {error}")
             raise
 
-    async def _counted(self, tally: Tally, response: httpx.Response, content: Content) -> Content:
+    async def _count(self, tally: Tally, response: httpx.Response, content: Content) -> Content:
         reader = UsageReader(response.headers.get("content-type", ""), tally, self.remote.usage_unknown)
         complete = False
         try:
@@ -271,7 +273,7 @@ class RemoteSession:
             self._failures.setdefault(exchange, reason)
 
 
-async def _closing(response: httpx.Response, content: Content) -> Content:
+async def _close_after(response: httpx.Response, content: Content) -> Content:
     try:
         async for part in content:
             yield part
@@ -281,22 +283,22 @@ async def _closing(response: httpx.Response, content: Content) -> Content:
 
 
 def _defaults(model: AuxiliaryModelConfig) -> dict[str, Any]:
-    """What the settings say of sampling, if they say it: body fields for calls that do not set their own."""
-    given: dict[str, Any] = {
+    """Return the configured sampling settings as body fields, for requests that do not set them."""
+    fields: dict[str, Any] = {
         name: getattr(model, name) for name in ("temperature", "top_p", "max_tokens") if name in model.model_fields_set
     }
     if model.enable_thinking is not None:
-        given["chat_template_kwargs"] = {"enable_thinking": model.enable_thinking}
-    return given
+        fields["chat_template_kwargs"] = {"enable_thinking": model.enable_thinking}
+    return fields
 
 
 def _with_defaults(request: httpx.Request, defaults: Mapping[str, Any]) -> bytes:
-    """The body of a request, with the defaults that it does not set."""
+    """Return the body of a request, with defaults added for the fields that it does not set."""
     if not defaults or request.method != "POST" or not request.url.path.endswith("/chat/completions"):
         return request.content
     try:
         body = json.loads(request.content)
-    except ValueError:  # the endpoint will say what it thinks of it
+    except ValueError:  # the endpoint will reject it
         return request.content
     if not isinstance(body, dict):
         return request.content

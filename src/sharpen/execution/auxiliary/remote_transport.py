@@ -1,7 +1,7 @@
-"""Transports of OpenAI clients whose requests are sent from another thread's event loop.
+"""`httpx` transports for OpenAI clients that send requests on the event loop of another thread.
 
-In: an `httpx` request on any thread or loop, what sends it on the endpoint's own loop. Out: an `httpx` response, whose
-content follows as it is read. A cancelled request is cancelled there too.
+In: an `httpx` request on any thread or loop, and the function that sends it on the endpoint's loop. Out: an `httpx`
+response whose content streams as it is read. Cancelling a request cancels it on the endpoint's loop too.
 """
 
 from __future__ import annotations
@@ -22,29 +22,28 @@ Content = AsyncGenerator[bytes, None]
 
 
 class RemoteResponse:
-    """A response whose `content`, decoded, is still to come (on the endpoint's loop)."""
+    """A response whose decoded `content` is read later, on the endpoint's loop."""
 
     def __init__(self, status: int, headers: Mapping[str, str], content: Content) -> None:
         self.status, self.headers, self.content = status, headers, content
 
 
 Send = Callable[[httpx.Request, Caller | None], Coroutine[Any, Any, RemoteResponse]]
-"""(a request whose body was read, whose code makes it) -> its response."""
+"""(request whose body was read, calling code) -> response."""
 
 
 class Bridge:
-    """Runs coroutines on the endpoint's loop, from other threads: `send`, which sends a request for an attempt. `tasks`
-    ends them with the attempt."""
+    """Runs coroutines on the endpoint's loop from other threads. `tasks` cancels them when the attempt ends."""
 
     def __init__(self, send: Send, tasks: TaskSet, loop: asyncio.AbstractEventLoop) -> None:
         self._send, self._tasks, self._loop = send, tasks, loop
 
     def send(self, request: httpx.Request) -> concurrent.futures.Future[RemoteResponse]:
-        """Begin a request whose body was read; the response's content is still to come."""
+        """Send a request whose body was read. The future resolves before the response's content is read."""
         return self.start(self._send(request, owner.get()))
 
     def start(self, code: Coroutine[Any, Any, Result]) -> concurrent.futures.Future[Result]:
-        """Begin anything else; cancelling the future cancels it."""
+        """Start a coroutine on the endpoint's loop. Cancelling the future cancels it."""
         return asyncio.run_coroutine_threadsafe(self._tracked(code), self._loop)
 
     async def _tracked(self, code: Coroutine[Any, Any, Result]) -> Result:
@@ -54,7 +53,7 @@ class Bridge:
         try:
             return await code
         except asyncio.CancelledError:
-            if self._tasks.closed:  # by us, not by whoever waits: to them it is an error
+            if self._tasks.closed:  # cancelled by the end of the attempt, not by the caller
                 raise httpx.ReadError("the rollout has ended") from None
             raise
 
@@ -66,7 +65,7 @@ class RemoteTransport(httpx.AsyncBaseTransport):
         self._bridge = bridge
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send on the endpoint's loop; the content follows as it is read."""
+        """Send on the endpoint's loop; the content streams as it is read."""
         await request.aread()
         response = await asyncio.wrap_future(self._bridge.send(request))
         return httpx.Response(response.status, headers=response.headers, stream=_AsyncContent(self._bridge, response))
@@ -79,7 +78,7 @@ class SyncRemoteTransport(httpx.BaseTransport):
         self._bridge = bridge
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Send on the endpoint's loop and block this thread until the answer begins."""
+        """Send on the endpoint's loop and block this thread until the response starts."""
         request.read()
         response = self._bridge.send(request).result()
         return httpx.Response(response.status, headers=response.headers, stream=_SyncContent(self._bridge, response))
@@ -110,7 +109,7 @@ class _SyncContent(httpx.SyncByteStream):
 
 
 async def _next(content: AsyncIterator[bytes]) -> bytes:
-    """The next bytes that are not empty; empty at the end."""
+    """Return the next non-empty bytes; empty bytes at the end."""
     async for part in content:
         if part:
             return part

@@ -1,7 +1,6 @@
-"""What can be said of auxiliary models' settings before anything is loaded.
+"""Checks the settings of auxiliary models before anything is loaded.
 
-In: a `RunConfig`, the environment. Out: nothing, or a `ConfigError` or `ModelError` of one clear sentence; an
-endpoint's key.
+In: a `RunConfig`, the environment. Out: an endpoint's key; `ConfigError` or `ModelError` for settings that cannot work.
 """
 
 from __future__ import annotations
@@ -9,27 +8,37 @@ from __future__ import annotations
 import os
 from urllib.parse import urlsplit
 
+from sharpen.config.problems import Problems
 from sharpen.config.run import AuxiliaryModelConfig, RunConfig
 from sharpen.errors import ConfigError
-from sharpen.execution.model_files import model_folder
+from sharpen.execution.engine_choice import check_heads
+from sharpen.execution.model_files import check_model_path, model_folder
 
 NO_KEY = "none"
-"""What endpoints without a key are sent (the openai package insists on one)."""
+"""The key for endpoints without one, since the openai package requires a key."""
 LOCAL_ONLY = ("tensor_parallel_size", "inference_engine_num", "tool_call_parser", "reasoning_parser")
-"""Settings of a model that is served here."""
+"""Settings that apply only to a model served here."""
 
 
 def check_auxiliary_models(config: RunConfig) -> None:
-    """Raise `ConfigError` for settings that cannot work, `ModelError` for a model that is not there."""
+    """Raise `ConfigError` for settings that cannot work, `ModelError` for a model that does not exist, as far as this
+    can be checked without the network."""
+    problems = Problems()
     for name, model in config.auxiliary_models.items():
-        if model.base_url is not None:
-            _check_endpoint(name, model)
-        else:
-            _check_local(name, model)
+        problems.check(_check_local if model.base_url is None else _check_endpoint, name, model)
+    problems.raise_found()
+
+
+def fetch_auxiliary_models(config: RunConfig) -> None:
+    """Download the files of the models that are served here. Raises `ModelError`, and `ConfigError` for attention heads
+    that cannot be divided among the devices of an engine."""
+    for name, model in config.auxiliary_models.items():
+        if model.base_url is None:
+            check_heads(model, model_folder(model.model_path), f"auxiliary_models.{name}")
 
 
 def endpoint_key(name: str, model: AuxiliaryModelConfig) -> str:
-    """The key of an endpoint, from the environment. Raises `ConfigError` if it is not there."""
+    """Return the key of an endpoint, from the environment. Raises `ConfigError` if it is not set."""
     if model.api_key_env is None:
         return NO_KEY
     key = os.environ.get(model.api_key_env)
@@ -60,9 +69,4 @@ def _check_local(name: str, model: AuxiliaryModelConfig) -> None:
     where = f"auxiliary_models.{name}"
     if model.api_key_env is not None:
         raise ConfigError(f"{where}.api_key_env belongs to an endpoint, but there is no base_url")
-    for setting in ("tensor_parallel_size", "inference_engine_num"):
-        if (value := getattr(model, setting)) != 1:
-            raise ConfigError(
-                f"{where}.{setting} is {value}, but the embedded engine is one, on one device: set it to 1"
-            )
-    model_folder(model.model_path)
+    check_model_path(model.model_path)

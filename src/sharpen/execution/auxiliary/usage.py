@@ -1,8 +1,7 @@
-"""Reads how many tokens an endpoint's response used, as its bytes pass by.
+"""Counts the tokens of an endpoint's response while its bytes are passed on.
 
 In: the bytes of a response, whole or streamed (server-sent events). Out: tokens added to a `Tally`. The endpoint's own
-`usage` counts; of a stream without it, each chunk with content counts as one sampled token, which is the least it can
-have been.
+`usage` counts. In a stream without usage each chunk with content counts as one sampled token, a lower bound.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ END_OF_STREAM = b"[DONE]"
 
 
 class UsageReader:
-    """Feed it the decoded bytes of one successful response, and `end` it. `unknown` is called with what is missing if
-    there was no usage."""
+    """Reads one successful response: `feed` it the decoded bytes, then `end`. `unknown` is called with a description of
+    the missing counts if there was no usage."""
 
     def __init__(self, content_type: str, tally: Tally, unknown: Callable[[str], None]) -> None:
         self._streamed = content_type.startswith("text/event-stream")
@@ -28,38 +27,37 @@ class UsageReader:
         self._rest = bytearray()
         self._counted = 0
         self._known = False
-        self._all_seen = False
+        self._end_mark = False
         self._ended = False
 
     def feed(self, content: bytes) -> None:
-        """The next bytes. Streams are counted as they come."""
+        """Read the next bytes. Streams are counted as they arrive."""
         self._rest += content
         if not self._streamed:
             return
         *lines, rest = bytes(self._rest).split(b"\n")
         self._rest = bytearray(rest)
         for line in lines:
-            self._line(line)
+            self._read_line(line)
 
     def end(self, *, complete: bool) -> None:
-        """No more bytes: all of them came (`complete`, or the stream's end mark), or the reader stopped. A second time
-        does nothing."""
+        """Finish the count: the response is `complete`, or its reader stopped early. A second call does nothing."""
         if self._ended:
             return
         self._ended = True
         if self._streamed:
-            self._line(bytes(self._rest))
+            self._read_line(bytes(self._rest))
         else:
             self._read_usage(_decoded(bytes(self._rest)))
-        if (complete or self._all_seen) and not self._known:
+        if (complete or self._end_mark) and not self._known:
             self._unknown("the prompt's tokens" if self._streamed else "its tokens")
 
-    def _line(self, line: bytes) -> None:
+    def _read_line(self, line: bytes) -> None:
         if not line.startswith(DATA):
             return
         data = line.removeprefix(DATA).strip()
         if data == END_OF_STREAM:
-            self._all_seen = True
+            self._end_mark = True
             return
         chunk = _decoded(data)
         if not self._read_usage(chunk) and not self._known and _has_content(chunk):
@@ -67,7 +65,7 @@ class UsageReader:
             self._tally.add(tokens=1)
 
     def _read_usage(self, body: dict[str, Any]) -> bool:
-        """Take over the body's usage, if it has one. The last one of a stream counts."""
+        """Count the body's usage; return False if it has none. The last usage of a stream counts."""
         nested = body.get("response")  # events of the Responses API hold it one level down
         tokens = _tokens(body.get("usage") or (nested.get("usage") if isinstance(nested, dict) else None))
         if tokens is None:
@@ -87,7 +85,7 @@ def _decoded(text: bytes) -> dict[str, Any]:
 
 
 def _tokens(usage: Any) -> int | None:
-    """Prompt plus sampled tokens; None if it does not say."""
+    """Return prompt plus sampled tokens; None if the usage has neither."""
     if not isinstance(usage, dict):
         return None
     if isinstance(total := usage.get("total_tokens"), int):

@@ -1,1 +1,1 @@
-"""The parts of a run as actors of Ray."""
+"""The parts of a run in actors of Ray."""

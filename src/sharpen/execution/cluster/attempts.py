@@ -1,9 +1,9 @@
-"""Where attempts run when execution is `ray`: in rollout workers, which may crash, hang, or be lost with their machine.
+"""Runs attempts in rollout workers of Ray, which may crash, hang, or be lost with their machine.
 
-In: `AttemptRequest`, from the runner's retries and groups. Out: `Attempt`. What ran on a worker that died is done
-again, with the same noise: nothing of it was recorded. The worker that a task brings down took others with it, and
-which of them did it cannot be told from outside; so what was there runs again beside fewer and fewer others, in the end
-alone. Who brings a worker down alone has failed for itself, and that counts.
+In: `AttemptRequest`, from the runner's retries and groups. Out: `Attempt`. An attempt on a worker that died runs again
+with the same noise, since none of it was recorded. Which of a worker's attempts killed it cannot be told from outside,
+so all of them run again next to fewer and fewer others, at last alone. An attempt that kills its worker while it is
+alone has failed, and this counts as its outcome.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from sharpen.types import Outcome
 
 log = logging.getLogger("sharpen.rollout")
 
-CROWD_SHRINKS = 8
-"""Each time its worker dies, a rollout runs again beside so many times fewer others."""
+CROWD_DIVISOR = 8
+"""Each time its worker dies, an attempt's crowd limit is divided by this number."""
 HARD_GRACE_S = 10.0
 RESTART_S = 180.0
-"""How long a run waits while no worker is there at all."""
+"""Seconds to wait while no worker is alive."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Worker:
-    """One rollout worker: its actor, its machine, the crowds that its attempts allow, whether it serves, whether it is
-    being emptied; how often it died, and how many attempts it had when it died last."""
+    """One rollout worker: its actor, its machine (`node`), the crowd limits of its attempts, and how often it died.
+    `draining`: it takes no attempts but the one it is emptied for. `load_at_death`: its attempts when it last died."""
 
     name: str
     actor: Any
@@ -47,36 +47,35 @@ class Worker:
     alive: bool = True
     draining: bool = False
     deaths: int = 0
-    fallen: int = 0
+    load_at_death: int = 0
 
     @property
     def load(self) -> int:
-        """Attempts that it has."""
+        """Number of attempts that run on it."""
         return len(self.limits)
 
 
 class AuxiliaryTotals(AuxiliaryMeters):
-    """What all workers together have used of the auxiliary models."""
+    """The tokens used of each auxiliary model, over all workers."""
 
-    def add(self, noticed: Mapping[str, float]) -> None:
-        """Count what an attempt has used."""
+    def add(self, counts: Mapping[str, float]) -> None:
+        """Add the tokens of an attempt."""
         for name, meter in self._meters.items():
-            meter.add(int(noticed.get(f"{AUXILIARY}{name}/tokens", 0)))
+            meter.add(int(counts.get(f"{AUXILIARY}{name}/tokens", 0)))
 
     def check(self) -> None:
-        """Raise `TokenCapError` once a model has used its tokens up."""
+        """Raise `TokenCapError` once a model's tokens are used up."""
         for meter in self._meters.values():
             if (refusal := meter.refusal()) is not None:
                 raise refusal
 
 
 class OnWorkers:
-    """Satisfies `rollout.in_process.AttemptRunner`. `setup` is a reference to the workers' `Setup`, `failed` gets an
-    error when the engines are gone for good. `whole_groups` is the workflow's (see there). `grace_s`: how long after
-    its time limit an attempt may be silent before its worker is asked whether it lives, and how long that may take to
-    answer.
+    """Satisfies `rollout.in_process.AttemptRunner`. `setup` is a reference to the workers' `Setup`; `failed` receives
+    an error when the engines are gone for good. A worker whose attempt has not ended `grace_s` seconds after its time
+    limit is asked for a sign of life, and must answer within `grace_s`.
 
-    All of it runs on the runner's loop, but for `close`.
+    Everything except `close` runs on the runner's loop.
     """
 
     def __init__(
@@ -87,8 +86,6 @@ class OnWorkers:
         auxiliary: AuxiliaryTotals,
         failed: Future[Exception],
         grace_s: float = HARD_GRACE_S,
-        *,
-        whole_groups: bool = False,
     ) -> None:
         self._workers = workers
         self._setup = setup
@@ -100,43 +97,42 @@ class OnWorkers:
         self._failure: asyncio.Future[Exception] | None = None
         self._changed = asyncio.Event()
         self._reviving: set[asyncio.Task[None]] = set()
-        self.whole_groups = whole_groups
         self.version = 0
-        """What the engines serve; a worker that starts again is told."""
+        """The version that the engines serve, passed to a restarted worker."""
 
     async def run(self, request: AttemptRequest) -> Attempt:
-        """See `AttemptRunner.run`. Raises `RolloutError` if no worker, `EngineLostError` if no engine can be had any
-        more."""
+        """See `AttemptRunner.run`. Raises `RolloutError` if no worker can be restarted, `EngineLostError` if no engine
+        can."""
         crowd = self._most
         while True:
             self._auxiliary.check()
-            worker = await self._place(crowd)
+            worker = await self._reserve_worker(crowd)
             try:
-                came = await self._on(worker, request)
+                result = await self._run_on(worker, request)
             finally:
                 worker.limits.remove(crowd)
                 self._changed.set()
-            if isinstance(came, Attempt):
-                self._auxiliary.add(came.noticed)
-                return came
-            if came.alone and not await self._machine_is_lost(worker, came.node):
-                ending = Ending(outcome=came.outcome, error=came.error)
-                return Attempt(ending=ending, noticed={}, seconds=came.seconds, num_answers=None)
-            crowd = max(1, crowd // CROWD_SHRINKS)
+            if isinstance(result, Attempt):
+                self._auxiliary.add(result.counts)
+                return result
+            if result.alone and not await self._machine_is_lost(worker, result.node):
+                ending = Ending(outcome=result.outcome, error=result.error)
+                return Attempt(ending=ending, counts={}, seconds=result.seconds, num_answers=None)
+            crowd = max(1, crowd // CROWD_DIVISOR)
 
     def close(self) -> None:
-        """Stop waiting for workers that died. The actors are their maker's to end."""
+        """Stop waiting for workers that died. Does not end the actors."""
         if self._reviving:
-            asyncio.run_coroutine_threadsafe(self._give_up(), self._reviving_loop).result()
+            asyncio.run_coroutine_threadsafe(self._cancel_revivals(), self._reviving_loop).result()
 
-    async def _give_up(self) -> None:
+    async def _cancel_revivals(self) -> None:
         for task in (tasks := list(self._reviving)):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _place(self, crowd: int) -> Worker:
-        """A worker with room for an attempt that shares it with fewer than `crowd` others. Where none has, one is
-        drained for it; the others go on."""
+    async def _reserve_worker(self, crowd: int) -> Worker:
+        """Wait for a worker on which at most `crowd` attempts run, this one included, and reserve a place there. If
+        none is free, one worker is drained for it."""
         drained: Worker | None = None
         served = time.monotonic()
         try:
@@ -154,7 +150,7 @@ class OnWorkers:
                 if alive:
                     served = time.monotonic()
                 elif time.monotonic() - served > RESTART_S:
-                    raise RolloutError(f"no rollout worker could be started again within {RESTART_S:g} s")
+                    raise RolloutError(f"no rollout worker could be restarted within {RESTART_S:g} s")
                 await self._change(5.0)
         finally:
             if drained is not None:
@@ -162,34 +158,34 @@ class OnWorkers:
                 self._changed.set()
 
     async def _change(self, most_s: float) -> None:
-        """Wait until something has changed with the workers, at most so long."""
+        """Wait until the state of a worker changes, at most `most_s` seconds."""
         self._changed.clear()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), most_s)
 
-    async def _on(self, worker: Worker, request: AttemptRequest) -> Attempt | _LostAttempt:
+    async def _run_on(self, worker: Worker, request: AttemptRequest) -> Attempt | _LostAttempt:
         import ray
         from ray.exceptions import RayError, RayTaskError
 
-        began, life, hung = time.monotonic(), worker.deaths, False
+        began, deaths, hung = time.monotonic(), worker.deaths, False
         reference = worker.actor.run.remote(request)
-        call = asyncio.ensure_future(_awaited(reference))
+        call = asyncio.ensure_future(_await(reference))
         try:
             while not call.done():
                 limit_s = self._grace_s + max(0.0, began + self._timeout_s - time.monotonic())
-                await asyncio.wait({call, self._failing()}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-                if self._failing().done():
-                    raise EngineLostError(str(self._failing().result()))
+                await asyncio.wait({call, self._engine_failure()}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+                if self._engine_failure().done():
+                    raise EngineLostError(str(self._engine_failure().result()))
                 if not call.done() and not hung and not await _answers(worker.actor, self.version, self._grace_s):
                     hung = True
                     ray.kill(worker.actor, no_restart=False)
-            came: Attempt = call.result()
-            return came
-        except RayTaskError as error:  # bad input, or a defect of ours: as in one process
+            result: Attempt = call.result()
+            return result
+        except RayTaskError as error:  # bad input or a bug: raised as in one process
             raise error.cause from None
         except RayError as error:
-            if worker.deaths == life:
-                self._mourn(worker, error, hung=hung)
+            if worker.deaths == deaths:
+                self._retire(worker, error, hung=hung)
             return _LostAttempt.of(
                 worker, error, hung=hung, timeout_s=self._timeout_s, seconds=time.monotonic() - began
             )
@@ -199,25 +195,25 @@ class OnWorkers:
                 with contextlib.suppress(RayError):
                     ray.cancel(reference)
 
-    def _failing(self) -> asyncio.Future[Exception]:
+    def _engine_failure(self) -> asyncio.Future[Exception]:
         if self._failure is None:
             self._failure = asyncio.wrap_future(self._failed)
         return self._failure
 
-    def _mourn(self, worker: Worker, error: Exception, *, hung: bool) -> None:
-        """Take a worker that died out of service, until it is there again."""
+    def _retire(self, worker: Worker, error: Exception, *, hung: bool) -> None:
+        """Take a dead worker out of service and start waiting for its restart."""
         worker.alive = False
         worker.deaths += 1
-        worker.fallen = worker.load
-        what = "did not answer and was killed" if hung else f"died ({first_line(error)})"
-        log.warning("%s %s: its %d rollouts run again", worker.name, what, worker.load)
+        worker.load_at_death = worker.load
+        cause = "did not answer and was killed" if hung else f"died ({first_line(error)})"
+        log.warning("%s %s: its %d rollouts run again", worker.name, cause, worker.load)
         task = asyncio.create_task(self._revive(worker))
         self._reviving_loop = asyncio.get_running_loop()
         self._reviving.add(task)
         task.add_done_callback(self._reviving.discard)
 
     async def _revive(self, worker: Worker) -> None:
-        """Wait until Ray has started the worker again, here or on another machine, and put it back into service."""
+        """Wait until Ray has restarted the worker, on any machine, and put it back into service."""
         from ray.exceptions import ActorDiedError, RayError
 
         while True:
@@ -225,7 +221,7 @@ class OnWorkers:
                 worker.node = await worker.actor.start.remote(self._setup, self.version)
                 break
             except ActorDiedError as error:
-                log.warning("%s cannot be started again: %s", worker.name, first_line(error))
+                log.warning("%s cannot be restarted: %s", worker.name, first_line(error))
                 return
             except RayError:  # not yet
                 await asyncio.sleep(0.5)
@@ -233,7 +229,7 @@ class OnWorkers:
         self._changed.set()
 
     async def _machine_is_lost(self, worker: Worker, node: str) -> bool:
-        """Whether a worker died with its machine. Known once the worker runs again, or the machine is missed."""
+        """Whether a worker died with its machine. Waits until the worker runs again or Ray reports the machine dead."""
         import ray
 
         until = time.monotonic() + RESTART_S
@@ -246,7 +242,7 @@ class OnWorkers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LostAttempt:
-    """An attempt that went down with its worker, `alone` or beside others."""
+    """An attempt whose worker died; `alone` if no other attempt ran there."""
 
     alone: bool
     node: str
@@ -258,21 +254,21 @@ class _LostAttempt:
     def of(cls, worker: Worker, error: Exception, *, hung: bool, timeout_s: float, seconds: float) -> _LostAttempt:
         outcome = Outcome.BLOCKED_LOOP if hung else Outcome.WORKFLOW_ERROR
         text = (
-            f"held its process past the time limit of {timeout_s:g} s, which no signal could end: killed"
+            f"held its process past the time limit of {timeout_s:g} s and could not be interrupted: killed"
             if hung
             else f"its process died while nothing else ran there: {first_line(error)}"
         )
-        return cls(alone=worker.fallen == 1, node=worker.node, outcome=outcome, error=text, seconds=seconds)
+        return cls(alone=worker.load_at_death == 1, node=worker.node, outcome=outcome, error=text, seconds=seconds)
 
 
-async def _awaited(reference: Any) -> Any:
+async def _await(reference: Any) -> Any:
     return await reference
 
 
 async def _answers(actor: Any, version: int, within_s: float) -> bool:
-    """Whether a worker's process gives a sign of life."""
+    """Whether a worker's process answers in time."""
     try:
-        await asyncio.wait_for(_awaited(actor.serve.remote(version)), within_s)
+        await asyncio.wait_for(_await(actor.serve.remote(version)), within_s)
     except TimeoutError:
         return False
     return True

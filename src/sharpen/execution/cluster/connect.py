@@ -1,8 +1,8 @@
-"""Joins a running Ray or starts one here, and reserves what a run needs of it, before anything is loaded.
+"""Joins a running Ray or starts one here, and reserves a run's resources before anything is loaded.
 
 In: `ClusterConfig`, the bundles of resources that the run's actors need. Out: `Connection` with one placement group for
-each role; or a `ConfigError` that says what was asked for and what there is. Nothing ever waits for resources that do
-not exist.
+each role. Raises `ConfigError` with the needed and the available resources, and never waits for resources that do not
+exist.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from sharpen.config.extras import install_command
 from sharpen.errors import ConfigError
 
 RAY_LINE = "2.60"
-"""The line of Ray that this is tested with."""
+"""The supported minor version of Ray."""
 REACH_S = 10.0
-"""How long the first machine of a cluster may take to answer."""
+"""Seconds in which the head node of a cluster must answer."""
 RESERVE_S = 30.0
-"""How long a reservation may take where the resources exist, but others may hold them."""
+"""Seconds to wait for resources that exist but that others may hold."""
 
 Bundle = Mapping[str, float]
 Role = Literal["engine", "trainer rank", "rollout worker"]
@@ -36,7 +36,7 @@ def _install() -> str:
 
 
 def check_ray(installed: str | None = None) -> None:
-    """Raise `ConfigError` unless the line of Ray that we are tested with is installed (`installed`: its version)."""
+    """Raise `ConfigError` unless a supported version of Ray is installed. `installed` replaces its version in tests."""
     try:
         found = version("ray") if installed is None else installed
     except PackageNotFoundError:
@@ -46,10 +46,10 @@ def check_ray(installed: str | None = None) -> None:
 
 
 class Connection:
-    """A Ray to place actors in. `owned`: we started it, and end it; one that was joined goes on."""
+    """A connection to a Ray cluster. `owned`: it was started here and ends with the run; a joined one keeps running."""
 
     def __init__(self, config: ClusterConfig, num_actors: int) -> None:
-        """A Ray that is started here has a CPU for each actor. Raises `ConfigError` if Ray cannot be had."""
+        """Start or join Ray. One started here gets a CPU for each actor. Raises `ConfigError` if that fails."""
         check_ray()
         import ray
 
@@ -58,7 +58,7 @@ class Connection:
             if self.owned:
                 _start(config, num_actors)
                 undo.callback(ray.shutdown)
-            elif ray.is_initialized():  # the script has joined one: that is where the run goes
+            elif ray.is_initialized():  # the user's script has joined a cluster: the run uses that one
                 _check_same(config.ray_address)
             else:
                 _join(config)
@@ -68,7 +68,7 @@ class Connection:
 
     @property
     def line(self) -> str:
-        """Whose it is."""
+        """Whether Ray was started or joined, for the user."""
         return "started here" if self.owned else "joined"
 
     @property
@@ -79,7 +79,7 @@ class Connection:
         return int(ray.cluster_resources().get("GPU", 0))
 
     def reserve(self, needs: Mapping[Role, Sequence[Bundle]]) -> None:
-        """A placement group for each role. Raises `ConfigError` if the cluster has not got what they ask for."""
+        """Make a placement group for each role. Raises `ConfigError` if the cluster lacks the resources."""
         import ray
 
         check_size(needs, ray.nodes())
@@ -88,8 +88,8 @@ class Connection:
                 self._groups[role] = _reserve(role, bundles)
 
     def options(self, role: Role, index: int, *, share: int = 1) -> dict[str, Any]:
-        """Options that place an actor into the role's bundle of this index and give it what is reserved there, or one
-        of `share` equal parts of it."""
+        """Return the options of an actor in the role's bundle `index`. It gets the bundle's resources, or one of
+        `share` equal parts of them."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         group = self._groups[role]
@@ -101,7 +101,7 @@ class Connection:
         }
 
     def close(self) -> None:
-        """Give back what was reserved; end a Ray that we started, leave one that we joined."""
+        """Release the resources. End a Ray that was started here, leave one that was joined."""
         from ray.util import remove_placement_group
 
         for group in self._groups.values():
@@ -111,7 +111,7 @@ class Connection:
 
 
 def _start(config: ClusterConfig, num_actors: int) -> None:
-    """A Ray on this machine. Its CPUs are a count that is kept, not cores that are given: it has as many as needed."""
+    """Start Ray on this machine. Its CPUs are only a count and bind no cores, so it gets as many as the actors need."""
     import ray
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -136,19 +136,19 @@ def _join(config: ClusterConfig) -> None:
             "(Ray's client addresses are not supported)"
         )
     try:
-        if address != "auto":  # Ray itself would try for minutes
+        if address != "auto":  # Ray itself would retry for minutes
             socket.create_connection((host, int(port)), REACH_S).close()
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=config.worker_output)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(
             f"cluster.ray_address is {address!r}, but no Ray could be joined there: {reason[:300]}. `ray start --head` "
-            "starts one; leave ray_address out to have one on this machine"
+            "starts one; leave ray_address out to start one on this machine"
         ) from error
 
 
 def _check_same(address: str | None) -> None:
-    """Raise `ConfigError` if this process has joined another Ray than the configured one."""
+    """Raise `ConfigError` if this process has joined a different Ray from the configured one."""
     import ray
 
     joined = str(ray.get_runtime_context().gcs_address)
@@ -160,7 +160,7 @@ def _check_same(address: str | None) -> None:
 
 
 def check_size(needs: Mapping[Role, Sequence[Bundle]], nodes: Sequence[Mapping[str, Any]]) -> None:
-    """Raise `ConfigError` if the cluster as a whole, or each of its machines, is too small."""
+    """Raise `ConfigError` if the whole cluster, or every single machine, has too few resources."""
     machines = [node["Resources"] for node in nodes if node["Alive"]]
     for resource in ("GPU", "CPU"):
         by_role = {role: sum(bundle.get(resource, 0) for bundle in bundles) for role, bundles in needs.items()}
@@ -189,6 +189,6 @@ def _reserve(role: Role, bundles: Sequence[Bundle]) -> Any:
         remove_placement_group(group)
         raise ConfigError(
             f"the Ray cluster could not reserve {len(bundles)} x {dict(bundles[0])} for {role}s within {RESERVE_S:g} "
-            f"s: free are {free.get('GPU', 0):g} GPUs and {free.get('CPU', 0):g} CPUs, the rest is in use"
+            f"s: only {free.get('GPU', 0):g} GPUs and {free.get('CPU', 0):g} CPUs are free"
         )
     return group

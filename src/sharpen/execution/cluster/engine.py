@@ -1,10 +1,10 @@
-"""An engine in an actor of its own, and what its clients hold of it.
+"""An engine in its own actor, and its client for other processes.
 
 In: a `RunConfig`; weights as arrays in Ray's object store. Out: `EngineActor`, and `EngineClient`, which satisfies
 `inference.engine.Engine` in any process.
 
-Ray starts an actor that died again and repeats the calls that it had: a call is a function of its request, and nothing
-of it was recorded. Such an actor answers nothing until the coordinator has given it the current weights (`serve`).
+Ray restarts an actor that died and repeats its pending calls. This is safe: a call depends on its request alone, and
+none of it was recorded. A restarted actor answers no call until the coordinator has sent the current weights (`serve`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from sharpen.config.run import RunConfig
 from sharpen.errors import EngineError, EngineLostError, SharpenError
 from sharpen.execution.cluster.weights import Arrays, to_arrays, to_tensors
-from sharpen.execution.engines import load_engine, load_policy
+from sharpen.execution.engines import load_engine, load_policy, load_vllm
 from sharpen.execution.model_files import model_folder, quiet_transformers
 from sharpen.execution.serving import ServingThread
 from sharpen.execution.threads import let_idle_workers_sleep
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     import torch
 
 MAX_RESTARTS = 5
-"""How often an engine may die in a run."""
+"""The number of times that an engine may die in a run."""
 
 
 class EngineActor:
-    """An actor: serves the model that is tuned, or an auxiliary one (`auxiliary`: its name)."""
+    """An actor that serves the trained model (`auxiliary` None) or the auxiliary model of this name."""
 
     def __init__(self, config: RunConfig, auxiliary: str | None, num_threads: int, *, alone: bool) -> None:
         self._config, self._auxiliary, self._num_threads, self._alone = config, auxiliary, num_threads, alone
@@ -43,8 +43,8 @@ class EngineActor:
         self._loading = asyncio.Lock()
 
     async def serve(self, version: int, arrays: Arrays | None) -> int:
-        """Start the engine if it is not there, and load these weights unless it has them or newer ones (None: those of
-        the model's folder); its `max_model_len`. Raises `ModelError` and its kin as loading does."""
+        """Start the engine if needed, load these weights unless it has them or newer ones, and return its
+        `max_model_len`. None stands for the weights of the model's folder. Raises what loading the engine raises."""
         async with self._loading:
             if self._engine is None:
                 self._engine = await asyncio.to_thread(self._start)
@@ -55,22 +55,22 @@ class EngineActor:
             return self._engine.max_model_len
 
     async def serves(self) -> bool:
-        """Whether it has weights; false after Ray started it again."""
+        """Whether the engine has weights; False after a restart."""
         return self._serves.is_set()
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """See `Engine.generate`. Waits for weights."""
+        """See `Engine.generate`. Waits until the engine has weights."""
         await self._serves.wait()
         assert self._engine is not None
         with self._busy:
             return await asyncio.wrap_future(self._thread.start(self._engine.generate(request)))
 
     async def busy_s(self) -> float:
-        """Seconds since it was started in which it had a request."""
+        """Return the seconds since the actor's start in which it had a request."""
         return self._busy.seconds()
 
     async def close(self) -> None:
-        """End the engine's own processes, if it has some."""
+        """Close the engine and its processes, if it has any."""
         if self._engine is not None:
             await asyncio.wrap_future(self._thread.start(self._engine.close()))
 
@@ -82,14 +82,17 @@ class EngineActor:
         torch.set_num_threads(self._num_threads)
         if self._auxiliary is None:
             folder, type_ = model_folder(self._config.model.model_path), self._config.engine.type
-            assert type_ != "auto", "the coordinator has chosen"
+            assert type_ != "auto", "the coordinator has chosen the type"
             return load_policy(self._config, folder, self._thread, type=type_, alone=self._alone)[1]
         model = self._config.auxiliary_models[self._auxiliary]
-        return load_engine(model, self._config, model_folder(model.model_path), alone=self._alone)[1]
+        folder = model_folder(model.model_path)
+        if self._config.engine.type == "vllm":
+            return load_vllm(model, self._config, folder, self._thread)[1]
+        return load_engine(model, self._config, folder, alone=self._alone)[1]
 
 
 class EngineClient:
-    """An engine in an actor, as another process sees it. `version` is what the coordinator said last."""
+    """The client of an engine in an actor. `version` is the last version that the coordinator set."""
 
     def __init__(self, actor: Any, *, max_model_len: int) -> None:
         self._actor = actor
@@ -98,7 +101,7 @@ class EngineClient:
 
     @property
     def max_model_len(self) -> int:
-        """Prompt plus sampled tokens of one request, at most."""
+        """The most prompt plus sampled tokens of one request."""
         return self._max_model_len
 
     async def generate(self, request: GenerateRequest) -> Generation:
@@ -107,18 +110,19 @@ class EngineClient:
         return found
 
     async def load(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Through the object store."""
+        """See `Engine.load`. The weights travel through the object store."""
         await answer(self._actor.serve.remote(version, to_arrays(tensors)))
         self.version = version
 
     async def close(self) -> None:
-        """The actor is its maker's to end."""
+        """Do nothing: the owner of the actor ends it."""
 
 
 async def answer(reference: Any) -> Any:
-    """The result of a call of an engine's actor, on any loop; cancelling the awaiting task cancels the call.
+    """Await the result of a call to an engine's actor, on any loop. Cancelling the awaiting task cancels the call.
 
-    Raises our own errors as themselves, `EngineLostError` if the actor is gone for good.
+    Raises a `SharpenError` of the actor unchanged, `EngineError` for its other errors, `EngineLostError` if the actor
+    is gone for good.
     """
     import ray
     from ray.exceptions import RayActorError, RayError, RayTaskError
@@ -138,5 +142,5 @@ async def answer(reference: Any) -> Any:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of Ray's long messages."""
+    """Return the first line of an error, since Ray's messages are long."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,8 +1,8 @@
-"""The ranks of a trainer in actors, one for each GPU (or several that share CPUs), on one machine or more.
+"""The ranks of a trainer in actors, one for each GPU (or several that share CPUs), on one or more machines.
 
-In: a `TrainerPlan` and placed actors. Out: `RayRanks`, which satisfies `execution.ranks.group.Calls`: arguments go
-into the object store once, and each rank reads its arrays there. New weights stay there too: engines take them from the
-first rank without a way through the coordinator.
+In: a `TrainerPlan` and placed actors. Out: `RayRanks`, which satisfies `execution.ranks.group.Calls`. Arguments are put
+into the object store once, and each rank reads its arrays there. New weights stay there too: engines read them
+directly, not through the coordinator.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from sharpen.errors import RankError
 from sharpen.execution.cluster.engine import first_line
 from sharpen.execution.cluster.weights import to_arrays, to_tensors
-from sharpen.execution.ranks.answers import GRACE_S, RankAnswer, RankCalls, Reply, answer_of, what_of
+from sharpen.execution.ranks.answers import GRACE_S, RankAnswer, RankCalls, Reply, call_name, run_call
 from sharpen.execution.ranks.rank import RankTrainer
 from sharpen.trainer.roles import TrainerPlan
 from sharpen.trainer.team import Ranks
@@ -29,14 +29,16 @@ _CLOSE_S = 10.0
 
 
 class RankActor:
-    """An actor: one rank of the trainer."""
+    """An actor with one rank of the trainer."""
 
     def __init__(self) -> None:
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # the store's are not
+        warnings.filterwarnings(
+            "ignore", message="The given NumPy array is not writable"
+        )  # arrays of the object store are read-only
         self._trainer: RankTrainer | None = None
 
     def place(self) -> tuple[str, str, int]:
-        """The id of its machine, the machine's address, and a port that is free there."""
+        """Return the machine's id, its address, and a free port there."""
         import ray
 
         with socket.socket() as probe:
@@ -45,16 +47,16 @@ class RankActor:
         return str(ray.get_runtime_context().get_node_id()), str(ray.util.get_node_ip_address()), port
 
     def load(self, plan: TrainerPlan, rank: int, size: int, rendezvous: str, num_threads: int) -> RankAnswer:
-        """Load the models, together with the other ranks."""
-        return answer_of(self._load, plan, rank, size, rendezvous, num_threads)
+        """Load the models together with the other ranks."""
+        return run_call(self._load, plan, rank, size, rendezvous, num_threads)
 
     def serve(self, call: tuple[str, Sequence[Any], Mapping[str, Any]]) -> RankAnswer:
-        """Make a call of `RankTrainer`."""
+        """Run a call of `RankTrainer`."""
         method, arguments, named = call
-        return answer_of(lambda: getattr(self._trainer, method)(*arguments, **named))
+        return run_call(lambda: getattr(self._trainer, method)(*arguments, **named))
 
     def give_weights(self) -> tuple[RankAnswer, Any]:
-        """Take part in gathering the weights to act with; the first rank gives them."""
+        """Take part in gathering the published weights; the first rank returns them."""
         found: dict[str, torch.Tensor] = {}
 
         def take(name: str, tensor: torch.Tensor) -> None:
@@ -62,7 +64,7 @@ class RankActor:
 
         trainer = self._trainer
         assert trainer is not None
-        return answer_of(lambda: trainer.give_weights(take)), to_arrays(found)
+        return run_call(lambda: trainer.give_weights(take)), to_arrays(found)
 
     def _load(self, plan: TrainerPlan, rank: int, size: int, rendezvous: str, num_threads: int) -> None:
         import torch
@@ -73,28 +75,28 @@ class RankActor:
         torch.set_num_threads(num_threads)
         if rendezvous.startswith("tcp://127.0.0.1:"):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        device = "cuda:0" if torch.cuda.is_available() else "cpu"  # Ray shows each actor its own GPU alone
+        device = "cuda:0" if torch.cuda.is_available() else "cpu"  # Ray shows each actor only its own GPU
         ranks = Ranks(rank=rank, size=size, rendezvous=rendezvous, device=torch.device(device))
         self._trainer = RankTrainer(plan, ranks)
 
 
 class StoredWeights(Mapping[str, "torch.Tensor"]):
-    """Weights that lie in the object store; they are fetched when somebody looks into them."""
+    """Weights in the object store, fetched on first access."""
 
     def __init__(self, reference: Any) -> None:
         self.reference = reference
         self._tensors: dict[str, torch.Tensor] | None = None
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        return self._fetched()[name]
+        return self._fetch()[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._fetched())
+        return iter(self._fetch())
 
     def __len__(self) -> int:
-        return len(self._fetched())
+        return len(self._fetch())
 
-    def _fetched(self) -> dict[str, torch.Tensor]:
+    def _fetch(self) -> dict[str, torch.Tensor]:
         import ray
 
         if self._tensors is None:
@@ -103,10 +105,10 @@ class StoredWeights(Mapping[str, "torch.Tensor"]):
 
 
 class RayRanks(RankCalls):
-    """Satisfies `ranks.group.Calls`. `actors` are ended by `close`."""
+    """Satisfies `ranks.group.Calls`. `close` ends the actors."""
 
     def __init__(self, plan: TrainerPlan, actors: Sequence[Any], *, grace_s: float = GRACE_S) -> None:
-        """Returns when all ranks have loaded their models. Raises what they raise, or `RankError`."""
+        """Wait until all ranks have loaded their models. Raises what they raise, or `RankError`."""
         import ray
         import torch
 
@@ -116,9 +118,9 @@ class RayRanks(RankCalls):
             undo.callback(self.close)
             places = ray.get([actor.place.remote() for actor in actors])
             _, address, port = places[0]
-            together = len({node for node, _, _ in places}) == 1
-            rendezvous = f"tcp://{'127.0.0.1' if together else address}:{port}"
-            threads = max(1, torch.get_num_threads() // len(actors)) if together else torch.get_num_threads()
+            one_machine = len({node for node, _, _ in places}) == 1
+            rendezvous = f"tcp://{'127.0.0.1' if one_machine else address}:{port}"
+            threads = max(1, torch.get_num_threads() // len(actors)) if one_machine else torch.get_num_threads()
             size = len(actors)
             loads = [actor.load.remote(plan, rank, size, rendezvous, threads) for rank, actor in enumerate(actors)]
             self._answers(loads, "loading the models")
@@ -129,8 +131,8 @@ class RayRanks(RankCalls):
         import ray
 
         self._check_open()
-        letter = ray.put((method, arguments, named))
-        return self._answers([actor.serve.remote(letter) for actor in self._actors], what_of(method, arguments))
+        message = ray.put((method, arguments, named))
+        return self._answers([actor.serve.remote(message) for actor in self._actors], call_name(method, arguments))
 
     def weights(self) -> Mapping[str, torch.Tensor]:
         """See `Calls.weights`."""
@@ -143,9 +145,9 @@ class RayRanks(RankCalls):
         """See `Calls.close`."""
         import ray
 
-        if self._broken is None:  # they leave each other in order
-            leaving = [actor.serve.remote(("close", (), {})) for actor in self._actors]
-            ray.wait(leaving, num_returns=len(leaving), timeout=_CLOSE_S)
+        if self._broken is None:  # leave the process group in order
+            closing = [actor.serve.remote(("close", (), {})) for actor in self._actors]
+            ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_S)
         for actor in self._actors:
             ray.kill(actor)
         self._actors.clear()

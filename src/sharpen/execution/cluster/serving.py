@@ -1,6 +1,6 @@
-"""A run's serving side in actors of Ray: engines, and the workers in which the user's code runs.
+"""The serving side of a run in actors of Ray: engines, and the workers that run the user's code.
 
-In: a `Job`. Out: `RayServing`, which the coordinator uses as it uses `local.LocalServing`.
+In: a `Job`. Out: `RayServing`, which has the same interface as `local.LocalServing`.
 
     coordinator (this process): loop, journal, runner ──AttemptRequest──► rollout workers ──requests──► engine actors
                                      ▲                 ◄────Attempt──────┘                                   ▲
@@ -23,16 +23,16 @@ from sharpen.errors import EngineError, SharpenError
 from sharpen.execution.cluster.attempts import HARD_GRACE_S, RESTART_S, AuxiliaryTotals, OnWorkers, Worker
 from sharpen.execution.cluster.connect import Connection
 from sharpen.execution.cluster.engine import MAX_RESTARTS, EngineActor, EngineClient, answer, first_line
-from sharpen.execution.cluster.placement import choose, engine_names, needs, num_ranks, of_one_engine
+from sharpen.execution.cluster.placement import choose, engine_names, fit_widths, needs, num_ranks, single_engine_config
 from sharpen.execution.cluster.ranks import StoredWeights
-from sharpen.execution.cluster.training import ranks_in
+from sharpen.execution.cluster.training import rank_starter
 from sharpen.execution.cluster.weights import to_arrays
 from sharpen.execution.cluster.worker import RolloutWorker, Setup, pickled
 from sharpen.execution.model_files import quiet_transformers
 from sharpen.execution.probe import sample_probes
 from sharpen.execution.ranks.group import StartRanks
 from sharpen.execution.serving import ServingThread
-from sharpen.execution.sessions import functions_of
+from sharpen.execution.sessions import user_functions
 from sharpen.inference.engine import Engine
 from sharpen.inference.routing import Replicas
 from sharpen.recipe import Job, Recipe
@@ -50,7 +50,7 @@ WATCH_EVERY_S = 1.0
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _EngineHandle:
-    """An engine's actor; `auxiliary` is the name of the model that it serves, None for the one that is tuned."""
+    """An engine's actor. `auxiliary` names the auxiliary model that it serves, None for the trained model."""
 
     name: str
     actor: Any
@@ -69,15 +69,15 @@ class RayServing:
     def __init__(self, job: Job[Recipe], *, grace_s: float = HARD_GRACE_S) -> None:
         """Start or join Ray, place the actors, load the models.
 
-        `grace_s` as in `OnWorkers`. Raises `ConfigError` if Ray is not there or has not got what is asked for, else as
-        `local.LocalServing` does.
+        `grace_s` as in `OnWorkers`. Raises `ConfigError` if Ray or its resources are not available, and what
+        `local.LocalServing` raises.
         """
         quiet_transformers()
         self.folder = job.folder
-        self._config = config = job.config
+        config = job.config
         self._alone = not job.recipe.overlaps
-        functions = functions_of(job)
-        self._functions, self._whole_groups = pickled(functions), functions.whole_groups
+        functions = user_functions(job)
+        self._functions = pickled(functions)
         self._published: tuple[int, Any] = (0, None)
         self._generating_s = 0.0
         self._grace_s = grace_s
@@ -92,8 +92,10 @@ class RayServing:
             )
             undo.callback(self._ray.close)
             self._choice = choose(config, self._ray.num_gpus)
+            config, self._notices = fit_widths(config, self._choice.type)
+            self._config = config
             self._num_ranks = num_ranks(config, self._ray.num_gpus)
-            self._ray.reserve(needs(config, self._ray.num_gpus))
+            self._ray.reserve(needs(config, self._ray.num_gpus, self._choice.type))
             self._engines = [self._place_engine(name, index) for index, name in enumerate(names)]
             self._actors: list[Any] = []
             undo.callback(self._end_actors)
@@ -105,7 +107,12 @@ class RayServing:
             self.modes: Mapping[Mode, Opener] = {"greedy": "greedy", "sampled": "sampled"}
             self._start_workers()
             self.runner = RolloutRunner(
-                self._workers, self.modes["sampled"], config.rollout, config.algorithm.group_size, config.seed
+                self._workers,
+                self.modes["sampled"],
+                config.rollout,
+                config.algorithm.group_size,
+                config.seed,
+                whole_groups=functions.whole_groups,
             )
             undo.callback(self.runner.close)
             self._watches = [self.thread.start(self._watch(placed)) for placed in self._engines]
@@ -118,6 +125,7 @@ class RayServing:
             f"execution: ray ({self._ray.line}), {len(self._policy)} engine(s) ({self._choice.type}) and "
             f"{self._config.cluster.num_workers} rollout worker(s) in actors, the trainer "
             + (f"in {self._num_ranks} more" if self._num_ranks else "in this process")
+            + "".join(f"\n{notice}" for notice in self._notices)
         )
 
     def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -135,12 +143,12 @@ class RayServing:
 
     @property
     def ranks(self) -> StartRanks | None:
-        """Starts the trainer's ranks in actors; None where the trainer is in the coordinator's process."""
+        """Starts the trainer's ranks in actors; None if the trainer runs in the coordinator's process."""
         if not self._num_ranks:
             return None
         if self._config.cluster.colocate:
-            return ranks_in(self._ray, self._num_ranks, "engine", share=2)
-        return ranks_in(self._ray, self._num_ranks)
+            return rank_starter(self._ray, self._num_ranks, "engine", share=2)
+        return rank_starter(self._ray, self._num_ranks)
 
     def probe(self, prompt_ids_P: IntArray, *, noise: int, temperature: float) -> Future[tuple[Experience, ...]]:
         """See `Serving.probe`."""
@@ -152,7 +160,7 @@ class RayServing:
         return self._generating_s
 
     def close(self) -> None:
-        """End rollouts, engines, and a Ray that we started, in this order."""
+        """Close rollouts, engines, and a Ray that was started here, in this order."""
         for watch in self._watches:
             watch.cancel()
         self._end.close()
@@ -169,7 +177,7 @@ class RayServing:
         share = 2 if self._config.cluster.colocate and auxiliary is None else 1
         actor = ray.remote(EngineActor).options(**options, **self._ray.options("engine", index, share=share))
         name = f"engine {index}" if auxiliary is None else f"the engine of auxiliary model {auxiliary!r}"
-        config = of_one_engine(self._config, self._choice.type)
+        config = single_engine_config(self._config, self._choice.type)
         placed = actor.remote(config, auxiliary, torch.get_num_threads(), alone=self._alone)
         return _EngineHandle(name=name, actor=placed, auxiliary=auxiliary)
 
@@ -185,10 +193,13 @@ class RayServing:
             placed.max_model_len = max_model_len
 
     def _start_workers(self) -> None:
-        """Start the rollout workers with the user's functions; they end with what is undone."""
+        """Start the rollout workers with the user's functions."""
         import ray
 
-        auxiliary = {placed.auxiliary: placed.client() for placed in self._engines if placed.auxiliary is not None}
+        auxiliary: dict[str, list[EngineClient]] = {}
+        for placed in self._engines:
+            if placed.auxiliary is not None:
+                auxiliary.setdefault(placed.auxiliary, []).append(placed.client())
         setup = ray.put(
             Setup(
                 config=self._config,
@@ -204,13 +215,7 @@ class RayServing:
             for index, (actor, node) in enumerate(zip(self._actors, nodes, strict=True))
         ]
         self._workers = OnWorkers(
-            self._placed_workers,
-            setup,
-            self._config,
-            self.auxiliary,
-            self._failed,
-            self._grace_s,
-            whole_groups=self._whole_groups,
+            self._placed_workers, setup, self._config, self.auxiliary, self._failed, self._grace_s
         )
 
     async def _publish(self, version: int) -> None:
@@ -222,7 +227,7 @@ class RayServing:
             raise failures[0]
 
     async def _watch(self, placed: _EngineHandle) -> None:
-        """Give an engine that Ray has started again its weights; say so when it cannot be had any more."""
+        """Send the weights to the engine whenever Ray has restarted it. Report it once it cannot be restarted."""
         while True:
             await asyncio.sleep(WATCH_EVERY_S)
             try:
@@ -230,13 +235,14 @@ class RayServing:
                     if await answer(placed.actor.serves.remote()):
                         continue
                     version, reference = self._published if placed.auxiliary is None else (0, None)
-                    log.warning("%s died: started again with the weights of version %d", placed.name, version)
+                    log.warning("%s died: restarted with the weights of version %d", placed.name, version)
                     await answer(placed.actor.serve.remote(version, reference))
             except (SharpenError, TimeoutError) as error:
                 placed.alive = False
-                reason = f"{placed.name} died and cannot be started again: {first_line(error) or 'no answer'}"
+                reason = f"{placed.name} died and cannot be restarted: {first_line(error) or 'no answer'}"
                 log.warning("%s", reason)
-                if placed.auxiliary is not None or not any(one.alive for one in self._policy):
+                same = [one for one in self._engines if one.auxiliary == placed.auxiliary]
+                if not any(one.alive for one in same):
                     with contextlib.suppress(InvalidStateError):
                         self._failed.set_result(EngineError(reason))
                 return

@@ -1,7 +1,7 @@
-"""The ranks of a trainer placed in Ray, beside what serves rollouts or alone.
+"""Places the ranks of a trainer in Ray, with engines or alone.
 
-In: a `Connection` in which room is reserved for them, or a `RunConfig`. Out: `StartRanks`; `RayTraining`, which is all
-that a run without a workflow has in Ray.
+In: a `Connection` with resources reserved for the ranks, or a `RunConfig`. Out: `StartRanks`; `RayTraining`, the place
+of a run without engines.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from sharpen.execution.ranks.group import StartRanks
 from sharpen.trainer.roles import TrainerPlan
 
 
-def ranks_in(connection: Connection, count: int, role: Role = "trainer rank", *, share: int = 1) -> StartRanks:
-    """So many ranks, each with the role's bundle of its number, or with one of `share` equal parts of it."""
+def rank_starter(connection: Connection, count: int, role: Role = "trainer rank", *, share: int = 1) -> StartRanks:
+    """Return a function that starts `count` ranks. Rank i gets the role's bundle i, or one of `share` equal parts of
+    it."""
 
     def start(plan: TrainerPlan) -> RayRanks:
         import ray
@@ -29,16 +30,16 @@ def ranks_in(connection: Connection, count: int, role: Role = "trainer rank", *,
 
 
 class RayTraining:
-    """Satisfies `execution.place.Place`: the trainer alone, in actors also where it is a single rank."""
+    """Satisfies `execution.place.Place` for a trainer without engines. Even a single rank runs in an actor."""
 
     def __init__(self, config: RunConfig) -> None:
-        """Start or join Ray and reserve what the ranks need. Raises `ConfigError` as `cluster.serving.RayServing`."""
+        """Start or join Ray and reserve the ranks' resources. Raises `ConfigError` as `cluster.serving.RayServing`."""
         with contextlib.ExitStack() as undo:
             self._ray = Connection(config.cluster, config.trainer.num_processes)
             undo.callback(self._ray.close)
             self._num_ranks = num_ranks(config, self._ray.num_gpus) or 1
             self._ray.reserve({"trainer rank": rank_bundles(config, self._ray.num_gpus, self._num_ranks)})
-            self.ranks = ranks_in(self._ray, self._num_ranks)
+            self.ranks = rank_starter(self._ray, self._num_ranks)
             undo.pop_all()
 
     @property
@@ -47,5 +48,5 @@ class RayTraining:
         return f"execution: ray ({self._ray.line}), the trainer in {self._num_ranks} actor(s)"
 
     def close(self) -> None:
-        """Give back what was reserved, and end a Ray that we started."""
+        """Release the resources, and end a Ray that was started here."""
         self._ray.close()

@@ -1,7 +1,7 @@
-"""Weights as they travel through Ray's object store: plain numpy arrays, which are shared and not copied.
+"""Weights in Ray's object store, as plain numpy arrays, which readers share without a copy.
 
-In: tensors on any device. Out: arrays that view them, or hold them where they came from a GPU; and the way back. (A
-dict of torch tensors is pickled by Ray tensor by tensor, which takes forty times as long.)
+In: tensors on any device. Out: arrays that view them (a copy for tensors on a GPU), and tensors that view arrays. Ray
+would pickle a dict of torch tensors one by one, which takes forty times as long.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     import torch
 
 Arrays = Mapping[str, tuple[npt.NDArray[np.uint8], str, tuple[int, ...]]]
-"""By name: the bytes, the torch dtype's name, the shape."""
+"""Name -> (bytes, name of the torch dtype, shape)."""
 
 
 def to_arrays(tensors: Mapping[str, torch.Tensor]) -> Arrays:
-    """The bytes of each tensor, without a copy on the CPU."""
+    """Return the bytes of each tensor, without a copy for tensors on the CPU."""
     import torch
 
     return {
@@ -35,7 +35,7 @@ def to_arrays(tensors: Mapping[str, torch.Tensor]) -> Arrays:
 
 
 def to_tensors(arrays: Arrays) -> dict[str, torch.Tensor]:
-    """Tensors over the same bytes, which must not be written."""
+    """Return tensors that view the same bytes. They must not be written to."""
     import torch
 
     with warnings.catch_warnings():

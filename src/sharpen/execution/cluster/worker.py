@@ -1,13 +1,14 @@
-"""A process in which the user's workflow and judge run: an actor with a gateway, a user loop, and engines elsewhere.
+"""The process of the user's workflow and judge: an actor with a gateway and a user loop, whose engines are elsewhere.
 
-In: `AttemptRequest` from the coordinator. Out: `Attempt`, with calls recorded here token-exactly. What user code does
-to its process (a crash, a hang that nobody can interrupt) it does to this one alone; Ray starts it again.
+In: `AttemptRequest` from the coordinator. Out: `Attempt`, with calls recorded here token-exactly. If user code crashes
+or blocks its process, only this actor is lost, and Ray restarts it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from sharpen.config.run import AuxiliaryModelConfig, RunConfig
 from sharpen.errors import ConfigError
 from sharpen.execution.auxiliary.models import AuxiliaryModels
 from sharpen.execution.cluster.engine import EngineClient
-from sharpen.execution.engines import gateway_of
+from sharpen.execution.engines import make_gateway
 from sharpen.execution.model_files import model_folder, quiet_transformers
 from sharpen.execution.serving import ServingThread
 from sharpen.execution.sessions import openers
@@ -32,27 +33,27 @@ from sharpen.rollout.in_process import Attempt, AttemptRequest, InProcess
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What a worker needs. `functions` are `pickled`; `policy` are the engines of the model that is
-    tuned, `auxiliary` those of the auxiliary models that are not at an endpoint, by name; `paths` is where the
-    coordinator finds the user's modules."""
+    """What a worker needs to start. `paths` are the coordinator's import paths, `functions` the `pickled` user
+    functions, `policy` the engines of the trained model, `auxiliary` the engine of each auxiliary model without an
+    endpoint."""
 
     config: RunConfig
     paths: Sequence[str]
     functions: bytes
     policy: Sequence[EngineClient]
-    auxiliary: Mapping[str, EngineClient]
+    auxiliary: Mapping[str, Sequence[EngineClient]]
 
 
 def pickled(functions: UserFunctions) -> bytes:
-    """The user's functions as they travel to workers. Raises `ConfigError` if they cannot."""
+    """Pickle the user's functions for the workers. Raises `ConfigError` if that fails."""
     import ray.cloudpickle
 
     for name, module in list(sys.modules.items()):
-        if name.startswith(FILE_MODULE):  # named by a file (a class behind the workflow may be): not importable there
+        if name.startswith(FILE_MODULE):  # loaded from a file, so workers cannot import it by name
             ray.cloudpickle.register_pickle_by_value(module)
     try:
         return bytes(ray.cloudpickle.dumps(functions))
-    except Exception as error:  # whatever the user's objects raise
+    except Exception as error:  # pickling runs code of the user's objects
         raise ConfigError(
             f"the workflow or the judge cannot be sent to a rollout worker: {type(error).__name__}: {error}; make what "
             "cannot be pickled (connections, locks, clients) inside the function"
@@ -60,10 +61,10 @@ def pickled(functions: UserFunctions) -> bytes:
 
 
 class RolloutWorker:
-    """An actor."""
+    """An actor that runs attempts."""
 
     def __init__(self) -> None:
-        import openai  # noqa: F401  what takes a while is loaded while the engines start
+        import openai  # noqa: F401  imported while the engines start, because it is slow
         import transformers  # noqa: F401
 
         self._attempts: InProcess | None = None
@@ -71,8 +72,8 @@ class RolloutWorker:
         self._starting = asyncio.Lock()
 
     async def start(self, setup: Setup, version: int) -> str:
-        """Get ready to run attempts, unless it is; the id of its machine in the cluster. Raises `ConfigError` if the
-        user's functions cannot be had here."""
+        """Prepare to run attempts, if that is not done yet, and return the id of its machine in the cluster. Raises
+        `ConfigError` if the user's functions cannot be loaded here."""
         import ray
 
         async with self._starting:
@@ -84,11 +85,11 @@ class RolloutWorker:
     async def run(self, request: AttemptRequest) -> Attempt:
         """See `rollout.in_process.AttemptRunner`."""
         assert self._attempts is not None
-        assert isinstance(request.opens, str)
-        return await self._attempts.run(dataclasses.replace(request, opens=self._modes[request.opens]))
+        assert isinstance(request.opener, str)
+        return await self._attempts.run(dataclasses.replace(request, opener=self._modes[request.opener]))
 
     async def serve(self, version: int) -> None:
-        """The engine serves this version from now on (`model.version` in the workflow). Also a sign of life."""
+        """Set the version that the engine serves (`model.version` in the workflow). Also used as a sign of life."""
         for engine in self._policy:
             engine.version = version
 
@@ -96,14 +97,15 @@ class RolloutWorker:
         import ray.cloudpickle
 
         def load_auxiliary(name: str, model: AuxiliaryModelConfig) -> tuple[Any, Engine]:
-            return _tokenizer(model.model_path), setup.auxiliary[name]
+            return _tokenizer(model.model_path), _single_engine(setup.auxiliary[name])
 
         let_idle_workers_sleep()
         quiet_transformers()
+        os.environ.update(setup.config.rollout.env_vars)
         sys.path.extend(path for path in setup.paths if path not in sys.path)
         try:
             functions = ray.cloudpickle.loads(setup.functions)
-        except Exception as error:  # the user's modules are imported by it
+        except Exception as error:  # unpickling imports the user's modules
             raise ConfigError(
                 f"the workflow or the judge cannot be loaded in a rollout worker: {type(error).__name__}: {error}; the "
                 "code must be importable on every machine of the cluster (docs/use/ray.md)"
@@ -113,13 +115,21 @@ class RolloutWorker:
         thread = ServingThread()
         models = AuxiliaryModels(setup.config, thread, load=load_auxiliary)
         self._policy = setup.policy
-        policy = self._policy[0] if len(self._policy) == 1 else Replicas(self._policy)
         tokenizer = _tokenizer(setup.config.model.model_path)
-        gateway = gateway_of(
-            setup.config.model, policy, tokenizer, thread.loop, max_calls=setup.config.rollout.max_calls
+        gateway = make_gateway(
+            setup.config.model,
+            _single_engine(self._policy),
+            tokenizer,
+            thread.loop,
+            max_calls=setup.config.rollout.max_calls,
         )
         self._modes = openers(setup.config, gateway, models)
         self._attempts = InProcess(functions, setup.config.rollout.timeout_s)
+
+
+def _single_engine(engines: Sequence[EngineClient]) -> Engine:
+    """Return the engines of one model as a single engine."""
+    return engines[0] if len(engines) == 1 else Replicas(engines)
 
 
 def _tokenizer(model_path: str) -> Any:

@@ -1,1 +1,1 @@
-"""A trainer of several processes: what runs in each, and how the coordinator reaches them."""
+"""A trainer of several processes: the code of each rank, and the coordinator's side."""

@@ -1,7 +1,7 @@
-"""What the ranks of a trainer answer to a call, wherever they are, and what is raised where one of them does not.
+"""Collects the ranks' answers to a call of the trainer, for local processes and for actors of Ray.
 
-In: the answers as they come. Out: the results of all ranks; or the error that all of them raised alike; or `RankError`,
-which names the rank that is to blame.
+In: the answers as they arrive. Out: the results of all ranks. Raises the error that all ranks raised alike, else
+`RankError` with the rank that failed first.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any, TypeAlias
 from sharpen.errors import RankError, SharpenError
 
 GRACE_S = 20.0
-"""How long the other ranks may take to answer when one has failed: they may be about to say the same."""
+"""Seconds to wait for the other ranks when one has failed: they may be about to raise the same error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankAnswer:
-    """What a rank says: a result, an error of ours, or one line of any other error, and where it happened."""
+    """A rank's answer: a result, a `SharpenError`, or the first line and the traceback of any other error."""
 
     result: Any = None
     error: SharpenError | None = None
@@ -30,16 +30,16 @@ class RankAnswer:
 
     @property
     def problem(self) -> SharpenError | str | None:
-        """What kept it from a result."""
+        """The error, if there is no result."""
         return self.failure or self.error
 
 
 Reply: TypeAlias = RankAnswer | str | None
-"""An answer; how the rank was lost, in a few words; None if it did not answer in time."""
+"""An answer; a few words on how the rank was lost; or None if it did not answer in time."""
 
 
-def answer_of(serve: Callable[..., Any], *arguments: Any) -> RankAnswer:
-    """What a rank says of a call. An error that is not ours is a failure of this rank."""
+def run_call(serve: Callable[..., Any], *arguments: Any) -> RankAnswer:
+    """Run a call and return the rank's answer. Any error but a `SharpenError` is a failure of this rank."""
     try:
         return RankAnswer(result=serve(*arguments))
     except SharpenError as error:
@@ -50,7 +50,7 @@ def answer_of(serve: Callable[..., Any], *arguments: Any) -> RankAnswer:
 
 
 class RankCalls(ABC):
-    """What both kinds of `ranks.group.Calls` have in common. A pending call of a rank is a `handle` of some type."""
+    """The base of both implementations of `ranks.group.Calls`. A `handle` stands for a pending call of a rank."""
 
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
@@ -62,36 +62,36 @@ class RankCalls(ABC):
 
     @abstractmethod
     def _wait(self, handles: Sequence[Any], timeout_s: float | None) -> Sequence[Any]:
-        """Those that are answered, or whose rank is lost; none if the time is up."""
+        """Return the handles that are answered or whose rank is lost; none if the time is up."""
 
     @abstractmethod
     def _receive(self, rank: int, handle: Any) -> Reply:
-        """What came of a call that `_wait` gave."""
+        """Return the reply of a handle that `_wait` returned."""
 
     def _check_open(self) -> None:
-        """Raise what ended the ranks, if they are ended."""
+        """Raise the error that ended the ranks, if they have ended."""
         if self._broken is not None:
             raise self._broken
 
     def _answers(self, handles: Sequence[Any], what: str) -> list[Any]:
-        """Every rank's result; see `Calls.call` for errors. `what` was called."""
+        """Return every rank's result. `what` names the call in errors. Raises as `Calls.call`."""
         try:
             replies, first = self._collect(handles)
         except KeyboardInterrupt as error:
-            self._broken = error  # answers of this call may still come: no further one can be made
+            self._broken = error  # answers of this call may still arrive, so no other call is possible
             raise
         errors = [reply.error if isinstance(reply, RankAnswer) else None for reply in replies]
         if errors[0] is not None and all(errors):
             raise errors[0]
         if first is not None:
-            self._broken = _blame(replies, first, what)
+            self._broken = _rank_error(replies, first, what)
             self.close()
             raise self._broken
         return [reply.result for reply in replies if isinstance(reply, RankAnswer)]
 
     def _collect(self, handles: Sequence[Any]) -> tuple[list[Reply], int | None]:
-        """What each rank says, as far as it comes within the time of grace after a failure; and which rank was the
-        first without a result."""
+        """Return the replies, those that arrive within the grace time after a failure, and the first rank that failed
+        (None if all succeeded)."""
         replies: list[Reply] = [None] * len(handles)
         pending = {handle: rank for rank, handle in enumerate(handles)}
         first: int | None = None
@@ -108,13 +108,14 @@ class RankCalls(ABC):
         return replies, first
 
 
-def what_of(method: str, arguments: Sequence[Any]) -> str:
-    """The name of a call for people: of the trainer's method where one is run."""
+def call_name(method: str, arguments: Sequence[Any]) -> str:
+    """Return the name of a call for errors: that of the trainer's method for `run`."""
     return str(arguments[0]) if method == "run" else method
 
 
-def _blame(replies: Sequence[Reply], first: int, what: str) -> RankError:
-    """What to say of a call that failed. Ranks that lost another one fail too, which tells nothing."""
+def _rank_error(replies: Sequence[Reply], first: int, what: str) -> RankError:
+    """Return the error of a failed call. Names the lost ranks if there are any, since the others fail because of
+    them."""
     who = [f"rank {rank} {reply}" for rank, reply in enumerate(replies) if isinstance(reply, str)]
     reply, note = replies[first], None
     if isinstance(reply, RankAnswer):
@@ -123,7 +124,7 @@ def _blame(replies: Sequence[Reply], first: int, what: str) -> RankError:
     who += [f"rank {rank} did not answer and was ended" for rank, reply in enumerate(replies) if reply is None]
     error = RankError(
         f"a process of the trainer was lost ({what}, {len(replies)} processes): {'; '.join(who)}. "
-        "The last checkpoint is whole: the same experiment_name goes on from there"
+        "The last checkpoint is whole: run again with the same experiment_name to continue from it"
     )
     if note is not None:
         error.add_note(f"rank {first}:\n{note}")

@@ -1,7 +1,7 @@
-"""A trainer of several processes, seen from the coordinator: it has the methods of the trainer in one process.
+"""The coordinator's side of a trainer of several processes, with the methods of the trainer in one process.
 
-In: `Calls`, which reach a `RankTrainer` in each process. Out: what the first rank answers, and the weights to act with.
-The ranks hold the weights, and decide alike whether an update is made; the coordinator holds neither.
+In: `Calls`, which reach a `RankTrainer` in each process. Out: the first rank's results, and the weights to publish. The
+ranks hold the weights, and all reach the same decision whether to apply an update.
 """
 
 from __future__ import annotations
@@ -25,51 +25,51 @@ if TYPE_CHECKING:
 
 
 class Calls(Protocol):
-    """How the coordinator reaches the ranks of a trainer. There is one `RankTrainer` in each process; where these
-    processes are, and how arguments and weights travel, is all that an implementation decides. It exists once all ranks
-    have loaded their models.
+    """How the coordinator calls the ranks of a trainer. Each process has one `RankTrainer`. An implementation decides
+    where the processes run and how arguments and weights are transferred. Its constructor returns once all ranks have
+    loaded their models.
 
-    What it must keep to:
+    Requirements:
 
-    - A call runs the same method with the same arguments on every rank, and returns when all have answered. It sends
-      the arguments once, cheaply (they are numpy records of some megabytes), not once for each rank.
-    - If every rank raises an error of `sharpen.errors`, the first rank's is raised as itself and the ranks stay in
-      use: they agreed on it, and their weights are whole. Any other failure (a rank that is lost, an error on some
-      ranks only, an answer that never comes) ends all ranks and raises `RankError`, which names the rank.
-    - Nothing is left behind when the coordinator closes them, dies or is killed.
+    - A call runs the same method with the same arguments on every rank, and returns when all have answered. The
+      arguments (numpy records of some megabytes) are sent once, not once for each rank.
+    - If every rank raises an error of `sharpen.errors`, the first rank's error is raised and the ranks stay usable:
+      their weights are whole. Any other failure (a lost rank, an error on some ranks only, a missing answer) ends all
+      ranks and raises `RankError`, which names the rank.
+    - No process or file is left behind when the coordinator closes the ranks, dies or is killed.
     """
 
     def call(self, method: str, *arguments: Any, **named: Any) -> list[Any]:
-        """This method of `RankTrainer` on every rank; their answers, the first rank's first."""
+        """Call a method of `RankTrainer` on every rank; return the answers in rank order."""
 
     def weights(self) -> Mapping[str, torch.Tensor]:
-        """What `RankTrainer.give_weights` gives, on the coordinator's CPU. It may be the same memory each time: it
-        holds until the next call."""
+        """Return the weights of `RankTrainer.give_weights` on the coordinator's CPU. The memory may be reused: they are
+        valid until the next call."""
 
     def close(self) -> None:
-        """End the ranks. Closing twice is fine."""
+        """End the ranks. May be called twice."""
 
 
 StartRanks = Callable[[TrainerPlan], Calls]
-"""Starts the ranks of a trainer somewhere else than in processes of this machine."""
+"""Starts the ranks of a trainer outside this machine's processes."""
 
 
 class TrainerGroup:
     """`trainer.trainer.Trainer` in several processes."""
 
     def __init__(self, ranks: Calls) -> None:
-        """Take over ranks that have loaded their models."""
+        """Use ranks that have loaded their models."""
         self._ranks = ranks
-        self.version: int = self._call("look", "version")
-        self.lines: tuple[str, ...] = self._call("look", "lines")
-        self.rounding: Rounding | None = self._call("look", "rounding")
+        self.version: int = self._call("attribute", "version")
+        self.lines: tuple[str, ...] = self._call("attribute", "lines")
+        self.rounding: Rounding | None = self._call("attribute", "rounding")
 
     def train_step(
         self, batches: Sequence[TrainingBatch], *, step: int | None = None, probe: Sequence[Experience] = ()
     ) -> StepMetrics:
         """See `Trainer.train_step`. Raises `RankError` too."""
-        travelling = [Minibatch(experiences=batch.experiences, experts=batch.experts) for batch in batches]
-        metrics: StepMetrics = self._change("train_step", travelling, step=step, probe=probe)
+        minibatches = [Minibatch(experiences=batch.experiences, experts=batch.experts) for batch in batches]
+        metrics: StepMetrics = self._change("train_step", minibatches, step=step, probe=probe)
         return metrics
 
     def measure(self, experiences: Sequence[Experience]) -> UpdateLoss:
@@ -78,40 +78,40 @@ class TrainerGroup:
         return losses
 
     def state_tensors(self) -> Mapping[str, torch.Tensor]:
-        """The weights to act with, by their Hugging Face names, whole; they hold until the next call."""
+        """Return the weights to publish, unsharded, by Hugging Face name. They are valid until the next call."""
         with deferred_interrupt():
             return self._ranks.weights()
 
     def save(self, directory: Path, position: Mapping[str, Any]) -> None:
-        """Write a checkpoint, the same as one process writes; see `Trainer.save`."""
+        """Write a checkpoint in the same form as a single process; see `Trainer.save`."""
         self._call("run", "save", directory, dict(position))
 
     def restore(self, directory: Path) -> dict[str, Any]:
-        """Continue from a checkpoint, of however many processes; see `Trainer.restore`."""
+        """Continue from a checkpoint of any number of processes; see `Trainer.restore`."""
         position: dict[str, Any] = self._change("restore", directory)
         return position
 
     def back_to(self, version: int) -> bool:
-        """See `Trainer.back_to`: whether every rank has its part of these weights. Raises as any call of ranks that
-        were lost, or were left in the midst of a call."""
+        """See `Trainer.back_to`. Returns True if every rank restored back. Raises if ranks were lost, or if an earlier
+        call was interrupted."""
         with deferred_interrupt():
-            went = all(self._ranks.call("run", "back_to", version))
-        if went:
+            restored = all(self._ranks.call("run", "back_to", version))
+        if restored:
             self.version = version
-        return went
+        return restored
 
     def close(self) -> None:
         """End the ranks."""
         self._ranks.close()
 
     def _call(self, method: str, *arguments: Any, **named: Any) -> Any:
-        """The first rank's answer. Ctrl-C waits for all of them: until then the ranks can be asked for nothing else, so
-        for no checkpoint either."""
+        """Call a method and return the first rank's answer. Ctrl-C is deferred until all ranks have answered, since
+        before that they could not even save a checkpoint."""
         with deferred_interrupt():
             return self._ranks.call(method, *arguments, **named)[0]
 
     def _change(self, method: str, *arguments: Any, **named: Any) -> Any:
-        """Call what may change the version; it may have even where it raises."""
+        """Call a trainer's method that may change the version, also if it raises."""
         lost = False
         try:
             return self._call("run", method, *arguments, **named)
@@ -120,4 +120,4 @@ class TrainerGroup:
             raise
         finally:
             if not lost:
-                self.version = self._call("look", "version")
+                self.version = self._call("attribute", "version")

@@ -1,7 +1,7 @@
-"""What a rank's process of `execution.ranks.processes` runs.
+"""The main program of a rank's process, started by `execution.ranks.processes`.
 
-In: inherited descriptors (a socket to the coordinator, the shared file of its calls, that of the weights), and the
-folder in which the ranks meet. Out: an answer for each call. It ends when the socket does, whatever it is doing then.
+In: inherited descriptors (a socket to the coordinator, the shared files of its calls and of the weights), and the
+ranks' rendezvous folder. Out: an answer for each call. The process ends when the socket is closed, even during a call.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from sharpen.execution.model_files import quiet_transformers
-from sharpen.execution.ranks.answers import answer_of
-from sharpen.execution.ranks.processes import Letter, Start, view
+from sharpen.execution.ranks.answers import run_call
+from sharpen.execution.ranks.processes import CallMessage, Start, view
 from sharpen.execution.ranks.rank import RankTrainer, WeightSpec
 from sharpen.execution.ranks.shared_file import SharedFile
 from sharpen.trainer.roles import TrainerPlan
@@ -29,36 +29,36 @@ from sharpen.trainer.team import Ranks
 
 
 def main() -> None:
-    """Serve the coordinator until it closes the socket. SIGTERM and SIGHUP, which the end of a job or of a terminal
-    sends to every process, are the coordinator's to answer: it saves a checkpoint with this rank's help."""
+    """Serve the coordinator until it closes the socket. Ignore SIGTERM and SIGHUP, which the end of a job or a terminal
+    sends to every process: the coordinator handles them and needs this rank to save a checkpoint."""
     for name in ("SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
-    socket, letters, weights = map(int, sys.argv[1:4])
+    socket, calls, weights = map(int, sys.argv[1:4])
     watch = threading.Thread(target=_end_with_coordinator, args=(socket, os.getppid(), sys.argv[4]), daemon=True)
     watch.start()
     connection = Connection(socket)
     with contextlib.suppress(EOFError, ConnectionError):  # the coordinator has closed it
-        rank = _Rank(connection.recv(), SharedFile(letters), SharedFile(weights))
-        connection.send(answer_of(rank.meet))
+        rank = _Rank(connection.recv(), SharedFile(calls), SharedFile(weights))
+        connection.send(run_call(rank.join))
         while True:
-            letter: Letter = connection.recv()
-            connection.send(answer_of(rank.serve, letter))
+            message: CallMessage = connection.recv()
+            connection.send(run_call(rank.serve, message))
     watch.join()
 
 
 class _Rank:
-    """One `RankTrainer` and the memory that it shares with the coordinator."""
+    """A `RankTrainer` and the memory that it shares with the coordinator."""
 
-    def __init__(self, start: Start, letters: SharedFile, weights: SharedFile) -> None:
+    def __init__(self, start: Start, calls: SharedFile, weights: SharedFile) -> None:
         self._start = start
-        self._letters = letters
+        self._calls = calls
         self._weights = weights
         self._trainer: RankTrainer | None = None
         self._places: dict[str, torch.Tensor] = {}
 
-    def meet(self) -> None:
-        """Meet the other ranks."""
+    def join(self) -> None:
+        """Join the other ranks."""
         start = self._start
         torch.set_num_threads(start.num_threads)
         quiet_transformers()
@@ -70,10 +70,10 @@ class _Rank:
             timeout_s=start.timeout_s,
         )
 
-    def serve(self, letter: Letter) -> Any:
-        """Make the call that a letter holds."""
-        memory = memoryview(self._letters.map(private=True))
-        content, *buffers = [memory[start:stop] for start, stop in letter.parts]
+    def serve(self, message: CallMessage) -> Any:
+        """Run the call that a message describes."""
+        memory = memoryview(self._calls.map(private=True))
+        content, *buffers = [memory[start:stop] for start, stop in message.parts]
         method, arguments, named = pickle.loads(content, buffers=buffers)
         if method == "load":
             return self._load(*arguments)
@@ -87,7 +87,7 @@ class _Rank:
         self._trainer = RankTrainer(plan, self._ranks)
 
     def _give_weights(self, trainer: RankTrainer, layout: list[tuple[WeightSpec, int]]) -> None:
-        if not self._places:  # mapped once: a new mapping would cost as much as the copies
+        if not self._places:  # mapped once: a new mapping costs as much as the copies
             memory = self._weights.map()
             self._places = {spec.name: view(memory, spec, offset) for spec, offset in layout}
 
@@ -98,11 +98,11 @@ class _Rank:
 
 
 def _end_with_coordinator(socket: int, parent: int, folder: str) -> None:
-    """End this process at once when the coordinator has closed the socket or is gone, in the midst of a call too. One
-    that was killed has left the folder."""
-    hung_up = select.poll()
-    hung_up.register(socket, 0)
-    while not hung_up.poll(1000) and os.getppid() == parent:
+    """End this process at once when the coordinator closes the socket or dies, even during a call. Remove the folder,
+    which a killed coordinator leaves behind."""
+    hangup = select.poll()
+    hangup.register(socket, 0)
+    while not hangup.poll(1000) and os.getppid() == parent:
         pass
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)

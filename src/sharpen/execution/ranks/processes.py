@@ -1,9 +1,9 @@
 """The ranks of a trainer as processes of this machine, one for each GPU, or several that share the CPU.
 
-In: a `TrainerPlan` and a number of processes. Out: `Calls`. Each process is started afresh (`execution.ranks.main`), so
-that it needs nothing of the user's script. Arguments are pickled once into a file that all processes share, their
-arrays beside; weights come back through another. Small answers come through a socket, whose end tells either side that
-the other one is gone.
+In: a `TrainerPlan` and a number of processes. Out: `Calls`. Each process is a new Python (`execution.ranks.main`) that
+does not import the user's script. Arguments are pickled once into a file that all processes share, with their arrays as
+raw bytes; weights come back through another file. Small answers come through a socket, which also tells each side when
+the other is gone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from sharpen.errors import RankError
-from sharpen.execution.ranks.answers import GRACE_S, RankAnswer, RankCalls, Reply, what_of
+from sharpen.execution.ranks.answers import GRACE_S, RankAnswer, RankCalls, Reply, call_name
 from sharpen.execution.ranks.rank import WeightSpec
 from sharpen.execution.ranks.shared_file import SharedFile
 from sharpen.trainer.roles import TrainerPlan
@@ -39,7 +39,7 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """The first message to a rank: where it meets the others."""
+    """The first message to a rank: how it joins the others."""
 
     rank: int
     size: int
@@ -50,8 +50,8 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Letter:
-    """A call: where in the shared file its pickle and the arrays that belong to it are (from, to)."""
+class CallMessage:
+    """A call: the byte ranges (start, stop) of its pickle and its arrays in the shared file."""
 
     parts: tuple[tuple[int, int], ...]
 
@@ -68,20 +68,20 @@ class RankProcesses(RankCalls):
         timeout_s: float = TIMEOUT_S,
         grace_s: float = GRACE_S,
     ) -> None:
-        """Start the processes; returns when all have loaded their models. Raises what they raise, or `RankError`."""
+        """Start the processes and wait until all have loaded their models. Raises what they raise, or `RankError`."""
         super().__init__(grace_s)
         self._connections: list[Connection] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         self._layout: list[tuple[WeightSpec, int]] | None = None
         self._mapped: dict[str, torch.Tensor] = {}
-        self._undo = contextlib.ExitStack()
+        self._resources = contextlib.ExitStack()
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
             folder = tempfile.TemporaryDirectory(prefix=f"sharpen-ranks-{os.getpid()}-")
-            self._folder = Path(self._undo.enter_context(folder))
-            self._letters, self._weights = SharedFile.create(), SharedFile.create()
-            self._undo.callback(self._letters.close)
-            self._undo.callback(self._weights.close)
+            self._folder = Path(self._resources.enter_context(folder))
+            self._calls, self._weights = SharedFile.create(), SharedFile.create()
+            self._resources.callback(self._calls.close)
+            self._resources.callback(self._weights.close)
             for rank in range(num_processes):
                 self._launch(rank)
                 start = Start(
@@ -92,28 +92,28 @@ class RankProcesses(RankCalls):
                     num_threads=max(1, torch.get_num_threads() // num_processes),
                     timeout_s=timeout_s,
                 )
-                self._tell(rank, start)
+                self._send(rank, start)
             self._answers(self._connections, "start")
             self.load(plan)
             undo.pop_all()
 
     def load(self, plan: TrainerPlan) -> None:
-        """Load the models of a plan, instead of those that are there. Raises as the constructor does."""
+        """Load the models of a plan in place of the current ones. Raises as the constructor does."""
         self._layout = None
         self.call("load", plan)
 
     @property
     def process_ids(self) -> list[int]:
-        """Of the ranks, in their order."""
+        """The process ids, in rank order."""
         return [process.pid for process in self._processes]
 
     def call(self, method: str, *arguments: Any, **named: Any) -> list[Any]:
         """See `Calls.call`."""
         self._check_open()
-        letter = self._write((method, arguments, named))
+        message = self._write((method, arguments, named))
         for rank in range(len(self._processes)):
-            self._tell(rank, letter)
-        return self._answers(self._connections, what_of(method, arguments))
+            self._send(rank, message)
+        return self._answers(self._connections, call_name(method, arguments))
 
     def weights(self) -> Mapping[str, torch.Tensor]:
         """See `Calls.weights`: the same memory each time."""
@@ -128,7 +128,7 @@ class RankProcesses(RankCalls):
     def close(self) -> None:
         """See `Calls.close`."""
         for connection in self._connections:
-            connection.close()  # a rank that is idle ends by this alone
+            connection.close()  # this alone ends an idle rank
         deadline = time.monotonic() + (_CLOSE_S if self._broken is None else 0.0)
         for process in self._processes:
             try:
@@ -138,19 +138,19 @@ class RankProcesses(RankCalls):
                 process.wait()
         self._connections.clear()
         self._broken = self._broken or RankError("the trainer is closed")
-        self._undo.close()
+        self._resources.close()
 
     def _launch(self, rank: int) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            inherited = (theirs.fileno(), self._letters.descriptor, self._weights.descriptor)
+            inherited = (theirs.fileno(), self._calls.descriptor, self._weights.descriptor)
             environment = {**os.environ, "PYTHONPATH": _python_path()}
             if sys.platform == "linux":
                 environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
             process = subprocess.Popen(
                 [sys.executable, "-m", "sharpen.execution.ranks.main", *map(str, inherited), str(self._folder)],
                 pass_fds=inherited,
-                process_group=0,  # a terminal's Ctrl-C is the coordinator's, which ends its step first
+                process_group=0,  # a terminal's Ctrl-C goes to the coordinator only, which finishes its step first
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else subprocess.DEVNULL,
                 env=environment,
@@ -158,22 +158,22 @@ class RankProcesses(RankCalls):
         self._processes.append(process)
         self._connections.append(Connection(ours.detach()))
 
-    def _tell(self, rank: int, message: Start | Letter) -> None:
-        with contextlib.suppress(OSError):  # a rank that is gone is noticed where its answer is waited for
+    def _send(self, rank: int, message: Start | CallMessage) -> None:
+        with contextlib.suppress(OSError):  # a lost rank is noticed when its answer is awaited
             self._connections[rank].send(message)
 
-    def _write(self, call: tuple[str, tuple[Any, ...], dict[str, Any]]) -> Letter:
-        """Pickle a call into the shared file, arrays as they are."""
+    def _write(self, call: tuple[str, tuple[Any, ...], dict[str, Any]]) -> CallMessage:
+        """Write a call into the shared file: its pickle and, outside the pickle, its arrays."""
         buffers: list[pickle.PickleBuffer] = []
         content = pickle.dumps(call, protocol=5, buffer_callback=buffers.append)
         parts = [memoryview(content), *(buffer.raw() for buffer in buffers)]
         starts = [0, *accumulate(aligned(len(part)) for part in parts)]
         places = tuple((start, start + len(part)) for start, part in zip(starts, parts, strict=False))
-        self._letters.grow(starts[-1])
-        with self._letters.map() as memory:
+        self._calls.grow(starts[-1])
+        with self._calls.map() as memory:
             for (start, stop), part in zip(places, parts, strict=True):
                 memory[start:stop] = part
-        return Letter(parts=places)
+        return CallMessage(parts=places)
 
     def _wait(self, handles: Sequence[Connection], timeout_s: float | None) -> Sequence[Any]:
         """See `RankCalls`."""
@@ -184,11 +184,11 @@ class RankProcesses(RankCalls):
         try:
             answer: RankAnswer = handle.recv()
         except (EOFError, OSError):
-            return self._ending(rank)
+            return self._describe_end(rank)
         return answer
 
-    def _ending(self, rank: int) -> str:
-        """How a rank ended that gave no answer."""
+    def _describe_end(self, rank: int) -> str:
+        """Describe how a rank ended that gave no answer."""
         try:
             code = self._processes[rank].wait(1.0)
         except subprocess.TimeoutExpired:
@@ -197,33 +197,33 @@ class RankProcesses(RankCalls):
 
 
 def lay_out(specs: list[WeightSpec]) -> tuple[list[tuple[WeightSpec, int]], int]:
-    """Where each tensor is in one block of memory, in bytes, and the size of that."""
-    found, offset = [], 0
+    """Return the byte offset of each tensor in one block of memory, and the size of the block."""
+    layout, offset = [], 0
     for spec in specs:
-        found.append((spec, offset))
+        layout.append((spec, offset))
         offset += aligned(spec.num_bytes)
-    return found, offset
+    return layout, offset
 
 
 def aligned(size: int) -> int:
-    """The next larger size at which an array may begin."""
+    """Round a size up to the alignment of arrays."""
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 def view(memory: Any, spec: WeightSpec, offset: int) -> torch.Tensor:
-    """The tensor that lies there."""
+    """Return the tensor at an offset, without a copy."""
     count = spec.num_bytes // spec.dtype.itemsize
     return torch.frombuffer(memory, dtype=spec.dtype, count=count, offset=offset).view(spec.shape)
 
 
 def _python_path() -> str:
-    """So that the ranks find this package, wherever this process has found it."""
+    """Return a PYTHONPATH with which the ranks import the same package as this process."""
     here = str(Path(__file__).parents[3])
     return os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
 
 
 def _has_descriptor(stream: Any) -> bool:
-    """Whether it is a real file: in a notebook it may not be."""
+    """Whether the stream is a real file. In a notebook it may not be."""
     try:
         stream.fileno()
     except (AttributeError, OSError, ValueError):

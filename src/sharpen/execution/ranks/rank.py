@@ -1,7 +1,7 @@
-"""One rank of a trainer of several processes: what runs in each of them, wherever it was placed.
+"""One rank of a trainer of several processes, in a local process or an actor of Ray.
 
-In: a `TrainerPlan`, the same for all, and which rank this is. Out: a trainer whose weights are this rank's part, and
-whose methods the coordinator calls on all ranks alike (`execution.ranks.group`).
+In: a `TrainerPlan`, the same for all ranks, and the number of this rank. Out: a trainer that holds this rank's shard of
+the weights, whose methods the coordinator calls on all ranks (`execution.ranks.group`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sharpen.trainer.trainer import Trainer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightSpec:
-    """One tensor of the weights to act with."""
+    """The name, shape and dtype of one tensor of the published weights."""
 
     name: str
     shape: tuple[int, ...]
@@ -34,34 +34,34 @@ class WeightSpec:
 
 
 class RankTrainer:
-    """A rank's trainer. Every method is called on all ranks with the same arguments, and returns when this one is
+    """A rank's trainer. Every method is called on all ranks with the same arguments, and returns when this rank is
     done."""
 
     def __init__(self, plan: TrainerPlan, ranks: Ranks) -> None:
-        """Load the models, together with the other ranks. Raises `ModelError` and its kin, as a trainer in one process
-        does."""
+        """Load the models together with the other ranks. Raises what `Trainer.load` raises."""
         self._ranks = ranks
         self._trainer = Trainer.load(plan, ranks.device, ranks)
 
     def run(self, method: str, *arguments: Any, **named: Any) -> Any:
-        """A method of the trainer: `train_step`, `measure`, `back_to`, `save`, `restore`. Errors are its own."""
+        """Call a method of the trainer (`train_step`, `measure`, `back_to`, `save`, `restore`). Raises what it
+        raises."""
         return getattr(self._trainer, method)(*arguments, **named)
 
-    def look(self, name: str) -> Any:
-        """An attribute of the trainer: `version`, `lines`, `rounding`."""
+    def attribute(self, name: str) -> Any:
+        """Return an attribute of the trainer: `version`, `lines` or `rounding`."""
         return getattr(self._trainer, name)
 
     def weight_specs(self) -> list[WeightSpec]:
-        """The weights to act with, in the order in which `give_weights` gives them."""
+        """Return the specs of the published weights, in the order of `give_weights`."""
         policy = self._trainer.policy
-        named = policy.acting(policy.module.named_parameters())
+        named = policy.merge_adapters(policy.module.named_parameters())
         return [WeightSpec(name=name, shape=tuple(tensor.shape), dtype=tensor.dtype) for name, tensor in named]
 
     def give_weights(self, take: Callable[[str, torch.Tensor], None]) -> None:
-        """Gather the weights to act with one after the other; `take` gets each on the first rank, by its Hugging Face
-        name (tied ones once), whole, on the device. It must copy what it wants to keep."""
+        """Gather the published weights one after the other. On the first rank `take` receives each with its Hugging
+        Face name (tied weights once), unsharded, on the device; it must copy what it keeps."""
         policy = self._trainer.policy
-        for name, tensor in policy.acting(policy.module.named_parameters()):
+        for name, tensor in policy.merge_adapters(policy.module.named_parameters()):
             full = whole(tensor.detach())
             if self._ranks.rank == 0:
                 take(name, full)

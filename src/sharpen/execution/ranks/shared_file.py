@@ -1,7 +1,7 @@
-"""Memory that processes share: an unlinked file that child processes inherit by its descriptor.
+"""Shared memory: an unnamed file whose descriptor child processes inherit.
 
-In: bytes, or tensors to make room for. Out: the same memory in every process that has the descriptor. It has no name,
-so that it is gone when the last of them is, however that ends.
+In: a size. Out: the same memory in every process that has the descriptor. The memory is freed with the last of these
+processes, however it ends.
 """
 
 from __future__ import annotations
@@ -13,30 +13,31 @@ import tempfile
 
 
 class SharedFile:
-    """Grows when asked to; a mapping holds what was there when it was made."""
+    """An unnamed file that can grow. A mapping covers the size at the time it was made."""
 
     def __init__(self, descriptor: int) -> None:
-        """Take over a descriptor, which was inherited."""
+        """Wrap an inherited descriptor."""
         self.descriptor = descriptor
 
     @classmethod
     def create(cls) -> SharedFile:
-        """A new, empty one: in memory on Linux (whatever size a container gives to /dev/shm), else on the disk."""
+        """Create an empty file: in memory on Linux (not limited by a container's /dev/shm), else on disk."""
         if sys.platform == "linux":
             return cls(os.memfd_create("sharpen"))
         with tempfile.TemporaryFile() as file:
             return cls(os.dup(file.fileno()))
 
     def grow(self, size: int) -> None:
-        """Make it so long, if it is shorter: what others have mapped stays. Memory is taken as it is written."""
+        """Extend the file to at least `size` bytes. Existing mappings stay valid, and memory is allocated on
+        writing."""
         if size > os.fstat(self.descriptor).st_size:
             os.ftruncate(self.descriptor, size)
 
     def map(self, *, private: bool = False) -> mmap.mmap:
-        """Its bytes, shared; `private` ones can be written without others seeing it."""
+        """Map the file. Writes to a `private` mapping are not seen by other processes."""
         access = mmap.ACCESS_COPY if private else mmap.ACCESS_WRITE
         return mmap.mmap(self.descriptor, 0, access=access)
 
     def close(self) -> None:
-        """Let go of it; mappings stay."""
+        """Close the descriptor; mappings stay valid."""
         os.close(self.descriptor)

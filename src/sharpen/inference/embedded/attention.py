@@ -1,8 +1,8 @@
 """Attention of one step over the slots: writes the step's keys and values, then attends.
 
 In: per layer, the step's queries, keys and values (rotary applied). Out: attention output per row. The rows of a step
-are first the decode rows (row r belongs to slot r, so that keys and values are read in place as contiguous slices,
-not gathered), then segments of prompts being computed, then padding.
+are the decode rows (row r belongs to slot r, so that keys and values are read in place as contiguous slices, not
+gathered), then segments of prompts, then padding.
 
 Shape suffixes: N rows of the step, B decode rows, L bucketed KV length, H query heads, K key-value heads, G = H / K,
 D head size, M rows of a fixed-shape chunk.
@@ -25,7 +25,7 @@ _SMALL_SCORES = 100 * 160  # rows x keys up to which plain products are faster t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionRule:
-    """What a layer's attention does beyond the plain one."""
+    """The parameters of a layer's attention: scale, sliding window, logit softcap."""
 
     scale: float
     window: int | None = None
@@ -34,7 +34,7 @@ class AttentionRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotSegment:
-    """Rows `first_row` .. of the step: positions `start` .. `end` - 1 of the sequence in `slot`."""
+    """Consecutive rows of the step from `first_row` on: positions `start` .. `end` - 1 of the sequence in `slot`."""
 
     slot: int
     first_row: int
@@ -48,16 +48,16 @@ class StepAttention(Protocol):
     def attend(
         self, layer: int, q_NHD: torch.Tensor, k_NKD: torch.Tensor, v_NKD: torch.Tensor, rule: AttentionRule
     ) -> torch.Tensor:
-        """Attention output, shape [N, H * D]."""
+        """Return the attention output, shape [N, H * D]."""
 
 
-def _masked(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Additive mask: -inf where `hidden`."""
+def _additive_mask(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a mask to add to scores: -inf where `hidden`, else 0."""
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)
 
 
 def _hidden(query_at: torch.Tensor, key_at: torch.Tensor, window: int | None) -> torch.Tensor:
-    """Where a key may not be seen: it is later than the query, or (sliding window) too early."""
+    """Return where a key is hidden from a query: it is later, or (sliding window) too early."""
     hidden = key_at > query_at
     if window is not None:
         hidden |= key_at <= query_at - window
@@ -65,7 +65,7 @@ def _hidden(query_at: torch.Tensor, key_at: torch.Tensor, window: int | None) ->
 
 
 class SlotAttention:
-    """The fast step: decode rows as one batched product over slices, segments one by one."""
+    """Attention of a step in the fast layout: decode rows as one batched product over slices, segments one by one."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class SlotAttention:
     def attend(
         self, layer: int, q_NHD: torch.Tensor, k_NKD: torch.Tensor, v_NKD: torch.Tensor, rule: AttentionRule
     ) -> torch.Tensor:
-        """Write the rows' keys and values, then attend. Padding rows give zeros."""
+        """Write the rows' keys and values, then attend. The output of padding rows is zero."""
         kv = self._pool.layers[layer]
         kv.write(self._slot_N, self._position_N, k_NKD, v_NKD)
         num_rows, heads, head_dim = q_NHD.shape
@@ -115,12 +115,12 @@ class SlotAttention:
         return out.view(num_rows, heads * head_dim)
 
     def _decode_mask(self, window: int | None, kv_heads: int, dtype: torch.dtype) -> torch.Tensor:
-        """Shape [B * K, 1, L]."""
+        """Return the additive mask of the decode rows, shape [B * K, 1, L]."""
         mask = self._decode_masks.get(window)
         if mask is None:
             key_at = torch.arange(self._kv_length, device=self._position_N.device)
             hidden = _hidden(self._position_N[: self._num_decode, None], key_at, window)
-            mask = _masked(hidden, dtype).repeat_interleave(kv_heads, dim=0).unsqueeze(1)
+            mask = _additive_mask(hidden, dtype).repeat_interleave(kv_heads, dim=0).unsqueeze(1)
             self._decode_masks[window] = mask
         return mask
 
@@ -159,8 +159,9 @@ class SlotAttention:
         segment: SlotSegment,
         rule: AttentionRule,
     ) -> torch.Tensor:
-        """Key heads are repeated: with fewer of them than queries, no fused kernel takes a mask, and the other way
-        would hold all scores. A prompt from its start needs no mask."""
+        """Attend with a fused kernel. Key heads are repeated, since no fused kernel takes a mask with fewer key heads
+        than query heads, and the unfused way would hold all scores in memory. A segment from position 0 needs no mask.
+        """
         num_rows, heads, head_dim = q_NHD.shape
         group = heads // keys_KDT.shape[0]
         unmasked = segment.start == 0 and (rule.window is None or segment.end <= rule.window)
@@ -177,20 +178,21 @@ class SlotAttention:
     def _segment_mask(
         self, index: int, segment: SlotSegment, window: int | None, repeats: int, dtype: torch.dtype
     ) -> torch.Tensor:
-        """Shape [rows of the segment, its end], repeated along the rows."""
+        """Return the additive mask of a segment, shape [rows of the segment, its end], repeated along the rows."""
         mask = self._segment_masks.get((index, window, repeats))
         if mask is None:
             key_at = torch.arange(segment.end, device=self._position_N.device)
-            mask = _masked(_hidden(key_at[segment.start :, None], key_at, window), dtype).repeat(repeats, 1)
+            mask = _additive_mask(_hidden(key_at[segment.start :, None], key_at, window), dtype).repeat(repeats, 1)
             self._segment_masks[(index, window, repeats)] = mask
         return mask
 
 
 class FixedShapeAttention:
-    """The deterministic chunk: M rows, each with its own gathered keys and values of one fixed length.
+    """Attention of a chunk in the deterministic mode: M rows, each with its own gathered keys and values of one fixed
+    length.
 
-    Every row is computed as its own entry of a batched product of fixed shape, so its bits depend on its own ids alone:
-    not on the slot, on the neighbours, nor on whether its prefix was computed now or earlier.
+    Every row is its own entry of a batched product of fixed shape, so its bits depend on its own ids only: not on the
+    slot, the neighbours, or whether its prefix was computed now or earlier.
     """
 
     def __init__(self, pool: KVPool, *, slot_M: torch.Tensor, position_M: torch.Tensor, kv_length: int) -> None:
@@ -211,7 +213,7 @@ class FixedShapeAttention:
         values = kv.values_SKTD[:, :, : self._kv_length].index_select(0, self._slot_M).flatten(0, 1)
         key_at = torch.arange(self._kv_length, device=self._position_M.device)
         hidden = _hidden(self._position_M[:, None], key_at, rule.window)
-        mask = _masked(hidden, q_NHD.dtype).repeat_interleave(kv_heads, dim=0).unsqueeze(1)
+        mask = _additive_mask(hidden, q_NHD.dtype).repeat_interleave(kv_heads, dim=0).unsqueeze(1)
         q = q_NHD.reshape(num_rows * kv_heads, heads // kv_heads, head_dim)
         return _products(q, keys, values, mask, rule).view(num_rows, heads * head_dim)
 
@@ -221,7 +223,7 @@ def _products(
 ) -> torch.Tensor:
     """Batched attention: queries [X, G, D], keys [X, D, L], values [X, L, D], additive mask broadcast to [X, G, L].
 
-    On a GPU that can, scores stay in fp32 also in half precision, as in the kernels that the trainer uses.
+    On a GPU that supports it, scores stay in fp32 even in half precision, as in the trainer's kernels.
     """
     if q.is_cuda and rule.softcap is None and has_exact_products(q.device, q.dtype):
         exact = torch.add(mask, torch.bmm(q, keys, out_dtype=torch.float32), alpha=rule.scale)

@@ -1,8 +1,8 @@
-"""What one step computes: which tokens of which slots, laid out as rows.
+"""Chooses the tokens that one step computes, and lays them out as rows.
 
 In: the slot table. Out: `StepBatch`es of flat arrays. The fast layout puts decode rows first (row r is slot r, so
-slots in between that are not decoding are computed for nothing), then prompt segments, then padding to a round number
-of rows; the fixed layout, for the deterministic mode, cuts all tokens into chunks of one fixed shape.
+rows of slots that are not decoding are wasted), then prompt segments, then padding to a round number of rows. The fixed
+layout, for the deterministic mode, cuts all tokens into chunks of one fixed shape.
 
 Array shape suffixes: N rows, R rows that are sampled from.
 """
@@ -26,10 +26,10 @@ _ROW_BUCKET = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBatch:
-    """Rows to compute. `slot_N` is where each row's KV goes; `rows_R` are sampled from, for the slots `slots_R`.
+    """The rows of one forward pass. `slot_N` is the slot that each row's KV is written to.
 
-    `computed` holds (slot, number of positions with KV afterwards). Without decode rows or segments (fixed layout)
-    each row stands alone.
+    Tokens are sampled from `rows_R`, for the slots `slots_R`. `computed` holds (slot, number of positions with KV
+    afterwards). In the fixed layout there are no decode rows or segments, and each row is computed separately.
     """
 
     token_N: Indices
@@ -45,14 +45,15 @@ class StepBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepWork:
-    """Tokens that this step computes: decoding slots (one token each), and spans (slot, start, end) of prompts."""
+    """The tokens that a step computes: decoding slots (one token each), and spans (slot, start, end) of prompts."""
 
     decoding: Indices
     spans: tuple[tuple[int, int, int], ...]
 
 
 def collect_work(table: SlotTable, token_budget: int) -> StepWork:
-    """All slots with one token to compute decode; the others compute up to `token_budget` tokens, oldest job first."""
+    """Choose the tokens of a step: slots with one token to compute decode; the others compute up to `token_budget`
+    prompt tokens together, oldest job first."""
     todo_S = np.where(table.active_S, table.num_ids_S - table.kv_len_S, 0)
     behind = [int(slot) for slot in np.flatnonzero(todo_S > 1)]
     behind.sort(key=lambda slot: job.order if (job := table.jobs[slot]) is not None else 0)
@@ -68,22 +69,22 @@ def collect_work(table: SlotTable, token_budget: int) -> StepWork:
 
 
 def on_device(values: Indices | torch.Tensor, device: torch.device) -> torch.Tensor:
-    """An array, or a tensor of the CPU, as a tensor there. On a GPU from pinned memory: a copy from other memory waits
-    for the forward pass, and leaves the GPU without work meanwhile."""
+    """Copy an array or CPU tensor to a device. For a GPU it is pinned first: a copy from unpinned memory would wait for
+    the forward pass and leave the GPU idle."""
     tensor = values if isinstance(values, torch.Tensor) else torch.from_numpy(values)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def padded_rows(count: int) -> int:
-    """A round number of rows, so that kernels see few shapes."""
+    """Round a number of rows up, so that kernels see few shapes."""
     if count <= 8:
         return 1 << (count - 1).bit_length() if count > 1 else count
-    bucket = max(_ROW_BUCKET, 1 << (count - 1).bit_length() - 4)  # at most an eighth too many
+    bucket = max(_ROW_BUCKET, 1 << (count - 1).bit_length() - 4)  # adds at most an eighth
     return -(-count // bucket) * bucket
 
 
 def lay_out(table: SlotTable, work: StepWork, scratch: int) -> StepBatch:
-    """The fast layout."""
+    """Lay the work out in the fast layout. `scratch` is the slot of padding rows."""
     decoding = work.decoding
     num_decode = min(padded_rows(int(decoding[-1]) + 1), table.num_slots) if len(decoding) else 0
     num_rows = padded_rows(num_decode + sum(end - start for _, start, end in work.spans))
@@ -128,8 +129,8 @@ def _computed(table: SlotTable, work: StepWork) -> tuple[tuple[int, int], ...]:
 
 
 def lay_out_fixed(table: SlotTable, work: StepWork, scratch: int) -> list[StepBatch]:
-    """The fixed layout: chunks of `FIXED_ROWS` tokens whose positions share one length bucket, early positions
-    first."""
+    """Lay the work out in the fixed layout: chunks of `FIXED_ROWS` tokens whose positions share one length bucket, in
+    the order of positions."""
     spans = [(int(slot), int(table.kv_len_S[slot]), int(table.num_ids_S[slot])) for slot in work.decoding]
     spans += work.spans
     slot_X = np.concatenate([np.full(end - start, slot, np.int64) for slot, start, end in spans])

@@ -1,11 +1,11 @@
 """The embedded engine: continuous batching over one Hugging Face model in this process, on the CPU or one GPU.
 
 In: `GenerateRequest`s, awaited on the serving loop, and `load` calls with new weights. Out: `Generation`s. A driver
-task runs while there is work: it admits jobs, does one step, lets the loop breathe, and repeats; a step is one
-forward pass in which running jobs decode a token each and new ones compute their prompts. Weights change only between
-steps; then all KV is dropped, and running jobs are computed again from their ids before they go on.
+task runs while there is work: it runs one step, yields to the loop, and repeats. A step admits jobs and makes one
+forward pass, in which running jobs decode one token each and new jobs compute their prompts. Weights change only
+between steps; then all KV is dropped, and running jobs are recomputed from their ids before they continue.
 
-Left out on purpose: paged KV (slots are contiguous, so decoding reads them in place), speculative decoding, beam
+Deliberately left out: paged KV (slots are contiguous, so decoding reads them in place), speculative decoding, beam
 search.
 """
 
@@ -34,15 +34,14 @@ from sharpen.inference.families import end_token_ids, inspect_model
 from sharpen.inference.requests import check_request
 from sharpen.inference.weights import copy_weights
 
-_BREATHS = 8
-"""Turns of the loop between steps: a finished call's follow-up passes several callbacks before it arrives as a
-request."""
+_LOOP_TURNS = 8
+"""Turns of the event loop between steps: a finished call's follow-up request arrives only after several callbacks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """Counters since the start. `computed_tokens` went through the model as prompts, `reused_tokens` came from the
-    cache; `replayed_steps` are those whose forward pass was a CUDA graph."""
+    """Counters since the start. `computed_tokens` are prompt tokens that the model computed, `reused_tokens` those from
+    the cache. `replayed_steps` are steps whose forward pass was a CUDA graph."""
 
     steps: int
     computed_tokens: int
@@ -53,7 +52,7 @@ class EngineStats:
 
 
 class EmbeddedEngine:
-    """Satisfies `Engine`. Every method runs on one event loop; the model belongs to the engine from now on."""
+    """An `Engine` over a model in this process, which it takes over. Every method runs on one event loop."""
 
     def __init__(
         self,
@@ -70,9 +69,9 @@ class EmbeddedEngine:
         """Take over a loaded causal language model (its parameters become views of fused storage).
 
         `max_model_len` bounds prompt plus sampled tokens; `kv_cache_mb` bounds the KV cache (None: what `max_slots`
-        needs, within a quarter of the free memory). `alone`: nothing else in this process computes while the engine
-        does. `stop_decoder` turns sampled ids into text, for stop strings only. Raises `ModelError` for a model that
-        cannot be served.
+        needs, but at most a quarter of the free memory). `alone`: nothing else in this process computes at the same
+        time. `stop_decoder` decodes sampled ids, for stop strings only. Raises `ModelError` for a model that cannot be
+        served.
         """
         model.eval().requires_grad_(False)
         shape = inspect_model(model, max_model_len)
@@ -131,7 +130,7 @@ class EmbeddedEngine:
         version: int = 0,
         stop_decoder: Callable[[list[int]], str] | None = None,
     ) -> Self:
-        """Load a Hugging Face model directory. `auto`: CUDA if there is one, bfloat16 there, float32 on the CPU."""
+        """Load a Hugging Face model directory. `auto`: CUDA if available; bfloat16 on CUDA, float32 on the CPU."""
         from transformers import AutoConfig, AutoModelForCausalLM
 
         config = AutoConfig.from_pretrained(model_path)
@@ -154,12 +153,12 @@ class EmbeddedEngine:
 
     @property
     def max_model_len(self) -> int:
-        """Prompt plus sampled tokens of one request, at most."""
+        """The maximum of prompt plus sampled tokens of one request."""
         return self._max_model_len
 
     @property
     def version(self) -> int:
-        """Policy version of the weights in place."""
+        """The policy version of the loaded weights."""
         return self._stepper.version
 
     @property
@@ -177,8 +176,8 @@ class EmbeddedEngine:
     async def generate(self, request: GenerateRequest) -> Generation:
         """Sample one continuation; see `Engine.generate`.
 
-        Raises `ContextOverflowError` if the prompt leaves no room for a token, `SamplingError` for parameters or ids
-        that make no sense, `EngineError` if the engine is closed or a step fails.
+        Raises `ContextOverflowError` if the prompt leaves no room for a token, `SamplingError` for invalid parameters
+        or ids, `EngineError` if the engine is closed or a step fails.
         """
         if self._closed:
             raise EngineLostError("the engine is closed")
@@ -195,7 +194,7 @@ class EmbeddedEngine:
     def _new_job(self, request: GenerateRequest) -> SlotRequest:
         max_new = check_request(request, max_model_len=self._max_model_len, vocab_size=self._vocab_size)
         if request.sampling.stop and self._decode_text is None:
-            raise SamplingError("stop strings need an engine that was given a stop_decoder")
+            raise SamplingError("stop strings need an engine with a stop_decoder")
         self._num_requests += 1
         return SlotRequest(
             request=request,
@@ -206,13 +205,12 @@ class EmbeddedEngine:
         )
 
     async def _drive(self) -> None:
-        """Step while there is work. A failing step fails every job in flight: this is where such failures are
-        classified."""
+        """Run steps while there is work. If a step fails, every job in flight fails with `EngineError`."""
         try:
             while self._scheduler.busy:
                 with float32_matmul(self.matmul.precision):
                     self._stepper.step()
-                for _ in range(_BREATHS):
+                for _ in range(_LOOP_TURNS):
                     await asyncio.sleep(0)
         except asyncio.CancelledError:
             self._fail_all(EngineError("the engine's loop was shut down"))
@@ -232,28 +230,28 @@ class EmbeddedEngine:
                 job.future.set_exception(failure)
 
     async def load(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Copy new weights in (Hugging Face parameter names) between two steps; see `Engine.load`.
+        """Load new weights (by Hugging Face parameter names) between two steps; see `Engine.load`.
 
-        Raises `ModelError`, with nothing changed, unless the names and shapes are exactly the model's (a tied output
-        layer may be left out, or given equal to the embedding). Tensors that are `weights()` themselves are not copied;
-        then calls that still run fail, since their weights changed under them.
+        Raises `ModelError`, with nothing changed, unless names and shapes are exactly the model's (a tied output layer
+        may be left out, or equal to the embedding). Tensors that are `weights()` themselves are not copied; then calls
+        still running fail, since their weights changed while they ran.
         """
         if self._closed:
             raise EngineLostError("the engine is closed")
         if not copy_weights(self._model, tensors) and version != self.version:
             self._fail_all(EngineError("the weights changed while the call ran"))
         if self._stepper.graphs is not None:
-            self._stepper.graphs.loaded()
+            self._stepper.graphs.check_addresses()
         self._scheduler.suspend_all()
         self._stepper.version = version
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """The memory that the weights are in, by Hugging Face parameter names, for a trainer in this process that keeps
-        its own there. It may write only while no call is at the engine, and must `load` before the next one."""
+        """Return the engine's own weights by Hugging Face parameter name, for a trainer in this process that shares
+        their memory. It may write to them only while no call runs, and must `load` before the next call."""
         return {name: parameter.detach() for name, parameter in self._model.named_parameters()}
 
     async def close(self) -> None:
-        """Fail what is running with `EngineError` and free memory. Closing twice is fine."""
+        """Fail running calls with `EngineError` and free memory. May be called twice."""
         if self._closed:
             return
         self._closed = True
@@ -267,8 +265,11 @@ class EmbeddedEngine:
 
 
 def _choose_matmul(model: Any, *, fixed: bool) -> MatmulChoice:
-    """Only fp32 on the CPU has a choice. The deterministic mode may not let a stopwatch make it; and it would hold for
-    a trainer that computes at the same time too."""
+    """Choose the fp32 matrix product, which is possible only on the CPU.
+
+    `fixed` keeps PyTorch's default: the deterministic mode must not depend on timing, and the setting would also apply
+    to a trainer that computes at the same time.
+    """
     if model.device.type != "cpu" or model.dtype != torch.float32 or fixed:
         return DEFAULT
     weights = [module.weight for module in model.modules() if isinstance(module, torch.nn.Linear)]

@@ -1,12 +1,11 @@
-"""The forward pass of one step: ids and positions in, logits of chosen rows out; attention is
-`attention.StepAttention`'s.
+"""The forward pass of one step.
 
-Two implementations over the weights of one Hugging Face model: `FastForward`, plain torch with fused projections for
-Qwen2, Qwen3 and Llama; `GenericForward`, the model's own modules with our function plugged into transformers'
-attention interface. The fused weights are the storage itself: the model's parameters become views of it, so there is
-no second copy that a weight update could leave stale.
+In: ids and positions, and a `StepAttention`. Out: the logits of selected rows. There are two implementations over the
+weights of a Hugging Face model: `FastForward`, plain torch with fused projections for Qwen2, Qwen3 and Llama; and
+`GenericForward`, the model's own modules with our function plugged into transformers' attention interface. The model's
+parameters become views of the fused weights, so there is no second copy that a weight update could leave stale.
 
-Shape suffixes: N rows of the step, R rows whose logits are wanted, V vocabulary, H query heads, K key-value heads, D
+Shape suffixes: N rows of the step, R rows whose logits are returned, V vocabulary, H query heads, K key-value heads, D
 head size.
 """
 
@@ -26,7 +25,7 @@ from sharpen.inference.embedded.matmul import has_exact_products
 from sharpen.inference.families import ModelShape
 
 ATTENTION_NAME = "sharpen_slots"
-"""Under this name the slot attention is registered with transformers."""
+"""The name under which our attention is registered with transformers."""
 
 
 class Forward(Protocol):
@@ -39,7 +38,7 @@ class Forward(Protocol):
 
 
 def _fuse(linears: list[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Stack projections that share their input; their parameters become views of the stacked storage."""
+    """Stack the weights and biases of projections with the same input; their parameters become views of the result."""
     weight = _stack([linear.weight for linear in linears])
     biases = [linear.bias for linear in linears]
     return weight, (None if biases[0] is None else _stack(biases))
@@ -56,7 +55,7 @@ def _stack(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 class _FastLayer:
-    """One decoder layer's weights."""
+    """The weights of one decoder layer."""
 
     def __init__(self, layer: Any, head_counts: tuple[int, int]) -> None:
         attention, mlp = layer.self_attn, layer.mlp
@@ -74,13 +73,13 @@ class _FastLayer:
         self._norm_of_head = torch.tensor([0] * heads + [1] * kv_heads, device=self.qkv_weight.device)
 
     def head_norm_HD(self) -> torch.Tensor:
-        """The query and key norm weights, one row per head."""
+        """Return the query and key norm weights, one row per head."""
         assert self.head_norm is not None
         return self.head_norm.index_select(0, self._norm_of_head)
 
 
 class FastForward:
-    """Qwen2, Qwen3 and Llama with full attention."""
+    """The fast forward pass of Qwen2, Qwen3 and Llama with full attention."""
 
     def __init__(self, model: Any, shape: ModelShape, max_model_len: int) -> None:
         config = model.config
@@ -112,15 +111,15 @@ class FastForward:
             normed = F.rms_norm(x, (x.shape[1],), layer.post_norm.weight, self._eps)
             gate, up = F.linear(normed, layer.gate_up_weight, layer.gate_up_bias).chunk(2, dim=-1)
             x += F.linear(F.silu(gate).mul_(up), layer.down.weight, layer.down.bias)
-        chosen = F.rms_norm(x.index_select(0, rows_R), (x.shape[1],), self._norm.weight, self._eps)
-        return self._output(chosen)
+        selected = F.rms_norm(x.index_select(0, rows_R), (x.shape[1],), self._norm.weight, self._eps)
+        return self._output(selected)
 
-    def _output(self, chosen_RC: torch.Tensor) -> torch.Tensor:
-        """Logits in fp32; on a GPU without rounding them first, which would put a logit of 20 off by up to 0.06."""
+    def _output(self, hidden_RC: torch.Tensor) -> torch.Tensor:
+        """Return logits in fp32. On a GPU they are not rounded to bfloat16 first: the error at 20 would be 0.06."""
         weight = self._head.weight
         if self._head.bias is None and has_exact_products(weight.device, weight.dtype):
-            return torch.mm(chosen_RC, weight.t(), out_dtype=torch.float32)
-        logits_RV: torch.Tensor = self._head(chosen_RC).float()
+            return torch.mm(hidden_RC, weight.t(), out_dtype=torch.float32)
+        logits_RV: torch.Tensor = self._head(hidden_RC).float()
         return logits_RV
 
     def _attend(
@@ -155,7 +154,7 @@ def _slot_attention(
     softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Transformers' attention signature over the current step; query, key and value are [1, heads, N, D]."""
+    """Attend in the current step, with the signature that transformers calls; query, key, value: [1, heads, N, D]."""
     if kwargs.get("s_aux") is not None:
         raise ModelError(f"{type(module).__name__} uses attention sinks, which the embedded engine does not serve")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
@@ -167,7 +166,7 @@ def _slot_attention(
 
 
 class GenericForward:
-    """Any model that `families.inspect_model` accepts, through its own modules."""
+    """The forward pass of any model that `families.inspect_model` accepts, through the model's own modules."""
 
     def __init__(self, model: Any) -> None:
         from transformers import AttentionInterface

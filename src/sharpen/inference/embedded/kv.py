@@ -1,8 +1,8 @@
-"""The KV cache: for each layer the keys and values of all slots, grown on demand within a budget.
+"""The KV cache: the keys and values of all slots for each layer, grown on demand within a budget.
 
-In: slot numbers and lengths. Out: per-layer `LayerKV`s. The last slot is scratch, where the padding rows of a step
-write. CPU memory comes zeroed and is committed by the system when first touched, so unused slots cost nothing; it is
-never uninitialised, since a NaN beneath a masked position would still poison a sum.
+In: slot numbers and lengths. Out: per-layer `LayerKV`s. The last slot is scratch, which the padding rows of a step
+write to. CPU memory is zeroed, and committed by the system when first touched, so unused slots cost nothing. It must
+not be uninitialised, since a NaN at a masked position would still poison a sum.
 
 Shape suffixes: S slots + 1, N rows of a step, K key-value heads, T positions, D head size.
 """
@@ -17,38 +17,38 @@ import numpy as np
 import torch
 
 LENGTH_BUCKET = 64
-"""KV lengths are multiples of this: kernels see few shapes."""
+"""KV lengths are multiples of this, so that kernels see few shapes."""
 
 _FIRST_SLOTS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerKV:
-    """One layer. Keys lie transposed: slices of both are then right for a product as they are, without a copy."""
+    """The cache of one layer. Keys are stored transposed, so that products can use slices of both without a copy."""
 
     keys_SKDT: torch.Tensor
     values_SKTD: torch.Tensor
 
     def write(self, slot_N: torch.Tensor, position_N: torch.Tensor, k_NKD: torch.Tensor, v_NKD: torch.Tensor) -> None:
-        """Put each row's key and value at its slot and position."""
+        """Write each row's key and value at its slot and position."""
         self.keys_SKDT[slot_N, :, :, position_N] = k_NKD
         self.values_SKTD[slot_N, :, position_N] = v_NKD
 
 
 def bucketed(length: int) -> int:
-    """The next multiple of `LENGTH_BUCKET`."""
+    """Round a length up to a multiple of `LENGTH_BUCKET`."""
     return -(-length // LENGTH_BUCKET) * LENGTH_BUCKET
 
 
 def default_budget_bytes(device: torch.device) -> int:
-    """A quarter of the memory that is free now."""
+    """Return a quarter of the memory that is free now."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0]) // 4
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
 
 
 class KVPool:
-    """Keys and values of all slots. Slots are 0 .. num_slots - 1; `scratch` is the number of the extra one."""
+    """The keys and values of all slots 0 .. num_slots - 1, and of the extra slot `scratch`."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class KVPool:
         self.num_slots = 0
         self.length = 0
         self.allocation = 0
-        """How often the memory was allocated anew."""
+        """How often the memory was allocated."""
         self.layers: list[LayerKV] = []
         length = min(self.max_length, 4 * LENGTH_BUCKET)
         self.resize(min(_FIRST_SLOTS, self.slots_at(length)), length)
@@ -83,17 +83,17 @@ class KVPool:
         return self.num_slots
 
     def slots_at(self, length: int) -> int:
-        """How many slots of `length` positions the budget holds (at least one, at most `max_slots`)."""
+        """Return how many slots of `length` positions fit the budget (at least one, at most `max_slots`)."""
         heads, head_dim = self._shape
         per_position = 2 * self._num_layers * heads * head_dim * self._dtype.itemsize
         return max(1, min(self._max_slots, self._budget_bytes // (per_position * length)))
 
     def longer(self, needed: int) -> int:
-        """The length to grow to when `needed` positions are needed: half as much again, within the maximum."""
+        """Return the length to grow to: at least `needed` and half as much again, but at most `max_length`."""
         return min(self.max_length, bucketed(max(needed, self.length + self.length // 2)))
 
     def resize(self, num_slots: int, length: int) -> None:
-        """Reallocate, layer by layer, keeping what fits; `length` never shrinks."""
+        """Reallocate layer by layer, keeping the slots that fit. `length` may not shrink."""
         assert length % LENGTH_BUCKET == 0
         assert length >= self.length
         kept = min(num_slots, self.num_slots)
@@ -114,7 +114,7 @@ class KVPool:
 
     @torch.inference_mode()
     def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
-        """Copy the first `length` positions of each source slot to its target (all read before any is written)."""
+        """Copy the first `length` positions of each source slot to its target. All are read before any is written."""
         source = torch.tensor(sources, device=self._device)
         target = torch.tensor(targets, device=self._device)
         length = min(bucketed(length), self.length)
@@ -123,21 +123,21 @@ class KVPool:
             layer.values_SKTD[target, :, :length] = layer.values_SKTD[source, :, :length]
 
     def zero(self, slot: int) -> None:
-        """Clear a slot, and scratch: needed when a NaN may have been written."""
+        """Zero a slot and the scratch slot, since a NaN may have been written to them."""
         for layer in self.layers:
             for cleared in (slot, self.scratch):
                 layer.keys_SKDT[cleared].zero_()
                 layer.values_SKTD[cleared].zero_()
 
     def zero_all(self) -> None:
-        """Clear every slot."""
+        """Zero every slot."""
         for layer in self.layers:
             layer.keys_SKDT.zero_()
             layer.values_SKTD.zero_()
 
     @property
     def num_bytes(self) -> int:
-        """Memory reserved (the system commits what was touched)."""
+        """The reserved memory in bytes; on the CPU only touched pages are committed."""
         return sum(layer.keys_SKDT.nbytes + layer.values_SKTD.nbytes for layer in self.layers)
 
 

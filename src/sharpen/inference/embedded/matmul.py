@@ -1,11 +1,11 @@
-"""Choice of the fp32 matrix product on the CPU: which of PyTorch's two kernels is faster here at fp32 accuracy.
+"""Chooses the faster of PyTorch's two fp32 matrix products on the CPU, if it has fp32 accuracy on this machine.
 
 In: the weight shapes of a model. Out: a `MatmulChoice`, and `float32_matmul`, which applies it around an engine step.
 
-"medium" sends fp32 products on a CPU to oneDNN, which packs weights and stays at fp32 accuracy on some machines but
-rounds to bf16 on others. So it is probed, and used only if its error is that of fp32: engine and trainer logprobs must
-agree. It is set while the engine computes, not beyond: training gains nothing from it, and oneDNN keeps a kernel for
-every shape that it has met, which would cost a training process hundreds of MB.
+"medium" sends fp32 products on a CPU to oneDNN, which packs weights and keeps fp32 accuracy on some machines but rounds
+to bf16 on others. It is therefore probed, and used only if its error is that of fp32, since the logprobs of engine and
+trainer must agree. It is set only while the engine computes: training does not gain from it, and oneDNN keeps a kernel
+for every shape that it has seen, which would cost a training process hundreds of MB.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ import torch
 
 _MAX_FP32_ERROR = 1e-5
 _REPEATS = 5
-_MIN_GAIN = 1.2  # below this the default stays: timing is noisy, and attention is slower by "medium"
-_MIN_WEIGHTS = 4_000_000  # smaller models decode no faster with it, but the kept kernels cost them most of their memory
+_MIN_GAIN = 1.2  # below this the default is kept: timing is noisy, and attention is slower with "medium"
+_MIN_WEIGHTS = 4_000_000  # smaller models decode no faster with it, but its kernels would take most of their memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatmulChoice:
-    """What was chosen, and the largest relative error of "medium" that the probe found."""
+    """The chosen precision, and the largest relative error of "medium" in the probe."""
 
     precision: Literal["highest", "medium"]
     max_relative_error: float
 
 
 DEFAULT = MatmulChoice(precision="highest", max_relative_error=0.0)
-"""PyTorch's own setting, without a probe (whose timing could come out either way)."""
+"""PyTorch's own setting, without a probe."""
 
 
 def choose_float32_matmul(weight_shapes: Sequence[tuple[int, int]], num_rows: int = 128) -> MatmulChoice:
-    """Probe both kernels on products of `num_rows` rows with the given (out, in) weights and choose the better one.
+    """Probe both kernels on products of `num_rows` rows with the given (out, in) weights, and choose the better one.
 
-    Takes some milliseconds (the largest shapes are capped). For small models, and on a machine without oneDNN, the
-    default stays.
+    Takes some milliseconds (large shapes are capped). For small models, and on a machine without oneDNN, it returns
+    `DEFAULT`.
     """
     shapes = sorted({(min(rows, 2048), min(columns, 2048)) for rows, columns in weight_shapes})
     if sum(rows * columns for rows, columns in weight_shapes) < _MIN_WEIGHTS or not torch._C._has_mkldnn:
@@ -66,7 +66,7 @@ def choose_float32_matmul(weight_shapes: Sequence[tuple[int, int]], num_rows: in
 
 @functools.cache
 def has_exact_products(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether products of this half precision can be left in fp32 (`out_dtype`), as GPUs compute them anyway."""
+    """Whether products of this half-precision type can return fp32 (`out_dtype`), in which GPUs accumulate anyway."""
     if device.type != "cuda" or dtype == torch.float32:
         return False
     probe = torch.zeros(1, 8, 8, device=device, dtype=dtype)
@@ -80,7 +80,7 @@ def has_exact_products(device: torch.device, dtype: torch.dtype) -> bool:
 
 @contextmanager
 def float32_matmul(precision: str) -> Iterator[None]:
-    """PyTorch's setting for fp32 products in this block. It is process-wide: nothing else should compute meanwhile."""
+    """Set the precision of fp32 products in a block. It is process-wide: nothing else should compute meanwhile."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:

@@ -1,4 +1,4 @@
-"""Counter-based randomness: one uniform number for each (noise key, position), whatever else the engine is doing.
+"""Counter-based random numbers: one uniform number per (noise key, position), independent of other requests.
 
 In: 64-bit keys and positions. Out: uniforms in [0, 1) as float64, computed by two rounds of the splitmix64 finalizer.
 
@@ -19,9 +19,9 @@ _ONE = np.uint64(1)
 
 
 def uniforms(noise_R: UInt64Array, position_R: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Uniforms in [0, 1 - 2^-52], shape R: a pure function of each row's (key, position).
+    """Return uniforms in [0, 1 - 2^-52], shape R, a pure function of each row's (key, position).
 
-    52 bits are used so that `u * total` stays below `total` in float64.
+    They have 52 bits so that `u * total` stays below `total` in float64.
     """
     counter_R = (position_R.astype(np.uint64) + _ONE) * _GOLDEN
     bits_R = _mix(_mix(noise_R) + counter_R)
@@ -30,7 +30,7 @@ def uniforms(noise_R: UInt64Array, position_R: npt.NDArray[np.int64]) -> npt.NDA
 
 
 def _mix(bits_R: UInt64Array) -> UInt64Array:
-    """The splitmix64 finalizer (Steele, Lea and Flood, 2014)."""
+    """Apply the splitmix64 finalizer (Steele, Lea and Flood, 2014)."""
     bits_R = (bits_R ^ (bits_R >> np.uint64(30))) * _MIX_A
     bits_R = (bits_R ^ (bits_R >> np.uint64(27))) * _MIX_B
     return bits_R ^ (bits_R >> np.uint64(31))

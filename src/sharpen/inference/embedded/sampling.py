@@ -1,8 +1,9 @@
-"""Token sampling: logits and per-row parameters in, token ids and the exact logprobs they were drawn with out.
+"""Token sampling.
 
-The token is the inverse of the cumulative distribution, in float64, at one uniform number per row; the logprob is the
-log-softmax, in fp32, of the same distribution: after temperature, and after truncation (top-k, then top-p)
-renormalized. A greedy row (temperature 0) takes the largest logit and reports its logprob at temperature 1.
+In: logits and per-row parameters. Out: token ids and the exact logprobs that they were drawn with. The token is the
+inverse of the cumulative distribution, in float64, at one uniform number per row; the logprob is the log-softmax, in
+fp32, of the same distribution: after temperature, and renormalized after truncation (top-k, then top-p). A greedy row
+(temperature 0) takes the largest logit and reports its logprob at temperature 1.
 
 Shape suffixes: R rows, V vocabulary.
 """
@@ -15,12 +16,12 @@ import torch
 
 from sharpen.inference.embedded.batch import on_device
 
-_CHUNK_ELEMENTS = {"cpu": 4_000_000, "cuda": 64_000_000}  # bounds the float64 scratch memory of large vocabularies
+_CHUNK_ELEMENTS = {"cpu": 4_000_000, "cuda": 64_000_000}  # limits the float64 scratch memory of large vocabularies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingRows:
-    """Parameters of each row, on the CPU: float64 uniforms, fp32 temperatures and top-p, int64 top-k (0 is off)."""
+    """The parameters of each row, on the CPU: float64 uniforms, fp32 temperatures and top-p, int64 top-k (0: off)."""
 
     uniform_R: torch.Tensor
     temperature_R: torch.Tensor
@@ -30,7 +31,7 @@ class SamplingRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledRows:
-    """Ids and logprobs, shape R, and the log-distribution they were drawn from, shape RV."""
+    """The sampled ids and their logprobs, shape R, and the log-distribution they were drawn from, shape RV."""
 
     ids_R: torch.Tensor
     logprobs_R: torch.Tensor
@@ -61,19 +62,18 @@ def _log_distribution(logits_RV: torch.Tensor, rows: SamplingRows) -> torch.Tens
     truncated_R = sampled_R & ((rows.top_p_R < 1.0) | (rows.top_k_R > 0))
     if bool(truncated_R.any()):
         index = truncated_R.nonzero().squeeze(1)
-        there = on_device(index, device)
-        log_distribution_RV[there] = truncated_log_softmax(
-            logits_RV[there], on_device(rows.top_p_R[index], device), on_device(rows.top_k_R[index], device)
+        device_index = on_device(index, device)
+        log_distribution_RV[device_index] = truncated_log_softmax(
+            logits_RV[device_index], on_device(rows.top_p_R[index], device), on_device(rows.top_k_R[index], device)
         )
     return log_distribution_RV
 
 
 def truncated_log_softmax(logits_RV: torch.Tensor, top_p_R: torch.Tensor, top_k_R: torch.Tensor) -> torch.Tensor:
-    """Log-softmax over the kept tokens, -inf elsewhere: the `top_k` largest, of them the smallest set that holds
-    `top_p`.
+    """Return the log-softmax over the kept tokens, -inf elsewhere.
 
-    A token is kept while the mass of the likelier ones is below `top_p`, so at least one always is; ties are broken
-    by id.
+    Kept are, of the `top_k` largest, the smallest set with a mass of at least `top_p`: a token is kept while the mass
+    of the likelier ones is below `top_p`, so at least one always is. Ties are broken by id.
     """
     vocab_size = logits_RV.shape[1]
     sorted_RV, order_RV = torch.sort(logits_RV, dim=-1, descending=True, stable=True)
@@ -89,7 +89,7 @@ def truncated_log_softmax(logits_RV: torch.Tensor, top_p_R: torch.Tensor, top_k_
 
 
 def _inverse_cdf(log_distribution_RV: torch.Tensor, uniform_R: torch.Tensor) -> torch.Tensor:
-    """First id whose cumulative probability exceeds `uniform * total`: never one of probability zero."""
+    """Return the first id whose cumulative probability exceeds `uniform * total`; its probability is never zero."""
     num_rows, vocab_size = log_distribution_RV.shape
     elements = _CHUNK_ELEMENTS.get(log_distribution_RV.device.type, _CHUNK_ELEMENTS["cpu"])
     chunk = max(1, elements // vocab_size)

@@ -1,14 +1,14 @@
-"""Who runs where: admission with prefix reuse, eviction, growth, compaction, and giving a slot up.
+"""Assigns jobs to slots: admission with prefix reuse, eviction, growth, compaction, suspension.
 
-In: jobs. Out: a slot table whose active slots are what the next step computes. Policy:
+In: jobs. Out: a slot table whose active slots the next step computes. Policy:
 
-- A job takes the longest cached prefix of its ids, in place if that slot is retained and holds little more, else by a
+- A job reuses the longest cached prefix of its ids: in place if that slot is retained and has little more KV, else by a
   copy.
-- A job that shares 16 or more tokens with one still being computed, beyond what is cached, waits: shared tokens are
-  computed once.
-- Slots grow while the least recently used retained one is still fresh; afterwards that one is evicted.
+- A job that shares at least 16 tokens more with an active job than are cached waits, so that shared tokens are computed
+  once.
+- Slots are added while the least recently used retained slot is still fresh; otherwise that slot is evicted.
 - Active slots are kept low and dense, since a step computes all slots up to the highest decoding one.
-- When longer slots no longer all fit the budget, the youngest jobs give theirs up and are placed again later.
+- If longer slots no longer all fit the budget, the youngest jobs are suspended and placed again later.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from sharpen.inference.embedded.kv import KVPool
 from sharpen.inference.embedded.slots import Indices, SlotRequest, SlotTable
 
 _SHARED_WORTH_WAITING = 16
-_SLACK_WORTH_KEEPING = 16  # a retained slot with more KV than this beyond the shared prefix is copied from, not taken
+_SLACK_WORTH_KEEPING = 16  # a retained slot with more KV than this beyond the shared prefix is copied, not overwritten
 _FRESH_STEPS = 64
 _SPARSE_ROWS = 4
 
 
 class Scheduler:
-    """Waiting jobs, the slot table, and the KV pool, kept in agreement."""
+    """Keeps the waiting jobs, the slot table and the KV pool consistent."""
 
     def __init__(self, pool: KVPool) -> None:
         self.pool = pool
@@ -45,11 +45,11 @@ class Scheduler:
         return bool(self.waiting) or bool(self.table.active_S.any())
 
     def running(self) -> list[tuple[int, SlotRequest]]:
-        """(slot, job) of every active slot."""
+        """Return (slot, job) of every active slot."""
         return [(slot, job) for slot, job in enumerate(self.table.jobs) if job is not None]
 
     def admit(self) -> None:
-        """Place every waiting job that has a slot to go to and no shared prefix to wait for."""
+        """Place every waiting job for which there is a slot and no shared prefix to wait for."""
         self.now += 1
         kept: deque[SlotRequest] = deque()
         full = False
@@ -78,8 +78,8 @@ class Scheduler:
             self._lengthen(len(job.ids_T))
         shared_S = np.minimum(table.common_prefix(job.ids_T), len(job.ids_T) - 1)
         cached_S = np.minimum(shared_S, table.kv_len_S)
-        cached_S[[target for _, target, _ in self._copies]] = 0  # no source yet: its own copy is still to be done
-        # Between equally good sources prefer a retained one with little more: it can be taken in place.
+        cached_S[[target for _, target, _ in self._copies]] = 0  # not a source yet: its own copy is still pending
+        # Of equally good sources prefer a retained one with little more KV: it can be reused in place.
         source = int(np.lexsort((table.kv_len_S + table.active_S * (1 << 40), -cached_S))[0])
         cached = int(cached_S[source])
         coming = int(shared_S[table.active_S].max(initial=0))
@@ -99,7 +99,7 @@ class Scheduler:
     def _choose_slot(self, source: int, cached: int) -> int | None:
         table = self.table
         retained_source = not table.active_S[source]
-        # A source of an earlier copy of this round may be taken too: that copy reads positions this job leaves alone.
+        # The source of an earlier pending copy may be reused too: the copy reads positions that this job keeps.
         if cached and retained_source and table.kv_len_S[source] - cached <= _SLACK_WORTH_KEEPING:
             return source
         free = np.flatnonzero(~table.active_S & (table.kv_len_S == 0) & (table.last_used_S < self.now))
@@ -134,7 +134,7 @@ class Scheduler:
         self.table.resize(num_slots, length)
 
     def reserve(self) -> None:
-        """Make room for the KV of every active slot's ids, before a step computes them."""
+        """Make room for the KV of every active slot's ids. Called before a step computes them."""
         needed = int(self.table.num_ids_S[self.table.active_S].max(initial=0))
         if needed > self.pool.length:
             self._lengthen(needed)
@@ -151,12 +151,12 @@ class Scheduler:
         self._resize(num_slots, length)
 
     def suspend(self, job: SlotRequest) -> None:
-        """Take a running job out of its slot; it is placed again before those that wait."""
+        """Take a running job out of its slot; it is placed again before the waiting jobs."""
         slot = self.table.jobs.index(job)
         self.waiting.appendleft(self.table.suspend(slot, self.now))
 
     def suspend_all(self) -> None:
-        """Take every running job out of its slot, and drop all KV: nothing cached survives."""
+        """Take every running job out of its slot, and drop all KV."""
         for _, job in sorted(self.running(), key=lambda pair: -pair[1].order):
             self.suspend(job)
         self.forget_all()
@@ -170,20 +170,20 @@ class Scheduler:
             self.table.forget(int(slot))
 
     def clear(self) -> None:
-        """Drop all KV, zeroing it, after a failure in mid-step. No job may be running."""
+        """Drop and zero all KV after a failure within a step. No job may be running."""
         self._copies.clear()
         self.forget_all()
         self.pool.zero_all()
 
     def discard(self, slot: int) -> None:
-        """End the job in `slot` and wipe its KV, which may hold a NaN; others' prefixes may hold one too."""
+        """End the job in `slot` and zero its KV, which may contain a NaN; drop all retained KV, which may too."""
         self.table.retire(slot, self.now)
         self.forget_all()
         self.pool.zero(slot)
         self._poisoned = True
 
     def compact(self) -> None:
-        """Move the highest active slots into the lowest others where active slots have become sparse."""
+        """If active slots have become sparse, move the highest ones into the lowest inactive slots."""
         active = np.flatnonzero(self.table.active_S)
         if not len(active) or active[-1] + 1 <= len(active) + max(_SPARSE_ROWS, len(active) // 8):
             return
@@ -205,7 +205,7 @@ class Scheduler:
             self.table.swap(one, other)
 
     def remove(self, job: SlotRequest) -> None:
-        """Forget a job that nobody waits for any more, wherever it is."""
+        """Remove a job whose result is no longer needed, whether it waits or runs."""
         if job in self.waiting:
             self.waiting.remove(job)
         elif job in self.table.jobs:

@@ -1,7 +1,7 @@
-"""A check at start-up that our forward pass is the model's own: a few tokens through both must give the same logits.
+"""A check at start-up that our forward pass and the model's own give the same logits for a few tokens.
 
-In: the model before and after our forward is made. Out: nothing, or a `ModelError`. It costs one forward of a few
-tokens, and turns an architecture that our path would serve wrongly into an error instead of silently wrong samples.
+In: the model before our forward pass is made, and the forward pass. Out: nothing, or a `ModelError`. For the cost of a
+forward pass of a few tokens, an architecture that we would serve wrongly is an error instead of silently wrong samples.
 
 Shape suffixes: P probe tokens, V vocabulary.
 """
@@ -28,7 +28,7 @@ def _probe_ids(vocab_size: int, max_model_len: int, device: torch.device) -> tor
 
 @torch.inference_mode()
 def reference_logits(model: Any, max_model_len: int) -> torch.Tensor:
-    """The model's own logits of the probe, shape PV, before its attention is replaced."""
+    """Return the model's own logits of the probe, shape PV. To be called before its attention is replaced."""
     ids_P = _probe_ids(model.config.vocab_size, max_model_len, model.device)
     logits_PV: torch.Tensor = model(input_ids=ids_P.unsqueeze(0), use_cache=False).logits[0].float()
     return logits_PV
@@ -36,7 +36,10 @@ def reference_logits(model: Any, max_model_len: int) -> torch.Tensor:
 
 @torch.inference_mode()
 def check_forward(model: Any, forward: Forward, pool: KVPool, reference_PV: torch.Tensor) -> None:
-    """Compute the probe in slot 0, all but the last token as a segment, the last by decoding, and compare."""
+    """Compute the probe in slot 0, all but the last token as a segment, the last by decoding, and compare.
+
+    Raises `ModelError` if the logits differ by more than the tolerance.
+    """
     num_probe, vocab_size = reference_PV.shape
     ids_P = _probe_ids(vocab_size, num_probe, reference_PV.device)
     position_P = torch.arange(num_probe, device=ids_P.device)

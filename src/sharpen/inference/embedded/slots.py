@@ -1,6 +1,6 @@
-"""What every slot holds: ids, how many of them have KV, and the sampling state of the request that runs there.
+"""The slot table: for every slot its ids, how many of them have KV, and the sampling state of its request.
 
-In: jobs to place, tokens to append. Out: vectorised views (which slots run, which prefix is cached where). Plain
+In: jobs to place, tokens to append. Out: vectorised views (which slots are active, which prefix is cached where). Plain
 numpy, no torch. A slot is free (no ids), active (a job runs in it), or retained (a finished job's KV, kept for prefix
 reuse).
 
@@ -23,7 +23,7 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class SlotRequest:
-    """A request on its way: where its result goes, and what was sampled before it last had to give up its slot."""
+    """A job: a request, the future of its result, and the tokens sampled before it was last suspended."""
 
     request: GenerateRequest
     future: asyncio.Future[Generation]
@@ -36,12 +36,15 @@ class SlotRequest:
 
     @property
     def num_prompt(self) -> int:
-        """Prompt tokens."""
+        """The number of prompt tokens."""
         return len(self.request.prompt_ids)
 
 
 class SlotTable:
-    """Per-slot arrays. `kv_len_S` <= `num_ids_S`: the ids beyond it still have to be computed."""
+    """The state of all slots, as arrays. `kv_len_S` <= `num_ids_S`: ids beyond `kv_len_S` are still to be computed.
+
+    `watched_S` marks slots to check after every token: their requests have stop strings or ask for top logprobs.
+    """
 
     def __init__(self) -> None:
         self.num_slots = 0
@@ -77,7 +80,7 @@ class SlotTable:
     )
 
     def resize(self, num_slots: int, length: int) -> None:
-        """Keep what fits. Slots beyond `num_slots` must not be active."""
+        """Reallocate the arrays, keeping the slots that fit. Slots beyond `num_slots` must not be active."""
         assert not self.active_S[num_slots:].any()
         kept = min(num_slots, self.num_slots)
         for name in self._PER_SLOT:
@@ -94,7 +97,7 @@ class SlotTable:
         self.num_slots, self.length = num_slots, length
 
     def common_prefix(self, ids_T: IntArray) -> Indices:
-        """For each slot, how many of its ids agree with `ids_T` from the start."""
+        """Return, for each slot, the length of the common prefix of its ids and `ids_T`, shape S."""
         length = min(len(ids_T), self.ids_ST.shape[1])
         differs_ST = self.ids_ST[:, :length] != ids_T[:length]
         first_S = np.where(differs_ST.any(axis=1), differs_ST.argmax(axis=1), length)
@@ -102,7 +105,7 @@ class SlotTable:
         return agree_S
 
     def place(self, slot: int, job: SlotRequest, cached: int, now: int) -> None:
-        """Start `job` in `slot`, whose first `cached` positions hold the KV of the job's own first ids."""
+        """Start `job` in `slot`, whose first `cached` positions already have the KV of the job's first ids."""
         num_ids = len(job.ids_T)
         num_prompt = job.num_prompt
         sampling = job.request.sampling
@@ -123,7 +126,7 @@ class SlotTable:
         self.watched_S[slot] = bool(sampling.stop) or job.request.top_logprobs > 0
 
     def append(self, slots_R: Indices, ids_R: IntArray, logprobs_R: FloatArray, version: int) -> None:
-        """Add one sampled token to each of the slots."""
+        """Append one sampled token to each of the slots."""
         at_R = self.num_ids_S[slots_R]
         self.ids_ST[slots_R, at_R] = ids_R
         self.logprobs_ST[slots_R, at_R] = logprobs_R
@@ -131,19 +134,19 @@ class SlotTable:
         self.num_ids_S[slots_R] = at_R + 1
 
     def sampled(self, slot: int) -> tuple[IntArray, FloatArray, IntArray]:
-        """Copies of the ids, logprobs and versions that the job in `slot` has sampled."""
+        """Return copies of the ids, logprobs and versions that the job in `slot` has sampled."""
         span = slice(int(self.num_prompt_S[slot]), int(self.num_ids_S[slot]))
         return self.ids_ST[slot, span].copy(), self.logprobs_ST[slot, span].copy(), self.versions_ST[slot, span].copy()
 
     def retire(self, slot: int, now: int) -> None:
-        """The job is gone; what has KV stays for reuse (nothing, if nothing has)."""
+        """Remove the job from its slot; ids with KV are retained for reuse."""
         self.jobs[slot] = None
         self.active_S[slot] = False
         self.num_ids_S[slot] = self.kv_len_S[slot]
         self.last_used_S[slot] = now
 
     def suspend(self, slot: int, now: int) -> SlotRequest:
-        """Take the job out of its slot with what it has sampled, to be placed again later."""
+        """Take the job out of its slot with the tokens it has sampled, to be placed again later."""
         job = self.jobs[slot]
         assert job is not None
         ids_S, job.logprobs_S, job.versions_S = self.sampled(slot)

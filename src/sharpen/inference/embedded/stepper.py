@@ -1,4 +1,4 @@
-"""One step: admit, lay out, run the model, sample, append, finish. Synchronous; the engine's driver calls it.
+"""One step of the engine: admit jobs, lay out rows, run the model, sample, append tokens, finish jobs. Synchronous.
 
 In: the scheduler's slots. Out: ids appended to them, and finished jobs' futures resolved.
 
@@ -34,11 +34,11 @@ from sharpen.inference.stopping import find_stop
 from sharpen.types import FinishReason
 
 _PROMPT_TOKENS_PER_STEP = {"cpu": 2048, "cuda": 8192}
-"""So many that a step's products are large, and so few that those who decode do not wait for long."""
+"""Enough for large products, but few enough that decoding jobs do not wait long."""
 
 
 class Stepper:
-    """Does steps, and keeps the policy version that new tokens carry."""
+    """Runs steps, and holds the policy version of new tokens."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Stepper:
         decode_text: Callable[[list[int]], str] | None,
         graphs: DecodeGraphs | None = None,
     ) -> None:
-        """`graphs` compute the steps that they can; None computes all eagerly."""
+        """`graphs` compute the steps that they support; None: all steps are computed eagerly."""
         self.version = version
         self.graphs = graphs
         self.steps = 0
@@ -69,14 +69,14 @@ class Stepper:
         self._is_end_V[[end_id for end_id in end_ids if end_id < vocab_size]] = True
 
     def release(self) -> None:
-        """Let go of the weights; no step may follow."""
+        """Drop all references to the weights. No step may follow."""
         del self._forward
         if self.graphs is not None:
             self.graphs.release()
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Compute one token for every decoding slot and a share of the waiting prompts, and resolve what finished."""
+        """Compute one token for every decoding slot and a share of the waiting prompts, and resolve finished jobs."""
         scheduler, table = self._scheduler, self._scheduler.table
         scheduler.admit()
         scheduler.reserve()
@@ -97,9 +97,9 @@ class Stepper:
                 self._accept(batch.slots_R, rows)
 
     def _run(self, batch: StepBatch) -> SampledRows | None:
-        """Forward pass and sampling of one batch; None where no row is sampled from."""
+        """Run the forward pass and sampling of one batch. Returns None if no row is sampled from."""
         if self.graphs is not None and (logits_NV := self.graphs.logits(batch)) is not None:
-            return sample(self._chosen(logits_NV, batch.rows_R), self._sampling_rows(batch.slots_R))
+            return sample(self._select_rows(logits_NV, batch.rows_R), self._sampling_rows(batch.slots_R))
         token_N, position_N, slot_N = (
             on_device(array, self._device) for array in (batch.token_N, batch.position_N, batch.slot_N)
         )
@@ -128,8 +128,8 @@ class Stepper:
             logits_RV = logits[: len(batch.rows_R)]
         return sample(logits_RV, self._sampling_rows(batch.slots_R))
 
-    def _chosen(self, logits_NV: torch.Tensor, rows_R: Indices) -> torch.Tensor:
-        """The rows that are sampled from; most often all decode, which needs no copy."""
+    def _select_rows(self, logits_NV: torch.Tensor, rows_R: Indices) -> torch.Tensor:
+        """Return the rows that are sampled from. Usually these are the first ones, which needs no copy."""
         if rows_R[-1] == len(rows_R) - 1:
             return logits_NV[: len(rows_R)]
         return logits_NV.index_select(0, on_device(rows_R, self._device))
@@ -145,7 +145,7 @@ class Stepper:
         )
 
     def _accept(self, slots_R: Indices, rows: SampledRows) -> None:
-        """Append the sampled tokens and finish what ends with them."""
+        """Append the sampled tokens, and finish the jobs that end with them."""
         table = self._scheduler.table
         ids_R = rows.ids_R.cpu().numpy().astype(np.int32)
         logprobs_R = rows.logprobs_R.cpu().numpy()
@@ -171,8 +171,8 @@ class Stepper:
                 self._finish(slot, job, "length", None)
 
     def _alternatives(self, slots_R: Indices, rows: SampledRows) -> dict[int, tuple[tuple[int, float], ...]]:
-        """Of each row that asks for them the likeliest (id, logprob) pairs, none of probability zero. They are read
-        from the device once for all rows."""
+        """Return the likeliest (id, logprob) pairs of each row whose request wants them, without those of probability
+        zero. They are copied from the device once for all rows."""
         counts = {}
         for row in np.flatnonzero(self._scheduler.table.watched_S[slots_R]):
             job = self._scheduler.table.jobs[int(slots_R[row])]
@@ -180,8 +180,8 @@ class Stepper:
                 counts[int(row)] = job.request.top_logprobs
         if not counts:
             return {}
-        asked_RV = rows.log_distribution_RV[on_device(np.array([*counts]), self._device)]
-        logprobs, ids = asked_RV.topk(min(max(counts.values()), asked_RV.shape[1]))
+        log_distribution_RV = rows.log_distribution_RV[on_device(np.array([*counts]), self._device)]
+        logprobs, ids = log_distribution_RV.topk(min(max(counts.values()), log_distribution_RV.shape[1]))
         return {
             row: tuple(pair for pair in [*zip(*likeliest, strict=True)][:count] if pair[1] > float("-inf"))
             for (row, count), *likeliest in zip(counts.items(), ids.tolist(), logprobs.tolist(), strict=True)
@@ -211,7 +211,7 @@ class Stepper:
             )
 
     def _fail(self, slot: int, job: SlotRequest) -> None:
-        """The model gave no number: refuse the call, and let no NaN stay in the cache."""
+        """Fail a job whose logits are not finite, and discard its KV so that no NaN stays in the cache."""
         self._scheduler.discard(slot)
         if not job.future.done():
             position = len(job.ids_T)

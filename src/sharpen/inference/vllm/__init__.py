@@ -1,1 +1,1 @@
-"""vLLM as the engine, with its own processes and its own protocol of weight updates."""
+"""The vLLM engine, which has its own processes and weight-transfer protocol."""

@@ -1,10 +1,11 @@
-"""LoRA adapters that vLLM loads without merging: a folder and a request for each policy version.
+"""LoRA adapters that vLLM loads without merging, with a folder and a LoRA request for each policy version.
 
-In: adapters under the names of peft's files. Out: `Adapter`s, whose `request` goes with each generation; requests of
-other versions run beside each other, and vLLM's prefix cache keeps their KV apart by the adapter's name and folder.
+In: adapters under the parameter names of peft's files. Out: `Adapter`s, whose `request` is passed with each generation.
+Requests of different versions run at the same time; vLLM's prefix cache separates their KV by the adapter's name and
+folder.
 
-The first version has adapters too, of zeros: vLLM 0.32 computes rows without adapter wrongly on a CPU if rows with one
-are in the same batch (logprobs were off by several units), so that no request goes without.
+The first version has adapters of zeros, so that every request has an adapter: on a CPU, vLLM 0.32 computes rows without
+one wrongly if rows with one are in the same batch (logprobs were off by several units).
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from sharpen.config.trainer import LoraConfig
 from sharpen.errors import ModelError
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The largest rank that vLLM can be started for; a smaller one is padded."""
+"""The maximum ranks that vLLM can be started with; smaller ranks are padded."""
 _PREFIX = "base_model.model."
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Adapter:
-    """The adapters of one policy version, and how many requests run with them."""
+    """The adapters of one policy version; `running` counts the requests that use them."""
 
     version: int
     request: Any
@@ -39,10 +40,11 @@ class Adapter:
 
 
 class Adapters:
-    """The adapters of one engine that are on disk."""
+    """The adapters of one engine, stored on disk."""
 
     def __init__(self, folder: Path, skeleton: Any, lora: LoraConfig, dtype: torch.dtype) -> None:
-        """For the linear layers of a model (on the meta device) that `lora` names; files are kept in `folder`."""
+        """Adapters have the shapes of the linear layers of `skeleton` (a model on the meta device) that `lora` names.
+        Files are kept in `folder`."""
         self._folder = folder
         self._lora = lora
         self._dtype = dtype
@@ -51,16 +53,16 @@ class Adapters:
         self._count = 0
 
     def zeros(self, version: int) -> Adapter:
-        """Adapters that change nothing."""
+        """Write adapters of zeros, which do not change the model."""
         return self.write(version, {name: torch.zeros(shape) for name, shape in self._shapes.items()})
 
     def write(self, version: int, tensors: Mapping[str, torch.Tensor]) -> Adapter:
-        """Adapters as peft writes them. Raises `ModelError`, with nothing written, unless names and shapes are exactly
-        those of the configured layers."""
+        """Write adapters in peft's format. Raises `ModelError`, with nothing written, unless names and shapes are
+        exactly those of the configured layers."""
         given = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         if given != self._shapes:
             wrong = sorted(name for name in given | self._shapes if given.get(name) != self._shapes.get(name))
-            raise ModelError(f"the new adapters are not those of this model and trainer.lora: {wrong[0]} is wrong")
+            raise ModelError(f"the new adapters do not match this model and trainer.lora: {wrong[0]} is wrong")
         from safetensors.torch import save_file
         from vllm.lora.request import LoRARequest
 
@@ -86,8 +88,8 @@ class Adapters:
         self._held.append(adapter)
         return adapter
 
-    def take_unused(self, current: Adapter) -> list[Adapter]:
-        """Give up those without a request that runs, but for the current ones."""
+    def remove_unused(self, current: Adapter) -> list[Adapter]:
+        """Delete the adapters, except `current`, that no running request uses, and return them."""
         unused = [one for one in self._held if one is not current and one.running == 0]
         self._held = [one for one in self._held if one not in unused]
         for one in unused:
@@ -97,7 +99,7 @@ class Adapters:
 
 @contextlib.contextmanager
 def in_use(adapter: Adapter | None) -> Iterator[None]:
-    """A request runs with these adapters."""
+    """Count a running request of these adapters during a block."""
     if adapter is None:
         yield
         return
@@ -109,7 +111,7 @@ def in_use(adapter: Adapter | None) -> Iterator[None]:
 
 
 def max_rank(lora: LoraConfig) -> int:
-    """The rank to start vLLM for, at least the configured one."""
+    """Return the maximum rank to start vLLM with, at least the configured rank."""
     return next(rank for rank in RANKS if rank >= lora.rank)
 
 
@@ -118,7 +120,7 @@ def _layer(name: str) -> str:
 
 
 def _shapes(skeleton: Any, lora: LoraConfig) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Names and shapes of the adapters of a model's linear layers."""
+    """Yield the names and shapes of the adapters of a model's linear layers."""
     head = skeleton.get_output_embeddings()
     for name, layer in skeleton.named_modules():
         last = name.rpartition(".")[2]

@@ -1,8 +1,8 @@
-"""New weights that are broadcast from the trainer's GPU to vLLM's workers on other GPUs of this machine, by NCCL.
+"""Broadcast of new weights from the trainer's GPU to vLLM's workers on other GPUs of this machine, by NCCL.
 
-In: tensors on the trainer's device (rank 0 of a group), or which ones will come (a worker, rank 1 and up). Out: the
-same tensors there. A group begins with a trial, whose values each worker tells: drivers, containers and libraries may
-not allow it. Between CPUs it is gloo's, which is how the tests without GPUs run all of this.
+In: tensors on the trainer's device (rank 0 of a group), or their layout (workers, rank 1 and up). Out: the same tensors
+on the workers. A group begins with a trial broadcast whose values each worker checks, since drivers, containers and
+libraries may not allow it. Between CPUs gloo is used, so that tests without GPUs cover all of this.
 """
 
 from __future__ import annotations
@@ -21,27 +21,30 @@ import torch
 from sharpen.inference.vllm.transfer import TRIAL
 
 CHUNK_BYTES = 2**28
-"""Tensors travel together up to this size; larger ones alone."""
+"""Tensors are sent together up to this size; larger ones are sent separately."""
 _HOST = "127.0.0.1"
 
 Layout = Sequence[Sequence[tuple[str, Sequence[int]]]]
-"""Names and shapes of what travels, in order, those that travel together in one list."""
+"""The names and shapes of the tensors to send, in order; each inner list is sent as one chunk."""
 Result = TypeVar("Result")
 
 
 class BroadcastGroup:
-    """A trainer and the workers that it broadcasts to, seen from one of them."""
+    """One member of a group of a trainer and the workers that it broadcasts to."""
 
     def __init__(self, device: torch.device, *, rank: int, size: int, port: int) -> None:
-        """`device` is this member's own GPU; no other member is on it, which NCCL does not allow."""
+        """`device` is this member's own GPU; NCCL does not allow two members on one GPU."""
         self._device, self._rank, self._size, self._port = device, rank, size, port
         self._communicator: Any = None
         self._stream: Any = None
         self._closed = False
 
     def join(self, limit_s: float, listener: socket.socket | None = None) -> None:
-        """Meet the others at the port, on which the trainer's `listener` listens, and try it. Blocks; `close` from
-        another thread ends that. Raises `RuntimeError` if they do not meet in time, or the trial arrives changed."""
+        """Connect to the other members at the port, where the trainer's `listener` listens, and run the trial.
+
+        Blocks until then; `close` from another thread ends it. Raises `RuntimeError` if the members do not connect in
+        time, or the trial's values arrive changed.
+        """
         from vllm.distributed.utils import StatelessProcessGroup
 
         if self._device.type == "cuda":
@@ -54,22 +57,22 @@ class BroadcastGroup:
         self._communicator = _COMMUNICATORS[self._device.type](met, self._device, limit_s)
         if self._closed:
             self.close()
-            raise RuntimeError("the others came too late")
-        with self._alone():
-            tried = torch.tensor(TRIAL if self._rank == 0 else [0.0] * len(TRIAL), device=self._device)
-            self._broadcast(tried)
-            found = tuple(tried.tolist())
-        if found != TRIAL:
-            raise RuntimeError(f"{found} arrived where {TRIAL} was sent")
+            raise RuntimeError("the other members connected too late")
+        with self._own_stream():
+            values = torch.tensor(TRIAL if self._rank == 0 else [0.0] * len(TRIAL), device=self._device)
+            self._broadcast(values)
+            received = tuple(values.tolist())
+        if received != TRIAL:
+            raise RuntimeError(f"{received} arrived where {TRIAL} was sent")
 
     def send(self, tensors: Mapping[str, torch.Tensor], layout: Layout, dtype: torch.dtype) -> None:
-        """Send them, in `dtype`. Returns when they have left: they may change then."""
-        with self._alone():
+        """Send tensors, converted to `dtype`. When this returns they are sent, and may change."""
+        with self._own_stream():
             for chunk in layout:
                 self._broadcast(torch.cat([tensors[name].detach().to(dtype).flatten() for name, _ in chunk]))
 
     def receive(self, layout: Layout, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-        """What the trainer sends, one tensor after the other."""
+        """Receive the tensors that the trainer sends, and yield them one by one."""
         for chunk in layout:
             sizes = [math.prod(shape) for _, shape in chunk]
             packed = torch.empty(sum(sizes), dtype=dtype, device=self._device)
@@ -78,7 +81,7 @@ class BroadcastGroup:
                 yield name, tensor.view(list(shape))
 
     def close(self) -> None:
-        """Leave the others; what is under way here ends. Closing twice is fine."""
+        """Leave the group and end any transfer in progress. May be called twice."""
         self._closed = True
         communicator, self._communicator = self._communicator, None
         if communicator is not None:
@@ -86,13 +89,13 @@ class BroadcastGroup:
 
     def _broadcast(self, tensor: torch.Tensor) -> None:
         if (communicator := self._communicator) is None:
-            raise RuntimeError("the broadcast was ended")
+            raise RuntimeError("the broadcast group is closed")
         stream = torch.cuda.current_stream(self._device) if tensor.is_cuda else None
         communicator.broadcast(tensor, src=0, stream=stream)
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """What the trainer has computed is there, and what is sent waits for nothing else on the GPU."""
+    def _own_stream(self) -> Iterator[None]:
+        """Wait for earlier work on the GPU, then run the block on a separate stream and wait for that."""
         if self._stream is None:
             yield
             return
@@ -105,7 +108,7 @@ class BroadcastGroup:
 def lay_out(
     tensors: Mapping[str, torch.Tensor], dtype: torch.dtype, chunk_bytes: int = CHUNK_BYTES
 ) -> list[list[tuple[str, list[int]]]]:
-    """How these tensors travel in `dtype`; see `CHUNK_BYTES`."""
+    """Divide tensors into chunks of at most `chunk_bytes` in `dtype`; see `Layout`."""
     chunks: list[list[tuple[str, list[int]]]] = []
     room = 0
     for name, tensor in tensors.items():
@@ -119,7 +122,7 @@ def lay_out(
 
 
 def in_thread(work: Callable[[], Result]) -> Future[Result]:
-    """Begin it in a thread that nothing waits for: NCCL may never return."""
+    """Run a function in a daemon thread, since NCCL may never return."""
     promise: Future[Result] = Future()
 
     def run() -> None:
@@ -134,9 +137,9 @@ def in_thread(work: Callable[[], Result]) -> Future[Result]:
 
 
 def reason(error: Exception) -> str:
-    """What an error says, in a line."""
+    """Return an error's message in one line."""
     if isinstance(error, TimeoutError):
-        return "it did not end in time"
+        return "it timed out"
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
@@ -147,12 +150,12 @@ def _nccl(met: Any, device: torch.device, limit_s: float) -> Any:
     with unpinned_nccl_env():
         communicator = PyNcclCommunicator(met, device=device)
     if communicator.disabled:
-        raise RuntimeError("vLLM does not find the NCCL library, or VLLM_DISABLE_PYNCCL is set")
+        raise RuntimeError("vLLM cannot find the NCCL library, or VLLM_DISABLE_PYNCCL is set")
     return communicator
 
 
 class _Gloo:
-    """The side of vLLM's `PyNcclCommunicator` that is used here, between CPUs."""
+    """A communicator between CPUs, with the methods of vLLM's `PyNcclCommunicator` that are used here."""
 
     def __init__(self, met: Any, device: torch.device, limit_s: float) -> None:
         from torch import distributed
@@ -161,7 +164,7 @@ class _Gloo:
         options = kind._Options()
         options._devices = [kind.create_device(hostname=_HOST)]
         options._timeout = timedelta(seconds=limit_s)
-        self._met = met  # the others find each other in it until the last one has
+        self._met = met  # kept alive: other members may still be connecting through it
         self._group = kind(met.store, met.rank, met.world_size, options)
 
     def broadcast(self, tensor: torch.Tensor, src: int, stream: None) -> None:

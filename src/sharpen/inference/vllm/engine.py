@@ -1,11 +1,11 @@
-"""vLLM as the engine: its `AsyncLLM` in this process, its core and workers in processes of their own.
+"""The vLLM engine: its `AsyncLLM` runs in this process, its core and workers in separate processes.
 
-In: `GenerateRequest`s, awaited on the serving loop, and `load` calls with new weights. Out: `Generation`s. Prompts go
-in as ids; logprobs are of the distribution sampled from (`processed_logprobs`). New weights come by vLLM's
-weight-transfer protocol while generation is paused (`loading`): running requests lose their KV, are computed again
-from their ids and go on under the new weights; vLLM tells which tokens came from which version.
+In: `GenerateRequest`s, awaited on the serving loop, and `load` calls with new weights. Out: `Generation`s. Prompts are
+passed as ids; logprobs are of the distribution sampled from (`processed_logprobs`). New weights are loaded by vLLM's
+weight-transfer protocol while generation is paused (`loading`): running requests lose their KV, are recomputed from
+their ids, and continue with the new weights; vLLM reports the version of each token.
 
-With LoRA adapters `load` takes those alone (`adapters`): nothing pauses, and running requests keep theirs.
+With LoRA adapters, `load` takes only these (`adapters`): nothing is paused, and running requests keep their adapters.
 Tested with the CPU build.
 """
 
@@ -33,15 +33,15 @@ from sharpen.inference.vllm.start import MAX_TOP_LOGPROBS, make_folder, read_ske
 from sharpen.inference.weights import match_weights
 from sharpen.types import FinishReason, FloatArray, IntArray
 
-LEAST_TEMPERATURE = 0.01
-"""vLLM raises smaller ones to this, silently."""
+MIN_TEMPERATURE = 0.01
+"""vLLM silently raises lower temperatures to this."""
 _STOP_SECONDS = 15.0
-_LOOK_SECONDS = 0.2  # between two looks whether vLLM's processes are there
+_POLL_SECONDS = 0.2  # between two checks whether vLLM's processes are alive
 _FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 
 
 class VLLMEngine:
-    """Satisfies `Engine`. Made by `start`; every method runs on one event loop."""
+    """An `Engine` over vLLM. Made by `start`; every method runs on one event loop."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class VLLMEngine:
         folder: Path,
         lora: LoraConfig | None = None,
     ) -> None:
-        """Of a started `AsyncLLM`, and a model on the meta device that tells names and shapes; see `start`."""
+        """`llm` is a started `AsyncLLM`, `skeleton` its model on the meta device; see `start`."""
         self._llm = llm
         self._skeleton = skeleton
         self._max_model_len = max_model_len
@@ -85,14 +85,14 @@ class VLLMEngine:
         lora: LoraConfig | None = None,
         version: int = 0,
     ) -> Self:
-        """Start vLLM's processes with the model in a folder; blocks the loop for the seconds that it takes.
+        """Start vLLM's processes with the model in a folder. Blocks the loop for several seconds.
 
-        `stop_decoder` turns sampled ids into text, for stop strings only.
-        `auto`: bfloat16 on a GPU, float32 on the CPU. `max_slots` sequences run at the same time; `kv_cache_mb` bounds
-        the KV cache (None: what they need, within a quarter of the free memory). `replica`: (number of this engine, how
-        many there are); each takes `tensor_parallel_size` GPUs in order, or its share of the CPU's cores. With `lora`
-        `load` takes adapters alone, which change nothing at first. Raises `ModelError` for a model that cannot be
-        served, `EngineError` if the processes do not start.
+        `stop_decoder` decodes sampled ids, for stop strings only. `dtype` "auto": bfloat16 on a GPU, float32 on the
+        CPU. `max_slots` sequences run at the same time; `kv_cache_mb` bounds the KV cache (None: what they need, but at
+        most a quarter of the free memory). `replica`: (number of this engine, number of engines); each takes the next
+        `tensor_parallel_size` GPUs, or its share of the CPU's cores. With `lora`, `load` takes only adapters, which are
+        zero at first. Raises `ModelError` for a model that cannot be served, `EngineError` if the processes do not
+        start.
         """
         skeleton = read_skeleton(model_path, max_model_len)
         folder = make_folder(tempfile.gettempdir())
@@ -130,25 +130,25 @@ class VLLMEngine:
 
     @property
     def takes_adapters(self) -> bool:
-        """Whether `load` takes adapters alone, not whole weights."""
+        """Whether `load` takes adapters only, instead of whole weights."""
         return self._adapters is not None
 
     @property
     def max_model_len(self) -> int:
-        """Prompt plus sampled tokens of one request, at most."""
+        """The maximum of prompt plus sampled tokens of one request."""
         return self._max_model_len
 
     @property
     def version(self) -> int:
-        """Policy version of the weights in place."""
+        """The policy version of the loaded weights."""
         return self._version
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Sample one continuation; see `Engine.generate`.
 
-        The same `noise` gives the same tokens as far as the logits are the same: they depend a little on what else is
-        computed. Raises `ContextOverflowError` if the prompt leaves no room for a token, `SamplingError` for parameters
-        or ids that make no sense here, `EngineError` if it fails, `EngineLostError` if the engine is closed or dies.
+        The same `noise` gives the same tokens if the logits are the same; they depend slightly on concurrent requests.
+        Raises `ContextOverflowError` if the prompt leaves no room for a token, `SamplingError` for invalid parameters
+        or ids, `EngineError` if generation fails, `EngineLostError` if the engine is closed or dies.
         """
         self._check_open()
         vocab_size = self._skeleton.config.vocab_size
@@ -168,9 +168,9 @@ class VLLMEngine:
         from vllm.sampling_params import RequestOutputKind
 
         sampling = request.sampling
-        if 0.0 < sampling.temperature < LEAST_TEMPERATURE:
+        if 0.0 < sampling.temperature < MIN_TEMPERATURE:
             raise SamplingError(
-                f"temperature {sampling.temperature:g} is below {LEAST_TEMPERATURE:g}, which vLLM cannot sample at: "
+                f"temperature {sampling.temperature:g} is below {MIN_TEMPERATURE:g}, the lowest that vLLM supports: "
                 "use 0 (greedy), or more"
             )
         if request.top_logprobs > MAX_TOP_LOGPROBS:
@@ -186,7 +186,7 @@ class VLLMEngine:
             logprobs=request.top_logprobs,
             stop=list(sampling.stop),
             stop_token_ids=self._end_ids,
-            ignore_eos=True,  # the ids above are all there are
+            ignore_eos=True,  # only the ids above end a generation
             detokenize=bool(sampling.stop),
             skip_special_tokens=False,
             spaces_between_special_tokens=False,
@@ -216,18 +216,18 @@ class VLLMEngine:
     def _generation(self, request: GenerateRequest, output: Any, adapter: Adapter | None) -> Generation:
         text = None
         if isinstance(output.stop_reason, str):
-            # vLLM's own text begins within the prompt where that ends in a part of a character: ours goes first
-            found = find_stop(list(output.token_ids), request.sampling.stop, self._decode_text)
-            text = output.text if found is None else found
+            # Our own text is preferred: vLLM's begins within the prompt if that ends inside a character.
+            own_text = find_stop(list(output.token_ids), request.sampling.stop, self._decode_text)
+            text = output.text if own_text is None else own_text
         return _generation(output, text, request.top_logprobs, None if adapter is None else adapter.version)
 
     async def load(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Copy new weights in (Hugging Face parameter names); see `Engine.load`.
+        """Load new weights (by Hugging Face parameter names); see `Engine.load`.
 
-        Running requests go on under the new weights, computed again from their ids; those with adapters (in which case
-        the tensors are adapters, by the names of peft's files) go on with their own, and the next ones get the new.
-        Raises `ModelError`, with nothing changed, unless names and shapes are exactly the model's, `EngineLostError` if
-        the transfer fails: the engine is then of no use any more.
+        Running requests are recomputed from their ids and continue with the new weights. With LoRA the tensors are
+        adapters, by the names of peft's files: running requests keep theirs, and later ones get the new adapters.
+        Raises `ModelError`, with nothing changed, unless names and shapes are exactly the model's, and
+        `EngineLostError` if the transfer fails: the engine can then no longer be used.
         """
         self._check_open()
         matched = match_weights(self._skeleton, tensors) if self._adapters is None else {}
@@ -240,23 +240,23 @@ class VLLMEngine:
                 else:
                     await self._unless_dead(self._loader.load(version, matched))
             except Exception as error:
-                said = f"new weights could not be loaded into vLLM: {type(error).__name__}: {error}"
-                raise self._fail(EngineLostError(said)) from error
+                message = f"new weights could not be loaded into vLLM: {type(error).__name__}: {error}"
+                raise self._fail(EngineLostError(message)) from error
             self._version = version
 
     async def _adopt(self, adapter: Adapter) -> None:
-        """Requests that come from now on are computed with these adapters; those that nobody uses are dropped."""
+        """Use these adapters for new requests, and remove adapters that no request uses."""
         assert self._adapters is not None
         await self._llm.add_lora(adapter.request)
         self._adapter = adapter
-        for unused in self._adapters.take_unused(adapter):
+        for unused in self._adapters.remove_unused(adapter):
             await self._llm.remove_lora(unused.request.lora_int_id)
 
     async def _unless_dead(self, exchange: Coroutine[Any, Any, None]) -> None:
-        """Await it, but not for ever when vLLM's processes die: vLLM 0.32 never answers then."""
+        """Await `exchange`; raise `EngineLostError` if vLLM's processes die, since vLLM 0.32 then never answers."""
         task = asyncio.get_running_loop().create_task(exchange)
         try:
-            while not (await asyncio.wait([task], timeout=_LOOK_SECONDS))[0]:
+            while not (await asyncio.wait([task], timeout=_POLL_SECONDS))[0]:
                 if self._llm.errored:
                     raise EngineLostError("its processes died")
         finally:
@@ -264,7 +264,7 @@ class VLLMEngine:
         task.result()
 
     async def close(self) -> None:
-        """Fail what is running with `EngineError` and end vLLM's processes. Closing twice is fine."""
+        """Fail running calls with `EngineError` and end vLLM's processes. May be called twice."""
         if self._llm is None:
             return
         self._fail(EngineLostError("the engine was closed"))
@@ -283,7 +283,7 @@ class VLLMEngine:
             raise EngineLostError(str(self._failure))
 
     def _fail(self, failure: EngineLostError) -> EngineLostError:
-        """Every call in flight ends with this, and later ones are refused with it; the first failure stays."""
+        """Fail all running and later calls. Returns the failure that is in effect: the first one."""
         if self._failure is None:
             self._failure = failure
             for call in self._calls:
@@ -293,7 +293,7 @@ class VLLMEngine:
 
 
 def _generation(output: Any, text: str | None, top_logprobs: int, version: int | None) -> Generation:
-    """What vLLM gave; `version` is that of the request's adapters, if it has any."""
+    """Convert vLLM's output. `version` is that of the request's adapters, if it has any."""
     if output.finish_reason not in _FINISH_REASONS:
         raise EngineError(f"vLLM ended a request with {output.finish_reason!r}")
     ids: IntArray = np.asarray(output.token_ids, dtype=np.int32)
@@ -305,7 +305,7 @@ def _generation(output: Any, text: str | None, top_logprobs: int, version: int |
     for span in (output.weight_versions or ()) if version is None else ():
         versions[span.start : span.end] = int(span.version)
     if (versions < 0).any():
-        raise EngineError("vLLM did not tell the version of every token")
+        raise EngineError("vLLM did not report the version of every token")
     return Generation(
         ids=ids,
         logprobs=logprobs,
@@ -317,7 +317,7 @@ def _generation(output: Any, text: str | None, top_logprobs: int, version: int |
 
 
 def _alternatives(entry: Mapping[int, Any], count: int) -> tuple[tuple[int, float], ...]:
-    """The likeliest (id, logprob) pairs, at most `count`, none of probability zero."""
+    """Return the likeliest (id, logprob) pairs, at most `count`, without those of probability zero."""
     ranked = sorted(entry.items(), key=lambda item: item[1].rank)
-    found = [(int(token), float(other.logprob)) for token, other in ranked if other.logprob > float("-inf")]
-    return tuple(found[:count])
+    pairs = [(int(token), float(other.logprob)) for token, other in ranked if other.logprob > float("-inf")]
+    return tuple(pairs[:count])

@@ -1,14 +1,14 @@
-"""New weights into a running vLLM, by vLLM's own weight-transfer protocol, and the choice of the way that they take.
+"""Loads new weights into a running vLLM, by vLLM's own weight-transfer protocol, and chooses the way of transfer.
 
 In: tensors under their Hugging Face names. Out: workers that compute with them. The ways:
 
-| the tensors are                                | a worker gets them                                              |
-|------------------------------------------------|-----------------------------------------------------------------|
-| on the GPU that the worker computes on         | there itself, by CUDA's IPC handles (`inference.vllm.transfer`) |
-| on another GPU                                 | by a broadcast of NCCL (`inference.vllm.broadcast`)             |
-| on the CPU, or where the trial of a way failed | from a file in memory (`inference.vllm.weights_file`)           |
+| the tensors are                            | a worker receives them                                |
+|--------------------------------------------|-------------------------------------------------------|
+| on the worker's own GPU                    | through CUDA IPC handles (`inference.vllm.transfer`)  |
+| on another GPU                             | by an NCCL broadcast (`inference.vllm.broadcast`)     |
+| on the CPU, or if the trial of a way fails | from a file in memory (`inference.vllm.weights_file`) |
 
-The first two are tried once, before the first update; if one fails, all workers take the file, and a line says why.
+The first two are tried once, before the first update. If one fails, all workers use the file, and a warning says why.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from sharpen.inference.vllm.weights_file import WeightsFile
 logger = logging.getLogger(__name__)
 
 JOIN_LIMIT_S = 60.0
-"""After so long a trial of NCCL has failed."""
+"""The time limit of the NCCL trial."""
 SEND_LIMIT_S = 600.0
-"""After so long a broadcast will not end any more."""
+"""The time limit of a broadcast."""
 
 Way = Literal["ipc", "nccl"]
 
@@ -41,23 +41,25 @@ class Loader:
     """Moves weights into the workers of one `AsyncLLM`. Every method runs on one event loop."""
 
     def __init__(self, llm: Any, *, join_limit_s: float = JOIN_LIMIT_S, chunk_bytes: int = CHUNK_BYTES) -> None:
-        """Of a started `AsyncLLM`."""
+        """`llm` is a started `AsyncLLM`."""
         self._llm = llm
         self._dtype: torch.dtype = llm.model_config.dtype
         self._join_limit_s, self._chunk_bytes = join_limit_s, chunk_bytes
         self._file = WeightsFile()
         self._group: BroadcastGroup | None = None
         self.ways: list[Way] | None = None
-        """That of each worker, once they were tried; none: the file."""
+        """The way of each worker, once tried; an empty list means the file."""
 
     async def load(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load weights of all parameters while generation is paused; no KV of older ones survives. Raises whatever goes
-        wrong: vLLM is of no use then."""
+        """Load weights of all parameters while generation is paused, and drop all KV of older weights.
+
+        After any exception vLLM can no longer be used.
+        """
         gpu = self._source(tensors)
         if gpu is not None and self.ways is None:
             self.ways = await self._choose(gpu)
         ways = self.ways if gpu is not None and self.ways else []
-        kept: Mapping[str, torch.Tensor] = {}  # what handles lead to is there until all have read it
+        kept: Mapping[str, torch.Tensor] = {}  # tensors behind handles must stay alive until all workers have read them
         if "ipc" in ways:
             kept = {name: tensor.detach().to(self._dtype).contiguous() for name, tensor in tensors.items()}
         handles = pack(kept) if kept else ""
@@ -71,33 +73,33 @@ class Loader:
         await self._llm.resume_generation()
 
     def close(self) -> None:
-        """Leave the workers' group and free the file. May be called twice, and while a broadcast is under way."""
+        """Leave the workers' group and free the file. May be called twice, and during a broadcast."""
         if self._group is not None:
             self._group.close()
         self._file.close()
 
     def _source(self, tensors: Mapping[str, torch.Tensor]) -> torch.device | None:
-        """From where workers may get them without the file."""
+        """Return the GPU that workers may get the tensors from without the file, if any."""
         return only_gpu(tensors)
 
-    async def _look(self, gpu: torch.device) -> list[tuple[bool, str]]:
-        """What each worker says of a trial; see `inference.vllm.transfer.try_to_read`."""
-        tried = trial(gpu)  # it must be there until all have read it
-        return list(await self._llm.collective_rpc("sharpen_try_to_read", args=(pack({"trial": tried}),)))
+    async def _try_handles(self, gpu: torch.device) -> list[tuple[bool, str]]:
+        """Return each worker's answer to a trial of IPC handles; see `inference.vllm.transfer.try_to_read`."""
+        values = trial(gpu)  # kept alive until all workers have read it
+        return list(await self._llm.collective_rpc("sharpen_try_to_read", args=(pack({"trial": values}),)))
 
     async def _choose(self, gpu: torch.device) -> list[Way]:
-        """The way of each worker, each tried; none if one fails."""
-        looks = await self._look(gpu)
-        far = [number for number, (elsewhere, _) in enumerate(looks) if elsewhere]
-        failed = max((why for elsewhere, why in looks if not elsewhere), default="")
+        """Try the ways and return that of each worker; an empty list if one fails."""
+        answers = await self._try_handles(gpu)
+        far = [number for number, (elsewhere, _) in enumerate(answers) if elsewhere]
+        failed = max((why for elsewhere, why in answers if not elsewhere), default="")
         if failed:
             logger.warning("new weights travel through a file, not within the GPU: %s", failed)
         elif far and (failed := await self._join(gpu, far)):
             logger.warning("new weights travel through a file, not by NCCL between GPUs: %s", failed)
-        return [] if failed else ["nccl" if number in far else "ipc" for number in range(len(looks))]
+        return [] if failed else ["nccl" if number in far else "ipc" for number in range(len(answers))]
 
     async def _join(self, gpu: torch.device, far: list[int]) -> str:
-        """Make a group with these workers and try it; why that failed, empty if it did not."""
+        """Make a group with the workers `far` and try it. Return why that failed; empty if it did not."""
         limit_s = self._join_limit_s
         listener = socket.create_server(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -107,7 +109,7 @@ class Loader:
         reasons = {f"worker {number}": answer for number, answer in enumerate(answers) if answer}
         try:
             await asyncio.wait_for(asyncio.wrap_future(joined), limit_s)
-        except Exception as error:  # of NCCL, of the network, of the time: the file does
+        except Exception as error:  # of NCCL, the network or the time limit: the file is used instead
             reasons["the trainer"] = reason(error)
         if reasons:
             self._group = None
@@ -120,7 +122,7 @@ class Loader:
         self._group.send(tensors, layout, self._dtype)
 
     async def _receive(self, update: Any, send: Callable[[], None] | None) -> None:
-        """Let the workers take their update while this side sends. If either fails, so does the other."""
+        """Let the workers receive their update while this side sends. If either fails, so does the other."""
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         received = self._llm.update_weights(WeightTransferUpdateRequest(update_info=update))

@@ -1,6 +1,6 @@
-"""Starts vLLM's processes for `inference.vllm.engine`, with the settings that the engine's promises need.
+"""Starts vLLM's processes for `inference.vllm.engine`, with the settings that the engine's guarantees need.
 
-In: a model's folder and the engine's settings. Out: a started `AsyncLLM`, and the model's names and shapes.
+In: a model's folder and the engine's settings. Out: a started `AsyncLLM`, and the model's parameter names and shapes.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from sharpen.inference.embedded.kv import default_budget_bytes
 from sharpen.inference.families import check_length
 
 MAX_TOP_LOGPROBS = 20
-"""Alternatives that a request may ask for at each position."""
+"""The maximum number of alternatives that a request may ask for at each position."""
 BACKEND = "sharpen"
-"""Name of the transfer backend of `inference.vllm.worker`."""
+"""The name of the transfer backend of `inference.vllm.worker`."""
 OWNER_VARIABLE = "SHARPEN_VLLM_OWNER"
-"""Environment variable that tells vLLM's processes the id of this one."""
+"""The environment variable with the id of this process, for vLLM's processes."""
 FOLDER_VARIABLE = "VLLM_RPC_BASE_PATH"
-"""Another one, vLLM's own, for the folder of its sockets."""
+"""vLLM's environment variable for the folder of its sockets."""
 
 _BLOCK_TOKENS = 128  # of the KV cache, on a CPU
 _STEP_TOKENS = 4096  # of one forward pass, on a CPU
 _ADAPTERS = {"enable_lora": True, "max_loras": 2, "max_cpu_loras": 4}
-"""Adapters of so many policy versions in one batch; requests of further ones wait."""
-_SOCKET_NAME, _MAX_SOCKET_PATH = 36, 107  # bytes: vLLM takes a UUID, Linux 108 with the end
+"""At most `max_loras` policy versions have requests in one batch; requests of others wait."""
+_SOCKET_NAME, _MAX_SOCKET_PATH = 36, 107  # bytes: vLLM uses a UUID; Linux allows 108 with the final NUL
 _ENVIRONMENT = {
     "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_OFFLINE": "1",  # the model is a folder: nothing is to be asked of the hub
+    "HF_HUB_OFFLINE": "1",  # the model is a folder: the hub is not needed
     "PYTHONWARNINGS": "ignore",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
-"""What vLLM's processes start with, where it is not set already."""
+"""Environment variables of vLLM's processes, unless already set."""
 
 
 def read_skeleton(model_path: str, max_model_len: int) -> Any:
-    """The model without memory: its configuration, parameter names and shapes. Raises `ModelError`."""
+    """Return the model on the meta device: its configuration, parameter names and shapes. Raises `ModelError`."""
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     config = AutoConfig.from_pretrained(model_path)
@@ -58,14 +58,14 @@ def read_skeleton(model_path: str, max_model_len: int) -> Any:
     check_length(config, name, max_model_len)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    with contextlib.suppress(OSError):  # then the ids are the model's own
+    with contextlib.suppress(OSError):  # no such file: the end ids are those of the model's configuration
         model.generation_config = GenerationConfig.from_pretrained(model_path)
     model.tie_weights()
     return model
 
 
 def make_folder(parent: str) -> Path:
-    """A folder for vLLM's sockets, in `parent`, or in /tmp where their paths would be longer than a socket's may be."""
+    """Make a folder for vLLM's sockets, in `parent`, or in /tmp if the paths would be too long for sockets."""
     name_length = len("/sharpen-vllm-12345678/") + _SOCKET_NAME
     short_enough = len(os.fsencode(parent)) + name_length <= _MAX_SOCKET_PATH
     return Path(tempfile.mkdtemp(prefix="sharpen-vllm-", dir=parent if short_enough else "/tmp"))
@@ -84,8 +84,8 @@ def start_llm(
     replica: tuple[int, int],
     max_lora_rank: int | None,
 ) -> Any:
-    """A started `AsyncLLM`, whose sockets are in `folder`; see `inference.vllm.engine.VLLMEngine.start`."""
-    with _surroundings(folder, _bound_cores(*replica, tensor_parallel_size)):
+    """Start an `AsyncLLM` whose sockets are in `folder`; see `inference.vllm.engine.VLLMEngine.start`."""
+    with _environment(folder, _core_binding(*replica, tensor_parallel_size)):
         from vllm.platforms import current_platform
 
         on_cpu = current_platform.is_cpu()
@@ -111,8 +111,11 @@ def start_llm(
 
 
 def _cpu_settings(max_model_len: int, max_slots: int) -> dict[str, Any]:
-    """On a CPU no prompt is computed in parts: vLLM 0.32 would take back the random number of a part, which a seeded
-    generator cannot do there, and die. Nothing is compiled: graphs have not been seen to follow new packed weights."""
+    """Return the settings for a CPU.
+
+    Prompts are not computed in parts: vLLM 0.32 would rewind the random generator of a part, which a seeded generator
+    cannot do on a CPU, and die. Nothing is compiled: it is unproven that graphs follow newly packed weights.
+    """
     return {
         "enforce_eager": True,
         "enable_chunked_prefill": False,
@@ -124,14 +127,14 @@ def _start(model_path: str, **arguments: Any) -> Any:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    class EndsByHand(AsyncLLM):  # type: ignore[misc]
-        """`VLLMEngine.close` shuts it down; vLLM's own way of doing so raises when the interpreter ends."""
+    class ExplicitlyClosed(AsyncLLM):  # type: ignore[misc]
+        """Shut down by `VLLMEngine.close` only; vLLM's own finalizer raises when the interpreter ends."""
 
         def __del__(self) -> None:
             pass
 
     try:
-        return EndsByHand.from_engine_args(
+        return ExplicitlyClosed.from_engine_args(
             AsyncEngineArgs(
                 **arguments,
                 worker_extension_cls="sharpen.inference.vllm.worker.WorkerExtension",
@@ -151,12 +154,14 @@ def _start(model_path: str, **arguments: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _surroundings(folder: Path, further: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables for vLLM's start, taken back afterwards: vLLM sets some of its own, which are not for the
-    programs that a workflow starts. What its processes leave in their temporary folder goes with ours. Warnings of its
-    import are not ours."""
+def _environment(folder: Path, extra: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for vLLM's start, and restore the environment afterwards.
+
+    vLLM sets variables of its own, which programs started by a workflow must not inherit. Its temporary files are in
+    `folder`, and are deleted with it. Warnings of its import are ignored.
+    """
     before = dict(os.environ)
-    os.environ.update({name: value for name, value in {**_ENVIRONMENT, **further}.items() if name not in before})
+    os.environ.update({name: value for name, value in {**_ENVIRONMENT, **extra}.items() if name not in before})
     os.environ[FOLDER_VARIABLE] = os.environ["TMPDIR"] = str(folder)
     os.environ[OWNER_VARIABLE] = str(os.getpid())
     try:
@@ -169,13 +174,13 @@ def _surroundings(folder: Path, further: Mapping[str, str]) -> Iterator[None]:
 
 
 def _devices(number: int, tensor_parallel_size: int) -> list[int]:
-    """The GPUs of a replica, as indices into those that are visible."""
+    """Return the GPUs of a replica, as indices into the visible ones."""
     return list(range(number * tensor_parallel_size, (number + 1) * tensor_parallel_size))
 
 
-def _bound_cores(number: int, count: int, tensor_parallel_size: int) -> dict[str, str]:
-    """Workers on a CPU share its cores out, `tensor_parallel_size` for each of `count` replicas; one alone is bound as
-    vLLM does it, and so are more than there are cores."""
+def _core_binding(number: int, count: int, tensor_parallel_size: int) -> dict[str, str]:
+    """Return the variable that divides the CPU's cores among all workers (`tensor_parallel_size` for each of `count`
+    replicas). Empty, so that vLLM decides, for a single worker or more workers than cores."""
     cores = sorted(os.sched_getaffinity(0))
     num_workers = count * tensor_parallel_size
     if num_workers == 1 or len(cores) < num_workers:
@@ -193,7 +198,7 @@ def _limit_bytes(kv_cache_mb: int | None, on_cpu: bool) -> int:
 
 
 def _kv_bytes(config: Any, *, itemsize: int, num_tokens: int, limit_bytes: int, num_shares: int) -> int:
-    """Memory of the KV cache of one worker: keys and values of so many tokens, in whole blocks, within the limit."""
+    """Return the bytes of one worker's KV cache: keys and values of `num_tokens` in whole blocks, at most the limit."""
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     block_bytes = 2 * config.num_hidden_layers * heads * head_dim * itemsize * _BLOCK_TOKENS // num_shares

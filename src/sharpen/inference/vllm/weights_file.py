@@ -1,9 +1,8 @@
-"""Weights for other processes of this machine: a safetensors file in memory, mapped once, written over by each update.
+"""Transfer of weights to other processes of this machine: a safetensors file in memory, overwritten by each update.
 
 In: tensors under their parameter names, always the same ones. Out: a path at which other processes read them. The file
-has no name of its own (`/proc/<pid>/fd/<number>`): it does not depend on the size that a container gives to `/dev/shm`,
-and nothing is left behind if this process is killed. Linux only, as vLLM is. A mapping is kept on both sides: making
-one costs more than the copy.
+has no name (`/proc/<pid>/fd/<number>`): it does not depend on the size of a container's `/dev/shm`, and nothing is left
+if this process is killed. Linux only, like vLLM. Both sides keep their mapping, since mapping costs more than copying.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ _TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 class WeightsFile:
-    """Written by one process, read by others, who are done reading when the next write begins."""
+    """A file written by one process and read by others, which must be done reading before the next write."""
 
     def __init__(self) -> None:
         self._descriptor: int | None = None
         self._views: dict[str, torch.Tensor] = {}
 
     def write(self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Path:
-        """Write the tensors, in `dtype`; returns where they are until the next write. Raises `OSError` without room."""
+        """Write the tensors, converted to `dtype`, and return the file's path. Raises `OSError` if memory is short."""
         if self._descriptor is None:
             self._descriptor = _create(tensors, dtype)
-            self._views = mapped(_path(self._descriptor))
+            self._views = map_file(_path(self._descriptor))
         for name, view in self._views.items():
             view.copy_(tensors[name])
         return _path(self._descriptor)
@@ -43,17 +42,17 @@ class WeightsFile:
             self._descriptor = None
 
 
-def mapped(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of such a file by name, in its own memory: later writes are seen in them."""
+def map_file(path: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of such a file by name. They share its memory: later writes change them."""
     with path.open("r+b") as file:
         memory = mmap.mmap(file.fileno(), 0)
     start = 8 + int.from_bytes(memory[:8], "little")
-    found = {}
+    tensors = {}
     for name, entry in json.loads(memory[8:start]).items():
         dtype, (begin, end) = _TYPES[entry["dtype"]], entry["data_offsets"]
         count = (end - begin) // dtype.itemsize
-        found[name] = torch.frombuffer(memory, dtype=dtype, count=count, offset=start + begin).view(entry["shape"])
-    return found
+        tensors[name] = torch.frombuffer(memory, dtype=dtype, count=count, offset=start + begin).view(entry["shape"])
+    return tensors
 
 
 def _path(descriptor: int) -> Path:
@@ -61,7 +60,10 @@ def _path(descriptor: int) -> Path:
 
 
 def _create(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> int:
-    """Make room and write the header; see https://github.com/huggingface/safetensors, "Format"."""
+    """Create the file, allocate its memory and write the header.
+
+    Source: https://github.com/huggingface/safetensors, "Format".
+    """
     name_of = {value: name for name, value in _TYPES.items()}
     entries, end = {}, 0
     for name, tensor in tensors.items():

@@ -1,9 +1,9 @@
-"""What runs inside vLLM's worker processes: new weights come in here, and the processes end with their owner.
+"""Code that runs in vLLM's worker processes: it loads new weights, and ends the processes with their owner.
 
-In: where new weights are, or which will come, through vLLM's own weight-transfer protocol (start, update, finish), and
-the owner's process id in the environment. Out: the worker's model changed in place. vLLM imports this module in each
-worker because `inference.vllm.engine` names `WorkerExtension` as its extension; the transfer backend is registered by
-that import, since there is no later moment before the worker makes it.
+In: the place or layout of new weights, through vLLM's own weight-transfer protocol (start, update, finish), and the
+owner's process id in the environment. Out: the worker's model changed in place. vLLM imports this module in each worker
+because `inference.vllm.start` names `WorkerExtension` as its extension. The import registers the transfer backend,
+since the worker creates it right afterwards.
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from sharpen.inference.vllm.broadcast import BroadcastGroup, Layout, in_thread, reason
 from sharpen.inference.vllm.start import BACKEND, FOLDER_VARIABLE, OWNER_VARIABLE
 from sharpen.inference.vllm.transfer import try_to_read, unpack
-from sharpen.inference.vllm.weights_file import mapped
+from sharpen.inference.vllm.weights_file import map_file
 
 
 @dataclass
 class NoInit(WeightTransferInitInfo):  # type: ignore[misc]
-    """Nothing is agreed upon beforehand."""
+    """No settings: the transfer needs no initialization."""
 
 
 @dataclass
 class WeightsUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """Every parameter under its Hugging Face name: a file of `inference.vllm.weights_file`, handles to this GPU's
-    memory (`inference.vllm.transfer`), or what the trainer broadcasts (`inference.vllm.broadcast`)."""
+    """How to get every parameter under its Hugging Face name: the path of a file (`inference.vllm.weights_file`),
+    handles to this GPU's memory (`inference.vllm.transfer`), or the layout of the trainer's broadcast
+    (`inference.vllm.broadcast`)."""
 
     path: str = ""
     handles: str = ""
@@ -51,62 +52,65 @@ class WeightsUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
 
 
 @functools.lru_cache(maxsize=1)
-def _mapped(path: str) -> dict[str, torch.Tensor]:
-    return mapped(Path(path))
+def _map_file(path: str) -> dict[str, torch.Tensor]:
+    return map_file(Path(path))
 
 
 class Transfer(WeightTransferEngine[NoInit, WeightsUpdate]):  # type: ignore[misc]
-    """Reads new weights from a file in memory, or from the GPU's own memory, or gets them by broadcast."""
+    """Loads new weights from a file in memory, from the GPU's own memory, or from a broadcast."""
 
     init_info_cls = NoInit
     update_info_cls = WeightsUpdate
     group: BroadcastGroup | None = None
 
     def init_transfer_engine(self, init_info: NoInit) -> None:
-        """Nothing to connect: `WorkerExtension.sharpen_join` does, which can tell why it could not."""
+        """Do nothing: `WorkerExtension.sharpen_join` connects, since it can report why it failed."""
 
     def start_weight_update(self) -> None:
-        """Give the layers their checkpoint shapes again, so that packed ones can be loaded into."""
+        """Restore the layers' checkpoint shapes, so that weights can be loaded into packed layers."""
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """As vLLM's own, without its wait for an accelerator (there is none on a CPU; copies from a file wait)."""
+        """Like vLLM's own method, without its wait for an accelerator (a CPU has none; copies from a file wait)."""
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: WeightsUpdate) -> None:
-        """Load all parameters; the file is the same one each time."""
+        """Load all parameters. The file is the same in each update."""
         if update_info.handles:
             self.model.load_weights(unpack(update_info.handles, self.device))
         elif update_info.layout:
             assert self.group is not None
             self.model.load_weights(self.group.receive(update_info.layout, self.model_config.dtype))
         else:
-            self.model.load_weights(_mapped(update_info.path).items())
+            self.model.load_weights(_map_file(update_info.path).items())
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def finish_weight_update(self) -> None:
-        """Pack the layers anew, in place."""
+        """Pack the layers again, in place."""
         finalize_layerwise_reload(self.model, self.model_config)
         pack_tied_layers(self.model)
 
     def shutdown(self) -> None:
-        """Leave the group of the trainer."""
+        """Leave the trainer's group."""
         if self.group is not None:
             self.group.close()
             self.group = None
 
 
 def pack_tied_layers(model: Any) -> None:
-    """Pack embeddings and output layers anew: an output layer tied to the embedding gets no weights of its own in an
-    update, so that on a CPU vLLM 0.32 would go on computing logits from the packed copy of the old ones."""
+    """Pack embeddings and output layers again.
+
+    An output layer tied to the embedding gets no weights of its own in an update, so on a CPU vLLM 0.32 would continue
+    to compute logits from the packed copy of the old ones.
+    """
     for module in model.modules():
         if isinstance(module, VocabParallelEmbedding) and hasattr(module, "cpu_linear"):
             module.quant_method.process_weights_after_loading(module)
 
 
 class WorkerExtension:
-    """Methods of a worker. Naming it makes vLLM import this module."""
+    """Methods added to a worker. Naming this class makes vLLM import this module."""
 
     device: torch.device
     rank: int
@@ -117,13 +121,13 @@ class WorkerExtension:
         return try_to_read(packed, self.device)
 
     def sharpen_join(self, port: int, members: Sequence[int], limit_s: float) -> str:
-        """Join the trainer's group if this worker is one of the members; why it could not, empty if it could."""
+        """Join the trainer's group if this worker is a member. Return why that failed; empty if it did not."""
         if self.rank not in members:
             return ""
         group = BroadcastGroup(self.device, rank=1 + members.index(self.rank), size=1 + len(members), port=port)
         try:
             in_thread(lambda: group.join(limit_s)).result(limit_s)
-        except Exception as error:  # whatever it is: it must not reach vLLM, whose core would be of no use any more
+        except Exception as error:  # no exception may reach vLLM: its core would stop working
             group.close()
             return reason(error)
         self.weight_transfer_engine.group = group
@@ -131,8 +135,8 @@ class WorkerExtension:
 
 
 def _end_with(owner: int, parent: int, folder: str) -> None:
-    """Kill vLLM's core process (this worker's parent, unless the worker is in it) and this one when the owner is gone,
-    and remove their folder: vLLM itself waits for ever if its owner was killed."""
+    """Wait until the owner process has ended, then kill vLLM's core process (this worker's parent, unless the worker
+    runs in it) and this process, and remove their folder. vLLM itself would wait forever if its owner was killed."""
     try:
         handle = os.pidfd_open(owner)
     except ProcessLookupError:

@@ -15,13 +15,18 @@ _OF_ENGINES = {"engine_num": "model.inference_engine_num", "tensor_parallel_size
 _ONE_PROCESS = "a file for one machine runs in one process; with cluster.ray_address: auto it counts (docs/use/ray.md)"
 
 
-def ray(draft: Draft) -> None:
-    """The Ray to join; several machines are one that runs already."""
+def ray(draft: Draft, *, installed: bool) -> None:
+    """The Ray to join; several machines are one that runs already. Without Ray on this machine (`installed`) the run is
+    on this machine alone."""
     key, several = "cluster.ray_address", "cluster.node_num"
     address, nodes = draft.get(key), draft.get(several)
     if is_one_of(address, ("", None)):
         address, key = ("auto" if nodes is not None and nodes > 1 else None), several
-    if address is not None:
+    if address is not None and not installed:
+        keys = [key, *(name for name in (_RANKS,) if name in draft.given)]
+        draft.say("Ray is not installed: the run is on this machine, in one process (docs/use/ray.md)", *keys)
+        draft.given.pop(_RANKS, None)
+    elif address is not None:
         draft.set("execution", "ray", key)
         draft.set("cluster.ray_address", address, key)
 

@@ -76,12 +76,17 @@ def _is_ours(key: str) -> bool:
 
 
 def convert(
-    content: Mapping[str, Any], file: str, *, environment: Mapping[str, str], now: datetime | None = None
+    content: Mapping[str, Any],
+    file: str,
+    *,
+    environment: Mapping[str, str],
+    now: datetime | None = None,
+    has_ray: bool = True,
 ) -> ConfigFile:
     """Translate a file's content into our settings. `file` is its name, for messages.
 
-    `now` names a run anew whose directory exists (`continue_from_checkpoint: false`). Raises `ConfigError` with every
-    problem at once.
+    `now` names a run anew whose directory exists (`continue_from_checkpoint: false`). Without Ray (`has_ray`) a file
+    for a cluster runs on one machine. Raises `ConfigError` with every problem at once.
     """
     resolved, without_value = interpolate(content, environment)
     draft = Draft(file, environment, without_value)
@@ -92,7 +97,7 @@ def convert(
         rules = RULES | rows.RULES_OF_ROWS
     for key, value in list(draft.given.items()):
         rules[_pattern(key)](draft, key, value)
-    _decide(draft, now or datetime.now())
+    _decide(draft, now or datetime.now(), has_ray)
     homes = HOMES | HOMES_OF_ROWS if draft.trains_by(SUPERVISED) else HOMES
     converted = ConfigFile(
         settings=draft.tree,
@@ -111,11 +116,12 @@ def convert(
     return converted
 
 
-def _decide(draft: Draft, now: datetime) -> None:
+def _decide(draft: Draft, now: datetime, has_ray: bool) -> None:
     """Answer for the keys that rules have left for later."""
-    cluster.ray(draft)
+    cluster.ray(draft, installed=has_ray)
     run.mode(draft)
     run.run_name(draft, now)
+    run.latest_checkpoint(draft)
     algorithm.algorithm(draft)
     algorithm.optimizer(draft)
     adapter(draft)

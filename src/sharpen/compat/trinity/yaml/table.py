@@ -11,7 +11,6 @@ from sharpen.compat.trinity.yaml.keys import (
     betas,
     environment_variables,
     model_to_train,
-    monitor_type,
     of_ppo,
     operators,
     or_for_ever,
@@ -166,9 +165,7 @@ _EXPLORER: dict[str, Rule] = {
         to("evaluation.before_and_after"),
         told("nothing is evaluated before training, nor after it (evaluation.before_and_after)", unless=(True,)),
     ),
-    "bench_on_latest_checkpoint": refused(
-        "name the checkpoint instead: sharpen eval --config <this file> --model <run directory>/global_step_<N>"
-    ),
+    "bench_on_latest_checkpoint": flag,
     "proxy_port listen_address service_status_check_interval min_running_model_num db_url": idle(
         "it belongs to mode serve"
     ),
@@ -320,9 +317,10 @@ _SECTIONS: dict[str, dict[str, Rule]] = {
     },
     "trainer.": _TRAINER,
     "monitor.": {
-        "monitor_type": monitor_type,
+        "monitor_type": to("monitor_type"),
         "monitor_args": refused(
-            "address and key come from the environment: WANDB_BASE_URL and WANDB_API_KEY, or MLFLOW_TRACKING_URI"
+            "address and key come from the environment: WANDB_BASE_URL and WANDB_API_KEY, MLFLOW_TRACKING_URI, or "
+            "SWANLAB_API_KEY"
         ),
         "detailed_stats": idle("evaluations always come with their intervals"),
         "enable_ray_timeline": idle("the run writes no timeline of Ray's"),

@@ -5,10 +5,14 @@ In: a draft with every key that the file gives. Out: the draft, with datasets, w
 
 from __future__ import annotations
 
-from sharpen.compat.trinity.yaml.draft import Draft, shown
+from typing import Any
+
+from sharpen.compat.trinity.yaml.draft import Draft
 from sharpen.compat.trinity.yaml.functions import DISTILL
 from sharpen.compat.trinity.yaml.run import sampling
+from sharpen.compat.trinity.yaml.selection import usual_order
 from sharpen.config.explain import Place
+from sharpen.config.run import HELD_OUT
 
 _INPUT, _MODELS = "buffer.explorer_input", "explorer.auxiliary_models"
 _DATASET = {"path": "path", "split": "split", "subset_name": "name"}
@@ -29,7 +33,7 @@ _OF_ITS_OWN = ("model_path", "tool_call_parser", "reasoning_parser")
 
 
 def tasksets(draft: Draft) -> None:
-    """Training and evaluation tasks. One workflow, one reward function and one format do all of them."""
+    """Training and evaluation tasks, each evaluation set with a workflow, a reward function and a format of its own."""
     training = _items(draft, f"{_INPUT}.tasksets")
     if any(key.startswith(f"{_INPUT}.taskset.") for key in draft.given):
         if training:
@@ -45,13 +49,15 @@ def tasksets(draft: Draft) -> None:
     _main(draft, main, is_evaluation=bool(evaluation) and not training)
     if draft.evaluate_only or training:
         _dataset(draft, main, ("train_dataset",))
+    if not draft.evaluate_only:
+        usual_order(draft, main)
     if not evaluation:
         draft.idle("there are no eval_tasksets", f"{_INPUT}.default_eval_workflow_type")
     names: set[str] = set()
     for index, prefix in enumerate(evaluation):
-        _evaluation(draft, prefix, index, names)
+        name = _evaluation(draft, prefix, index, names)
         if prefix != main:
-            _compare(draft, prefix, main)
+            _own(draft, prefix, main, name)
 
 
 def _items(draft: Draft, key: str) -> list[str]:
@@ -99,8 +105,8 @@ def _code(name: str) -> str:
     return f"{module}:{attribute}"
 
 
-def _evaluation(draft: Draft, prefix: str, index: int, names: set[str]) -> None:
-    """The first set is the held-out one, further ones are reported beside, by name."""
+def _evaluation(draft: Draft, prefix: str, index: int, names: set[str]) -> str:
+    """The first set is the held-out one, further ones are reported beside, by name. Return the set's name here."""
     key = f"{prefix}.name"
     name = draft.get(key) or f"eval_{index}"
     if name in names:
@@ -113,32 +119,43 @@ def _evaluation(draft: Draft, prefix: str, index: int, names: set[str]) -> None:
         draft.idle("the first evaluation set is the held-out one, without a name", key)
     sampled = [key for name in _SAMPLING if (key := f"{prefix}.{name}") in draft.unanswered()]
     draft.idle("evaluation runs each task once greedy and once as in training", *sampled)
+    return name if index else HELD_OUT
 
 
-def _compare(draft: Draft, prefix: str, main: str) -> None:
-    """What differs from the tasks that the run is about cannot be had: it would be evaluated by other means."""
-    whose = main.rpartition(".")[2]
-    one = "all tasks of a run have the same: evaluate this set by a file of its own, with mode bench"
-    for kind in ("workflow", "reward_fn"):
-        of_main = _type(draft, main, kind, "eval_tasksets" in main)[1]
-        key, found = _type(draft, prefix, kind, is_evaluation=True)
-        if found is not None and of_main is not None and found != of_main:
-            draft.refuse(key, f"but {whose} has {of_main!r}; {one}")
+def _own(draft: Draft, prefix: str, main: str, name: str) -> None:
+    """What an evaluation set has in place of what the tasks have that the run is about. Trinity-RFT's defaults are a
+    set's own too: it takes nothing from the training tasks."""
+    place = ("evaluation", "own", name)
+    of_main = _type(draft, main, "workflow", "eval_tasksets" in main)[1]
+    key, workflow = _type(draft, prefix, "workflow", is_evaluation=True)
+    if workflow is not None and of_main is not None and workflow != of_main:
+        draft.set((*place, "workflow"), _code(workflow), key)
+    key = f"{prefix}.workflow_args"
+    arguments = draft.get(key) or {}
+    if arguments != (draft.given.get(f"{main}.workflow_args") or {}):
+        draft.set((*place, "workflow_args"), arguments, key)
+        if not arguments:
+            draft.say(f"{key} is not given: these tasks have none, as there ({main.rpartition('.')[2]} has its own)")
+    own, of_run = _task_args(draft, prefix), _task_args(draft, main)
+    if own != of_run:
+        rollout_args = draft.tree.get("task_args", {}).get("rollout_args")
+        sampled = {"rollout_args": rollout_args} if rollout_args else {}
+        draft.set((*place, "task_args"), {name: value for name, value in own.items() if value} | sampled, prefix)
+
+
+def _task_args(draft: Draft, prefix: str) -> dict[str, Any]:
+    """How the rows of a taskset are read and scored, defaults included."""
+    found: dict[str, Any] = {}
     for name, default in _FORMAT.items():
-        key = f"{prefix}.format.{name}"
-        of_main = draft.given.get(f"{main}.format.{name}", default)
-        draft.get(key)
-        found = draft.given.get(key, default)
-        if found != of_main:
-            said = "" if key in draft.given else " (Trinity-RFT's default)"
-            draft.wrong(key, f"is {found!r}{said}, but {whose} has {of_main!r}; {one}")
-    for name in _ARGUMENTS:
-        key = f"{prefix}.{name}"
-        of_main, found = draft.given.get(f"{main}.{name}"), draft.get(key)
-        if found and found != of_main:
-            draft.refuse(key, f"but {whose} has {shown(of_main or {})}; {one}")
-        elif of_main and not found:
-            draft.say(f"{key} is not given: it has the {name} of {whose}")
+        own, former = f"{prefix}.format.{name}", f"{_INPUT}.{name}"
+        draft.get(own)
+        found[name] = draft.given.get(own, draft.given.get(former, default))
+    reward = _type(draft, prefix, "reward_fn", is_evaluation=True)[1]
+    return {
+        **found,
+        "reward_fn": None if reward is None else _code(reward),
+        "reward_fn_args": draft.get(f"{prefix}.reward_fn_args") or {},
+    }
 
 
 def auxiliary_models(draft: Draft) -> None:

@@ -1,0 +1,86 @@
+"""The rollouts of one step as bytes, for a trainer in another process.
+
+In: an `ExploredBatch`. Out: the bytes of an SQLite file with the journal's own tables, and the same batch back.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from sharpen.errors import JournalError
+from sharpen.experience.reading import read_groups_from
+from sharpen.experience.records import SCHEMA, SCHEMA_VERSION, insert_group
+from sharpen.rollout.refill import StepRollouts
+
+_ABOUT = "explored"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExploredBatch:
+    """The rollouts of a step. `session` and `version` name the weights that served them (an empty session: those of the
+    model's files); `order` is the state of the task order after the batch was drawn; `generate_s` are the seconds in
+    which the engine had a request."""
+
+    rollouts: StepRollouts
+    session: str
+    version: int
+    order: Mapping[str, Any]
+    generate_s: float
+
+    def to_bytes(self) -> bytes:
+        """The batch as an SQLite file."""
+        about = {
+            "batch_size": self.rollouts.batch_size,
+            "usable": self.rollouts.usable,
+            "refill_rounds": self.rollouts.refill_rounds,
+            "seconds": self.rollouts.seconds,
+            "refill_s": self.rollouts.refill_s,
+            "session": self.session,
+            "version": self.version,
+            "order": dict(self.order),
+            "generate_s": self.generate_s,
+        }
+        with closing(sqlite3.connect(":memory:")) as connection:
+            connection.executescript(SCHEMA)
+            rows = [("schema_version", str(SCHEMA_VERSION)), (_ABOUT, json.dumps(about))]
+            connection.executemany("INSERT INTO meta (key, value) VALUES (?, ?)", rows)
+            for group in self.rollouts.groups:
+                insert_group(connection, group)
+            connection.commit()
+            return connection.serialize()
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> ExploredBatch:
+        """Read a batch back. Raises `JournalError` for bytes that are not a batch, or were written by another
+        version."""
+        with closing(sqlite3.connect(":memory:")) as connection:
+            connection.row_factory = sqlite3.Row
+            about = _read_about(connection, content)
+            groups = tuple(read_groups_from(connection))
+        fields = ("batch_size", "usable", "refill_rounds", "seconds", "refill_s")
+        return cls(
+            rollouts=StepRollouts(groups=groups, **{name: about[name] for name in fields}),
+            **{name: about[name] for name in ("session", "version", "order", "generate_s")},
+        )
+
+
+def _read_about(connection: sqlite3.Connection, content: bytes) -> dict[str, Any]:
+    if not content:
+        raise JournalError("what is in the exchange is not a batch of rollouts: it is empty")
+    try:
+        connection.deserialize(content)
+        meta = dict(connection.execute("SELECT key, value FROM meta").fetchall())
+        if meta["schema_version"] != str(SCHEMA_VERSION):
+            raise JournalError(
+                f"a batch of the exchange has schema version {meta['schema_version']}, this Sharpen reads "
+                f"{SCHEMA_VERSION}: run explorer and trainer with the same version"
+            )
+        about: dict[str, Any] = json.loads(meta[_ABOUT])
+    except (sqlite3.Error, KeyError, ValueError) as error:
+        raise JournalError(f"what is in the exchange is not a batch of rollouts: {error}") from error
+    return about

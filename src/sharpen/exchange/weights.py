@@ -1,0 +1,146 @@
+"""The trainer's weights on their way to an explorer: a file in the folder that both see.
+
+In: tensors by name, the step and the policy version that they are of. Out: the newest file, by a note that is replaced
+in one move.
+
+    exchange/trainer.json                      how far the trainer is, and which weights an explorer may use
+    exchange/weights/<session>-<version>.safetensors
+
+A trainer that begins again after a crash counts its versions from its checkpoint on, so that a version alone may name
+two sets of weights. Weights are named by session and version, and the note lists which versions of which session led to
+the weights of today; what was sampled by any others is not to be trained on.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sharpen.errors import CheckpointError
+from sharpen.exchange.store import write_whole
+
+if TYPE_CHECKING:
+    import torch
+
+_KEPT = 2
+"""Files of weights that stay: an explorer may be reading the last but one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSpan:
+    """The versions of one session that led to the trainer's weights: up to `last`, or without an end (None)."""
+
+    session: str
+    last: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerNote:
+    """How far the trainer is. `session`, `version` and `step` are those of the published weights, `trained` are the
+    steps done; `spans` list the sessions from the first to the present one."""
+
+    session: str
+    version: int
+    step: int
+    trained: int
+    spans: tuple[SessionSpan, ...]
+
+    def leads_here(self, session: str, version: int) -> bool:
+        """Whether the weights of this name led to those of today. The model's files (no session) always did."""
+        if not session:
+            return True
+        span = next((one for one in self.spans if one.session == session), None)
+        return span is not None and (span.last is None or version <= span.last)
+
+
+class WeightPublisher:
+    """The trainer's side: publishes weights, and says how far the training is."""
+
+    def __init__(self, folder: Path, *, step: int, version: int) -> None:
+        """Begin a session after `step`, with weights of this version; later ones of earlier sessions no longer
+        count."""
+        (folder / "weights").mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        before = read_note(folder)
+        spans = () if before is None else _ended(before.spans, version)
+        session = secrets.token_hex(4)
+        self._note = TrainerNote(
+            session=session, version=version, step=step, trained=step, spans=(*spans, SessionSpan(session=session))
+        )
+
+    @property
+    def note(self) -> TrainerNote:
+        """What an explorer reads."""
+        return self._note
+
+    def publish(self, version: int, step: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Offer the weights that `step` led to. Raises `CheckpointError` if they cannot be written."""
+        file = _weights_file(self._folder, self._note.session, version)
+        try:
+            _save(file, tensors)
+            self._write(replace(self._note, version=version, step=step, trained=step))
+            for old in sorted(file.parent.glob("*.safetensors"), key=lambda path: path.stat().st_mtime)[:-_KEPT]:
+                old.unlink(missing_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"the weights of step {step} could not be written to {file}: {error}") from error
+
+    def trained(self, step: int) -> None:
+        """Say that a step has trained whose weights are not published."""
+        self._write(replace(self._note, trained=step))
+
+    def _write(self, note: TrainerNote) -> None:
+        self._note = note
+        write_whole(self._folder / "trainer.json", json.dumps(asdict(note), indent=2).encode())
+
+
+class PublishedWeights:
+    """The explorer's side: the newest weights, if they are not those that serve already."""
+
+    def __init__(self, folder: Path) -> None:
+        """Nothing of the trainer's serves yet: the engine has the model's files."""
+        self._folder = folder
+        self.session, self.version, self.step = "", 0, 0
+
+    def newer(self) -> dict[str, torch.Tensor] | None:
+        """Return the trainer's weights and take over their name; None if they serve already, or there are none."""
+        from safetensors.torch import load_file
+
+        note = read_note(self._folder)
+        if note is None or (note.session, note.version) == (self.session, self.version):
+            return None
+        try:
+            tensors: dict[str, torch.Tensor] = load_file(_weights_file(self._folder, note.session, note.version))
+        except FileNotFoundError:  # still newer ones have replaced them
+            return None
+        self.session, self.version, self.step = note.session, note.version, note.step
+        return tensors
+
+
+def read_note(folder: Path) -> TrainerNote | None:
+    """Read how far the trainer is; None if none has begun."""
+    try:
+        content = json.loads((folder / "trainer.json").read_bytes())
+    except FileNotFoundError:
+        return None
+    spans = tuple(SessionSpan(**span) for span in content.pop("spans"))
+    return TrainerNote(spans=spans, **content)
+
+
+def _ended(spans: tuple[SessionSpan, ...], version: int) -> tuple[SessionSpan, ...]:
+    """Earlier sessions, each up to `version` at most: what they trained behind it is gone."""
+    return tuple(replace(one, last=version if one.last is None else min(one.last, version)) for one in spans)
+
+
+def _weights_file(folder: Path, session: str, version: int) -> Path:
+    return folder / "weights" / f"{session}-{version}.safetensors"
+
+
+def _save(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write the tensors whole. Tied ones, which share memory, are written each by itself."""
+    from safetensors.torch import save
+
+    write_whole(file, save({name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}))

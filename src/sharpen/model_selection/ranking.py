@@ -1,0 +1,98 @@
+"""Which candidate is best, and how surely.
+
+In: each candidate's results on the same tasks. Out: a `Ranking`. Means are over the tasks that every candidate that can
+be chosen has; differences are paired by task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sharpen.errors import RolloutError
+from sharpen.monitor.statistics import Difference, accuracy, paired_difference
+from sharpen.monitor.table import number, with_interval
+from sharpen.trials.results import Measured, floor_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A model, by its position in the list that the user gave, and what it did."""
+
+    position: int
+    name: str
+    measured: Measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranking:
+    """Candidates that can be chosen, best first, with the reward of each task that all of them have. `excluded` are
+    the others; a failure counts `floor`."""
+
+    ordered: Sequence[Candidate]
+    rewards: Mapping[int, Mapping[str, float]]
+    excluded: Sequence[Candidate]
+    floor: float
+
+    @property
+    def best(self) -> Candidate:
+        """The one to use."""
+        return self.ordered[0]
+
+    def difference(self, other: Candidate) -> Difference:
+        """How much better the best one is than another; all such intervals hold at once."""
+        looks = max(1, len(self.ordered) - 1)
+        return paired_difference(self.rewards[other.position], self.rewards[self.best.position], looks)
+
+    def figures(self) -> dict[str, float]:
+        """What `select_model()` returns beside the model."""
+        measured = self.best.measured
+        figures = {f"{name}_avg": value for name, value in measured.metrics().items()}
+        figures["reward"] = accuracy(self.rewards[self.best.position].values()).accuracy
+        figures["num_tasks"] = float(len(self.rewards[self.best.position]))
+        figures["num_failed"] = float(len(measured.failed))
+        figures["num_left_out"] = float(len(measured.left_out))
+        if len(self.ordered) > 1:
+            found = self.difference(self.ordered[1])
+            figures |= {"difference": found.difference, "low": found.low, "high": found.high}
+        return figures
+
+    def lines(self) -> list[str]:
+        """For people: each candidate with its interval, and what the best one has before it."""
+        lines = []
+        for one in self.ordered:
+            lines.append(f"{one.name}: reward {with_interval(accuracy(self.rewards[one.position].values()))}")
+            lines += [f"  {name}: {number(value)}" for name, value in one.measured.metrics().items()]
+            lines += [f"  {line}" for line in one.measured.lines(self.floor)]
+        for one in self.excluded:
+            lines.append(f"{one.name}: cannot be chosen")
+            lines += [f"  {line}" for line in one.measured.lines(self.floor)]
+        lines.append(f"best: {self.best.name} ({len(self.rewards[self.best.position])} tasks)")
+        for one in self.ordered[1:]:
+            found = self.difference(one)
+            shown = "better than" if found.low > 0 else "not shown to be better than"
+            lines.append(f"  {shown} {one.name}: {found.difference:+.3f} [{found.low:+.3f}, {found.high:+.3f}]")
+        return lines
+
+
+def rank(candidates: Sequence[Candidate], max_excluded_share: float) -> Ranking:
+    """Order candidates by mean reward; of equal ones the earlier comes first. Raises `RolloutError` where none can be
+    chosen."""
+    can = [
+        one
+        for one in candidates
+        if one.measured.given and len(one.measured.left_out) <= max_excluded_share * len(one.measured.results)
+    ]
+    floor = floor_of(one.measured for one in can)
+    all_rewards = {one.position: one.measured.rewards(floor) for one in can}
+    common = set.intersection(*map(set, all_rewards.values())) if all_rewards else set()
+    if not common:
+        first = next((line for one in candidates for line in one.measured.lines(floor)), "no task was tried")
+        raise RolloutError(f"no model can be chosen: none finished enough of the tasks; {candidates[0].name}: {first}")
+    rewards = {
+        position: {task: value for task, value in found.items() if task in common}
+        for position, found in all_rewards.items()
+    }
+    ordered = sorted(can, key=lambda one: -accuracy(rewards[one.position].values()).accuracy)
+    excluded = [one for one in candidates if one not in can]
+    return Ranking(ordered=ordered, rewards=rewards, excluded=excluded, floor=floor)

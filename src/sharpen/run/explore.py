@@ -1,0 +1,212 @@
+"""The explorer's half of a run in two processes: rolls out batch after batch for a trainer elsewhere.
+
+In: a resolved configuration with mode `explore`, the user's functions. Out: batches in the run's exchange, and nothing
+trained. Before each batch it takes the newest weights that the trainer has published; without a trainer the model stays
+as it is, which makes the exchange a collection of its rollouts. A batch that the trainer refused is rolled out again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sharpen.config.load import ResolvedConfig, write_resolved
+from sharpen.decide import decide_rollouts
+from sharpen.exchange.announcement import Announcement
+from sharpen.exchange.batch import ExploredBatch
+from sharpen.exchange.store import Store, open_store
+from sharpen.exchange.weights import PublishedWeights
+from sharpen.execution.place import Serving
+from sharpen.execution.probe import probe_at_start
+from sharpen.execution.start import start_serving
+from sharpen.execution.threads import let_idle_workers_sleep
+from sharpen.interrupts import stop_signals
+from sharpen.monitor.display import Display, StepReport
+from sharpen.monitor.stream import lasting_output
+from sharpen.recipe import RolloutRecipe
+from sharpen.rollout.refill import StepRollouts, num_sampled_tokens
+from sharpen.rollout.statistics import summarize
+from sharpen.run.data import read_tasks
+from sharpen.run.explorer import Explorer
+from sharpen.run.identity import Identity, model_identity, rows_identity
+from sharpen.run.lock import locked
+from sharpen.run.receiver import exchange_folder, wait_for
+from sharpen.run.same_run import IDENTITY, RunRecord, check_same_run, read_recorded
+from sharpen.tasks.order import Order
+from sharpen.tasks.selection import make_order
+from sharpen.types import Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exploration:
+    """What an explorer did: `batches` it rolled out in this session, of `total` that the exchange holds now."""
+
+    run_dir: Path
+    batches: int
+    total: int
+
+
+def explore(
+    resolved: ResolvedConfig,
+    workflow: Callable[..., Any],
+    judge: Callable[..., Any] | None,
+    config_path: Path | None = None,
+) -> Exploration:
+    """Roll out all batches of the run that are not in its exchange yet. Raises what `tune()` raises."""
+    config = resolved.config
+    job = decide_rollouts(config, workflow, judge)
+    data = read_tasks(job.recipe)
+    identities = {"train_dataset": rows_identity(data.training), "model": model_identity(job.folder)}
+    let_idle_workers_sleep()
+    assert config.name is not None, "mode explore needs a name"
+    run_dir = (Path(config.checkpoint_root_dir) / config.project / config.name).absolute()
+    order = make_order(data.training, config.sampling, seed=config.seed, batch_size=config.algorithm.batch_size)
+    total = config.train_dataset.total_steps or order.num_batches(config.train_dataset.total_epochs)
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(
+            contextlib.closing(open_store(config.exchange, run_dir, f"{config.project}/{config.name}"))
+        )
+        lines = stack.enter_context(_open_folder(run_dir / "explore", resolved, config_path, identities))
+        stack.enter_context(stop_signals())
+        stack.enter_context(lasting_output())
+        display = stack.enter_context(contextlib.closing(Display(total, sys.stdout)))
+        for line in (*resolved.notices, *resolved.overrides, *lines, *data.messages):
+            display.message(line)
+        serving = start_serving(job)
+        stack.callback(serving.close)
+        display.message(serving.line)
+        probe = probe_at_start(config, serving, data.training)
+        announcement = Announcement.of(config, total_steps=total, model=identities["model"], probe=probe)
+        store.put(0, announcement.to_bytes())
+        exploring = _Exploring(
+            recipe=job.recipe,
+            tasks=data.training,
+            order=order,
+            total=total,
+            serving=serving,
+            store=store,
+            weights=PublishedWeights(exchange_folder(config.exchange, run_dir)),
+            display=display,
+        )
+        done = exploring.run()
+        held = len(store.numbers())
+        display.message(f"{done} batches rolled out; the exchange of {run_dir} holds {held} of {total}")
+        return Exploration(run_dir=run_dir, batches=done, total=held)
+
+
+@contextlib.contextmanager
+def _open_folder(
+    path: Path, resolved: ResolvedConfig, config_path: Path | None, identities: dict[str, Identity]
+) -> Iterator[list[str]]:
+    """Hold the explorer's folder in the run's and note the settings there; yields what to tell the user. Raises
+    `ConfigError` if another explorer holds it, or the run is another one."""
+    path.mkdir(parents=True, exist_ok=True)
+    with locked(path) as note:
+        lines = [*filter(None, [note])]
+        before = read_recorded(path)
+        if before is not None:
+            lines += check_same_run(path, before, RunRecord.of(resolved.config, identities))
+        if config_path is not None:
+            shutil.copyfile(config_path, path / "config.yaml")
+        noted = {f"{IDENTITY}{name}": dict(identity) for name, identity in identities.items()}
+        write_resolved(path / "resolved.json", resolved, noted)
+        yield lines
+
+
+@dataclass(slots=True, kw_only=True)
+class _Exploring:
+    """The loop of an explorer."""
+
+    recipe: RolloutRecipe
+    tasks: Sequence[Task]
+    order: Order
+    total: int
+    serving: Serving
+    store: Store
+    weights: PublishedWeights
+    display: Display
+    _done: int = field(default=0, init=False)
+
+    def run(self) -> int:
+        """Roll out what is missing, in ascending order; the number of batches rolled out."""
+        self._restore_order()
+        while (number := self._missing()) is not None:
+            self._await_weights(number)
+            began = time.perf_counter()
+            generated_s = self.serving.generating_s()
+            rollouts = self._roll_out(number)
+            batch = ExploredBatch(
+                rollouts=rollouts,
+                session=self.weights.session,
+                version=self.weights.version,
+                order=self.order.state(),
+                generate_s=self.serving.generating_s() - generated_s,
+            )
+            self.store.put(number, batch.to_bytes())
+            self._done += 1
+            self._report(number, rollouts, time.perf_counter() - began)
+        return self._done
+
+    def _missing(self) -> int | None:
+        there = set(self.store.numbers())
+        return next((number for number in range(1, self.total + 1) if number not in there), None)
+
+    def _restore_order(self) -> None:
+        """Go on with the tasks behind those of the last batch."""
+        if numbers := self.store.numbers():
+            content = self.store.get(numbers[-1])
+            assert content is not None
+            self.order.restore(ExploredBatch.from_bytes(content).order)
+            self.display.message(f"continuing after batch {numbers[-1]}")
+
+    def _await_weights(self, number: int) -> None:
+        """Serve the newest weights; where `sync.max_staleness` bounds the age of tokens, wait until they are new
+        enough for this batch."""
+        schedule = self.recipe.schedule
+
+        def new_enough() -> bool | None:
+            self._load_newer()
+            return True if number - 1 - self.weights.step <= schedule.max_behind else None
+
+        wait_for(new_enough, f"the trainer, for weights that batch {number} may be sampled by", self.display.message)
+
+    def _load_newer(self) -> None:
+        if (tensors := self.weights.newer()) is not None:
+            self.display.doing("syncing")
+            self.serving.publish(self.weights.version, tensors)
+            self.display.doing("")
+
+    def _roll_out(self, number: int) -> StepRollouts:
+        explorer = Explorer(
+            self.recipe,
+            serving=self.serving,
+            tasks=self.tasks,
+            order=self.order,
+            total_steps=number,
+            display=self.display,
+            trained=number - 1,
+            version=self.weights.version,
+        )
+        with contextlib.closing(explorer):
+            return explorer.gather()
+
+    def _report(self, number: int, rollouts: StepRollouts, seconds: float) -> None:
+        found = summarize(rollouts.groups)
+        tokens = sum(num_sampled_tokens(group) for group in rollouts.groups)
+        notes = [*found.notes(needs_reward=self.recipe.needs_reward), rollouts.note()]
+        self.display.step(
+            StepReport(
+                step=number,
+                reward=None if found.reward_mean != found.reward_mean else found.reward_mean,
+                tokens_per_s=tokens / seconds,
+                seconds=seconds,
+                flat=f"{found.num_flat_groups}/{found.num_groups}",
+                note="; ".join(filter(None, [*notes, f"policy version {self.weights.version}"])),
+            )
+        )

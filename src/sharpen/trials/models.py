@@ -1,0 +1,113 @@
+"""How a candidate's models are opened for an attempt, and where attempts run that use the owner's own models.
+
+In: the arguments of a candidate. Out: an opener for the rollout runner whose "model" is a `Trial`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from sharpen.rollout.attempt import Ending, UserFunctions
+from sharpen.rollout.in_process import Attempt, AttemptRequest, OpenModels
+from sharpen.rollout.models import RolloutModels
+from sharpen.trials.agent import Trial
+from sharpen.trials.usage import Usage, counted, is_countable
+from sharpen.types import Call, Outcome
+
+
+class OwnModel:
+    """Access to a model that the owner brings; satisfies `rollout.models.Access`. Its calls are not recorded."""
+
+    failure = failure_reason = exhausted = None
+    cut = False
+
+    def __init__(self, trial: Trial) -> None:
+        self.model = trial
+        self.counts: Mapping[str, float] = {}
+
+    @property
+    def num_answers(self) -> int | None:
+        """As far as the trial knows."""
+        used = self.model.usage()
+        return None if used is None else used.num_answers
+
+    def allow(self, num_rollouts: int) -> None:
+        """Its calls are not limited."""
+
+    def close(self) -> tuple[Call, ...]:
+        """Nothing was recorded, and nothing can be revoked."""
+        return ()
+
+
+def with_own_models(arguments: Mapping[str, Any]) -> OpenModels:
+    """The workflow gets `arguments` as they are, but for a model of AgentScope: a copy whose tokens are counted."""
+
+    def opens(rollout_id: str, noise_seed: int) -> RolloutModels:
+        model = arguments.get("model")
+        if not is_countable(model):
+            return RolloutModels(OwnModel(Trial(arguments=arguments, usage=lambda: None)))
+        usage = Usage()
+        trial = Trial(arguments={**arguments, "model": counted(model, usage)}, usage=lambda: usage)
+        return RolloutModels(OwnModel(trial))
+
+    return opens
+
+
+def with_served_model(open_models: OpenModels, arguments: Mapping[str, Any]) -> OpenModels:
+    """The workflow gets `arguments`, and as `model` the one that `open_models` opens."""
+
+    def opens(rollout_id: str, noise_seed: int) -> RolloutModels:
+        models = open_models(rollout_id, noise_seed)
+        models.model = Trial(
+            arguments={**arguments, "model": models.model}, usage=lambda: usage_of_calls(models.close())
+        )
+        return models
+
+    return opens
+
+
+def usage_of_calls(calls: tuple[Call, ...]) -> Usage:
+    """What the calls that the agent received used. A prompt counts once for each call that was made with it."""
+    delivered = [call for call in calls if call.delivered]
+    return Usage(
+        input_tokens=sum(len(call.prompt_ids_P) for call in delivered),
+        output_tokens=sum(len(call.sampled_ids_S) for call in delivered),
+        num_answers=len(delivered),
+    )
+
+
+class OnCallersLoop:
+    """Attempts on the event loop that the caller runs, so that what the owner's models keep (connections, locks) stays
+    on one loop; satisfies `rollout.in_process.AttemptRunner`. Code that blocks this loop blocks all of them."""
+
+    def __init__(self, functions: UserFunctions, timeout_s: float, loop: asyncio.AbstractEventLoop) -> None:
+        self._functions = functions
+        self._timeout_s = timeout_s
+        self._loop = loop
+
+    async def run(self, request: AttemptRequest) -> Attempt:
+        """See `AttemptRunner.run`."""
+        assert callable(request.opener)
+        began = time.monotonic()
+        models = request.opener(request.rollout_id, request.noise_seed)
+        attempt = asyncio.run_coroutine_threadsafe(self._functions.attempt(request.task, models), self._loop)
+        ended = asyncio.wrap_future(attempt)
+        await asyncio.wait([ended], timeout=self._timeout_s)
+        if ended.done():
+            ending = ended.result()
+        else:
+            attempt.cancel()
+            ending = Ending(outcome=Outcome.TIMEOUT, error=f"no result within the time limit of {self._timeout_s:g} s")
+        return Attempt(
+            ending=ending,
+            calls=models.end(),
+            counts=models.counts,
+            seconds=time.monotonic() - began,
+            num_answers=models.policy.num_answers,
+        )
+
+    def close(self) -> None:
+        """Nothing is left: the loop is the caller's."""

@@ -1,0 +1,141 @@
+"""What candidates did on tasks, and how failures count.
+
+In: groups of one rollout. Out: a `Result` for each task, `Measured` for each candidate, rewards that can be compared.
+
+A failure of the agent (the workflow raised after the model answered, the time limit, an unusable answer) counts as much
+as the worst result of any candidate on any task, and never more than 0: by failing no candidate can gain. What
+something else made fail (a server, the judge) is tried again, and then left out of the comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sharpen.rollout.attempt import JUDGE
+from sharpen.rollout.in_process import OpenModels
+from sharpen.rollout.models import RolloutModels
+from sharpen.rollout.retries import fails_its_task
+from sharpen.rollout.runner import RolloutRunner
+from sharpen.trials.agent import Trial
+from sharpen.types import Rollout, Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One candidate on one task. Without a `reward` it `failed` (the agent did), or is left out; `error` says why.
+    `trial` is the attempt that counts, None where none began."""
+
+    task: Task
+    reward: float | None
+    failed: bool
+    error: str
+    metrics: Mapping[str, float]
+    trial: Trial | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One candidate on all tasks, by task id."""
+
+    results: Mapping[str, Result]
+
+    @property
+    def failed(self) -> list[Result]:
+        """The tasks on which the agent failed."""
+        return [result for result in self.results.values() if result.reward is None and result.failed]
+
+    @property
+    def left_out(self) -> list[Result]:
+        """The tasks that say nothing of the candidate."""
+        return [result for result in self.results.values() if result.reward is None and not result.failed]
+
+    @property
+    def given(self) -> list[float]:
+        """The rewards that were given."""
+        return [result.reward for result in self.results.values() if result.reward is not None]
+
+    def rewards(self, floor: float) -> dict[str, float]:
+        """The reward by task, where failures count `floor`; what is left out is not there."""
+        return {
+            id_: floor if result.reward is None else result.reward
+            for id_, result in self.results.items()
+            if result.reward is not None or result.failed
+        }
+
+    def metrics(self) -> dict[str, float]:
+        """The mean of each metric of the judge over the tasks that have it."""
+        found: dict[str, list[float]] = {}
+        for result in self.results.values():
+            for name, value in result.metrics.items():
+                if result.reward is not None and name.startswith(JUDGE):
+                    found.setdefault(name.removeprefix(JUDGE), []).append(value)
+        return {name: sum(values) / len(values) for name, values in found.items()}
+
+    def lines(self, floor: float) -> list[str]:
+        """What failed, and what was left out, for people."""
+        total = len(self.results)
+        lines = []
+        if failed := self.failed:
+            lines.append(
+                f"{len(failed)} of {total} tasks failed and count {floor:g}, the worst result; the first: "
+                f"{failed[0].task.id}: {failed[0].error}"
+            )
+        if left_out := self.left_out:
+            lines.append(
+                f"{len(left_out)} of {total} tasks are left out; the first: {left_out[0].task.id}: {left_out[0].error}"
+            )
+        return lines
+
+
+def floor_of(measured: Iterable[Measured]) -> float:
+    """What a failure counts beside these results."""
+    return min([0.0, *(reward for one in measured for reward in one.given)])
+
+
+class Pending:
+    """One candidate on one task, under way."""
+
+    def __init__(self, runner: RolloutRunner, task: Task, opens: OpenModels) -> None:
+        self._task = task
+        self._trials: list[Trial] = []
+
+        def opened(rollout_id: str, noise_seed: int) -> RolloutModels:
+            models = opens(rollout_id, noise_seed)
+            self._trials.append(models.model)
+            return models
+
+        # The same noise for every candidate makes the comparison sharper.
+        self.group = runner.submit(task, f"trial/{task.id}", 0, 1, open_session=opened, evaluation=True)
+
+    def result(self) -> Result:
+        """Wait for it. Raises `ConfigError` or `DatasetError` for bad input."""
+        (rollout,) = self.group.result().rollouts
+        return Result(
+            task=self._task,
+            reward=rollout.reward,
+            failed=fails_its_task(rollout),
+            error=_why(rollout),
+            metrics=rollout.metrics,
+            trial=self._trials[-1] if self._trials else None,
+        )
+
+
+def measure(
+    runner: RolloutRunner,
+    tasks: Sequence[Task],
+    opens: OpenModels,
+    on_result: Callable[[Any], None] | None = None,
+) -> Measured:
+    """Try a candidate on all tasks and wait. `on_result` is called on another thread, once for each."""
+    pending = [Pending(runner, task, opens) for task in tasks]
+    if on_result is not None:
+        for one in pending:
+            one.group.add_done_callback(on_result)
+    runner.collect([one.group for one in pending])
+    return Measured(results={task.id: one.result() for task, one in zip(tasks, pending, strict=True)})
+
+
+def _why(rollout: Rollout) -> str:
+    return "" if rollout.error is None else f"{rollout.outcome.value}: {rollout.error}"

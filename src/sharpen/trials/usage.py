@@ -1,0 +1,75 @@
+"""Tokens that a model of AgentScope uses, read from its own answers.
+
+In: a chat model of AgentScope 1.x or 2.x. Out: a copy that counts what its calls use; the original is left alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(slots=True, kw_only=True)
+class Usage:
+    """Tokens used so far, and answers that the agent was handed. An answer that does not say what it used makes the
+    token counts unknown (`complete` is false)."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    num_answers: int = 0
+    complete: bool = True
+
+    def add(self, answer: Any) -> None:
+        """Count an answer (the last chunk of one that was streamed)."""
+        self.num_answers += 1
+        used = getattr(answer, "usage", None)
+        sizes = [getattr(used, name, None) for name in ("input_tokens", "output_tokens")]
+        if not all(isinstance(size, int) for size in sizes):
+            self.complete = False
+            return
+        self.input_tokens += sizes[0] or 0
+        self.output_tokens += sizes[1] or 0
+
+
+def is_countable(model: Any) -> bool:
+    """Whether `model` is a chat model of AgentScope."""
+    return any(
+        kind.__name__ == "ChatModelBase" and kind.__module__.split(".")[0] == "agentscope"
+        for kind in type(model).__mro__
+    )
+
+
+def counted(model: Any, usage: Usage) -> Any:
+    """A shallow copy of a chat model of AgentScope that adds to `usage`; it shares the client."""
+    kind: Any = type(model)
+    twin = copy.copy(model)
+    twin.__class__ = _counting(kind)
+    twin.sharpen_usage = usage
+    return twin
+
+
+@functools.cache
+def _counting(base: Any) -> Any:
+    """A subclass of a model class, under the same name, that counts its answers."""
+
+    async def call(self: Any, *arguments: Any, **named: Any) -> Any:
+        answer = await base.__call__(self, *arguments, **named)
+        if hasattr(answer, "__aiter__"):
+            return _stream(answer, self.sharpen_usage)
+        self.sharpen_usage.add(answer)
+        return answer
+
+    return type(base.__name__, (base,), {"__call__": call, "__module__": base.__module__, "__doc__": base.__doc__})
+
+
+async def _stream(chunks: Any, usage: Usage) -> AsyncIterator[Any]:
+    """Pass the chunks on and count the answer at its end; each chunk's usage is that of the whole so far."""
+    last = None
+    async for chunk in chunks:
+        if last is None or getattr(chunk, "usage", None) is not None:
+            last = chunk
+        yield chunk
+    usage.add(last)

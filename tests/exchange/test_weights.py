@@ -1,0 +1,71 @@
+"""Weights on their way to an explorer: the newest, whole, and by a name that no other weights have."""
+
+import pytest
+import torch
+
+from sharpen.exchange.weights import PublishedWeights, WeightPublisher, read_note
+
+TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(2, dtype=torch.bfloat16)}
+
+
+def test_the_explorer_gets_the_newest_weights_once(tmp_path):
+    weights = PublishedWeights(tmp_path)
+    assert weights.newer() is None
+    publisher = WeightPublisher(tmp_path, step=0, version=0)
+    publisher.publish(3, 1, TENSORS)
+    publisher.publish(6, 2, {name: tensor + 1 for name, tensor in TENSORS.items()})
+    found = weights.newer()
+    assert found is not None
+    assert torch.equal(found["a"], TENSORS["a"] + 1)
+    assert found["b"].dtype == torch.bfloat16
+    assert (weights.version, weights.step) == (6, 2)
+    assert weights.newer() is None
+
+
+def test_tied_weights_arrive_under_both_names(tmp_path):
+    tied = torch.arange(4.0)
+    WeightPublisher(tmp_path, step=0, version=0).publish(0, 0, {"head": tied, "embedding": tied})
+    found = PublishedWeights(tmp_path).newer()
+    assert found is not None
+    assert torch.equal(found["head"], tied)
+    assert torch.equal(found["embedding"], tied)
+
+
+def test_two_files_of_weights_stay(tmp_path):
+    publisher = WeightPublisher(tmp_path, step=0, version=0)
+    for step in range(5):
+        publisher.publish(step, step, TENSORS)
+    assert len(list((tmp_path / "weights").iterdir())) == 2
+
+
+def test_a_session_that_begins_again_takes_back_what_it_lost(tmp_path):
+    """The first session published up to version 5; its checkpoint is of version 3. Red without the spans."""
+    first = WeightPublisher(tmp_path, step=0, version=0)
+    first.publish(5, 5, TENSORS)
+    one = first.note.session
+    second = WeightPublisher(tmp_path, step=3, version=3)
+    second.publish(3, 3, TENSORS)
+    note = read_note(tmp_path)
+    assert note is not None
+    assert [note.leads_here(one, version) for version in (0, 3, 4, 5)] == [True, True, False, False]
+    assert note.leads_here(second.note.session, 9)
+    assert note.leads_here("", 0)
+    assert not note.leads_here("unknown", 0)
+
+
+def test_equal_versions_of_two_sessions_are_different_weights(tmp_path):
+    weights = PublishedWeights(tmp_path)
+    WeightPublisher(tmp_path, step=0, version=0).publish(5, 5, TENSORS)
+    assert weights.newer() is not None
+    WeightPublisher(tmp_path, step=3, version=3).publish(5, 5, TENSORS)
+    assert weights.newer() is not None
+
+
+@pytest.mark.parametrize("trained", [1, 4])
+def test_steps_without_new_weights_are_told(tmp_path, trained):
+    publisher = WeightPublisher(tmp_path, step=0, version=0)
+    publisher.publish(0, 0, TENSORS)
+    publisher.trained(trained)
+    note = read_note(tmp_path)
+    assert note is not None
+    assert (note.version, note.step, note.trained) == (0, 0, trained)
