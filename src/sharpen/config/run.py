@@ -208,6 +208,15 @@ class CertificateConfig(Strict):
     """Stop the run before the update, or only warn and note it in the certificate."""
 
 
+class OperatorConfig(Strict):
+    """A function over tasks or rollouts."""
+
+    name: str
+    """A built-in operator, or `package.module:function` or `path/file.py:function`."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Its keyword arguments."""
+
+
 class SamplingConfig(Strict):
     """Which tasks are rolled out, and which rollouts and groups train."""
 
@@ -238,6 +247,10 @@ class SamplingConfig(Strict):
     """The whole penalty."""
     overlong_filter: bool = False
     """Leave rollouts that a token limit cut out of statistics and update."""
+    task_operators: list[OperatorConfig] = Field(default_factory=list)
+    """Operators on the training tasks, applied in order before the run (docs/use/operators.md)."""
+    operators: list[OperatorConfig] = Field(default_factory=list)
+    """Operators on the rollouts of a step, applied in order before they train."""
     replay_share: float = Field(default=0.0, ge=0.0)
     """Groups of earlier steps that train once more, for each task of the step; 0 is no replay."""
     replay_priority: Literal["signal", "recency"] = "signal"
