@@ -57,8 +57,9 @@ IMPORTS: Mapping[str, set[str]] = {
         "certificate",
         "diagnose",
     },
-    "trials": {"rollout"},
+    "trials": {"monitor", "rollout"},
     "model_selection": {"tasks", "monitor", "rollout", "recipe", "execution", "decide", "trials"},
+    "prompt_tune": {"tasks", "monitor", "rollout", "compat", "recipe", "execution", "decide", "trials"},
     "tuning": {"algorithm", "rollout", "compat", "decide", "run"},
     "cli": {
         "algorithm",

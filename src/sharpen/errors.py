@@ -114,7 +114,7 @@ class JournalError(SharpenError, OSError):
 
 
 class RolloutError(SharpenError, RuntimeError):
-    """Too many rollouts failed for the run to go on."""
+    """Too many rollouts failed for the run to continue."""
 
 
 class TokenCapError(RolloutError):

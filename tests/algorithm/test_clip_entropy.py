@@ -123,7 +123,7 @@ def test_the_order_of_tokens_and_the_scale_of_advantages_do_not_matter(name, tok
 
 
 @given(tokens=TOKENS, mu=MU)
-def test_tokens_that_are_there_twice_fare_alike(tokens, mu):
+def test_duplicated_tokens_are_treated_alike(tokens, mu):
     assert kept("clipb", tokens * 2, mu, 1.0) == kept("clipb", tokens, mu, 1.0) * 2
 
 

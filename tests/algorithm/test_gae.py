@@ -108,7 +108,7 @@ def test_lambda_one_is_the_return_minus_the_value_and_lambda_zero_one_step(
     np.testing.assert_allclose(one_step, rewards + following - values, atol=1e-9)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_mismatched_or_non_finite_arrays_are_refused() -> None:
     with pytest.raises(ValueError, match="got 2, 1, 2"):
         gae(np.zeros(2), np.zeros(1), np.zeros(2, np.int64))
     with pytest.raises(ValueError, match="finite"):

@@ -10,7 +10,7 @@ from sharpen.config.run import LossConfig
 from sharpen.errors import ConfigError
 
 
-def test_adapted_by_hand() -> None:
+def test_adapt_coefficient_by_hand() -> None:
     # found 0.11 at target 0.1: error 0.1; 50 of 100 rollouts: 0.2 * (1 + 0.1 * 0.5)
     assert adapt_coefficient(0.2, 0.11, target=0.1, horizon=100, num_rollouts=50) == pytest.approx(0.21)
     # twice the target: the error is held at 0.2

@@ -57,7 +57,7 @@ def test_objective_by_hand() -> None:
     assert logprobs.grad.tolist() == pytest.approx([0.0, 0.75 - 0.075])
 
 
-def test_parts_that_are_off_are_not_looked_at() -> None:
+def test_disabled_terms_are_not_used() -> None:
     algorithm = replace(PRESETS["grpo"], kl_coef=0.0)
     nan = tensor(math.nan)
     loss, sums = policy_objective(algorithm, tensor(-1.0), tensor(-1.0), tensor(2.0), tensor(1.0), nan, nan)

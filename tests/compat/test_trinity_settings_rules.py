@@ -29,6 +29,11 @@ buffer:
 """
 
 
+PART = {"clip_range": 0.2}
+WRITTEN, SEQUENCES = "seq-mean-token-mean", "sequence-mean-token-mean"
+"""An aggregation as Trinity-RFT writes it, and as we do."""
+
+
 def write(folder: Path, *more: str, base: str = FILE) -> Path:
     path = folder / "f.yaml"
     path.write_text("\n".join([base, *more]))
@@ -76,8 +81,7 @@ def refusal(content: dict[str, Any], **environment: str) -> str:
         ("explorer: {max_retry_times: many}", "'explorer.max_retry_times' must be a whole number, but 'many' came"),
         ("explorer: {rollout_model: {engine_type: external}}", "a model behind an endpoint cannot be trained"),
         ("explorer: {rollout_model: {dtype: float16}}", "is 'float16': use auto, bfloat16, bf16, float32"),
-        ("explorer: {bench_on_latest_checkpoint: true}", "name the checkpoint instead: sharpen eval"),
-        ("explorer: {env_vars: {KEY: 1}}", "are set by the shell that starts the run, before it does: export KEY=1"),
+        ("explorer: {env_vars: {KEY: [1]}}", "'explorer.env_vars.KEY' must be a text or a number, but [1] came"),
         ("monitor: {monitor_type: wandb, monitor_args: {base_url: x}}", "WANDB_BASE_URL"),
         ("monitor: {monitor_type: paper}", "'paper' came (f.yaml: monitor.monitor_type)"),
         (
@@ -112,7 +116,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(tmp_path, more, message):
         ({"policy_loss_fn": "mix"}, "'algorithm.policy_loss_fn' is 'mix': it goes with algorithm_type: mix"),
         ({"policy_loss_fn_args": {"clip_rnge": 0.1}}, "is not an argument of 'ppo'; did you mean 'clip_range'?"),
         ({"policy_loss_fn_args": {"enable_sequence_masking": True}}, "it is False here: leave it out"),
-        ({"policy_loss_fn_args": {"loss_agg_mode": "seq-mean-token-sum"}}, "takes algorithm.loss_agg_mode instead"),
+        ({"policy_loss_fn_args": {"loss_agg_mode": "seq-sum"}}, "use token-mean, seq-mean-token-mean or seq-mean-to"),
         ({"advantage_fn_args": {"rank_penalty": 0.25}}, "'algorithm.advantage_fn_args.rank_penalty' is 0.25"),
         ({"advantage_fn_args": {"std_cal_level": "run"}}, "use group or batch"),
         ({"advantage_fn_args": 3}, "'algorithm.advantage_fn_args' must be a section of settings, but 3 came"),
@@ -134,10 +138,6 @@ def test_what_cannot_be_honoured_is_refused_by_name(tmp_path, more, message):
         ({"loss_agg_mode": "seq-mean-token-sum-norm"}, "use token-mean, seq-mean-token-mean or seq-mean-token-sum"),
         ({"sample_strategy": "mix"}, "an expert's rows are mixed in by algorithm_type mix or mix_chord: set that"),
         ({"sample_strategy": "newest"}, "use default, mix or staleness_control"),
-        (
-            {"sample_strategy": "staleness_control", "sample_strategy_args": {"max_stalenes": 1}},
-            "is not an argument of the sample strategy; did you mean 'max_staleness'?",
-        ),
         ({"rollout_correction": {"rollout_is": "token"}}, "training is on-policy"),
         ({"optimizer": {"betas": 0.9}}, "must be two numbers, but 0.9 came"),
         ({"optimizer": {"lr_warmup_steps_ratio": 0.1}}, "a share needs buffer.total_steps too"),
@@ -176,8 +176,7 @@ def test_features_of_the_model_are_refused_and_their_off_values_accepted(model, 
     ("taskset", "message"),
     [
         ({"storage_type": "sql"}, "tasks are read from files or the Hugging Face hub"),
-        ({"data_selector": {"selector_type": "hardest"}}, "use shuffle, random, sequential, offline_easy2hard or diff"),
-        ({"data_selector": {"selector_type": "difficulty_based", "kwargs": {"tau": 0}}}, "tasks are drawn, not ranked"),
+        ({"data_selector": {"selector_type": "hardest"}}, "use sequential, shuffle, random, offline_easy2hard or diff"),
         (
             {"data_selector": {"selector_type": "difficulty_based", "kwargs": {"tua": 1}}},
             "is no argument of difficulty",
@@ -537,7 +536,7 @@ def test_a_second_use_is_the_share_by_which_the_trainer_takes_more_than_a_step_m
     )
     again = convert_(replay_file(160, enable=True, reuse_cooldown_time=10))
     assert again.settings["sampling"] == {"replay_share": 0.25}
-    assert again.defaults["sampling"] == {"replay_priority": "recency"}
+    assert again.defaults["sampling"] == {"replay_priority": "recency", "order": "sequential"}
     assert "trainer" not in again.settings
     asked = convert_(replay_file(128, enable=True, reuse_cooldown_time=10))
     assert "sampling" not in asked.settings
@@ -620,7 +619,6 @@ def test_rows_of_an_expert_are_a_share_of_the_whole_batch(train, ratio, rows, mi
         ),
         (mixed_file(sample_strategy="default"), "an algorithm with an expert's rows mixes: leave it out"),
         (mixed_file(sample_strategy_args={"expert_data_ratio": 1.0}), "must leave rows and rollouts in a batch of 64"),
-        (mixed_file(sample_strategy_args={"expert_ratio": 0.1}), "did you mean 'expert_data_ratio'?"),
         (mixed_file(policy_loss_fn="ppo"), "this algorithm's own is mix: leave it out"),
         (mixed_file(policy_loss_fn_args={"mu_peak": 0.1}), "is not an argument of"),
         (
@@ -700,10 +698,110 @@ def test_adapters_have_trinity_s_rank_unless_set():
     assert "must be a list of one section of settings" in two
 
 
-def test_environment_variables_of_workflows_must_be_set_already():
+def test_environment_variables_of_workflows_are_texts():
     content = {"explorer": {"env_vars": {"TMPDIR": "${oc.env:TMPDIR,/tmp}", "SEED": 3}}}
-    assert "export SEED=3" in refusal(content, TMPDIR="/scratch")
-    assert convert_(content, TMPDIR="/scratch", SEED="3").notices == ()
+    found = convert_(content, TMPDIR="/scratch")
+    assert found.settings["rollout"]["env_vars"] == {"TMPDIR": "/scratch", "SEED": "3"}
+    assert found.notices == ()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "argument"),
+    [
+        ({"advantage_fn": "step_wise_grpo", "advantage_fn_args": {"step_norm": True}}, "advantage_fn_args.step_norm"),
+        (
+            {"sample_strategy": "staleness_control", "sample_strategy_args": {"max_stalenes": 1}},
+            "sample_strategy_args.max_stalenes",
+        ),
+    ],
+)
+def test_an_argument_that_trinity_takes_and_ignores_is_a_notice(algorithm, argument):
+    notice = convert_({"algorithm": {"algorithm_type": "grpo", **algorithm}}).notices[-1]
+    assert f"algorithm.{argument}: Trinity-RFT takes it and makes no use of it; did you mean '" in notice
+    mixed = convert_(mixed_file(sample_strategy_args={"expert_ratio": 0.1})).notices[-1]
+    assert "sample_strategy_args.expert_ratio: Trinity-RFT takes it and makes no use of it; did you mean 'exp" in mixed
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "aggregation"),
+    [
+        ({"algorithm_type": "grpo"}, None),
+        ({"algorithm_type": "grpo", "loss_agg_mode": "seq-mean-token-mean"}, "sequence-mean-token-mean"),
+        # given in part, they leave the loss its own
+        ({"algorithm_type": "grpo", "loss_agg_mode": "seq-mean-token-mean", "policy_loss_fn_args": PART}, "token-mean"),
+        ({"algorithm_type": "gspo", "policy_loss_fn_args": PART}, "sequence-mean-token-mean"),
+        ({"algorithm_type": "gspo", "loss_agg_mode": "token-mean", "policy_loss_fn_args": PART}, SEQUENCES),
+        ({"algorithm_type": "grpo", "policy_loss_fn": "gspo", "policy_loss_fn_args": PART}, SEQUENCES),
+        # one among them gives way to that of the algorithm, token-mean unless the file sets it
+        ({"algorithm_type": "grpo", "policy_loss_fn_args": {**PART, "loss_agg_mode": WRITTEN}}, "token-mean"),
+        ({"algorithm_type": "gspo", "policy_loss_fn_args": {**PART, "loss_agg_mode": WRITTEN}}, "token-mean"),
+        (
+            {
+                "algorithm_type": "grpo",
+                "loss_agg_mode": WRITTEN,
+                "policy_loss_fn_args": {**PART, "loss_agg_mode": "token-mean"},
+            },
+            SEQUENCES,
+        ),
+    ],
+)
+def test_the_loss_s_arguments_given_in_part_keep_trinity_s_rule_of_aggregation(algorithm, aggregation):
+    found = convert_({"algorithm": algorithm})
+    merged = found.defaults.get("loss", {}) | found.settings.get("loss", {})
+    assert merged.get("aggregation") == aggregation
+    if "loss_agg_mode" in algorithm and aggregation == "token-mean":
+        assert (
+            "algorithm.loss_agg_mode = 'seq-mean-token-mean': as there, the loss ppo has token-mean" in found.notices[0]
+        )
+    if "loss_agg_mode" in algorithm.get("policy_loss_fn_args", {}):
+        assert "takes its place, as there" in " ".join(found.notices)
+
+
+def test_tau_0_nearly_ranks_and_pass_rates_need_no_operator():
+    selector = {"selector_type": "difficulty_based", "feature_keys": ["a"], "kwargs": {"tau": 0, "target_reward": 0.5}}
+    operators = {"experience_pipeline": {"operators": [{"name": "pass_rate_calculator"}]}}
+    found = convert_({**one_taskset(data_selector=selector), "data_processor": operators})
+    assert found.settings["sampling"] == {"order": "difficulty", "difficulty_target": 0.5, "difficulty_width": 0.05}
+    assert "kwargs.tau = 0: the tasks nearest to the target come first there" in found.notices[0]
+    assert "data_processor.experience_pipeline.operators: the mean reward of each task is always" in found.notices[-1]
+    operators["experience_pipeline"]["operators"].append({"name": "other"})
+    assert "has the operators other, but" in refusal(
+        {**one_taskset(data_selector=selector), "data_processor": operators}
+    )
+
+
+def one_taskset(**more: Any) -> dict[str, Any]:
+    return {"buffer": {"explorer_input": {"taskset": {"path": "x", **more}}}}
+
+
+@pytest.mark.parametrize(
+    ("selector", "order"),
+    [("sequential", "sequential"), ("shuffle", "shuffled"), ("random", "shuffled"), (None, "sequential")],
+)
+def test_tasks_come_in_trinity_s_order(selector, order):
+    given = {} if selector is None else {"data_selector": {"selector_type": selector}}
+    tasks, rows = convert_(one_taskset(**given)), convert_(rows_file({"algorithm_type": "sft"}, given))
+    for found in (tasks, rows):
+        merged = found.defaults.get("sampling", {}) | found.settings.get("sampling", {})
+        assert merged["order"] == order
+    evaluated = convert_({"buffer": {"explorer_input": {"eval_tasksets": [{"path": "x", **given}]}}, "mode": "bench"})
+    assert "sampling" not in evaluated.settings
+
+
+def test_the_latest_checkpoint_is_read_where_trinity_reads_it(tmp_path):
+    evaluation = {
+        "buffer": {"explorer_input": {"eval_tasksets": [{"path": "x"}]}},
+        "checkpoint_root_dir": str(tmp_path),
+    }
+    content = {**evaluation, "project": "P", "name": "r", "explorer": {"bench_on_latest_checkpoint": True}}
+    assert "bench_on_latest_checkpoint: it belongs to mode bench" in convert_(content).notices[-1]
+    content |= {"mode": "bench", "model": {"model_path": "m"}}
+    assert f"there is no checkpoint at {tmp_path}/P/r/latest" in refusal(content)
+    (tmp_path / "P/r/latest").mkdir(parents=True)
+    found = convert_(content)
+    assert found.settings["model"]["model_path"] == f"{tmp_path}/P/r/latest"
+    assert "model.model_path: bench_on_latest_checkpoint comes first" in found.notices[-1]
+    assert "name says which run's checkpoint it is" in refusal({**content, "name": None})
 
 
 @pytest.mark.parametrize(
@@ -800,7 +898,11 @@ def rows_file(algorithm: dict[str, Any], buffer: dict[str, Any] | None = None, *
         ),
         ({"algorithm_type": "dpo", "policy_loss_fn_args": {"bta": 0.1}}, {}, "did you mean 'beta'?"),
         ({"algorithm_type": "sft", "loss_agg_mode": "mean"}, {}, "use token-mean, seq-mean-token-mean or seq-mean-to"),
-        ({"algorithm_type": "sft", "policy_loss_fn_args": {"loss_agg_mode": "x"}}, {}, "takes algorithm.loss_agg_mode"),
+        (
+            {"algorithm_type": "sft", "policy_loss_fn_args": {"loss_agg_mode": "x"}},
+            {},
+            "use token-mean, seq-mean-token",
+        ),
         ({"algorithm_type": "sft"}, {"storage_type": "sql"}, "rows are read from files or the Hugging Face hub"),
         ({"algorithm_type": "sft"}, {"format": {"prompt_type": "pairs"}}, "use messages or plaintext"),
         ({"algorithm_type": "sft"}, {"format": {"image_key": "picture"}}, "is 'picture': models of text only"),
@@ -868,7 +970,7 @@ def test_a_row_s_batch_is_the_trainer_s_and_its_steps_are_updates():
 
 
 def test_missing_rows_are_named_where_their_file_has_them(tmp_path):
-    base = "mode: train\nalgorithm: {algorithm_type: sft}\nmodel: {model_path: m, max_model_len: 64}\n"
+    base = "mode: train\nalgorithm: {algorithm_type: sft}\nmodel: {model_path: m, max_model_len: 64}\nbuffer: {}\n"
     message = error_of(write(tmp_path, base=base))
     assert "'train_dataset' is missing (f.yaml: buffer.trainer_input.experience_buffer)" in message
 

@@ -282,3 +282,18 @@ def test_explain_fits_a_terminal(config):
     assert max(map(len, table)) <= 100
     assert re.search(r"^setting +value +from \(toy\.yaml\)", table[0])
     assert re.search(r"^  batch_size +2 +buffer\.batch_size *$", plain, re.MULTILINE)
+
+
+def test_the_file_s_environment_is_there_when_the_workflow_is_loaded_and_gone_after_the_run(config, tmp_path):
+    """Red when `_loaded` imports the workflow outside of `environment`."""
+    text = "import os\nFOUND = os.environ['FLOW_NEEDS']\n" + WORKFLOW.replace(
+        "    async def run_async(self):\n",
+        "    async def run_async(self):\n        assert os.environ['FLOW_NEEDS'] == FOUND == '3'\n",
+    )
+    (tmp_path / "flow.py").write_text(text)
+    content = json.loads(config.read_text())
+    content["explorer"] = {"env_vars": {"FLOW_NEEDS": 3}}
+    content["buffer"]["total_steps"] = 1
+    config.write_text(json.dumps(content))
+    assert main(["check", "--config", str(config), "--tasks", "2"]) == 0
+    assert "FLOW_NEEDS" not in os.environ

@@ -95,7 +95,7 @@ class Place:
         if isinstance(workflow, str | type):
             function = workflow_function(workflow, TasksetConfig(**(taskset or {})), workflow_args or {}, no_use_in)
         config = RolloutConfig(**{"timeout_s": 20.0, "max_attempts": 1, **settings})
-        attempts = InProcess(UserFunctions(function, None), config.timeout_s)
+        attempts = InProcess(UserFunctions(function, None, workflow_args), config.timeout_s)
         runner = RolloutRunner(attempts, self.open, config, group_size, 0)
         self._runners.append(runner)
         tasks = [Task(id=f"train/{i}", index=i, row=Row(row)) for i, row in enumerate(rows or ({"prompt": "q"},))]

@@ -166,7 +166,7 @@ def test_a_best_that_points_to_nothing_goes(tmp_path: Path):
     assert not os.path.lexists(path / "best")
 
 
-def test_checkpoints_of_which_none_is_whole_are_refused_and_nothing_is_written(tmp_path: Path):
+def test_a_directory_without_a_complete_checkpoint_is_refused_and_left_unchanged(tmp_path: Path):
     path = run_directory(tmp_path, 2)
     (path / "global_step_2" / STATE / "state.json").unlink()
     before = sorted(file.name for file in path.iterdir())

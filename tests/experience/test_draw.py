@@ -72,7 +72,7 @@ ALGORITHMS = algorithms()
 def test_trap_17_merging_changes_no_weight_and_no_advantage(
     members: list[tuple[list[Call], float]], first: int
 ) -> None:
-    """Red when `_weigh` numbers sequences instead of calls."""
+    """Red when `_make_experiences` numbers sequences instead of calls."""
     whole = make_group([make_rollout(calls, reward, index=i) for i, (calls, reward) in enumerate(members)])
     apart = make_group([make_rollout(unmerged(calls), reward, index=i) for i, (calls, reward) in enumerate(members)])
     for algorithm in ALGORITHMS[first::7]:  # every aggregation is among them

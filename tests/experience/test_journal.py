@@ -104,7 +104,7 @@ def test_groups_can_be_asked_for_by_id_and_from_the_end(tmp_path: Path) -> None:
     assert [group.id for group in read_groups(path, last=3)] == ["b", "c", "b"]
 
 
-def test_rows_without_a_form_in_json_keep_their_text(tmp_path: Path) -> None:
+def test_values_that_json_cannot_hold_become_text(tmp_path: Path) -> None:
     path = tmp_path / "run.db"
     group = make_group([two_turns()])
     group = replace(group, task=replace(group.task, row={"image": b"\x00", "count": np.int64(3), "text": "\ud800"}))
@@ -280,7 +280,7 @@ def test_a_closed_journal_takes_nothing(tmp_path: Path) -> None:
         journal.add(make_group([two_turns()]))
 
 
-def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_journal_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "run.db"
     with pytest.raises(JournalError, match="cannot read"):
         read_steps(path)
@@ -295,6 +295,15 @@ def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
         Journal(other)
     with pytest.raises(JournalError, match="schema version 99"):
         list(read_groups(other))
+
+
+def test_a_database_without_a_schema_version_is_refused(tmp_path: Path) -> None:
+    """Red when the missing row is read like any other: a `TypeError` instead of a `JournalError`."""
+    path = tmp_path / "run.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE meta (key TEXT, value TEXT)")
+    with pytest.raises(JournalError, match=r"run\.db has no schema version"):
+        read_steps(path)
 
 
 def test_errors_pickle() -> None:
@@ -330,7 +339,7 @@ def conversation(num_turns: int, drops_thinking: bool) -> Group:
 
 @pytest.mark.parametrize("drops_thinking", [False, True])
 def test_size_grows_linearly_with_turns(tmp_path: Path, drops_thinking: bool) -> None:
-    """Red when a call stores its whole prompt (`_base` returns None)."""
+    """Red when a call stores its whole prompt (`_find_base` returns None)."""
     sizes = []
     for num_turns in (10, 20, 40):
         path = tmp_path / f"{num_turns}.db"

@@ -145,7 +145,7 @@ def test_trap_13_a_group_leaves_when_its_oldest_token_is_beyond_the_bound() -> N
     assert (ids(replay.draw(6, 8)), len(replay)) == ([], 0)
 
 
-def test_what_is_kept_its_signal_and_its_uses() -> None:
+def test_kept_groups_have_their_signal_and_uses() -> None:
     """GRPO's advantages of rewards 1, 0 are ±1 / sqrt(2), of 1, 0, 0, 0 they are 3/2, -1/2, -1/2, -1/2.
 
     Flat, small and filtered groups have no advantage. Red when `keep` takes a group with signal 0.
@@ -222,7 +222,7 @@ def test_every_minibatch_has_its_share_and_a_fresh_group_is_first(num_fresh: int
         ({"loss__policy_loss": "sft"}, "'sft' of 'grpo'"),
     ],
 )
-def test_what_would_be_wrong_or_idle_is_refused_by_name(settings: dict[str, Any], message: str) -> None:
+def test_unsuitable_algorithms_and_unused_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         configured(**settings)
 

@@ -226,7 +226,7 @@ def test_rewards_of_steps_and_states_are_in_the_journal(tmp_path: Any) -> None:
     assert (found.rollouts[1].step_rewards, found.rollouts[1].states) == ({}, {})
 
 
-def test_a_journal_of_before_has_none(tmp_path: Any) -> None:
+def test_an_older_journal_has_none(tmp_path: Any) -> None:
     import sqlite3
 
     journal = Journal(tmp_path / "run.db")

@@ -123,7 +123,7 @@ def test_advantages_use_the_shaped_rewards_and_the_record_keeps_the_given_ones()
         ({"overlong_cache": 5, "overlong_length": 20}, "above 15 tokens, but model.max_tokens is 10"),
     ],
 )
-def test_settings_that_make_no_sense_together_are_refused(settings: dict[str, int], message: str) -> None:
+def test_contradicting_settings_are_refused(settings: dict[str, int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Shaping.of(SamplingConfig(**settings), 10)  # type: ignore[arg-type]
 

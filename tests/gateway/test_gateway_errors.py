@@ -62,7 +62,7 @@ def test_bad_requests_are_refused_by_name(serve: Any, options: dict[str, Any], p
 @pytest.mark.parametrize(
     "body", ['{"model": "toy", "messages": [{"role": "user", "content": "\\ud800"}]}', "[1]", "{", '{"model": "toy"}']
 )
-def test_bodies_that_are_no_request(serve: Any, body: str) -> None:
+def test_invalid_bodies_are_refused(serve: Any, body: str) -> None:
     session = serve("hi").open()
     headers = {"Authorization": f"Bearer {session.model.api_key}"}
     reply = httpx.post(f"{session.model.base_url}/chat/completions", headers=headers, content=body)
@@ -156,7 +156,9 @@ NO_KEY: list[tuple[dict[str, str], str, str]] = [
 
 
 @pytest.mark.parametrize(("headers", "code", "said"), NO_KEY)
-def test_a_401_says_which_of_three_it_is(serve: Any, headers: dict[str, str], code: str, said: str) -> None:
+def test_a_401_distinguishes_missing_and_unknown_keys(
+    serve: Any, headers: dict[str, str], code: str, said: str
+) -> None:
     """The third is that of `test_revoked_key`."""
     reply = httpx.get(f"{serve('hi').open().model.base_url}/models", headers=headers)
     assert (reply.status_code, reply.json()["error"]["code"]) == (401, code)
@@ -164,7 +166,7 @@ def test_a_401_says_which_of_three_it_is(serve: Any, headers: dict[str, str], co
 
 
 @pytest.mark.parametrize("header", ["Authorization: bearer ", "authorization: BEARER   ", "X-Api-Key: ", "api-key: "])
-def test_the_homes_of_a_key(serve: Any, header: str) -> None:
+def test_a_key_is_found_in_each_header(serve: Any, header: str) -> None:
     """Red when `key_of` (gateway/keys.py) looks for "Bearer " alone."""
     session = serve("hi").open()
     name, _, scheme = header.partition(": ")

@@ -106,8 +106,8 @@ def test_a_field_that_the_template_reads_is_in_the_prompt(serve: Any, caplog: An
     assert not caplog.records
 
 
-def test_the_key_says_which_model_answers_whatever_it_is_called(serve: Any, caplog: Any) -> None:
-    """Frameworks cut names at a slash, or know none but OpenAI's."""
+def test_any_model_name_is_accepted_with_a_warning(serve: Any, caplog: Any) -> None:
+    """Frameworks cut names at a slash, or accept only OpenAI's names."""
     session = serve("hi").open()
     for name in ("gpt-4o", "openai/toy", "gpt-4o"):
         reply = session.model.sync_client.chat.completions.create(model=name, messages=PARTS)  # type: ignore[call-overload]
@@ -122,7 +122,7 @@ def test_the_key_says_which_model_answers_whatever_it_is_called(serve: Any, capl
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED])
-def test_a_forced_tool_is_a_wish_the_model_answers_as_it_answers(serve: Any, choice: Any) -> None:
+def test_a_forced_tool_choice_is_accepted_but_not_enforced(serve: Any, choice: Any) -> None:
     """`tool_choice` does not change the distribution sampled from: prompt and ids are those of "auto"."""
     served = serve("just text")
     session = served.open()
@@ -134,7 +134,7 @@ def test_a_forced_tool_is_a_wish_the_model_answers_as_it_answers(serve: Any, cho
     assert first == second
 
 
-def test_a_streamed_answer_ends_with_its_usage_where_asked(serve: Any) -> None:
+def test_a_stream_ends_with_its_usage_if_requested(serve: Any) -> None:
     session = serve(CALLS).open()
     options: dict[str, Any] = {"tools": [TOOL], "stream": True, "stream_options": {"include_usage": True}}
     chunks = list(session.model.sync_client.chat.completions.create(model="toy", messages=PARTS, **options))
@@ -157,7 +157,7 @@ class Answer(BaseModel):
         ({"extra_body": {"stream_options": {"include_usage": True}}}, "stream_options"),
     ],
 )
-def test_what_cannot_be_honoured_is_a_clear_400(serve: Any, options: dict[str, Any], param: str) -> None:
+def test_unsupported_parameters_are_a_clear_400(serve: Any, options: dict[str, Any], param: str) -> None:
     """AgentScope 1.0.21 takes the 400 for `response_format` as its sign to ask by a tool instead."""
     session = serve(CALLS).open()
     with pytest.raises(openai.BadRequestError) as caught:

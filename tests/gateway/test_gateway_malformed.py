@@ -78,7 +78,7 @@ PLACED: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("field", "param"), PLACED, ids=[f"{param}{at}" for at, (_, param) in enumerate(PLACED)])
-def test_what_is_malformed_is_named(serve: Any, field: str, param: str) -> None:
+def test_malformed_requests_name_the_parameter(serve: Any, field: str, param: str) -> None:
     served = serve("hi")
     session = served.open()
     start = '{"model": "toy", "messages": [{"role": "user", "content": "hello"}], '
@@ -89,14 +89,14 @@ def test_what_is_malformed_is_named(serve: Any, field: str, param: str) -> None:
 
 
 @pytest.mark.parametrize("body", ['{"a": NaN}', "9" * 5000, "[" * 100_000, '"\\ud800', "\ufeff{}"])
-def test_what_is_no_json_is_said(serve: Any, body: str) -> None:
+def test_invalid_json_is_a_400(serve: Any, body: str) -> None:
     served = serve("hi")
     status, answer = send(served, served.open(), body.encode("utf-8", "surrogatepass"))
     assert status == 400
     assert b"JSON" in answer
 
 
-def test_what_is_deep_but_not_too_deep_is_answered(serve: Any) -> None:
+def test_nesting_within_the_limit_is_answered(serve: Any) -> None:
     served = serve("hi")
     schema: Any = {}
     for _ in range(MAX_DEPTH // 2):
@@ -113,8 +113,8 @@ def test_emoji_written_as_escapes_are_text(serve: Any, tokenizer: Any) -> None:
     assert "🙂" in tokenizer.decode(served.engine.requests[0].prompt_ids)
 
 
-def test_what_the_engine_refuses_of_a_request_is_the_agents(serve: Any) -> None:
-    """Engines differ in what they can sample (vLLM). Red when `Gateway._choice` does not look."""
+def test_sampling_that_the_engine_refuses_is_a_400(serve: Any) -> None:
+    """Engines differ in what they can sample (vLLM). Red when `Gateway._choice` does not catch `SamplingError`."""
 
     def script(request: Any) -> Any:
         raise SamplingError("top_k must be at most 7 here")
@@ -127,7 +127,7 @@ def test_what_the_engine_refuses_of_a_request_is_the_agents(serve: Any) -> None:
 
 
 @pytest.mark.parametrize("reparse", [False, True])
-def test_arguments_that_are_no_text_come_back_as_they_were_sampled(serve: Any, tokenizer: Any, reparse: bool) -> None:
+def test_arguments_with_a_lone_surrogate_are_kept_as_sampled(serve: Any, tokenizer: Any, reparse: bool) -> None:
     """The model wrote half of a surrogate pair, as an escape: valid JSON, whose value is no text. Its conversation goes
     on. Red when `_with_parsed_arguments` (gateway/render.py) takes every JSON."""
     served = serve(
@@ -146,15 +146,15 @@ def test_arguments_that_are_no_text_come_back_as_they_were_sampled(serve: Any, t
     assert create(model="toy", messages=sent_back, tools=[TOOL]).choices[0].finish_reason == "tool_calls"
 
 
-def test_a_function_name_that_is_no_text_is_no_call(serve: Any) -> None:
+def test_a_function_name_with_a_lone_surrogate_is_not_a_call(serve: Any) -> None:
     session = serve('<tool_call>\n{"name": "\\ud800", "arguments": {}}\n</tool_call>').open()
     message = session.model.sync_client.chat.completions.create(model="toy", messages=USER, tools=[TOOL]).choices[0]
     assert message.message.tool_calls is None
     assert session.counts["tool_parse_errors"] == 1
 
 
-def test_a_request_that_is_cut_short_is_nobodys_error(serve: Any, caplog: Any) -> None:
-    """The client goes away in the middle of its body. Red when `Server._endpoint` lets starlette's error pass."""
+def test_a_client_that_disconnects_within_its_body_causes_no_error(serve: Any, caplog: Any) -> None:
+    """The client disconnects while sending its body. Red when `Server._endpoint` does not catch starlette's error."""
     session = serve("hi").open()
     port = int(session.model.base_url.split(":")[2].split("/")[0])
 

@@ -35,7 +35,7 @@ def test_plain_text_is_what_was_sampled(serve: Callable[..., Any]) -> None:
     assert (message.content, message.tool_calls) == (call, None)
 
 
-def test_a_plain_answer_goes_on_in_the_same_sequence(serve: Callable[..., Any]) -> None:
+def test_a_plain_answer_continues_the_same_sequence(serve: Callable[..., Any]) -> None:
     session = serve(THOUGHT).open()
     messages = [*ASK, {"role": "assistant", "content": create(session, plain_text=True).choices[0].message.content}]
     create(session, [*messages, *ASK], plain_text=True)

@@ -173,7 +173,7 @@ def test_sampling_parameters_reach_the_engine_and_the_record(serve: Any) -> None
     assert session.close()[0].sampling == sampling
 
 
-def test_a_greedy_session_is_greedy_whatever_is_asked(serve: Any) -> None:
+def test_a_greedy_session_ignores_the_requested_temperature(serve: Any) -> None:
     from sharpen.types import Sampling
 
     session = serve("hi").open(sampling=Sampling(temperature=0.0, max_tokens=9))

@@ -117,7 +117,7 @@ def test_a_pool_that_is_allocated_anew_drops_graphs():
     assert_same(run_all(engine, some_requests()), expected)
 
 
-def test_a_recording_that_fails_is_said_and_steps_go_on_eagerly():
+def test_a_failed_recording_warns_and_steps_continue_eagerly():
     engine = make_engine(make_model("qwen3"))
     graphs = with_graphs(engine, FakeRecorder(failing=True))
     with pytest.warns(UserWarning, match="without CUDA graphs, since recording one failed: RuntimeError: operation"):

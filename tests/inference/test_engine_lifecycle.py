@@ -223,9 +223,9 @@ def test_impossible_sampling_is_refused(bad: dict[str, object]) -> None:
     "bad",
     [{"stop": ("\ud800",)}, {"stop": ("x", "a\udc00")}, {"top_k": 2**70}, {"top_p": 1e-60}, {"temperature": 1e-60}],
 )
-def test_what_a_step_would_stumble_over_is_refused_and_others_go_on(bad: dict[str, Any]) -> None:
-    """One step serves all that run. Red when `check_request` lets it pass: the others' calls fail too (stop, top_k), or
-    this one is sampled as if it were greedy, or fails as an engine does."""
+def test_requests_that_would_break_a_step_are_refused(bad: dict[str, Any]) -> None:
+    """All requests share one step. Red when `check_request` accepts the bad one: the other calls fail too (stop,
+    top_k), or it is sampled greedily, or it fails with an engine's error."""
     engine = make_engine(make_model("qwen3"), stop_decoder=spell)
 
     async def main() -> list[Any]:

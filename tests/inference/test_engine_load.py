@@ -94,7 +94,7 @@ def test_tied_weights_may_come_under_both_names_if_equal() -> None:
 
 
 @pytest.mark.parametrize("damage", ["missing", "unknown", "shape"])
-def test_a_load_that_does_not_fit_changes_nothing(damage: str) -> None:
+def test_a_load_with_wrong_names_or_shapes_changes_nothing(damage: str) -> None:
     engine = make_engine(make_model("qwen2", 0))
     expected = run_all(engine, [request(prompt_of(9, 1))])[0]
     weights = dict(weights_of("qwen2", 1))

@@ -86,7 +86,7 @@ def test_a_context_longer_than_the_models_is_refused() -> None:
         make_engine(make_model("qwen3"), max_model_len=513)
 
 
-def test_an_attention_that_we_would_compute_wrongly_is_refused() -> None:
+def test_the_start_up_check_refuses_wrong_attention() -> None:
     """The start-up check: here the model's own scale is changed behind the configuration's back."""
     model = make_model("gemma")
     original = type(model.model.layers[0].self_attn).forward

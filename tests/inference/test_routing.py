@@ -60,7 +60,7 @@ def hold(*engines: Scripted) -> None:
         engine.go.clear()
 
 
-def test_a_session_stays_where_it_began_and_new_ones_go_where_least_runs():
+def test_a_session_stays_on_its_replica_and_new_ones_go_to_the_least_busy():
     """Red when `_home` (inference/routing.py) forgets the session, or takes any replica for a new one."""
 
     async def scenario():
@@ -125,7 +125,7 @@ def test_sessions_that_are_remembered_are_bounded():
     asyncio.run(scenario())
 
 
-def test_new_weights_reach_all_and_the_oldest_version_is_told():
+def test_new_weights_reach_all_replicas_and_the_oldest_version_is_reported():
     async def scenario():
         engines = [Scripted(0, max_model_len=64), Scripted(1, max_model_len=32)]
         replicas = Replicas(engines)
@@ -191,7 +191,7 @@ def test_when_the_last_replica_is_lost_nothing_is_served():
     asyncio.run(scenario())
 
 
-def test_a_replica_that_is_lost_while_weights_move_is_left_behind():
+def test_a_replica_lost_during_a_load_is_removed():
     async def scenario():
         engines = [Scripted(0), Scripted(1)]
         replicas = Replicas(engines)

@@ -40,7 +40,7 @@ def test_a_common_system_prompt_is_computed_once() -> None:
     assert engine.stats.computed_tokens == 100 + sum(20 + task for task in range(6))
 
 
-def test_the_next_call_computes_only_what_is_new() -> None:
+def test_the_next_call_computes_only_new_tokens() -> None:
     engine = make_engine(make_model("qwen3"))
     first = [request(prompt_of(60, n), noise=n, max_tokens=6) for n in range(8)]
     generations = run_all(engine, first)

@@ -101,7 +101,7 @@ def test_no_judge_and_no_reward_stops_the_run(make_runner: MakeRunner) -> None:
         run_one(make_runner(workflow))
 
 
-def test_a_judges_metrics_that_are_no_numbers_are_skipped_and_the_run_goes_on(
+def test_a_judges_metrics_that_are_not_numbers_are_skipped(
     make_runner: MakeRunner, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def judge(task: Any, response: Any) -> JudgeOutput:

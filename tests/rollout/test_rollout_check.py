@@ -35,7 +35,7 @@ def group(number: int, *rollouts: Rollout, attempts: tuple[Rollout, ...] = ()) -
     return Group(id=f"g{number}", task=make_task(number), version=0, rollouts=rollouts, attempts=attempts)
 
 
-def test_a_temperature_of_the_agents_own_is_said_with_what_it_does_to_groups() -> None:
+def test_the_agents_own_temperature_is_reported_with_its_effect() -> None:
     """As LlamaIndex does it: 0.1, whatever the run says."""
     low = make_call(sampling=Sampling(temperature=0.1))
     groups = [group(n, rollout(n, 0, float(n == 0), low), rollout(n, 1, 0.0, low)) for n in range(8)]
@@ -54,7 +54,7 @@ def test_a_temperature_of_the_agents_own_is_said_with_what_it_does_to_groups() -
 
 
 @pytest.mark.parametrize(("sampling", "said"), [({"top_p": 0.9}, "top_p 0.9"), ({"top_k": 20}, "top_k 20")])
-def test_a_truncation_of_the_agents_own_is_in_the_way(sampling: dict[str, Any], said: str) -> None:
+def test_the_agents_own_truncation_prevents_training(sampling: dict[str, Any], said: str) -> None:
     cut = make_call(sampling=Sampling(**sampling))
     report = check_groups([group(0, rollout(0, 0, 1.0, cut), rollout(0, 1, 0.0))], model=MODEL)
     assert not report.ready

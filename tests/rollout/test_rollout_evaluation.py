@@ -115,7 +115,7 @@ def test_an_evaluation_of_survivors_is_no_result(make_runner: MakeRunner, servin
     )
 
 
-def test_equal_answers_in_no_time_are_a_finding_of_the_step() -> None:
+def test_rollouts_without_calls_and_time_are_remarked_on() -> None:
     rollouts = [
         Rollout(
             id=f"g/{index}",

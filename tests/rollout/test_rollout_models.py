@@ -68,7 +68,7 @@ def test_the_auxiliary_models_are_revoked_where_closing_the_policy_fails() -> No
     assert helper.closed
 
 
-def test_what_the_model_did_is_no_failure_of_an_auxiliary_model() -> None:
+def test_the_models_own_failures_are_not_those_of_an_auxiliary_model() -> None:
     """Red when `auxiliary_failure` takes any failure: a judge's prompt that is too long is nobody's failure."""
     helper = FakeHelper()
     models = models_of(FakeSession("g/0", 1, {"helper": helper}))

@@ -267,7 +267,7 @@ def test_an_output_of_the_wrong_kind_stops_the_run(make_runner: MakeRunner, outp
     assert message in str(caught.value)
 
 
-def test_metrics_that_are_no_numbers_are_skipped_with_one_warning(
+def test_metrics_that_are_not_numbers_are_skipped_with_one_warning(
     make_runner: MakeRunner, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def workflow(task: Any, model: Any) -> Any:
@@ -294,7 +294,7 @@ def test_a_task_that_is_mutated_harms_nobody(make_runner: MakeRunner) -> None:
     assert task.row == {"question": "q", "seen": []}
 
 
-def test_an_empty_field_is_named_beside_the_error(make_runner: MakeRunner) -> None:
+def test_an_empty_field_is_named_in_the_error(make_runner: MakeRunner) -> None:
     async def workflow(task: Any, model: Any) -> float:
         return float(len(task["answer"]))
 

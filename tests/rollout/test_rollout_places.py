@@ -26,7 +26,7 @@ def in_a_folder(tmp_path: Path) -> Iterator[Path]:
     os.chdir(before)
 
 
-def test_a_working_folder_that_is_gone_ends_no_run(make_runner: MakeRunner, in_a_folder: Path) -> None:
+def test_a_deleted_working_folder_does_not_end_the_run(make_runner: MakeRunner, in_a_folder: Path) -> None:
     """Red when `_short` (places.py) asks for the working folder without expecting that it is gone."""
 
     async def workflow(task: Any, model: Any) -> float:

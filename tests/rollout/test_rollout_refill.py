@@ -51,7 +51,7 @@ def test_rounds_ask_for_exactly_what_is_missing() -> None:
     assert found.note().endswith(" s)")
 
 
-def test_the_bound_ends_it_and_is_said() -> None:
+def test_refill_stops_at_the_bound_and_reports_it() -> None:
     supply = Supply([False] * 7)
     found = gather(supply, 4, 3)
     assert supply.asked == [(4, 0), (3, 1)]

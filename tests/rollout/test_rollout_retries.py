@@ -139,7 +139,7 @@ def test_trap_33_what_retries_replace_is_counted_by_task_shown_and_bounded() -> 
 
 
 @pytest.mark.parametrize("evaluation", [False, True])
-def test_an_answer_that_the_owner_calls_unusable_is_final_at_once(make_runner: MakeRunner, evaluation: bool) -> None:
+def test_an_answer_that_user_code_calls_unusable_is_not_retried(make_runner: MakeRunner, evaluation: bool) -> None:
     """Raised in the workflow, in a tool behind a framework's own error, in the judge: it gets the failure reward."""
 
     async def workflow(task: Any, model: Any) -> Any:
@@ -178,7 +178,7 @@ def framework(name: str, *classes: str, base: type[Exception] = Exception) -> Mo
 
 
 @pytest.mark.parametrize("name", sorted(KNOWN))
-def test_what_known_frameworks_raise_on_bad_output_is_the_models(make_runner: MakeRunner, name: str) -> None:
+def test_known_frameworks_errors_on_bad_output_are_the_models(make_runner: MakeRunner, name: str) -> None:
     """Told by package and class, wherever in the package the class is, also for subclasses."""
     package, _, kind = name.partition(".")
     error = type("Finer", (getattr(framework(package, kind), kind),), {"__module__": "elsewhere"})
@@ -291,9 +291,7 @@ def test_servers_that_are_down_are_not_the_models_doing(make_runner: MakeRunner)
         ("fine", Outcome.OK),
     ],
 )
-def test_what_fails_on_an_answer_that_was_cut_is_the_token_limits(
-    make_runner: MakeRunner, kind: str, outcome: Outcome
-) -> None:
+def test_a_failure_on_a_truncated_answer_is_a_token_limit(make_runner: MakeRunner, kind: str, outcome: Outcome) -> None:
     """The last answer counts, and only if the workflow raised on it."""
     turns = framework("agents", "MaxTurnsExceeded").MaxTurnsExceeded
 
@@ -353,8 +351,8 @@ def test_trap_33_an_evaluation_repeats_nothing_that_the_model_may_have_caused(
         ("MaxTurnsExceeded", "must name exceptions as package.Class"),
         ("agents.", "must name exceptions as package.Class"),
         ("agents.Max Turns", "must name exceptions as package.Class"),
-        ("builtins.ValueErorr", "'builtins.ValueErorr' is no exception of Python"),
-        ("builtins.Exception", "is every failure, also those that the model did not cause"),
+        ("builtins.ValueErorr", "'builtins.ValueErorr' is not an exception of Python"),
+        ("builtins.Exception", "covers every failure, also those that the model did not cause"),
     ],
 )
 def test_a_name_that_can_mean_no_exception_or_all_of_them_is_refused(name: str, message: str) -> None:

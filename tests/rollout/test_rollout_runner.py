@@ -154,7 +154,7 @@ def test_trap_27_an_ignored_cancellation_holds_nobody_up_and_its_key_is_revoked(
     release.set()
 
 
-def test_code_that_blocks_the_loop_is_named_and_the_others_go_on(
+def test_code_that_blocks_the_loop_is_named_and_the_others_continue(
     make_runner: MakeRunner, serving: FakeServing, caplog: pytest.LogCaptureFixture
 ) -> None:
     release = threading.Event()
@@ -225,9 +225,9 @@ def test_a_first_import_is_not_taken_for_the_users_own_blocking(
     assert "blocks the event loop" not in message
 
 
-def test_time_in_which_the_machine_was_busy_elsewhere_is_nobodys_block() -> None:
-    """The watchdog that comes 5 s late counts them where the loop's thread computed them (it held the interpreter), or
-    where the system does not say; not where neither had its turn. Red on the code before: 5.2 s in all three."""
+def test_time_without_cpu_does_not_count_as_blocking() -> None:
+    """A watchdog that is 5 s late counts them as blocked if the loop's thread used the CPU (it held the interpreter),
+    or if its CPU time is unknown; not if neither thread ran. Red on the code before: 5.2 s in all three."""
     for cpu_s, blocked_s in ((0.0, 0.3), (5.0, 5.2), (None, 5.2)):
         timer = BlockTimer()
         assert timer.update("task", 100.0, None if cpu_s is None else 0.0) == 0.0
@@ -354,7 +354,7 @@ def test_ctrl_c_ends_promptly_whatever_the_workflows_do() -> None:
     assert errors == ""
 
 
-def test_bad_input_is_what_is_raised_also_where_other_groups_had_not_begun(make_runner: MakeRunner) -> None:
+def test_bad_input_is_raised_even_if_other_groups_had_not_begun(make_runner: MakeRunner) -> None:
     """Red (now and then) when `run` (runner.py) asks the futures before `_fatal`: the first may only be cancelled."""
 
     async def workflow(task: Any, model: Any) -> dict[str, str]:
@@ -366,7 +366,7 @@ def test_bad_input_is_what_is_raised_also_where_other_groups_had_not_begun(make_
 
 
 def test_bad_input_is_raised_without_the_frames_of_every_group(make_runner: MakeRunner) -> None:
-    """Red when `_fatal_again` (runner.py) keeps the frames of each group that raised the error before."""
+    """Red when `_fatal_error` (runner.py) keeps the frames of each group that raised the error before."""
 
     async def workflow(task: Any, model: Any) -> dict[str, str]:
         return {"not": "an output"}

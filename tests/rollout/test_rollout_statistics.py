@@ -144,7 +144,7 @@ def offered_tools(finish_reason: str) -> tuple[Call, ...]:
         ([make_group(0, [1.0, 0.0], calls=())], "no rollout called the model"),
     ],
 )
-def test_what_is_in_the_way_of_training(groups: list[Group], finding: str) -> None:
+def test_problems_that_prevent_training(groups: list[Group], finding: str) -> None:
     report = check_groups(groups)
     assert not report.ready
     assert finding in " ".join(report.findings)
@@ -183,7 +183,7 @@ def test_an_agent_at_temperature_0_is_not_ready() -> None:
     assert neither.findings[0].startswith("none of the 4 calls can be trained (2 were sampled at temperature 0")
 
 
-def test_an_agent_that_is_greedy_in_some_calls_is_told_which_train() -> None:
+def test_greedy_calls_among_others_are_remarked_on() -> None:
     report = check_groups([make_group(0, [1.0, 0.0], calls=(make_call(), make_call(1, sampling=GREEDY)))])
     assert report.ready
     assert report.trains

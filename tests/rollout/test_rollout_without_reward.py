@@ -21,7 +21,7 @@ async def answers(task: dict[str, Any], model: FakeModel) -> WorkflowOutput:
     return WorkflowOutput(metrics={"turns": 1})
 
 
-def test_a_rollout_that_ended_well_takes_part_without_a_reward(make_runner: MakeRunner) -> None:
+def test_an_ok_rollout_takes_part_without_a_reward(make_runner: MakeRunner) -> None:
     """Red when `UserFunctions.attempt` makes a reward of 0 of it, or `num_excluded` counts missing rewards."""
     runner = make_runner(answers, needs_reward=False, max_attempts=2)
     tasks = [make_task(1, question="fine"), make_task(2, question="broken"), make_task(3, question="too long")]
@@ -45,7 +45,7 @@ def test_a_rollout_that_ended_well_takes_part_without_a_reward(make_runner: Make
     assert "fail fail" in "\n".join(check_groups([broken], needs_reward=False).lines())
 
 
-def test_rewards_are_kept_where_there_are_some_and_need_not_differ(make_runner: MakeRunner) -> None:
+def test_optional_rewards_are_kept_and_need_not_differ(make_runner: MakeRunner) -> None:
     async def judge(task: dict[str, Any], response: Any) -> JudgeOutput:
         return JudgeOutput(reward=0.5)
 

@@ -167,7 +167,7 @@ def test_trap_13_no_token_is_older_than_the_bound_and_nobody_waits_for_ever(data
         ({"style": "fully_async", "offset": 1}, "no effect with sync.style .fully_async.: leave it out"),
     ],
 )
-def test_settings_that_cannot_hold_are_refused(given, part):
+def test_impossible_or_ineffective_settings_are_refused(given, part):
     with pytest.raises(ConfigError, match=part):
         schedule(**given)
 

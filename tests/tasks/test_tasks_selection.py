@@ -30,7 +30,7 @@ def test_a_curriculum_goes_from_easy_to_hard_in_every_epoch() -> None:
     assert [order.draw() for _ in range(3)] == [[1, 3], [2, 0], [1, 3]]
 
 
-def test_a_curriculum_begins_with_the_greatest_numbers_where_the_key_says_so() -> None:
+def test_a_curriculum_key_with_a_minus_sorts_descending() -> None:
     """Such as shares of rollouts that solved a task; equal ones stay as they came."""
     sampling = SamplingConfig(order="curriculum", curriculum_key="-level")
     order = make_order(tasks(0.5, 1, 0.25, 1), sampling, seed=0, batch_size=4)
@@ -56,7 +56,7 @@ def test_weights_by_hand() -> None:
     assert order.weights()[2] == 1.0
 
 
-def test_tasks_near_the_target_are_drawn_more_often_and_none_is_given_up() -> None:
+def test_tasks_near_the_target_are_drawn_more_often_and_none_is_dropped() -> None:
     """Of 40 tasks a quarter has mean reward 0.5, the others 0 or 1: weights 1 and exp(-2)."""
     order = DifficultyOrder(40, 7, 4, SETTINGS)
     counts: Counter[int] = Counter()
@@ -115,3 +115,11 @@ def test_the_settings_choose() -> None:
     order = make_order(tasks(1, 2), SETTINGS, seed=0, batch_size=1)
     assert isinstance(order, DifficultyOrder)
     assert order.num_batches(3) == 6
+
+
+def test_sequential_tasks_come_as_they_are_in_every_epoch():
+    order = make_order(tasks(*range(5)), SamplingConfig(order="sequential"), seed=3, batch_size=2)
+    assert [order.draw() for _ in range(5)] == [[0, 1], [2, 3], [4, 0], [1, 2], [3, 4]]
+    shuffled = make_order(tasks(*range(5)), SamplingConfig(), seed=3, batch_size=2)
+    with pytest.raises(ConfigError, match="order was 'sequential', is now 'shuffled'"):
+        shuffled.restore(order.state())

@@ -171,7 +171,7 @@ def test_the_split_into_micro_batches_changes_nothing():
         assert results[0][1][name] == pytest.approx(results[1][1][name], rel=1e-5)
 
 
-def test_the_critic_learns_what_rollouts_bring():
+def test_the_critic_learns_the_returns():
     """The same rollouts again and again: their returns become explained, and the loss falls."""
     experiences = with_rewards(record(plain_copy(make_model("qwen3")), make_experiences()))
     trainer = make_trainer(rate=0.0, critic_rate=0.01)
@@ -181,7 +181,7 @@ def test_the_critic_learns_what_rollouts_bring():
     assert metrics[-1]["value_loss"] < 0.3 * metrics[0]["value_loss"]
 
 
-def test_a_resumed_critic_goes_on_as_if_nothing_had_been(tmp_path):
+def test_a_resumed_critic_continues_identically(tmp_path):
     """Red when `Trainer.restore` leaves the critic, or its optimizer, as it was made."""
     experiences = with_rewards(record(plain_copy(make_model("qwen3")), make_experiences()))
     trainer = make_trainer(dtype=torch.float32)
@@ -219,7 +219,7 @@ def test_a_critic_whose_gradient_is_not_finite_stops_the_update_of_both():
     assert all(torch.equal(tensor, before[name]) for name, tensor in trainer.state_tensors().items())
 
 
-def test_embeddings_of_its_own_for_the_output_are_not_trained():
+def test_untied_output_embeddings_are_not_trained():
     critic = make_critic(make_model("llama"), TrainerConfig())
     names = [name for name, _ in critic.parameters()]
     assert "lm_head.weight" not in names

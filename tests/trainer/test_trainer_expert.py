@@ -163,6 +163,6 @@ def test_an_update_may_hold_the_expert_alone_and_every_epoch_trains_it():
     assert again.values["expert_nll"] < metrics.values["expert_nll"]
 
 
-def test_the_step_must_be_said():
+def test_the_step_is_required():
     with pytest.raises(AssertionError):
         make_trainer(make_model("qwen3")).train_step([Mixed(experiences=(), experts=tuple(make_experts()))])

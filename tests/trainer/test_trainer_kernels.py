@@ -52,7 +52,7 @@ def graded(run, inputs, weight):
 
 @pytest.mark.parametrize("window", [None, 7])
 @pytest.mark.parametrize("min_shared", [1, 1000])
-def test_one_call_of_a_kernel_is_the_per_segment_way(window, min_shared):
+def test_one_kernel_call_equals_attention_per_segment(window, min_shared):
     """Outputs and gradients over a deep tree, and over one without sharing (keys are not gathered there).
 
     Break: in `Paths.of` lay a segment's own keys before its ancestors', or leave out the `index_add_` of `_Gather`.
@@ -88,7 +88,7 @@ def test_a_model_with_a_kernel_scores_as_without(family):
     torch.testing.assert_close(with_kernel.logprobs_E, without.logprobs_E, atol=1e-9, rtol=0)
 
 
-def test_a_kernel_that_masks_otherwise_is_found_out_and_not_used():
+def test_a_kernel_with_another_mask_is_detected_and_not_used():
     """Masks aligned at the upper left, as some kernels have them. Break: return "" from `_wrong_kernel`."""
     module, kernel = make_model("qwen3"), PlainVarlen(lower_right=False)
     assert "of the largest value" in check_varlen(kernel, module.config, torch.device("cpu"))
@@ -111,7 +111,7 @@ def test_a_kernel_that_refuses_is_named():
     assert wrong == "RuntimeError: head dimension must be at most 256"
 
 
-def test_on_a_cpu_nothing_is_chosen_and_nothing_said():
+def test_on_a_cpu_no_kernel_is_chosen_and_no_line_shown():
     cpu, config = torch.device("cpu"), make_model("qwen3").config
     assert choose_varlen(config, torch.bfloat16, cpu) == (None, "")
     kernel, line = choose_varlen(config, torch.float32, torch.device("cuda"))

@@ -207,7 +207,7 @@ def test_without_adapters_it_is_the_model_before_training_to_the_last_bit(family
     assert not torch.equal(now, expected)
 
 
-def test_what_is_kept_in_which_type_and_what_is_trained():
+def test_dtypes_and_trained_parameters():
     policy = adapt(make_model("llama", torch.float32), dtype=torch.bfloat16)
     types = {name: parameter.dtype for name, parameter in policy.module.named_parameters()}
     trained = dict(policy.parameters())
@@ -380,14 +380,14 @@ def test_a_checkpoint_of_other_adapters_is_refused_and_nothing_is_changed(
     assert all(torch.equal(tensor, unchanged[name]) for name, tensor in other.policy.parameters())
 
 
-def test_all_layers_named_are_the_same_as_none_named(toy_model_dir, tmp_path):
+def test_naming_all_layers_equals_naming_none(toy_model_dir, tmp_path):
     every = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     make_trainer(toy_model_dir).save(tmp_path / "c", {})
     trainer = make_trainer(toy_model_dir, lora=LoraConfig(rank=4, target_modules=every))
     checkpoint.restore_policy(trainer.policy, checkpoint.load(tmp_path / "c"), tmp_path / "c")
 
 
-def test_layers_that_the_model_has_not_got_are_refused_with_those_it_has(toy_model_dir):
+def test_unknown_target_modules_are_refused_with_the_known_ones(toy_model_dir):
     config = TrainerConfig(lora=LoraConfig(target_modules=("q_proj", "query", "lm_head")))
     with pytest.raises(ConfigError, match=r"names lm_head, query, but .* are down_proj, gate_proj, k_proj, .*v_proj$"):
         load_trained(toy_model_dir, config, CPU)

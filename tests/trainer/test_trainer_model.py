@@ -181,7 +181,7 @@ def test_entropy_is_that_of_the_tempered_distribution():
     )
 
 
-def test_both_ways_of_attention_agree():
+def test_both_implementations_of_attention_agree():
     """On random queries over a deep tree: outputs and gradients of the cascade and of the per-segment way."""
     packs = pack(make_experiences(num_groups=3, group_size=4), 10_000, min_shared_tokens=1)
     tree = TreeLayout(packs[0].segments, torch.from_numpy(packs[0].positions_N))

@@ -67,7 +67,7 @@ def test_a_gradient_that_is_not_finite_is_named_and_changes_nothing(bad):
     assert optimizer.state_tensors() == {}
 
 
-def test_state_goes_into_another_optimizer_and_strangers_are_refused():
+def test_state_loads_into_another_optimizer_and_unknown_parameters_are_refused():
     optimizer, parameters = make(TrainerConfig())
     other, others = make(TrainerConfig())
     for update in range(3):

@@ -52,7 +52,7 @@ def test_a_prompt_shared_by_groups_is_computed_once():
     assert roots[0].stop == 10
 
 
-def test_runs_shorter_than_the_least_are_not_split():
+def test_short_shared_runs_are_not_split():
     members = [
         make_experience("g/0", [7, 8, 9, 20, 21], [(3, 5)], advantage=1.0),
         make_experience("g/1", [7, 8, 9, 30, 31], [(3, 5)], advantage=1.0),
@@ -101,7 +101,7 @@ def test_every_loss_token_sees_exactly_its_own_history(rollouts, max_tokens, min
     assert sorted(seen) == sorted((m.rollout_id, token) for m in members for token in range(1, len(m.ids_T)))
 
 
-def test_a_group_stays_together_where_it_fits():
+def test_a_group_stays_together_if_it_fits():
     experiences = make_experiences(num_groups=4, group_size=3)
     for packed in pack(experiences, 90):
         groups = {packed.rollout_ids[number].split("/")[0] for number in packed.rollouts_E}

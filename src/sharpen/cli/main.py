@@ -8,9 +8,10 @@ fast.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from sharpen.errors import ConfigError, DatasetError, ModelError, SamplingError,
 
 if TYPE_CHECKING:
     from sharpen.config.load import ResolvedConfig
+    from sharpen.config.run import RunConfig
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 _BAD_INPUT = (ConfigError, DatasetError, ModelError, SamplingError)
@@ -127,30 +129,30 @@ def _count(text: str) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     """Train. The run itself prints overrides and notices."""
-    resolved, workflow, judge = _load(arguments, {})
-    if resolved.evaluate_only:
-        return _evaluate_resolved(resolved, workflow, judge)
-    if resolved.config.mode == "explore":
-        from sharpen.run.explore import explore
+    with _loaded(arguments, {}) as (resolved, workflow, judge):
+        if resolved.evaluate_only:
+            return _evaluate_resolved(resolved, workflow, judge)
+        if resolved.config.mode == "explore":
+            from sharpen.run.explore import explore
 
-        explore(resolved, workflow, judge, arguments.config)
+            explore(resolved, workflow, judge, arguments.config)
+            return DONE
+        from sharpen.tuning import run_config
+
+        run_config(resolved, workflow, judge, arguments.config)
         return DONE
-    from sharpen.tuning import run_config
-
-    run_config(resolved, workflow, judge, arguments.config)
-    return DONE
 
 
 def _check(arguments: argparse.Namespace) -> int:
     """Check agent and judge before any training. The command fails if the run is not ready."""
-    resolved, workflow, judge = _load(arguments, {"check.num_tasks": arguments.tasks})
-    from sharpen.run.check import check_config
+    with _loaded(arguments, {"check.num_tasks": arguments.tasks}) as (resolved, workflow, judge):
+        from sharpen.run.check import check_config
 
-    _print_overrides(resolved)
-    report = check_config(resolved, workflow, judge)
-    for line in report.lines():
-        print(line)
-    return DONE if report.ready else FAILED
+        _print_overrides(resolved)
+        report = check_config(resolved, workflow, judge)
+        for line in report.lines():
+            print(line)
+        return DONE if report.ready else FAILED
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
@@ -163,9 +165,9 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     else:
         options["eval_dataset.split"] = arguments.split
     endpoint = _endpoint(arguments)
-    resolved, workflow, judge = _load(arguments, options)
     files: dict[str, Any] = {"output": arguments.output, "transcripts": arguments.transcripts}
-    return _evaluate_resolved(resolved, workflow, judge, endpoint=endpoint, **files)
+    with _loaded(arguments, options) as (resolved, workflow, judge):
+        return _evaluate_resolved(resolved, workflow, judge, endpoint=endpoint, **files)
 
 
 def _evaluate_resolved(resolved: ResolvedConfig, workflow: Function, judge: Function | None, **options: Any) -> int:
@@ -228,18 +230,29 @@ def _resolve(arguments: argparse.Namespace, options: dict[str, Any]) -> Resolved
     return resolve(load_config(arguments.config), parse_assignments(arguments.set), options)
 
 
-def _load(arguments: argparse.Namespace, options: dict[str, Any]) -> tuple[ResolvedConfig, Any, Function | None]:
-    """Return configuration, workflow (None if the algorithm needs none) and judge."""
-    from sharpen.config.functions import import_function
+@contextlib.contextmanager
+def _loaded(
+    arguments: argparse.Namespace, options: dict[str, Any]
+) -> Iterator[tuple[ResolvedConfig, Any, Function | None]]:
+    """Yield configuration, workflow (None if the algorithm needs none) and judge, in their environment."""
+    from sharpen.config.environment import environment
 
     resolved = _resolve(arguments, options)
-    config = resolved.config
+    with environment(resolved.config):
+        workflow, judge = _load_functions(arguments, resolved.config)
+        yield resolved, workflow, judge
+
+
+def _load_functions(arguments: argparse.Namespace, config: RunConfig) -> tuple[Any, Function | None]:
+    """Import the workflow and the judge."""
+    from sharpen.config.functions import import_function
+
     judge = import_function(config.judge) if config.judge else None
     if config.workflow is None and arguments.command == "run":
         from sharpen.algorithm.supervised import learns_from_rows
 
         if learns_from_rows(config):
-            return resolved, None, judge
+            return None, judge
     if config.workflow is None:
         raise ConfigError(
             f"{arguments.config}: 'workflow' is missing; name your agent's function, e.g. agent.py:run_agent (in a "
@@ -247,7 +260,7 @@ def _load(arguments: argparse.Namespace, options: dict[str, Any]) -> tuple[Resol
         )
     from sharpen.compat.trinity import configured_workflow
 
-    return resolved, configured_workflow(config.workflow, judge, config), judge
+    return configured_workflow(config.workflow, judge, config), judge
 
 
 def _print_overrides(resolved: ResolvedConfig) -> None:

@@ -189,13 +189,15 @@ def _open(path: Path, max_bytes: int | None) -> sqlite3.Connection:
     except sqlite3.Error as error:
         raise JournalError(f"cannot open the journal {path}: {error}") from error
     try:
-        found = _prepare(connection, max_bytes)
+        version = _prepare(connection, max_bytes)
     except sqlite3.Error as error:
         connection.close()
         raise JournalError(f"cannot open the journal {path}: {error}") from error
-    if found != str(SCHEMA_VERSION):
+    if version != str(SCHEMA_VERSION):
         connection.close()
-        raise JournalError(f"the journal {path} has schema version {found}; this Sharpen writes {SCHEMA_VERSION}")
+        raise JournalError(
+            f"the journal {path} has schema version {version}; this version of Sharpen writes {SCHEMA_VERSION}"
+        )
     return connection
 
 

@@ -281,13 +281,14 @@ def open_journal(path: Path | str) -> sqlite3.Connection:
         raise JournalError(f"cannot read the journal {path}: {error}") from error
     connection.row_factory = sqlite3.Row
     try:
-        found = connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()["value"]
+        row = connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
     except sqlite3.Error as error:
         connection.close()
         raise JournalError(f"cannot read the journal {path}: {error}") from error
-    if found != str(SCHEMA_VERSION):
+    if row is None or row["value"] != str(SCHEMA_VERSION):
         connection.close()
-        raise JournalError(f"the journal {path} has schema version {found}; this Sharpen reads {SCHEMA_VERSION}")
+        version = "no schema version" if row is None else f"schema version {row['value']}"
+        raise JournalError(f"the journal {path} has {version}; this version of Sharpen reads {SCHEMA_VERSION}")
     return connection
 
 

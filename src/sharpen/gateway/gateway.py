@@ -318,9 +318,9 @@ def _check(generation: Generation) -> None:
     """Raise `CallError` for a generation that cannot be trained on exactly; it is never padded."""
     num_ids, num_logprobs, num_versions = len(generation.ids), len(generation.logprobs), len(generation.versions)
     if not num_ids == num_logprobs == num_versions:
-        raise CallError(f"the engine gave {num_ids} ids, {num_logprobs} logprobs and {num_versions} versions")
+        raise CallError(f"the engine returned {num_ids} ids, {num_logprobs} logprobs and {num_versions} versions")
     if not np.isfinite(generation.logprobs).all():
-        raise CallError("the engine gave a logprob that is not finite")
+        raise CallError("the engine returned a logprob that is not finite")
     if num_ids == 0 and generation.finish_reason != "abort":
         raise CallError("the engine sampled no token")
 

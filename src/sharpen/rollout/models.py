@@ -22,9 +22,9 @@ class Access(Protocol):
     """One attempt's access to one model: a session of a gateway, or of an endpoint.
 
     `failure` is why a call failed, caused by the model or by its server, and `failure_reason` says so in one line.
-    `counts` are numbers for the statistics. `num_answers` counts the answers that the agent received, None
-    where nobody knows; `cut` says whether the last one stopped at its token limit. `exhausted` is the error that stops
-    the run once a call was refused because the run has used up the model's tokens.
+    `counts` are numbers for the statistics. `num_answers` counts the answers that the agent received (None if unknown);
+    `cut` says whether the last one stopped at its token limit. `exhausted` is the error that stops the run once a call
+    was refused because the run has used up the model's tokens.
 
     `close` revokes the access (calls in progress are abandoned, later ones refused) and returns the recorded calls. It
     is quick and may be called from any thread.

@@ -51,8 +51,10 @@ def _unwrap(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def optional_arguments(role: str, function: Callable[..., Any], required: tuple[str, ...]) -> frozenset[str]:
-    """The optional arguments that an async function takes beside the `required` ones. Raises `ConfigError`, in which
-    the function is called by its `role`, for any other signature."""
+    """Return the optional arguments that an async function takes besides the `required` ones.
+
+    Raises `ConfigError` for any other signature; the message calls the function by its `role`.
+    """
     wanted = f"async def {role}({', '.join(required)})"
     if not callable(function):
         raise ConfigError(f"{role} is {function!r}, which cannot be called: pass a function like `{wanted}`")

@@ -31,6 +31,8 @@ def make_order(tasks: Sequence[Task], sampling: OrderSettings, *, seed: int, bat
         sequence = easy_to_hard(tasks, sampling.curriculum_key)
         name = f"curriculum by {sampling.curriculum_key}"
         return TaskOrder(len(tasks), seed, batch_size, shuffle=False, sequence=sequence, name=name)
+    if sampling.order == "sequential":
+        return TaskOrder(len(tasks), seed, batch_size, shuffle=False, name="sequential")
     return TaskOrder(len(tasks), seed, batch_size)
 
 

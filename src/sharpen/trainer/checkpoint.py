@@ -167,11 +167,11 @@ def copy_into(
     Raises `CheckpointError`, changing nothing, if one is missing or has another shape.
     """
     for name, parameter in parameters.items():
-        found = tuple(weights[name].shape) if name in weights else "nothing"
-        if found != tuple(parameter.shape):
+        shape = tuple(weights[name].shape) if name in weights else "nothing"
+        if shape != tuple(parameter.shape):
             raise CheckpointError(
                 f"{directory} is not a checkpoint of this model: {name} should have shape {tuple(parameter.shape)}, "
-                f"found {found}"
+                f"found {shape}"
             )
     with torch.no_grad():
         for name, parameter in parameters.items():

@@ -21,10 +21,10 @@ def check_lora(config: TrainerConfig) -> None:
         return
     install = f"{install_command('lora')}, or leave trainer.lora out to train all weights"
     try:
-        found = version("peft")
+        installed = version("peft")
     except PackageNotFoundError:
         raise ConfigError(f"trainer.lora needs the package peft, which is not installed: {install}") from None
-    if tuple(int(part) for part in found.split(".")[:2]) < OLDEST:
+    if tuple(int(part) for part in installed.split(".")[:2]) < OLDEST:
         raise ConfigError(
-            f"trainer.lora needs peft {'.'.join(map(str, OLDEST))} or newer, but {found} is installed: {install}"
+            f"trainer.lora needs peft {'.'.join(map(str, OLDEST))} or newer, but {installed} is installed: {install}"
         )

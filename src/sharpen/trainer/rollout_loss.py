@@ -178,8 +178,8 @@ class RolloutLoss(Loss):
         self, probe: Sequence[Experience], works: Sequence[Work], experiences: Sequence[Experience], version: int
     ) -> LogprobGap:
         """Compare logprobs with the engine if the first update has no tokens of the current version: those of the
-        probe, or without one those of a later update's group. Raises `ParityError` if they differ, or if there were
-        sequences to compare but none of their tokens has the current version."""
+        probe or, without one, of the step's first group with such tokens. Raises `ParityError` if they differ, or if
+        there are sequences to compare but none of their tokens has the current version."""
         gap = LogprobGap(version)
         check_versions((*experiences, *probe), version)
         if not works or any((part.pack.versions_E == version).any() for part in works[0].parts):

@@ -36,7 +36,7 @@ from sharpen.compat.trinity.task import TasksetConfig, generation_config, task_o
 from sharpen.compat.trinity.workflow import Workflow, overrides
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
-from sharpen.rollout.attempt import as_number
+from sharpen.rollout.attempt import HAS_ARGUMENTS, as_number
 from sharpen.rollout.user_loop import owner
 
 log = logging.getLogger("sharpen.workflow")
@@ -104,6 +104,7 @@ def _choose_by_set(training: WorkflowFunction, own: Mapping[str, WorkflowFunctio
         return await own.get(task_set or "", training)(task, model, auxiliary_models, task_set)
 
     run_workflow.__qualname__ = run_workflow.__name__ = training.__qualname__
+    setattr(run_workflow, HAS_ARGUMENTS, True)
     return run_workflow
 
 
@@ -162,6 +163,7 @@ def workflow_function(
         return result
 
     run_workflow.__qualname__ = run_workflow.__name__ = name
+    setattr(run_workflow, HAS_ARGUMENTS, True)
     return run_workflow
 
 

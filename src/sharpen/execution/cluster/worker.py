@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -100,6 +101,7 @@ class RolloutWorker:
 
         let_idle_workers_sleep()
         quiet_transformers()
+        os.environ.update(setup.config.rollout.env_vars)
         sys.path.extend(path for path in setup.paths if path not in sys.path)
         try:
             functions = ray.cloudpickle.loads(setup.functions)

@@ -43,7 +43,7 @@ class SlotRequest:
 class SlotTable:
     """The state of all slots, as arrays. `kv_len_S` <= `num_ids_S`: ids beyond `kv_len_S` are still to be computed.
 
-    `watched_S` marks slots whose every token needs a look: their requests have stop strings or want alternatives.
+    `watched_S` marks slots to check after every token: their requests have stop strings or ask for top logprobs.
     """
 
     def __init__(self) -> None:

@@ -42,7 +42,7 @@ def algorithm(draft: Draft) -> None:
         _policy_loss(draft, loss)
         _kl(draft)
         _entropy(draft)
-        follow(draft, LOSS_AGG_MODE, choice(AGGREGATIONS))
+        _aggregation(draft, draft.given.get("algorithm.policy_loss_fn") or loss)
         if name == "sapo":  # here its paper's is the default
             draft.set_default("loss.aggregation", "token-mean", LOSS_AGG_MODE)
 
@@ -137,7 +137,8 @@ def _divergence(draft: Draft, name: str, key: str) -> None:
 def _arguments(draft: Draft, key: str, function: Function) -> None:
     """Those of the function that `key` names."""
     rules = {**function.arguments, **(OF_EVERY_LOSS if key == "algorithm.policy_loss_fn" else {})}
-    answer_section(draft, f"{key}_args", rules, f"is not an argument of {function.name!r}")
+    unknown = f"is not an argument of {function.name!r}"
+    answer_section(draft, f"{key}_args", rules, unknown, swallows=function.swallows)
 
 
 def _goes_with(name: str, usual: str, special: bool) -> str:
@@ -163,6 +164,27 @@ def _policy_loss(draft: Draft, usual: str) -> None:
         _arguments(draft, key, ours)
         if name == "ppo" != usual:
             draft.set_default("loss.dual_clip", 3.0, f"{key}_args.clip_ratio_c")
+
+
+def _aggregation(draft: Draft, loss: str) -> None:
+    """Trinity-RFT's rule: with arguments of its own, a loss that gets no `loss_agg_mode` among them keeps its default,
+    whatever `algorithm.loss_agg_mode` is."""
+    key = "algorithm.policy_loss_fn_args"
+    arguments = draft.given.get(key)
+    follow(draft, LOSS_AGG_MODE, choice(AGGREGATIONS))
+    if loss in MIXED or not isinstance(arguments, dict) or arguments.get("loss_agg_mode") is not None:
+        return
+    own = "seq-mean-token-mean" if loss == "gspo" else "token-mean"
+    given = draft.given.get(LOSS_AGG_MODE)
+    if given in AGGREGATIONS and given != own:
+        draft.set("loss.aggregation", AGGREGATIONS[own]["loss.aggregation"], key)
+        draft.say(
+            f"as there, the loss {loss} has {own}, since policy_loss_fn_args does not set it (there, this counts for "
+            "the KL and entropy terms alone; here all terms have the loss's)",
+            LOSS_AGG_MODE,
+        )
+    elif "gspo" in (loss, draft.given.get(_TYPE)):  # our preset of gspo, or of another algorithm with its loss, differs
+        draft.set_default("loss.aggregation", AGGREGATIONS[own]["loss.aggregation"], f"{key}.loss_agg_mode")
 
 
 def _kl(draft: Draft) -> None:

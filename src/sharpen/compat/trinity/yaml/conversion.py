@@ -121,6 +121,7 @@ def _decide(draft: Draft, now: datetime, has_ray: bool) -> None:
     cluster.ray(draft, installed=has_ray)
     run.mode(draft)
     run.run_name(draft, now)
+    run.latest_checkpoint(draft)
     algorithm.algorithm(draft)
     algorithm.optimizer(draft)
     adapter(draft)

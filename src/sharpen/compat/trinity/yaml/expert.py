@@ -46,7 +46,7 @@ def sample_strategy(draft: Draft, key: str, value: Any) -> None:
 
 def strategy_arguments(draft: Draft, rules: Mapping[str, Rule]) -> None:
     """The strategy's arguments, each with a key of its own."""
-    answer_section(draft, _ARGUMENTS, rules, "is not an argument of the sample strategy")
+    answer_section(draft, _ARGUMENTS, rules, "is not an argument of the sample strategy", swallows=True)
 
 
 def experts(draft: Draft) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sharpen.compat.trinity.yaml.draft import Draft
-from sharpen.compat.trinity.yaml.rules import Rule, at, choice, expanded, fixed, idle, itself, number, to
+from sharpen.compat.trinity.yaml.rules import Rule, alternatives, at, choice, expanded, fixed, idle, itself, number, to
 
 LOSS_AGG_MODE = "algorithm.loss_agg_mode"
 MIXED = ("mix", "mix_chord")
@@ -41,16 +41,20 @@ OF_ROWS: dict[str, dict[str, Any]] = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Function:
     """A function that exists here, and its arguments. `differs`: our preset of the algorithm has another function,
-    after its paper, so that this one is named where the file is silent.
+    after its paper, so that this one is named where the file is silent. `swallows`: Trinity-RFT's takes arguments that
+    it makes no use of.
     """
 
     name: str
     arguments: Mapping[str, Rule] = field(default_factory=dict)
     differs: bool = False
+    swallows: bool = False
 
 
-def _function(name: str, rows: Mapping[str, Rule] | None = None, *, differs: bool = False) -> Function:
-    return Function(name=name, arguments=expanded(rows or {}), differs=differs)
+def _function(
+    name: str, rows: Mapping[str, Rule] | None = None, *, differs: bool = False, swallows: bool = False
+) -> Function:
+    return Function(name=name, arguments=expanded(rows or {}), differs=differs, swallows=swallows)
 
 
 def _tau(draft: Draft, key: str, value: Any) -> None:
@@ -72,8 +76,12 @@ def _mixture(draft: Draft, key: str, value: Any) -> None:
 
 
 def _own_aggregation(draft: Draft, key: str, value: Any) -> None:
-    if draft.get(key) != draft.given.get(LOSS_AGG_MODE, "token-mean"):
-        draft.refuse(key, f"Trinity-RFT takes {LOSS_AGG_MODE} instead: set that")
+    counts = draft.given.get(LOSS_AGG_MODE, "token-mean")
+    if draft.get(key) not in AGGREGATIONS:
+        draft.refuse(key, f"use {alternatives(AGGREGATIONS)}")
+    elif value != counts and counts in AGGREGATIONS:
+        draft.say(f"{LOSS_AGG_MODE} ({counts}) takes its place, as there", key)
+        draft.set_default("loss.aggregation", AGGREGATIONS[counts]["loss.aggregation"], LOSS_AGG_MODE)
 
 
 def _aggregation_of_mix(draft: Draft, key: str, value: Any) -> None:
@@ -130,7 +138,9 @@ _TAU = "loss.advantage_args.tau"
 ADVANTAGES = {
     "grpo": _function("grpo", {**_THRESHOLD, "duplicate_experiences": fixed(False), "rank_penalty": fixed(None)}),
     "grpo_verl": _function("grpo", {"epsilon": fixed(1e-6)}),
-    "step_wise_grpo": _function("step_wise_grpo", {**_THRESHOLD, "enable_step_norm": to("loss.step_norm")}),
+    "step_wise_grpo": _function(
+        "step_wise_grpo", {**_THRESHOLD, "enable_step_norm": to("loss.step_norm")}, swallows=True
+    ),
     "ppo": _function("call_gae", _advantage_argument("gamma", "lam"), differs=True),
     "remax": _function("remax"),
     "rloo": _function("rloo"),
@@ -148,6 +158,7 @@ ADVANTAGES = {
             "step_reward_key": fixed("step_reward"),
             "env_state_hash_key": fixed("env_state_hash"),
         },
+        swallows=True,
     ),
     "clipb": _function("clipb", {**_advantage_argument("mu"), "epsilon": fixed(1e-6)}),
     "clipv": _function("clipv", {**_advantage_argument("mu", "max_frac"), "epsilon": fixed(1e-6)}),

@@ -5,23 +5,32 @@ In: a draft, a key and its value. Out: the draft, which knows what became of the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from sharpen.compat.trinity.yaml.draft import OFF, Draft, is_one_of, shown
 from sharpen.compat.trinity.yaml.rules import Rule, mapping, whole
+
+_NEEDLESS = {"pass_rate_calculator": "the mean reward of each task is always kept, and difficulty_based goes by it"}
+"""Operators whose work is done here anyway."""
 
 
 def operators(where: str) -> Rule:
     """Data processing: refused, with the names of the operators and where to do it instead."""
 
     def rule(draft: Draft, key: str, value: Any) -> None:
-        if not is_one_of(draft.get(key), OFF):
-            items = value if isinstance(value, list) else [value]
-            names = [str(item.get("name", item)) if isinstance(item, dict) else str(item) for item in items]
+        if is_one_of(draft.get(key), OFF):
+            return
+        items = value if isinstance(value, list) else [value]
+        names = [str(item.get("name", item)) if isinstance(item, dict) else str(item) for item in items]
+        missing = [name for name in names if name not in _NEEDLESS]
+        if missing:
             text = (
-                f"has the operators {', '.join(names)}, but data processing does not exist here yet: do it in {where}"
+                f"has the operators {', '.join(missing)}, but data processing does not exist here yet: do it in {where}"
             )
             draft.wrong(key, text)
+        else:
+            draft.idle(" and ".join(_NEEDLESS[name] for name in dict.fromkeys(names)), key)
 
     return rule
 
@@ -57,13 +66,13 @@ def betas(draft: Draft, key: str, value: Any) -> None:
 
 
 def environment_variables(draft: Draft, key: str, value: Any) -> None:
-    """Variables of the workflows, which run in this process: they must be set already."""
+    """Variables that the workflows find in their environment."""
     mapping(draft, key, value)
-    given = draft.get(key) or {}
-    missing = {name: inner for name, inner in given.items() if draft.environment.get(name) != str(inner)}
-    if missing:
-        wanted = " ".join(f"{name}={inner}" for name, inner in missing.items())
-        draft.wrong(key, f"are set by the shell that starts the run, before it does: export {wanted}")
+    for name, inner in (draft.get(key) or {}).items():
+        if isinstance(inner, Mapping | list):
+            draft.wrong(f"{key}.{name}", f"must be a text or a number, but {shown(inner)} came")
+        elif inner is not None:
+            draft.set(("rollout", "env_vars", name), str(inner), key)
 
 
 def of_ppo(rule: Rule) -> Rule:

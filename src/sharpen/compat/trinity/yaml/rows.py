@@ -21,7 +21,7 @@ from sharpen.compat.trinity.yaml.rules import (
     refused,
     to,
 )
-from sharpen.compat.trinity.yaml.selection import of_selector, selector_type
+from sharpen.compat.trinity.yaml.selection import of_selector, selector_type, usual_order
 
 BUFFER = "buffer.trainer_input.experience_buffer"
 TEMPLATE = "chat templates are the tokenizer's: put it into the model's folder (chat_template.jinja)"
@@ -102,6 +102,7 @@ def rows(draft: Draft) -> None:
         draft.move(batch, "algorithm.batch_size")
     _lengths(draft)
     row_format(draft, draft.given["algorithm.algorithm_type"], BUFFER)
+    usual_order(draft, BUFFER)
 
 
 def _lengths(draft: Draft) -> None:

@@ -151,9 +151,10 @@ def follow(draft: Draft, key: str, rule: Rule) -> None:
         rule(draft, key, draft.given[key])
 
 
-def answer_section(draft: Draft, key: str, rules: Mapping[str, Rule], unknown: str) -> None:
+def answer_section(draft: Draft, key: str, rules: Mapping[str, Rule], unknown: str, *, swallows: bool = False) -> None:
     """Answer for a section whose keys depend on what else the file says, in the rules' order. Null means not given; a
-    key without a rule is a problem, in the words `unknown`.
+    key without a rule is a problem, in the words `unknown`; where Trinity-RFT takes and ignores such keys (`swallows`),
+    it is without effect.
     """
     value = draft.get(key)
     if is_one_of(value, OFF):
@@ -167,7 +168,10 @@ def answer_section(draft: Draft, key: str, rules: Mapping[str, Rule], unknown: s
         rules[name](draft, f"{key}.{name}", given[name])
         draft.get(f"{key}.{name}")
     for name in [name for name in given if name not in rules]:
-        draft.wrong(f"{key}.{name}", unknown + nearest(name, rules))
+        if swallows:
+            draft.idle(f"Trinity-RFT takes it and makes no use of it{nearest(name, rules)}", f"{key}.{name}")
+        else:
+            draft.wrong(f"{key}.{name}", unknown + nearest(name, rules))
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

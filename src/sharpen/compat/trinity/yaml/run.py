@@ -67,13 +67,36 @@ def run_name(draft: Draft, now: datetime) -> None:
     draft.set("name", name, "name")
     if again is not False or draft.evaluate_only:
         return
-    root = Path(str(draft.given.get("checkpoint_root_dir", "checkpoints")))
-    project = str(draft.given.get("project", DEFAULT_PROJECT))
-    folder = former_run(root, project, name) or root / project / name
+    folder = _run_folder(draft, name)
     if folder.is_dir() and any(folder.iterdir()):
         renamed = f"{name}_{now:%Y%m%d%H%M%S}"
         draft.set("name", renamed, "name")
         draft.say(f"the run {name} exists, so this one is named {renamed}", "continue_from_checkpoint")
+
+
+def latest_checkpoint(draft: Draft) -> None:
+    """Which weights `mode: bench` evaluates; Trinity-RFT reads the key in no other mode."""
+    key = "explorer.bench_on_latest_checkpoint"
+    if not draft.get(key):
+        return
+    name = draft.tree.get("name")
+    latest = _run_folder(draft, str(name)) / "latest"
+    if not draft.evaluate_only:
+        draft.idle("it belongs to mode bench", key)
+    elif name is None:
+        draft.refuse(key, "name says which run's checkpoint it is: set it")
+    elif not latest.is_dir():
+        draft.refuse(key, f"there is no checkpoint at {latest}: leave it out to evaluate model.model_path")
+    else:
+        draft.set("model.model_path", str(latest), key)
+        draft.idle("bench_on_latest_checkpoint comes first", "model.model_path")
+
+
+def _run_folder(draft: Draft, name: str) -> Path:
+    """The directory of the run of this name."""
+    root = Path(str(draft.given.get("checkpoint_root_dir", "checkpoints")))
+    project = str(draft.given.get("project", DEFAULT_PROJECT))
+    return former_run(root, project, name) or root / project / name
 
 
 def sizes(draft: Draft) -> None:

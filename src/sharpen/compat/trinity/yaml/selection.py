@@ -8,9 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from sharpen.compat.trinity.yaml.draft import Draft, is_one_of, shown
-from sharpen.compat.trinity.yaml.rules import Rule, answer_section, expanded, idle, to
+from sharpen.compat.trinity.yaml.rules import Rule, alternatives, answer_section, expanded, idle, to
 
+_ORDERS = ("sequential", "shuffle", "random", "offline_easy2hard", "difficulty_based")
 _BY_DIFFICULTY = "it belongs to a choice by difficulty"
+_NEARLY_RANKED = 0.05
 _RECENT = "a task is as difficult as its recent rewards in this run"
 
 
@@ -21,7 +23,7 @@ def selector_type(draft: Draft, key: str, value: Any) -> None:
     is_known = value in ("difficulty_based", "offline_easy2hard")
     if former != section and f"{former}.selector_type" in draft.given:
         draft.idle(f"{former} comes first", key)
-    elif is_known and "eval_tasksets" in key:
+    elif value in _ORDERS and "eval_tasksets" in key:
         draft.idle("an evaluation runs all of its tasks", key)
     elif value == "offline_easy2hard":
         _easy_to_hard(draft, section)
@@ -30,10 +32,10 @@ def selector_type(draft: Draft, key: str, value: Any) -> None:
         return
     elif is_known:
         draft.refuse(key, "it goes by rewards, and rows have none: use shuffle")
-    elif value == "sequential":
-        draft.say("tasks come in a random order, the same for the same seed", key)
-    elif draft.get(key) not in ("shuffle", "random"):
-        draft.refuse(key, "use shuffle, random, sequential, offline_easy2hard or difficulty_based")
+    elif draft.get(key) in _ORDERS:
+        draft.set("sampling.order", "sequential" if value == "sequential" else "shuffled", key)
+    else:
+        draft.refuse(key, f"use {alternatives(_ORDERS)}")
     left = [f"{section}.{name}" for name in ("feature_keys", "kwargs")]
     draft.idle(_BY_DIFFICULTY, *(key for key in left if key in draft.unanswered()))
 
@@ -60,9 +62,19 @@ def _easy_to_hard(draft: Draft, section: str) -> None:
     draft.say(f"from the greatest {features[0]} to the least, in every epoch (sampling.order: curriculum)", key)
 
 
+def usual_order(draft: Draft, tasks: str) -> None:
+    """Where the file names no order, tasks come as they are in the file."""
+    draft.set_default("sampling.order", "sequential", f"{tasks}.data_selector.selector_type")
+
+
 def _tau(draft: Draft, key: str, value: Any) -> None:
     if is_one_of(value, (0,)):
-        draft.refuse(key, "tasks are drawn, not ranked, here: it must be above 0")
+        draft.set("sampling.difficulty_width", _NEARLY_RANKED, key)
+        draft.say(
+            "the tasks nearest to the target come first there; here they are drawn, rarely one that is further from it "
+            f"than {3 * _NEARLY_RANKED:g} (sampling.difficulty_width {_NEARLY_RANKED:g})",
+            key,
+        )
     else:
         draft.move(key, "sampling.difficulty_width")
 

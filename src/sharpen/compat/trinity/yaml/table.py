@@ -165,9 +165,7 @@ _EXPLORER: dict[str, Rule] = {
         to("evaluation.before_and_after"),
         told("nothing is evaluated before training, nor after it (evaluation.before_and_after)", unless=(True,)),
     ),
-    "bench_on_latest_checkpoint": refused(
-        "name the checkpoint instead: sharpen eval --config <this file> --model <run directory>/global_step_<N>"
-    ),
+    "bench_on_latest_checkpoint": flag,
     "proxy_port listen_address service_status_check_interval min_running_model_num db_url": idle(
         "it belongs to mode serve"
     ),

@@ -10,6 +10,7 @@ from typing import Any
 from sharpen.compat.trinity.yaml.draft import Draft
 from sharpen.compat.trinity.yaml.functions import DISTILL
 from sharpen.compat.trinity.yaml.run import sampling
+from sharpen.compat.trinity.yaml.selection import usual_order
 from sharpen.config.explain import Place
 from sharpen.config.run import HELD_OUT
 
@@ -48,6 +49,8 @@ def tasksets(draft: Draft) -> None:
     _main(draft, main, is_evaluation=bool(evaluation) and not training)
     if draft.evaluate_only or training:
         _dataset(draft, main, ("train_dataset",))
+    if not draft.evaluate_only:
+        usual_order(draft, main)
     if not evaluation:
         draft.idle("there are no eval_tasksets", f"{_INPUT}.default_eval_workflow_type")
     names: set[str] = set()
