@@ -213,6 +213,15 @@ class CertificateConfig(Strict):
     """Stop the run before the update, or only warn and record it in the certificate."""
 
 
+class OperatorConfig(Strict):
+    """A function over tasks or rollouts."""
+
+    name: str
+    """A built-in operator, or `package.module:function` or `path/file.py:function`."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Its keyword arguments."""
+
+
 class SamplingConfig(Strict):
     """Which tasks are drawn, and which rollouts and groups train."""
 
@@ -243,6 +252,10 @@ class SamplingConfig(Strict):
     """The full penalty."""
     overlong_filter: bool = False
     """Exclude rollouts that a token limit cut from statistics and update."""
+    task_operators: list[OperatorConfig] = Field(default_factory=list)
+    """Operators on the training tasks, applied in order before the run (docs/use/operators.md)."""
+    operators: list[OperatorConfig] = Field(default_factory=list)
+    """Operators on the rollouts of a step, applied in order before they train."""
     replay_share: float = Field(default=0.0, ge=0.0)
     """Replayed groups of earlier steps, as a multiple of the step's tasks; 0 is no replay."""
     replay_priority: Literal["signal", "recency"] = "signal"
@@ -343,7 +356,8 @@ class RunConfig(Strict):
     judge: str | None = None
     """As `workflow`; None if the workflow returns the reward."""
     workflow_args: dict[str, Any] = Field(default_factory=dict)
-    """Passed to workflow and judge, if they have a parameter `workflow_args`."""
+    """Passed to workflow and judge: as `workflow_args`, if they have that parameter, and as `task["workflow_args"]`, if
+    the dataset has no such field."""
     task_args: dict[str, Any] = Field(default_factory=dict)
     """Passed to a workflow class with each task, in addition to the row (docs/use/trinity.md)."""
     train_dataset: DatasetConfig

@@ -15,7 +15,7 @@ import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from sharpen.errors import ConfigError, DatasetError
 from sharpen.rollout.choices import returned_text
@@ -41,6 +41,8 @@ WORKFLOW = "workflow/"
 """Prefix of the workflow's own metrics where they are displayed or logged; a rollout holds them without it."""
 JUDGE = "judge/"
 """Prefix of the judge's own metrics."""
+HAS_ARGUMENTS = "has_workflow_args"
+"""Attribute of a workflow function that was made with the run's `workflow_args`: it is not given them again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +106,7 @@ class UserFunctions:
 
     async def attempt(self, task: Task, models: RolloutModels, group_size: int = 1) -> Ending:
         """Run workflow and judge on a copy of the task. Raises only for bad input: `ConfigError` or `DatasetError`."""
-        row = copy.deepcopy(task.row)
+        row = self._row_of(task)
         try:
             optional = self._optional_arguments(self._workflow_takes, task, models)
             if self.whole_groups:
@@ -164,13 +166,26 @@ class UserFunctions:
             states=getattr(output, "states", None) or {},
         )
 
+    def _row_of(self, task: Task) -> dict[str, Any]:
+        """Return a copy of the task's row. It holds the run's `workflow_args` too, if there are any, unless the dataset
+        has a field of that name or the workflow was made with them."""
+        row = cast("dict[str, Any]", copy.deepcopy(task.row))  # user code gets a plain dict
+        arguments = self._arguments_of(task)
+        if arguments and "workflow_args" not in row and not getattr(self.workflow, HAS_ARGUMENTS, False):
+            row["workflow_args"] = arguments
+        return row
+
+    def _arguments_of(self, task: Task) -> dict[str, Any]:
+        """Return a copy of the `workflow_args` of the task's evaluation set, or of the run."""
+        return copy.deepcopy(dict(self._own_arguments.get(task.task_set or "", self._workflow_args)))
+
     def _optional_arguments(self, names: frozenset[str], task: Task, models: RolloutModels) -> dict[str, Any]:
         """Return the values of the optional arguments `names`. Attempts share none of them but the logger."""
         values: dict[str, Any] = {"logger": user_log, "task_set": task.task_set}
         if "auxiliary_models" in names:
             values["auxiliary_models"] = dict(models.auxiliary_models)
         if "workflow_args" in names:
-            values["workflow_args"] = copy.deepcopy(self._own_arguments.get(task.task_set or "", self._workflow_args))
+            values["workflow_args"] = self._arguments_of(task)
         return {name: values[name] for name in names}
 
     def _ending_of_error(

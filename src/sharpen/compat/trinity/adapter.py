@@ -40,7 +40,7 @@ from sharpen.compat.trinity.task import TasksetConfig, generation_config, task_o
 from sharpen.compat.trinity.workflow import Workflow, overrides
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
-from sharpen.rollout.attempt import as_number
+from sharpen.rollout.attempt import HAS_ARGUMENTS, as_number
 from sharpen.rollout.user_loop import owner
 
 log = logging.getLogger("sharpen.workflow")
@@ -124,6 +124,7 @@ def _choose_by_set(training: WorkflowFunction, own: Mapping[str, WorkflowFunctio
     whole_groups = _whole_groups(training)
     run_workflow.__qualname__ = run_workflow.__name__ = training.__qualname__
     run_workflow.whole_groups = whole_groups  # type: ignore[attr-defined]
+    setattr(run_workflow, HAS_ARGUMENTS, True)
     return run_workflow
 
 
@@ -187,6 +188,7 @@ def workflow_function(
 
     run_workflow.__qualname__ = run_workflow.__name__ = name
     run_workflow.whole_groups = whole_groups  # type: ignore[attr-defined]
+    setattr(run_workflow, HAS_ARGUMENTS, True)
     return run_workflow
 
 
