@@ -122,10 +122,7 @@ def _choose_by_set(training: WorkflowFunction, own: Mapping[str, WorkflowFunctio
         return only
 
     whole_groups = _whole_groups(training)
-    run_workflow.__qualname__ = run_workflow.__name__ = training.__qualname__
-    run_workflow.whole_groups = whole_groups  # type: ignore[attr-defined]
-    setattr(run_workflow, HAS_ARGUMENTS, True)
-    return run_workflow
+    return _labelled(run_workflow, training.__qualname__, whole_groups=whole_groups)
 
 
 def workflow_function(
@@ -186,10 +183,7 @@ def workflow_function(
             _warn_of_call_rewards(name, no_use_in, uses_steps)
         return results if whole_groups else results[0]  # type: ignore[return-value]
 
-    run_workflow.__qualname__ = run_workflow.__name__ = name
-    run_workflow.whole_groups = whole_groups  # type: ignore[attr-defined]
-    setattr(run_workflow, HAS_ARGUMENTS, True)
-    return run_workflow
+    return _labelled(run_workflow, name, whole_groups=whole_groups)
 
 
 def _warn_of_call_rewards(name: str, algorithm: str | None, uses_steps: bool) -> None:
@@ -246,6 +240,14 @@ def result_of(name: str, returned: Any, model: ModelWrapper) -> WorkflowResult:
         step_rewards=_of_steps(name, experiences),
         states=_states(experiences),
     )
+
+
+def _labelled(function: Any, name: str, *, whole_groups: bool) -> WorkflowFunction:
+    """The function with what `UserFunctions` reads of it."""
+    function.__qualname__ = function.__name__ = name
+    function.whole_groups = whole_groups
+    setattr(function, HAS_ARGUMENTS, True)
+    return function  # type: ignore[no-any-return]
 
 
 def _whole_groups(function: WorkflowFunction) -> bool:
