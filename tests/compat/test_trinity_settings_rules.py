@@ -64,7 +64,6 @@ def refusal(content: dict[str, Any], **environment: str) -> str:
         ("mode: serve", "'mode' is 'serve': serve a checkpoint with any server"),
         ("mode: bot", "'mode' must be both, bench, colocate, explore, train or serve, but 'bot' came"),
         ("mode: bench", "'buffer.explorer_input.eval_tasksets' is empty, so that mode bench has nothing to evaluate"),
-        ("stages: [{stage_name: sft}, {stage_name: rl}]", "'stages' has 2 (sft, rl), but a run has one"),
         ("stages: [{stage_name: rl, explorr: {}}]", "'stages[0].explorr' is no section of a stage; did you mean"),
         ("explorr: {}\ncluster: {}", "'explorr' is not a key of Trinity-RFT; did you mean 'explorer'?"),
         (
