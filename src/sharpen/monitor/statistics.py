@@ -199,7 +199,7 @@ def metric_is_binary(name: str, *evaluations: Evaluation | None) -> bool:
     )
 
 
-def by_mode(evaluation: Evaluation | None, *, binary: bool) -> dict[str, Accuracy]:
+def by_mode(evaluation: Evaluation | None, *, binary: bool | None = None) -> dict[str, Accuracy]:
     """Return the mean reward of each mode that was evaluated; `binary` as in `accuracy`."""
     modes = evaluation.rewards if evaluation is not None else {}
     return {mode: accuracy(rewards.values(), binary=binary) for mode, rewards in modes.items() if rewards}
