@@ -25,6 +25,7 @@ from sharpen.execution.model_files import check_model_path, model_folder
 from sharpen.execution.teacher_files import check_teacher, teacher_folder
 from sharpen.execution.trainers import check_trainer
 from sharpen.monitor.metrics import check_monitor
+from sharpen.operators.pipeline import ON_ROLLOUTS, ON_TASKS, Pipeline
 from sharpen.recipe import (
     EngineChoice,
     Job,
@@ -212,6 +213,8 @@ def _check_machine(problems: Problems, config: RunConfig, *, serves: bool) -> No
     problems.check(check_place, config)
     problems.check(check_auxiliary_models, config)
     problems.check(check_monitor, config.monitor_type)
+    problems.check(Pipeline.of, config.sampling.task_operators, ON_TASKS)
+    problems.check(Pipeline.of, config.sampling.operators, ON_ROLLOUTS)
     problems.check(check_lora, config.trainer)
     problems.check(check_trainer, config)
     problems.check(check_model_path, config.model.model_path)

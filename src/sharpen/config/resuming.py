@@ -76,6 +76,8 @@ FIXED: Mapping[str, tuple[str, ...]] = {
         *("sampling.difficulty_floor", "sampling.max_refill", "sampling.reward_low", "sampling.reward_high"),
         *("sampling.overlong_cache", "sampling.overlong_length", "sampling.overlong_penalty"),
         *("sampling.overlong_filter", "sampling.replay_share", "sampling.replay_priority", "sampling.max_staleness"),
+        *("sampling.operators.name", "sampling.operators.args"),
+        *("sampling.task_operators.name", "sampling.task_operators.args"),
         *("sync.style", "sync.interval", "sync.offset", "sync.max_staleness", "mode"),
         *("expert.mu", "expert.mu_warmup_steps", "expert.mu_decay_steps", "expert.mu_valley", "expert.phi"),
         *("distill.teacher_path", "distill.divergence", "distill.beta", "distill.coef"),

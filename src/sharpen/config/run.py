@@ -213,6 +213,15 @@ class CertificateConfig(Strict):
     """Stop the run before the update, or only warn and record it in the certificate."""
 
 
+class OperatorConfig(Strict):
+    """A function over tasks or rollouts."""
+
+    name: str
+    """A built-in operator, or `package.module:function` or `path/file.py:function`."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Its keyword arguments."""
+
+
 class SamplingConfig(Strict):
     """Which tasks are drawn, and which rollouts and groups train."""
 
@@ -243,6 +252,10 @@ class SamplingConfig(Strict):
     """The full penalty."""
     overlong_filter: bool = False
     """Exclude rollouts that a token limit cut from statistics and update."""
+    task_operators: list[OperatorConfig] = Field(default_factory=list)
+    """Operators on the training tasks, applied in order before the run (docs/use/operators.md)."""
+    operators: list[OperatorConfig] = Field(default_factory=list)
+    """Operators on the rollouts of a step, applied in order before they train."""
     replay_share: float = Field(default=0.0, ge=0.0)
     """Replayed groups of earlier steps, as a multiple of the step's tasks; 0 is no replay."""
     replay_priority: Literal["signal", "recency"] = "signal"
