@@ -15,7 +15,7 @@ def test_the_program(toy_model_dir: Path, toy_dataset: Path, capsys: pytest.Capt
     replaced = {
         '"my_dataset"': repr(str(toy_dataset)),
         '"Qwen/Qwen3-0.6B"': repr(str(toy_model_dir)),
-        '"checkpoints/Sharpen/first/global_step_100"': repr(str(toy_model_dir)),
+        '"checkpoints/Sharpen/mine/latest"': repr(str(toy_model_dir)),
         "max_model_len=4096, max_tokens=512": "max_model_len=64, max_tokens=4",
     }
     for old, new in replaced.items():
