@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -93,11 +94,11 @@ def test_what_contradicts_the_record_stops_the_run(make_place: MakePlace, change
         make_place("yes").run(Rebuilt, workflow_args={"change": change})
 
 
-async def test_where_an_endpoint_answers_there_are_no_tokens():
+def test_where_an_endpoint_answers_there_are_no_tokens():
     with talking_server() as url:
-        model = Endpoint(base_url=url, name="m", api_key="k", client_key="k")
+        model = Endpoint(base_url=url, name="m", api_key="k")
         run = workflow_function(Guide, TasksetConfig(), {})
-        (result,) = await run({"prompt": "?"}, model, {})
+        (result,) = asyncio.run(run({"prompt": "?"}, model, {}))
         assert (result.reward, result.call_rewards) == (3.0, None)
-        with pytest.raises(ConfigError, match="needs the tokenizer of the model"):
-            await ModelWrapper(model, enable_history=True).get_message_token_len([])
+        with pytest.raises(ConfigError, match="needs the model's tokenizer"):
+            asyncio.run(ModelWrapper(model, enable_history=True).get_message_token_len([]))

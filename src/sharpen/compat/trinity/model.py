@@ -139,7 +139,7 @@ class ModelWrapper:
         """Tokens of the prompt that these messages make. Raises `ConfigError` where an endpoint answers."""
         if self._history is not None:
             raise ConfigError(
-                "model.get_message_token_len() needs the tokenizer of the model: an endpoint has none here"
+                "model.get_message_token_len() needs the model's tokenizer, which an endpoint has not got"
             )
         number: int = await self._model.count_tokens(messages)
         return number
