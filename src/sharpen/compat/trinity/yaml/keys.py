@@ -11,6 +11,7 @@ from typing import Any
 from sharpen.compat.trinity.yaml.draft import OFF, Draft, is_one_of, shown
 from sharpen.compat.trinity.yaml.rules import Rule, mapping, whole
 
+
 def or_for_ever(place: str, said: str) -> Rule:
     """A number of steps or things, where 0 stands for no end of them."""
 
