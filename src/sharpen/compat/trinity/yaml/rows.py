@@ -31,7 +31,7 @@ _OF_ROLLOUTS = (
     *("algorithm.sample_strategy_args", "model.temperature", "model.top_p", "model.top_k"),
     "model.critic_model_path",
     *("trainer.critic_warmup", f"{BUFFER}.replay_buffer", f"{BUFFER}.use_priority_queue"),
-    f"{BUFFER}.reuse_cooldown_time",
+    *(f"{BUFFER}.reuse_cooldown_time", "data_processor.experience_pipeline."),
 )
 """Keys, by how they begin, that mean something with rollouts only."""
 _FIELDS: dict[tuple[str, str], dict[str, str]] = {
