@@ -25,7 +25,7 @@ from sharpen.rollout.runner import RolloutRunner
 from sharpen.rollout.user_loop import owner
 from sharpen.types import Group, Task
 
-pytest.register_assert_rewrite("framework_checks")
+pytest.register_assert_rewrite("framework_checks", "selection_checks")
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else its import asks a server for prices
 collect_ignore = [name for name in test_files() if not belongs(name, installed())]
 THIRD_PARTY = (
