@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sharpen.compat.agentscope import silent_agents
+from sharpen.compat.agentscope.console import silent_agents
 from sharpen.compat.trinity.imports.stand_in import stand_in
 from sharpen.config.functions import FILE_MODULE
 from sharpen.config.run import AuxiliaryModelConfig, RunConfig
