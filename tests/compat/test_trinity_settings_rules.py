@@ -89,7 +89,6 @@ def refusal(content: dict[str, Any], **environment: str) -> str:
             "has the operators reward_shaping, but data processing does not exist here yet",
         ),
         ("synchronizer: {sync_style: sometimes}", "must be one of fixed, explorer_driven"),
-        ("trainer: {trainer_type: tinker}", "'trainer.trainer_type' is 'tinker': training is local"),
         ("trainer: {trainer_config_path: verl.yaml}", "Trinity-RFT dropped it too"),
         (
             "trainer: {trainer_config: {actor_rollout: {}}}",
@@ -162,8 +161,9 @@ def test_parts_of_an_algorithm_that_do_not_exist_are_refused_by_name(algorithm, 
         ({"min_response_tokens": 8}, "model.min_response_tokens"),
         ({"rope_scaling": {"factor": 2}}, "model.rope_scaling"),
         ({"trust_remote_code": True}, "model.trust_remote_code"),
-        ({"tinker": {"enable": True}}, "model.tinker.enable"),
-        ({"external_model": {"enable": "true"}}, "model.external_model.enable"),
+        ({"tinker": {"enable": True, "train_mlp": False, "train_attn": False}}, "model.tinker.train_mlp"),
+        ({"tinker": {"enable": True}, "lora_configs": [{}]}, "model.tinker.enable"),
+        ({"external_model": {"enable": True}}, "model.external_model.enable"),
     ],
 )
 def test_features_of_the_model_are_refused_and_their_off_values_accepted(model, key):
@@ -1042,3 +1042,31 @@ def test_a_file_for_a_cluster_runs_on_this_machine_where_ray_is_not_installed():
     assert "cluster.ray_address = 'auto'" in line
     assert "cluster.trainer_gpu_num = 16" in line
     assert convert(content, "f.yaml", environment={}).settings["execution"] == "ray"
+
+
+def test_a_hosted_trainer_s_adapters_are_trained_here():
+    found = convert_({"model": {"model_path": "m", "tinker": {"enable": True, "base_url": "x", "train_mlp": False}}})
+    assert found.settings["trainer"]["lora"] == {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]}
+    assert found.defaults["trainer"]["lora"] == {"rank": 16}
+    assert "model.tinker.enable = True: there is no hosted trainer: adapters are trained on this" in " ".join(found.notices)
+    assert "base_url}: it belongs to the hosted trainer Tinker" in found.notices[-1]
+    given = convert_({"model": {"model_path": "m", "tinker": {"enable": True, "rank": 4}}})
+    assert given.settings["trainer"]["lora"] == {"rank": 4}
+    assert "training is on this machine" in " ".join(convert_({"trainer": {"trainer_type": "tinker"}}).notices)
+
+
+def test_the_model_behind_an_endpoint_is_evaluated_by_mode_bench():
+    external = {"enable": True, "base_url_env": "URL", "api_key_env": "KEY", "model_name": "big"}
+    content = {
+        "mode": "bench",
+        "model": {"model_path": "m", "external_model": external},
+        "buffer": {"explorer_input": {"eval_tasksets": [{"path": "x"}]}},
+    }
+    assert convert_(content, URL="http://e/v1", KEY="k").endpoint == {
+        "base_url": "http://e/v1",
+        "api_key": "k",
+        "model_name": "big",
+    }
+    assert "names the environment variable URL, which is not set" in refusal(content)
+    assert "cannot be trained: name a model directory, or use mode bench" in refusal({**content, "mode": "both"})
+    assert convert_({"model": {"external_model": {**external, "enable": False}}}).endpoint is None

@@ -131,7 +131,7 @@ def _run(arguments: argparse.Namespace) -> int:
     """Train. The run itself prints overrides and notices."""
     with _loaded(arguments, {}) as (resolved, workflow, judge):
         if resolved.evaluate_only:
-            return _evaluate_resolved(resolved, workflow, judge)
+            return _evaluate_resolved(resolved, workflow, judge, endpoint=resolved.endpoint)
         if resolved.config.mode == "explore":
             from sharpen.run.explore import explore
 
@@ -167,6 +167,8 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     endpoint = _endpoint(arguments)
     files: dict[str, Any] = {"output": arguments.output, "transcripts": arguments.transcripts}
     with _loaded(arguments, options) as (resolved, workflow, judge):
+        if endpoint is None and arguments.model is None:
+            endpoint = resolved.endpoint
         return _evaluate_resolved(resolved, workflow, judge, endpoint=endpoint, **files)
 
 

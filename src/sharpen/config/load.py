@@ -41,7 +41,8 @@ class ConfigFile:
 
     `defaults` apply where nothing else is given, and not where an argument replaces their section; `origins` says where
     in the file a setting (or a default) comes from, if not under its own name, and `homes` where one that is missing
-    belongs; `notices` are printable. `evaluate_only` asks for an evaluation instead of training.
+    belongs; `notices` are printable. `evaluate_only` asks for an evaluation instead of training, of the model at
+    `endpoint` if there is one (`base_url`, `api_key`, `model_name`).
     """
 
     settings: Mapping[str, Any]
@@ -51,6 +52,7 @@ class ConfigFile:
     homes: Mapping[str, str] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
     evaluate_only: bool = False
+    endpoint: Mapping[str, str] | None = field(default=None, repr=False)
 
     def origin(self, place: Place) -> Origin:
         """Where in the file the value at `place` stands."""
@@ -69,6 +71,7 @@ class ResolvedConfig:
     overrides: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
     evaluate_only: bool = False
+    endpoint: Mapping[str, str] | None = field(default=None, repr=False)
     file: str = ""
 
 
@@ -151,6 +154,7 @@ def resolve(
         overrides=tuple(overrides),
         notices=file.notices,
         evaluate_only=file.evaluate_only,
+        endpoint=file.endpoint,
         file=file.name,
     )
 

@@ -25,7 +25,7 @@ from sharpen.compat.trinity.yaml import (
 from sharpen.compat.trinity.yaml.draft import OFF, Draft, shown
 from sharpen.compat.trinity.yaml.functions import SUPERVISED
 from sharpen.compat.trinity.yaml.interpolation import interpolate
-from sharpen.compat.trinity.yaml.keys import adapter
+from sharpen.compat.trinity.yaml.keys import adapter, external_model, tinker
 from sharpen.compat.trinity.yaml.rules import nearest
 from sharpen.compat.trinity.yaml.table import RULES
 from sharpen.config.explain import InvalidConfigError, section_class
@@ -107,6 +107,7 @@ def convert(
         homes={place: f"{file}: {key}" for place, key in homes.items()},
         notices=draft.notices(),
         evaluate_only=draft.evaluate_only,
+        endpoint=draft.endpoint,
     )
     if draft.problems:
         named = {".".join(problem.place) for problem in draft.problems}
@@ -125,6 +126,8 @@ def _decide(draft: Draft, now: datetime, has_ray: bool) -> None:
     algorithm.algorithm(draft)
     algorithm.optimizer(draft)
     adapter(draft)
+    tinker(draft)
+    external_model(draft)
     if draft.trains_by(SUPERVISED):
         rows.rows(draft)
         expert.experts(draft)

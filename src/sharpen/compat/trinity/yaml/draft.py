@@ -32,6 +32,7 @@ class Draft:
         self.tree: dict[str, Any] = {}
         self.defaults: dict[str, Any] = {}
         self.origins: dict[Place, str] = {}
+        self.endpoint: dict[str, str] | None = None
         self.lines: list[str] = []
         self._without_value = dict(without_value or {})  # interpolations, by key
         self.problems: list[Problem] = list(self._without_value.values())
