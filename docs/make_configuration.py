@@ -66,7 +66,7 @@ def page() -> str:
 
 def _reasons(title: str, settings: Mapping[str, Sequence[str]]) -> str:
     rows = [f"| {reason} | {', '.join(f'`{name}`' for name in names)} |" for reason, names in settings.items()]
-    return "\n".join([f"| {title}, since | settings |", "|---|---|", *rows]) + "\n"
+    return "\n".join([f"| {title} | settings |", "|---|---|", *rows]) + "\n"
 
 
 def _table(model: type[BaseModel], within: str, sections: list[tuple[str, type[BaseModel]]]) -> str:

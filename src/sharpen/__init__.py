@@ -1,6 +1,6 @@
 """Sharpen: reinforcement learning for the model inside your agent.
 
-`import sharpen` is light: every public name is loaded on first use, and torch only when training starts.
+`import sharpen` is fast: public names are loaded on first use, and torch only when training starts.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ _HOMES = {
     "check_workflow_function": "sharpen.rollout.signature",
     "check_judge_function": "sharpen.rollout.signature",
     "select_model": "sharpen.model_selection.select",
+    "tune_prompt": "sharpen.prompt_tune.tuning",
+    "PromptTuneConfig": "sharpen.prompt_tune.settings",
     "Dataset": "sharpen.config.public",
     "TunerChatModel": "sharpen.config.public",
     "Algorithm": "sharpen.config.public",
@@ -33,11 +35,9 @@ _HOMES = {
 }
 
 _NOT_INCLUDED = {
-    "tune_prompt": "it tunes prompts, Sharpen tunes weights",
-    "PromptTuneConfig": "it tunes prompts, Sharpen tunes weights",
     "TinkerConfig": "it configures a hosted service, Sharpen trains on your own machine",
 }
-"""Names of AgentScope's tuner that are not part of Sharpen, and why."""
+"""Names of AgentScope's tuner that are not part of Sharpen, with the reason."""
 
 __all__ = [*_HOMES, "__version__"]
 
@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     from sharpen.errors import SharpenError as SharpenError
     from sharpen.errors import UnusableAnswerError as UnusableAnswerError
     from sharpen.model_selection.select import select_model as select_model
+    from sharpen.prompt_tune.settings import PromptTuneConfig as PromptTuneConfig
+    from sharpen.prompt_tune.tuning import tune_prompt as tune_prompt
     from sharpen.rollout.signature import check_judge_function as check_judge_function
     from sharpen.rollout.signature import check_workflow_function as check_workflow_function
     from sharpen.run.result import TuneResult as TuneResult

@@ -1,7 +1,7 @@
-"""Makes a `Job` of a configuration and the user's functions. What is wrong with the settings, their recipe says; what
-is wrong with the functions, or on this machine, is found here, before anything is loaded.
+"""Makes a `Job` from a configuration and the user's functions, before anything is loaded.
 
-In: a `RunConfig`, the workflow, the judge. Out: a `Job`, or `ConfigError` and its kin, with everything that is wrong.
+In: a `RunConfig`, the workflow, the judge. Out: a `Job`. Raises `ConfigError`, `DatasetError` or `ModelError`, with all
+problems at once: those of the settings (`sharpen.recipe`), of the functions and of this machine.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from sharpen.execution.model_files import check_model_path, model_folder
 from sharpen.execution.teacher_files import check_teacher, teacher_folder
 from sharpen.execution.trainers import check_trainer
 from sharpen.monitor.metrics import check_monitor
+from sharpen.operators.pipeline import ON_ROLLOUTS, ON_TASKS, Pipeline
 from sharpen.recipe import (
     EngineChoice,
     Job,
@@ -44,14 +45,14 @@ Function = Callable[..., Any]
 
 
 def decide(config: RunConfig, workflow: Function | None, judge: Function | None) -> TrainingJob:
-    """The job of a run that trains."""
+    """Return the job of a run that trains."""
     if learns_from_rows(config):
         return decide_rows(config, workflow, judge)
     return decide_rollouts(config, workflow, judge)
 
 
 def decide_rollouts(config: RunConfig, workflow: Any, judge: Function | None) -> Job[RolloutRecipe]:
-    """The job of a run that learns from rollouts. `workflow` is whatever the user gave for one."""
+    """Return the job of a run that learns from rollouts. `workflow` may be any object, and is checked."""
     problems = Problems()
     problems.check(imported_line)
     serves = config.mode != "train"  # else the agent runs in the explorer's process
@@ -83,7 +84,7 @@ def decide_rollouts(config: RunConfig, workflow: Any, judge: Function | None) ->
 
 
 def decide_rows(config: RunConfig, workflow: Function | None, judge: Function | None) -> Job[RowRecipe]:
-    """The job of a run that learns from rows; a workflow is there to evaluate the agent."""
+    """Return the job of a run that learns from rows, in which a workflow only evaluates the agent."""
     problems, name = Problems(), config.algorithm.algorithm_type
     if workflow is not None and judge is None and config.judge is not None:
         judge = problems.check(import_function, config.judge)
@@ -102,7 +103,7 @@ def decide_rows(config: RunConfig, workflow: Function | None, judge: Function | 
 
 
 def decide_evaluation(config: RunConfig, workflow: Function, judge: Function | None) -> Job[Recipe]:
-    """The job of an evaluation alone."""
+    """Return the job of an evaluation."""
     problems = Problems()
     problems.check(imported_line)
     problems.check(_check_functions, workflow, judge)
@@ -116,15 +117,16 @@ def decide_evaluation(config: RunConfig, workflow: Function, judge: Function | N
 
 
 def fit_to_machine(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
-    """The configuration with the engines that there are on this machine, and what to tell of it. Ray has others."""
+    """Return the configuration with the engines that fit this machine, and notices about the changes. Unchanged on
+    Ray."""
     return (config, ()) if config.uses_ray else fit_engines(config, this_machine())
 
 
 def check_engine(config: RunConfig) -> EngineChoice | None:
-    """The engine; None on Ray. Raises `ConfigError` for an engine or a Ray that cannot be had, as far as that is known
-    before anything starts."""
+    """Choose the engine; None on Ray. Raises `ConfigError` if the engine or Ray is not available, as far as this can be
+    checked before anything starts."""
     if config.uses_ray and (device := config.engine.device).startswith("cuda:"):
-        raise ConfigError(f"engine.device is {device}, but Ray gives GPUs out: set it to cuda")
+        raise ConfigError(f"engine.device is {device}, but Ray assigns the GPUs: set it to cuda")
     check_place(config)
     if config.uses_ray:
         return None
@@ -133,7 +135,7 @@ def check_engine(config: RunConfig) -> EngineChoice | None:
 
 
 def check_place(config: RunConfig) -> None:
-    """Raise `ConfigError` for settings of a cluster that nothing would read, and for a Ray that is not installed."""
+    """Raise `ConfigError` for `cluster` settings without effect, or if Ray is needed and not installed."""
     if config.uses_ray:
         from sharpen.execution.cluster.connect import check_ray
 
@@ -143,7 +145,7 @@ def check_place(config: RunConfig) -> None:
 
 
 def _fit(problems: Problems, config: RunConfig) -> tuple[RunConfig, tuple[str, ...], EngineChoice | None]:
-    """The configuration as this machine serves it, what to tell of that, and the engine."""
+    """Return the configuration fitted to this machine, notices about the changes, and the engine."""
     config, notices = fit_to_machine(config)
     return config, notices, problems.check(check_engine, config)
 
@@ -156,8 +158,8 @@ def _recipe(problems: Problems, config: RunConfig) -> TrainingRecipe | None:
 
 
 def check_arguments(problems: Problems, arguments: Mapping[str, Any], workflow: Any, judge: Function | None) -> None:
-    """Check what `tune()` was given, by itself, where no configuration could be made of it. A class, or a name, may
-    stand for a workflow."""
+    """Check the arguments of `tune()` one by one, for when they give no valid configuration. `workflow` may also be a
+    class or a name, which are not checked here."""
     if workflow is not None and not isinstance(workflow, type | str):
         problems.check(workflow_arguments, workflow)
     if judge is not None:
@@ -183,20 +185,22 @@ def _check_functions(workflow: Function | None, judge: Function | None) -> None:
 def _check_evaluation_of_rows(
     config: RunConfig, workflow: Function | None, judge: Function | None, algorithm: str
 ) -> None:
-    """Raise `ConfigError` unless a run that learns from rows has all that it needs to evaluate an agent, or nothing."""
+    """Raise `ConfigError` if a run that learns from rows has only some of what evaluating an agent needs."""
     if workflow is None and judge is not None:
-        raise ConfigError("judge_func judges what a workflow says, and there is none: give both, or neither")
+        raise ConfigError(
+            "judge_func scores the response of a workflow, but there is no workflow: give both, or neither"
+        )
     if workflow is not None and config.eval_dataset is None:
         raise ConfigError(
-            f"with {algorithm!r} the workflow is there to evaluate the agent, on the tasks of "
-            "eval_dataset: give that too, or leave the workflow out"
+            f"with {algorithm!r} the workflow only evaluates the agent, on the tasks of eval_dataset: give that too, "
+            "or leave the workflow out"
         )
     if workflow is None and config.evaluation.further:
-        raise ConfigError("evaluation.further needs a workflow: without one only rows of one dataset are held out")
+        raise ConfigError("evaluation.further needs a workflow: without one only rows of a single dataset are held out")
 
 
 def _model_folders(config: RunConfig, *, serves: bool) -> Path:
-    """The model's folder; the files of all models are here then. Raises `ModelError`."""
+    """Return the model's folder, after downloading the files of all models. Raises `ModelError`."""
     fetch_auxiliary_models(config)
     folder = model_folder(config.model.model_path)
     if serves:
@@ -205,10 +209,12 @@ def _model_folders(config: RunConfig, *, serves: bool) -> Path:
 
 
 def _check_machine(problems: Problems, config: RunConfig, *, serves: bool) -> None:
-    """What else this machine must have, as far as that is known without the network."""
+    """Check what else the run needs on this machine, as far as possible without the network."""
     problems.check(check_place, config)
     problems.check(check_auxiliary_models, config)
     problems.check(check_monitor, config.monitor_type)
+    problems.check(Pipeline.of, config.sampling.task_operators, ON_TASKS)
+    problems.check(Pipeline.of, config.sampling.operators, ON_ROLLOUTS)
     problems.check(check_lora, config.trainer)
     problems.check(check_trainer, config)
     problems.check(check_model_path, config.model.model_path)

@@ -15,6 +15,7 @@
     │   ├── EngineError (RuntimeError)
     │   │   └── EngineLostError                the engine can serve no more requests
     │   ├── RankError (RuntimeError)           a process of a trainer with several processes
+    │   ├── OperatorError (RuntimeError)       an operator on tasks or rollouts failed, or did what it may not
     │   ├── RolloutError (RuntimeError)        too many rollouts failed
     │   │   └── TokenCapError                  an auxiliary model has used up its tokens
     │   ├── CheckpointError (OSError)          not completely written, or not readable
@@ -98,6 +99,10 @@ class RankError(SharpenError, RuntimeError):
 
 class CallError(SharpenError, ValueError):
     """A recorded call cannot be trained on (missing or non-finite logprobs, mismatched lengths)."""
+
+
+class OperatorError(SharpenError, RuntimeError):
+    """An operator on tasks or rollouts raised, or changed what is not its to change."""
 
 
 class CheckpointError(SharpenError, OSError):

@@ -1,7 +1,7 @@
-"""What a run is, decided once, before anything is loaded; nobody asks the configuration again.
+"""The recipe of a run: its kind, algorithm and schedule, decided once, before anything is loaded.
 
-In: a `RunConfig`. Out: a `Recipe` (an evaluation), a `RolloutRecipe` or a `RowRecipe`, which say the same on every
-machine; with the user's functions and what this machine has, a `Job` (made by `sharpen.decide`).
+In: a `RunConfig`. Out: a `Recipe` (an evaluation), a `RolloutRecipe` or a `RowRecipe`, which do not depend on the
+machine. A `Job` adds the user's functions and what depends on the machine (made by `sharpen.decide`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sharpen.sync.schedule import Schedule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """What every run is made by; alone it is an evaluation: nothing is trained."""
+    """The base of all recipes. By itself it is the recipe of an evaluation, which trains nothing."""
 
     config: RunConfig
 
@@ -40,7 +40,8 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRecipe(Recipe):
-    """A run that learns from rollouts: by which algorithm, when weights move, and what trains again (None: nothing)."""
+    """A run that learns from rollouts: its algorithm, the schedule of weight updates, and the replay (None: no
+    replay)."""
 
     algorithm: Algorithm
     schedule: Schedule
@@ -59,7 +60,7 @@ class RolloutRecipe(Recipe):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowRecipe(Recipe):
-    """A run that learns from rows, and from rollouts nothing."""
+    """A run that learns from rows, without rollouts."""
 
     algorithm: SupervisedAlgorithm
 
@@ -70,7 +71,7 @@ R = TypeVar("R", bound=Recipe, covariant=True)
 
 
 def recipe_of(config: RunConfig) -> TrainingRecipe:
-    """The recipe of a run that trains. Raises `ConfigError` for settings of which no recipe can be made."""
+    """Return the recipe of a run that trains. Raises `ConfigError` for settings that give no valid recipe."""
     if learns_from_rows(config):
         return RowRecipe(config=config, algorithm=resolve_supervised(config.algorithm.algorithm_type, config.loss))
     algorithm, schedule = algorithm_of(config), Schedule.of(config)
@@ -79,22 +80,22 @@ def recipe_of(config: RunConfig) -> TrainingRecipe:
 
 
 def check_settings(recipe: TrainingRecipe) -> None:
-    """Raise `ConfigError` for settings by which nothing can be learnt, or that would have no effect: all of them at
-    once. An evaluation may have them: a file that is explained, or planned with, need not be there to train."""
-    refuse(_wrong_for_rollouts(recipe) if isinstance(recipe, RolloutRecipe) else _wrong_for_rows(recipe))
+    """Raise `ConfigError`, with all problems at once, for settings that prevent learning or have no effect. Evaluating,
+    explaining or planning accepts such settings, so this is not part of `recipe_of`."""
+    refuse(_rollout_problems(recipe) if isinstance(recipe, RolloutRecipe) else _row_problems(recipe))
 
 
-def _wrong_for_rows(recipe: RowRecipe) -> Iterator[str]:
+def _row_problems(recipe: RowRecipe) -> Iterator[str]:
     config, name = recipe.config, recipe.algorithm.name
     if config.mode != "both":
-        yield f"mode is {config.mode!r}, which is of rollouts: {name!r} learns from rows, without explorer"
+        yield f"mode is {config.mode!r}, which needs rollouts, but {name!r} learns from rows"
     if config.expert != ExpertConfig():
         yield f"the settings of expert have no effect: {name!r} learns from the rows of train_dataset alone"
     if config.sampling.order == "difficulty":
-        yield f"sampling.order is 'difficulty', which goes by rewards: {name!r} has none"
+        yield f"sampling.order is 'difficulty', which needs rewards: {name!r} has none"
 
 
-def _wrong_for_rollouts(recipe: RolloutRecipe) -> Iterator[str]:
+def _rollout_problems(recipe: RolloutRecipe) -> Iterator[str]:
     config, algorithm = recipe.config, recipe.algorithm
     if config.supervised != SupervisedConfig() and config.expert.dataset is None:
         yield (
@@ -104,53 +105,53 @@ def _wrong_for_rollouts(recipe: RolloutRecipe) -> Iterator[str]:
     if config.critic != CriticConfig() and not algorithm.needs_critic:
         yield f"the settings of critic have no effect: {algorithm.name!r} has no critic (ppo has)"
     if recipe.overlaps:
-        yield from _wrong_ahead(recipe)
+        yield from _sync_problems(recipe)
     if config.model.top_p < 1.0:
         yield (
             f"model.top_p is {config.model.top_p:g}, but training needs tokens sampled from the model's whole "
-            "distribution, which is the one that it changes: set top_p to 1"
+            "distribution: set top_p to 1"
         )
     if config.model.temperature == 0.0:
-        yield "model.temperature is 0: greedy rollouts are all alike and nothing is learnt; set it to 1"
+        yield "model.temperature is 0: all greedy rollouts of a task are the same, so nothing is learned; set it to 1"
 
 
-def _wrong_ahead(recipe: RolloutRecipe) -> Iterator[str]:
-    """What is wrong where rollouts run ahead of the training."""
+def _sync_problems(recipe: RolloutRecipe) -> Iterator[str]:
+    """Yield the problems of settings with which rollouts run ahead of the trainer."""
     config, algorithm = recipe.config, recipe.algorithm
-    said = f"sync.style {config.sync.style!r}, interval {config.sync.interval}, offset {config.sync.offset}"
+    style = f"sync.style {config.sync.style!r}, interval {config.sync.interval}, offset {config.sync.offset}"
     if config.mode != "both":
-        said = f"mode {config.mode!r}"
-    if not (algorithm.off_policy or algorithm.needs_teacher):  # a teacher judges any state
+        style = f"mode {config.mode!r}"
+    if not (algorithm.off_policy or algorithm.needs_teacher):  # a teacher scores tokens of any policy
         yield (
-            f"with {said} tokens are of older policies, but {algorithm.policy_loss!r} of "
+            f"with {style} tokens come from older policies, but {algorithm.policy_loss!r} of "
             f"{config.algorithm.algorithm_type!r} has no probability ratio to correct for them: leave sync out, or set "
             "loss.policy_loss to one that does (ppo, importance_sampling, topr, opmd)"
         )
     if config.deterministic and (config.sync.style != "fixed" or config.mode != "both"):
         yield (
-            f"with {said} the clock decides which weights a rollout sees, so that no run repeats another bit by bit: "
-            "set deterministic to false, or sync.style to fixed in one process (mode both)"
+            f"with {style} the weights of a rollout depend on timing, so runs are not reproducible: set deterministic "
+            "to false, or sync.style to fixed in one process (mode both)"
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineChoice:
-    """An engine, and why it was taken, in a few words."""
+    """The type of the engine, and in a few words why it was chosen."""
 
     type: EngineType
     reason: str
 
     @property
     def line(self) -> str:
-        """What to tell the user."""
+        """The line for the user."""
         return f"engine: {self.type} ({self.reason})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job(Generic[R]):
-    """A recipe with the user's functions, on this machine: the folder of the model, that of the teacher if there is
-    one, and which engine serves. `workflow` is None where rows are learnt and no agent is evaluated; `engine` is None
-    there, and on Ray, whose machines nobody has seen yet. `notices` say what this machine changes of the settings."""
+    """A recipe with the user's functions on this machine: the folders of the model and of the teacher, if any, and the
+    engine. `workflow` is None if the run learns from rows and evaluates no agent. `engine` is None in that case and on
+    Ray, where the machines are not known yet. `notices` are lines about settings that this machine overrides."""
 
     recipe: R
     workflow: Callable[..., Any] | None
@@ -162,13 +163,13 @@ class Job(Generic[R]):
 
     @property
     def agent(self) -> Callable[..., Any]:
-        """The workflow of a job that has one."""
+        """The workflow; only for a job that has one."""
         assert self.workflow is not None
         return self.workflow
 
     @property
     def config(self) -> RunConfig:
-        """All settings."""
+        """The configuration of the run."""
         return self.recipe.config
 
 

@@ -1,7 +1,7 @@
-"""`tune()`: the whole line, from a workflow function to a better model with the evidence.
+"""`tune()`: trains the model of a workflow function, and shows whether it became better.
 
-In: the user's functions, dataset, model, algorithm; or a configuration file. Out: a `TuneResult` and the run directory.
-Everything that can be checked without loading a model is checked first.
+In: the user's functions, dataset, model and algorithm, or a configuration file. Out: a `TuneResult` and the run
+directory. Everything that can be checked without loading a model is checked first.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def tune(
     is printed. A fixed `experiment_name` continues that run from its last checkpoint. `sft`, `cpt` and `dpo` learn from
     the rows themselves and use a workflow only to evaluate the agent (`docs/use/beyond-rl.md`).
 
-    Works in a script and in a notebook. Raises `ConfigError`, `DatasetError` or `ModelError` for bad input, before
-    anything is loaded where that is possible; `RolloutError` when too many rollouts fail; `ParityError` when the
-    trainer's logprobs differ from the engine's. Ctrl-C saves a checkpoint and raises `KeyboardInterrupt`.
+    Works in scripts and notebooks. Raises `ConfigError`, `DatasetError` or `ModelError` for bad input, before anything
+    is loaded where possible; `RolloutError` if too many rollouts fail; `ParityError` if the trainer's logprobs differ
+    from the engine's. Ctrl-C saves a checkpoint and raises `KeyboardInterrupt`.
     """
     arguments: dict[str, Any] = {
         "train_dataset": train_dataset,
@@ -62,8 +62,8 @@ def tune(
         "monitor_type": monitor_type,
     }
     problems, path = Problems(), None if config_path is None else Path(config_path)
-    found = problems.check(_resolved, path, settings, arguments, workflow_func, judge_func)
-    if found is None:  # nothing to decide on: what else is wrong is said too
+    found = problems.check(_resolve_arguments, path, settings, arguments, workflow_func, judge_func)
+    if found is None:  # without a configuration, report the other problems of the arguments too
         check_arguments(problems, arguments, workflow_func, judge_func)
         problems.raise_found()
     assert found is not None
@@ -71,14 +71,14 @@ def tune(
         return run_config(*found, judge_func, path)
 
 
-def _resolved(
+def _resolve_arguments(
     path: Path | None,
     settings: Mapping[str, Any] | None,
     arguments: dict[str, Any],
     workflow_func: Any,
     judge_func: Callable[..., Any] | None,
 ) -> tuple[ResolvedConfig, Any]:
-    """The configuration of file, settings and arguments, and the workflow as rollouts run it."""
+    """Return the configuration of file, settings and arguments, and the workflow to run."""
     file = load_config(path) if path is not None else None
     if file is not None and "workflow" in file.settings and workflow_func is not None:
         arguments["workflow"] = workflow_func if isinstance(workflow_func, str) else name_of(workflow_func)
@@ -95,7 +95,7 @@ def run_config(
     judge: Callable[..., Any] | None,
     config_path: Path | None = None,
 ) -> TuneResult:
-    """Run a resolved configuration; what `tune()` and `sharpen run` share. A wrong workflow is refused here."""
+    """Run a resolved configuration, for `tune()` and `sharpen run`. `workflow` may be any object, and is checked."""
     from sharpen.run.check import check_first
     from sharpen.run.outcome import judge_run, result, write_outcome
 
@@ -105,6 +105,6 @@ def run_config(
             check_first(loop, site)
             loop.run()
             verdict = judge_run(loop, site)
-        finally:  # also after a failure the files say what there is
+        finally:  # also after a failure
             write_outcome(loop, site, verdict)
         return result(loop, site, verdict)

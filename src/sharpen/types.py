@@ -110,8 +110,8 @@ class Outcome(StrEnum):
     """How a rollout ended, by cause.
 
     `OK` has a reward (a wrong answer is OK with a low reward). The model itself caused the outcomes `MODEL_CAUSED`:
-    they are not retried. All others are, as far as is known, failures of something else: they are retried, then
-    excluded, and never get a reward.
+    they are not retried. `FILTERED` ended well and has a reward, but an operator dropped it. All others are, as far as
+    is known, failures of something else: they are retried, then excluded, and never get a reward.
     """
 
     OK = "ok"
@@ -127,6 +127,8 @@ class Outcome(StrEnum):
     BLOCKED_LOOP = "blocked_loop"
     INFRASTRUCTURE = "infrastructure"
     CANCELLED = "cancelled"
+    # taken out of training afterwards
+    FILTERED = "filtered"
 
 
 MODEL_CAUSED = frozenset({Outcome.CONTEXT_OVERFLOW, Outcome.TOKEN_LIMIT, Outcome.CALL_LIMIT, Outcome.UNUSABLE_ANSWER})
@@ -176,8 +178,9 @@ class Rollout:
 
     @property
     def scored(self) -> bool:
-        """Whether this rollout takes part: it has a reward, or its outcome is OK and none is needed."""
-        return self.reward is not None or self.outcome == Outcome.OK
+        """Whether this rollout takes part: it has a reward, or its outcome is OK and none is needed; and no operator
+        dropped it."""
+        return self.outcome == Outcome.OK or (self.reward is not None and self.outcome != Outcome.FILTERED)
 
     @property
     def answered(self) -> bool:

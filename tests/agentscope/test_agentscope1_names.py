@@ -17,7 +17,7 @@ from pydantic_core import PydanticUndefined
 import sharpen
 from sharpen.errors import NotIncludedError
 
-NOT_INCLUDED = {"tune_prompt", "PromptTuneConfig", "TinkerConfig"}
+NOT_INCLUDED = {"TinkerConfig"}
 CLASSES = {
     "DatasetConfig": "_dataset",
     "TunerModelConfig": "_model",

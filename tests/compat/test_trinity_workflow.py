@@ -375,6 +375,22 @@ def test_evaluations_work_and_say_that_they_are(make_place: MakePlace):
     assert (evaluated.reward, evaluated.calls, evaluated.error) == (1.0, (), None)
 
 
+class LooksAtItsRow(Workflow):
+    def run(self):
+        assert self.task.workflow_args == {"side": "good"}
+        assert "workflow_args" not in self.task.raw_task
+        ask(self.model.get_openai_client(), "?")
+        exps = self.model.extract_experience_from_history()
+        for exp in exps:
+            exp.reward = 1.0
+        return exps
+
+
+def test_a_class_has_its_arguments_beside_the_row_and_not_in_it(make_place: MakePlace):
+    found = make_place("yes").one(LooksAtItsRow, workflow_args={"side": "good"})
+    assert (found.reward, found.error) == (1.0, None)
+
+
 class Peeking(Workflow):
     def run(self):
         client = self.model.get_openai_client()

@@ -95,8 +95,9 @@ class Place:
         if isinstance(workflow, str | type):
             function = workflow_function(workflow, TasksetConfig(**(taskset or {})), workflow_args or {}, no_use_in)
         config = RolloutConfig(**{"timeout_s": 20.0, "max_attempts": 1, **settings})
-        attempts = InProcess(UserFunctions(function, None), config.timeout_s)
-        runner = RolloutRunner(attempts, self.open, config, group_size, 0)
+        functions = UserFunctions(function, None, workflow_args)
+        attempts = InProcess(functions, config.timeout_s)
+        runner = RolloutRunner(attempts, self.open, config, group_size, 0, whole_groups=functions.whole_groups)
         self._runners.append(runner)
         tasks = [Task(id=f"train/{i}", index=i, row=Row(row)) for i, row in enumerate(rows or ({"prompt": "q"},))]
         return runner.run(

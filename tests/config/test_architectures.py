@@ -25,7 +25,7 @@ ROUTES = (MixtralConfig, Qwen3MoeConfig)
 
 @pytest.mark.parametrize("kind", SEES)
 def test_models_that_see_are_refused(kind):
-    with pytest.raises(ModelError, match="vision-language models are not supported yet"):
+    with pytest.raises(ModelError, match=r"vision-language models.* not supported yet"):
         refuse_architecture(kind(), "m")
 
 

@@ -96,7 +96,7 @@ def test_every_problem_is_named_at_once_with_the_nearest_setting():
             "  - 'engine.device' must be auto, cpu, cuda or cuda:<number>, but 'gpu' came",
             "  - 'engine.batch_size' is not a setting; did you mean 'algorithm.batch_size' or 'expert.batch_size'?",
             "  - 'trainer' must be a section of settings, but 3 came",
-            "  - 'monitor_type' must be 'tensorboard', 'wandb' or 'mlflow', but 'tensorbord' came; "
+            "  - 'monitor_type' must be 'tensorboard', 'wandb', 'mlflow' or 'swanlab', but 'tensorbord' came; "
             "did you mean 'tensorboard'?",
             "  - 'time_limit_s' must be a number, but True came",
             "  - 'train_datset' is not a setting; did you mean 'train_dataset'?",
@@ -150,7 +150,7 @@ def test_yaml_points_to_files_beside_it_and_leaves_the_rest(tmp_path: Path):
     [
         ("a: 1\nb: [1, 2\nc: 3\n", "line 3"),
         ("seed: 1\nmodel: {}\nseed: 2\n", "line 3, column 1: 'seed' is given twice"),
-        ("- 1\n- 2\n", "must hold settings as 'name: value' lines, but holds a list"),
+        ("- 1\n- 2\n", "must contain settings as 'name: value' lines, but contains a list"),
     ],
 )
 def test_yaml_that_cannot_be_read_is_said_with_its_line(tmp_path: Path, text, message):

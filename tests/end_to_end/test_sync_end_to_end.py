@@ -322,7 +322,7 @@ def test_refill_takes_part(tmp_path, toy_model_dir, toy_dataset):
     ("sync", "settings", "part"),
     [
         ({"offset": 1}, {"loss.policy_loss": "reinforce"}, "'reinforce' of 'grpo' has no probability ratio"),
-        ({"style": "fully_async"}, {"deterministic": True}, "the clock decides which weights"),
+        ({"style": "fully_async"}, {"deterministic": True}, "depend on timing"),
         ({"max_staleness": 1}, {}, "so that it has no effect"),
     ],
 )

@@ -95,7 +95,7 @@ def test_colocated_engines_and_ranks_are_pairs_on_gpus(make):
 
 def test_each_actor_has_one_engine_and_its_device_is_ray_s_to_choose(make):
     assert choose(make(model__inference_engine_num=3, engine__type="embedded"), 0).type == "embedded"
-    with pytest.raises(ConfigError, match=r"engine.device is cuda:1, but Ray gives GPUs out"):
+    with pytest.raises(ConfigError, match=r"engine.device is cuda:1, but Ray assigns the GPUs"):
         check_engine(make(engine__device="cuda:1", execution="ray"))
 
 

@@ -69,7 +69,7 @@ def two_turns(reward: float | None = 1.0, group: str = "g", index: int = 0, merg
 
 
 def rules_of(algorithm: Algorithm, group_size: int = 2, **changes: Any) -> Rules:
-    """What the certificate is told of an algorithm that no configuration made."""
+    """Make the certificate's rules for an algorithm without a configuration."""
     shaping = algorithm.shaping
     values: dict[str, Any] = {
         "advantage": algorithm.advantage,
@@ -99,8 +99,8 @@ def audited(
     options: Mapping[str, Any] | None = None,
     **rules: Any,
 ) -> dict[str, Check]:
-    """The checks of a step by name. `rules` are changes of the rules, `options` those of the audit (by default tokens
-    of the versions 0 and 1 may train); as many minibatches as there are batches."""
+    """Return the checks of a step by name. `rules` override rules, `options` override the audit's (by default, tokens
+    of versions 0 and 1 may train). There are as many minibatches as batches."""
     delivered = delivery(batches, {group.id for group in replayed})
     rules = {"num_minibatches": max(len(batches), 1), "replayed_groups": len(replayed)} | rules
     values = {"replayed": replayed, **(options or {"version": 1, "max_staleness": 1})}
@@ -112,8 +112,8 @@ ids = st.lists(st.integers(0, 9), min_size=1, max_size=5)
 
 @st.composite
 def call_trees(draw: st.DrawFn, max_calls: int = 6) -> list[Call]:
-    """Calls that continue earlier ones, fork from them or start afresh. Some are greedy or abandoned, most train, since
-    a fork of a trained call is what trains it twice where it goes wrong."""
+    """Draw calls that continue earlier ones, fork from them, or start new sequences. A few are greedy or abandoned;
+    most train, since forks of trained calls are the cases that could train a call twice."""
     calls: list[Call] = []
     for index in range(draw(st.integers(1, max_calls))):
         parent = draw(st.none() | st.integers(0, index - 1)) if index else None
@@ -138,7 +138,7 @@ def call_trees(draw: st.DrawFn, max_calls: int = 6) -> list[Call]:
 
 
 def unmerged(calls: Sequence[Call]) -> list[Call]:
-    """The same calls without their parent links."""
+    """Return the calls without parent links."""
     return [
         make_call(
             call.index,

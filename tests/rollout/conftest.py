@@ -33,7 +33,9 @@ def make_runner(serving: FakeServing) -> Iterator[MakeRunner]:
             workflow, judge, workflow_args, own_arguments=own, needs_reward=needs_reward, model_exceptions=names
         )
         attempts = InProcess(functions, config.timeout_s)
-        runners.append(RolloutRunner(attempts, serving.open, config, group_size, seed))
+        runners.append(
+            RolloutRunner(attempts, serving.open, config, group_size, seed, whole_groups=functions.whole_groups)
+        )
         return runners[-1]
 
     yield make

@@ -81,6 +81,9 @@ class FakeHelper:
         self.counts["calls"] += 1
         return "good"
 
+    def allow(self, num_rollouts: int) -> None:
+        raise AssertionError("auxiliary models have no limit of calls")
+
     def close(self) -> tuple[Call, ...]:
         self.closed = True
         return ()
@@ -98,7 +101,11 @@ class FakeSession:
         self.counts: dict[str, float] = {}
         self.exhausted: TokenCapError | None = None
         self.recorded = True
+        self.allowed = 1
         self.model = FakeModel(self)
+
+    def allow(self, num_rollouts: int) -> None:
+        self.allowed = num_rollouts
 
     @property
     def num_answers(self) -> int:

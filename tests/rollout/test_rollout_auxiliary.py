@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
 import time
 from typing import Any
 
@@ -115,6 +116,32 @@ def test_none_configured_is_an_empty_dict_and_workflow_args_are_copies(
     assert [rollout.reward for rollout in run_one(runner).rollouts] == [1.0, 1.0]
     assert seen[0][0] == {}
     assert seen[0][1] == seen[1][1] == {"tools": ["calculator"]}
+
+
+def test_workflow_args_are_in_the_task_where_the_dataset_has_no_field_of_that_name(make_runner: MakeRunner) -> None:
+    """Red where a sample's `task.get("workflow_args", {})` finds nothing: it plays the other side than was set."""
+    seen: list[Any] = []
+
+    async def workflow(task: Any, model: Any) -> WorkflowOutput:
+        seen.append(copy.deepcopy(task.get("workflow_args")))
+        task.get("workflow_args", {}).pop("side", None)
+        return WorkflowOutput(response=model.call())
+
+    async def judge(task: Any, response: Any) -> float:
+        seen.append(task.get("workflow_args"))
+        return 1.0
+
+    def ran(row: Any, arguments: Any) -> list[Any]:
+        seen.clear()
+        task = dataclasses.replace(make_task(), row={**make_task().row, **row})
+        make_runner(workflow, judge, group_size=1, workflow_args=arguments).run([task], group_ids=["g"])
+        return [*seen]
+
+    given = {"side": "good"}
+    assert ran({}, given) == [{"side": "good"}, {}]
+    assert given == {"side": "good"}
+    assert ran({"workflow_args": {"side": "bad"}}, given) == [{"side": "bad"}, {}]
+    assert ran({}, {}) == [None, None]
 
 
 @pytest.mark.parametrize("swallow", [False, True])

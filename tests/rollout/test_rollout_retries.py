@@ -351,8 +351,8 @@ def test_trap_33_an_evaluation_repeats_nothing_that_the_model_may_have_caused(
         ("MaxTurnsExceeded", "must name exceptions as package.Class"),
         ("agents.", "must name exceptions as package.Class"),
         ("agents.Max Turns", "must name exceptions as package.Class"),
-        ("builtins.ValueErorr", "'builtins.ValueErorr' is no exception of Python"),
-        ("builtins.Exception", "is every failure, also those that the model did not cause"),
+        ("builtins.ValueErorr", "'builtins.ValueErorr' is not an exception of Python"),
+        ("builtins.Exception", "covers every failure, also those that the model did not cause"),
     ],
 )
 def test_a_name_that_can_mean_no_exception_or_all_of_them_is_refused(name: str, message: str) -> None:

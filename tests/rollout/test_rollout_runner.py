@@ -366,7 +366,7 @@ def test_bad_input_is_raised_even_if_other_groups_had_not_begun(make_runner: Mak
 
 
 def test_bad_input_is_raised_without_the_frames_of_every_group(make_runner: MakeRunner) -> None:
-    """Red when `_fatal_again` (runner.py) keeps the frames of each group that raised the error before."""
+    """Red when `_fatal_error` (runner.py) keeps the frames of each group that raised the error before."""
 
     async def workflow(task: Any, model: Any) -> dict[str, str]:
         return {"not": "an output"}

@@ -126,7 +126,7 @@ def test_a_time_limit_is_a_failure(dataset: DatasetConfig, capsys: pytest.Captur
 
 
 def test_no_model_that_works_is_an_error_with_the_first_cause(dataset: DatasetConfig) -> None:
-    with pytest.raises(RolloutError, match=r"no model can be chosen.*one breaks on 0"):
+    with pytest.raises(RolloutError, match=r"nothing can be chosen.*one breaks on 0"):
         select([Model("one", 0, breaks=ValueError), Model("two", 0, breaks=ValueError)], dataset)
 
 
@@ -174,6 +174,20 @@ def test_a_judge_may_call_its_task_as_the_built_in_ones_of_agentscope_do(dataset
 
     models = [Model("a", 1), Model("b", 2)]
     assert select(models, dataset, judge=copied)[0] is models[1]
+
+
+def test_functions_may_take_what_those_of_tune_may_take(dataset: DatasetConfig) -> None:
+    async def agent(task: Any, model: Any, logger: Any, workflow_args: Any) -> WorkflowOutput:
+        assert (logger.name, workflow_args) == ("sharpen.workflow", {"depth": 3})
+        return await workflow(task, model)
+
+    async def judging(task: Any, response: Any, auxiliary_models: Any) -> JudgeOutput:
+        assert auxiliary_models == {}
+        return await judge(task, response)
+
+    models = [Model("a", 1), Model("b", 2)]
+    given = {"judge": judging, "workflow_func": agent, "settings": {"workflow_args": {"depth": 3}}}
+    assert select(models, dataset, **given)[0] is models[1]
 
 
 def test_tokens_that_nobody_knows_are_no_zero(dataset: DatasetConfig) -> None:

@@ -1,4 +1,4 @@
-"""Rows to teach, and the tutor that makes lessons of them."""
+"""Supervised rows, and the tutor that makes lessons of them."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def task(index: int = 0, **row) -> Task:
 
 
 def taught(one, lesson) -> list[str]:
-    """The text of each run of loss tokens of each sequence."""
+    """Return the text of each run of loss tokens of each sequence."""
     runs = []
     for experience in lesson.experiences:
         edges = np.flatnonzero(np.diff(np.concatenate([[0], experience.loss_mask_T.astype(int), [0]])))

@@ -169,7 +169,7 @@ def test_a_bad_row_late_in_the_data_stops_the_run_with_a_checkpoint_to_go_on_fro
     path = write(tmp_path, "rows", [*rows[:80], {"messages": [{"role": "user", "content": "?"}]}, *rows[81:]])
     given = options(tmp_path, toy_model_dir, path, "sft", steps=25, experiment_name="late")
     given["settings"] |= {"evaluation.hold_out": False}
-    with pytest.raises(DatasetError, match="row rows/80: no message of the assistant"):
+    with pytest.raises(DatasetError, match=r"row rows/80: .*no message of the assistant"):
         tune(**given)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     result = tune(**given)
@@ -199,7 +199,7 @@ def test_the_time_limit_ends_a_run_with_a_checkpoint(tmp_path, toy_model_dir):
             DatasetError,
             "./no/such/data",
         ),
-        ({"settings": {"sampling.order": "difficulty"}}, ConfigError, "goes by rewards"),
+        ({"settings": {"sampling.order": "difficulty"}}, ConfigError, "needs rewards"),
         (
             {"settings": {"supervised.messages_key": "chat", "supervised.prompt_key": "p"}},
             DatasetError,

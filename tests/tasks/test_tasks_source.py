@@ -95,6 +95,14 @@ def test_rows_stream_for_the_preview(folder: Path, capsys: pytest.CaptureFixture
     assert printed.err == ""
 
 
+def test_empty_names_are_none(folder: Path) -> None:
+    """AgentScope's examples write them so for a single file."""
+    tasks = load_tasks(DatasetConfig(path=str(folder / "train.jsonl"), name="", split=""))
+    assert tasks[0].id == "train/0"
+    with pytest.raises(DatasetError, match="several splits"):
+        load_tasks(DatasetConfig(path=str(folder), name="", split=""))
+
+
 def test_a_row_is_a_plain_dict_that_names_its_fields(folder: Path) -> None:
     task = load_tasks(DatasetConfig(path=str(folder)))[0]
     assert isinstance(task.row, dict)

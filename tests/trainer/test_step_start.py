@@ -1,4 +1,4 @@
-"""Going back to the start of a step: bit for bit, for every kind of trainer, wherever the step was left."""
+"""Going back to the start of a step is exact, for every kind of trainer and wherever the step failed."""
 
 from dataclasses import replace
 
@@ -68,7 +68,7 @@ def step(trainer, *halves) -> None:
 
 
 def saved(trainer, folder) -> dict[str, bytes]:
-    """All files of its checkpoint."""
+    """Return all files of its checkpoint."""
     trainer.save(folder, {})
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -104,7 +104,7 @@ def test_a_whole_step_can_be_undone_too_and_only_to_its_own_start():
 
 
 def test_a_whole_step_that_is_undone_takes_its_adapted_coefficient_back(tmp_path):
-    """It is adapted at the end of a step. Red when `back_to` leaves the loss its algorithm."""
+    """The coefficient is adapted at the end of a step. Red when `back_to` does not restore the loss's algorithm."""
     trainer = make_trainer("adapted kl")
     before = saved(trainer, tmp_path / "before")
     step(trainer)
@@ -132,7 +132,7 @@ def make_start(num_updates: int = 2, **kind) -> tuple[StepStart, torch.nn.Parame
 
 
 def test_an_interrupted_update_is_not_whole_until_its_step_is_undone():
-    """Red when `update` clears its mark where an error leaves it."""
+    """Red when `update` clears its mark after an error."""
     start, parameter = make_start()
     start.begin(7, 2, "further")
     with pytest.raises(ZeroDivisionError), start.update():
@@ -164,7 +164,7 @@ def test_a_gpu_copies_its_start_out_while_it_computes():
 
 
 def test_without_enough_memory_no_copy_is_kept_and_a_line_says_so():
-    """So many ranks that no machine holds as many starts."""
+    """No machine has enough memory for this many ranks."""
     start, _ = make_start(num_ranks=10**12)
     assert "GiB" in start.line
     assert "last checkpoint" in start.line

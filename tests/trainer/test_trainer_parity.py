@@ -1,5 +1,5 @@
-"""Honest runs are never stopped, in either type and at any temperature; what is wrong with an engine is found, by the
-rounding that was measured for this very model."""
+"""Correct runs are never stopped, with any dtype and temperature; wrong engines are found, given the rounding measured
+for the same model."""
 
 import asyncio
 from dataclasses import replace
@@ -27,7 +27,7 @@ BFLOAT16, FLOAT32 = torch.bfloat16, torch.float32
 
 
 def engine_says(module, *, dtype=BFLOAT16, temperatures=(1.0,), num_prompts=12, seed=0):
-    """16 tokens after each of some prompts at each temperature, by the embedded engine with these weights."""
+    """Sample 16 tokens for each prompt and temperature with the embedded engine and these weights."""
     rng = np.random.default_rng(seed)
     prompts = [rng.integers(3, VOCABULARY, 12).astype(np.int32) for _ in range(num_prompts)]
 
@@ -74,14 +74,14 @@ def measured(model, module, engine_dtype=BFLOAT16, **said):
 
 
 def calibrated(module, **settings):
-    """A trainer as a run makes it, with an honest engine at its start."""
+    """Make a trainer like a run does, with the rounding measured by a correct engine."""
     trainer = make_trainer(module, **settings)
     rounding = measured(trainer.policy, module)
     return make_trainer(module, rounding=rounding, policy=trainer.policy, **settings)
 
 
 def gap_of(trainer, experiences):
-    """What a step would compare, without training."""
+    """Compute the gaps that a step would check, without training."""
     gap = LogprobGap(trainer.version)
     for part in trainer._team.packs(experiences, 4096):
         with torch.no_grad():
@@ -115,14 +115,14 @@ def test_honest_engines_in_float32_are_not_stopped_near_temperature_0(family):
 
 
 def trained_on(trainer, module):
-    """A few updates, so that the weights have moved."""
+    """Make a few updates, so that the weights have moved."""
     for _ in range(3):
         said = as_version(engine_says(trainer.policy.module, num_prompts=6), trainer.version)
         trainer.train_step([with_advantages(said)])
 
 
 def test_a_missed_weight_update_is_found():
-    """The engine says the new version, and serves the weights of three updates before."""
+    """The engine reports the new version, but serves the weights from three updates before."""
     module = make_model("qwen3", FLOAT32)
     old = plain_copy(module)
     trainer = calibrated(module, rate=0.003)
@@ -162,7 +162,7 @@ def test_an_unused_adapter_is_found():
 
 
 def test_a_permuted_output_layer_is_found_by_a_handful_of_tokens():
-    """What is far off needs few. Break: take `FAR` out of `_off`."""
+    """A few tokens suffice if they are far off. Break: remove `FAR` from `_off`."""
     module = make_model("qwen2", FLOAT32)
     trainer = calibrated(module)
     wrong = plain_copy(module)
@@ -190,8 +190,7 @@ def test_shifted_logprobs_are_found_and_named(shift):
 
 
 def test_a_wrong_engine_is_found_at_the_start_and_does_not_widen_the_tolerance():
-    """The tolerance comes from the trainer alone, so an engine cannot excuse itself. Break: take `engine_gap` for
-    `rounding` in `measure`."""
+    """The tolerance depends only on the trainer. Break: return `engine_gap` as `rounding` in `measure`."""
     module = make_model("qwen2", FLOAT32)
     trainer = make_trainer(module)
     honest = measured(trainer.policy, module)
@@ -216,7 +215,7 @@ def test_two_types_are_compared_by_the_rounding_of_the_coarser_one(trains, serve
 
 
 def test_rounding_is_that_of_float32_also_beneath_adapters():
-    """Frozen layers are kept in bfloat16 there; they are wide for one pass, and then as they were."""
+    """Frozen layers are kept in bfloat16; they are float32 during one pass only."""
     plain = TrainedModel(make_model("qwen3", FLOAT32), compute_dtype=BFLOAT16)
     adapted = AdaptedModel(make_model("qwen3", FLOAT32), lora=LoraConfig(rank=2), compute_dtype=BFLOAT16)
     before = {name: tensor.dtype for name, tensor in adapted.module.named_parameters()}
@@ -228,7 +227,7 @@ def test_rounding_is_that_of_float32_also_beneath_adapters():
 
 @pytest.mark.parametrize("share", [0.2, 0.01])
 def test_the_chance_of_a_false_alarm_is_as_stated(share):
-    """By the binomial itself, summed up: one step in a million, however few tokens there are."""
+    """Compared with the sum of the binomial's tail: one step in a million, for any number of tokens."""
     for num in (1, 4, 9, 16, 40, 128):
         allowed = most_allowed(num, share)
         assert not too_many(allowed, num, share)
@@ -253,8 +252,7 @@ def test_the_same_place_of_a_shared_prefix_counts_once():
 
 @pytest.mark.parametrize("version", [1, -1])
 def test_versions_that_the_trainer_has_not_reached_are_refused(version):
-    """An engine that says version + 1 switched the comparison off, and could say any logprob. Break: leave out
-    `check_versions`."""
+    """Tokens of version + 1 would never be compared, whatever their logprobs. Break: leave out `check_versions`."""
     module = make_model("qwen3", FLOAT32)
     trainer = make_trainer(module, dtype=FLOAT32)
     said = as_version(engine_says(module, dtype=FLOAT32, num_prompts=2), version)
@@ -267,7 +265,7 @@ def test_versions_that_the_trainer_has_not_reached_are_refused(version):
 
 
 def test_a_probe_without_comparable_tokens_is_an_error():
-    """It was passed over in silence: the engine that answers still has the old version."""
+    """The engine still has the old version; this used to be ignored."""
     module = make_model("qwen3", FLOAT32)
     said = engine_says(module, dtype=FLOAT32, num_prompts=3)
     trainer = make_trainer(module, dtype=FLOAT32)
@@ -278,7 +276,7 @@ def test_a_probe_without_comparable_tokens_is_an_error():
 
 
 def test_fresh_tokens_outside_the_first_update_are_compared_too():
-    """The first minibatch is all old; without a probe the second one's were never compared with anything."""
+    """The first minibatch has only older tokens; without a probe, those of the second used not to be compared."""
     module = make_model("qwen3", FLOAT32)
     said = engine_says(module, dtype=FLOAT32, num_prompts=4)
     old, fresh = as_version(said[:2], 0), as_version(said[2:], 1)
@@ -305,8 +303,8 @@ def test_trap_35_gspo_clips_nothing_at_identical_weights_in_bfloat16():
 
 
 def test_in_float32_gaps_below_temperature_1_are_in_logits():
-    """1e-3 in a logprob at 0.02 is 2e-5 in a logit; above 1 logprobs count as they are. Break: leave the temperature
-    out of `add`."""
+    """A logprob gap of 1e-3 at 0.02 is 2e-5 in a logit; above 1, logprobs are compared. Break: ignore the temperature
+    in `add`."""
     module = make_model("qwen3", FLOAT32)
     trainer = make_trainer(module, dtype=FLOAT32)
     for temperature, fine, wrong in ((0.02, 1e-3, 1e-2), (1.0, 2e-5, 2e-4), (2.0, 2e-5, 2e-4)):

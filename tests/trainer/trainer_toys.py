@@ -1,4 +1,4 @@
-"""Toy models of five families, and experiences as rollouts leave them: a prompt common to the group, two calls each."""
+"""Toy models of five families, and experiences like those of rollouts: a prompt shared by the group, two calls each."""
 
 import copy
 from dataclasses import dataclass, replace
@@ -48,7 +48,7 @@ def make_model(family: str, dtype: torch.dtype = torch.float64, seed: int = 0) -
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """As `experience.draw` makes it, as far as the trainer looks."""
+    """The part of `experience.draw.Batch` that the trainer uses."""
 
     experiences: tuple[Experience, ...]
 
@@ -116,7 +116,7 @@ def make_experiences(
 
 
 def hf_logprobs(model: Any, experience: Experience) -> torch.Tensor:
-    """Logprobs of the loss tokens by the model's own forward pass over this one sequence, tempered as sampled."""
+    """Return the loss tokens' logprobs from the model's own forward pass over one sequence, at their temperatures."""
     logits_TV = model(input_ids=torch.from_numpy(experience.ids_T.astype(np.int64))[None], use_cache=False).logits[0]
     targets = np.flatnonzero(experience.loss_mask_T)
     temperatures = torch.from_numpy(experience.temperatures_T[targets]).to(logits_TV)
@@ -125,14 +125,14 @@ def hf_logprobs(model: Any, experience: Experience) -> torch.Tensor:
 
 
 def plain_copy(model: Any) -> Any:
-    """The same weights in a model that computes attention in transformers' own way."""
+    """Copy the weights into a model with transformers' own attention."""
     twin = AutoModelForCausalLM.from_config(copy.deepcopy(model.config), attn_implementation="sdpa").to(model.dtype)
     twin.load_state_dict(model.state_dict())
     return twin.eval()
 
 
 def record(model: Any, experiences: list[Experience]) -> list[Experience]:
-    """What an engine would have recorded: the model's own logprobs."""
+    """Set the recorded logprobs to the model's own, as a correct engine would."""
     recorded = []
     with torch.no_grad():
         for experience in experiences:

@@ -32,7 +32,7 @@ class Apart(Loader):
     def _source(self, tensors):
         return CPU
 
-    async def _look(self, gpu):
+    async def _try_handles(self, gpu):
         return [(True, "on another device")] * (self._llm.vllm_config.parallel_config.world_size + self.missing)
 
 

@@ -1,1 +1,1 @@
-"""YAML and keyword arguments in; one resolved, validated, immutable run configuration out."""
+"""The configuration of a run: YAML and keyword arguments, resolved into one validated, immutable object."""

@@ -1,4 +1,4 @@
-"""Where the parts of a run live once they outgrow one process: the section `cluster` of a run's configuration."""
+"""The section `cluster` of a run's configuration: where its parts run, with Ray."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from sharpen.config.public import Strict
 
 
 class ClusterConfig(Strict):
-    """What Ray places where, with `execution: ray`. GPUs by role: each of `model.inference_engine_num` engines has
-    `model.tensor_parallel_size`, each of `trainer.num_processes` ranks has one."""
+    """Placement of the run's parts by Ray (`execution: ray`). Each of the `model.inference_engine_num` engines gets
+    `model.tensor_parallel_size` GPUs, each of the `trainer.num_processes` ranks gets one."""
 
     ray_address: str | None = None
     """Address of a running Ray: `auto` on one of its machines, or `host:port`; None starts one on this machine."""
     num_workers: int = Field(default=2, ge=1)
-    """Processes in which workflow and judge run."""
+    """Processes that run workflow and judge."""
     rollouts_per_worker: int = Field(default=128, ge=1)
-    """Rollouts that one of them runs at the same time."""
+    """Rollouts that run at the same time in one of these processes."""
     colocate: bool = False
-    """Each GPU has an engine and a rank of the trainer, which share it; false gives every one GPUs of its own."""
+    """One engine and one rank of the trainer share each GPU; false gives each its own GPUs."""
     worker_output: bool = False
-    """Show what workflow and judge print, each line with its process; else it is in Ray's logs."""
+    """Show the output of workflow and judge, each line with its process; else it goes only to Ray's logs."""

@@ -1,7 +1,7 @@
-"""What is wrong with a configuration, in sentences for its owner.
+"""Explains what is wrong with a configuration, in sentences for the user.
 
-In: a pydantic `ValidationError` and the class it came from. Out: an `InvalidConfigError` that names, for every problem
-at once, the setting, the value that came, and what is allowed; an unknown setting comes with the nearest valid name.
+In: a pydantic `ValidationError` and the class that raised it. Out: an `InvalidConfigError` with all problems at once:
+the setting, its value, and what is allowed; for an unknown setting the nearest valid name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from sharpen.errors import ConfigError
 
 Place = tuple[str, ...]
-"""Where a setting is, from the outermost section inwards."""
+"""The path of a setting, from the outermost section inwards."""
 
 _KINDS = {
     "int": "a whole number",
@@ -38,7 +38,7 @@ _BOUNDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One thing that is wrong: where, and a predicate that continues "'a.b' ..."."""
+    """A problem of one setting: its place, and the rest of a sentence that starts with the setting's name."""
 
     place: Place
     text: str
@@ -49,7 +49,7 @@ class Problem:
 
 
 class InvalidConfigError(ConfigError):
-    """Settings that are unknown, missing, or have values that are not allowed; `problems` holds each."""
+    """Settings that are unknown, missing or invalid; `problems` holds each of them."""
 
     def __init__(self, message: str, problems: Sequence[Problem] = ()) -> None:
         super().__init__(message)
@@ -57,7 +57,7 @@ class InvalidConfigError(ConfigError):
 
     @classmethod
     def of(cls, what: str, problems: Sequence[Problem]) -> InvalidConfigError:
-        """Build the message: one line for one problem, else a line for each below the first."""
+        """Build the error. Several problems get a line each below the first line."""
         if len(problems) == 1:
             return cls(f"{what}: {problems[0]}", problems)
         return cls(
@@ -66,21 +66,21 @@ class InvalidConfigError(ConfigError):
 
 
 def explain(model: type[BaseModel], error: ValidationError) -> list[Problem]:
-    """Translate each of pydantic's errors, with places as `model` sees them."""
+    """Translate pydantic's errors into problems, with places relative to `model`."""
     problems: list[Problem] = []
     for item in error.errors(include_url=False):
         place = tuple(str(part) for part in item["loc"] if part != "[key]")
         cause = item.get("ctx", {}).get("error")
-        if isinstance(cause, InvalidConfigError):  # raised by the constructor of a section within
-            problems += [_lifted(model, place, inner) for inner in cause.problems]
+        if isinstance(cause, InvalidConfigError):  # raised by the constructor of an inner section
+            problems += [_move_outward(model, place, inner) for inner in cause.problems]
         else:
             unknown = item["type"] == "extra_forbidden"
             problems.append(Problem(place=place, text=_sentence(model, place, item), unknown=unknown))
     return problems
 
 
-def _lifted(model: type[BaseModel], place: Place, inner: Problem) -> Problem:
-    """A section's problem as the whole configuration sees it, which may know a better home for an unknown setting."""
+def _move_outward(model: type[BaseModel], place: Place, inner: Problem) -> Problem:
+    """Move a section's problem to its place in `model`, where an unknown setting may have a nearer valid name."""
     place = place + inner.place
     text = _unknown(model, place) if inner.unknown else inner.text
     return Problem(place=place, text=text, unknown=inner.unknown)
@@ -126,25 +126,25 @@ def _nearest_choice(value: object, expected: str) -> str:
 
 
 def nearest_setting(model: type[BaseModel], place: Place) -> str:
-    """The hint for an unknown setting: its likely name in that section, else where it exists, else what there is."""
+    """Return a hint for an unknown setting: a similar name in its section, else in other sections, else all names."""
     *path, name = place
     section = _section_at(model, path)
     near = get_close_matches(name, section.model_fields, n=1, cutoff=0.6)
     if near and near[0] != name:
         return f"; did you mean '{'.'.join([*path, near[0]])}'?"
-    elsewhere = {".".join(found): found[-1] for found in settings_of(model)}
-    homes = [dotted for dotted, last in elsewhere.items() if last == name]
-    if not homes:
-        homes = [
+    elsewhere = {".".join(other): other[-1] for other in settings_of(model)}
+    others = [dotted for dotted, last in elsewhere.items() if last == name]
+    if not others:
+        others = [
             dotted for dotted, last in elsewhere.items() if last in get_close_matches(name, elsewhere.values(), n=1)
         ]
-    if homes:
-        return f"; did you mean {' or '.join(repr(home) for home in homes[:3])}?"
+    if others:
+        return f"; did you mean {' or '.join(repr(other) for other in others[:3])}?"
     return f"; there are {', '.join(section.model_fields)}"
 
 
 def settings_of(model: type[BaseModel], within: Place = ()) -> Iterator[Place]:
-    """Every setting of a configuration class, sections opened; a mapping of sections shows its keys as `*`."""
+    """Yield the place of every setting of a configuration class. `*` stands for the keys of a mapping of sections."""
     for name, field in model.model_fields.items():
         section = section_class(field.annotation)
         if section is None:
@@ -155,7 +155,7 @@ def settings_of(model: type[BaseModel], within: Place = ()) -> Iterator[Place]:
 
 
 def section_class(annotation: Any) -> type[BaseModel] | None:
-    """The configuration class in `X`, `X | None` or `dict[str, X]`, if there is one."""
+    """Return the configuration class X in `X`, `X | None` or `dict[str, X]`, or None."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((found for part in get_args(annotation) if (found := section_class(part))), None)

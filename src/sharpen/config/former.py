@@ -1,6 +1,6 @@
-"""What had another name before: this package (`agenttune`, its runs in `checkpoints/AgentTune/`), and settings.
+"""Former names: of this package (`agenttune`, with runs in `checkpoints/AgentTune/`) and of settings.
 
-Read, never written. In: what a file or a folder made then holds. Out: the names of today.
+In: the content of files and folders of earlier versions, which are only read. Out: the current names.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from sharpen.config.run import DEFAULT_PROJECT
 _PACKAGE = re.compile(r"agenttune(?=[.:])")
 PROJECT = "AgentTune"
 _TASKSET = "taskset"
-"""The section that `task_args` was, which had defaults."""
+"""The former name of `task_args`, which had defaults."""
 
 
 def current(value: Any) -> Any:
-    """A setting as it would be written today: `agenttune.module:function` is in `sharpen`; all else is what it was."""
+    """Return a value with the current name of the package: `agenttune.module:function` becomes `sharpen.…`."""
     if isinstance(value, list):
         return [current(item) for item in value]
     return _PACKAGE.sub("sharpen", value, count=1) if isinstance(value, str) and _PACKAGE.match(value) else value
 
 
 def current_file(content: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration file's content with the sections of today."""
+    """Return a configuration file's content with the current names of sections."""
     return {"task_args" if name == _TASKSET else name: value for name, value in content.items()}
 
 
 def recorded_settings(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The settings in a `resolved.json`, by their dotted names of today; what the run derived is none."""
+    """Return the settings in a `resolved.json` by their current dotted names, without derived values."""
     settings = {}
     for name, entry in entries.items():
         section, _, rest = name.partition(".")
@@ -42,8 +42,8 @@ def recorded_settings(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, Any
 
 
 def former_run(root: Path, project: str, name: str) -> Path | None:
-    """The folder of a run of that name which the default project had under its former name; None if there is none, if
-    `project` is not the default, or if a run of today has the name."""
+    """Return the folder of a run under the default project's former name. None if there is none, if `project` is not
+    the default, or if the current folder has a run of this name."""
     former = root / PROJECT / name
     is_former = project == DEFAULT_PROJECT and former.is_dir() and not (root / project / name).exists()
     return former if is_former else None

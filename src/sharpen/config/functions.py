@@ -1,4 +1,4 @@
-"""The user's workflow and judge, named in YAML.
+"""Imports the user's workflow and judge, which YAML names.
 
 In: `package.module:function` or `path/file.py:function`. Out: the function, or a `ConfigError` that says what is wrong.
 """
@@ -19,14 +19,14 @@ from sharpen.config.former import current
 from sharpen.errors import ConfigError
 
 FILE_MODULE = "sharpen_user_"
-"""Modules that were loaded from a file are named so."""
+"""Prefix of the names of modules loaded from a file."""
 
 
 def import_function(name: str) -> Callable[..., Any]:
-    """Import what `name` says. The current folder, or the file's own, is importable by the code, as for a script.
+    """Import the function `name`. Its code can import from the current folder, or from the file's own folder.
 
-    Raises `ConfigError` for a wrong form, a missing file or module, code that fails while it is imported, and a
-    function that is not there (with the nearest name).
+    Raises `ConfigError` for a wrong form, a missing file or module, code that fails when imported, and a missing
+    function (with the nearest name).
     """
     place, colon, function = current(name).rpartition(":")
     if not colon or not place or not function.isidentifier():
@@ -57,7 +57,7 @@ def _load_file(path: Path, name: str) -> ModuleType:
     module = sys.modules[module_name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # the user's code: whatever it raises is reported as his
+    except Exception as error:  # the user's code may raise anything
         del sys.modules[module_name]
         raise ConfigError(f"{path} fails when it is imported: {type(error).__name__}: {error}") from error
     return module
@@ -71,7 +71,7 @@ def _load_module(place: str, name: str) -> ModuleType:
         if error.name is not None and (place == error.name or place.startswith(f"{error.name}.")):
             raise ConfigError(f"{name}: there is no module {error.name!r} (looked in {Path.cwd()} too)") from error
         raise ConfigError(f"module {place} fails when it is imported: {error}") from error
-    except Exception as error:  # the user's code: whatever it raises is reported as his
+    except Exception as error:  # the user's code may raise anything
         raise ConfigError(f"module {place} fails when it is imported: {type(error).__name__}: {error}") from error
 
 

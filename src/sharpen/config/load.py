@@ -1,8 +1,7 @@
-"""From a YAML file and keyword arguments to one validated configuration, and where each of its values came from.
+"""Resolves a YAML file and keyword arguments into one validated configuration, and records where each value came from.
 
-In: a YAML file, settings, arguments. Out: `ResolvedConfig`. Arguments override settings,
-settings override the file, and every override is a line to print. Every problem is a `ConfigError` that names the
-setting.
+In: a YAML file, settings, arguments. Out: `ResolvedConfig`. Arguments override settings, settings override the file,
+and every override is a line to print. Every problem is a `ConfigError` that names the setting.
 """
 
 from __future__ import annotations
@@ -32,17 +31,17 @@ _PARTS: Mapping[Place, tuple[str, ...]] = {
     ("loss", "advantage"): ("advantage",),
     ("loss", "policy_loss"): ("policy_loss", "dual_clip"),
 }
-"""What chooses an algorithm and its parts, and how the settings of the loss begin that belong to it."""
+"""The settings that choose an algorithm and its parts, and the prefixes of the loss settings that belong to each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigFile:
-    """What a configuration file says, as settings of ours; `name` is the file's.
+    """The content of a configuration file as settings of Sharpen; `name` is the file's name.
 
-    `defaults` apply where nothing else is given, and not where an argument replaces their section; `origins` says where
-    in the file a setting (or a default) comes from, if not under its own name, and `homes` where one that is missing
-    belongs; `notices` are printable. `evaluate_only` asks for an evaluation instead of training, of the model at
-    `endpoint` if there is one (`base_url`, `api_key`, `model_name`).
+    `defaults` apply to settings given nowhere else, unless an argument replaces their section. For a file in another
+    layout, `origins` maps settings and defaults to their keys in the file, `homes` does so for missing settings, and
+    `notices` are lines to print. `evaluate_only` asks for an evaluation instead of training, of the model at `endpoint`
+    if there is one (`base_url`, `api_key`, `model_name`).
     """
 
     settings: Mapping[str, Any]
@@ -55,16 +54,15 @@ class ConfigFile:
     endpoint: Mapping[str, str] | None = field(default=None, repr=False)
 
     def origin(self, place: Place) -> Origin:
-        """Where in the file the value at `place` stands."""
+        """Return the file's key of the value at `place`, else `run.yaml`."""
         found = (self.origins[place[:n]] for n in range(len(place), 0, -1) if place[:n] in self.origins)
         return next(found, "run.yaml")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedConfig:
-    """A run's configuration, the origin of every value (by dotted key), one printable line for each override, and what
-    a file in another layout needs to have said (`notices`). `file` is the file's name, empty without one.
-    """
+    """A run's configuration, the origin of every value (by dotted key), and lines to print: one for each override, and
+    the `notices` of a file in another layout. `file` is the file's name, empty without one."""
 
     config: RunConfig
     origins: Mapping[str, Origin]
@@ -76,9 +74,8 @@ class ResolvedConfig:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """What a configuration file holds. Raises `ConfigError` for a missing file, text that is not YAML (with the line),
-    and a key that comes twice.
-    """
+    """Read a configuration file. Raises `ConfigError` for a missing file, text that is not YAML (with the line), and a
+    duplicate key."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -94,7 +91,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise ConfigError(f"{path} must hold settings as 'name: value' lines, but holds a {type(content).__name__}")
+        raise ConfigError(
+            f"{path} must contain settings as 'name: value' lines, but contains a {type(content).__name__}"
+        )
     return content
 
 
@@ -120,8 +119,8 @@ def resolve(
     """Merge the three sources and validate the result.
 
     `settings` has nested sections or dotted keys (`{"algorithm.group_size": 4}`). `arguments` has the same form, and
-    a value of None means not given. A configuration object overrides the fields that were set when it was
-    made; a `DatasetConfig` replaces the file's dataset whole, because it names other data.
+    None means not given. A configuration object overrides only the fields that were set at its construction; a
+    `DatasetConfig` replaces the file's whole dataset, because it names other data.
 
     Raises `ConfigError` with every problem at once.
     """
@@ -160,14 +159,14 @@ def resolve(
 
 
 def _add_defaults(tree: dict[str, Any], file: ConfigFile, replaced: set[str]) -> dict[Place, Origin]:
-    """Fill in the file's defaults where nothing is given; the origin of each one that was. Those of an algorithm's
-    parts hold for the file's algorithm and parts, not for what an argument put in their place."""
+    """Add the file's defaults for settings that are not given, and return the origin of each added default. Defaults of
+    an algorithm's parts do not apply once an argument has changed the algorithm or the part."""
     added: dict[Place, Origin] = {}
     there, before = _leaves(tree), _leaves(file.settings)
     changed = {place for place in _PARTS if there.get(place) != before.get(place)}
     for place, value in _leaves(file.defaults).items():
-        of_another = any(place[:1] == ("loss",) and place[1].startswith(_PARTS[part]) for part in changed)
-        if place not in there and place[0] not in replaced and not of_another:
+        outdated = any(place[:1] == ("loss",) and place[1].startswith(_PARTS[part]) for part in changed)
+        if place not in there and place[0] not in replaced and not outdated:
             section = tree
             for name in place[:-1]:
                 section = section.setdefault(name, {})
@@ -177,7 +176,7 @@ def _add_defaults(tree: dict[str, Any], file: ConfigFile, replaced: set[str]) ->
 
 
 def _at_home(problem: Problem, file: ConfigFile, given: Mapping[Place, Origin]) -> Problem:
-    """A problem with the place in the file that the owner knows it by."""
+    """Add the setting's key in a file of another layout to a problem."""
     if not file.origins:
         return problem
     home = given.get(problem.place) or file.homes.get(".".join(problem.place))
@@ -186,9 +185,8 @@ def _at_home(problem: Problem, file: ConfigFile, given: Mapping[Place, Origin]) 
 
 
 def value_problems(file: ConfigFile) -> Iterator[tuple[str, Problem]]:
-    """The problems of the values that a file in another layout gives, each with the file's key. What is missing is
-    none: an argument may give it.
-    """
+    """Yield the problems of the values in a file of another layout, each with the file's key. Missing settings are not
+    reported, since an argument may give them."""
     tree = _plain(file.defaults)
     _merge(tree, file.settings)
     try:
@@ -201,7 +199,7 @@ def value_problems(file: ConfigFile) -> Iterator[tuple[str, Problem]]:
 
 
 def write_resolved(path: Path, resolved: ResolvedConfig, derived: Mapping[str, Any] | None = None) -> None:
-    """Write every value and where it came from; `derived` adds values that the run worked out (device)."""
+    """Write every value and its origin. `derived` adds values that the run determined itself."""
     entries = {
         ".".join(place): {"value": value, "origin": resolved.origins[".".join(place)]}
         for place, value in value_leaves(resolved.config).items()
@@ -213,14 +211,13 @@ def write_resolved(path: Path, resolved: ResolvedConfig, derived: Mapping[str, A
 
 
 def value_leaves(config: RunConfig) -> Leaves:
-    """Every value of a configuration by its place; an absent optional section is one value, None."""
+    """Return every value of a configuration by its place. A missing optional section is the single value None."""
     return _leaves(config.model_dump(mode="json"))
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """The safe loader, with an error instead of silence where a key comes twice in one section, and with `1e-6` read as
-    a number, as YAML 1.2 has it.
-    """
+    """The safe loader, which in addition refuses duplicate keys in a section and reads `1e-6` as a number, as YAML 1.2
+    does."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -242,12 +239,14 @@ _CODE: tuple[Place, ...] = (("workflow",), ("judge",), ("evaluation", "own", "*"
 
 
 def point_beside(content: Mapping[str, Any], folder: Path) -> None:
-    """Relative paths of datasets, models and code files that exist in `folder` point there."""
+    """Make relative paths of datasets, models and code files that exist in `folder` point there. Changes `content`."""
     places = [(place, False) for place in settings_of(RunConfig) if place[-1] in ("path", "model_path", "teacher_path")]
     for place, code in [*places, *((code, True) for code in _CODE)]:
         for section in _sections(content, place[:-1]):
             value = section.get(place[-1])
-            if not isinstance(value, str) or section.get("base_url") is not None:  # there it is a name, not a folder
+            if (
+                not isinstance(value, str) or section.get("base_url") is not None
+            ):  # an endpoint's model name, not a folder
                 continue
             name, colon, function = value.rpartition(":") if code else (value, "", "")
             if name and (folder / name).exists():
@@ -255,7 +254,7 @@ def point_beside(content: Mapping[str, Any], folder: Path) -> None:
 
 
 def _sections(content: Any, path: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    """The sections at `path`, where `*` stands for any key."""
+    """Yield the sections at `path`, where `*` stands for any key."""
     if not isinstance(content, dict):
         return
     if not path:
@@ -268,7 +267,8 @@ def _sections(content: Any, path: tuple[str, ...]) -> Iterator[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Configuration objects as mappings of the fields that were set; mappings are copied, so that merging is safe."""
+    """Return a configuration object as a mapping of the fields that were set. Mappings are copied, so merging is
+    safe."""
     if isinstance(value, BaseModel):
         return {name: _plain(getattr(value, name)) for name in value.model_fields_set}
     if isinstance(value, Mapping):

@@ -1,6 +1,6 @@
-"""Collects what is wrong with a run's arguments, so that its owner reads all of it at once.
+"""Collects the problems of a run's arguments, so that the user reads all of them at once.
 
-In: checks that raise. Out: one error: the only one as it is, or a `SeveralProblemsError` with a line for each.
+In: checks that raise. Out: the error itself if there is only one, else a `SeveralProblemsError` with a line for each.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from sharpen.errors import ConfigError, DatasetError, ModelError
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Problem = ConfigError | DatasetError | ModelError
+InputError = ConfigError | DatasetError | ModelError
 
 
 class SeveralProblemsError(ConfigError):
-    """More than one thing is wrong; `found` holds the error of each."""
+    """Several errors at once; `found` holds each of them."""
 
-    def __init__(self, found: Iterable[Problem]) -> None:
+    def __init__(self, found: Iterable[InputError]) -> None:
         self.found = tuple(found)
         super().__init__(self.found)
 
@@ -28,13 +28,13 @@ class SeveralProblemsError(ConfigError):
 
 
 class Problems:
-    """What checks have found so far."""
+    """Runs checks and keeps the errors that they raise."""
 
     def __init__(self) -> None:
-        self._found: list[Problem] = []
+        self._found: list[InputError] = []
 
     def check(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """The function's result, or None if it raised a problem, which is kept."""
+        """Call a function and return its result, or keep the error that it raised and return None."""
         try:
             return function(*args, **kwargs)
         except SeveralProblemsError as error:
@@ -44,18 +44,18 @@ class Problems:
         return None
 
     def raise_found(self) -> None:
-        """Raise what was found: one error as it is, several together."""
+        """Raise the kept error, or several as one `SeveralProblemsError`."""
         if len(self._found) == 1:
             raise self._found[0]
         if self._found:
             raise SeveralProblemsError(self._found)
 
-    def _keep(self, found: Iterable[Problem]) -> None:
+    def _keep(self, found: Iterable[InputError]) -> None:
         self._found += [error for error in found if str(error) not in map(str, self._found)]
 
 
 def refuse(problems: Iterable[str]) -> None:
-    """Raise a `ConfigError` that says all of these, if there are any."""
+    """Raise a `ConfigError` with all of these messages, if there are any."""
     found = [ConfigError(problem) for problem in problems]
     if len(found) == 1:
         raise found[0]

@@ -1,6 +1,6 @@
 """The configuration objects that users build in Python, with the names, fields and defaults of AgentScope's tuner.
 
-In: keyword arguments. Out: validated pydantic objects; an unknown field is an error that names the nearest known one.
+In: keyword arguments. Out: validated pydantic objects. An unknown field is an error that names the nearest known one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NUMBERS = (int, float, int | None, float | None)
 
 
 class Strict(BaseModel):
-    """Base of every configuration object: unknown fields are errors, values do not change after construction.
+    """Base of every configuration object. Unknown fields are errors, and objects are immutable.
 
     Construction raises `ConfigError`, with a sentence for each wrong field and the nearest name for an unknown one.
     """
@@ -48,7 +48,7 @@ class Strict(BaseModel):
 
 
 class DatasetConfig(Strict):
-    """Where the tasks are: a Hugging Face dataset, a folder or a single file (JSONL, JSON, Parquet, CSV)."""
+    """The location of tasks: a Hugging Face dataset, a folder, or a single file (JSONL, JSON, Parquet, CSV)."""
 
     path: str
     """Folder, file, or dataset name on the Hugging Face hub."""
@@ -74,10 +74,10 @@ class DatasetConfig(Strict):
 
 
 class Dataset(DatasetConfig):
-    """`DatasetConfig` under the name of the first tuner, whose preview went by column."""
+    """`DatasetConfig` under the name of AgentScope's first tuner, with a preview by column."""
 
     def preview(self, n: int = 5) -> dict[str, list[Any]]:  # type: ignore[override]
-        """Print the first `n` rows as JSON, column by column, and return them so (None where a row has no value)."""
+        """Print the first `n` rows as JSON, by column, and return them in this form (None for a missing value)."""
         rows = self._first_rows(n)
         columns = {
             name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)
@@ -96,28 +96,28 @@ class TunerModelConfig(Strict):
     model_path: str
     """Folder with a Hugging Face model, or a model name on the hub."""
     max_model_len: int = Field(ge=2)
-    """Prompt plus sampled tokens of one call, at most."""
+    """Most prompt plus sampled tokens of one call."""
     temperature: float = Field(default=1.0, ge=0.0)
     """Sampling temperature of calls that do not set their own."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Nucleus of calls that do not set their own."""
+    """Nucleus sampling (top-p) of calls that do not set their own."""
     max_tokens: int = Field(default=8192, ge=1)
-    """Sampled tokens of one call, at most, where the call does not say."""
+    """Most sampled tokens of calls that do not set their own limit."""
     enable_thinking: bool | None = None
     """Passed to the chat template (Qwen3)."""
     tensor_parallel_size: int = Field(default=1, ge=1)
-    """GPUs of one engine (vLLM); without GPUs, workers on cores of their own."""
+    """GPUs of one engine (vLLM); without GPUs, worker processes with their own cores."""
     inference_engine_num: int = Field(default=1, ge=1)
     """Engines that serve this model."""
     tool_call_parser: str | None = "hermes"
-    """How tool calls are read from the sampled text; None leaves them in it."""
+    """Parser of tool calls in the sampled text; None leaves them in the text."""
     reasoning_parser: str | None = "deepseek_r1"
-    """How reasoning is read from the sampled text; None leaves it in it."""
+    """Parser of the reasoning in the sampled text; None leaves it in the text."""
 
     @model_validator(mode="before")
     @classmethod
     def _no_hosted_training(cls, data: Any) -> Any:
-        """AgentScope's field for a hosted service: None is what it means here, anything else is refused by name."""
+        """Drop AgentScope's field for a hosted service if it is None; raise `ValueError` for any other value."""
         if not isinstance(data, dict) or "tinker_config" not in data:
             return data
         if data["tinker_config"] is not None:
@@ -129,20 +129,20 @@ class TunerModelConfig(Strict):
 
 
 class TunerChatModel(TunerModelConfig):
-    """`TunerModelConfig` under its earlier name, which workflows of that time also use to annotate their `model`."""
+    """`TunerModelConfig` under its earlier name, which earlier workflows also use to annotate their `model`."""
 
 
 class AlgorithmConfig(Strict):
-    """What is optimized, and by how much data a step."""
+    """The algorithm, and the data of each step."""
 
     algorithm_type: str = "multi_step_grpo"
     """Name of the algorithm."""
     learning_rate: float = Field(default=1e-6, ge=0.0)
     """Peak learning rate."""
     group_size: int = Field(default=8, ge=1)
-    """Rollouts of one task."""
+    """Rollouts of each task."""
     batch_size: int = Field(default=32, ge=1)
-    """Tasks of one step."""
+    """Tasks of each step."""
     save_interval_steps: int = Field(default=100, ge=1)
     """Steps between checkpoints (the last one is always saved)."""
     eval_interval_steps: int = Field(default=100, ge=1)
@@ -154,9 +154,8 @@ class Algorithm(AlgorithmConfig):
 
 
 class WorkflowOutput(BaseModel):
-    """What a workflow returns: a reward, or a response for the judge. Metrics are logged; those that are no numbers are
-    skipped with a warning.
-    """
+    """The result of a workflow: a reward, or a response for the judge. Metrics are logged; those that are not numbers
+    are skipped with a warning."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -166,7 +165,7 @@ class WorkflowOutput(BaseModel):
 
 
 class JudgeOutput(BaseModel):
-    """What a judge returns. A reward that is not finite counts as a failure of the judge."""
+    """The result of a judge. A reward that is not finite counts as a failure of the judge."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -178,7 +177,7 @@ MonitorType = Literal["tensorboard", "wandb", "mlflow", "swanlab"]
 """Where metrics are written."""
 
 WorkflowType = Callable[..., Awaitable[WorkflowOutput | float]]
-"""`async def workflow(task, model)`; also `auxiliary_models` and `logger`, by name, where it takes them."""
+"""`async def workflow(task, model)`; it may also have parameters named `auxiliary_models` and `logger`."""
 
 JudgeType = Callable[..., Awaitable[JudgeOutput]]
-"""`async def judge(task, response)`; also `auxiliary_models` and `logger`, by name, where it takes them."""
+"""`async def judge(task, response)`; it may also have parameters named `auxiliary_models` and `logger`."""

@@ -1,7 +1,7 @@
-"""What may change when a run goes on: every setting is in one of two lists, with the reason.
+"""Which settings may change when a run continues: every setting is in one of two lists, with the reason.
 
-In: dotted names of settings; `*` stands for the name of a further model or dataset. Out: `MAY_CHANGE` and `FIXED`. A
-setting that is in neither is fixed; a test wants a decision for each.
+In: dotted names of settings; `*` stands for the name of an auxiliary model or a further dataset. Out: `MAY_CHANGE` and
+`FIXED`. A setting in neither list counts as fixed; a test requires a decision for each.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from sharpen.config.explain import settings_of
 from sharpen.config.run import RunConfig
 
 MAY_CHANGE: Mapping[str, tuple[str, ...]] = {
-    "it says where the run is kept": ("project", "name", "checkpoint_root_dir", "exchange"),
-    "it says how long the run trains": ("train_dataset.total_epochs", "train_dataset.total_steps", "time_limit_s"),
-    "a run that diverges, or stands still, learns more slowly or faster": (
+    "where the run is stored": ("project", "name", "checkpoint_root_dir", "exchange"),
+    "how long the run trains": ("train_dataset.total_epochs", "train_dataset.total_steps", "time_limit_s"),
+    "how fast the run learns: it may have diverged, or made no progress": (
         *("algorithm.learning_rate", "trainer.warmup_steps", "trainer.schedule", "trainer.min_lr_ratio"),
         *("critic.learning_rate", "critic.warmup_steps"),
     ),
-    "it says how often the run is saved and evaluated, and whether at all": (
+    "whether and how often the run is saved, checked and evaluated": (
         *("algorithm.save_interval_steps", "algorithm.eval_interval_steps", "trainer.keep_checkpoints"),
         *("evaluation.before_and_after", "check.enabled", "check.num_tasks", "check.stop_without_signal"),
     ),
-    "it says who watches the run, and when that gives up": (
+    "how the run is monitored, and when it gives up": (
         *("monitor_type", "certificate.on_violation", "rollout.max_excluded_share", "evaluation.max_without_calls"),
         *("rollout.max_attempts", "rollout.timeout_s", "auxiliary_models.*.max_total_tokens"),
     ),
-    "it says where the run computes, and how much at once: each step is checked anywhere": (
+    "where the run computes, and how much at once: every step is checked anyway": (
         *("execution", "cluster.ray_address", "cluster.num_workers", "cluster.rollouts_per_worker", "cluster.colocate"),
         *("cluster.worker_output", "rollout.max_concurrent_rollouts", "rollout.env_vars"),
         *("model.tensor_parallel_size", "model.inference_engine_num"),
@@ -37,16 +37,16 @@ MAY_CHANGE: Mapping[str, tuple[str, ...]] = {
         *("trainer.max_tokens_per_micro_batch", "trainer.gradient_checkpointing", "trainer.num_processes"),
         *("trainer.cpu_offload",),
     ),
-    "it has no effect there": (
+    "without effect there": (
         *("eval_dataset.total_epochs", "eval_dataset.total_steps"),
         *("expert.dataset.total_epochs", "expert.dataset.total_steps"),
         *("evaluation.further.*.total_epochs", "evaluation.further.*.total_steps"),
     ),
 }
-"""By reason. A change is printed, and the settings before it stay in the run directory."""
+"""Settings that may change, by reason. A change is printed, and the earlier settings stay in the run directory."""
 
 FIXED: Mapping[str, tuple[str, ...]] = {
-    "rewards before and after would not be of the same agent and judge": (
+    "the agent and its judge: else the rewards before and after could not be compared": (
         *("workflow", "judge", "workflow_args", "task_args"),
         *("evaluation.own.*.workflow", "evaluation.own.*.workflow_args", "evaluation.own.*.task_args"),
         *("rollout.max_calls", "rollout.failure_reward", "rollout.model_exceptions", "rollout.choices"),
@@ -54,19 +54,19 @@ FIXED: Mapping[str, tuple[str, ...]] = {
         *("auxiliary_models.*.top_p", "auxiliary_models.*.max_tokens", "auxiliary_models.*.enable_thinking"),
         *("auxiliary_models.*.tool_call_parser", "auxiliary_models.*.reasoning_parser"),
     ),
-    "the order of the tasks goes on from its place, and the evaluation before is kept": (
+    "the data: the order of the tasks continues, and the first evaluation is kept": (
         *("train_dataset.path", "train_dataset.name", "train_dataset.split"),
         *("eval_dataset.path", "eval_dataset.name", "eval_dataset.split"),
         *("evaluation.hold_out", "evaluation.max_tasks", "evaluation.decided_by"),
         *("evaluation.further.*.path", "evaluation.further.*.name", "evaluation.further.*.split"),
         *("expert.dataset.path", "expert.dataset.name", "expert.dataset.split", "expert.batch_size"),
     ),
-    "it is the model, how it samples, or the type that it computes in": (
+    "the model, its sampling, and its compute type": (
         *("model.model_path", "model.max_model_len", "model.temperature", "model.top_p", "model.max_tokens"),
         *("model.enable_thinking", "model.tool_call_parser", "model.reasoning_parser"),
         *("engine.dtype", "trainer.dtype", "trainer.lora.rank", "trainer.lora.alpha", "trainer.lora.target_modules"),
     ),
-    "it is the algorithm, by which the certificate recomputes every step": (
+    "the algorithm, with which the certificate recomputes every step": (
         *("algorithm.algorithm_type", "algorithm.group_size", "algorithm.batch_size"),
         *("loss.advantage", "loss.advantage_args", "loss.policy_loss", "loss.policy_loss_args", "loss.clip_low"),
         *("loss.clip_high", "loss.dual_clip", "loss.kl", "loss.kl_coef", "loss.kl_in", "loss.kl_target"),
@@ -76,6 +76,8 @@ FIXED: Mapping[str, tuple[str, ...]] = {
         *("sampling.difficulty_floor", "sampling.max_refill", "sampling.reward_low", "sampling.reward_high"),
         *("sampling.overlong_cache", "sampling.overlong_length", "sampling.overlong_penalty"),
         *("sampling.overlong_filter", "sampling.replay_share", "sampling.replay_priority", "sampling.max_staleness"),
+        *("sampling.operators.name", "sampling.operators.args"),
+        *("sampling.task_operators.name", "sampling.task_operators.args"),
         *("sync.style", "sync.interval", "sync.offset", "sync.max_staleness", "mode"),
         *("expert.mu", "expert.mu_warmup_steps", "expert.mu_decay_steps", "expert.mu_valley", "expert.phi"),
         *("distill.teacher_path", "distill.divergence", "distill.beta", "distill.coef"),
@@ -84,23 +86,23 @@ FIXED: Mapping[str, tuple[str, ...]] = {
         *("critic.weight_decay", "critic.max_grad_norm", "critic.value_clip"),
         *("seed", "deterministic"),
     ),
-    "it says what of a row is taught": (
+    "what is learned from a row": (
         *("supervised.messages_key", "supervised.tools_key", "supervised.prompt_key", "supervised.response_key"),
         *("supervised.chosen_key", "supervised.rejected_key", "supervised.text_key", "supervised.system_prompt"),
         *("supervised.turns", "supervised.too_long"),
     ),
 }
-"""By reason. A change is refused, with both values."""
+"""Settings that are fixed, by reason. A change is refused, with both values."""
 
 _FREE = frozenset(name for names in MAY_CHANGE.values() for name in names)
 _SETTINGS = tuple(".".join(place) for place in settings_of(RunConfig))
 
 
 def setting_of(name: str) -> str | None:
-    """The setting that a dotted name belongs to (`workflow_args` for `workflow_args.size`); None if there is none."""
+    """Return the setting of a dotted name (`workflow_args` for `workflow_args.size`); None if there is none."""
     return next((s for s in _SETTINGS if fnmatchcase(name, s) or fnmatchcase(name, f"{s}.*")), None)
 
 
 def may_change(name: str) -> bool:
-    """Whether a run may go on with another value of this setting."""
+    """Whether a run may continue with another value of this setting."""
     return setting_of(name) in _FREE

@@ -1,6 +1,6 @@
-"""The whole configuration of a run: one immutable object that every stage reads its own section of.
+"""The whole configuration of a run: one immutable object, with a section for each stage.
 
-In: YAML (`config.load`), keyword arguments of `tune()`. Out: `RunConfig`. Defaults are the vetted recipe.
+In: YAML (`config.load`), keyword arguments of `tune()`. Out: `RunConfig`. The defaults are the recommended recipe.
 """
 
 from __future__ import annotations
@@ -45,31 +45,31 @@ class LossConfig(Strict):
     clip_high: float | None = Field(default=None, ge=0.0)
     """PPO clip above 1."""
     dual_clip: float | None = Field(default=None, gt=1.0)
-    """Bound on the ratio where the advantage is negative."""
+    """Upper bound on the ratio of tokens with a negative advantage."""
     kl: KLEstimator | None = None
     """Estimator of the divergence from the reference (the model before training)."""
     kl_coef: float | None = Field(default=None, ge=0.0)
     """Weight of the KL term."""
     kl_in: KLPlace | None = None
-    """Where the KL term is: in the loss, or as a penalty of each sampled token in its reward."""
+    """Place of the KL term: in the loss, or as a penalty on the reward of each sampled token."""
     kl_target: float | None = Field(default=None, gt=0.0)
-    """Divergence to hold, in nats per token: `kl_coef` then adapts after each step; None leaves it as it is."""
+    """Target divergence in nats per token: `kl_coef` then adapts after each step. None: `kl_coef` stays constant."""
     kl_horizon: int | None = Field(default=None, ge=1)
     """Rollouts over which `kl_coef` adapts with `kl_target`."""
     behaviour: Behaviour | None = None
-    """Weight for tokens whose recorded logprob is not that of the weights that the step starts from: the loss then
-    clips against those weights (decoupled PPO); `none` clips against the record. None takes the algorithm's value, and
-    `truncated` with a clip below 0.05 (`gspo`)."""
+    """Correction for tokens whose recorded logprob differs from that of the weights at the start of the step. The loss
+    then clips against those weights (decoupled PPO) and weights each token; `none` clips against the recorded logprobs.
+    None takes the algorithm's value, or `truncated` with a clip below 0.05 (`gspo`)."""
     behaviour_low: float | None = Field(default=None, ge=0.0, le=1.0)
-    """Weights below this are 0 (`masked`)."""
+    """Weights below this become 0 (`masked`)."""
     behaviour_high: float | None = Field(default=None, ge=1.0)
-    """Weights above this are 0 (`masked`), or this (`truncated`)."""
+    """Weights above this become 0 (`masked`), or this value (`truncated`)."""
     entropy_coef: float | None = Field(default=None, ge=0.0)
     """Weight of the entropy bonus."""
     aggregation: Aggregation | None = None
-    """How per-token losses become one number."""
+    """How per-token losses are averaged into one number."""
     constant_length: int | None = Field(default=None, ge=1)
-    """Tokens to divide by with aggregation `constant-length`; None takes `model.max_tokens`."""
+    """Divisor of aggregation `constant-length`, in tokens; None takes `model.max_tokens`."""
     std_normalize: bool | None = None
     """Divide advantages by the group's standard deviation."""
     step_norm: bool | None = None
@@ -79,14 +79,14 @@ class LossConfig(Strict):
 
 
 class AuxiliaryModelConfig(TunerModelConfig):
-    """A further model that workflow and judge may call: served here by an engine of its own, or by an endpoint."""
+    """A further model that workflow and judge may call, served by its own engine or by an endpoint."""
 
     base_url: str | None = None
-    """An OpenAI-compatible endpoint that serves `model_path` (there its name); None serves it here."""
+    """URL of an OpenAI-compatible endpoint that serves the model named `model_path`; None serves the model here."""
     api_key_env: str | None = None
     """Environment variable that holds the endpoint's key."""
     max_total_tokens: int | None = Field(default=None, ge=1)
-    """Prompt plus sampled tokens of the whole run, at most: the next call stops the run. None is no limit."""
+    """Most prompt plus sampled tokens of the whole run: the next call after that stops the run. None is no limit."""
 
 
 class RolloutConfig(Strict):
@@ -97,22 +97,22 @@ class RolloutConfig(Strict):
     timeout_s: float = Field(default=3600.0, gt=0.0)
     """Time limit of one attempt, the judge included."""
     max_attempts: int = Field(default=3, ge=1)
-    """Attempts of a rollout that fails by something other than the model."""
+    """Most attempts of a rollout, if something other than the model makes it fail."""
     max_calls: int | None = Field(default=None, ge=1)
-    """Model calls of one rollout, at most; None is no limit."""
+    """Most model calls of one rollout; None is no limit."""
     model_exceptions: tuple[str, ...] = ()
-    """Exceptions of the workflow that mean that the model's answer was at fault, as `package.Class` (subclasses too),
-    beside those of known frameworks (docs/use/failures.md)."""
+    """Exceptions of the workflow that the model's answer causes, as `package.Class` (subclasses too), in addition to
+    those of known frameworks (docs/use/failures.md)."""
     env_vars: dict[str, str] = Field(default_factory=dict)
-    """Environment variables of workflow and judge, set before their code is loaded (in this process the whole run has
-    them). They are written into the run's folder: no place for keys."""
+    """Environment variables of workflow and judge, set before their code is loaded (in one process they apply to the
+    whole run). They are written to the run's folder, so do not put keys here."""
     choices: Literal["used", "all"] = "used"
-    """Which answers to a request for several (`n` > 1) train: the one that the agent went on with or returned, or all
-    of them, as for an agent that takes a vote."""
+    """Which answers to a request with `n` > 1 train: the one that the agent continued with or returned, or all of them,
+    for agents that vote."""
     failure_reward: float | None = None
-    """Reward of rollouts that fail by the model's own doing; None excludes them."""
+    """Reward of rollouts that the model made fail; None excludes them."""
     max_excluded_share: float = Field(default=0.5, ge=0.0, le=1.0)
-    """The run stops when more than this share of a step's rollouts is excluded, or replaced by a retry that gave other
+    """The run stops when more than this share of a step's rollouts is excluded, or replaced by a retry with different
     answers."""
 
     @field_validator("model_exceptions")
@@ -123,9 +123,11 @@ class RolloutConfig(Strict):
                 raise ValueError(f"must name exceptions as package.Class (builtins.ValueError), but {name!r} came")
             package, _, kind = name.partition(".")
             if package == "builtins" and not _is_exception(getattr(builtins, kind, None)):
-                raise ValueError(f"{name!r} is no exception of Python")
+                raise ValueError(f"{name!r} is not an exception of Python")
             if name in ("builtins.Exception", "builtins.BaseException"):
-                raise ValueError(f"{name!r} is every failure, also those that the model did not cause: name its kinds")
+                raise ValueError(
+                    f"{name!r} covers every failure, also those that the model did not cause: name specific exceptions"
+                )
         return value
 
 
@@ -133,8 +135,8 @@ class EngineConfig(Strict):
     """The inference engine."""
 
     type: Literal["auto", "embedded", "vllm"] = "auto"
-    """`embedded` is our own, in this process; `vllm` needs vLLM; `auto` takes vLLM where it is installed and a GPU is
-    there."""
+    """`embedded` is Sharpen's own engine, in this process; `vllm` needs vLLM; `auto` takes vLLM if it is installed and
+    there is a GPU."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:<number>`."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -142,7 +144,7 @@ class EngineConfig(Strict):
     max_slots: int = Field(default=256, ge=1)
     """Sequences that decode at the same time."""
     kv_cache_mb: int | None = Field(default=None, ge=1)
-    """Bound on the KV cache; None takes what `max_slots` needs, within a quarter of the free memory."""
+    """Most memory of the KV cache, in MB; None takes what `max_slots` needs, up to a quarter of the free memory."""
 
     @field_validator("device")
     @classmethod
@@ -167,18 +169,18 @@ class EvaluationConfig(Strict):
     """Evaluation on held-out tasks."""
 
     hold_out: bool = True
-    """Without an evaluation dataset, hold out a tenth of the tasks (at most 512); false trains on all of them."""
+    """Without `eval_dataset`, hold out a tenth of the tasks (at most 512); false trains on all of them."""
     max_tasks: int | None = Field(default=None, ge=1)
-    """Evaluate on the first so many tasks only."""
+    """Evaluate only on this many tasks, the first ones; None evaluates on all."""
     before_and_after: bool = True
     """Evaluate, greedy and sampled, before and after training."""
     decided_by: Literal["sampled", "greedy"] = "sampled"
-    """Which of the two says whether the run made the model better, and which checkpoint is `best`: `sampled` is the
-    agent as it is, `greedy` the same at temperature 0."""
+    """Which evaluation decides whether the run made the model better, and which checkpoint is `best`: `sampled` runs
+    the agent as it is, `greedy` at temperature 0."""
     max_without_calls: float = Field(default=0.1, ge=0.0, le=1.0)
-    """An evaluation in which more than this share of the rollouts called no model is no result."""
+    """An evaluation is void if more than this share of its rollouts made no model call."""
     further: dict[str, DatasetConfig] = Field(default_factory=dict)
-    """Further datasets, by name, evaluated before and after and reported beside."""
+    """Further datasets, by name, evaluated before and after training and reported separately."""
     own: dict[str, TaskSetConfig] = Field(default_factory=dict)
     """What an evaluation set has of its own, by its name in `further`; `held-out` is `eval_dataset`."""
 
@@ -194,60 +196,73 @@ class EvaluationConfig(Strict):
 
 
 class CheckConfig(Strict):
-    """The pre-flight check."""
+    """The check before training."""
 
     enabled: bool = True
-    """Check before training."""
+    """Run the check."""
     num_tasks: int = Field(default=4, ge=1)
-    """Tasks that go through agent and judge."""
+    """Tasks to run through agent and judge."""
     stop_without_signal: bool = False
-    """Stop, rather than warn, when every reward is the same."""
+    """Stop, instead of warning, when all rewards are equal."""
 
 
 class CertificateConfig(Strict):
-    """The run certificate: what is asserted in every step."""
+    """The run certificate, whose checks run in every step."""
 
     on_violation: Literal["stop", "warn"] = "stop"
-    """Stop the run before the update, or only warn and note it in the certificate."""
+    """Stop the run before the update, or only warn and record it in the certificate."""
+
+
+class OperatorConfig(Strict):
+    """A function over tasks or rollouts."""
+
+    name: str
+    """A built-in operator, or `package.module:function` or `path/file.py:function`."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Its keyword arguments."""
 
 
 class SamplingConfig(Strict):
-    """Which tasks are rolled out, and which rollouts and groups train."""
+    """Which tasks are drawn, and which rollouts and groups train."""
 
     order: Literal["shuffled", "sequential", "curriculum", "difficulty"] = "shuffled"
-    """Order of the tasks: a permutation for each epoch, as they are in the dataset, from easy to hard by
-    `curriculum_key`, or those preferred whose mean reward is near `difficulty_target`."""
+    """Order of the tasks: `shuffled` anew for each epoch; `sequential`, as in the dataset; `curriculum`, from easy to
+    hard by `curriculum_key`; `difficulty`, which prefers tasks with a mean reward near `difficulty_target`."""
     curriculum_key: str | None = None
-    """Field of the row that holds a task's difficulty, a number; needed by `curriculum`. With `-` before it the
-    greatest numbers are the easiest (such as `-pass_rate`)."""
+    """Field of the row with a task's difficulty, a number; needed by `curriculum`. A leading `-` means that greater
+    numbers are easier (`-pass_rate`)."""
     difficulty_target: float = 0.5
-    """Mean reward of the tasks to prefer with `difficulty`."""
+    """Mean reward of the tasks that `difficulty` prefers."""
     difficulty_width: float = Field(default=0.25, gt=0.0)
-    """How far from the target a task's mean reward may be before it is rarely drawn."""
+    """Distance of a task's mean reward from the target beyond which it is rarely drawn."""
     difficulty_floor: float = Field(default=0.05, gt=0.0, le=1.0)
-    """Weight of the least suitable task; one at the target, or never drawn yet, has 1."""
+    """Weight of the least suitable task; a task at the target, or not drawn yet, has weight 1."""
     max_refill: float | None = Field(default=None, ge=0.0)
-    """Further tasks of a step, at most, times `algorithm.batch_size`, in place of groups that are dropped; 0 replaces
+    """Most further tasks of a step in place of dropped groups, as a multiple of `algorithm.batch_size`; 0 replaces
     none, None takes the algorithm's value (4 for `dapo`)."""
     reward_low: float | None = None
     """Groups with a mean reward below this are dropped."""
     reward_high: float | None = None
     """Groups with a mean reward above this are dropped."""
     overlong_cache: int | None = Field(default=None, ge=1)
-    """The last so many tokens before `overlong_length` cost reward, linearly; None costs nothing."""
+    """Length in tokens of the range below `overlong_length` in which the penalty grows linearly; None is no penalty."""
     overlong_length: int | None = Field(default=None, ge=1)
-    """Sampled tokens of one call from which the whole penalty holds; None takes `model.max_tokens`."""
+    """Sampled tokens of one call from which on the full penalty applies; None takes `model.max_tokens`."""
     overlong_penalty: float = Field(default=1.0, gt=0.0)
-    """The whole penalty."""
+    """The full penalty."""
     overlong_filter: bool = False
-    """Leave rollouts that a token limit cut out of statistics and update."""
+    """Exclude rollouts that a token limit cut from statistics and update."""
+    task_operators: list[OperatorConfig] = Field(default_factory=list)
+    """Operators on the training tasks, applied in order before the run (docs/use/operators.md)."""
+    operators: list[OperatorConfig] = Field(default_factory=list)
+    """Operators on the rollouts of a step, applied in order before they train."""
     replay_share: float = Field(default=0.0, ge=0.0)
-    """Groups of earlier steps that train once more, for each task of the step; 0 is no replay."""
+    """Replayed groups of earlier steps, as a multiple of the step's tasks; 0 is no replay."""
     replay_priority: Literal["signal", "recency"] = "signal"
-    """Which ones: rather those trained lately and seldom, with `signal` also rather those with large advantages."""
+    """Which groups to replay: `recency` prefers groups trained recently and rarely, `signal` also large advantages."""
     max_staleness: int | None = Field(default=None, ge=1)
-    """Policy versions (updates) that a replayed group's oldest token may be behind; None is four steps' updates,
-    and what rollouts run ahead."""
+    """Greatest age of a replayed group's oldest token, in policy versions (updates). None is the updates of four steps,
+    plus those by which rollouts run ahead."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -259,14 +274,14 @@ class SamplingConfig(Strict):
 
 
 class SupervisedConfig(Strict):
-    """Where the rows of `sft`, `cpt` and `dpo` hold what is taught."""
+    """The fields of the rows of `sft`, `cpt` and `dpo`, and which of their tokens train."""
 
     messages_key: str = "messages"
     """Field with a conversation (`sft`) in the format of OpenAI's API: a list, or its JSON text."""
     tools_key: str = "tools"
     """Field with the tools of the conversation: a list, or its JSON text."""
     prompt_key: str = "prompt"
-    """Field with the prompt, text or messages (`sft` where there are no messages, `dpo`)."""
+    """Field with the prompt, text or messages (`dpo`, and `sft` without messages)."""
     response_key: str = "response"
     """Field with the answer to the prompt (`sft`)."""
     chosen_key: str = "chosen"
@@ -276,30 +291,31 @@ class SupervisedConfig(Strict):
     text_key: str = "text"
     """Field with plain text (`cpt`)."""
     system_prompt: str | None = None
-    """System message of the conversations that have none."""
+    """System message for conversations without one."""
     turns: Literal["all", "last"] = "all"
-    """Which of the assistant's turns are taught (`sft`); the others are context."""
+    """Which of the assistant's turns train (`sft`); the others are context."""
     too_long: Literal["drop", "refuse"] = "drop"
-    """Rows longer than `model.max_model_len`: leave them out, and count them, or stop. Texts are cut into pieces."""
+    """Rows longer than `model.max_model_len`: `drop` and count them, or stop. Texts (`cpt`) are cut into pieces."""
 
 
 class ExpertConfig(Strict):
-    """The expert's rows that `mix` and `mix_chord` learn from beside rollouts; `supervised` says how they are read."""
+    """The expert rows of `mix` and `mix_chord`, which train together with rollouts. `supervised` sets how they are
+    read."""
 
     dataset: DatasetConfig | None = None
-    """Conversations, in the format of `sft`; passes over them go on as long as the run does."""
+    """Conversations in the format of `sft`, repeated for as long as the run lasts."""
     batch_size: int | None = Field(default=None, ge=1)
-    """Expert rows of one step; None takes `algorithm.batch_size`."""
+    """Expert rows of each step; None takes `algorithm.batch_size`."""
     mu: float | None = Field(default=None, ge=0.0, le=1.0)
-    """Weight of the expert's part, 1 less it that of the rollouts (0.1 unless set); the peak where it changes."""
+    """Weight of the expert's loss (default 0.1); the rollouts' weight is 1 - `mu`. The peak of a changing weight."""
     mu_warmup_steps: int | None = Field(default=None, ge=0)
     """Steps over which the weight rises to `mu`."""
     mu_decay_steps: int | None = Field(default=None, ge=0)
-    """Steps after the warm-up over which it falls to `mu_valley`, along a cosine; None: it stays."""
+    """Steps after the warm-up over which the weight falls to `mu_valley`, along a cosine; None: it stays at `mu`."""
     mu_valley: float | None = Field(default=None, ge=0.0, le=1.0)
-    """Where it falls to."""
+    """Final weight after the decay."""
     phi: bool | None = None
-    """Weigh each token of the expert by p (1 - p), p its probability; None takes the algorithm's value (`mix_chord`:
+    """Weight each expert token by p (1 - p), with p its probability; None takes the algorithm's value (`mix_chord`:
     true)."""
 
     @model_validator(mode="after")
@@ -307,22 +323,22 @@ class ExpertConfig(Strict):
         if (self.mu_decay_steps is None) != (self.mu_valley is None):
             raise ValueError("mu_decay_steps and mu_valley go together: give both, or neither")
         if self.dataset is not None and (self.dataset.total_epochs != 1 or self.dataset.total_steps is not None):
-            raise ValueError("dataset.total_epochs and total_steps have no effect here: train_dataset says how long")
+            raise ValueError("dataset.total_epochs and total_steps have no effect here: set them in train_dataset")
         return self
 
 
 class DistillConfig(Strict):
-    """The teacher of `on_policy_distill` and `jsd`, and the distance from it; None takes the algorithm's value."""
+    """The teacher of `on_policy_distill` and `jsd`, and the divergence from it. None takes the algorithm's value."""
 
     teacher_path: str | None = None
-    """Folder with a Hugging Face model, or a model name on the hub, with the vocabulary of the model that is tuned."""
+    """Folder with a Hugging Face model, or a model name on the hub, with the vocabulary of the trained model."""
     divergence: DistillDivergence | None = None
-    """`forward` KL(teacher || policy), `reverse` KL(policy || teacher) and `js` are over the vocabulary and have a
-    gradient of their own; `reverse_sampled` is `reverse` by policy gradient, from the sampled token alone."""
+    """`forward` KL(teacher || policy), `reverse` KL(policy || teacher) and `js` are computed over the whole vocabulary
+    and differentiated directly; `reverse_sampled` estimates `reverse` from the sampled tokens, by policy gradient."""
     beta: float | None = Field(default=None, gt=0.0, lt=1.0)
-    """The teacher's weight in the mixture of `js` (0.5 unless set): near 0 like `forward`, near 1 like `reverse`."""
+    """Weight of the teacher in the mixture of `js` (default 0.5): near 0 like `forward`, near 1 like `reverse`."""
     coef: float | None = Field(default=None, gt=0.0)
-    """Weight of the divergence (1 unless set)."""
+    """Weight of the divergence (default 1)."""
 
 
 class RunConfig(Strict):
@@ -331,26 +347,27 @@ class RunConfig(Strict):
     project: str = DEFAULT_PROJECT
     """Folder of the project's runs, below `checkpoint_root_dir`."""
     name: str | None = None
-    """A fixed name continues that run; None makes `Experiment-<timestamp>`."""
+    """Name of the run; an existing run of this name continues. None makes `Experiment-<timestamp>`."""
     checkpoint_root_dir: str = "checkpoints"
     """Folder of all runs."""
     workflow: str | None = None
     """`package.module:function` or `path/file.py:function` (or a Trinity `Workflow` class, or its registered name); in
     Python pass the function itself."""
     judge: str | None = None
-    """As `workflow`; None where the workflow gives the reward."""
+    """As `workflow`; None if the workflow returns the reward."""
     workflow_args: dict[str, Any] = Field(default_factory=dict)
-    """Passed to the workflow and the judge as `workflow_args`, where they take it."""
+    """Passed to workflow and judge: as `workflow_args`, if they have that parameter, and as `task["workflow_args"]`, if
+    the dataset has no such field."""
     task_args: dict[str, Any] = Field(default_factory=dict)
-    """What a workflow that is a class gets with each task, beside its row (docs/use/trinity.md)."""
+    """Passed to a workflow class with each task, in addition to the row (docs/use/trinity.md)."""
     train_dataset: DatasetConfig
     """Tasks to train on."""
     eval_dataset: DatasetConfig | None = None
-    """Tasks to evaluate on; None holds out a part of the training tasks (`evaluation.hold_out`)."""
+    """Tasks to evaluate on; None holds out some of the training tasks (`evaluation.hold_out`)."""
     model: TunerModelConfig
     """The model to tune."""
     auxiliary_models: dict[str, AuxiliaryModelConfig] = Field(default_factory=dict)
-    """Further models that workflow and judge may call, by name; never trained."""
+    """Further models that workflow and judge may call, by name. They are never trained."""
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     loss: LossConfig = Field(default_factory=LossConfig)
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)
@@ -361,14 +378,14 @@ class RunConfig(Strict):
     engine: EngineConfig = Field(default_factory=EngineConfig)
     sync: SyncConfig = Field(default_factory=SyncConfig)
     mode: Literal["both", "explore", "train"] = "both"
-    """What this process does: the whole run; or one half of it, `explore` rolls out, `train` trains on what an explorer
-    of the same name rolled out (docs/use/two-processes.md)."""
+    """What this process does: `both` is the whole run, `explore` only rolls out, `train` only trains, on the rollouts
+    of an explorer of the same name (docs/use/two-processes.md)."""
     exchange: str | None = None
-    """Where both halves meet: a folder, or `postgresql://...` for the rollouts; None is `exchange` in the run's
-    folder."""
+    """Where explorer and trainer exchange data: a folder, or `postgresql://...` for the rollouts. None is `exchange` in
+    the run's folder."""
     execution: Literal["local", "ray"] | None = None
-    """Where the parts of the run live: in one process, or in actors of Ray (docs/use/ray.md); None is `ray` where
-    anything is set in `cluster`, else `local`."""
+    """Where the run's parts live: in one process, or in actors of Ray (docs/use/ray.md); None is `ray` if anything is
+    set in `cluster`, else `local`."""
     cluster: ClusterConfig = Field(default_factory=ClusterConfig)
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
     critic: CriticConfig = Field(default_factory=CriticConfig)
@@ -378,23 +395,25 @@ class RunConfig(Strict):
     monitor_type: MonitorType = "tensorboard"
     """Where metrics go, besides `metrics.jsonl`."""
     time_limit_s: float | None = Field(default=None, gt=0.0)
-    """Training stops after the step during which this much time has passed."""
+    """Training stops after the step in which this time has passed."""
     seed: int = Field(default=0, ge=0)
     """Seed of everything random in the run."""
     deterministic: bool = False
-    """Fixed shapes in the engine: bitwise reproducible, slower."""
+    """Use fixed shapes in the engine: bitwise reproducible, but slower."""
 
     @property
     def uses_ray(self) -> bool:
-        """Whether the run's parts are actors of Ray: by `execution`, or because anything is set in `cluster`."""
+        """Whether the run's parts live in actors of Ray: by `execution`, or because anything is set in `cluster`."""
         return self.execution == "ray" or (self.execution is None and self.cluster != ClusterConfig())
 
     @model_validator(mode="after")
     def _has_two_halves(self) -> Self:
         if self.mode == "both" and self.exchange is not None:
-            raise ValueError(f"exchange ({self.exchange!r}) is where mode explore and mode train meet; mode is 'both'")
+            raise ValueError(
+                f"exchange ({self.exchange!r}) needs mode explore or train, but mode is 'both': remove it, or set mode"
+            )
         if self.mode != "both" and self.name is None:
-            raise ValueError(f"mode {self.mode!r} needs a name: explorer and trainer find each other by it")
+            raise ValueError(f"mode {self.mode!r} needs a name, by which explorer and trainer find each other")
         return self
 
     @field_validator("project", "name")

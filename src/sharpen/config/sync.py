@@ -1,4 +1,4 @@
-"""When new weights reach the engine: the section `sync` of a run's configuration."""
+"""The section `sync` of a run's configuration: when the engine gets new weights."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ SyncStyle = Literal["fixed", "dynamic_by_explorer", "dynamic_by_trainer", "fully
 
 
 class SyncConfig(Strict):
-    """When new weights reach the engine, and how far rollouts run ahead of the training. The defaults are synchronous:
-    a step's rollouts begin when the step before has trained and its weights serve."""
+    """When the engine gets new weights, and how far rollouts run ahead of the trainer. The default is synchronous: a
+    step's rollouts start once the engine serves the weights of the previous step."""
 
     style: SyncStyle = "fixed"
-    """Who waits for whom: `fixed`, both sides meet; `dynamic_by_explorer`, the side that rolls out asks;
-    `dynamic_by_trainer`, the trainer asks; `fully_async`, weights move while rollouts go on
+    """What starts a sync: with `fixed` both sides wait for each other; with `dynamic_by_explorer` the rollouts start
+    it, with `dynamic_by_trainer` the trainer; with `fully_async` weights move while rollouts continue
     (docs/use/asynchronous.md)."""
     interval: int = Field(default=1, ge=1)
-    """Steps between two syncs, of whoever asks."""
+    """Steps between two syncs, counted on the side that starts them."""
     offset: int = Field(default=0, ge=0)
-    """Batches that are rolled out, beyond the first interval, before the first sync: so many steps the rollouts stay
+    """Batches rolled out before the first sync, beyond the first interval: the number of steps by which rollouts stay
     ahead. Not with `fully_async`."""
     max_staleness: int | None = Field(default=None, ge=1)
-    """Policy versions (updates) that the oldest token of a step may be behind; rollouts wait rather than become older.
-    None takes what the style needs: `offset + interval - 1` steps' updates, and one interval more where it is not
-    `fixed`."""
+    """Greatest age of a step's oldest token, in policy versions (updates); rollouts wait rather than exceed it. None is
+    what the style needs: the updates of `offset + interval - 1` steps, and of one more interval unless `fixed`."""

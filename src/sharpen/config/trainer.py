@@ -20,7 +20,7 @@ class LoraConfig(Strict):
     alpha: int = Field(default=32, ge=1)
     """Adapters are scaled by `alpha / rank`."""
     target_modules: tuple[str, ...] | None = Field(default=None, min_length=1)
-    """Last names of the linear layers that get one (`q_proj`); None takes all of the model's blocks."""
+    """Last parts of the names of the linear layers that get an adapter (`q_proj`); None: all in the model's blocks."""
 
 
 class TrainerConfig(Strict):
@@ -29,7 +29,7 @@ class TrainerConfig(Strict):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Compute type over fp32 master weights; `auto` as in the engine."""
     max_tokens_per_micro_batch: int = Field(default=8192, ge=1)
-    """Computed tokens of one forward and backward pass, at most (a longer sequence goes alone)."""
+    """Most computed tokens of one forward and backward pass (a longer sequence gets its own pass)."""
     epochs: int = Field(default=1, ge=1)
     """Passes over a step's batch."""
     num_minibatches: int = Field(default=1, ge=1)
@@ -39,7 +39,7 @@ class TrainerConfig(Strict):
     beta2: float = Field(default=0.999, ge=0.0, lt=1.0)
     """AdamW's decay of the mean squared gradient."""
     eps: float = Field(default=1e-8, gt=0.0)
-    """AdamW's guard against division by zero."""
+    """AdamW's epsilon, against division by zero."""
     weight_decay: float = Field(default=0.01, ge=0.0)
     """AdamW's decoupled weight decay."""
     max_grad_norm: float = Field(default=1.0, gt=0.0)
@@ -49,22 +49,22 @@ class TrainerConfig(Strict):
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Learning rate after warm-up, over the planned updates."""
     min_lr_ratio: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Where linear and cosine schedules end."""
+    """Final learning rate of linear and cosine schedules, as a share of the peak."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """Checkpoints to keep besides the best and the latest."""
     num_processes: int = Field(default=1, ge=1)
-    """Processes that train the model together, each with a part of its weights (FSDP2), on a GPU of its own where there
+    """Processes that train the model together, each with a shard of its weights (FSDP2), and with its own GPU if there
     are GPUs."""
     cpu_offload: bool = False
-    """Keep weights and optimizer in the CPU's memory, and on the GPU only the layer that computes."""
+    """Keep weights and optimizer state in CPU memory, and on the GPU only the layer that computes."""
     lora: LoraConfig | None = None
     """Train adapters in place of all weights; None trains all."""
 
     @property
     def has_ranks(self) -> bool:
-        """Whether processes of their own train; for weights kept on the CPU there may be a single one."""
+        """Whether the trainer runs in processes of its own: with several, or with `cpu_offload`."""
         return self.num_processes > 1 or self.cpu_offload
 
 
@@ -72,7 +72,7 @@ class CriticConfig(Strict):
     """The critic of algorithms that have one (`ppo`): a copy of the model with a value head."""
 
     learning_rate: float = Field(default=1e-5, ge=0.0)
-    """Peak learning rate; schedule, betas and the rest are the trainer's."""
+    """Peak learning rate; the schedule, betas and other settings are those of `trainer`."""
     warmup_steps: int = Field(default=0, ge=0)
     """Updates until the learning rate is reached."""
     weight_decay: float = Field(default=0.01, ge=0.0)
@@ -80,4 +80,4 @@ class CriticConfig(Strict):
     max_grad_norm: float = Field(default=1.0, gt=0.0)
     """Gradients are clipped to this norm."""
     value_clip: float | None = Field(default=0.2, gt=0.0)
-    """How far an update may move a value before the loss holds it, in units of reward; None is no bound."""
+    """Most that an update may change a value before it is clipped, in units of reward; None is no limit."""

@@ -55,9 +55,14 @@ class LocalServing:
                 config.model, self.engine, self.tokenizer, self.thread.loop, max_calls=config.rollout.max_calls
             )
             self.modes: Mapping[Mode, Opener] = openers(config, self.gateway, self.auxiliary)
-            attempts = InProcess(user_functions(job), config.rollout.timeout_s)
+            functions = user_functions(job)
             self.runner = RolloutRunner(
-                attempts, self.modes["sampled"], config.rollout, config.algorithm.group_size, config.seed
+                InProcess(functions, config.rollout.timeout_s),
+                self.modes["sampled"],
+                config.rollout,
+                config.algorithm.group_size,
+                config.seed,
+                whole_groups=functions.whole_groups,
             )
             undo.pop_all()
 

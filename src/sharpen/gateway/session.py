@@ -130,6 +130,11 @@ class Session:
                 self._calls = tuple(entry.call() for entry in list(self._entries)) if self._record else ()
             return self._calls
 
+    def allow(self, num_rollouts: int) -> None:
+        """Let as many calls be made as so many rollouts may make, which one attempt makes. Before the first call."""
+        if self.max_calls is not None:
+            self.max_calls *= num_rollouts
+
     def snapshot(self) -> tuple[Call, ...]:
         """Return the calls so far, in order, as `close` would return them now. From any thread."""
         return tuple(entry.call() for entry in list(self._entries))

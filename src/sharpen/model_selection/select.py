@@ -18,11 +18,10 @@ from typing import Any
 
 from sharpen.config.load import resolve
 from sharpen.config.public import DatasetConfig, TunerModelConfig
-from sharpen.config.run import RolloutConfig, RunConfig
+from sharpen.config.run import RunConfig
 from sharpen.decide import decide_evaluation
 from sharpen.errors import ConfigError
 from sharpen.execution.start import start_serving
-from sharpen.model_selection.ranking import Candidate, rank
 from sharpen.monitor.display import Display
 from sharpen.recipe import Job, Recipe
 from sharpen.rollout.attempt import UserFunctions
@@ -31,6 +30,7 @@ from sharpen.tasks.order import distinct
 from sharpen.tasks.source import load_tasks
 from sharpen.trials.agent import TrialJudge, TrialWorkflow
 from sharpen.trials.models import OnCallersLoop, with_own_models, with_served_model
+from sharpen.trials.ranking import Candidate, Ranking, rank
 from sharpen.trials.results import Measured, measure
 from sharpen.types import Task
 
@@ -45,8 +45,7 @@ class _Selection:
     models: Sequence[Any]
     names: Sequence[str]
     jobs: Mapping[int, Job[Recipe]]
-    rollout: RolloutConfig
-    seed: int
+    config: RunConfig
 
 
 async def select_model(
@@ -77,10 +76,10 @@ async def select_model(
         for position, name in enumerate(selection.names):
             measured = await _measure(selection, position, display)
             candidates.append(Candidate(position=position, name=name, measured=measured))
-        ranking = rank(candidates, selection.rollout.max_excluded_share)
+        ranking = rank(candidates, selection.config.rollout.max_excluded_share)
         for line in ranking.lines():
             display.message(line)
-    return candidate_models[ranking.best.position], ranking.figures()
+    return candidate_models[ranking.best.position], _figures(ranking)
 
 
 def _check(
@@ -114,8 +113,7 @@ def _check(
         models=models,
         names=distinct([_name(model) for model in models]),
         jobs=jobs,
-        rollout=config.rollout,
-        seed=config.seed,
+        config=config,
     )
 
 
@@ -131,17 +129,37 @@ def _name(model: Any) -> str:
     return name if isinstance(name, str) else model if isinstance(model, str) else type(model).__name__
 
 
+def _figures(ranking: Ranking) -> dict[str, float]:
+    """What is returned beside the model."""
+    measured, rewards = ranking.best.measured, ranking.rewards[ranking.best.position]
+    figures = {f"{name}_avg": value for name, value in measured.metrics().items()}
+    figures |= {
+        "reward": ranking.mean(ranking.best),
+        "num_tasks": float(len(rewards)),
+        "num_failed": float(len(measured.failed)),
+        "num_left_out": float(len(measured.left_out)),
+    }
+    if len(ranking.ordered) > 1:
+        found = ranking.difference(ranking.ordered[1])
+        figures |= {"difference": found.difference, "low": found.low, "high": found.high}
+    return figures
+
+
 async def _measure(selection: _Selection, position: int, display: Display) -> Measured:
     """One candidate on all tasks."""
     async with contextlib.AsyncExitStack() as stack:
         job = selection.jobs.get(position)
         if job is None:
+            config = selection.config
             functions = UserFunctions(
-                selection.workflow, selection.judge, model_exceptions=selection.rollout.model_exceptions
+                selection.workflow,
+                selection.judge,
+                config.workflow_args,
+                model_exceptions=config.rollout.model_exceptions,
             )
-            place = OnCallersLoop(functions, selection.rollout.timeout_s, asyncio.get_running_loop())
+            place = OnCallersLoop(functions, config.rollout.timeout_s, asyncio.get_running_loop())
             opens = with_own_models({"model": selection.models[position]})
-            runner = RolloutRunner(place, opens, selection.rollout, 1, selection.seed)
+            runner = RolloutRunner(place, opens, config.rollout, 1, config.seed)
             stack.push_async_callback(asyncio.to_thread, runner.close)
         else:
             serving = await asyncio.to_thread(start_serving, job)

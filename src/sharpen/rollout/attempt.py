@@ -15,7 +15,7 @@ import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from sharpen.errors import ConfigError, DatasetError
 from sharpen.rollout.choices import returned_text
@@ -41,6 +41,8 @@ WORKFLOW = "workflow/"
 """Prefix of the workflow's own metrics where they are displayed or logged; a rollout holds them without it."""
 JUDGE = "judge/"
 """Prefix of the judge's own metrics."""
+HAS_ARGUMENTS = "has_workflow_args"
+"""Attribute of a workflow function that was made with the run's `workflow_args`: it is not given them again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,8 @@ class Ending:
     the other calls are left out of training. None means that all take part. `step_rewards` and `states` are those of
     `Rollout`. `answer` is the text that the workflow returned, if a request asked for several choices. `server_failed`:
     an unreachable server caused the failure, not the model's answer. `counts_as_attempt` is false if another attempt's
-    code caused the failure.
+    code caused the failure. `members` are the endings of the group's rollouts, in order, if one attempt made all of
+    them; the `calls` of each are the indices of its own calls.
     """
 
     outcome: Outcome
@@ -64,6 +67,8 @@ class Ending:
     error: str | None = None
     server_failed: bool = False
     counts_as_attempt: bool = True
+    members: tuple[Ending, ...] = ()
+    calls: tuple[int, ...] = ()
 
 
 class UserFunctions:
@@ -73,6 +78,9 @@ class UserFunctions:
     `needs_reward`, a workflow without a judge may return no reward. `model_exceptions` names exceptions of the
     workflow that are caused by the model's answer (`rollout.model_exceptions`). Raises `ConfigError` for a wrong
     signature.
+
+    A workflow with the attribute `whole_groups` makes all rollouts of a group in one call: it also takes `group_size`,
+    and returns an output for each rollout, or the exception with which that rollout failed.
     """
 
     def __init__(
@@ -91,15 +99,18 @@ class UserFunctions:
         self._own_arguments = dict(own_arguments or {})
         self._needs_reward = needs_reward
         self._model_exceptions = model_exceptions
+        self.whole_groups = bool(getattr(workflow, "whole_groups", False))
         self._workflow_takes = workflow_arguments(workflow)
         self._judge_takes = judge_arguments(judge) if judge is not None else frozenset()
         self._warned: set[str] = set()
 
-    async def attempt(self, task: Task, models: RolloutModels) -> Ending:
+    async def attempt(self, task: Task, models: RolloutModels, group_size: int = 1) -> Ending:
         """Run workflow and judge on a copy of the task. Raises only for bad input: `ConfigError` or `DatasetError`."""
-        row = copy.deepcopy(task.row)
+        row = self._row_of(task)
         try:
             optional = self._optional_arguments(self._workflow_takes, task, models)
+            if self.whole_groups:
+                optional["group_size"] = group_size
             output = await self.workflow(task=row, model=models.model, **optional)
         except BaseException as error:  # the failure boundary of user code (see the module's docstring)
             failed = Outcome.INFRASTRUCTURE if models.auxiliary_failure is not None else models.policy.failure
@@ -110,6 +121,8 @@ class UserFunctions:
             return Ending(outcome=failure, error=f"a model call failed: {models.policy.failure_reason}")
         if (reason := models.auxiliary_failure) is not None:  # the workflow caught the error
             return Ending(outcome=Outcome.INFRASTRUCTURE, error=reason)
+        if self.whole_groups:
+            return Ending(outcome=Outcome.OK, members=tuple(map(self._ending_of_member, output)))
         try:
             reward, response, metrics = self._read_output(output)
         except ConfigError as error:
@@ -120,16 +133,7 @@ class UserFunctions:
         if self.judge is None and reward is None:
             return Ending(outcome=Outcome.OK, metrics=metrics, answer=answer)
         if self.judge is None:
-            ending = self._ending_of_reward(
-                reward, metrics, Outcome.WORKFLOW_ERROR, f"workflow_func `{name_of(self.workflow)}`"
-            )
-            return dataclasses.replace(
-                ending,
-                call_rewards=getattr(output, "call_rewards", None),
-                step_rewards=getattr(output, "step_rewards", None) or {},
-                states=getattr(output, "states", None) or {},
-                answer=answer,
-            )
+            return dataclasses.replace(self._ending_of_output(output, reward, metrics), answer=answer)
         try:
             optional = self._optional_arguments(self._judge_takes, task, models)
             judgement = await self.judge(task=row, response=response, **optional)
@@ -145,13 +149,43 @@ class UserFunctions:
         ending = self._ending_of_reward(judged, metrics, Outcome.JUDGE_ERROR, f"judge_func `{name_of(self.judge)}`")
         return dataclasses.replace(ending, answer=answer)
 
+    def _ending_of_member(self, output: Any) -> Ending:
+        """Return the ending of one rollout of a whole group."""
+        if isinstance(output, Exception):
+            return Ending(outcome=Outcome.WORKFLOW_ERROR, error=describe(output))
+        reward, _, metrics = self._read_output(output)
+        return dataclasses.replace(self._ending_of_output(output, reward, metrics), calls=tuple(output.calls))
+
+    def _ending_of_output(self, output: Any, reward: Any, metrics: dict[str, float]) -> Ending:
+        """Return the ending of a workflow that sets the reward itself."""
+        who = f"workflow_func `{name_of(self.workflow)}`"
+        return dataclasses.replace(
+            self._ending_of_reward(reward, metrics, Outcome.WORKFLOW_ERROR, who),
+            call_rewards=getattr(output, "call_rewards", None),
+            step_rewards=getattr(output, "step_rewards", None) or {},
+            states=getattr(output, "states", None) or {},
+        )
+
+    def _row_of(self, task: Task) -> dict[str, Any]:
+        """Return a copy of the task's row. It holds the run's `workflow_args` too, if there are any, unless the dataset
+        has a field of that name or the workflow was made with them."""
+        row = cast("dict[str, Any]", copy.deepcopy(task.row))  # user code gets a plain dict
+        arguments = self._arguments_of(task)
+        if arguments and "workflow_args" not in row and not getattr(self.workflow, HAS_ARGUMENTS, False):
+            row["workflow_args"] = arguments
+        return row
+
+    def _arguments_of(self, task: Task) -> dict[str, Any]:
+        """Return a copy of the `workflow_args` of the task's evaluation set, or of the run."""
+        return copy.deepcopy(dict(self._own_arguments.get(task.task_set or "", self._workflow_args)))
+
     def _optional_arguments(self, names: frozenset[str], task: Task, models: RolloutModels) -> dict[str, Any]:
         """Return the values of the optional arguments `names`. Attempts share none of them but the logger."""
         values: dict[str, Any] = {"logger": user_log, "task_set": task.task_set}
         if "auxiliary_models" in names:
             values["auxiliary_models"] = dict(models.auxiliary_models)
         if "workflow_args" in names:
-            values["workflow_args"] = copy.deepcopy(self._own_arguments.get(task.task_set or "", self._workflow_args))
+            values["workflow_args"] = self._arguments_of(task)
         return {name: values[name] for name in names}
 
     def _ending_of_error(

@@ -40,12 +40,16 @@ Opener = OpenModels | Mode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRequest:
-    """One attempt to make. `noise_seed` is the key of all noise that its calls sample with."""
+    """One attempt to make. `noise_seed` is the key of all noise that its calls sample with.
+
+    If the workflow makes whole groups, the attempt makes `group_size` rollouts, and `rollout_id` is the first one's.
+    """
 
     task: Task
     rollout_id: str
     noise_seed: int
     opener: Opener
+    group_size: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +100,9 @@ class InProcess:
         except Exception as error:  # the failure boundary of the serving side
             ending = Ending(outcome=Outcome.INFRASTRUCTURE, error=describe(error))
             return Attempt(ending=ending, counts={}, seconds=time.monotonic() - began)
-        code = functools.partial(self._functions.attempt, request.task, models)
+        if request.group_size > 1:
+            models.policy.allow(request.group_size)
+        code = functools.partial(self._functions.attempt, request.task, models, request.group_size)
         self._users.start(run, code)
         try:
             ending = await self._supervise(run, models)

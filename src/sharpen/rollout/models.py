@@ -27,7 +27,8 @@ class Access(Protocol):
     was refused because the run has used up the model's tokens.
 
     `close` revokes the access (calls in progress are abandoned, later ones refused) and returns the recorded calls. It
-    is quick and may be called from any thread.
+    is quick and may be called from any thread. `allow` multiplies the limit of calls, for an attempt that makes several
+    rollouts.
     """
 
     @property
@@ -44,6 +45,7 @@ class Access(Protocol):
     def cut(self) -> bool: ...
     @property
     def exhausted(self) -> TokenCapError | None: ...
+    def allow(self, num_rollouts: int) -> None: ...
     def close(self) -> tuple[Call, ...]: ...
 
 

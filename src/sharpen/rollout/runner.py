@@ -10,17 +10,21 @@ may run its own event loop, as in a notebook), the runner's (only our code: slot
 Failures that the model did not cause are retried (see `retries`), in a new session with the same noise, up to
 `max_attempts`; then the rollout is excluded (no reward), and its siblings continue. Bad input stops everything, with
 its own message.
+
+If the workflow makes whole groups, one attempt makes all rollouts of a group and takes as many slots. It ends, fails
+and is retried as one; `members` divides its calls among the rollouts.
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import dataclasses
 import hashlib
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
@@ -31,6 +35,7 @@ from sharpen.errors import RolloutError
 from sharpen.rollout.attempt import Ending
 from sharpen.rollout.choices import mark_unused, multi_choice_requests
 from sharpen.rollout.in_process import Attempt, AttemptRequest, AttemptRunner, Opener
+from sharpen.rollout.members import divide
 from sharpen.rollout.retries import is_final
 from sharpen.types import MODEL_CAUSED, Call, CallStatus, Group, Outcome, Rollout, Task
 
@@ -41,13 +46,14 @@ OnRollout = Callable[[Rollout], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ticket:
-    """One rollout to run."""
+    """One rollout to run, or `size` rollouts to run at once, with indices from `index` on."""
 
     task: Task
     group_id: str
     index: int
     opener: Opener
     evaluation: bool
+    size: int = 1
 
     @property
     def id(self) -> str:
@@ -55,7 +61,8 @@ class _Ticket:
 
 
 class RolloutRunner:
-    """Runs `group_size` rollouts of each task, with models that `open_session` opens.
+    """Runs `group_size` rollouts of each task, with models that `open_session` opens. `whole_groups` is that of the
+    `UserFunctions` which `attempts` run.
 
     Closing it also closes `attempts`. One runner serves the whole program, including evaluation (with its own
     `open_session`), since objects that user code keeps between rollouts belong to one event loop.
@@ -68,12 +75,15 @@ class RolloutRunner:
         config: RolloutConfig,
         group_size: int,
         seed: int,
+        *,
+        whole_groups: bool = False,
     ) -> None:
         self._attempts = attempts
         self._open_session = open_session
         self._config = config
         self._group_size = group_size
         self._seed = seed
+        self._whole_groups = whole_groups
         self._fatal: Exception | None = None
         self._fatal_traceback: TracebackType | None = None
         self._warned_unused = False
@@ -82,6 +92,7 @@ class RolloutRunner:
         self._members: set[asyncio.Task[Any]] = set()
         self._loop = asyncio.new_event_loop()
         self._slots = asyncio.Semaphore(config.max_concurrent_rollouts)
+        self._turn = asyncio.Lock()
         self._thread = threading.Thread(target=self._serve, name="sharpen-rollouts", daemon=True)
         self._thread.start()
 
@@ -109,10 +120,13 @@ class RolloutRunner:
             raise RolloutError("the rollout runner is closed")
         size = self._group_size if group_size is None else group_size
         opener = open_session or self._open_session
-        openers = [opener] * size + ([] if open_baseline is None else [open_baseline])
+        at_once = size if self._whole_groups else 1
+        starts = [(index, opener, at_once) for index in range(0, size, at_once)]
+        if open_baseline is not None:
+            starts.append((size, open_baseline, 1))
         tickets = [
-            _Ticket(task=task, group_id=group_id, index=index, opener=opener, evaluation=evaluation)
-            for index, opener in enumerate(openers)
+            _Ticket(task=task, group_id=group_id, index=index, opener=opener, evaluation=evaluation, size=count)
+            for index, opener, count in starts
         ]
         group = self._group(task, group_id, version, tickets, size, on_rollout)
         return asyncio.run_coroutine_threadsafe(group, self._loop)
@@ -200,7 +214,7 @@ class RolloutRunner:
         if self._fatal is not None:
             raise self._fatal_error()
         self._groups.add(this)
-        members = [asyncio.create_task(self._rollout(ticket, on_rollout)) for ticket in tickets]
+        members = [asyncio.create_task(self._rollouts(ticket, on_rollout)) for ticket in tickets]
         for member in members:
             self._members.add(member)
             member.add_done_callback(self._members.discard)
@@ -219,44 +233,73 @@ class RolloutRunner:
             raise
         finally:
             self._groups.discard(this)
+        counted = [rollout for attempts in ended for rollout in attempts[-1]]
         return Group(
             id=group_id,
             task=task,
             version=version,
-            rollouts=tuple(attempts[-1] for attempts in ended[:size]),
-            baseline=ended[size][-1] if len(ended) > size else None,
-            attempts=tuple(rollout for attempts in ended for rollout in attempts[:-1]),
+            rollouts=tuple(counted[:size]),
+            baseline=counted[size] if len(counted) > size else None,
+            attempts=tuple(rollout for attempts in ended for failed in attempts[:-1] for rollout in failed),
         )
 
-    async def _rollout(self, ticket: _Ticket, on_rollout: OnRollout | None) -> list[Rollout]:
-        """Make all attempts of one rollout and return them. The last one counts."""
-        attempts: list[Rollout] = []
+    async def _rollouts(self, ticket: _Ticket, on_rollout: OnRollout | None) -> list[tuple[Rollout, ...]]:
+        """Make all attempts of a ticket and return their rollouts. The last attempt counts."""
+        attempts: list[tuple[Rollout, ...]] = []
         failed = 0
-        async with self._slots:
+        async with self._take_slots(ticket.size):
             while True:
-                rollout, result = await self._attempt(ticket, len(attempts))
-                attempts.append(rollout)
+                rollouts, result = await self._attempt(ticket, len(attempts))
+                attempts.append(rollouts)
                 failed += result.ending.counts_as_attempt
-                if rollout.outcome == Outcome.OK or failed >= self._config.max_attempts:
+                if result.ending.outcome == Outcome.OK or failed >= self._config.max_attempts:
                     break
-                if is_final(rollout, server_failed=result.ending.server_failed, evaluation=ticket.evaluation):
+                if is_final(rollouts[0], server_failed=result.ending.server_failed, evaluation=ticket.evaluation):
                     break
         if on_rollout is not None:
-            on_rollout(rollout)
+            for rollout in rollouts:
+                on_rollout(rollout)
         return attempts
 
-    async def _attempt(self, ticket: _Ticket, attempt: int) -> tuple[Rollout, Attempt]:
-        """Make one attempt, and return its record and its result."""
-        noise = noise_seed(self._seed, ticket.id)
-        request = AttemptRequest(task=ticket.task, rollout_id=ticket.id, noise_seed=noise, opener=ticket.opener)
+    @contextlib.asynccontextmanager
+    async def _take_slots(self, count: int) -> AsyncIterator[None]:
+        """Hold `count` slots, at most all there are. Only one ticket at a time takes slots: two that each hold a part
+        of theirs would wait for each other."""
+        held = 0
+        try:
+            async with self._turn:
+                for _ in range(min(count, self._config.max_concurrent_rollouts)):
+                    await self._slots.acquire()
+                    held += 1
+            yield
+        finally:
+            for _ in range(held):
+                self._slots.release()
+
+    async def _attempt(self, ticket: _Ticket, attempt: int) -> tuple[tuple[Rollout, ...], Attempt]:
+        """Make one attempt, and return the records of its rollouts and its result."""
+        request = AttemptRequest(
+            task=ticket.task,
+            rollout_id=ticket.id,
+            noise_seed=noise_seed(self._seed, ticket.id),
+            opener=ticket.opener,
+            group_size=ticket.size,
+        )
         result = await self._attempts.run(request)
+        assert self._whole_groups or not result.ending.members
+        results = divide(result, ticket.size) if self._whole_groups else [result]
+        rollouts = [self._record(ticket, ticket.index + place, attempt, part) for place, part in enumerate(results)]
+        return tuple(rollouts), result
+
+    def _record(self, ticket: _Ticket, index: int, attempt: int, result: Attempt) -> Rollout:
+        """Return the record of one rollout."""
         ending, calls = result.ending, result.calls
         reward = self._config.failure_reward if ending.outcome in MODEL_CAUSED else ending.reward
-        rollout = Rollout(
-            id=ticket.id,
+        return Rollout(
+            id=f"{ticket.group_id}/{index}",
             group_id=ticket.group_id,
             task_id=ticket.task.id,
-            index=ticket.index,
+            index=index,
             attempt=attempt,
             calls=self._mark_calls(calls, ending),
             outcome=ending.outcome,
@@ -269,7 +312,6 @@ class RolloutRunner:
             seconds=result.seconds,
             unrecorded_answers=None if result.num_answers is None else result.num_answers if not calls else 0,
         )
-        return rollout, result
 
     def _mark_calls(self, calls: tuple[Call, ...], ending: Ending) -> tuple[Call, ...]:
         """Return the calls with those marked that the workflow left out; if it does not say which calls take part, mark

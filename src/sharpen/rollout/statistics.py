@@ -67,6 +67,7 @@ class RolloutStatistics:
     truncated_share: float
     user_metrics: Mapping[str, float]
     auxiliary_totals: Mapping[str, float] = field(default_factory=dict)
+    dropped: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def excluded_share(self) -> float:
@@ -97,6 +98,7 @@ class RolloutStatistics:
             "rollout/replaced_share": self.replaced_share,
             "rollout/worst_task_replaced_share": max(self.replaced_by_task.values(), default=0.0),
             "rollout/without_calls": float(self.num_without_calls),
+            **({"rollout/dropped": float(sum(self.dropped.values()))} if self.dropped else {}),
             "rollout/retries": float(sum(self.retries.values())),
             "rollout/calls": self.mean_calls,
             "rollout/sampled_tokens": self.mean_sampled_tokens,
@@ -117,6 +119,11 @@ class RolloutStatistics:
         if self.num_excluded:
             excluded = Counter(self.failures) - Counter(self.scored_failures)
             notes.append(f"{self.num_excluded} of {self.num_rollouts} rollouts excluded ({_counts_text(excluded)})")
+        if self.dropped:
+            reasons = ", ".join(f"{count} {reason.partition(': ')[2]}" for reason, count in self.dropped.items())
+            notes.append(
+                f"{sum(self.dropped.values())} of {self.num_rollouts} rollouts dropped by operators ({reasons})"
+            )
         if self.scored_failures:
             number, causes = sum(self.scored_failures.values()), _counts_text(self.scored_failures)
             notes.append(
@@ -145,13 +152,15 @@ def summarize(groups: Iterable[Group]) -> RolloutStatistics:
     attempts = [rollout for group in groups for rollout in group.attempts]
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     calls = [call for rollout in rollouts for call in rollout.calls]
-    failed = [rollout for rollout in rollouts if rollout.outcome != Outcome.OK]
+    failed = [rollout for rollout in rollouts if rollout.outcome not in (Outcome.OK, Outcome.FILTERED)]
+    excluded = [rollout for rollout in rollouts if not rollout.scored and rollout.outcome != Outcome.FILTERED]
     silent = [rollout for rollout in rollouts if rollout.outcome == Outcome.OK and rollout.num_answers == 0]
     chosen = [failed for group in groups for failed, _ in replacements(group)]
     return RolloutStatistics(
         num_groups=len(groups),
         num_rollouts=len(rollouts),
-        num_excluded=sum(not rollout.scored for rollout in rollouts),
+        num_excluded=len(excluded),
+        dropped=Counter(rollout.error or "" for rollout in rollouts if rollout.outcome == Outcome.FILTERED),
         num_flat_groups=sum(is_flat(group) for group in groups),
         num_without_calls=len(silent),
         seconds_without_calls=_median([rollout.seconds for rollout in silent]),
@@ -163,7 +172,7 @@ def summarize(groups: Iterable[Group]) -> RolloutStatistics:
         replaced=Counter(rollout.outcome for rollout in chosen),
         scored_failures=Counter(rollout.outcome for rollout in failed if rollout.scored),
         first_errors=_first_errors([*failed, *attempts]),
-        excluded_by_task=_shares_by_task(rollouts, [rollout for rollout in rollouts if not rollout.scored]),
+        excluded_by_task=_shares_by_task(rollouts, excluded),
         replaced_by_task=_shares_by_task(rollouts, chosen),
         mean_calls=_mean([len(rollout.calls) for rollout in rollouts]),
         mean_sampled_tokens=_mean([sum(len(call.sampled_ids_S) for call in rollout.calls) for rollout in rollouts]),

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 _ROLLOUTS_ONLY = (
     *("algorithm.group_size", "sampling.max_refill", "sampling.reward_", "sampling.overlong", "sampling.difficulty"),
-    *("sampling.replay", "sampling.max_staleness"),
+    *("sampling.replay", "sampling.max_staleness", "sampling.operators"),
     *("check.", "critic.", "distill.", "sync."),
 )
 """Prefixes of the settings that have no effect without rollouts."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sharpen.operators.pipeline import filter_tasks
 from sharpen.recipe import RolloutRecipe
 from sharpen.run.expert import read_expert_rows
 from sharpen.tasks.data import RunData
@@ -36,10 +37,11 @@ def read_tasks(recipe: RolloutRecipe) -> RunData:
             f"no eval_dataset: {len(held_out)} of {num_tasks} tasks are held out for the before/after table "
             "(evaluation.hold_out: false trains on all)",
         )
+    tasks, line = filter_tasks(tasks, config.sampling.task_operators)
     return RunData(
         training=tasks,
         tasks=held_out[: config.evaluation.max_tasks],
         further={name: load_tasks(dataset) for name, dataset in config.evaluation.further.items()},
         expert=read_expert_rows(config, recipe.algorithm),
-        messages=messages,
+        messages=(*messages, *line),
     )

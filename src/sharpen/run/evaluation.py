@@ -252,7 +252,8 @@ def _endpoint_runner(
     stack.callback(policy.close)
     open_sampled = opener(policy.open, auxiliary)
     attempts = InProcess(functions, config.rollout.timeout_s)
-    runner = RolloutRunner(attempts, open_sampled, config.rollout, 1, config.seed)
+    whole_groups = functions.whole_groups
+    runner = RolloutRunner(attempts, open_sampled, config.rollout, 1, config.seed, whole_groups=whole_groups)
     stack.callback(runner.close)
     return runner, {"sampled": open_sampled}
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from sharpen.errors import EngineError, ParityError
 from sharpen.experience.draw import left_out
 from sharpen.monitor.display import Display
+from sharpen.operators.pipeline import ON_ROLLOUTS, Pipeline
 from sharpen.recipe import RolloutRecipe
 from sharpen.rollout.refill import StepRollouts, roll_out
 from sharpen.rollout.statistics import check_excluded
@@ -74,6 +75,7 @@ class Explorer:
         self._total = total_steps
         self._config = recipe.config
         self._algorithm = recipe.algorithm
+        self._operators = Pipeline.of(recipe.config.sampling.operators, ON_ROLLOUTS)
         self._serving = serving
         self._order = order
         self._display = display
@@ -184,12 +186,13 @@ class Explorer:
         if refill_round:
             flight = self._launch(self._order.draw(count), self._trained + 1, f"refill-{refill_round}/")
         groups = self._serving.runner.collect(flight.futures)
+        operated = self._operators.on_groups(groups)
         for place, group in zip(flight.places, groups, strict=True):
             rewards = [rollout.reward for rollout in group.scored if rollout.answered and rollout.reward is not None]
             if rewards:
                 self._order.observe(place, fmean(rewards))
         self._choose_prompt(groups)
-        return groups
+        return operated
 
     def _launch(self, places: Sequence[int], step: int, part: str) -> _Flight:
         """Start the groups of these tasks for training `step`, which counts from 1."""

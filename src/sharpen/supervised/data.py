@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from sharpen.algorithm.supervised import SupervisedAlgorithm
 from sharpen.config.public import DatasetConfig
 from sharpen.config.run import RunConfig, SupervisedConfig
+from sharpen.operators.pipeline import filter_tasks
 from sharpen.supervised.rows import Data, read_row
 from sharpen.tasks.data import RunData
 from sharpen.tasks.order import hold_out
@@ -49,10 +50,11 @@ def read_data(config: RunConfig, algorithm: SupervisedAlgorithm, has_workflow: b
             f"{len(held_out)} of {num_rows} rows are held out to measure the loss (evaluation.hold_out: false trains "
             "on all)",
         )
+    rows, line = filter_tasks(rows, config.sampling.task_operators)
     limit = config.evaluation.max_tasks
     tasks = load_tasks(config.eval_dataset)[:limit] if config.eval_dataset is not None and has_workflow else ()
     further = {name: load_tasks(dataset) for name, dataset in config.evaluation.further.items()}
-    return RunData(training=rows, rows=held_out[:limit], tasks=tasks, further=further, messages=messages)
+    return RunData(training=rows, rows=held_out[:limit], tasks=tasks, further=further, messages=(*messages, *line))
 
 
 def make_tutor(config: RunConfig, algorithm: SupervisedAlgorithm, folder: Path) -> Tutor:

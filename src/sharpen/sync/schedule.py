@@ -33,7 +33,7 @@ from sharpen.config.sync import SyncStyle
 from sharpen.errors import ConfigError
 
 _UNBOUNDED = 1_000_000
-"""Steps that an explorer in a process of its own may be ahead where nothing bounds it."""
+"""The bound, in steps, of an explorer in a separate process without `sync.max_staleness`."""
 
 
 class Action(StrEnum):
@@ -95,7 +95,11 @@ class Schedule:
 
     @classmethod
     def _of_two_processes(cls, config: RunConfig, updates: int) -> Schedule:
-        """The explorer takes the newest weights before each batch, and waits only for `sync.max_staleness`."""
+        """Return the schedule of an explorer in a separate process.
+
+        It loads the newest weights before each batch, and waits only if `sync.max_staleness` requires it. Raises
+        `ConfigError` as `of` does.
+        """
         sync = config.sync
         if sync.style != "fixed" or sync.offset:
             raise ConfigError(

@@ -83,7 +83,7 @@ def load_tasks(config: DatasetAddress) -> Sequence[Task]:
 def read_rows(config: DatasetAddress) -> Iterator[dict[str, Any]]:
     """Yield the rows of `config.split`, without preparing the whole dataset. Raises `DatasetError`."""
     # The library cannot slice a split ("train[:100]") while streaming.
-    rows, _ = _open(config, streaming=config.split is None or "[" not in config.split)
+    rows, _ = _open(config, streaming=not config.split or "[" not in config.split)
     reader = iter(rows)
     read = 0
     while True:
@@ -114,17 +114,17 @@ def _open(config: DatasetAddress, *, streaming: bool) -> tuple[Any, str]:
     if path.is_file():
         return _open_file(path, config, streaming)
     check_path(config)
-    sliced = config.split is not None and re.search(r"[\[+]", config.split)
+    sliced = config.split and re.search(r"[\[+]", config.split)
     if path.is_dir() and glob.escape(str(path)) != str(path):  # the library would use the path as a pattern
         raise DatasetError(
             f"dataset {config.path!r} has *, ? or [ in its path: rename the folder, or name a file in it"
         )
     where = str(path.resolve()) if path.exists() else config.path
-    loaded = _load(config, where, name=config.name, split=config.split if sliced else None, streaming=streaming)
+    loaded = _load(config, where, name=config.name or None, split=config.split if sliced else None, streaming=streaming)
     if sliced:
         return loaded, str(config.split)
     splits = ", ".join(loaded)
-    if config.split is None:
+    if not config.split:
         if len(loaded) > 1:
             raise DatasetError(f"dataset {config.path!r} has several splits ({splits}): set split to one of them")
         split = next(iter(loaded))
@@ -141,7 +141,7 @@ def _open_file(path: Path, config: DatasetAddress, streaming: bool) -> tuple[Any
     if not suffixes or suffixes[-1].lower() not in FORMATS:
         raise DatasetError(f"dataset {config.path!r} is not a file we can read: use one of {', '.join(FORMATS)}")
     stem = path.name.split(".")[0]
-    if config.name is not None:
+    if config.name:
         raise DatasetError(f"dataset {config.path!r} is a single file, without configurations: leave out name")
     split = config.split or "train"
     base = re.split(r"[\[+]", split)[0]

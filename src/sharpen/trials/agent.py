@@ -6,6 +6,7 @@ runner does not: the response, and what was measured beside the reward.
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from typing import Any
 
 from sharpen.config.public import WorkflowOutput
 from sharpen.rollout.attempt import as_number
-from sharpen.rollout.signature import OPTIONAL, name_of, optional_arguments
+from sharpen.rollout.signature import name_of, optional_arguments
 from sharpen.trials.usage import Usage
 
 Function = Callable[..., Any]
@@ -56,18 +57,13 @@ class TrialWorkflow:
     signature; `required` are its arguments, `role` is what the user calls it."""
 
     def __init__(self, function: Function, required: tuple[str, ...], role: str) -> None:
-        self._takes = optional_arguments(role, function, required)
-        self._function = function
+        self.__signature__ = _signature("task", "model", *optional_arguments(role, function, required))
         self.__qualname__ = name_of(function)
+        self._function = function
 
-    async def __call__(
-        self, task: Any, model: Trial, auxiliary_models: Any = None, logger: Any = None, workflow_args: Any = None
-    ) -> Any:
-        further = dict(zip(OPTIONAL, (auxiliary_models, logger, workflow_args), strict=True))
+    async def __call__(self, task: Any, model: Trial, **optional: Any) -> Any:
         began = time.perf_counter()
-        output = await self._function(
-            task=task, **model.arguments, **{name: further[name] for name in OPTIONAL if name in self._takes}
-        )
+        output = await self._function(task=task, **model.arguments, **optional)
         model.measure(output, time.perf_counter() - began)
         if as_number(output) is None and not (hasattr(output, "response") or hasattr(output, "reward")):
             return output  # of the wrong kind: the runner says so
@@ -84,22 +80,21 @@ class TrialJudge:
     def __init__(self, function: Function, *, with_metrics: bool) -> None:
         code = getattr(function, "__code__", None)
         self._task = "_task" if code is not None and "_task" in code.co_varnames[: code.co_argcount] else "task"
-        self._takes = optional_arguments("judge_func", function, (self._task, "response"))
+        takes = optional_arguments("judge_func", function, (self._task, "response"))
+        self.__signature__ = _signature("task", "response", *takes)
+        self.__qualname__ = name_of(function)
         self._function = function
         self._with_metrics = with_metrics
-        self.__qualname__ = name_of(function)
 
-    async def __call__(
-        self, task: Any, response: Trial, auxiliary_models: Any = None, logger: Any = None, workflow_args: Any = None
-    ) -> Any:
-        further = dict(zip(OPTIONAL, (auxiliary_models, logger, workflow_args), strict=True))
+    async def __call__(self, task: Any, response: Trial, **optional: Any) -> Any:
         trial = response
         shown = {"response": trial.response, "metrics": trial.metrics} if self._with_metrics else trial.response
-        judgement = await self._function(
-            **{self._task: task},
-            response=shown,
-            **{name: further[name] for name in OPTIONAL if name in self._takes},
-        )
+        judgement = await self._function(**{self._task: task}, response=shown, **optional)
         metrics = getattr(judgement, "metrics", None)
         trial.judged = metrics if isinstance(metrics, Mapping) else {}
         return judgement
+
+
+def _signature(*names: str) -> inspect.Signature:
+    """What a function takes by name, so that it is passed these and no others."""
+    return inspect.Signature([inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names])

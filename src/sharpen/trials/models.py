@@ -34,6 +34,9 @@ class OwnModel:
         used = self.model.usage()
         return None if used is None else used.num_answers
 
+    def allow(self, num_rollouts: int) -> None:
+        """Its calls are not limited."""
+
     def close(self) -> tuple[Call, ...]:
         """Nothing was recorded, and nothing can be revoked."""
         return ()

@@ -14,6 +14,9 @@ What a workflow returns, and what comes of it:
 - no experience, one without a reward, or one whose reward is not finite: this rollout fails
 - something that is no list of experiences, experiences of another rollout or of an auxiliary model, of several runs, or
   changed in place: a `ConfigError`, which stops the run
+
+A class with `can_repeat` makes all rollouts of a group in one run (`group`), unless its `run` treats the answers one by
+one (`workflow.each_alone`): then that is left to the runner.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sharpen.compat.trinity.experience import Experience, is_number
+from sharpen.compat.trinity.group import by_run
 from sharpen.compat.trinity.model import ModelWrapper
 from sharpen.compat.trinity.registry import REWARD_FUNCTIONS, WORKFLOWS
 from sharpen.compat.trinity.rewards import check_reward_function
@@ -36,7 +40,7 @@ from sharpen.compat.trinity.task import TasksetConfig, generation_config, task_o
 from sharpen.compat.trinity.workflow import Workflow, overrides
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
-from sharpen.rollout.attempt import as_number
+from sharpen.rollout.attempt import HAS_ARGUMENTS, as_number
 from sharpen.rollout.user_loop import owner
 
 log = logging.getLogger("sharpen.workflow")
@@ -46,17 +50,18 @@ STEP_REWARD, STATE = "step_reward", "env_state_hash"
 LAST_STEP_COUNTS = "step_wise_grpo"
 """The advantage that is defined by the last step's reward: rewards that differ within a rollout are expected there."""
 
-WorkflowFunction = Callable[..., Awaitable["WorkflowResult"]]
+WorkflowFunction = Callable[..., Awaitable["WorkflowResult | list[WorkflowResult | ValueError]"]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkflowResult:
     """What a rollout gave, as `Rollout` has it. `call_rewards` is None where an endpoint answered, whose calls have no
-    index."""
+    index; `calls` are the indices of all calls that were returned, trained or not."""
 
     reward: float
     metrics: Mapping[str, Any]
     call_rewards: Mapping[int, float] | None
+    calls: tuple[int, ...] = ()
     step_rewards: Mapping[int, float] = field(default_factory=dict)
     states: Mapping[int, str] = field(default_factory=dict)
 
@@ -99,12 +104,25 @@ def _choose_by_set(training: WorkflowFunction, own: Mapping[str, WorkflowFunctio
     """One function for all tasks: that of the task's evaluation set, else that of training."""
 
     async def run_workflow(
-        task: dict[str, Any], model: Any, auxiliary_models: Mapping[str, Any], task_set: str | None
-    ) -> WorkflowResult:
-        return await own.get(task_set or "", training)(task, model, auxiliary_models, task_set)
+        task: dict[str, Any],
+        model: Any,
+        auxiliary_models: Mapping[str, Any],
+        task_set: str | None,
+        group_size: int = 1,
+    ) -> WorkflowResult | list[WorkflowResult | ValueError]:
+        chosen = own.get(task_set or "", training)
+        found = await chosen(task, model, auxiliary_models, task_set, group_size)
+        if whole_groups == _whole_groups(chosen):
+            return found
+        if not isinstance(found, list):
+            return [found]
+        (only,) = found  # an evaluation set's groups have one rollout each
+        if isinstance(only, ValueError):
+            raise only
+        return only
 
-    run_workflow.__qualname__ = run_workflow.__name__ = training.__qualname__
-    return run_workflow
+    whole_groups = _whole_groups(training)
+    return _labelled(run_workflow, training.__qualname__, whole_groups=whole_groups)
 
 
 def workflow_function(
@@ -131,11 +149,16 @@ def workflow_function(
     if taskset.reward_fn is not None:
         reward_fn = check_reward_function(REWARD_FUNCTIONS.get(taskset.reward_fn), taskset.reward_fn)
     generation_config(taskset.rollout_args)
+    whole_groups = _makes_groups(found, asynchronous=asynchronous)
     warned = no_use_in is None
 
     async def run_workflow(
-        task: dict[str, Any], model: Any, auxiliary_models: Mapping[str, Any], task_set: str | None = None
-    ) -> WorkflowResult:
+        task: dict[str, Any],
+        model: Any,
+        auxiliary_models: Mapping[str, Any],
+        task_set: str | None = None,
+        group_size: int = 1,
+    ) -> WorkflowResult | list[WorkflowResult | ValueError]:
         nonlocal warned
         policy = ModelWrapper(model, enable_history=True)
         given = task_of(
@@ -146,23 +169,21 @@ def workflow_function(
             reward_fn=reward_fn,
             is_eval=policy.is_eval or task_set is not None,
             rollout=_rollout(),
+            repeat_times=group_size,
         )
-        arguments: dict[str, Any] = {"task": given, "model": policy}
-        if takes_auxiliary:
-            arguments["auxiliary_models"] = _auxiliary_argument(annotation, auxiliary_models)
+        auxiliary = {"auxiliary_models": _auxiliary_argument(annotation, auxiliary_models)} if takes_auxiliary else {}
+        arguments = {"task": given, "model": policy, **auxiliary}
         if asynchronous:
-            experiences = await _prepared(found, arguments).run_async()
+            experiences = await _prepared(found, arguments, group_size).run_async()
         else:  # constructed in its thread too: what it opens may belong to one thread (a database connection)
-            experiences = await asyncio.to_thread(lambda: _prepared(found, arguments).run())
-        result = result_of(name, experiences, policy)
-        differ = len(set((result.call_rewards or {}).values())) > 1 and not (uses_steps and result.step_rewards)
-        if differ and not warned:
+            experiences = await asyncio.to_thread(lambda: _prepared(found, arguments, group_size).run())
+        results = _results(name, experiences, policy, group_size if whole_groups else None)
+        if not warned and any(_differs(result, uses_steps=uses_steps) for result in results):
             warned = True
             _warn_of_call_rewards(name, no_use_in, uses_steps)
-        return result
+        return results if whole_groups else results[0]  # type: ignore[return-value]
 
-    run_workflow.__qualname__ = run_workflow.__name__ = name
-    return run_workflow
+    return _labelled(run_workflow, name, whole_groups=whole_groups)
 
 
 def _warn_of_call_rewards(name: str, algorithm: str | None, uses_steps: bool) -> None:
@@ -175,15 +196,21 @@ def _warn_of_call_rewards(name: str, algorithm: str | None, uses_steps: bool) ->
     )
 
 
-def result_of(name: str, experiences: Any, model: ModelWrapper) -> WorkflowResult:
+def check_experiences(name: str, returned: Any) -> Sequence[Experience]:
+    """What a workflow returned. Raises `ConfigError` if it is no list of experiences."""
+    if not isinstance(returned, Sequence) or not all(isinstance(item, Experience) for item in returned):
+        raise ConfigError(
+            f"workflow {name} returned {_shown(returned)}: return a list of Experience, e.g. those of "
+            "self.model.extract_experience_from_history(), with their reward set"
+        )
+    return returned
+
+
+def result_of(name: str, returned: Any, model: ModelWrapper) -> WorkflowResult:
     """What a workflow's return value says. Raises `ConfigError` for what would go wrong in every rollout alike, and
     `ValueError` for what may be this rollout's alone (see the module).
     """
-    if not isinstance(experiences, Sequence) or not all(isinstance(item, Experience) for item in experiences):
-        raise ConfigError(
-            f"workflow {name} returned {_shown(experiences)}: return a list of Experience, e.g. those of "
-            "self.model.extract_experience_from_history(), with their reward set"
-        )
+    experiences = check_experiences(name, returned)
     if not experiences:
         raise ValueError(f"workflow {name} returned no experience: did it call the model before it extracted them?")
     for experience in experiences:
@@ -206,12 +233,57 @@ def result_of(name: str, experiences: Any, model: ModelWrapper) -> WorkflowResul
     rewards = _call_rewards(name, experiences)
     trained = {call.index for experience in experiences if not experience.left_out for call in experience.calls}
     return WorkflowResult(
-        reward=rewards[max(rewards)] if rewards else float(experiences[-1].reward),
+        reward=rewards[max(rewards)] if rewards else _reward_of(experiences[-1]),
         metrics=_mean_metrics(experiences),
         call_rewards={index: reward for index, reward in rewards.items() if index in trained} if rewards else None,
+        calls=tuple({call.index: None for experience in experiences for call in experience.calls}),
         step_rewards=_of_steps(name, experiences),
         states=_states(experiences),
     )
+
+
+def _labelled(function: Any, name: str, *, whole_groups: bool) -> WorkflowFunction:
+    """The function with what `UserFunctions` reads of it."""
+    function.__qualname__ = function.__name__ = name
+    function.whole_groups = whole_groups
+    setattr(function, HAS_ARGUMENTS, True)
+    return function  # type: ignore[no-any-return]
+
+
+def _whole_groups(function: WorkflowFunction) -> bool:
+    return bool(getattr(function, "whole_groups", False))
+
+
+def _reward_of(experience: Experience) -> float:
+    assert experience.reward is not None
+    return experience.reward
+
+
+def _results(
+    name: str, returned: Any, model: ModelWrapper, group_size: int | None
+) -> list[WorkflowResult | ValueError]:
+    """The result of each rollout of a group, or the only one."""
+    if group_size is None:
+        return [result_of(name, returned, model)]
+    parts = by_run(name, check_experiences(name, returned), group_size)
+    return [_result_or_error(name, part, model) for part in parts]
+
+
+def _result_or_error(name: str, experiences: Sequence[Experience], model: ModelWrapper) -> WorkflowResult | ValueError:
+    """One rollout's result, or what made this one fail, of several that one run made."""
+    try:
+        return result_of(name, experiences, model)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        return error
+
+
+def _differs(result: WorkflowResult | ValueError, *, uses_steps: bool) -> bool:
+    """Whether the rewards of a rollout's calls differ, and are no rewards of steps that are made use of."""
+    if isinstance(result, ValueError) or (uses_steps and result.step_rewards):
+        return False
+    return len(set((result.call_rewards or {}).values())) > 1
 
 
 def _auxiliary_argument(annotation: str, models: Mapping[str, Any]) -> list[Any] | None:
@@ -263,11 +335,17 @@ def _rollout() -> str:
     return run.label if run is not None else ""
 
 
-def _prepared(workflow: type[Workflow], arguments: Mapping[str, Any]) -> Workflow:
+def _prepared(workflow: type[Workflow], arguments: Mapping[str, Any], group_size: int) -> Workflow:
     made = workflow(**arguments)
     if made.repeatable:
-        made.set_repeat_times(1, 0)
+        made.set_repeat_times(group_size, 0)
     return made
+
+
+def _makes_groups(workflow: type[Workflow], *, asynchronous: bool) -> bool:
+    """Whether the class wants to make all rollouts of a group in one run."""
+    run = workflow.run_async if asynchronous else workflow.run
+    return bool(object.__new__(workflow).repeatable) and not getattr(run, "each_alone", False)
 
 
 def _is_asynchronous(workflow: type[Workflow]) -> bool:

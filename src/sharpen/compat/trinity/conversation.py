@@ -16,13 +16,16 @@ from sharpen.gateway.requests import ApiError, render_message
 from sharpen.types import CallStatus
 
 
-def answers_in(messages: Sequence[Mapping[str, Any]], answers: Sequence[Answer]) -> tuple[Answer, ...]:
+def answers_in(
+    messages: Sequence[Mapping[str, Any]], answers: Sequence[Answer], told: Sequence[Answer] = ()
+) -> tuple[Answer, ...]:
     """The answers that gave the conversation's assistant messages, in order.
 
     An answer gave the assistant message at position k if it was asked with the messages before k. Where several were
-    (n > 1), the one that says what the message says. Assistant messages that nobody was asked for (examples in the
-    prompt) are context. Raises `ConfigError` if no answer made any part of the conversation, or if it cannot be told
-    which one did.
+    (n > 1), the one that says what the message says, and of those that say the same one that no earlier conversation
+    `told`: the same conversation may be held several times. Assistant messages that nobody was asked for (examples in
+    the prompt) are context. Raises `ConfigError` if no answer made any part of the conversation, or if it cannot be
+    told which one did.
     """
     said = [_canonical(message, position) for position, message in enumerate(messages)]
     asked = [
@@ -36,6 +39,7 @@ def answers_in(messages: Sequence[Mapping[str, Any]], answers: Sequence[Answer])
             continue
         before = tuple(said[:position])
         candidates = [answer for prompt, answer in asked if prompt == before]
+        candidates.sort(key=lambda answer: any(answer is one for one in told))
         if len(candidates) > 1:
             candidates = [answer for answer in candidates if answer.text.strip() == said[position][1].strip()]
             if not candidates:

@@ -49,6 +49,7 @@ class ModelWrapper:
         self._history = None if hasattr(self._model, "calls") else EndpointHistory(self._model)
         self._experiences: dict[int, Experience] = {}
         self._extracted: set[int] = set()
+        self._told: set[int] = set()
 
     @property
     def model_path(self) -> str:
@@ -128,7 +129,11 @@ class ModelWrapper:
 
         Nothing is tokenized again: it stands for the recorded calls. Raises `ConfigError` where no call made it.
         """
-        return Experience.of(answers_in(messages, list(self._answers().values())), self)
+        answers = self._answers()
+        told = [answers[index] for index in self._told if index in answers]
+        found = answers_in(messages, list(answers.values()), told)
+        self._told.update(index for index, answer in answers.items() if any(answer is one for one in found))
+        return Experience.of(found, self)
 
     async def convert_messages_to_experience_async(self, messages: Sequence[Mapping[str, Any]]) -> Experience:
         """As `convert_messages_to_experience`."""

@@ -112,6 +112,8 @@ WORKFLOWS = Registry(
         "async_math_rm_workflow": f"{_HERE}.workflows.maths:AsyncMathRMWorkflow",
         "tool_call_workflow": f"{_HERE}.workflows.tool_calls:ToolCallWorkflow",
         "toolcall_workflow": f"{_HERE}.workflows.tool_calls:ToolCallWorkflow",
+        "math_ruler_workflow": f"{_HERE}.workflows.ruler:MathRULERWorkflow",
+        "async_math_ruler_workflow": f"{_HERE}.workflows.ruler:AsyncMathRULERWorkflow",
         "rubric_judge_workflow": f"{_HERE}.workflows.rubric:RubricJudgeWorkflow",
         "rubric_judge_openai_workflow": f"{_HERE}.workflows.rubric:RubricJudgeWorkflowWithAPI",
         "sudoku_workflow": f"{_HERE}.workflows.sudoku:SudokuWorkflow",

@@ -72,7 +72,7 @@ class GenerationConfig:
 class Task:
     """One task of one rollout. `raw_task` is the row; `reward_fn` the class of the reward function, if one was named.
 
-    `repeat_times` is 1: a rollout runs the workflow once, and the group's size is `algorithm.group_size`. `is_eval`
+    `repeat_times` is 1, or the group's size where one run of the workflow makes the whole group. `is_eval`
     says whether the rollout is an evaluation's. `task_id` names the group of rollouts (and the task) that it is of,
     `index["rollout"]` is its number there.
     """
@@ -129,6 +129,7 @@ def task_of(
     reward_fn: Callable[..., Any] | None,
     is_eval: bool,
     rollout: str,
+    repeat_times: int = 1,
 ) -> Task:
     """A task of its own for the rollout of this id (`<group id>/<index>`); nothing in it is shared with others."""
     group, _, index = rollout.rpartition("/")
@@ -146,6 +147,7 @@ def task_of(
         reward_fn=reward_fn,
         reward_fn_args=copy.deepcopy(dict(taskset.reward_fn_args)),
         is_eval=is_eval,
+        repeat_times=repeat_times,
         task_id=group,
         index={"rollout": int(index or 0)},
     )

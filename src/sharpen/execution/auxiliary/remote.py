@@ -184,6 +184,9 @@ class RemoteSession:
         """The error of a request made after the run had used up the model's tokens."""
         return None if self.tally is None else self.tally.refused
 
+    def allow(self, num_rollouts: int) -> None:
+        """Calls of an endpoint are not limited."""
+
     def close(self) -> tuple[Call, ...]:
         """Cancel running requests and refuse later ones. Returns no calls, since none are recorded. From any thread."""
         self.remote.keys.end(self.key)

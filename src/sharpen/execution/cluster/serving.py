@@ -76,7 +76,8 @@ class RayServing:
         self.folder = job.folder
         config = job.config
         self._alone = not job.recipe.overlaps
-        self._functions = pickled(user_functions(job))
+        functions = user_functions(job)
+        self._functions = pickled(functions)
         self._published: tuple[int, Any] = (0, None)
         self._generating_s = 0.0
         self._grace_s = grace_s
@@ -106,7 +107,12 @@ class RayServing:
             self.modes: Mapping[Mode, Opener] = {"greedy": "greedy", "sampled": "sampled"}
             self._start_workers()
             self.runner = RolloutRunner(
-                self._workers, self.modes["sampled"], config.rollout, config.algorithm.group_size, config.seed
+                self._workers,
+                self.modes["sampled"],
+                config.rollout,
+                config.algorithm.group_size,
+                config.seed,
+                whole_groups=functions.whole_groups,
             )
             undo.callback(self.runner.close)
             self._watches = [self.thread.start(self._watch(placed)) for placed in self._engines]

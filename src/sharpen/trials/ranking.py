@@ -17,7 +17,7 @@ from sharpen.trials.results import Measured, floor_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A model, by its position in the list that the user gave, and what it did."""
+    """One of several, by its position among them, and what it did."""
 
     position: int
     name: str
@@ -39,23 +39,14 @@ class Ranking:
         """The one to use."""
         return self.ordered[0]
 
+    def mean(self, one: Candidate) -> float:
+        """A candidate's mean reward."""
+        return accuracy(self.rewards[one.position].values()).accuracy
+
     def difference(self, other: Candidate) -> Difference:
         """How much better the best one is than another; all such intervals hold at once."""
         looks = max(1, len(self.ordered) - 1)
         return paired_difference(self.rewards[other.position], self.rewards[self.best.position], looks)
-
-    def figures(self) -> dict[str, float]:
-        """What `select_model()` returns beside the model."""
-        measured = self.best.measured
-        figures = {f"{name}_avg": value for name, value in measured.metrics().items()}
-        figures["reward"] = accuracy(self.rewards[self.best.position].values()).accuracy
-        figures["num_tasks"] = float(len(self.rewards[self.best.position]))
-        figures["num_failed"] = float(len(measured.failed))
-        figures["num_left_out"] = float(len(measured.left_out))
-        if len(self.ordered) > 1:
-            found = self.difference(self.ordered[1])
-            figures |= {"difference": found.difference, "low": found.low, "high": found.high}
-        return figures
 
     def lines(self) -> list[str]:
         """For people: each candidate with its interval, and what the best one has before it."""
@@ -88,7 +79,7 @@ def rank(candidates: Sequence[Candidate], max_excluded_share: float) -> Ranking:
     common = set.intersection(*map(set, all_rewards.values())) if all_rewards else set()
     if not common:
         first = next((line for one in candidates for line in one.measured.lines(floor)), "no task was tried")
-        raise RolloutError(f"no model can be chosen: none finished enough of the tasks; {candidates[0].name}: {first}")
+        raise RolloutError(f"nothing can be chosen: none finished enough of the tasks; {candidates[0].name}: {first}")
     rewards = {
         position: {task: value for task, value in found.items() if task in common}
         for position, found in all_rewards.items()

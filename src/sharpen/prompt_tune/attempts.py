@@ -1,0 +1,129 @@
+"""Prompts tried on tasks, each prompt on each task once, whatever the optimizer asks for.
+
+In: prompts and tasks, from any thread. Out: results of the rollout runner, and the score that an optimizer gets of one.
+
+What an optimizer must have a number for (see `trials.results` for the rule): a failure counts as much as the worst
+result of the initial prompt, and never more than 0; what is left out counts what the initial prompt got on the task, so
+that it speaks neither for the prompt nor against it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from statistics import fmean
+from typing import Any
+
+from sharpen.errors import RolloutError, SharpenError
+from sharpen.rollout.choices import returned_text
+from sharpen.rollout.in_process import OpenModels
+from sharpen.rollout.runner import RolloutRunner
+from sharpen.trials.results import Measured, Pending, Result, floor_of
+from sharpen.types import Task
+
+MAX_TEXT = 4000
+"""Characters of a task or an answer that the proposing model is shown."""
+
+
+class PromptAttempts:
+    """Tries prompts. `opens_for` gives, for a prompt, how an attempt's models are opened; `initial` is the prompt to
+    begin with, which is measured on the `validation` tasks by `begin`."""
+
+    def __init__(
+        self,
+        runner: RolloutRunner,
+        opens_for: Callable[[str], OpenModels],
+        initial: str,
+        validation: Sequence[Task],
+    ) -> None:
+        self.initial, self.validation = initial, validation
+        self.broken: SharpenError | None = None
+        """What would fail every attempt alike, once it was met."""
+        self._runner = runner
+        self._opens_for = opens_for
+        self._pending: dict[tuple[str, str], Pending] = {}
+        self._lock = threading.Lock()
+        self._floor = 0.0
+        self._neutral: dict[str, float] = {}
+        self._mean = 0.0
+
+    def begin(self) -> None:
+        """Measure the initial prompt. Raises `RolloutError` if it gives no result at all."""
+        measured = self.measure(self.initial, self.validation)
+        if not measured.given:
+            line = (measured.lines(0.0) or ["no task was tried"])[0]
+            raise RolloutError(f"the initial prompt gives no result, so that nothing can be compared with it: {line}")
+        self._floor = floor_of([measured])
+        self._neutral = measured.rewards(self._floor)
+        self._mean = fmean(self._neutral.values())
+
+    def is_good(self, score: float) -> bool:
+        """Whether a score is at least the initial prompt's mean, and better than its worst."""
+        return score >= self._mean and score > min(self._neutral.values())
+
+    def result(self, prompt: str, task: Task) -> Result:
+        """Try a prompt on a task, or say again what came of it. Raises what is `broken`."""
+        if self.broken is not None:
+            raise self.broken
+        try:
+            return self._start(prompt, task).result()
+        except SharpenError as error:
+            self.broken = self.broken or error
+            raise
+
+    def results(self, prompt: str, tasks: Sequence[Task]) -> list[Result]:
+        """Try a prompt on tasks, all at once; a task may come twice. Raises as `result`."""
+        for task in tasks:
+            self._start(prompt, task)
+        return [self.result(prompt, task) for task in tasks]
+
+    def measure(self, prompt: str, tasks: Sequence[Task]) -> Measured:
+        """Try a prompt on tasks, all at once. Raises as `result`."""
+        return Measured(results={result.task.id: result for result in self.results(prompt, tasks)})
+
+    def score(self, result: Result) -> float:
+        """The number that an optimizer gets for a result."""
+        if result.reward is not None:
+            return result.reward
+        return self._floor if result.failed else self._neutral.get(result.task.id, self._mean)
+
+    def measured(self) -> list[tuple[str, Measured]]:
+        """The prompts that were tried on all validation tasks, in the order in which they came."""
+        with self._lock:
+            prompts = list(dict.fromkeys(prompt for prompt, _ in self._pending))
+            done = {prompt: [self._pending.get((prompt, task.id)) for task in self.validation] for prompt in prompts}
+        complete = {prompt: [one for one in some if one is not None] for prompt, some in done.items() if all(some)}
+        return [
+            (prompt, Measured(results={found.task.id: found for found in (one.result() for one in pending)}))
+            for prompt, pending in complete.items()
+        ]
+
+    @property
+    def num_prompts(self) -> int:
+        """How many prompts were tried on anything."""
+        with self._lock:
+            return len({prompt for prompt, _ in self._pending})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PromptAttempts:
+        """Itself: an optimizer copies the program that holds it."""
+        return self
+
+    def _start(self, prompt: str, task: Task) -> Pending:
+        with self._lock:
+            key = (prompt, task.id)
+            if key not in self._pending:
+                self._pending[key] = Pending(self._runner, task, self._opens_for(prompt))
+            return self._pending[key]
+
+
+def text_of_task(task: Task) -> str:
+    """A task as the proposing model is shown it."""
+    return json.dumps(dict(task.row), ensure_ascii=False, default=str)[:MAX_TEXT]
+
+
+def text_of_answer(result: Result) -> str:
+    """What the agent answered, as text."""
+    response = None if result.trial is None else result.trial.response
+    text = returned_text(response)
+    return (text if text is not None else "" if response is None else str(response))[:MAX_TEXT]

@@ -1,0 +1,134 @@
+"""GEPA as the search: the proposing model reads what the agent answered under a prompt and what that earned, and writes
+a better one; the better ones go on. Imported only where GEPA is installed.
+
+In: `PromptAttempts`, tasks to reflect on. Out: nothing; the attempts know what was tried.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gepa
+from gepa.core.adapter import EvaluationBatch
+
+from sharpen.prompt_tune.attempts import PromptAttempts, text_of_answer, text_of_task
+from sharpen.trials.results import Result
+from sharpen.types import Task
+
+log = logging.getLogger("sharpen.prompts")
+
+PART = "system_prompt"
+"""The one part of the agent that is tuned."""
+MAX_FAILURES = 3
+"""Failures of the proposing model, one after the other, that end the search."""
+NUM_REFLECTED = 3
+"""Tasks that one reflection looks at, before and after."""
+
+
+class Adapter:
+    """What GEPA asks of an agent; satisfies `gepa.GEPAAdapter`."""
+
+    propose_new_texts = None
+
+    def __init__(self, attempts: PromptAttempts) -> None:
+        self._attempts = attempts
+
+    def evaluate(self, batch: list[Task], candidate: dict[str, str], capture_traces: bool = False) -> Any:
+        """Try a prompt on tasks."""
+        results = self._attempts.results(candidate[PART], batch)
+        return EvaluationBatch(
+            outputs=[text_of_answer(result) for result in results],
+            scores=[self._attempts.score(result) for result in results],
+            trajectories=results if capture_traces else None,
+        )
+
+    def make_reflective_dataset(
+        self, candidate: dict[str, str], eval_batch: Any, components_to_update: list[str]
+    ) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+        """What the proposing model reads."""
+        return {
+            PART: [
+                {
+                    "Inputs": text_of_task(result.task),
+                    "Generated Outputs": text_of_answer(result),
+                    "Feedback": feedback(result),
+                }
+                for result in eval_batch.trajectories
+            ]
+        }
+
+
+class Log:
+    """Where GEPA's own lines go."""
+
+    def log(self, message: str) -> None:
+        """Note one."""
+        log.info("%s", message)
+
+
+def feedback(result: Result) -> str:
+    """What is known of an answer: its reward, what the judge noted (text included), or why it failed."""
+    if result.reward is None:
+        return f"No result: {result.error}"
+    judged = {} if result.trial is None else result.trial.judged
+    return ". ".join([f"Reward: {result.reward:g}", *(f"{name}: {value}" for name, value in judged.items())])
+
+
+class Asker:
+    """Asks the proposing model; satisfies `gepa`'s `LanguageModel`, and as a stop condition ends the search once the
+    model cannot be had, which GEPA itself only logs."""
+
+    def __init__(self, lm: Any) -> None:
+        self._lm = lm
+        self._failures: list[Exception] = []
+
+    def __call__(self, prompt: Any) -> str:
+        try:
+            answer = self._lm(prompt)[0] if isinstance(prompt, str) else self._lm(messages=prompt)[0]
+        except Exception as error:  # counted, and raised again
+            self._failures.append(error)
+            raise
+        self._failures.clear()
+        return str(answer["text"] if isinstance(answer, Mapping) else answer)
+
+    @property
+    def error(self) -> Exception | None:
+        """Why the model cannot be had: it failed so often, one time after the other."""
+        return self._failures[0] if len(self._failures) >= MAX_FAILURES else None
+
+    def has_failed(self, state: Any) -> bool:
+        """Whether to stop."""
+        return self.error is not None
+
+
+def search(
+    attempts: PromptAttempts,
+    training: Sequence[Task],
+    lm: Any,
+    *,
+    num_candidates: int,
+    binary: bool,
+    progress: bool,
+    seed: int,
+) -> None:
+    """Propose and try prompts, for as many rollouts as it costs to accept `num_candidates`. `binary`: rewards are 0 or
+    1, so that an answer can be perfect. Raises what the proposing model raises."""
+    asker = Asker(lm)
+    gepa.optimize(
+        seed_candidate={PART: attempts.initial},
+        trainset=list(training),
+        valset=list(attempts.validation),
+        adapter=Adapter(attempts),
+        reflection_lm=asker,
+        reflection_minibatch_size=min(NUM_REFLECTED, len(training)),
+        skip_perfect_score=binary,
+        max_metric_calls=(num_candidates + 1) * len(attempts.validation) + 2 * NUM_REFLECTED * num_candidates,
+        stop_callbacks=[asker.has_failed],
+        logger=Log(),
+        display_progress_bar=progress,
+        seed=seed,
+    )
+    if asker.error is not None:
+        raise asker.error
