@@ -1048,7 +1048,9 @@ def test_a_hosted_trainer_s_adapters_are_trained_here():
     found = convert_({"model": {"model_path": "m", "tinker": {"enable": True, "base_url": "x", "train_mlp": False}}})
     assert found.settings["trainer"]["lora"] == {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]}
     assert found.defaults["trainer"]["lora"] == {"rank": 16}
-    assert "model.tinker.enable = True: there is no hosted trainer: adapters are trained on this" in " ".join(found.notices)
+    assert "model.tinker.enable = True: there is no hosted trainer: adapters are trained on this" in " ".join(
+        found.notices
+    )
     assert "base_url}: it belongs to the hosted trainer Tinker" in found.notices[-1]
     given = convert_({"model": {"model_path": "m", "tinker": {"enable": True, "rank": 4}}})
     assert given.settings["trainer"]["lora"] == {"rank": 4}
