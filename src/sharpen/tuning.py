@@ -6,7 +6,9 @@ directory. Everything that can be checked without loading a model is checked fir
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ from sharpen.config.environment import environment
 from sharpen.config.load import ResolvedConfig, resolve
 from sharpen.config.problems import Problems
 from sharpen.config.public import AlgorithmConfig, DatasetConfig, MonitorType, TunerModelConfig
-from sharpen.decide import check_arguments
+from sharpen.decide import check_arguments, decide
+from sharpen.errors import SharpenError
 from sharpen.rollout.signature import name_of
 from sharpen.run.assembly import open_loop
 from sharpen.run.result import TuneResult
@@ -108,3 +111,37 @@ def run_config(
         finally:  # also after a failure
             write_outcome(loop, site, verdict)
         return result(loop, site, verdict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One run of several. `open` resolves its configuration with further settings, and imports workflow and judge."""
+
+    name: str
+    open: Callable[[dict[str, Any]], AbstractContextManager[tuple[ResolvedConfig, Any, Callable[..., Any] | None]]]
+
+
+def run_stages(stages: Sequence[Stage], config_path: Path | None = None) -> TuneResult:
+    """Run stages one after the other, each on the model of the one before; the result is that of the last one. All are
+    checked before the first one loads anything. Raises what `tune()` raises, with the stage's name."""
+    for stage in stages:
+        with _named_errors(stage.name), stage.open({}) as (resolved, workflow, judge):
+            decide(resolved.config, workflow, judge)
+    result: TuneResult | None = None
+    for number, stage in enumerate(stages, 1):
+        print(f"stage {number} of {len(stages)}: {stage.name}", flush=True)
+        options = {} if result is None else {"model.model_path": str(result.model_dir)}
+        with _named_errors(stage.name), stage.open(options) as (resolved, workflow, judge):
+            result = run_config(resolved, workflow, judge, config_path)
+    assert result is not None, "a file has at least one stage"
+    return result
+
+
+@contextmanager
+def _named_errors(name: str) -> Iterator[None]:
+    """Add the stage's name to the notes of what it raises."""
+    try:
+        yield
+    except SharpenError as error:
+        error.add_note(f"in {name}:")
+        raise

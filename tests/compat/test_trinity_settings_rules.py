@@ -64,7 +64,6 @@ def refusal(content: dict[str, Any], **environment: str) -> str:
         ("mode: serve", "'mode' is 'serve': serve a checkpoint with any server"),
         ("mode: bot", "'mode' must be both, bench, colocate, explore, train or serve, but 'bot' came"),
         ("mode: bench", "'buffer.explorer_input.eval_tasksets' is empty, so that mode bench has nothing to evaluate"),
-        ("stages: [{stage_name: sft}, {stage_name: rl}]", "'stages' has 2 (sft, rl), but a run has one"),
         ("stages: [{stage_name: rl, explorr: {}}]", "'stages[0].explorr' is no section of a stage; did you mean"),
         ("explorr: {}\ncluster: {}", "'explorr' is not a key of Trinity-RFT; did you mean 'explorer'?"),
         (
@@ -885,16 +884,12 @@ def rows_file(algorithm: dict[str, Any], buffer: dict[str, Any] | None = None, *
     [
         ({"algorithm_type": "sft", "policy_loss_fn": "ppo"}, {}, "the loss of sft is sft: leave it out"),
         ({"algorithm_type": "cpt"}, {}, "is messages, but cpt reads plain texts: use plaintext"),
-        ({"algorithm_type": "dpo", "kl_loss_fn": "k2"}, {}, "'algorithm.kl_loss_fn' is 'k2': dpo has no kl term here"),
+        ({"algorithm_type": "sft", "kl_loss_fn": "k2"}, {}, "'algorithm.kl_loss_fn' is 'k2': sft has no kl term here"),
+        ({"algorithm_type": "dpo", "kl_loss_fn": "k4"}, {}, "'algorithm.kl_loss_fn' is 'k4': use none, k1, k2"),
         (
             {"algorithm_type": "sft", "entropy_loss_fn": "default", "entropy_loss_fn_args": {"entropy_coef": 0.1}},
             {},
             "no",
-        ),
-        (
-            {"algorithm_type": "dpo", "policy_loss_fn_args": {"label_smoothing": 0.1}},
-            {},
-            "it is 0.0 here: leave it out",
         ),
         ({"algorithm_type": "dpo", "policy_loss_fn_args": {"bta": 0.1}}, {}, "did you mean 'beta'?"),
         ({"algorithm_type": "sft", "loss_agg_mode": "mean"}, {}, "use token-mean, seq-mean-token-mean or seq-mean-to"),
@@ -917,6 +912,28 @@ def rows_file(algorithm: dict[str, Any], buffer: dict[str, Any] | None = None, *
 )
 def test_what_a_file_of_rows_cannot_have_is_refused_by_name(algorithm, buffer, message):
     assert message in refusal(rows_file(algorithm, buffer))
+
+
+@pytest.mark.parametrize(
+    ("given", "kl", "coefficient"),
+    [
+        ({}, "k2", 0.001),
+        ({"kl_loss_fn": "none"}, "k2", 0.001),
+        ({"kl_loss_fn": "k1", "kl_loss_fn_args": {"kl_coef": 0.1}}, "k1", 0.1),
+        ({"kl_loss_fn": "abs"}, "abs", 0.001),
+        ({"kl_loss_fn": "corrected_k3", "kl_loss_fn_args": {"kl_coef": 0.1}}, "k3", 0.1),
+        ({"kl_loss_fn": "k1", "kl_loss_fn_args": {"kl_coef": 0.0}}, None, None),
+    ],
+)
+def test_dpo_has_trinity_s_kl_term(given, kl, coefficient):
+    found = convert_(rows_file({"algorithm_type": "dpo", **given}))
+    loss = found.defaults.get("loss", {}) | found.settings.get("loss", {})
+    assert (loss.get("kl"), loss.get("kl_coef")) == (kl, coefficient)
+
+
+def test_label_smoothing_of_dpo_is_passed_on():
+    found = convert_(rows_file({"algorithm_type": "dpo", "policy_loss_fn_args": {"label_smoothing": 0.1}}))
+    assert found.settings["loss"] == {"policy_loss_args": {"label_smoothing": 0.1}}
 
 
 def test_an_expert_s_rows_are_refused_where_only_rows_are_trained():

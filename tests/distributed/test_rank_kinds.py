@@ -11,6 +11,7 @@ from group_toys import assert_same_numbers, assert_same_weights, group_of, make_
 from trainer_toys import make_experience, make_model
 
 from sharpen.algorithm.resolve import resolve
+from sharpen.algorithm.supervised import resolve_supervised
 from sharpen.config.run import DistillConfig, ExpertConfig, LossConfig
 from sharpen.config.trainer import CriticConfig
 from sharpen.errors import ParityError
@@ -74,6 +75,22 @@ def test_a_teacher(tmp_path, name):
     plan = replace(plan, algorithm=algorithm, teacher_path=str(tmp_path / "teacher"))
     values = both(plan, toy.batches())
     assert values["distill_divergence"] != 0.0
+
+
+def test_pairs_with_a_kl_term(tmp_path):
+    """Four pairs in packs of one each: the mean over all tokens knows those of the other process."""
+    toy = make_toy(tmp_path / "model")
+    rng = np.random.default_rng(3)
+    answers = []
+    for number in range(4):
+        for side in (1.0, -1.0):
+            ids = rng.integers(3, 60, 12 + 3 * number).tolist()
+            answers.append(make_experience(f"pair/{number}", ids, [(7, len(ids))], advantage=side, weight=0.02))
+            answers[-1] = replace(answers[-1], group_id=f"pair/{number}")
+    algorithm = resolve_supervised("dpo", LossConfig(kl="k2", kl_coef=0.5))
+    plan = replace(make_plan(toy, rate=1e-2, max_tokens_per_micro_batch=40), algorithm=algorithm)
+    values = both(plan, [Minibatch(experiences=answers)])
+    assert values["kl_loss"] > 1e-6
 
 
 def test_an_expert_and_clipping_by_entropy(tmp_path):

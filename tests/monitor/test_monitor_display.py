@@ -6,12 +6,14 @@ import io
 import os
 import pty
 import re
+import time
 from pathlib import Path
 
 import pytest
 
 from sharpen.monitor.display import Display, StepReport, duration, metrics_line, sparkline
 from sharpen.monitor.statistics import Evaluation
+from sharpen.monitor.table import comparison_lines
 from sharpen.monitor.verdict import Verdict
 
 
@@ -132,6 +134,33 @@ def test_rewards_that_are_not_zero_or_one_are_called_rewards():
     Display(1, stream).table(one, one)
     assert "greedy reward" in stream.getvalue()
     assert "accuracy" not in stream.getvalue()
+
+
+def test_what_is_an_accuracy_is_decided_by_all_evaluations_of_the_run():
+    """Red where each mode, dataset and cell decides for itself: `greedy accuracy 1.500 [0.520, 2.480]`, or Wilson's
+    interval of the one model beside a normal one of the other."""
+    few = {"a": 0.0, "b": 0.0}
+    before = Evaluation(greedy=few, sampled=few, further={"hard": Evaluation(greedy=few, sampled=few)})
+    after = Evaluation(greedy=few, sampled=few, further={"hard": Evaluation(greedy={"a": 1.0, "b": 2.0}, sampled=few)})
+    rows = [line.split() for line in comparison_lines(before, after) if "greedy" in line or "sampled" in line]
+    assert [row[1] for row in rows] == ["reward"] * 4
+    assert " ".join(rows[0][2:5]) == "0.000 [0.000, 0.000]"
+    assert " ".join(rows[2][5:8]) == "1.500 [0.520, 2.480]"
+    shares = Evaluation(greedy=few, sampled=few, metrics={"greedy": {"judge/turns": few}})
+    counts = Evaluation(greedy=few, sampled=few, metrics={"greedy": {"judge/turns": {"a": 3.0, "b": 3.0}}})
+    (turns,) = [line for line in comparison_lines(shares, counts) if "judge/turns" in line]
+    assert turns.split()[1:4] == ["0.000", "[0.000,", "0.000]"]
+
+
+def test_an_evaluation_takes_as_long_as_from_its_start():
+    """Red where the clock starts with the first task that has ended: four tasks took 0.0s."""
+    stream = io.StringIO()
+    display = Display(2, stream)
+    display.evaluation("before (greedy)", 0, 1)
+    time.sleep(0.3)
+    display.evaluation("before (greedy)", 1, 1)
+    (seconds,) = re.findall(r"1 tasks in ([0-9.]+)s", stream.getvalue())
+    assert float(seconds) >= 0.3
 
 
 def test_the_last_line_is_the_run_directory_plain_and_unwrapped_also_on_a_terminal(tmp_path: Path):

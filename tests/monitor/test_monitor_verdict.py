@@ -51,6 +51,17 @@ def test_better_recommends_the_last_step_with_the_tables_own_interval():
     assert verdict.lines()[0] == "verdict: better by +0.300 [+0.234, +0.362] (sampled accuracy, 200 held-out tasks)"
 
 
+def test_a_mode_whose_rewards_happen_to_be_zero_and_one_is_no_accuracy_where_the_others_are_not():
+    """Red where each mode is looked at by itself: the greedy half of a run with rewards up to 1.5 was an accuracy."""
+    before = Evaluation(sampled=right(0.2), greedy={str(task): 1.5 for task in range(200)})
+    after = Evaluation(sampled=right(0.5), greedy={str(task): 0.0 for task in range(200)})
+    verdict = judged(before, after)
+    assert verdict.measure == "sampled reward"
+    expected = paired_difference(before.sampled, after.sampled, binary=False)
+    assert (verdict.low, verdict.high) == (expected.low, expected.high)
+    assert (expected.low, expected.high) != newcombe(both=40, gained=60, lost=0, neither=100)
+
+
 def test_what_is_not_shown_keeps_the_original():
     verdict = judged(evaluation(0.50), evaluation(0.51))
     assert (verdict.kind, verdict.original) == ("not_shown", True)

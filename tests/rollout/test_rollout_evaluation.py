@@ -151,18 +151,20 @@ def test_a_task_knows_its_evaluation_set_and_gets_the_set_s_arguments(
 
     runner = make_runner(note, workflow_args={"turns": 1}, own_arguments={"hard": {"turns": 9}})
     model = TunerModelConfig(model_path="m", max_model_len=64)
+    progress: list[tuple[str, int, int]] = []
     evaluator = Evaluator(
         config=RunConfig(train_dataset=DatasetConfig(path="tasks.jsonl"), model=model),
         runner=runner,
         modes={"sampled": serving.open},
         tasks=[make_task(0)],
         further={"hard": [make_task(1)], "easy": [make_task(2)]},
-        progress=lambda *_: None,
+        progress=lambda *call: progress.append(call),
         message=lambda _: None,
     )
     serving.recorded = False
     evaluator.evaluate(0, name="before", with_further=True)
     assert seen == [("held-out", {"turns": 1}), ("hard", {"turns": 9}), ("easy", {"turns": 1})]
+    assert progress[:2] == [("before (sampled)", 0, 1), ("before (sampled)", 1, 1)]  # its seconds count from here
 
 
 def test_only_sets_that_exist_have_something_of_their_own() -> None:

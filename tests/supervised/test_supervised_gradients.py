@@ -117,6 +117,58 @@ def test_gradient_of_sft_equals_the_label_loss_of_transformers(toy_model_dir, li
     assert_same(gradient(trainer, experiences), plain)
 
 
+def test_label_smoothing_by_hand():
+    """A quarter of the pairs is taken for exchanged: 3/4 log(1 + e^-0.3) + 1/4 log(1 + e^0.3)."""
+    found = torch.tensor([0.6], dtype=torch.float64, requires_grad=True)
+    loss = dpo(found, beta=0.5, label_smoothing=0.25)
+    assert loss.item() == pytest.approx(0.75 * math.log1p(math.exp(-0.3)) + 0.25 * math.log1p(math.exp(0.3)))
+    loss.backward()
+    right = 1 / (1 + math.exp(-0.3))  # the probability of the better answer; it is pulled towards 3/4
+    assert found.grad.item() == pytest.approx(0.5 * (right - 0.75))
+
+
+_KL = {
+    "k1": lambda x: x,
+    "k2": lambda x: x**2 / 2,
+    "k3": lambda x: torch.exp(-x) - 1 + x,
+    "low_var_kl": lambda x: torch.exp(-x) - 1 + x,
+    "abs": torch.abs,
+}
+
+
+@pytest.mark.parametrize("limit", [8192, 64, 1])
+@pytest.mark.parametrize("kl", _KL)
+def test_the_kl_term_of_dpo_is_the_mean_over_all_tokens_however_they_are_split(toy_model_dir, kl, limit):
+    one = tutor(toy_model_dir, "pairs")
+    algorithm = resolve_supervised("dpo", LossConfig(kl=kl, kl_coef=0.5))
+    experiences = weighted([one.lesson(row) for row in PAIRS], algorithm)
+    trainer = make_trainer(toy_model_dir, algorithm, max_tokens_per_micro_batch=limit)
+    with torch.no_grad():
+        for parameter in trainer.policy.module.parameters():
+            parameter += 0.02 * torch.sin(torch.arange(parameter.numel(), dtype=torch.float64)).view_as(parameter)
+    plain, reference = plain_model(toy_model_dir), plain_model(toy_model_dir)
+    plain.load_state_dict(trainer.policy.module.state_dict())
+    terms, margins_ = [], {experience.rollout_id: 0.0 for experience in experiences}
+    for experience in experiences:
+        with torch.no_grad():
+            before = logprobs(reference, experience)
+        above = logprobs(plain, experience) - before
+        side = 1.0 if experience.advantages_T.max() > 0 else -1.0
+        margins_[experience.rollout_id] = margins_[experience.rollout_id] + side * above.sum()
+        terms.append(_KL[kl](above))
+    pairs = sum(-F.logsigmoid(0.1 * margin) for margin in margins_.values()) / len(margins_)
+    divergence = torch.cat(terms).mean()
+    (pairs + 0.5 * divergence).backward()
+    measured = trainer.measure(experiences)
+    assert measured.kl_loss == pytest.approx(0.5 * divergence.item(), rel=1e-6)
+    assert measured.loss == pytest.approx((pairs + 0.5 * divergence).item(), rel=1e-6)
+    assert sum(measured.rows.values()) == pytest.approx(pairs.item(), rel=1e-6)  # rows are without the KL term
+    assert_same(gradient(trainer, experiences), plain)
+    values, _ = trainer._loss.end([])
+    assert values["kl_loss"] == pytest.approx(0.5 * divergence.item(), rel=1e-6)
+    assert values["kl_reference"] == pytest.approx(divergence.item(), rel=1e-6)
+
+
 @pytest.mark.parametrize("limit", [8192, 64, 1])
 def test_gradient_of_dpo_equals_a_plain_implementation_however_it_is_split(toy_model_dir, limit):
     one, algorithm = (
@@ -215,6 +267,11 @@ def test_the_certificate_names_what_is_broken(toy_model_dir):
     assert line.startswith("pairs: ")
 
 
+def test_a_coefficient_of_zero_switches_the_kl_term_of_dpo_off():
+    assert resolve_supervised("dpo", LossConfig(kl="k2", kl_coef=0.0)) == SUPERVISED["dpo"]
+    assert resolve_supervised("dpo", LossConfig(kl="none")) == SUPERVISED["dpo"]
+
+
 @pytest.mark.parametrize(
     ("name", "loss", "words"),
     [
@@ -222,6 +279,10 @@ def test_the_certificate_names_what_is_broken(toy_model_dir):
         ("sft", {"kl_coef": 0.1}, "loss.kl_coef has no effect"),
         ("dpo", {"aggregation": "token-mean"}, "loss.aggregation has no effect in 'dpo'"),
         ("dpo", {"policy_loss_args": {"bta": 1}}, "its loss takes beta"),
+        ("dpo", {"policy_loss_args": {"label_smoothing": 0.5}}, "label_smoothing is 0.5"),
+        ("dpo", {"kl": "k2"}, "loss.kl is 'k2' and loss.kl_coef 0: "),
+        ("dpo", {"kl_coef": 0.1}, "loss.kl is 'none' and loss.kl_coef 0.1: "),
+        ("dpo", {"kl": "corrected_k3", "kl_coef": 0.1}, "learns from rows: use 'k3'"),
         ("dpo", {"policy_loss_args": {"beta": "much"}}, r"much.*must be numbers"),
         ("cpt", {"constant_length": 4}, "go together"),
     ],

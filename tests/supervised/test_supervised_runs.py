@@ -99,6 +99,10 @@ def test_a_run_from_yaml_without_a_workflow_resumes(tmp_path, toy_model_dir, cap
     assert main([*parts, "--set", "train_dataset.total_steps=4"]) == 0
     assert main(parts) == 0
     assert "continuing parts after step 4" in capsys.readouterr().out
+    assert main(parts) == 0
+    said = capsys.readouterr().out
+    assert "parts is complete: all 12 steps are trained" in said
+    assert "continuing" not in said
     weights = [
         AutoModelForCausalLM.from_pretrained(tmp_path / "runs" / "Sharpen" / name / "global_step_12").state_dict()
         for name in ("whole", "parts")

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
-from sharpen.config.run import Aggregation, LossConfig, RunConfig
+from sharpen.config.run import Aggregation, KLEstimator, LossConfig, RunConfig
 from sharpen.errors import ConfigError
 
 
@@ -34,16 +34,23 @@ def margins(
     return logprobs_E.new_zeros(num_pairs).index_add(0, pairs_E, sides_E * (logprobs_E - reference_E))
 
 
-def dpo(margins_N: torch.Tensor, *, beta: float = 0.1) -> torch.Tensor:
-    """Return `-log sigmoid(β m)` for each pair's margin m, shape N. Source: DPO, arXiv 2305.18290, equation 7."""
-    return F.softplus(-beta * margins_N)
+def dpo(margins_N: torch.Tensor, *, beta: float = 0.1, label_smoothing: float = 0.0) -> torch.Tensor:
+    """Return `-(1 - ε) log sigmoid(β m) - ε log sigmoid(-β m)` for each pair's margin m, shape N; ε is
+    `label_smoothing`, the assumed share of pairs whose answers are in the wrong order.
+
+    Sources: DPO, arXiv 2305.18290, equation 7; with ε, conservative DPO: E. Mitchell, "A note on DPO with noisy
+    preferences", 2023.
+    """
+    kept_N, flipped_N = F.softplus(-beta * margins_N), F.softplus(beta * margins_N)
+    return (1.0 - label_smoothing) * kept_N + label_smoothing * flipped_N
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisedAlgorithm:
     """A supervised algorithm. `data` is the kind of its rows. `pair_loss` computes the loss of a pair from its margin;
     if it is None, each token has its own loss, weighted by `aggregation` (an answer counts as a call, a row as a
-    rollout)."""
+    rollout). Algorithms of pairs may add a KL term: `kl_coef` times the mean of the estimator `kl` over all tokens of
+    both answers of all pairs."""
 
     name: str
     data: Literal["conversations", "texts", "pairs"]
@@ -53,6 +60,8 @@ class SupervisedAlgorithm:
     constant_length: int | None = None
     pair_loss: Callable[..., torch.Tensor] | None = None
     pair_loss_args: Mapping[str, float] = field(default_factory=dict)
+    kl: KLEstimator = "none"
+    kl_coef: float = 0.0
 
     @property
     def needs_reference(self) -> bool:
@@ -77,10 +86,10 @@ _ALGORITHMS = (
         name="dpo",
         data="pairs",
         formula="-log sigmoid(β (log ρ(chosen) - log ρ(rejected))), ρ the ratio to the model before training",
-        source="DPO, arXiv 2305.18290, equation 7; β 0.1 as in its appendix B; mean over pairs.",
+        source="DPO, arXiv 2305.18290, equation 7; β 0.1 as in its appendix B; mean over pairs; no KL term besides.",
         aggregation="rollout-mean",
         pair_loss=dpo,
-        pair_loss_args={"beta": 0.1},
+        pair_loss_args={"beta": 0.1, "label_smoothing": 0.0},
     ),
 )
 
@@ -108,15 +117,34 @@ def resolve_supervised(name: str, loss: LossConfig) -> SupervisedAlgorithm:
             )
         if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in arguments.values()):
             raise ConfigError(f"loss.policy_loss_args is {arguments}: all values must be numbers")
+        if not 0 <= (share := arguments.get("label_smoothing", 0)) < 0.5:
+            raise ConfigError(f"loss.policy_loss_args.label_smoothing is {share}: it must be at least 0 and below 0.5")
         algorithm = replace(algorithm, pair_loss_args={**algorithm.pair_loss_args, **arguments})
-        allowed: tuple[str, ...] = ()
+        _check_kl(name, loss)
+        allowed: tuple[str, ...] = ("kl", "kl_coef")
     else:
         allowed = ("aggregation", "constant_length")
     if unused := sorted(given.keys() - set(allowed)):
         raise ConfigError(f"loss.{unused[0]} has no effect in {name!r}: leave it out")
     algorithm = replace(algorithm, **given)
+    if algorithm.kl_coef == 0:
+        algorithm = replace(algorithm, kl="none")
     if (algorithm.aggregation == "constant-length") != (algorithm.constant_length is not None):
         raise ConfigError(
             "loss.aggregation 'constant-length' and loss.constant_length go together: set both or neither"
         )
     return algorithm
+
+
+def _check_kl(name: str, loss: LossConfig) -> None:
+    """Raise `ConfigError` if a KL term of pairs lacks a part, or if its estimator needs what rows do not have."""
+    if (loss.kl_coef is None) if loss.kl not in (None, "none") else loss.kl_coef:
+        raise ConfigError(
+            f"loss.kl is {loss.kl or 'none'!r} and loss.kl_coef {loss.kl_coef or 0:g}: a KL term of {name!r} needs an "
+            "estimator and a coefficient: set both or neither"
+        )
+    if loss.kl == "corrected_k3":
+        raise ConfigError(
+            f"loss.kl is 'corrected_k3', which corrects for the policy that sampled, but {name!r} learns from rows: "
+            "use 'k3'"
+        )

@@ -112,6 +112,9 @@ def _of_supervised(algorithm: SupervisedAlgorithm) -> Iterator[tuple[str, Effect
         yield setting, absent
     if algorithm.pair_loss is None:
         yield "loss.aggregation", (algorithm.aggregation, preset)
+    else:
+        yield "loss.kl", (algorithm.kl, preset)
+        yield "loss.kl_coef", (algorithm.kl_coef, preset)
     for parameter, value in algorithm.pair_loss_args.items():
         yield f"loss.policy_loss_args.{parameter}", (value, preset)
 

@@ -12,6 +12,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +23,15 @@ from sharpen.cli.show import add_show, run_show
 from sharpen.errors import ConfigError, DatasetError, ModelError, SamplingError, SharpenError
 
 if TYPE_CHECKING:
-    from sharpen.config.load import ResolvedConfig
+    from sharpen.config.load import ConfigFile, ResolvedConfig
     from sharpen.config.run import RunConfig
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 _BAD_INPUT = (ConfigError, DatasetError, ModelError, SamplingError)
 
 Function = Callable[..., Any]
+Run = tuple["ResolvedConfig", Any, Function | None]
+"""A resolved configuration with its workflow (None if the algorithm needs none) and judge."""
 Command = Callable[[argparse.Namespace], int]
 
 
@@ -118,6 +121,7 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="override one setting, e.g. algorithm.group_size=4",
     )
+    parser.add_argument("--stage", metavar="NAME", help="only this one of the file's stages (Trinity-RFT's layout)")
 
 
 def _count(text: str) -> int:
@@ -129,7 +133,22 @@ def _count(text: str) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     """Train. The run itself prints overrides and notices."""
-    with _loaded(arguments, {}) as (resolved, workflow, judge):
+    from sharpen.compat.files import load_stages
+
+    files = load_stages(arguments.config, stage=arguments.stage)
+    if len(files) == 1:
+        return _run_one(arguments, files[0])
+    from sharpen.tuning import Stage, run_stages
+
+    def opened(file: ConfigFile, options: dict[str, Any]) -> contextlib.AbstractContextManager[Run]:
+        return _loaded(arguments, options, file)
+
+    run_stages([Stage(name=file.name, open=partial(opened, file)) for file in files], arguments.config)
+    return DONE
+
+
+def _run_one(arguments: argparse.Namespace, file: ConfigFile) -> int:
+    with _loaded(arguments, {}, file) as (resolved, workflow, judge):
         if resolved.evaluate_only:
             return _evaluate_resolved(resolved, workflow, judge, endpoint=resolved.endpoint)
         if resolved.config.mode == "explore":
@@ -203,11 +222,13 @@ def _endpoint(arguments: argparse.Namespace) -> dict[str, str] | None:
 
 def _explain(arguments: argparse.Namespace) -> int:
     from sharpen.cli.explain import explain
+    from sharpen.compat.files import load_stages
     from sharpen.compat.trinity.registry import check_names
 
-    resolved = _resolve(arguments, {})
-    explain(resolved)
-    check_names(resolved.config)
+    for file in load_stages(arguments.config, stage=arguments.stage):
+        resolved = _resolve(arguments, {}, file)
+        explain(resolved)
+        check_names(resolved.config)
     return DONE
 
 
@@ -225,21 +246,21 @@ def _certify(arguments: argparse.Namespace) -> int:
     return DONE if holds else FAILED
 
 
-def _resolve(arguments: argparse.Namespace, options: dict[str, Any]) -> ResolvedConfig:
+def _resolve(arguments: argparse.Namespace, options: dict[str, Any], file: ConfigFile | None = None) -> ResolvedConfig:
+    """Resolve `file`, or the file and the stage that the arguments name."""
     from sharpen.compat.files import load_config
     from sharpen.config.load import parse_assignments, resolve
 
-    return resolve(load_config(arguments.config), parse_assignments(arguments.set), options)
+    file = file or load_config(arguments.config, stage=arguments.stage)
+    return resolve(file, parse_assignments(arguments.set), options)
 
 
 @contextlib.contextmanager
-def _loaded(
-    arguments: argparse.Namespace, options: dict[str, Any]
-) -> Iterator[tuple[ResolvedConfig, Any, Function | None]]:
+def _loaded(arguments: argparse.Namespace, options: dict[str, Any], file: ConfigFile | None = None) -> Iterator[Run]:
     """Yield configuration, workflow (None if the algorithm needs none) and judge, in their environment."""
     from sharpen.config.environment import environment
 
-    resolved = _resolve(arguments, options)
+    resolved = _resolve(arguments, options, file)
     with environment(resolved.config):
         workflow, judge = _load_functions(arguments, resolved.config)
         yield resolved, workflow, judge
@@ -249,6 +270,8 @@ def _load_functions(arguments: argparse.Namespace, config: RunConfig) -> tuple[A
     """Import the workflow and the judge."""
     from sharpen.config.functions import import_function
 
+    if config.mode == "train":  # agent and judge are the explorer's, and need not be here
+        return None, None
     judge = import_function(config.judge) if config.judge else None
     if config.workflow is None and arguments.command == "run":
         from sharpen.algorithm.supervised import learns_from_rows

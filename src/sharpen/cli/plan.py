@@ -41,6 +41,7 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="override one setting, e.g. trainer.dtype=float32",
     )
+    parser.add_argument("--stage", metavar="NAME", help="this one of the file's stages (Trinity-RFT's layout)")
     parser.add_argument("--gpu", metavar="NAME", help="GPU to plan for, e.g. H100 (default: this machine)")
     parser.add_argument("--gpus", type=int, metavar="N", help="number of GPUs (default: 1, or this machine's)")
     parser.add_argument("--gpu-memory", metavar="SIZE", help="memory of one GPU, e.g. 24GB (default: that of --gpu)")
@@ -83,7 +84,8 @@ def _make_plan(arguments: argparse.Namespace) -> Plan:
     from sharpen.recipe import recipe_of
 
     chosen = chosen_hardware(arguments.gpu, arguments.gpus, arguments.gpu_memory)
-    config = resolve(load_config(arguments.config, has_ray=True), parse_assignments(arguments.set), {}).config
+    file = load_config(arguments.config, stage=arguments.stage, has_ray=True)
+    config = resolve(file, parse_assignments(arguments.set), {}).config
     recipe = recipe_of(config)
     models, workload = read_models(recipe), _workload(arguments, config)
     hardware = chosen or this_machine(config.engine.device)

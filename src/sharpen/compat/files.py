@@ -6,10 +6,13 @@ In: the path of a YAML file. Out: a `ConfigFile`, which `config.load.resolve` ma
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from sharpen.compat.trinity.yaml.conversion import convert, own_keys
+from sharpen.compat.trinity.yaml.stages import stage_names
 from sharpen.compat.trinity.yaml.table import RULES
 from sharpen.config.former import current_file
 from sharpen.config.load import ConfigFile, point_beside, read_yaml
@@ -21,15 +24,43 @@ _OURS = set(RunConfig.model_fields)
 """The sections of either layout; some are in both."""
 
 
-def load_config(path: str | Path, *, has_ray: bool | None = None) -> ConfigFile:
-    """Read a configuration file. Relative paths of datasets, models and code files that exist beside it point there.
+def load_config(path: str | Path, *, stage: str | None = None, has_ray: bool | None = None) -> ConfigFile:
+    """Read a configuration file of one run, or one stage of a file with several. Relative paths of datasets, models and
+    code files that exist beside it point there.
 
     `has_ray` says whether Trinity-RFT's `cluster` can be had; None: where Ray is installed.
 
     Raises `ConfigError` as `read_yaml`, for a file that mixes both layouts, and for what cannot be honoured.
     """
     path = Path(path)
+    found = load_stages(path, stage=stage, has_ray=has_ray)
+    if len(found) > 1:
+        names = ", ".join(stage_names(current_file(read_yaml(path)), path.name))
+        raise ConfigError(
+            f"{path} has the stages {names}: `sharpen run` runs them one after the other; elsewhere choose one "
+            "(--stage NAME)"
+        )
+    return found[0]
+
+
+def load_stages(path: str | Path, *, stage: str | None = None, has_ray: bool | None = None) -> list[ConfigFile]:
+    """Read a configuration file as the runs that it asks for: one, or each of the `stages` of Trinity-RFT's layout in
+    their order; only the one named `stage`, if that is given. Raises as `load_config`."""
+    path = Path(path)
     content = current_file(read_yaml(path))
+    names = stage_names(content, path.name)
+    if stage is not None and stage not in names:
+        raise ConfigError(f"{path} has no stage {stage!r} (it has {', '.join(names) or 'none'})")
+    if len(names) < 2:
+        return [_load(content, path, path.name, has_ray)]
+    return [
+        _load({**content, "stages": [section]}, path, f"{path.name}, stage {name}", has_ray)
+        for name, section in zip(names, content["stages"], strict=True)
+        if stage in (None, name)
+    ]
+
+
+def _load(content: Mapping[str, Any], path: Path, name: str, has_ray: bool | None) -> ConfigFile:
     theirs = sorted((_THEIRS - _OURS) & content.keys())
     ours = sorted((_OURS - _THEIRS) & content.keys())
     if not theirs and not ours:
@@ -41,8 +72,8 @@ def load_config(path: str | Path, *, has_ray: bool | None = None) -> ConfigFile:
         )
     if theirs:
         here = find_spec("ray") is not None
-        file = convert(content, path.name, environment=os.environ, has_ray=here if has_ray is None else has_ray)
+        file = convert(content, name, environment=os.environ, has_ray=here if has_ray is None else has_ray)
     else:
-        file = ConfigFile(settings=content, name=path.name)
+        file = ConfigFile(settings=dict(content), name=name)
     point_beside(file.settings, path.parent)
     return file

@@ -62,9 +62,9 @@ class Evaluation:
         return {"greedy": self.greedy, "sampled": self.sampled}
 
 
-def accuracy(rewards_N: Iterable[float]) -> Accuracy:
+def accuracy(rewards_N: Iterable[float], *, binary: bool | None = None) -> Accuracy:
     """Return the mean with a 95% interval: Wilson's for rewards of 0 and 1, else the normal interval of the mean (N >=
-    2).
+    2). `binary` says which of the two all numbers of the run have; None: what these rewards have.
 
     Wilson, "Probable inference, the law of succession, and statistical inference", JASA 22 (1927).
     """
@@ -73,7 +73,7 @@ def accuracy(rewards_N: Iterable[float]) -> Accuracy:
     if num_tasks == 0:
         return Accuracy(accuracy=math.nan, low=math.nan, high=math.nan, num_tasks=0)
     mean = fmean(rewards)
-    if is_binary(rewards):
+    if is_binary(rewards) if binary is None else binary:
         low, high = wilson(sum(reward == 1.0 for reward in rewards), num_tasks)
     else:
         low, high = _normal(rewards)
@@ -96,9 +96,11 @@ def wilson(num_successes: int, num_tasks: int, z: float = Z95) -> tuple[float, f
     return low, high
 
 
-def paired_difference(before: Mapping[str, float], after: Mapping[str, float], looks: int = 1) -> Difference:
+def paired_difference(
+    before: Mapping[str, float], after: Mapping[str, float], looks: int = 1, *, binary: bool | None = None
+) -> Difference:
     """Return after minus before over the tasks in both: Newcombe's interval for rewards of 0 and 1, else the normal
-    one, widened so that `looks` such intervals hold jointly.
+    one, widened so that `looks` such intervals hold jointly. `binary` as in `accuracy`.
 
     Newcombe, "Improved confidence intervals for the difference between binomial proportions based on paired data",
     Statistics in Medicine 17 (1998), method 10: Wilson's limits of the two shares, squared and added, less their
@@ -109,7 +111,7 @@ def paired_difference(before: Mapping[str, float], after: Mapping[str, float], l
     if num_tasks == 0:
         return Difference(difference=math.nan, low=math.nan, high=math.nan, num_tasks=0)
     differences = [second - first for first, second in pairs]
-    if is_binary([reward for pair in pairs for reward in pair]):
+    if is_binary([reward for pair in pairs for reward in pair]) if binary is None else binary:
         both = sum(pair == (1, 1) for pair in pairs)
         gained = sum(pair == (0, 1) for pair in pairs)
         lost = sum(pair == (1, 0) for pair in pairs)
@@ -177,19 +179,40 @@ def is_binary(rewards_N: Iterable[float]) -> bool:
     return all(reward in (0.0, 1.0) for reward in rewards_N)
 
 
-def by_mode(evaluation: Evaluation | None) -> dict[str, Accuracy]:
-    """Return the accuracy of each mode that was evaluated."""
+def rewards_are_binary(*evaluations: Evaluation | None) -> bool:
+    """Return whether the rewards of a run are 0 or 1 wherever it was evaluated: in every mode, on every dataset."""
+    return all(
+        is_binary([reward for rewards in one.rewards.values() for reward in rewards.values()])
+        and rewards_are_binary(*one.further.values())
+        for one in evaluations
+        if one is not None
+    )
+
+
+def metric_is_binary(name: str, *evaluations: Evaluation | None) -> bool:
+    """Return the same for a metric of the workflow or the judge."""
+    return all(
+        is_binary([value for by_name in one.metrics.values() for value in by_name.get(name, {}).values()])
+        and metric_is_binary(name, *one.further.values())
+        for one in evaluations
+        if one is not None
+    )
+
+
+def by_mode(evaluation: Evaluation | None, *, binary: bool | None = None) -> dict[str, Accuracy]:
+    """Return the mean reward of each mode that was evaluated; `binary` as in `accuracy`."""
     modes = evaluation.rewards if evaluation is not None else {}
-    return {mode: accuracy(rewards.values()) for mode, rewards in modes.items() if rewards}
+    return {mode: accuracy(rewards.values(), binary=binary) for mode, rewards in modes.items() if rewards}
 
 
 def accuracy_metrics(evaluation: Evaluation, prefix: str = "eval") -> dict[str, float]:
     """Return an evaluation as metrics: `eval/greedy/accuracy`, `.../low`, `.../high`, and the means of what workflow
     and judge measured (`eval/greedy/judge/<name>`); further datasets as `eval_<name>/...`."""
     metrics: dict[str, float] = {}
+    binary = rewards_are_binary(evaluation)
     for mode, rewards in evaluation.rewards.items():
         if rewards:
-            of_mode = accuracy(rewards.values())
+            of_mode = accuracy(rewards.values(), binary=binary)
             metrics |= {
                 f"{prefix}/{mode}/accuracy": of_mode.accuracy,
                 f"{prefix}/{mode}/low": of_mode.low,

@@ -15,7 +15,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sharpen.monitor.statistics import Accuracy, Difference, Evaluation, accuracy, paired_difference
+from sharpen.monitor.statistics import (
+    Accuracy,
+    Difference,
+    Evaluation,
+    accuracy,
+    metric_is_binary,
+    paired_difference,
+    rewards_are_binary,
+)
 from sharpen.monitor.verdict import Verdict
 
 _LOADED = time.monotonic()
@@ -49,17 +57,19 @@ class Summary:
 
 def write_summary(path: Path, summary: Summary) -> None:
     """Write `summary.json`. Unknown numbers are null."""
+    binary = rewards_are_binary(summary.before, summary.after)
     content: dict[str, Any] = {
         "verdict": None if summary.verdict is None else asdict(summary.verdict),
-        "before": _modes(summary.before),
-        "after": _modes(summary.after),
+        "before": _modes(summary.before, binary),
+        "after": _modes(summary.after, binary),
     }
     before, after = (
         dict(evaluation.further) if evaluation is not None else {} for evaluation in (summary.before, summary.after)
     )
     if names := dict.fromkeys([*before, *after]):
         content["further"] = {
-            name: {"before": _modes(before.get(name)), "after": _modes(after.get(name))} for name in names
+            name: {"before": _modes(before.get(name), binary), "after": _modes(after.get(name), binary)}
+            for name in names
         }
     if measured := _metrics(summary.before, summary.after):
         content["metrics"] = measured
@@ -91,20 +101,24 @@ def _metrics(before: Evaluation | None, after: Evaluation | None) -> dict[str, A
     for mode in dict.fromkeys([*first, *second]):
         olds, news = first.get(mode, {}), second.get(mode, {})
         metrics[mode] = {
-            name: {
-                "before": _numbers(accuracy(olds.get(name, {}).values())),
-                "after": _numbers(accuracy(news.get(name, {}).values())),
-                "difference": _numbers(paired_difference(olds.get(name, {}), news.get(name, {}))),
-            }
+            name: _compared(olds.get(name, {}), news.get(name, {}), metric_is_binary(name, before, after))
             for name in sorted({*olds, *news})
         }
     return metrics
 
 
-def _modes(evaluation: Evaluation | None) -> dict[str, Any] | None:
+def _compared(before: Mapping[str, float], after: Mapping[str, float], binary: bool) -> dict[str, Any]:
+    return {
+        "before": _numbers(accuracy(before.values(), binary=binary)),
+        "after": _numbers(accuracy(after.values(), binary=binary)),
+        "difference": _numbers(paired_difference(before, after, binary=binary)),
+    }
+
+
+def _modes(evaluation: Evaluation | None, binary: bool) -> dict[str, Any] | None:
     if evaluation is None:
         return None
-    return {mode: _numbers(accuracy(rewards.values())) for mode, rewards in evaluation.rewards.items()}
+    return {mode: _numbers(accuracy(rewards.values(), binary=binary)) for mode, rewards in evaluation.rewards.items()}
 
 
 def _numbers(result: Accuracy | Difference) -> Mapping[str, float | int | None]:

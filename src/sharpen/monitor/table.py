@@ -14,7 +14,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from sharpen.monitor.statistics import Accuracy, Difference, Evaluation, accuracy, is_binary, paired_difference
+from sharpen.monitor.statistics import (
+    Accuracy,
+    Difference,
+    Evaluation,
+    accuracy,
+    metric_is_binary,
+    paired_difference,
+    rewards_are_binary,
+)
 
 WIDTH = 100
 MAX_METRICS = 12
@@ -25,9 +33,12 @@ Row = tuple[str, str, str, str]
 def comparison_lines(before: Evaluation, after: Evaluation) -> list[str]:
     """Return the table: a block for the held-out tasks, then one for each further dataset that both evaluations
     have."""
-    blocks = [_block("held-out", before, after)]
+    scale = _Scale(before, after)
+    blocks = [_block("held-out", before, after, scale)]
     blocks += [
-        _block(name, further, after.further[name]) for name, further in before.further.items() if name in after.further
+        _block(name, further, after.further[name], scale)
+        for name, further in before.further.items()
+        if name in after.further
     ]
     numbers = [max(len(row[column]) for block in blocks for row in block) for column in range(1, 4)]
     room = max(16, WIDTH - sum(numbers) - 2 * 3)
@@ -40,25 +51,36 @@ def comparison_lines(before: Evaluation, after: Evaluation) -> list[str]:
     return [*lines, "in brackets: 95% intervals; the difference is paired by task"]
 
 
-def _block(name: str, before: Evaluation, after: Evaluation) -> list[Row]:
+class _Scale:
+    """Which numbers of a run are shares of tasks, decided by all of them: rewards of 0 and 1 have an accuracy."""
+
+    def __init__(self, before: Evaluation, after: Evaluation) -> None:
+        self._evaluations = (before, after)
+        self.rewards = rewards_are_binary(before, after)
+
+    def metric(self, name: str) -> bool:
+        return metric_is_binary(name, *self._evaluations)
+
+
+def _block(name: str, before: Evaluation, after: Evaluation, scale: _Scale) -> list[Row]:
     rows: list[Row] = []
     sizes = []
     for mode, first in before.rewards.items():
         second = after.rewards[mode]
         if not first or not second:
             continue
-        kind = "accuracy" if is_binary([*first.values(), *second.values()]) else "reward"
+        kind = "accuracy" if scale.rewards else "reward"
         both = len(first.keys() & second.keys())
-        rows.append((f"{mode} {kind}", *_numbers(first, second)))
+        rows.append((f"{mode} {kind}", *_numbers(first, second, scale.rewards)))
         sizes += [len(first), len(second), both]
-        rows += _metrics(before.metrics.get(mode, {}), after.metrics.get(mode, {}), both)
+        rows += _metrics(before.metrics.get(mode, {}), after.metrics.get(mode, {}), both, scale)
     least, most = min(sizes, default=0), max(sizes, default=0)
     tasks = f"{most} tasks" if least == most else f"{least} to {most} tasks"
     return [(f"{name} ({tasks})", "before", "after", "difference"), *rows]
 
 
 def _metrics(
-    before: Mapping[str, Mapping[str, float]], after: Mapping[str, Mapping[str, float]], num: int
+    before: Mapping[str, Mapping[str, float]], after: Mapping[str, Mapping[str, float]], num: int, scale: _Scale
 ) -> list[Row]:
     """Return rows for what workflow and judge measured both times, with the number of tasks if it differs from the
     reward's."""
@@ -66,15 +88,20 @@ def _metrics(
     for name in [name for name in before if name in after][:MAX_METRICS]:
         both = len(before[name].keys() & after[name].keys())
         if both:
-            rows.append((f"  {name}" if both == num else f"  {name} ({both})", *_numbers(before[name], after[name])))
+            shown = f"  {name}" if both == num else f"  {name} ({both})"
+            rows.append((shown, *_numbers(before[name], after[name], scale.metric(name))))
     if (more := len(before.keys() & after.keys()) - MAX_METRICS) > 0:
         rows.append((f"  and {more} more", "", "", ""))
     return rows
 
 
-def _numbers(before: Mapping[str, float], after: Mapping[str, float]) -> tuple[str, str, str]:
-    old, new = accuracy(before.values()), accuracy(after.values())
-    return with_interval(old), with_interval(new), _difference(paired_difference(before, after), old, new)
+def _numbers(before: Mapping[str, float], after: Mapping[str, float], binary: bool) -> tuple[str, str, str]:
+    old, new = accuracy(before.values(), binary=binary), accuracy(after.values(), binary=binary)
+    return (
+        with_interval(old),
+        with_interval(new),
+        _difference(paired_difference(before, after, binary=binary), old, new),
+    )
 
 
 def _row(cells: Row, widths: list[int]) -> str:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
-from sharpen.monitor.statistics import Difference, Evaluation, is_binary, loss_difference, paired_difference
+from sharpen.monitor.statistics import Difference, Evaluation, loss_difference, paired_difference, rewards_are_binary
 from sharpen.types import Mode
 
 Kind = Literal["better", "not_shown", "worse", "unknown"]
@@ -103,11 +103,12 @@ def judge_rewards(models: Candidates[Evaluation], decided_by: Mode) -> Verdict:
     mode, other = decided_by, _other(decided_by)
     if evaluated and not all(evaluation.rewards[mode] for evaluation in evaluated):
         mode, other = other, mode
-    rewards = [reward for evaluation in evaluated for reward in evaluation.rewards[mode].values()]
-    verdict = _judge(models, f"{mode} {'accuracy' if is_binary(rewards) else 'reward'}", "tasks", _gain_of(mode))
+    best = None if models.best is None else models.best.result
+    binary = rewards_are_binary(*evaluated, best)
+    verdict = _judge(models, f"{mode} {'accuracy' if binary else 'reward'}", "tasks", _gain_of(mode, binary))
     if verdict.kind == "unknown" or models.before is None or models.last.result is None:
         return verdict
-    by_other = _gain_of(other)(models.before, models.last.result, 1)
+    by_other = _gain_of(other, binary)(models.before, models.last.result, 1)
     if by_other.high < 0.0 and verdict.kind != "worse" and verdict.step == models.last.step:
         remark = f"but the {other} result got worse: {_format(by_other)}; evaluation.decided_by chose {mode}"
         return _add_remark(verdict, remark)
@@ -222,8 +223,10 @@ def _other(mode: Mode) -> Mode:
     return "greedy" if mode == "sampled" else "sampled"
 
 
-def _gain_of(mode: Mode) -> Gain[Evaluation]:
-    return lambda first, second, looks: paired_difference(first.rewards[mode], second.rewards[mode], looks)
+def _gain_of(mode: Mode, binary: bool) -> Gain[Evaluation]:
+    return lambda first, second, looks: paired_difference(
+        first.rewards[mode], second.rewards[mode], looks, binary=binary
+    )
 
 
 def _wrapped(label: str, text: str) -> list[str]:

@@ -268,7 +268,10 @@ def _connect_weights(site: Site, serving: Serving | None, trainer: AnyTrainer, s
         if isinstance(recipe, RolloutRecipe) and not recipe.overlaps:
             share_weights(serving.engine, trainer)
     if site.directory.checkpoint is not None:
-        site.display.message(f"continuing {site.directory.path.name} after step {step}")
+        line = f"continuing {site.directory.path.name} after step {step}"
+        if step >= site.total_steps:
+            line = f"{site.directory.path.name} is complete: all {site.total_steps} steps are trained"
+        site.display.message(line)
         if serving is not None:
             serving.publish(trainer.version, trainer.state_tensors())
     for line in trainer.lines:

@@ -34,7 +34,9 @@ def read_tasks(recipe: RolloutRecipe) -> RunData:
         num_tasks = len(tasks)
         tasks, held_out = hold_out(tasks, config.seed)
         messages = (
-            f"no eval_dataset: {len(held_out)} of {num_tasks} tasks are held out for the before/after table "
+            f"no eval_dataset, and {num_tasks} task(s) are too few to hold one out: nothing is evaluated"
+            if not held_out
+            else f"no eval_dataset: {len(held_out)} of {num_tasks} tasks are held out for the before/after table "
             "(evaluation.hold_out: false trains on all)",
         )
     tasks, line = filter_tasks(tasks, config.sampling.task_operators)

@@ -30,7 +30,13 @@ from sharpen.execution.start import start_serving
 from sharpen.experience.journal import Journal
 from sharpen.experience.records import EVALUATIONS
 from sharpen.monitor.display import Display
-from sharpen.monitor.statistics import Evaluation, accuracy, evaluation_to_json
+from sharpen.monitor.statistics import (
+    Evaluation,
+    accuracy,
+    evaluation_to_json,
+    metric_is_binary,
+    rewards_are_binary,
+)
 from sharpen.monitor.table import with_interval
 from sharpen.rollout.attempt import UserFunctions
 from sharpen.rollout.in_process import InProcess, Opener
@@ -118,6 +124,7 @@ class Evaluator:
             if done < len(tasks):
                 self.progress(name, done, len(tasks))
 
+        self.progress(name, 0, len(tasks))
         # The group ids do not contain the version: the same noise before and after makes the comparison sharper.
         groups = self.runner.run(
             tasks,
@@ -269,19 +276,23 @@ def _open_transcripts(folder: Path, resolved: ResolvedConfig) -> Journal:
 def evaluation_lines(found: Evaluation, name: str = "held-out") -> list[str]:
     """Return one line for each mode with the mean reward, its 95% interval and the number of tasks, followed by one
     line for each metric of workflow and judge."""
+    return _lines_of(found, name, found)
+
+
+def _lines_of(found: Evaluation, name: str, whole: Evaluation) -> list[str]:
+    """Return the lines of one dataset of the whole evaluation, which says what kind of numbers they are."""
     lines = []
     for mode, rewards in found.rewards.items():
         if rewards:
-            mean = accuracy(rewards.values())
+            mean = accuracy(rewards.values(), binary=rewards_are_binary(whole))
             lines.append(
                 f"{name} {mode}: {mean.accuracy:.3f} [{mean.low:.3f}, {mean.high:.3f}] ({mean.num_tasks} tasks)"
             )
-            lines += [
-                f"  {metric}: {with_interval(accuracy(values.values()))} ({len(values)} tasks)"
-                for metric, values in found.metrics.get(mode, {}).items()
-            ]
+            for metric, values in found.metrics.get(mode, {}).items():
+                measured = accuracy(values.values(), binary=metric_is_binary(metric, whole))
+                lines.append(f"  {metric}: {with_interval(measured)} ({len(values)} tasks)")
     for other, inner in found.further.items():
-        lines += evaluation_lines(inner, other)
+        lines += _lines_of(inner, other, whole)
     return lines
 
 

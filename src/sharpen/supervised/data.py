@@ -47,8 +47,10 @@ def read_data(config: RunConfig, algorithm: SupervisedAlgorithm, has_workflow: b
         num_rows = len(rows)
         rows, held_out = hold_out(rows, config.seed)
         messages = (
-            f"{len(held_out)} of {num_rows} rows are held out to measure the loss (evaluation.hold_out: false trains "
-            "on all)",
+            f"{num_rows} row(s) are too few to hold one out: no loss is measured on rows that do not train"
+            if not held_out
+            else f"{len(held_out)} of {num_rows} rows are held out to measure the loss (evaluation.hold_out: false "
+            "trains on all)",
         )
     rows, line = filter_tasks(rows, config.sampling.task_operators)
     limit = config.evaluation.max_tasks

@@ -23,8 +23,9 @@ from sharpen.types import Experience, Task
 class HeldOutLoss:
     """The loss on held-out rows.
 
-    `loss` is in nats per token, or the mean over pairs; `accuracy` and `margin` are as in `RowLoss.end`. `rows` does
-    not include `rows_too_long`. `by_row` has for each row the sum of its losses and their number (tokens, or one pair).
+    `loss` is in nats per token, or the mean over pairs, without a KL term; `accuracy` and `margin` are as in
+    `RowLoss.end`. `rows` does not include `rows_too_long`. `by_row` has for each row the sum of its losses and their
+    number (tokens, or one pair).
     """
 
     loss: float
@@ -68,7 +69,7 @@ class HeldOut:
             measured = self.trainer.measure(experiences)
             tokens = sum(int(np.count_nonzero(experience.loss_mask_T)) for experience in experiences)
             count = len(measured.margins) if by_pairs else tokens
-            total += measured.loss * count
+            total += (measured.loss - measured.kl_loss) * count
             units += count
             num_tokens += tokens
             num_rows += sum(bool(lesson.experiences) for lesson in lessons)

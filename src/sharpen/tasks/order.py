@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from sharpen.errors import ConfigError, DatasetError
+from sharpen.errors import ConfigError
 
 Item = TypeVar("Item")
 
@@ -132,15 +132,15 @@ def check_identity(identity: Mapping[str, Any], state: Mapping[str, Any]) -> Non
             )
 
 
-def hold_out(tasks: Sequence[Item], seed: int, share: float = 0.1, at_most: int = 512) -> tuple[list[Item], list[Item]]:
-    """Split tasks into training and held-out ones, each in their order. At least one is held out.
+LEAST_TO_SPLIT = 3
+"""Tasks of the smallest dataset of which one is held out."""
 
-    Raises `DatasetError` if there are fewer than two tasks.
-    """
-    if len(tasks) < 2:
-        raise DatasetError(
-            "one task cannot be split into training and held-out: pass eval_dataset or set hold_out: false"
-        )
+
+def hold_out(tasks: Sequence[Item], seed: int, share: float = 0.1, at_most: int = 512) -> tuple[list[Item], list[Item]]:
+    """Split tasks into training and held-out ones, each in their order. At least one is held out, unless there are
+    fewer than `LEAST_TO_SPLIT`: those all train."""
+    if len(tasks) < LEAST_TO_SPLIT:
+        return [*tasks], []
     count = min(at_most, max(1, int(len(tasks) * share)))
     held = set(random.Random(f"{seed}/hold-out").sample(range(len(tasks)), count))
     training = [tasks[index] for index in range(len(tasks)) if index not in held]

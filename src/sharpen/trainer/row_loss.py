@@ -15,6 +15,7 @@ from itertools import groupby
 import numpy as np
 import torch
 
+from sharpen.algorithm.kl import ESTIMATORS
 from sharpen.algorithm.supervised import SupervisedAlgorithm, cross_entropy, margins
 from sharpen.trainer.loss import Loss
 from sharpen.trainer.model import Scorer, TrainedModel
@@ -27,10 +28,14 @@ from sharpen.types import Experience
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateLoss:
-    """The losses of some rows. `loss` is their weighted sum, `rows` the share of each row (or pair) in it by id.
+    """The losses of some rows. `loss` is their weighted sum plus `kl_loss`, the KL term of pairs. `rows` is the share
+    of each row (or pair) in that sum, by id. `kl` is the sum of the divergence's estimates over `num_tokens` tokens.
     `margins` has for each pair the log ratio of the better answer less that of the worse one."""
 
     loss: float
+    kl_loss: float
+    kl: float
+    num_tokens: int
     rows: Mapping[str, float]
     margins: Mapping[str, float]
 
@@ -66,8 +71,9 @@ class RowLoss(Loss):
         self._losses.append(self._compute(work.parts, backward=True))
 
     def end(self, works: Sequence[Work]) -> tuple[dict[str, float], tuple[str, ...]]:
-        """Return the metrics of the step by name, and no alarms. `loss` is the mean over updates, `accuracy` the share
-        of pairs with a positive margin, `margin` the mean margin."""
+        """Return the metrics of the step by name, and no alarms. `loss` and `kl_loss` are means over updates,
+        `kl_reference` a mean over tokens, `accuracy` the share of pairs with a positive margin, `margin` the mean
+        margin."""
         if not self._losses:
             return {}, ()
         values = {"loss": sum(losses.loss for losses in self._losses) / len(self._losses)}
@@ -75,6 +81,10 @@ class RowLoss(Loss):
         if pair_margins:
             values["accuracy"] = sum(margin > 0 for margin in pair_margins.values()) / len(pair_margins)
             values["margin"] = sum(pair_margins.values()) / len(pair_margins)
+        if self.algorithm.kl != "none":
+            values["kl_loss"] = sum(losses.kl_loss for losses in self._losses) / len(self._losses)
+            num_tokens = sum(losses.num_tokens for losses in self._losses)
+            values["kl_reference"] = sum(losses.kl for losses in self._losses) / max(num_tokens, 1)
         return values, ()
 
     def measure(self, experiences: Sequence[Experience]) -> UpdateLoss:
@@ -88,10 +98,11 @@ class RowLoss(Loss):
 
     def _compute(self, parts: Sequence[Part], *, backward: bool) -> UpdateLoss:
         """Return the losses of an update; with `backward`, also add its gradient."""
+        num_tokens = sum(part.pack.num_trained_tokens for part in parts)
 
         def compute(part: Part) -> UpdateLoss:
             with torch.set_grad_enabled(backward):
-                loss, losses = self.part_loss(part)
+                loss, losses = self._part_loss(part, num_tokens)
             if backward:
                 loss.backward()  # type: ignore[no-untyped-call]
             return losses
@@ -109,18 +120,23 @@ class RowLoss(Loss):
             rows |= {name: rows.get(name, 0.0) + loss for name, loss in losses.rows.items()}
         return UpdateLoss(
             loss=sum(losses.loss for losses in results),
+            kl_loss=sum(losses.kl_loss for losses in results),
+            kl=sum(losses.kl for losses in results),
+            num_tokens=num_tokens,
             rows=rows,
             margins={name: margin for losses in results for name, margin in losses.margins.items()},
         )
 
-    def part_loss(self, part: Part) -> tuple[torch.Tensor, UpdateLoss]:
-        """Return a pack's share of the update's loss: as a scalar tensor with gradient, and as numbers."""
+    def _part_loss(self, part: Part, num_tokens: int) -> tuple[torch.Tensor, UpdateLoss]:
+        """Return a pack's share of the loss of an update with `num_tokens` tokens: as a scalar tensor with gradient,
+        and as numbers."""
         logprobs_E = self._policy.score(part.pack).logprobs_E
         weights_E = to_device(part.pack.weights_E, logprobs_E.device).to(logprobs_E.dtype)
         present, numbers = np.unique(part.pack.rollouts_E, return_inverse=True)
         names = [part.pack.rollout_ids[number] for number in present]
         rows_E = to_device(numbers, logprobs_E.device)
         zeros_N = weights_E.new_zeros(len(present))
+        kl = kl_loss = weights_E.new_zeros(())
         if self.algorithm.pair_loss is None:
             losses_N = zeros_N.index_add(0, rows_E, -(weights_E * logprobs_E).detach())
             loss, pair_margins = cross_entropy(logprobs_E, weights_E), dict[str, float]()
@@ -132,8 +148,19 @@ class RowLoss(Loss):
             weights_N = zeros_N.index_add(0, rows_E, weights_E)
             losses_N = weights_N * self.algorithm.pair_loss(margins_N, **self.algorithm.pair_loss_args)
             loss, pair_margins = losses_N.sum(), dict(zip(names, margins_N.tolist(), strict=True))
+            if self.algorithm.kl != "none":
+                kl = ESTIMATORS[self.algorithm.kl](logprobs_E, reference_E, logprobs_E.detach()).sum()
+                kl_loss = self.algorithm.kl_coef / num_tokens * kl
         rows = dict(zip(names, losses_N.tolist(), strict=True))
-        return loss, UpdateLoss(loss=float(loss.detach()), rows=rows, margins=pair_margins)
+        loss = loss + kl_loss
+        return loss, UpdateLoss(
+            loss=float(loss.detach()),
+            kl_loss=float(kl_loss.detach()),
+            kl=float(kl.detach()),
+            num_tokens=part.pack.num_trained_tokens,
+            rows=rows,
+            margins=pair_margins,
+        )
 
 
 def _units(experiences: Sequence[Experience], limit: int) -> Iterable[list[Experience]]:

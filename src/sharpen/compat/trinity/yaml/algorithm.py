@@ -5,6 +5,8 @@ In: a draft with every key that the file gives. Out: the draft, with those of `a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from sharpen.compat.trinity.yaml.draft import Draft, is_one_of, shown
 from sharpen.compat.trinity.yaml.functions import (
     ADVANTAGES,
@@ -75,13 +77,46 @@ def _supervised(draft: Draft, name: str) -> None:
         draft.refuse(key, f"the loss of {name} is {loss.name}: leave it out")
     _arguments(draft, key, loss)
     if name == "dpo":
-        draft.idle("the loss of dpo is the mean over pairs", LOSS_AGG_MODE)
+        _aggregation_of_pairs(draft)
+        _kl_of_pairs(draft)
     else:
         follow(draft, LOSS_AGG_MODE, choice(OF_ROWS))
         if draft.given.get(LOSS_AGG_MODE) == "seq-mean-token-sum":
             draft.say("tokens add up within a row, rows are averaged (loss.constant_length: 1)", LOSS_AGG_MODE)
-    for part in ("kl", "entropy"):
-        _nothing_beside(draft, name, part)
+        _nothing_beside(draft, name, "kl")
+    _nothing_beside(draft, name, "entropy")
+
+
+def _aggregation_of_pairs(draft: Draft) -> None:
+    """There it is that of the KL term alone, which is a mean over tokens here."""
+    text = "the loss of dpo is the mean over pairs, its KL term the mean over tokens"
+    if draft.get(LOSS_AGG_MODE) in (None, "token-mean"):
+        draft.idle(text, LOSS_AGG_MODE)
+    else:
+        draft.say(f"{text} (there, this counts for the KL term)", LOSS_AGG_MODE)
+
+
+def _kl_of_pairs(draft: Draft) -> None:
+    """The KL term beside dpo, which Trinity-RFT always has: k2, unless another is named."""
+    key = "algorithm.kl_loss_fn"
+    name = draft.get(key)
+    arguments = draft.get(f"{key}_args")
+    coef = arguments.get("kl_coef") if isinstance(arguments, Mapping) else None
+    rules = {**_OFF_TARGET, "kl_coef": later, "adaptive": fixed(False)}
+    _arguments(draft, key, Function(name="kl", arguments=rules))
+    if name not in (None, *KL):
+        draft.refuse(key, f"use {alternatives(KL)}")
+    elif is_one_of(coef, (0,)):
+        draft.idle("kl_coef is 0", key)
+    else:
+        ours = {None: "k2", "none": "k2", "corrected_k3": "k3"}.get(name, name)
+        if name in ("none", "corrected_k3"):
+            draft.say(f"with dpo this is {ours}, as there", key)
+        (draft.set_default if name is None else draft.set)("loss.kl", ours, key)
+        if coef is None:
+            draft.set_default("loss.kl_coef", 0.001, f"{key}_args.kl_coef")
+        else:
+            draft.set("loss.kl_coef", coef, f"{key}_args.kl_coef")
 
 
 def _nothing_beside(draft: Draft, name: str, part: str) -> None:
@@ -91,8 +126,6 @@ def _nothing_beside(draft: Draft, name: str, part: str) -> None:
     counts = part == "kl" if coef is None else not is_one_of(coef, (0,))
     if function not in (None, "none") and counts:
         draft.refuse(key, f"{name} has no {part} term here: set none")
-    elif function is None and part == "kl" and name == "dpo":
-        draft.say(f"{key} is not given: no KL term (Trinity-RFT adds k2 with 0.001 to dpo)")
     draft.idle(f"{name} has no {part} term", f"{key}_args")
 
 

@@ -26,12 +26,11 @@ from sharpen.compat.trinity.yaml.draft import OFF, Draft, shown
 from sharpen.compat.trinity.yaml.functions import SUPERVISED
 from sharpen.compat.trinity.yaml.interpolation import interpolate
 from sharpen.compat.trinity.yaml.keys import adapter, external_model, tinker
-from sharpen.compat.trinity.yaml.rules import nearest
+from sharpen.compat.trinity.yaml.stages import one_stage
 from sharpen.compat.trinity.yaml.table import RULES
 from sharpen.config.explain import InvalidConfigError, section_class
 from sharpen.config.load import ConfigFile, value_problems
 from sharpen.config.run import RunConfig
-from sharpen.errors import ConfigError
 
 _NULLABLE = ("tool_call_parser", "reasoning_parser")
 _TASKSET = "buffer.explorer_input.taskset"
@@ -90,7 +89,7 @@ def convert(
     """
     resolved, without_value = interpolate(content, environment)
     draft = Draft(file, environment, without_value)
-    _gather(draft, _one_stage(draft, resolved), "")
+    _gather(draft, one_stage(draft, resolved), "")
     rules = RULES
     if draft.trains_by(SUPERVISED):
         rows.leave_rollouts_out(draft)
@@ -140,33 +139,6 @@ def _decide(draft: Draft, now: datetime, has_ray: bool) -> None:
         synchronizer.synchronizer(draft)
     run.trainer_config(draft)
     cluster.gpus(draft)
-
-
-def _one_stage(draft: Draft, content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A single stage's sections replace the file's, as in Trinity-RFT; several are refused."""
-    stages = content.get("stages")
-    if not stages:
-        return {key: value for key, value in content.items() if key != "stages"}
-    if not isinstance(stages, list) or not all(isinstance(stage, Mapping) for stage in stages):
-        raise ConfigError(f"{draft.file}: 'stages' must be a list of sections, but {shown(stages)} came")
-    if len(stages) > 1:
-        names = ", ".join(str(stage.get("stage_name")) for stage in stages)
-        raise ConfigError(
-            f"{draft.file}: 'stages' has {len(stages)} ({names}), but a run has one: write a file for each, the next "
-            "with the checkpoint before it as model.model_path"
-        )
-    stage = dict(stages[0])
-    name = stage.pop("stage_name", None)
-    known = ("mode", "algorithm", "buffer", "data_processor", "explorer", "trainer")
-    for key in stage:
-        if key not in known:
-            raise ConfigError(f"{draft.file}: 'stages[0].{key}' is no section of a stage{nearest(str(key), known)}")
-    merged = {**content, **{key: value for key, value in stage.items() if value is not None}}
-    del merged["stages"]
-    if name:
-        merged["name"] = f"{content['name']}-{name}" if content.get("name") else str(name)
-        draft.say(f"stages: its only stage is the run, named {merged['name']}")
-    return merged
 
 
 def _gather(draft: Draft, value: Any, key: str) -> None:

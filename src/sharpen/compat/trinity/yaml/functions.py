@@ -251,7 +251,7 @@ ALGORITHMS = {
 SUPERVISED = {
     "sft": _function("sft"),
     "cpt": _function("sft"),
-    "dpo": _function("dpo", {**_loss_argument("beta"), "label_smoothing": fixed(0.0)}),
+    "dpo": _function("dpo", _loss_argument("beta", "label_smoothing")),
 }
 """The algorithms that learn from rows alone, with their loss."""
 
