@@ -10,13 +10,15 @@ unchanged if it trains two steps (or evaluates) with paths and sizes changed by 
 from __future__ import annotations
 
 import contextlib
+import http.server
 import io
 import json
 import os
 import re
 import sys
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,27 +84,68 @@ def measure(file: str, model: Path, place: Path) -> Row:
         except ConfigError as error:
             return Row(file=file, loads=False, runs=False, reason=_refused(error))
         settings = _settings(resolved.config, model, place)
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-            code = main(["run", "--config", str(path), *(part for pair in settings.items() for part in _set(*pair))])
+        if resolved.config.mode == "train":  # it trains what the explorer of the same run has sampled
+            _run(path.with_name("explorer.yaml"), settings)
+        code, printed = _run(path, settings)
     if code != 0:
-        return Row(file=file, loads=True, runs=False, reason=_reason(printed.getvalue()))
-    if not resolved.evaluate_only:
+        return Row(file=file, loads=True, runs=False, reason=_reason(printed))
+    if not resolved.evaluate_only and resolved.config.mode != "explore":
         summary = next((place / "runs").glob("*/*/summary.json"))
         assert json.loads(summary.read_text())["steps"] == 2, file
     return Row(file=file, loads=True, runs=True)
 
 
+def _run(path: Path, settings: Mapping[str, Any]) -> tuple[int, str]:
+    """The exit code, and what was printed."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        code = main(["run", "--config", str(path), *(part for pair in settings.items() for part in _set(*pair))])
+    return code, printed.getvalue()
+
+
 @contextlib.contextmanager
-def _environment(path: Path) -> Any:
+def _environment(path: Path) -> Iterator[None]:
     """The variables that the file cannot do without."""
-    needed = {name: "not-set" for name in _VARIABLE.findall(path.read_text()) if name not in os.environ}
-    os.environ.update(needed)
-    try:
-        yield
-    finally:
-        for name in needed:
-            del os.environ[name]
+    text = path.read_text()
+    needed = {name: "not-set" for name in _VARIABLE.findall(text) if name not in os.environ}
+    with contextlib.ExitStack() as stack:
+        if "external_model" in text:
+            needed |= {"OPENAI_BASE_URL": stack.enter_context(_endpoint()), "OPENAI_API_KEY": "none"}
+        os.environ.update(needed)
+        try:
+            yield
+        finally:
+            for name in needed:
+                del os.environ[name]
+
+
+class _Answer(http.server.BaseHTTPRequestHandler):
+    """An OpenAI-compatible endpoint that always answers 7."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        message = {"role": "assistant", "content": "\\boxed{7}"}
+        choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
+        body = json.dumps({"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": choices})
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def log_message(self, *_: Any) -> None:
+        """Print nothing."""
+
+
+@contextlib.contextmanager
+def _endpoint() -> Iterator[str]:
+    """The URL of an endpoint on this machine."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Answer) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+        server.shutdown()
+        thread.join()
 
 
 def _set(name: str, value: Any) -> tuple[str, str]:

@@ -59,8 +59,6 @@ def refusal(content: dict[str, Any], **environment: str) -> str:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ("mode: explore", "'mode' is 'explore': sampling alone is `sharpen eval` or `sharpen check`"),
-        ("mode: train", "'mode' is 'train': training on stored experiences does not exist here yet: use mode both"),
         ("mode: serve", "'mode' is 'serve': serve a checkpoint with any server"),
         ("mode: bot", "'mode' must be both, bench, colocate, explore, train or serve, but 'bot' came"),
         ("mode: bench", "'buffer.explorer_input.eval_tasksets' is empty, so that mode bench has nothing to evaluate"),
@@ -949,8 +947,8 @@ def test_rows_are_trained_in_mode_train_only_and_rollouts_never(mode):
         {**content, "mode": mode}
     )
     assert convert_({key: value for key, value in content.items() if key != "mode"}).settings["train_dataset"]
-    assert "'mode' is 'train': training on stored" in refusal(
-        {"mode": "train", "algorithm": {"algorithm_type": "grpo"}}
+    assert "'mode' is 'serve': serve a checkpoint" in refusal(
+        {"mode": "serve", "algorithm": {"algorithm_type": "grpo"}}
     )
 
 
@@ -1089,3 +1087,27 @@ def test_the_model_behind_an_endpoint_is_evaluated_by_mode_bench():
     assert "names the environment variable URL, which is not set" in refusal(content)
     assert "cannot be trained: name a model directory, or use mode bench" in refusal({**content, "mode": "both"})
     assert convert_({"model": {"external_model": {**external, "enable": False}}}).endpoint is None
+
+
+def test_explorer_and_trainer_are_two_processes_of_one_run():
+    trainer = {"trainer_input": {"experience_buffer": {"path": "postgresql://u@h/d"}}, "train_batch_size": 64}
+    content = {
+        "mode": "train",
+        "algorithm": {"algorithm_type": "grpo", "repeat_times": 8},
+        "buffer": trainer,
+        "synchronizer": {"sync_style": "fixed", "sync_interval": 10, "sync_offset": 1},
+    }
+    found = convert_(content)
+    assert found.settings["algorithm"]["batch_size"] == 8
+    assert found.settings["sync"] == {"interval": 10}
+    assert (found.settings["mode"], found.settings["exchange"]) == ("train", "postgresql://u@h/d")
+    assert (found.defaults["project"], found.defaults["name"]) == ("Trinity-RFT", "rft")
+    assert "synchronizer.{sync_style, sync_offset}: the explorer takes the newest weights" in found.notices[-1]
+    assert "must be a multiple of algorithm.repeat_times (8)" in refusal(
+        {**content, "buffer": {**trainer, "train_batch_size": 60}}
+    )
+    trainer["trainer_input"]["experience_buffer"]["path"] = "sqlite:///x.db"
+    explorer = convert_({**content, "mode": "explore", "buffer": {**trainer, "batch_size": 8}, "name": "r"})
+    assert (explorer.settings["mode"], explorer.settings["name"]) == ("explore", "r")
+    assert "exchange" not in explorer.settings
+    assert "experience_buffer.path: explorer and trainer share the run's folder" in explorer.notices[-1]

@@ -44,6 +44,11 @@ class Draft:
         """Whether the file asks for an evaluation, whatever its algorithm is."""
         return self.given.get("mode") == "bench"
 
+    @property
+    def in_two_processes(self) -> bool:
+        """Whether the file is for the explorer or the trainer alone, of an algorithm with rollouts."""
+        return self.given.get("mode") in ("explore", "train") and not self.trains_by(("sft", "cpt", "dpo"))
+
     def trains_by(self, algorithms: Collection[str]) -> bool:
         """Whether the file trains, by one of these algorithms."""
         name = self.given.get("algorithm.algorithm_type")

@@ -78,6 +78,16 @@ def environment_variables(draft: Draft, key: str, value: Any) -> None:
             draft.set(("rollout", "env_vars", name), str(inner), key)
 
 
+def exchange(draft: Draft, key: str, value: Any) -> None:
+    """Where experiences are kept: a database that explorer and trainer share, if they are two processes."""
+    if draft.in_two_processes and str(draft.get(key)).startswith(("postgres://", "postgresql://")):
+        draft.set("exchange", value, key)
+    elif draft.in_two_processes:
+        draft.idle("explorer and trainer share the run's folder (exchange)", key)
+    else:
+        draft.idle("every rollout is kept in the run's journal, run.db", key)
+
+
 def of_ppo(rule: Rule) -> Rule:
     """A rule of the critic's keys, which mean nothing with other algorithms."""
 

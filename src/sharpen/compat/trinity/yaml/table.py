@@ -10,6 +10,7 @@ from sharpen.compat.trinity.yaml.expert import sample_strategy
 from sharpen.compat.trinity.yaml.keys import (
     betas,
     environment_variables,
+    exchange,
     model_to_train,
     of_ppo,
     operators,
@@ -328,5 +329,6 @@ _SECTIONS: dict[str, dict[str, Rule]] = {
 }
 RULES: dict[str, Rule] = {
     **dict.fromkeys(RULES_OF_ROWS, _JOURNAL),
+    "buffer.trainer_input.experience_buffer.path": exchange,
     **{key: rule for section, rows in _SECTIONS.items() for key, rule in expanded(rows, section).items()},
 }
