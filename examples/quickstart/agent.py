@@ -37,9 +37,9 @@ OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
 }
 
 
-async def solve(client: AsyncOpenAI, model: str, question: str) -> str | None:
+async def solve(client: AsyncOpenAI, model: str, question: str, system: str = SYSTEM) -> str | None:
     """Let the model think and use the calculator until it answers; None when it never does."""
-    messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
+    messages: list[Any] = [{"role": "system", "content": system}, {"role": "user", "content": question}]
     for _ in range(MAX_CALLS):
         reply = await client.chat.completions.create(model=model, messages=messages, tools=TOOLS, max_tokens=MAX_TOKENS)
         message = reply.choices[0].message

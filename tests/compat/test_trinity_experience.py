@@ -200,9 +200,22 @@ async def ask_asynchronously(model: ModelWrapper) -> list[Experience]:
     return model.extract_experience_from_history()
 
 
-def test_an_experience_is_not_constructed():
-    with pytest.raises(ConfigError, match="an Experience is not constructed"):
-        Experience(tokens=[1, 2, 3], prompt_length=1, reward=1.0)
+def test_a_constructed_experience_shows_what_it_was_made_of():
+    exp = Experience(tokens=torch.tensor([1, 2, 3]), prompt_length=2, reward=1.0, logprobs=[-0.5], response_text="yes")
+    assert (exp.tokens.tolist(), exp.prompt_length, exp.response_text) == ([1, 2, 3], 2, "yes")
+    assert (exp.reward, exp.info, exp.metrics, exp.messages, exp.calls) == (1.0, {}, {}, [], ())
+    assert Experience(EID("b", 3, 1), tokens=[1]).eid.rid == "b/3/1"
+    for wrong, words in [({"advantages": [1.0]}, "computed when a batch is drawn"), ({"rewad": 1}, "no field 'rewad'")]:
+        with pytest.raises(ConfigError, match=words):
+            Experience(tokens=[1, 2, 3], **wrong)
+
+
+def test_a_prompt_s_tokens_are_counted(make_model: Any):
+    model = make_model("yes")
+    (exp,) = model.chat(ASK)
+    assert asyncio.run(model.get_message_token_len(ASK)) == exp.prompt_length
+    with pytest.raises(ConfigError, match="the messages have no prompt"):
+        asyncio.run(model.get_message_token_len([{"role": "nobody", "content": "?"}]))
 
 
 def test_the_layer_is_imported_without_torch():

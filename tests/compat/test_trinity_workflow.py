@@ -232,6 +232,7 @@ BAD = {
     "helper": _of_the_helper,
     "disagreeing": _disagreeing,
     "made": lambda workflow, exps: [Experience(tokens=[1, 2], reward=1.0)],
+    "made of nothing": lambda workflow, exps: [Experience(reward=1.0)],
     "history": lambda workflow, exps: workflow.auxiliary_model_wrappers[0].extract_experience_from_history(),
     "empty": lambda workflow, exps: [],
     "no reward": _set_reward(None),
@@ -252,7 +253,8 @@ BAD = {
         ("two runs", "experiences of 2 runs (exp.eid.run)"),
         ("helper", "experience of another rollout, or of an auxiliary model"),
         ("disagreeing", "call 0 in two experiences with different rewards, 1 and 0.5"),
-        ("made", "an Experience is not constructed"),
+        ("made", "workflow Bad constructed an Experience of 2 tokens, which are not those of any recorded call"),
+        ("made of nothing", "workflow Bad constructed an Experience without tokens"),
         ("history", "the calls of the auxiliary model 'helper' are never trained"),
     ],
 )

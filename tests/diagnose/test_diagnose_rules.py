@@ -1,6 +1,7 @@
 """Every cause, planted in the numbers of a healthy run, is named first; what is just short of it is not named."""
 
 import json
+import math
 from collections import Counter
 from pathlib import Path
 
@@ -207,6 +208,22 @@ def test_learning_rate_too_high():
     peak, fallen = (int(step.removeprefix("step ")) for step in found.examples)
     assert 8 <= peak <= 15
     assert fallen == 17
+
+
+def test_a_collapse_after_steps_without_a_gradient():
+    """Steps whose groups are all flat have no gradient and no entropy: the numbers around the peak are of its step."""
+    absent = [math.nan] * 12
+    metrics = curves(
+        reward__mean=noisy(0.1, 0.1, 0.01, steps=12) + noisy(0.1, 0.8, 0.01, steps=14) + [0.3] + [0.12] * 13,
+        reward__flat_groups=[12.0] * 12 + [3.0] * 14 + [8.0] * 14,
+        trainer__grad_norm=absent + [0.4] * 14 + [9.0, 8.0] + [0.4] * 12,
+        trainer__entropy=absent + [0.6] * 14 + [0.1] * 14,
+    )
+    found = first(run_data(metrics=metrics, config=config(algorithm={"learning_rate": 3e-4})))
+    assert found.name == "learning_rate_too_high"
+    assert found.evidence["gradient norm until then"] == 0.4
+    assert found.evidence["largest gradient norm after"] == 9.0
+    assert found.evidence["entropy until then"] == pytest.approx(0.6)
 
 
 def test_a_reward_that_falls_without_a_broken_policy_is_not_the_learning_rate():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import math
 import random
 
 import pytest
@@ -102,6 +103,18 @@ def test_a_loss_that_falls_and_is_lost_again():
     assert found[0].evidence["lowest loss"] == pytest.approx(1.02, abs=0.06)
     calm = curves(trainer__loss=[*down, *up], trainer__grad_norm=[1.0] * STEPS)
     assert names(run(calm)) == [], "other rows may be harder: gradients say that the model did not break"
+
+
+def test_a_loss_that_is_lost_after_steps_without_rows():
+    """Steps whose rows are all too long have neither loss nor gradient: the lowest loss is named by its step."""
+    down, up = [2.0 - 0.07 * step for step in range(15)], [1.0 + 0.03 * step for step in range(15)]
+    norms = [1.0] * 15 + [9.0, 8.0] + [1.0] * 13
+    absent = [math.nan] * 10
+    (found,) = diagnose(run(curves(trainer__loss=absent + down + up, trainer__grad_norm=absent + norms)))
+    assert found.name == "learning_rate_too_high"
+    assert found.examples[0] == "step 26"  # the middle of the lowest steps
+    assert found.evidence["gradient norm until then"] == 1.0
+    assert found.evidence["largest gradient norm after"] == 9.0
 
 
 @pytest.mark.parametrize(("rate", "advice"), [(1e-8, "to 1e-07"), (0.0, "it is 0")])

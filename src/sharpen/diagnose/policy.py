@@ -49,14 +49,14 @@ def learning_rate_too_high(data: RolloutRunData) -> Finding | None:
     height, rest = reward.peak - least, reward.late - least
     if height < 0.05 * (most - least) or height <= 0.0:
         return None
-    evidence, signs = _breakage(data, reward.peak_at)
+    rewarded = data.having("reward/mean")
+    at_peak = rewarded[reward.peak_at]
+    evidence, signs = _breakage(data, at_peak.step)
     collapsed = rest <= FALLEN_TO * height and reward.fall_z >= FALL_Z and signs
     dropped = rest <= PARTLY_FALLEN_TO * height and reward.fall_z >= PARTLY_FALL_Z and "gradient" in signs
     if not collapsed and not dropped:
         return None
     rate, beta2 = data.config.algorithm.learning_rate, data.config.trainer.beta2
-    rewarded = [row for row in data.rows if "reward/mean" in row.metrics]
-    at_peak = rewarded[reward.peak_at]
     fallen = [
         row
         for row in rewarded[reward.peak_at :]
@@ -87,27 +87,27 @@ def learning_rate_too_high(data: RolloutRunData) -> Finding | None:
     )
 
 
-def _breakage(data: RolloutRunData, peak_at: int) -> tuple[dict[str, float], dict[str, str]]:
+def _breakage(data: RolloutRunData, peak_step: int) -> tuple[dict[str, float], dict[str, str]]:
     """Return numbers around the fall, and those of them that show that the policy broke, as clauses."""
     evidence: dict[str, float] = {}
     signs: dict[str, str] = {}
-    entropy = data.values("trainer/entropy")
-    if len(entropy) > peak_at + 1:
-        before, after = fmean(entropy[: peak_at + 1]), late_mean(entropy) or 0.0
-        evidence |= {"entropy until then": before, "entropy, last steps": after}
-        if after >= ENTROPY_FACTOR * before or after <= before / ENTROPY_FACTOR:
-            signs["entropy"] = f"entropy went from {before:.2g} to {after:.2g}"
-    norms = data.values("trainer/grad_norm")
-    if len(norms) > peak_at + 1:
-        usual, largest = median(norms[: peak_at + 1]), max(norms[max(0, peak_at - edge(len(norms))) :])
+    before, after = data.values_around("trainer/entropy", peak_step)
+    if before and after:
+        usual, late = fmean(before), late_mean(before + after) or 0.0
+        evidence |= {"entropy until then": usual, "entropy, last steps": late}
+        if late >= ENTROPY_FACTOR * usual or late <= usual / ENTROPY_FACTOR:
+            signs["entropy"] = f"entropy went from {usual:.2g} to {late:.2g}"
+    before, after = data.values_around("trainer/grad_norm", peak_step)
+    if before and after:
+        usual, largest = median(before), max(before[-1 - edge(len(before + after)) :] + after)
         evidence |= {"gradient norm until then": usual, "largest gradient norm after": largest}
         if largest >= GRADIENT_FACTOR * max(usual, 1e-9):
             signs["gradient"] = f"the gradient norm reached {largest:.2g} (before {usual:.2g})"
-    length = data.values("rollout/sampled_tokens")
-    before, after = fmean(length[: peak_at + 1] or [0.0]), late_mean(length) or 0.0
-    if before > 0 and not before / LENGTH_FACTOR < after < before * LENGTH_FACTOR:
-        evidence |= {"sampled tokens until then": before, "sampled tokens, last steps": after}
-        signs["length"] = f"rollouts went from {before:.0f} to {after:.0f} tokens"
+    before, after = data.values_around("rollout/sampled_tokens", peak_step)
+    usual, late = fmean(before or [0.0]), late_mean(before + after) or 0.0
+    if usual > 0 and not usual / LENGTH_FACTOR < late < usual * LENGTH_FACTOR:
+        evidence |= {"sampled tokens until then": usual, "sampled tokens, last steps": late}
+        signs["length"] = f"rollouts went from {usual:.0f} to {late:.0f} tokens"
     return evidence, signs
 
 

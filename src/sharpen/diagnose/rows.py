@@ -87,9 +87,11 @@ def learning_rate_too_high(data: RowRunData) -> Finding | None:
     if gain is None:
         return None
     lowest, early, late = -gain.peak, -gain.early, -gain.late
-    norms = data.values("trainer/grad_norm")
-    usual = median(norms[: gain.peak_at + 1]) if norms else 0.0
-    largest = max(norms[max(0, gain.peak_at - edge(len(norms))) :], default=0.0)
+    taught = data.having("trainer/loss")
+    at = taught[gain.peak_at]
+    before, after = data.values_around("trainer/grad_norm", at.step)
+    usual = median(before or [0.0])
+    largest = max(before[-1 - edge(len(before + after)) :] + after, default=0.0)
     grew = largest >= GRADIENT_FACTOR * max(usual, 1e-9)
     above_start = late >= (1.0 + RISE) * early and -gain.z >= RISE_Z
     lost_again = late - lowest >= max(RISE * lowest, 0.3 * (early - lowest)) and gain.fall_z >= RISE_Z and grew
@@ -97,8 +99,8 @@ def learning_rate_too_high(data: RowRunData) -> Finding | None:
     exploded = max(losses) >= EXPLODED * losses[0] and median(losses[len(losses) // 2 :]) >= (1.0 + RISE) * losses[0]
     if not above_start and not lost_again and not exploded:
         return None
-    rate, at = data.config.algorithm.learning_rate, data.rows[min(gain.peak_at, len(data.rows) - 1)]
-    highest = max(data.rows[gain.peak_at :], key=lambda row: row.metrics.get("trainer/loss", 0.0))
+    rate = data.config.algorithm.learning_rate
+    highest = max(taught[gain.peak_at :], key=lambda row: row.metrics["trainer/loss"])
     return Finding(
         name="learning_rate_too_high",
         what=f"The training loss was {lowest:.3g} around step {at.step} and rose to {late:.3g}: learning rate {rate:g} "
@@ -191,11 +193,12 @@ def overfitting(data: RowRunData) -> Finding | None:
 
 def gradient_spikes(data: RowRunData) -> Finding | None:
     """A few steps have gradients far above the others, because of rows unlike all others."""
-    norms = data.values("trainer/grad_norm")
+    updates = data.having("trainer/grad_norm")
+    norms = [row.metrics["trainer/grad_norm"] for row in updates]
     if len(norms) < MIN_STEPS:
         return None
     usual = median(norms)
-    after_start = [row for row in data.rows[edge(len(norms)) :] if "trainer/grad_norm" in row.metrics]
+    after_start = updates[edge(len(norms)) :]
     spikes = [row for row in after_start if row.metrics["trainer/grad_norm"] >= SPIKE * max(usual, 1e-9)]
     clip = data.config.trainer.max_grad_norm
     if not spikes or len(spikes) > SPIKE_SHARE * len(norms) or max(norms) <= (clip or 0.0):

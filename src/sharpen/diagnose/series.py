@@ -38,9 +38,20 @@ class Steps:
     config: RunConfig
     rows: tuple[StepRow, ...]
 
+    def having(self, name: str) -> list[StepRow]:
+        """Return the steps that have a metric."""
+        return [row for row in self.rows if name in row.metrics]
+
     def values(self, name: str) -> list[float]:
         """Return the values of a metric in the steps that have it."""
-        return [row.metrics[name] for row in self.rows if name in row.metrics]
+        return [row.metrics[name] for row in self.having(name)]
+
+    def values_around(self, name: str, step: int) -> tuple[list[float], list[float]]:
+        """Return the values of a metric up to and including a step, and those after it. Metrics of the trainer are
+        missing in steps without a gradient, so that an index into the values of one metric does not fit another's."""
+        rows = self.having(name)
+        before = [row.metrics[name] for row in rows if row.step <= step]
+        return before, [row.metrics[name] for row in rows[len(before) :]]
 
     def trend(self, name: str) -> Trend | None:
         """Return the trend of a metric, None if too few steps have it."""
@@ -48,7 +59,7 @@ class Steps:
 
     def highest(self, name: str) -> list[StepRow]:
         """Return the steps that have a metric, the highest value first."""
-        return sorted((row for row in self.rows if name in row.metrics), key=lambda row: -row.metrics[name])
+        return sorted(self.having(name), key=lambda row: -row.metrics[name])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

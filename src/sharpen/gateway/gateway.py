@@ -11,7 +11,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -120,6 +120,7 @@ class Gateway:
                 sync_transport=self._sync_transport,
                 calls=lambda: session.snapshot(),
                 prompt_text=lambda index: session.prompt_text(index),
+                count_tokens=self.count_tokens,
                 version=lambda: self.engine.version,
                 recorded=record,
             ),
@@ -130,6 +131,21 @@ class Gateway:
         )
         self._keys.add(key, session)
         return session
+
+    async def count_tokens(self, messages: Sequence[Mapping[str, Any]]) -> int:
+        """Return the number of tokens of the prompt that these messages render to, without tools. On any loop.
+
+        Raises `ConfigError` if they are not chat messages.
+        """
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._count_tokens(messages), self.loop))
+
+    async def _count_tokens(self, messages: Sequence[Mapping[str, Any]]) -> int:
+        try:
+            rendered = [render_message(dict(message), place) for place, message in enumerate(messages)]
+            text = self._renderer.render(rendered, (), self._template_kwargs)
+        except ApiError as error:
+            raise ConfigError(f"the messages have no prompt: {error}") from error
+        return len(self._renderer.encode(text))
 
     async def close(self) -> None:
         """Close every session and the HTTP server. On the serving loop."""

@@ -5,7 +5,7 @@ In: a rollout's key. Out: `client`, `sync_client`, or `base_url` and `api_key` f
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Never
 
@@ -40,6 +40,7 @@ class ChatModel:
         sync_transport: SyncTransport,
         calls: Callable[[], tuple[Call, ...]],
         prompt_text: Callable[[int], str],
+        count_tokens: Callable[[Sequence[Mapping[str, Any]]], Awaitable[int]],
         version: Callable[[], int],
         recorded: bool,
     ) -> None:
@@ -52,6 +53,7 @@ class ChatModel:
         self._sync_transport = sync_transport
         self._calls = calls
         self._prompt_text = prompt_text
+        self._count_tokens = count_tokens
         self._version = version
 
     @cached_property
@@ -86,6 +88,11 @@ class ChatModel:
     def prompt_text(self, index: int) -> str:
         """Return the prompt of a call as the chat template rendered it. From any thread."""
         return self._prompt_text(index)
+
+    async def count_tokens(self, messages: Sequence[Mapping[str, Any]]) -> int:
+        """The number of tokens of the prompt that these messages render to. On any loop. Raises `ConfigError` for what
+        are no chat messages."""
+        return await self._count_tokens(messages)
 
     @property
     def version(self) -> int:

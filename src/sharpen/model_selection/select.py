@@ -164,6 +164,7 @@ async def _measure(selection: _Selection, position: int, display: Display) -> Me
         else:
             serving = await asyncio.to_thread(start_serving, job)
             stack.push_async_callback(asyncio.to_thread, serving.close)
+            display.message(f"{selection.names[position]}: {serving.line}")
             open_models = serving.modes[job.config.evaluation.decided_by]
             assert callable(open_models)
             opens, runner = with_served_model(open_models, {}), serving.runner

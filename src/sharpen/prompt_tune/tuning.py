@@ -93,7 +93,7 @@ def tune_prompt(
     with contextlib.ExitStack() as stack:
         display = stack.enter_context(contextlib.closing(Display(0, sys.stdout)))
         stack.enter_context(silent_agents())
-        runner, opens_for = _start(plan, stack)
+        runner, opens_for = _start(plan, stack, display)
         attempts = PromptAttempts(runner, opens_for, plan.prompt, plan.validation)
         attempts.begin()
         _search(plan, attempts)
@@ -170,11 +170,14 @@ def _split(tasks: Sequence[Task], tuning: PromptTuneConfig, path: str) -> tuple[
     return [tasks[index] for index in sorted(order[count:])], [tasks[index] for index in sorted(order[:count])]
 
 
-def _start(plan: _Plan, stack: contextlib.ExitStack) -> tuple[RolloutRunner, Callable[[str], OpenModels]]:
+def _start(
+    plan: _Plan, stack: contextlib.ExitStack, display: Display
+) -> tuple[RolloutRunner, Callable[[str], OpenModels]]:
     """What runs workflows, and how their models are opened for a prompt; `stack` closes it."""
     if plan.job is not None:
         serving = start_serving(plan.job)
         stack.callback(serving.close)
+        display.message(serving.line)
         open_models = serving.modes[plan.config.evaluation.decided_by]
         assert callable(open_models)
         return serving.runner, lambda prompt: with_served_model(open_models, {"system_prompt": prompt})

@@ -263,9 +263,10 @@ def _results(
     name: str, returned: Any, model: ModelWrapper, group_size: int | None
 ) -> list[WorkflowResult | ValueError]:
     """The result of each rollout of a group, or the only one."""
+    returned = model.recognize(name, check_experiences(name, returned))
     if group_size is None:
         return [result_of(name, returned, model)]
-    parts = by_run(name, check_experiences(name, returned), group_size)
+    parts = by_run(name, returned, group_size)
     return [_result_or_error(name, part, model) for part in parts]
 
 

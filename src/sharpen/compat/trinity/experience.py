@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sharpen.compat.trinity.claim import Claim
 from sharpen.errors import ConfigError
 from sharpen.types import BoolArray, Call, FloatArray, IntArray
 
@@ -36,7 +37,7 @@ NOT_OURS = {
 """Fields that Trinity's experiences have beside: here always None, and why they cannot be set."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class EID:
     """Where an experience belongs. `run` and `step` are the user's to set; here a rollout is one run."""
 
@@ -95,12 +96,14 @@ class Experience:
     the tokens before the first sampled one. Of a conversation they show the last call's token sequence, and
     `response_text` is its last answer.
 
-    Experiences are recorded, not constructed: `model.chat()` and `model.extract_experience_from_history()` give them.
+    `model.chat()` and `model.extract_experience_from_history()` give them. One that a workflow constructs, of the
+    tokens of one of those, is a `claim` until it is returned: it then stands for the recorded calls with these tokens.
     """
 
-    __slots__ = ("_answers", "_left_out", "_origin", "_reward", "_tensors", "eid", "info", "metrics")
+    __slots__ = ("_answers", "_claim", "_left_out", "_origin", "_reward", "_tensors", "eid", "info", "metrics")
 
     _answers: tuple[Answer, ...]
+    _claim: Claim | None
     _origin: object
     _reward: float | None
     _left_out: bool
@@ -109,11 +112,29 @@ class Experience:
     info: dict[str, Any]
     metrics: dict[str, Any]
 
-    def __init__(self, *_: Any, **__: Any) -> None:
-        raise ConfigError(
-            "an Experience is not constructed: take those of model.extract_experience_from_history() or model.chat(), "
-            "so that exactly what was sampled is trained, and set their reward"
-        )
+    def __init__(
+        self,
+        eid: EID | None = None,
+        tokens: Any = None,
+        prompt_length: int = 1,
+        logprobs: Any = None,
+        *,
+        reward: Any = None,
+        info: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, Any] | None = None,
+        action_mask: Any = None,
+        **others: Any,
+    ) -> None:
+        self._answers, self._origin, self._reward, self._left_out, self._tensors = (), None, None, False, {}
+        for name, value in others.items():
+            if name in NOT_OURS and name != "truncate_status" and value is not None:
+                raise ConfigError(f"Experience({name}=...): {NOT_OURS[name]}")
+            if name not in NOT_OURS and name not in RECORDED:
+                raise ConfigError(f"an Experience has no field {name!r}: keep what is yours in exp.info")
+        self._claim = Claim.of(tokens, prompt_length, logprobs, action_mask, str(others.get("response_text") or ""))
+        self.eid = eid if eid is not None else EID()
+        self.info, self.metrics = dict(info or {}), dict(metrics or {})
+        self.reward = reward
 
     @classmethod
     def of(cls, answers: Sequence[Answer], origin: object) -> Experience:
@@ -124,6 +145,7 @@ class Experience:
         self._reward = None
         self._left_out = False
         self._tensors = {}
+        self._claim = None
         self.eid, self.info, self.metrics = EID(), {}, {}
         return self
 
@@ -162,23 +184,25 @@ class Experience:
     @property
     def messages(self) -> list[dict[str, Any]]:
         """What was asked, and the answer."""
+        if not self._answers:
+            return []
         last = self._answers[-1]
         return [dict(message) for message in (*last.messages, last.response)]
 
     @property
     def tools(self) -> list[dict[str, Any]]:
         """The tools offered with it."""
-        return [dict(tool) for tool in self._answers[-1].tools]
+        return [dict(tool) for tool in self._answers[-1].tools] if self._answers else []
 
     @property
     def response_text(self) -> str:
         """The answer: the whole sampled text for `model.chat()`, the message's content for OpenAI clients."""
-        return self._answers[-1].text
+        return self._claim.response_text if self._claim is not None else self._answers[-1].text
 
     @property
     def prompt_text(self) -> str | None:
         """The prompt as the chat template rendered it; None where an endpoint answered."""
-        return self._answers[0].prompt_text()
+        return self._answers[0].prompt_text() if self._answers else None
 
     @property
     def truncate_status(self) -> str | None:
@@ -188,7 +212,7 @@ class Experience:
     @property
     def tokens(self) -> Tensor | None:
         """Prompt and sampled tokens, T."""
-        return self._tensor("tokens")
+        return self._tensor("tokens") if self._claim is None else self._claim.tensor()
 
     @property
     def logprobs(self) -> Tensor | None:
@@ -215,9 +239,16 @@ class Experience:
     @property
     def prompt_length(self) -> int:
         """Tokens before the first sampled one; 0 where an endpoint answered."""
+        if self._claim is not None:
+            return self._claim.prompt_length
         return len(self._chain()[0].prompt_ids_P) if self.calls else 0
 
     # What follows is for the adapter, not for workflows.
+
+    @property
+    def claim(self) -> Claim | None:
+        """Which recorded calls it claims to be, of a constructed one."""
+        return self._claim
 
     @property
     def answers(self) -> tuple[Answer, ...]:

@@ -135,9 +135,41 @@ class ModelWrapper:
         self._told.update(index for index, answer in answers.items() if any(answer is one for one in found))
         return Experience.of(found, self)
 
+    async def get_message_token_len(self, messages: Sequence[Mapping[str, Any]]) -> int:
+        """Tokens of the prompt that these messages make. Raises `ConfigError` where an endpoint answers."""
+        if self._history is not None:
+            raise ConfigError(
+                "model.get_message_token_len() needs the model's tokenizer, which an endpoint has not got"
+            )
+        number: int = await self._model.count_tokens(messages)
+        return number
+
     async def convert_messages_to_experience_async(self, messages: Sequence[Mapping[str, Any]]) -> Experience:
         """As `convert_messages_to_experience`."""
         return self.convert_messages_to_experience(messages)
+
+    def recognize(self, name: str, experiences: Sequence[Experience]) -> list[Experience]:
+        """The experiences that the workflow `name` returned, with those that it constructed replaced by recorded ones.
+
+        Raises `ConfigError` where they are not what was recorded (see `claim`).
+        """
+        answers = self._answers() if any(experience.claim is not None for experience in experiences) else {}
+        calls = {index: answer.call for index, answer in answers.items() if answer.call and _delivered(answer)}
+        taken = {call.index for experience in experiences for call in experience.calls}
+        found = []
+        for experience in experiences:
+            if (claim := experience.claim) is None:
+                found.append(experience)
+                continue
+            indexes = list(answers) if self._history is not None else claim.calls(name, calls, taken)
+            taken.update(indexes)
+            own = Experience.of([answers[index] for index in indexes], self)
+            own.eid, own.info, own.metrics = experience.eid, experience.info, experience.metrics
+            own.reward = experience.reward
+            if claim.leaves_out():
+                own.leave_out()
+            found.append(own)
+        return found
 
     def __getattr__(self, name: str) -> Any:
         if name in ABSENT:

@@ -1,0 +1,50 @@
+"""The programs of docs/use/prompts.md run as they are printed, on models by script."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from levels import scripted
+
+from sharpen.prompt_tune.settings import SIZES
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "use" / "prompts.md").read_text(encoding="utf-8")
+sys.path.insert(0, str(ROOT / "examples"))
+
+
+def test_the_first_program(toy_dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from parts.stand_in import stand_in
+
+    def answer(messages: Any) -> str:
+        system, user = messages[0]["content"], messages[1]["content"]
+        return user.split()[-1] if "level 8" in system or user.endswith("1") else "?"
+
+    code = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[0]
+    for old, new in {
+        '"my_dataset"': repr(str(toy_dataset)),
+        'lm_model_name="openai/gpt-4.1"': "lm_model_name=LM",
+    }.items():
+        assert old in code
+        code = code.replace(old, new)
+    names: dict[str, Any] = {"__name__": "__main__", "LM": scripted(2, 8, 5)[0]}
+    with stand_in(answer) as base_url:
+        monkeypatch.setenv("OPENAI_BASE_URL", base_url)
+        monkeypatch.setenv("OPENAI_API_KEY", "none")
+        exec(compile(code, "prompts.md", "exec"), names)
+    assert names["prompt"] == "You are of level 8."
+    assert names["figures"]["after"] == 1.0
+
+
+def test_the_others_are_python_and_the_table_is_what_the_code_does() -> None:
+    for code in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
+        ast.parse(code)
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (\d+) \|$", PAGE, re.MULTILINE)
+    assert [(level, int(prompts), int(tasks)) for level, prompts, tasks in rows] == [
+        (level, size.num_candidates, size.num_validation) for level, size in SIZES.items()
+    ]
