@@ -13,8 +13,10 @@ import yaml
 
 from sharpen.compat.files import load_config
 from sharpen.compat.trinity.yaml.conversion import convert
+from sharpen.compat.trinity.yaml.former import DROPPED, RENAMED, WITHOUT_EFFECT
 from sharpen.compat.trinity.yaml.functions import ADVANTAGES, ALGORITHMS, KL, POLICY_LOSSES, SUPERVISED
 from sharpen.compat.trinity.yaml.interpolation import interpolate
+from sharpen.compat.trinity.yaml.table import RULES
 from sharpen.config.load import resolve
 from sharpen.config.public import AlgorithmConfig, TunerModelConfig
 from sharpen.errors import ConfigError
@@ -86,7 +88,7 @@ def refusal(content: dict[str, Any], **environment: str) -> str:
             "operators[0].name' is 'reward_shaping', which is no operator here; did you mean 'reward_shaping_mapper'?",
         ),
         ("synchronizer: {sync_style: sometimes}", "must be one of fixed, explorer_driven"),
-        ("trainer: {trainer_config_path: verl.yaml}", "Trinity-RFT dropped it too"),
+        ("trainer: {trainer_config_path: verl.yaml}", "there is no such file here; Trinity-RFT dropped the key"),
         (
             "trainer: {trainer_config: {actor_rollout: {}}}",
             "is no section of verl's; did you mean 'actor_rollout_ref'?",
@@ -1111,3 +1113,71 @@ def test_explorer_and_trainer_are_two_processes_of_one_run():
     assert (explorer.settings["mode"], explorer.settings["name"]) == ("explore", "r")
     assert "exchange" not in explorer.settings
     assert "experience_buffer.path: explorer and trainer share the run's folder" in explorer.notices[-1]
+
+
+def test_keys_of_earlier_versions_are_read_under_their_names_of_today():
+    former = {
+        "global_config": {"total_epochs": 2, "batch_size": 6},
+        "model": {"model_path": "m", "max_prompt_tokens": 16, "max_response_tokens": 8, "checkpoint_path": "runs"},
+        "data": {"dataset_path": "x", "train_split": "train", "format_config": {"prompt_key": "q"}, "subset_name": ""},
+        "buffer": {"train_dataset": {"name": "b", "storage_type": "queue", "path": "sqlite:///b.db"}},
+        "explorer": {"engine_num": 2, "repeat_times": 8, "dtype": "bfloat16", "temperature": 0.9, "use_ray": False},
+        "synchronizer": {"sync_iteration_interval": 3},
+        "trainer": {"eval_interval": 7, "ppo_max_token_len_per_gpu": 99, "sft_warmup_iteration": 0},
+        "monitor": {"project": "P", "name": "r", "cache_root_dir": ""},
+    }
+    found = convert_(former)
+    settings = found.settings
+    assert (settings["project"], settings["name"], settings["checkpoint_root_dir"]) == ("P", "r", "runs")
+    assert settings["train_dataset"] == {"path": "x", "split": "train", "total_epochs": 2}
+    assert settings["task_args"]["prompt_key"] == "q"
+    assert settings["algorithm"] == {"batch_size": 6, "group_size": 8, "eval_interval_steps": 7}
+    assert (settings["model"]["temperature"], settings["engine"]["dtype"]) == (0.9, "bfloat16")
+    assert (settings["sync"]["interval"], settings["trainer"]["max_tokens_per_micro_batch"]) == (3, 99)
+    said = " ".join(found.notices)
+    assert "explorer.engine_num = 2: it is called explorer.rollout_model.engine_num today" in said
+    assert "explorer.use_ray" in found.notices[-1]
+    assert "Trinity-RFT dropped it" in found.notices[-1]
+    both = {**former, "name": "s"}
+    assert "'monitor.name' is called name today, which is given too: keep one of them" in refusal(both)
+
+
+def test_what_became_of_a_former_key_without_a_name_of_today_is_said():
+    content = {
+        "data": {"dataset_path": "x", "eval_split": "test"},
+        "trainer": {"algorithm_type": "ppo"},
+        "data_processor": {"source_data_path": "y", "db_url": ""},
+        "algorithm": {"mu": 0.2},
+    }
+    text = refusal(content)
+    assert "'trainer.algorithm_type' is 'ppo': it is algorithm.algorithm_type now" in text
+    assert "'data.eval_split' is 'test': evaluation has datasets of its own now" in text
+    assert "'data_processor.source_data_path' is 'y': Trinity-RFT dropped it: its processing of data is a list" in text
+    assert "'algorithm.mu' is 0.2: it is algorithm.policy_loss_fn_args.mu now" in text
+    assert text.splitlines()[0].endswith(": 4 problems")
+
+
+def test_former_keys_are_none_of_today_s():
+    assert not {*RENAMED, *DROPPED, *WITHOUT_EFFECT} & RULES.keys()
+    for now in RENAMED.values():
+        assert now in DROPPED or any(
+            key == now or key.startswith(f"{now}.") or now.startswith(f"{key}.") for key in RULES
+        )
+
+
+def test_a_trainer_s_own_file_is_read_where_it_is_named(tmp_path):
+    (tmp_path / "verl.yaml").write_text(
+        "actor_rollout_ref:\n  actor: {ppo_epochs: 2, grad_clip: 0.5}\n"
+        "  model: {x: '${actor_rollout_ref.actor.ppo_epochs}'}\n"
+        "trainer: {max_actor_ckpt_to_keep: 3}\n"
+    )
+    file = load_config(write(tmp_path, "trainer: {trainer_config_path: scripts/verl.yaml}"))
+    assert file.settings["trainer"] == {"epochs": 2, "max_grad_norm": 0.5, "keep_checkpoints": 3}
+    assert (
+        "trainer_config_path = 'scripts/verl.yaml': its settings are those of trainer.trainer_config" in file.notices[0]
+    )
+    assert "is a configuration of verl's trainer, which trainer.trainer_config_path named" in error_of(
+        tmp_path / "verl.yaml"
+    )
+    recipe = write(tmp_path, base="project_name: p\nprocess: [{a: {}}]\nnp: 4\n")
+    assert "is a recipe of Data-Juicer's" in error_of(recipe)

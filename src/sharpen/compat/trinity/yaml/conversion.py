@@ -23,6 +23,7 @@ from sharpen.compat.trinity.yaml import (
     tasks,
 )
 from sharpen.compat.trinity.yaml.draft import OFF, Draft, shown
+from sharpen.compat.trinity.yaml.former import read_former
 from sharpen.compat.trinity.yaml.functions import SUPERVISED
 from sharpen.compat.trinity.yaml.interpolation import interpolate
 from sharpen.compat.trinity.yaml.keys import adapter, external_model, tinker
@@ -89,12 +90,12 @@ def convert(
     """
     resolved, without_value = interpolate(content, environment)
     draft = Draft(file, environment, without_value)
-    _gather(draft, one_stage(draft, resolved), "")
+    _gather(draft, read_former(draft, one_stage(draft, resolved)), "")
     rules = RULES
     if draft.trains_by(SUPERVISED):
         rows.leave_rollouts_out(draft)
         rules = RULES | rows.RULES_OF_ROWS
-    for key, value in list(draft.given.items()):
+    for key, value in [(key, draft.given[key]) for key in draft.unanswered()]:
         rules[_pattern(key)](draft, key, value)
     _decide(draft, now or datetime.now(), has_ray)
     homes = HOMES | HOMES_OF_ROWS if draft.trains_by(SUPERVISED) else HOMES

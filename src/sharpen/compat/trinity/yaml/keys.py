@@ -66,6 +66,16 @@ def exchange(draft: Draft, key: str, value: Any) -> None:
         draft.idle("every rollout is kept in the run's journal, run.db", key)
 
 
+def trainer_file(draft: Draft, key: str, value: Any) -> None:
+    """The file of verl's settings that earlier versions had; `compat.files` reads it."""
+    if is_one_of(draft.get(key), OFF):
+        return
+    if "trainer.trainer_config" in draft.given:
+        draft.say("its settings are those of trainer.trainer_config, which Trinity-RFT has today", key)
+    else:
+        draft.refuse(key, "there is no such file here; Trinity-RFT dropped the key: write its settings themselves")
+
+
 def of_ppo(rule: Rule) -> Rule:
     """A rule of the critic's keys, which mean nothing with other algorithms."""
 

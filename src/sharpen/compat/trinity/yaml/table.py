@@ -16,6 +16,7 @@ from sharpen.compat.trinity.yaml.keys import (
     or_for_ever,
     retries,
     target_modules,
+    trainer_file,
 )
 from sharpen.compat.trinity.yaml.operators import on_experiences
 from sharpen.compat.trinity.yaml.rows import RULES_OF_ROWS, TEMPLATE
@@ -227,7 +228,7 @@ _TRAINER: dict[str, Rule] = {
     "total_steps": whole,
     "grad_clip actor_grad_clip trainer_config": later,
     "max_token_len_per_gpu": to("trainer.max_tokens_per_micro_batch"),
-    "trainer_config_path": refused("Trinity-RFT dropped it too: write the keys themselves"),
+    "trainer_config_path": trainer_file,
     "trust_remote_code": _NO_CODE,
     "save_hf_checkpoint": idle("every checkpoint is a Hugging Face directory"),
     "enable_preview": idle("rollouts are in the run's journal, run.db"),
