@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from sharpen.compat.trinity.imports.stand_in import stand_in
 from sharpen.compat.trinity.yaml.conversion import convert, own_keys
 from sharpen.compat.trinity.yaml.interpolation import interpolate
 from sharpen.compat.trinity.yaml.stages import stage_names
@@ -84,6 +85,7 @@ def _load(content: Mapping[str, Any], path: Path, name: str, has_ray: bool | Non
             "keep to one of them"
         )
     if theirs:
+        stand_in()  # the code that such a file names imports Trinity-RFT
         here = find_spec("ray") is not None
         content = _with_trainer_file(content, path.parent)
         file = convert(content, name, environment=os.environ, has_ray=here if has_ray is None else has_ray)
