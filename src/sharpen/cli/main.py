@@ -210,7 +210,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         options["eval_dataset"] = DatasetConfig(path=arguments.dataset, **split)
     else:
         options["eval_dataset.split"] = arguments.split
-    endpoint = _endpoint(arguments)
+    endpoint: Mapping[str, str] | None = _endpoint(arguments)
     files: dict[str, Any] = {"output": arguments.output, "transcripts": arguments.transcripts}
     with _loaded(arguments, options) as (resolved, workflow, judge):
         if endpoint is None and arguments.model is None:

@@ -84,7 +84,7 @@ WITHOUT_EFFECT = (
 
 def read_former(draft: Draft, content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content under today's keys, and tell what became of each former one."""
-    found = _copy(content)
+    found: dict[str, Any] = _copy(content)
     for former, now in RENAMED.items():
         value = _take(found, former)
         if value is None:
