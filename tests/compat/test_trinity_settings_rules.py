@@ -526,6 +526,15 @@ def test_top_k_is_a_setting_of_the_model_and_of_the_workflow():
     assert "must be a whole number" in refusal({"model": {"top_k": "many"}})
 
 
+def test_m2po_of_later_versions():
+    algorithm = {"algorithm_type": "m2po", "policy_loss_fn_args": {"m2_threshold": 0.02, "log_ratio_clip": 20.0}}
+    found = convert_({"algorithm": algorithm})
+    assert found.settings["algorithm"]["algorithm_type"] == "m2po"
+    assert found.settings["loss"] == {"policy_loss_args": {"threshold": 0.02}}
+    algorithm["policy_loss_fn_args"]["log_ratio_clip"] = 5.0
+    assert "it is 20.0 here" in refusal({"algorithm": algorithm})
+
+
 def test_raft_imitates_every_rollout():
     found = convert_({"algorithm": {"algorithm_type": "raft", "repeat_times": 1}})
     assert found.defaults["loss"] == {"advantage": "every_rollout"}
