@@ -30,7 +30,7 @@ IMPORTS: Mapping[str, set[str]] = {
     "exchange": {"rollout", "experience"},
     "operators": set(),
     "trainer": {"algorithm"},
-    "compat": {"algorithm", "rollout", "gateway"},
+    "compat": {"algorithm", "rollout", "operators", "gateway"},
     "recipe": {"algorithm", "sync", "experience"},
     "execution": {"algorithm", "inference", "rollout", "gateway", "trainer", "compat", "recipe"},
     "plan": {"algorithm", "inference", "trainer", "recipe"},

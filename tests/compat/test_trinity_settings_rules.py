@@ -85,7 +85,7 @@ def refusal(content: dict[str, Any], **environment: str) -> str:
         ("monitor: {monitor_type: paper}", "got 'paper' (f.yaml: monitor.monitor_type)"),
         (
             "data_processor: {experience_pipeline: {operators: [{name: reward_shaping}]}}",
-            "has the operators reward_shaping, but data processing does not exist here yet",
+            "operators[0].name' is 'reward_shaping', which is no operator here; did you mean 'reward_shaping_mapper'?",
         ),
         ("synchronizer: {sync_style: sometimes}", "must be one of fixed, explorer_driven"),
         ("trainer: {trainer_type: tinker}", "'trainer.trainer_type' is 'tinker': training is local"),
@@ -764,7 +764,7 @@ def test_tau_0_nearly_ranks_and_pass_rates_need_no_operator():
     assert "kwargs.tau = 0: the tasks nearest to the target come first there" in found.notices[0]
     assert "data_processor.experience_pipeline.operators: the mean reward of each task is always" in found.notices[-1]
     operators["experience_pipeline"]["operators"].append({"name": "other"})
-    assert "has the operators other, but" in refusal(
+    assert "operators[1].name' is 'other', which is no operator here" in refusal(
         {**one_taskset(data_selector=selector), "data_processor": operators}
     )
 

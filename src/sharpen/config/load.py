@@ -230,7 +230,10 @@ _UniqueKeyLoader.add_implicit_resolver(
 )
 
 
-_CODE: tuple[Place, ...] = (("workflow",), ("judge",), ("evaluation", "own", "*", "workflow"))
+_CODE: tuple[Place, ...] = (
+    *(("workflow",), ("judge",), ("evaluation", "own", "*", "workflow")),
+    *(("sampling", "operators", "*", "name"), ("sampling", "task_operators", "*", "name")),
+)
 """The settings that say where code is."""
 
 
@@ -250,14 +253,14 @@ def point_beside(content: Mapping[str, Any], folder: Path) -> None:
 
 
 def _sections(content: Any, path: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    """Yield the sections at `path`, where `*` stands for any key."""
-    if not isinstance(content, dict):
-        return
-    if not path:
-        yield content
-    elif path[0] == "*":
-        for inner in content.values():
+    """Yield the sections at `path`, where `*` stands for any key, or any item of a list."""
+    if path[:1] == ("*",) and isinstance(content, dict | list):
+        for inner in content.values() if isinstance(content, dict) else content:
             yield from _sections(inner, path[1:])
+    elif not isinstance(content, dict):
+        return
+    elif not path:
+        yield content
     elif path[0] in content:
         yield from _sections(content[path[0]], path[1:])
 

@@ -11,29 +11,6 @@ from typing import Any
 from sharpen.compat.trinity.yaml.draft import OFF, Draft, is_one_of, shown
 from sharpen.compat.trinity.yaml.rules import Rule, mapping, whole
 
-_NEEDLESS = {"pass_rate_calculator": "the mean reward of each task is always kept, and difficulty_based goes by it"}
-"""Operators whose work is done here anyway."""
-
-
-def operators(where: str) -> Rule:
-    """Data processing: refused, with the names of the operators and where to do it instead."""
-
-    def rule(draft: Draft, key: str, value: Any) -> None:
-        if is_one_of(draft.get(key), OFF):
-            return
-        items = value if isinstance(value, list) else [value]
-        names = [str(item.get("name", item)) if isinstance(item, dict) else str(item) for item in items]
-        missing = [name for name in names if name not in _NEEDLESS]
-        if missing:
-            text = (
-                f"has the operators {', '.join(missing)}, but data processing does not exist here yet: do it in {where}"
-            )
-            draft.wrong(key, text)
-        else:
-            draft.idle(" and ".join(_NEEDLESS[name] for name in dict.fromkeys(names)), key)
-
-    return rule
-
 
 def or_for_ever(place: str, said: str) -> Rule:
     """A number of steps or things, where 0 stands for no end of them."""

@@ -30,7 +30,7 @@ _OF_ROLLOUTS = (
     *("algorithm.kl_penalty_fn", "algorithm.repeat_times", "algorithm.bypass_old_logprobs"),
     *("algorithm.sample_strategy_args", "model.temperature", "model.top_p", "model.critic_model_path"),
     *("trainer.critic_warmup", f"{BUFFER}.replay_buffer", f"{BUFFER}.use_priority_queue"),
-    f"{BUFFER}.reuse_cooldown_time",
+    *(f"{BUFFER}.reuse_cooldown_time", "data_processor.experience_pipeline."),
 )
 """Keys, by how they begin, that mean something with rollouts only."""
 _FIELDS: dict[tuple[str, str], dict[str, str]] = {

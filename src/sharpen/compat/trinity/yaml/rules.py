@@ -184,3 +184,11 @@ def alternatives(names: Iterable[str]) -> str:
     """`a, b or c`."""
     *others, last = names
     return f"{', '.join(others)} or {last}" if others else last
+
+
+def function_place(name: str) -> str:
+    """`package.module.Class`, as Trinity-RFT writes it, in our form; registered names stay."""
+    if ":" in name or "." not in name or "/" in name:
+        return name
+    module, _, attribute = name.rpartition(".")
+    return f"{module}:{attribute}"

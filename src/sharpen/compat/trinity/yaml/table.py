@@ -12,11 +12,11 @@ from sharpen.compat.trinity.yaml.keys import (
     environment_variables,
     model_to_train,
     of_ppo,
-    operators,
     or_for_ever,
     retries,
     target_modules,
 )
+from sharpen.compat.trinity.yaml.operators import on_experiences
 from sharpen.compat.trinity.yaml.rows import RULES_OF_ROWS, TEMPLATE
 from sharpen.compat.trinity.yaml.rules import (
     Rule,
@@ -295,14 +295,14 @@ _SECTIONS: dict[str, dict[str, Rule]] = {
         "replay_buffer_kwargs replay_buffer.priority_fn_args": mapping,
     },
     "data_processor.task_pipeline.": {
-        "operators": operators("a dataset that you write beforehand"),
+        "operators": refused("Data-Juicer is not run here: process the tasks beforehand"),
         "config_path": refused("Data-Juicer is not run here: process the tasks beforehand"),
         "num_process inputs output target_fields priority_weights top_k": idle(
             "it belongs to the processing of tasks, which does not exist here yet"
         ),
     },
     "data_processor.experience_pipeline.": {
-        "operators": operators("the workflow or the judge"),
+        "operators": on_experiences,
         "save_input input_save_path output": _JOURNAL,
         "inputs": refused("experiences come from the rollouts alone: leave it out"),
     },

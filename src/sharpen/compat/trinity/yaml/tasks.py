@@ -9,6 +9,7 @@ from typing import Any
 
 from sharpen.compat.trinity.yaml.draft import Draft
 from sharpen.compat.trinity.yaml.functions import DISTILL
+from sharpen.compat.trinity.yaml.rules import function_place
 from sharpen.compat.trinity.yaml.run import sampling
 from sharpen.compat.trinity.yaml.selection import usual_order
 from sharpen.config.explain import Place
@@ -69,10 +70,10 @@ def _main(draft: Draft, prefix: str, *, is_evaluation: bool) -> None:
     """The workflow and what it reads, from the tasks that the run is about."""
     key, workflow = _type(draft, prefix, "workflow", is_evaluation)
     if workflow is not None:
-        draft.set("workflow", _code(workflow), key)
+        draft.set("workflow", function_place(workflow), key)
     key, reward = _type(draft, prefix, "reward_fn", is_evaluation)
     if reward is not None:
-        draft.set("task_args.reward_fn", _code(reward), key)
+        draft.set("task_args.reward_fn", function_place(reward), key)
     for name in _FORMAT:
         former, own = f"{_INPUT}.{name}", f"{prefix}.format.{name}"  # where earlier versions had them
         draft.move(former, f"task_args.{name}")
@@ -95,14 +96,6 @@ def _type(draft: Draft, prefix: str, kind: str, is_evaluation: bool) -> tuple[st
         keys += [f"{prefix}.default_eval_workflow_type", f"{_INPUT}.default_eval_workflow_type"]
     found = {key: name for key in (*keys, f"{_INPUT}.default_{kind}_type") if (name := draft.get(key)) is not None}
     return next(iter(found.items()), (keys[0], None))
-
-
-def _code(name: str) -> str:
-    """`package.module.Class`, as Trinity-RFT writes it, in our form; registered names stay."""
-    if ":" in name or "." not in name or "/" in name:
-        return name
-    module, _, attribute = name.rpartition(".")
-    return f"{module}:{attribute}"
 
 
 def _evaluation(draft: Draft, prefix: str, index: int, names: set[str]) -> str:
@@ -129,7 +122,7 @@ def _own(draft: Draft, prefix: str, main: str, name: str) -> None:
     of_main = _type(draft, main, "workflow", "eval_tasksets" in main)[1]
     key, workflow = _type(draft, prefix, "workflow", is_evaluation=True)
     if workflow is not None and of_main is not None and workflow != of_main:
-        draft.set((*place, "workflow"), _code(workflow), key)
+        draft.set((*place, "workflow"), function_place(workflow), key)
     key = f"{prefix}.workflow_args"
     arguments = draft.get(key) or {}
     if arguments != (draft.given.get(f"{main}.workflow_args") or {}):
@@ -153,7 +146,7 @@ def _task_args(draft: Draft, prefix: str) -> dict[str, Any]:
     reward = _type(draft, prefix, "reward_fn", is_evaluation=True)[1]
     return {
         **found,
-        "reward_fn": None if reward is None else _code(reward),
+        "reward_fn": None if reward is None else function_place(reward),
         "reward_fn_args": draft.get(f"{prefix}.reward_fn_args") or {},
     }
 
