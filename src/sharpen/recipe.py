@@ -106,11 +106,12 @@ def _rollout_problems(recipe: RolloutRecipe) -> Iterator[str]:
         yield f"the settings of critic have no effect: {algorithm.name!r} has no critic (ppo has)"
     if recipe.overlaps:
         yield from _sync_problems(recipe)
-    if config.model.top_p < 1.0:
-        yield (
-            f"model.top_p is {config.model.top_p:g}, but training needs tokens sampled from the model's whole "
-            "distribution: set top_p to 1"
-        )
+    for name, value, whole in (("top_p", config.model.top_p, 1), ("top_k", config.model.top_k, 0)):
+        if value != whole and algorithm.needs_ratio:
+            yield (
+                f"model.{name} is {value:g}, but {algorithm.name!r} needs tokens sampled from the model's whole "
+                f"distribution: set {name} to {whole}, or train without a probability ratio (raft)"
+            )
     if config.model.temperature == 0.0:
         yield "model.temperature is 0: all greedy rollouts of a task are the same, so nothing is learned; set it to 1"
 

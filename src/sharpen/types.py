@@ -230,6 +230,9 @@ class Experience:
         loss_mask_T  0           0    0    0  1          1   1            1          0  0              0 0  1 1
         calls_T     -1          -1   -1   -1  0          0   0            0         -1 -1             -1 -1 1 1
 
+    `truncated_calls` are the calls sampled with `top_p` or `top_k`, by index: their logprobs are those of the truncated
+    distribution, which nothing may be compared with.
+
     `advantages_T` and `weights_T` are filled when a batch is drawn. The loss of a batch is
     `sum(weights_T * per_token_loss_T)`: the weights already include the aggregation mode and the normalization over the
     whole update, so that a split into micro-batches cannot change the gradient.
@@ -246,6 +249,12 @@ class Experience:
     temperatures_T: FloatArray
     advantages_T: FloatArray
     weights_T: FloatArray
+    truncated_calls: tuple[int, ...] = ()
+
+    @property
+    def truncated_T(self) -> BoolArray:
+        """Whether each token was sampled from a truncated distribution."""
+        return np.isin(self.calls_T, self.truncated_calls)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

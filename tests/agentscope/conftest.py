@@ -13,7 +13,8 @@ import pytest
 from environments import belongs, installed, test_files
 from scripted import ScriptedEngine, ServingLoop, toy_tokenizer
 
-from sharpen.compat.agentscope import present, silent_agents
+from sharpen.compat.agentscope.console import silent_agents
+from sharpen.compat.agentscope.model import present
 from sharpen.config.run import RolloutConfig
 from sharpen.gateway.gateway import Gateway
 from sharpen.inference.engine import GenerateRequest
@@ -24,7 +25,7 @@ from sharpen.rollout.runner import RolloutRunner
 from sharpen.rollout.user_loop import owner
 from sharpen.types import Group, Task
 
-pytest.register_assert_rewrite("framework_checks")
+pytest.register_assert_rewrite("framework_checks", "selection_checks")
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else its import asks a server for prices
 collect_ignore = [name for name in test_files() if not belongs(name, installed())]
 THIRD_PARTY = (

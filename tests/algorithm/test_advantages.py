@@ -57,6 +57,7 @@ BY_HAND = {
     "asymre": [0.6, -0.4, 2.1, 0.1, -1.9],
     "rec": [0.5, -0.5, 2.0, 0.0, -2.0],
     "best_of_group": [1.0, 0.0, 1.0, 0.0, 0.0],
+    "every_rollout": [1.0, 1.0, 1.0, 1.0, 1.0],
 }
 
 
@@ -167,6 +168,8 @@ def plain(name: str, rewards_of_groups: list[list[float]]) -> list[float]:
                     result.append(0.0)
                 case "best_of_group":
                     result.append(float(r == max(group)))
+                case "every_rollout":
+                    result.append(1.0)
                 case _:
                     result.append(d)
     return result

@@ -156,7 +156,6 @@ def test_parts_of_an_algorithm_that_do_not_exist_are_refused_by_name(algorithm, 
         ({"lora_configs": [{"lora_dtype": "bfloat16"}]}, "model.lora_configs[0].lora_dtype"),
         ({"lora_configs": [{"base_model_name": "other"}]}, "model.lora_configs[0].base_model_name"),
         ({"custom_chat_template": "x"}, "model.custom_chat_template"),
-        ({"top_k": 20}, "model.top_k"),
         ({"repetition_penalty": 1.1}, "model.repetition_penalty"),
         ({"min_response_tokens": 8}, "model.min_response_tokens"),
         ({"rope_scaling": {"factor": 2}}, "model.rope_scaling"),
@@ -191,7 +190,6 @@ def test_features_of_the_model_are_refused_and_their_off_values_accepted(model, 
         ),
         ({"format": {"workflow_key": "kind"}}, "one workflow and one reward function do all tasks of a run"),
         ({"format": {"system_prompt_key": "system"}}, "the system prompt is one for all tasks"),
-        ({"rollout_args": {"top_k": 5}}, "training needs tokens of the model's whole distribution"),
         ({"workflow_args": ["a"]}, "workflow_args' must be a section of settings, but ['a'] came"),
     ],
 )
@@ -515,6 +513,23 @@ def test_what_only_evaluation_does_with_its_samples_is_no_reason_to_refuse():
     taskset = {"path": "x", "rollout_args": {"top_k": 20, "top_p": 0.8, "n": 4}}
     found = convert_({"buffer": {"explorer_input": {"eval_tasksets": [taskset]}}, "mode": "both"})
     assert "top_k" in found.notices[0]
+
+
+def test_top_k_is_a_setting_of_the_model_and_of_the_workflow():
+    """The taskset's comes first; -1 stands for all tokens. The run decides whether its algorithm can train them."""
+    taskset = {"path": "x", "rollout_args": {"top_k": 25, "top_p": 0.95}}
+    found = convert_({"model": {"top_k": 9}, "buffer": {"explorer_input": {"taskset": taskset}}})
+    assert found.settings["model"] == {"top_p": 0.95, "top_k": 25}
+    assert found.settings["task_args"]["rollout_args"] == {"top_p": 0.95, "top_k": 25}
+    taskset["rollout_args"]["top_k"] = -1
+    assert convert_({"buffer": {"explorer_input": {"taskset": taskset}}}).settings["model"] == {"top_p": 0.95}
+    assert "must be a whole number" in refusal({"model": {"top_k": "many"}})
+
+
+def test_raft_imitates_every_rollout():
+    found = convert_({"algorithm": {"algorithm_type": "raft", "repeat_times": 1}})
+    assert found.defaults["loss"] == {"advantage": "every_rollout"}
+    assert "every rollout that the workflow returns" in found.notices[0]
 
 
 def replay_file(train: int = 0, strategy: dict[str, Any] | None = None, **replay: Any) -> dict[str, Any]:

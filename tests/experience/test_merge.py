@@ -161,6 +161,16 @@ def test_trap_11_a_truncated_distribution_is_refused_with_the_setting() -> None:
     assert merge(make_rollout([greedy])) == []
 
 
+def test_without_a_ratio_truncated_calls_are_merged_and_marked() -> None:
+    calls = [
+        make_call(0, [1], [2, 3], sampling=Sampling(top_k=20)),
+        make_call(1, [1, 2, 3, 9], [4], parent=0),
+    ]
+    (merged,) = merge(make_rollout(calls), needs_ratio=False)
+    assert merged.truncated_calls == (0,)
+    assert merged.truncated_T.tolist() == [False, True, True, False, False]
+
+
 def test_a_parent_whose_ids_differ_is_refused() -> None:
     calls = [make_call(0, [1], [2]), make_call(1, [1, 9, 3], [4], parent=0)]
     with pytest.raises(CallError, match="names call 0 as its parent, but its prompt does not start"):

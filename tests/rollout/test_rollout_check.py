@@ -59,6 +59,8 @@ def test_the_agents_own_truncation_prevents_training(sampling: dict[str, Any], s
     report = check_groups([group(0, rollout(0, 0, 1.0, cut), rollout(0, 1, 0.0))], model=MODEL)
     assert not report.ready
     assert report.findings[0].startswith(f"the agent sets {said} itself in 1 of 2 calls (model.top_p is 1)")
+    groups = [group(0, rollout(0, 0, 1.0, cut), rollout(0, 1, 0.0))]
+    assert check_groups(groups, model=MODEL, needs_ratio=False).ready
 
 
 def test_an_answer_that_a_cache_served_to_a_sibling_is_found() -> None:

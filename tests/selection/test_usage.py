@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,12 @@ class ChatUsage:
 
 @dataclass
 class ChatResponse:
+    """As AgentScope's, which answers `hasattr` with a KeyError."""
+
     usage: ChatUsage | None
+
+    def __getattr__(self, name: str) -> Any:
+        raise KeyError(name)
 
 
 ChatModelBase = type("ChatModelBase", (), {"__module__": "agentscope.model._model_base"})
@@ -46,7 +52,7 @@ class Scripted(ChatModelBase):  # type: ignore[misc,valid-type]
 async def use(model: Any, times: int) -> None:
     for _ in range(times):
         answer = await model([])
-        if hasattr(answer, "__aiter__"):
+        if isinstance(answer, AsyncIterable):
             assert len([chunk async for chunk in answer]) == 3
 
 
@@ -59,6 +65,18 @@ def test_plain_answers_and_streams_are_added_up() -> None:
     assert type(copy).__name__ == "Scripted"
     assert copy.client is model.client
     assert not hasattr(model, "sharpen_usage")
+
+
+def test_a_stream_that_is_left_early_counts_what_is_known() -> None:
+    async def leave() -> None:
+        chunks = await counted(Scripted([ChatUsage(5, 1), ChatUsage(5, 2)]), usage)([])
+        async for _ in chunks:
+            break
+        await chunks.aclose()
+
+    usage = Usage()
+    asyncio.run(leave())
+    assert usage == Usage(input_tokens=5, output_tokens=1, num_answers=1)
 
 
 def test_two_copies_count_apart() -> None:

@@ -185,6 +185,12 @@ def best_of_group(scores: Scores) -> FloatArray:
     return scores.per_call(best_R)
 
 
+def every_rollout(scores: Scores) -> FloatArray:
+    """Return 1 for every rollout, so that all are imitated alike. Source: `raft` of Trinity-RFT 0.6.0, where the
+    workflow decides what it returns."""
+    return scores.per_call(np.ones_like(scores.rewards_R))
+
+
 def pass_at_k(scores: Scores, *, k: int = 4) -> FloatArray:
     """Return advantages for the reward "at least one of k rollouts is right", exact over all subsets of the group.
 
@@ -378,6 +384,9 @@ ADVANTAGES: dict[str, Advantage] = {
     "asymre": Advantage(function=asymre, formula="r - mean_g - baseline_shift"),
     "rec": Advantage(function=rec, formula="r - mean_g", centred=True),
     "best_of_group": Advantage(function=best_of_group, formula="1 if r = max_g else 0"),
+    "every_rollout": Advantage(
+        function=every_rollout, formula="1, whatever the reward", group_relative=False, needs_reward=False
+    ),
     "pass_at_k": Advantage(function=pass_at_k, formula="(R - m) / s of: one of k is right"),
     "gigpo": Advantage(
         function=gigpo,

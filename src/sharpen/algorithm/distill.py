@@ -104,11 +104,11 @@ def configured(name: str, preset: Distill | None, config: DistillConfig | None) 
 
 
 def check_without_rewards(
-    name: str, distill: Distill | None, loss: LossConfig, sampling: SamplingConfig | None
+    name: str, advantage: str, distill: Distill | None, loss: LossConfig, sampling: SamplingConfig | None
 ) -> None:
     """Raise `ConfigError` for settings that have no effect in an algorithm that uses no rewards, or if it has no
     teacher either."""
-    if distill is None:
+    if distill is None and advantage == "none":
         raise ConfigError(
             f"loss.advantage is 'none', and {name!r} has no teacher: nothing would be learned. Choose another "
             "advantage, or the algorithm on_policy_distill or jsd"
@@ -116,10 +116,9 @@ def check_without_rewards(
     unused: dict[str, Any] = {"loss.std_threshold": loss.std_threshold}
     if sampling is not None:
         unused |= {f"sampling.{setting}": getattr(sampling, setting) for setting in _REWARD_SETTINGS}
-    if distill.of_vocabulary:
+    if distill is not None and distill.of_vocabulary:
         unused |= {f"loss.{setting}": getattr(loss, setting) for setting in _ADVANTAGE_SETTINGS}
+    origin = "from every rollout alike" if distill is None else "only from its teacher"
     for setting, value in unused.items():
         if value not in (None, {}, "none"):
-            raise ConfigError(
-                f"{setting} is {value}, but {name!r} learns only from its teacher, not from rewards: leave it out"
-            )
+            raise ConfigError(f"{setting} is {value}, but {name!r} learns {origin}, not from rewards: leave it out")

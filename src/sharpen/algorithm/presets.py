@@ -90,16 +90,17 @@ class Algorithm:
 
     @property
     def needs_ratio(self) -> bool:
-        """Whether tokens must be sampled from the full distribution: the loss divides by the sampling probability, or
-        the distribution is compared with a teacher's."""
-        return POLICY_LOSSES[self.policy_loss].needs_ratio or self.needs_teacher
+        """Whether tokens must be sampled from the full distribution: a term uses the probability with which they were
+        sampled, or the distribution is compared with a teacher's."""
+        uses_record = self.needs_reference and (self.kl == "corrected_k3" or self.kl_in == "reward")
+        return POLICY_LOSSES[self.policy_loss].needs_ratio or self.needs_teacher or uses_record
 
     @property
     def off_policy(self) -> bool:
         """Whether tokens of an older policy may be trained: the loss has a probability ratio or is meant for them, or
-        the algorithm imitates the best answers of each group, which may be from any policy."""
+        the algorithm imitates chosen answers, which may be from any policy."""
         loss = POLICY_LOSSES[self.policy_loss]
-        return loss.needs_ratio or loss.off_policy or self.advantage == "best_of_group"
+        return loss.needs_ratio or loss.off_policy or self.advantage in ("best_of_group", "every_rollout")
 
     @property
     def by_call(self) -> bool:

@@ -73,6 +73,7 @@ def resolve(
         raise ConfigError(
             f"group_size is {group_size}, but {algorithm_type!r} compares the rollouts of a task with each other: "
             "set algorithm.group_size to at least 2"
+            + (", or loss.advantage to every_rollout, which imitates all" if algorithm_type == "raft" else "")
         )
     if given.get("kl") == "none":
         if given.get("kl_coef"):
@@ -91,7 +92,7 @@ def resolve(
     algorithm = replace(algorithm, **given)
     _check_terms(algorithm, given)
     if not algorithm.needs_reward:
-        check_without_rewards(algorithm_type, algorithm.distill, loss, sampling)
+        check_without_rewards(algorithm_type, algorithm.advantage, algorithm.distill, loss, sampling)
     if algorithm.aggregation != "constant-length":
         if algorithm.constant_length is not None:
             raise ConfigError("loss.constant_length has no effect: loss.aggregation is not 'constant-length'")

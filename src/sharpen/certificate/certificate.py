@@ -47,6 +47,7 @@ class Certificate:
     over these steps; `problems` describes each failure in a sentence. `undone` counts the steps in `run.db` that no
     saved weights contain: they were repeated, or never saved.
 
+    `truncated_tokens` counts the trained tokens sampled with `top_p` or `top_k`, whose logprobs are not compared.
     `outcomes` counts the run's rollouts by outcome, `calls` their calls by status, `rows` the rows of a run without
     rollouts by what happened to them. `staleness` is (the age of the oldest trained token, the age allowed) in policy
     versions, for runs whose rollouts run ahead of the training. `not_recomputed` lists what cannot be recomputed and is
@@ -58,6 +59,7 @@ class Certificate:
     undone: int = 0
     checks: tuple[Check, ...]
     logprob_gaps: LogprobGaps | None
+    truncated_tokens: int = 0
     staleness: tuple[int, int] | None = None
     outcomes: Mapping[str, int]
     calls: Mapping[str, int]
@@ -86,6 +88,11 @@ class Certificate:
             lines.append(
                 f"{'':>7}  logprobs     {gaps.num_tokens:>12,} compared: mean gap {gaps.mean:.2e}, max {gaps.max:.2e}, "
                 f"KL {gaps.kl:.2e}"
+            )
+        if self.truncated_tokens:
+            lines.append(
+                f"{'':>7}  logprobs     {self.truncated_tokens:>12,} not compared: sampled with top_p or top_k, so "
+                "not from the whole distribution"
             )
         if self.staleness is not None:
             oldest, allowed = self.staleness
@@ -129,6 +136,7 @@ def recorded_certificate(run_dir: Path, lineage: Lineage | None = None) -> Certi
         undone=lineage.undone,
         checks=add_up(by_step.values()),
         logprob_gaps=_recorded_gaps(steps.values()),
+        truncated_tokens=int(sum(metrics.get("batch/loss_tokens_truncated", 0.0) for metrics in steps.values())),
         staleness=_recorded_staleness(steps.values()),
         outcomes=count_outcomes(journal, groups),
         calls=count_calls(journal, groups),
@@ -145,7 +153,9 @@ def _unchecked_steps(steps: Mapping[int, Mapping[str, float]], by_step: Mapping[
     uncompared = [
         step
         for step, metrics in steps.items()
-        if metrics.get("batch/loss_tokens") and "sync/staleness_max" not in metrics and not _num_compared(metrics)
+        if metrics.get("batch/loss_tokens", 0.0) > metrics.get("batch/loss_tokens_truncated", 0.0)
+        and "sync/staleness_max" not in metrics
+        and not _num_compared(metrics)
     ]
     if uncompared:
         problems.append(f"no logprob was compared with the engine's in {len(uncompared)} steps: {in_words(uncompared)}")

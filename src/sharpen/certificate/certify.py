@@ -202,11 +202,15 @@ def _by_version(
     calls: Iterable[tuple[int, Rollout, Call]], sampled: dict[int, list[Experience]], missing: list[str]
 ) -> tuple[dict[int, list[Experience]], int]:
     """Group the calls, as sequences, under each version in `sampled` that sampled some of their tokens. Also return the
-    number of all trained tokens."""
+    number of all trained tokens, without those of truncated distributions."""
+    truncated = 0
     uncompared: Counter[int] = Counter()
     steps: set[int] = set()
     num_trained = 0
     for step, rollout, call in calls:
+        if not call.sampling.full_support:
+            truncated += len(call.sampled_ids_S)
+            continue
         versions, counts = np.unique(call.versions_S, return_counts=True)
         for version, count in zip(versions.tolist(), counts.tolist(), strict=True):
             num_trained += count
@@ -215,6 +219,10 @@ def _by_version(
             else:
                 uncompared[version] += count
                 steps.add(step)
+    if truncated:
+        missing.append(
+            f"the logprobs of {truncated} tokens sampled with top_p or top_k: they are not of the whole distribution"
+        )
     if uncompared:
         missing.append(
             f"the logprobs of {sum(uncompared.values())} of {num_trained} trained tokens, in steps "
@@ -247,7 +255,7 @@ def _trained_calls(run_dir: Path, lineage: Lineage, settings: Settings) -> Itera
             (group,) = read_groups_at(run_dir / "run.db", [key])
             for rollout in group.rollouts:
                 for call in rollout.calls if is_eligible(rollout, rules) else ():
-                    if carries_loss(call) and call.sampling.full_support:
+                    if carries_loss(call):
                         yield step, rollout, call
 
 

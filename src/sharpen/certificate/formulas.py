@@ -186,6 +186,10 @@ def _best_of_group(groups: Groups) -> PerCall:
     return _of_rollouts(groups, numbers)
 
 
+def _every_rollout(groups: Groups) -> PerCall:
+    return _of_rollouts(groups, lambda members: [1.0] * len(members))
+
+
 def _pass_at_k(groups: Groups, *, k: int = 4) -> PerCall:
     """Count, of all subsets of k members, the share that contains a right one; and the same share among the subsets
     with a given member (hypergeometric probabilities of drawing no right one)."""
@@ -301,6 +305,7 @@ FORMULAS: Mapping[str, Formula] = {
     "asymre": Formula(numbers=_asymre),
     "rec": Formula(numbers=_rec, centred=True),
     "best_of_group": Formula(numbers=_best_of_group),
+    "every_rollout": Formula(numbers=_every_rollout, group_relative=False, needs_reward=False),
     "pass_at_k": Formula(numbers=_pass_at_k),
     "gigpo": Formula(numbers=_gigpo, compares="states"),
     "step_rewards": Formula(numbers=_step_rewards, compares="returns"),

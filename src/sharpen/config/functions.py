@@ -33,7 +33,7 @@ def import_function(name: str) -> Callable[..., Any]:
         raise ConfigError(
             f"a function is named 'package.module:function' or 'path/file.py:function', got {name!r}"
         )
-    module = _load_file(Path(place), name) if place.endswith(".py") else _load_module(place, name)
+    module = load_file(Path(place), name) if place.endswith(".py") else _load_module(place, name)
     value = getattr(module, function, None)
     if value is None:
         near = get_close_matches(function, [key for key, item in vars(module).items() if callable(item)], n=1)
@@ -43,7 +43,8 @@ def import_function(name: str) -> Callable[..., Any]:
     return value  # type: ignore[no-any-return]
 
 
-def _load_file(path: Path, name: str) -> ModuleType:
+def load_file(path: Path, name: str) -> ModuleType:
+    """Load a Python file, once. `name` is what asked for it. Raises `ConfigError` if it is missing or fails."""
     if not path.is_file():
         raise ConfigError(f"{name}: there is no file {path}")
     path = path.resolve()

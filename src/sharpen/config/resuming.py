@@ -51,8 +51,9 @@ FIXED: Mapping[str, tuple[str, ...]] = {
         *("evaluation.own.*.workflow", "evaluation.own.*.workflow_args", "evaluation.own.*.task_args"),
         *("rollout.max_calls", "rollout.failure_reward", "rollout.model_exceptions", "rollout.choices"),
         *("auxiliary_models.*.model_path", "auxiliary_models.*.max_model_len", "auxiliary_models.*.temperature"),
-        *("auxiliary_models.*.top_p", "auxiliary_models.*.max_tokens", "auxiliary_models.*.enable_thinking"),
-        *("auxiliary_models.*.tool_call_parser", "auxiliary_models.*.reasoning_parser"),
+        *("auxiliary_models.*.top_p", "auxiliary_models.*.top_k", "auxiliary_models.*.max_tokens"),
+        *("auxiliary_models.*.enable_thinking", "auxiliary_models.*.tool_call_parser"),
+        "auxiliary_models.*.reasoning_parser",
     ),
     "the data: the order of the tasks continues, and the first evaluation is kept": (
         *("train_dataset.path", "train_dataset.name", "train_dataset.split"),
@@ -62,8 +63,8 @@ FIXED: Mapping[str, tuple[str, ...]] = {
         *("expert.dataset.path", "expert.dataset.name", "expert.dataset.split", "expert.batch_size"),
     ),
     "the model, its sampling, and its compute type": (
-        *("model.model_path", "model.max_model_len", "model.temperature", "model.top_p", "model.max_tokens"),
-        *("model.enable_thinking", "model.tool_call_parser", "model.reasoning_parser"),
+        *("model.model_path", "model.max_model_len", "model.temperature", "model.top_p", "model.top_k"),
+        *("model.max_tokens", "model.enable_thinking", "model.tool_call_parser", "model.reasoning_parser"),
         *("engine.dtype", "trainer.dtype", "trainer.lora.rank", "trainer.lora.alpha", "trainer.lora.target_modules"),
     ),
     "the algorithm, with which the certificate recomputes every step": (

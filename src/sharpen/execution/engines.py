@@ -126,7 +126,9 @@ def make_gateway(
         tokenizer,
         model_name=model.model_path,
         loop=loop,
-        sampling=Sampling(temperature=model.temperature, top_p=model.top_p, max_tokens=model.max_tokens),
+        sampling=Sampling(
+            temperature=model.temperature, top_p=model.top_p, top_k=model.top_k, max_tokens=model.max_tokens
+        ),
         enable_thinking=model.enable_thinking,
         tool_call_parser=model.tool_call_parser,
         reasoning_parser=model.reasoning_parser,

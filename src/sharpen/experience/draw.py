@@ -43,6 +43,7 @@ class Batch:
     `left_out` has the `Reason` for each group that is not in the update (`num_flat_groups`, `num_small_groups` and
     `num_filtered_groups` in total), `group_ids` are the others.
 
+    Of the `num_loss_tokens`, `num_truncated_tokens` were sampled with `top_p` or `top_k`.
     `num_excluded_rollouts` have no reward, `num_unanswered_rollouts` received no answer of the model, so their reward
     says nothing about it, and `num_cut_rollouts` were left out because they hit a token limit. `reward_mean` and
     `reward_std` are those of the recorded rewards, `reward_shaped_mean` that of the rewards used for advantages; they
@@ -66,6 +67,7 @@ class Batch:
     num_calls: int
     num_tokens: int
     num_loss_tokens: int
+    num_truncated_tokens: int
     num_zero_variance_tokens: int
     reward_mean: float
     reward_std: float
@@ -94,6 +96,7 @@ class Batch:
             "sequences": len(self.experiences),
             "tokens": self.num_tokens,
             "loss_tokens": self.num_loss_tokens,
+            "loss_tokens_truncated": self.num_truncated_tokens,
             "loss_tokens_zero_variance": self.num_zero_variance_tokens,
             "reward_mean": self.reward_mean,
             "reward_std": self.reward_std,
@@ -173,6 +176,7 @@ def make_batch(
         num_calls=sum(num_trainable_calls(rollout) for rollout in rollouts),
         num_tokens=sum(len(experience.ids_T) for experience in experiences),
         num_loss_tokens=sum(map(_num_loss_tokens, experiences)),
+        num_truncated_tokens=sum(int(np.count_nonzero(one.truncated_T)) for one in experiences),
         num_zero_variance_tokens=sum(_num_loss_tokens(one) for one in experiences if one.group_id in flat),
         reward_mean=float(np.mean(rewards)) if rewards else no_reward,
         reward_std=float(np.std(rewards)) if rewards else no_reward,
@@ -247,7 +251,11 @@ def _make_experiences(
     rollouts: Sequence[Rollout], algorithm: Algorithm, advantages: Mapping[str, Advantages]
 ) -> tuple[tuple[Experience, ...], dict[str, float]]:
     """Merge rollouts into experiences with advantages and weights. Return them, and the weight of each rollout."""
-    sequences = [(one, number) for number, rollout in enumerate(rollouts) for one in merge(rollout)]
+    sequences = [
+        (one, number)
+        for number, rollout in enumerate(rollouts)
+        for one in merge(rollout, needs_ratio=algorithm.needs_ratio)
+    ]
     if not sequences:
         return (), {rollout.id: 0.0 for rollout in rollouts}
     experiences, numbers = zip(*sequences, strict=True)

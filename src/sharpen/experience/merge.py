@@ -16,15 +16,16 @@ from sharpen.errors import CallError, SamplingError
 from sharpen.types import Call, Experience, Rollout
 
 
-def merge(rollout: Rollout) -> list[Experience]:
+def merge(rollout: Rollout, *, needs_ratio: bool = True) -> list[Experience]:
     """Return the sequences of a rollout to train on, ordered by their last calls; none if no call is trainable.
 
     Calls that are not trainable, such as greedy or abandoned ones, can only be context. Raises `CallError` for a
     trainable call without exactly one finite logprob per sampled token, or a call whose prompt does not start with its
-    parent's ids; `SamplingError` for a trainable call sampled from a truncated distribution.
+    parent's ids; if the algorithm `needs_ratio`, `SamplingError` for a trainable call sampled from a truncated
+    distribution.
     """
     for call in rollout.calls:
-        _check_call(rollout, call)
+        _check_call(rollout, call, needs_ratio)
     parents = {call.parent for call in rollout.calls}
     covered: set[int] = set()
     experiences = []
@@ -90,10 +91,11 @@ def _sequence(rollout: Rollout, last: Call, loss_calls: list[Call]) -> Experienc
         temperatures_T=temperatures_T,
         advantages_T=np.zeros(num_tokens, dtype=np.float32),
         weights_T=np.zeros(num_tokens, dtype=np.float32),
+        truncated_calls=tuple(call.index for call in loss_calls if not call.sampling.full_support),
     )
 
 
-def _check_call(rollout: Rollout, call: Call) -> None:
+def _check_call(rollout: Rollout, call: Call, needs_ratio: bool) -> None:
     where = f"call {call.index} of rollout {rollout.id}"
     assert rollout.calls[call.index] is call, f"{where}: calls must be stored in the order of their indices"
     if call.parent is not None:
@@ -113,12 +115,13 @@ def _check_call(rollout: Rollout, call: Call) -> None:
             f"{where}: the logprob of sampled token {first} is {call.logprobs_S[first]}; the engine must return a "
             "finite one for every sampled token"
         )
-    if not call.sampling.full_support:
+    if needs_ratio and not call.sampling.full_support:
         settings = {"top_p": (call.sampling.top_p, 1.0), "top_k": (call.sampling.top_k, 0)}
         wrong = ", ".join(f"{name}={value:g}" for name, (value, full) in settings.items() if value != full)
         raise SamplingError(
             f"{where} was sampled with {wrong}: a truncated distribution has no probability ratio to the model's. "
-            "Sample with top_p=1 and top_k=0, or with temperature 0 if the call should only be context"
+            "Sample with top_p=1 and top_k=0, or with temperature 0 if the call should only be context, or train with "
+            "an algorithm without a ratio (raft)"
         )
 
 

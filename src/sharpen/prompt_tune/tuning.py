@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from sharpen.compat.agentscope import silent_agents
+from sharpen.compat.agentscope.console import silent_agents
 from sharpen.config.extras import install_command
 from sharpen.config.load import resolve
 from sharpen.config.public import DatasetConfig, TunerModelConfig

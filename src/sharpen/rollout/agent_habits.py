@@ -27,8 +27,8 @@ def own_truncation(groups: Sequence[Group], model: TunerModelConfig) -> str | No
         return None
     return (
         f"the agent sets {_join_values(values)} itself in {sum(values.values())} of {len(calls)} calls (model.top_p is "
-        f"{model.top_p:g}): tokens from a truncated distribution cannot be trained on, and the first step would fail; "
-        "remove it from the agent's code"
+        f"{model.top_p:g}): tokens from a truncated distribution have no probability ratio, and the first step would "
+        "fail; remove it from the agent's code, or train without a ratio (raft)"
     )
 
 

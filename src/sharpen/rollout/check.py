@@ -94,12 +94,16 @@ class CheckReport:
 
 
 def check_groups(
-    groups: Sequence[Group], *, needs_reward: bool = True, model: TunerModelConfig | None = None
+    groups: Sequence[Group],
+    *,
+    needs_reward: bool = True,
+    needs_ratio: bool = True,
+    model: TunerModelConfig | None = None,
 ) -> CheckReport:
     """Make the report of the check's groups.
 
-    Without `needs_reward`, equal or missing rewards are no problem. `model` holds the run's sampling parameters, to
-    compare the agent's own with (None: not compared).
+    Without `needs_reward`, equal or missing rewards are no problem; without `needs_ratio`, calls with `top_p` or
+    `top_k` are none. `model` holds the run's sampling parameters, to compare the agent's own with (None: not compared).
     """
     statistics = summarize(groups)
     rollouts = [rollout for group in groups for rollout in group.rollouts]
@@ -120,7 +124,8 @@ def check_groups(
         problems.append(" ".join(all_failed.split()))
     habits = [cached_answers(groups)]
     if model is not None:
-        problems += filter(None, [own_truncation(groups, model)])
+        if needs_ratio:
+            problems += filter(None, [own_truncation(groups, model)])
         habits.append(own_temperature(groups, model))
     return CheckReport(
         ready=not problems,

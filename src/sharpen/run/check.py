@@ -73,7 +73,12 @@ def _run_check(recipe: RolloutRecipe, serving: Serving, tasks: Sequence[Task], *
     started = time.perf_counter()
     groups = serving.runner.run(tasks, group_ids=[f"check/{task.id}" for task in tasks], version=version)
     seconds = time.perf_counter() - started
-    report = check_groups(groups, needs_reward=recipe.needs_reward, model=recipe.config.model)
+    report = check_groups(
+        groups,
+        needs_reward=recipe.needs_reward,
+        needs_ratio=recipe.algorithm.needs_ratio,
+        model=recipe.config.model,
+    )
     rollouts_per_step = recipe.config.algorithm.batch_size * recipe.config.algorithm.group_size
     share = rollouts_per_step / max(1, report.statistics.num_rollouts)
     return replace(report, step_s=seconds * max(1.0, share))

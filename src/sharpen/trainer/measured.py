@@ -65,13 +65,16 @@ class UpdateMetrics:
 
 
 def sample_share(parts: Sequence[Part], logprobs: Sequence[torch.Tensor]) -> float:
-    """Return the effective sample share of an update's N rollouts, from the current logprobs of each pack (shape E)."""
+    """Return the effective sample share of an update's N rollouts, from the current logprobs of each pack (shape E).
+    Tokens of a truncated distribution count as unchanged."""
     if not parts:
         return 1.0
     rollouts_E = np.concatenate([part.pack.rollouts_E for part in parts])
-    old_E = torch.from_numpy(np.concatenate([part.pack.logprobs_E for part in parts]))
+    now_E, truncated_E = torch.cat(list(logprobs)), np.concatenate([part.pack.truncated_E for part in parts])
+    old_E = torch.from_numpy(np.concatenate([part.pack.logprobs_E for part in parts])).to(now_E.dtype)
+    old_E = torch.where(torch.from_numpy(truncated_E), now_E, old_E)
     num_rollouts = len(parts[0].pack.rollout_ids)
-    log_ratios_N = sequence_log_ratios(torch.cat(list(logprobs)), old_E, torch.from_numpy(rollouts_E), num_rollouts)
+    log_ratios_N = sequence_log_ratios(now_E, old_E, torch.from_numpy(rollouts_E), num_rollouts)
     return effective_sample_share(log_ratios_N[np.unique(rollouts_E)])
 
 

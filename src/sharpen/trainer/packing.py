@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpen.errors import CallError
-from sharpen.types import Experience, FloatArray, IntArray
+from sharpen.types import BoolArray, Experience, FloatArray, IntArray
 
 IndexArray = npt.NDArray[np.int64]
 
@@ -46,6 +46,7 @@ class Pack:
 
     `predict_E` is the index in N of the token whose hidden state predicts the entry's target. `rollouts_E` indexes
     `rollout_ids`, which is the same for all packs of an update; `tokens_E` is the target's position in its sequence.
+    `truncated_E` is whether the target was sampled from a truncated distribution, which `logprobs_E` is then of.
     `num_sequence_tokens` is the length of all sequences, counting shared prefixes each time.
     """
 
@@ -62,6 +63,7 @@ class Pack:
     rollouts_E: IndexArray
     calls_E: IntArray
     tokens_E: IndexArray
+    truncated_E: BoolArray
     rollout_ids: tuple[str, ...]
     num_sequences: int
     num_sequence_tokens: int
@@ -75,6 +77,11 @@ class Pack:
     def num_trained_tokens(self) -> int:
         """The number of loss entries."""
         return len(self.targets_E)
+
+    def comparable_E(self, version: int) -> BoolArray:
+        """Return whether each entry was sampled by this policy version, from the whole distribution."""
+        comparable_E: BoolArray = (self.versions_E == version) & ~self.truncated_E
+        return comparable_E
 
     @property
     def call_numbers_E(self) -> IndexArray:
@@ -257,5 +264,6 @@ def _entries(
             rollouts_E=np.full(len(targets), numbers[experience.rollout_id], np.int64),
             calls_E=experience.calls_T[targets],
             tokens_E=targets,
+            truncated_E=experience.truncated_T[targets],
         )
     return {name: np.concatenate(arrays) for name, arrays in columns.items()}

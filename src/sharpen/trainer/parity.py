@@ -93,8 +93,8 @@ class LogprobGap:
         self._compared: list[LogprobPairs] = []
 
     def add(self, pack: Pack, logprobs_E: torch.Tensor) -> None:
-        """Compare the entries whose token was sampled by `version`."""
-        chosen = np.flatnonzero(pack.versions_E == self.version)
+        """Compare the entries whose token was sampled by `version` from the whole distribution."""
+        chosen = np.flatnonzero(pack.comparable_E(self.version))
         if not len(chosen):
             return
         now_K = logprobs_E.detach().cpu().numpy()[chosen].astype(np.float64)
@@ -218,6 +218,12 @@ def most_allowed(num_judged: int, share: float = OFF_SHARE) -> int:
         middle = (low + high + 1) // 2
         low, high = (low, middle - 1) if too_many(middle, num_judged, share) else (middle, high)
     return low
+
+
+def is_comparable(experience: Experience, version: int) -> bool:
+    """Whether any loss token was sampled by this policy version, from the whole distribution."""
+    whole_T = experience.loss_mask_T & ~experience.truncated_T
+    return bool((experience.versions_T[whole_T] == version).any())
 
 
 def check_versions(experiences: Iterable[Experience], version: int) -> None:

@@ -32,7 +32,7 @@ from sharpen.trainer.loss import Loss
 from sharpen.trainer.measured import UpdateMetrics, sample_share, summarize
 from sharpen.trainer.model import Scorer, TrainedModel
 from sharpen.trainer.packing import Pack
-from sharpen.trainer.parity import LogprobGap, Tolerance, check_versions
+from sharpen.trainer.parity import LogprobGap, Tolerance, check_versions, is_comparable
 from sharpen.trainer.scores import to_device
 from sharpen.trainer.teacher import Teacher
 from sharpen.trainer.team import IDLE, Team, backward_idle
@@ -182,9 +182,9 @@ class RolloutLoss(Loss):
         there are sequences to compare but none of their tokens has the current version."""
         gap = LogprobGap(version)
         check_versions((*experiences, *probe), version)
-        if not works or any((part.pack.versions_E == version).any() for part in works[0].parts):
+        if not works or any(part.pack.comparable_E(version).any() for part in works[0].parts):
             return gap  # `backward` will compare these
-        fresh = [one for one in experiences if (one.versions_T[one.loss_mask_T] == version).any()]
+        fresh = [one for one in experiences if is_comparable(one, version)]
         compared = probe or [one for one in fresh if one.group_id == fresh[0].group_id]
         parts = [Part(pack=pack) for pack in self._packs(compared)]
         for part, now_E in self._each(parts, lambda pack: self._policy.score(pack).logprobs_E):
@@ -232,6 +232,8 @@ class RolloutLoss(Loss):
         old_E, advantages_E, weights_E = (
             move(array).to(now_E.dtype) for array in (pack.logprobs_E, pack.advantages_E, pack.weights_E)
         )
+        if pack.truncated_E.any():  # their records are of another distribution: no ratio
+            old_E = torch.where(move(pack.truncated_E), now_E.detach(), old_E)
         loss, sums = policy_objective(
             self.algorithm,
             now_E,

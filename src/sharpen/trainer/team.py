@@ -44,6 +44,7 @@ IDLE = Pack(
     rollouts_E=np.zeros(1, np.int64),
     calls_E=np.zeros(1, np.int32),
     tokens_E=np.ones(1, np.int64),
+    truncated_E=np.zeros(1, np.bool_),
     rollout_ids=("idle",),
     num_sequences=0,
     num_sequence_tokens=0,

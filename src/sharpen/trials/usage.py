@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,23 +53,30 @@ def counted(model: Any, usage: Usage) -> Any:
 
 @functools.cache
 def _counting(base: Any) -> Any:
-    """A subclass of a model class, under the same name, that counts its answers."""
+    """A subclass of a model class, under the same name, that counts its answers: where all calls go through, which is
+    `_call_api` in AgentScope 2, and `__call__` in AgentScope 1, which has nothing below it."""
+    method = "_call_api" if hasattr(base, "_call_api") else "__call__"
+    inner = getattr(base, method)
 
     async def call(self: Any, *arguments: Any, **named: Any) -> Any:
-        answer = await base.__call__(self, *arguments, **named)
-        if hasattr(answer, "__aiter__"):
+        answer = await inner(self, *arguments, **named)
+        if isinstance(answer, AsyncIterable):  # asked of its class: AgentScope's answers know no `hasattr`
             return _stream(answer, self.sharpen_usage)
         self.sharpen_usage.add(answer)
         return answer
 
-    return type(base.__name__, (base,), {"__call__": call, "__module__": base.__module__, "__doc__": base.__doc__})
+    return type(base.__name__, (base,), {method: call, "__module__": base.__module__, "__doc__": base.__doc__})
 
 
 async def _stream(chunks: Any, usage: Usage) -> AsyncIterator[Any]:
-    """Pass the chunks on and count the answer at its end; each chunk's usage is that of the whole so far."""
+    """Pass the chunks on and count the answer where the stream ends, or the agent stops reading it; each chunk's usage
+    is that of the whole so far."""
     last = None
-    async for chunk in chunks:
-        if last is None or getattr(chunk, "usage", None) is not None:
-            last = chunk
-        yield chunk
-    usage.add(last)
+    try:
+        async for chunk in chunks:
+            if last is None or getattr(chunk, "usage", None) is not None:
+                last = chunk
+            yield chunk
+    finally:
+        if last is not None:
+            usage.add(last)

@@ -285,7 +285,9 @@ async def _close_after(response: httpx.Response, content: Content) -> Content:
 def _defaults(model: AuxiliaryModelConfig) -> dict[str, Any]:
     """Return the configured sampling settings as body fields, for requests that do not set them."""
     fields: dict[str, Any] = {
-        name: getattr(model, name) for name in ("temperature", "top_p", "max_tokens") if name in model.model_fields_set
+        name: getattr(model, name)
+        for name in ("temperature", "top_p", "top_k", "max_tokens")
+        if name in model.model_fields_set
     }
     if model.enable_thinking is not None:
         fields["chat_template_kwargs"] = {"enable_thinking": model.enable_thinking}

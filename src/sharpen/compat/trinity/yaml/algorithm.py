@@ -47,6 +47,8 @@ def algorithm(draft: Draft) -> None:
         _aggregation(draft, draft.given.get("algorithm.policy_loss_fn") or loss)
         if name == "sapo":  # here its paper's is the default
             draft.set_default("loss.aggregation", "token-mean", LOSS_AGG_MODE)
+        elif name == "raft":
+            draft.set_default("loss.advantage", "every_rollout", "algorithm.advantage_fn")
 
 
 def _algorithm_type(draft: Draft) -> str | None:

@@ -262,6 +262,8 @@ DIFFERENT = {
     "sapo": "the loss is Trinity-RFT's (loss.policy_loss: sapo is the paper's, of half its slope)",
     "dapo": "where the file is silent the paper's values hold: clip 0.2 and 0.28, groups without spread dropped",
     "gspo": "where the file is silent the paper's values hold: mean over sequences (Trinity-RFT: over tokens)",
+    "raft": "every rollout that the workflow returns is imitated, as in Trinity-RFT (raft in our own files: the best "
+    "of each group)",
     "cpt": "each text gets an end token (Trinity-RFT: what the tokenizer adds by itself)",
     "rec": "where the file is silent: bounds on one side, no KL (Trinity-RFT: none, k2 0.001)",
     "gigpo": "where the file is silent the paper's values hold: KL low_var_kl 0.01, no dual clip (Trinity-RFT: k2); a "

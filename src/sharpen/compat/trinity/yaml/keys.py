@@ -33,6 +33,13 @@ def retries(draft: Draft, key: str, value: Any) -> None:
         draft.set("rollout.max_attempts", draft.given[key] + 1, key)
 
 
+def top_k(draft: Draft, key: str, value: Any) -> None:
+    """How many of the likeliest tokens are sampled from; -1 and 0 stand for all of them, as if not given."""
+    whole(draft, key, value)
+    if draft.get(key) is not None and draft.given[key] < 1:
+        del draft.given[key]
+
+
 def betas(draft: Draft, key: str, value: Any) -> None:
     """AdamW's two decays."""
     if not isinstance(value, list) or len(value) != 2:

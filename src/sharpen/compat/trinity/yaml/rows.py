@@ -28,7 +28,8 @@ TEMPLATE = "chat templates are the tokenizer's: put it into the model's folder (
 _OF_ROLLOUTS = (
     *("explorer.", "synchronizer.", "buffer.explorer_input.", "algorithm.advantage_fn", "algorithm.add_strategy"),
     *("algorithm.kl_penalty_fn", "algorithm.repeat_times", "algorithm.bypass_old_logprobs"),
-    *("algorithm.sample_strategy_args", "model.temperature", "model.top_p", "model.critic_model_path"),
+    *("algorithm.sample_strategy_args", "model.temperature", "model.top_p", "model.top_k"),
+    "model.critic_model_path",
     *("trainer.critic_warmup", f"{BUFFER}.replay_buffer", f"{BUFFER}.use_priority_queue"),
     *(f"{BUFFER}.reuse_cooldown_time", "data_processor.experience_pipeline."),
 )

@@ -194,7 +194,7 @@ def _parsers(draft: Draft) -> None:
 def sampling(draft: Draft, taskset: str) -> None:
     """The sampling of training: what the taskset says wins, and goes to the workflow too, as its rollout arguments."""
     arguments = f"{taskset}.rollout_args"
-    for name in ("temperature", "top_p", "max_tokens"):
+    for name in ("temperature", "top_p", "top_k", "max_tokens"):
         key = _first(draft, name, arguments, "explorer.rollout_model", "model")
         if name == "max_tokens" and key in draft.given:
             overruled = [f"{section}.max_response_tokens" for section in ("explorer.rollout_model", "model")]

@@ -15,6 +15,7 @@ from sharpen.compat.trinity.yaml.keys import (
     or_for_ever,
     retries,
     target_modules,
+    top_k,
 )
 from sharpen.compat.trinity.yaml.operators import on_experiences
 from sharpen.compat.trinity.yaml.rows import RULES_OF_ROWS, TEMPLATE
@@ -59,14 +60,14 @@ _NO_WARM_UP = refused("supervised warm-up does not exist here yet: start from a 
 _ONE_WORKFLOW = refused("one workflow and one reward function do all tasks of a run: leave it out")
 _POLICY_ELSEWHERE = "a model behind an endpoint cannot be trained: leave it out"
 _SAMPLING = "training needs tokens of the model's whole distribution: leave it out"
-_WHOLE_DISTRIBUTION: dict[str, Rule] = {
-    "top_k": refused(_SAMPLING, unless=(-1, 0)),
+_OF_SAMPLING: dict[str, Rule] = {
+    "top_k": top_k,
     "min_response_tokens": refused(_SAMPLING, unless=(0, 1)),
     "repetition_penalty": refused(_SAMPLING, unless=(1, 1.0)),
 }
 
 _MODEL: dict[str, Rule] = {
-    **_WHOLE_DISTRIBUTION,
+    **_OF_SAMPLING,
     "model_path": to("model.model_path"),
     "trust_remote_code": _NO_CODE,
     "critic_model_path": of_ppo(model_to_train("the critic starts from model.model_path here: leave it out")),
@@ -143,7 +144,7 @@ _TASKSET: dict[str, Rule] = {
     "name": idle("the training tasks need no name"),
     "default_eval_workflow_type": idle("it belongs to eval_tasksets"),
     "repeat_times": _REPEATS,
-    "rollout_args.top_k": refused(_SAMPLING, unless=(-1, 0)),
+    "rollout_args.top_k": top_k,
 }
 _EVAL_TASKSET: dict[str, Rule] = {
     **_ANY_TASKSET,
@@ -177,7 +178,7 @@ _EXPLORER: dict[str, Rule] = {
     "max_inflight_batches": idle("batches begin as far ahead as sync.max_staleness lets them"),
 }
 _ENGINE: dict[str, Rule] = {
-    **_WHOLE_DISTRIBUTION,
+    **_OF_SAMPLING,
     "data_parallel_size pipeline_parallel_size enable_expert_parallel extra_engine_args use_v1 enforce_eager "
     "enable_prefix_caching enable_chunked_prefill gpu_memory_utilization enable_log_requests base_port api_key "
     "weight_sync_buffer_size nnodes": _VLLM,

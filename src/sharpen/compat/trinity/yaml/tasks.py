@@ -26,7 +26,10 @@ _AUXILIARY = {
     "model_path": "model_path",
     "max_model_len": "max_model_len",
     "max_response_tokens": "max_tokens",
-    **{name: name for name in ("temperature", "top_p", "enable_thinking", "tool_call_parser", "reasoning_parser")},
+    **{
+        name: name
+        for name in ("temperature", "top_p", "top_k", "enable_thinking", "tool_call_parser", "reasoning_parser")
+    },
 }
 """Keys of an auxiliary model, and our settings."""
 _OF_ITS_OWN = ("model_path", "tool_call_parser", "reasoning_parser")

@@ -1,0 +1,99 @@
+"""RAFT with top_p and top_k: tokens of a truncated distribution train, and nothing compares them with the whole one."""
+
+import json
+
+import pytest
+
+from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
+from sharpen.certificate.certify import certify
+from sharpen.cli.main import main
+from sharpen.errors import ConfigError
+
+
+async def answers(task, model):
+    """One call with the run's sampling, one with the agent's own, and the share of the letter 'e' as reward."""
+    ask = [{"role": "user", "content": task["question"]}]
+    reply = await model.client.chat.completions.create(model=model.name, messages=ask)
+    own = await model.client.chat.completions.create(model=model.name, messages=ask, top_p=task["top_p"])
+    text = (reply.choices[0].message.content or "") + (own.choices[0].message.content or "")
+    return WorkflowOutput(reward=text.count("e") / 12)
+
+
+def run(folder, model, algorithm="raft", *, agent_top_p=1.0, group_size=1, loss=None, **sampling):
+    rows = [{"question": f"say e {number}", "top_p": agent_top_p} for number in range(8)]
+    (folder / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tune(
+        workflow_func=answers,
+        train_dataset=DatasetConfig(path=str(folder / "tasks.jsonl"), total_steps=2),
+        model=TunerModelConfig(model_path=str(model), max_model_len=128, max_tokens=6, **sampling),
+        algorithm=AlgorithmConfig(
+            algorithm_type=algorithm, group_size=group_size, batch_size=4, learning_rate=1e-2, save_interval_steps=1
+        ),
+        settings={
+            "checkpoint_root_dir": str(folder / "runs"),
+            **({"loss": loss} if loss else {}),
+            "evaluation.hold_out": False,
+        },
+    ).run_dir
+
+
+EVERY = {"advantage": "every_rollout"}
+
+
+def steps(run_dir):
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_tokens_of_a_truncated_distribution_train_and_are_not_compared(tmp_path, toy_model_dir, capsys):
+    """All tokens are truncated in both steps: the certificate says how many, and holds. Red when `LogprobGap.add` takes
+    them: their logprobs are far from those of the whole distribution."""
+    run_dir = run(tmp_path, toy_model_dir, loss=EVERY, agent_top_p=0.9, top_p=0.8, top_k=9)
+    trained = [row for row in steps(run_dir) if row.get("batch/loss_tokens")]
+    assert len(trained) == 2
+    for row in trained:
+        assert row["batch/loss_tokens_truncated"] == row["batch/loss_tokens"] > 0
+        assert row["trainer/ratio_max"] == row["trainer/sample_share"] == 1.0
+        assert row["trainer/grad_norm"] > 0
+    written = json.loads((run_dir / "certificate.json").read_text())
+    assert written["holds"], written["problems"]
+    assert written["truncated_tokens"] == sum(row["batch/loss_tokens"] for row in trained)
+    found = certify(run_dir)
+    assert found.holds, found.problems
+    assert any(
+        f"{written['truncated_tokens']} tokens sampled with top_p or top_k" in one for one in found.not_recomputed
+    )
+    assert main(["certify", str(run_dir), "--no-logprobs"]) == 0
+    assert f"{written['truncated_tokens']} not compared" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_agent_s_own_top_p_alone_is_left_out_of_the_comparison(tmp_path, toy_model_dir):
+    run_dir = run(tmp_path, toy_model_dir, loss=EVERY, agent_top_p=0.5)
+    for row in (row for row in steps(run_dir) if row.get("batch/loss_tokens")):
+        assert 0 < row["batch/loss_tokens_truncated"] < row["batch/loss_tokens"]
+        assert row["trainer/logprob_gap_tokens"] == row["batch/loss_tokens"] - row["batch/loss_tokens_truncated"]
+        assert row["trainer/logprob_gap_max"] < 1e-4
+    assert certify(run_dir).holds
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "sampling", "words"),
+    [
+        ("grpo", {"top_k": 9}, "model.top_k is 9, but 'grpo' needs"),
+        ("grpo", {"top_p": 0.9}, "model.top_p is 0.9, but 'grpo' needs"),
+        ("opmd", {"top_k": 9, "loss": {"kl": "corrected_k3"}}, "model.top_k is 9, but 'opmd' needs"),
+        ("opmd", {"top_k": 9, "loss": {"kl_in": "reward"}}, "model.top_k is 9, but 'opmd' needs"),
+    ],
+)
+def test_what_needs_the_record_refuses_truncation(tmp_path, toy_model_dir, algorithm, sampling, words):
+    with pytest.raises(ConfigError, match=words):
+        run(tmp_path, toy_model_dir, algorithm, group_size=2, **sampling)
+
+
+def test_raft_of_one_says_how_every_rollout_is_imitated(tmp_path, toy_model_dir):
+    with pytest.raises(ConfigError, match=r"group_size is 1.*loss.advantage to every_rollout"):
+        run(tmp_path, toy_model_dir)
+
+
+def test_settings_of_rewards_have_no_effect_where_every_rollout_is_imitated(tmp_path, toy_model_dir):
+    with pytest.raises(ConfigError, match=r"loss.std_threshold is 0.1, but 'raft' learns from every rollout alike"):
+        run(tmp_path, toy_model_dir, loss={**EVERY, "std_threshold": 0.1})
