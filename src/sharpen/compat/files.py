@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from sharpen.compat.trinity.imports.stand_in import stand_in
 from sharpen.compat.trinity.yaml.conversion import convert, own_keys
 from sharpen.compat.trinity.yaml.stages import stage_names
 from sharpen.compat.trinity.yaml.table import RULES
@@ -71,6 +72,7 @@ def _load(content: Mapping[str, Any], path: Path, name: str, has_ray: bool | Non
             "keep to one of them"
         )
     if theirs:
+        stand_in()  # the code that such a file names imports Trinity-RFT
         here = find_spec("ray") is not None
         file = convert(content, name, environment=os.environ, has_ray=here if has_ray is None else has_ray)
     else:
