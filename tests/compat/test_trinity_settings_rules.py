@@ -76,13 +76,13 @@ def refusal(content: dict[str, Any], **environment: str) -> str:
         ("explorer: {auxiliary_models: {a: 1}}", "'explorer.auxiliary_models' must be a list of sections"),
         ("explorer: {auxiliary_models: [1]}", "'explorer.auxiliary_models[0]' must be a section of settings, but 1"),
         ("explorer: {auxiliary_models: [{}]}", "is missing"),
-        ("explorer: {max_timeout: soon}", "'rollout.timeout_s' must be a number, but 'soon' came (f.yaml: explorer.m"),
+        ("explorer: {max_timeout: soon}", "'rollout.timeout_s' must be a number, got 'soon' (f.yaml: explorer.m"),
         ("explorer: {max_retry_times: many}", "'explorer.max_retry_times' must be a whole number, but 'many' came"),
         ("explorer: {rollout_model: {engine_type: external}}", "a model behind an endpoint cannot be trained"),
         ("explorer: {rollout_model: {dtype: float16}}", "is 'float16': use auto, bfloat16, bf16, float32"),
         ("explorer: {env_vars: {KEY: [1]}}", "'explorer.env_vars.KEY' must be a text or a number, but [1] came"),
         ("monitor: {monitor_type: wandb, monitor_args: {base_url: x}}", "WANDB_BASE_URL"),
-        ("monitor: {monitor_type: paper}", "'paper' came (f.yaml: monitor.monitor_type)"),
+        ("monitor: {monitor_type: paper}", "got 'paper' (f.yaml: monitor.monitor_type)"),
         (
             "data_processor: {experience_pipeline: {operators: [{name: reward_shaping}]}}",
             "operators[0].name' is 'reward_shaping', which is no operator here; did you mean 'reward_shaping_mapper'?",
@@ -304,8 +304,8 @@ def test_unset_variables_come_in_one_message_with_all_that_is_wrong():
     for number, name in enumerate(("MODEL", "LENGTH", "TASKS", "TMPDIR"), start=1):
         assert f"needs the environment variable {name}, which is not set" in lines[number]
     assert "'buffer.explorer_input.taskset.storage_type' is 'sql'" in lines[5]
-    assert "'algorithm.batch_size' must be at least 1, but 0 came (f.yaml: buffer.batch_size)" in "\n".join(lines)
-    assert "'rollout.timeout_s' must be a number, but 'soon' came (f.yaml: explorer.max_timeout)" in "\n".join(lines)
+    assert "'algorithm.batch_size' must be at least 1, got 0 (f.yaml: buffer.batch_size)" in "\n".join(lines)
+    assert "'rollout.timeout_s' must be a number, got 'soon' (f.yaml: explorer.max_timeout)" in "\n".join(lines)
 
 
 def test_layouts_are_told_apart_and_do_not_mix(tmp_path):
@@ -524,6 +524,15 @@ def test_top_k_is_a_setting_of_the_model_and_of_the_workflow():
     taskset["rollout_args"]["top_k"] = -1
     assert convert_({"buffer": {"explorer_input": {"taskset": taskset}}}).settings["model"] == {"top_p": 0.95}
     assert "must be a whole number" in refusal({"model": {"top_k": "many"}})
+
+
+def test_m2po_of_later_versions():
+    algorithm = {"algorithm_type": "m2po", "policy_loss_fn_args": {"m2_threshold": 0.02, "log_ratio_clip": 20.0}}
+    found = convert_({"algorithm": algorithm})
+    assert found.settings["algorithm"]["algorithm_type"] == "m2po"
+    assert found.settings["loss"] == {"policy_loss_args": {"threshold": 0.02}}
+    algorithm["policy_loss_fn_args"]["log_ratio_clip"] = 5.0
+    assert "it is 20.0 here" in refusal({"algorithm": algorithm})
 
 
 def test_raft_imitates_every_rollout():

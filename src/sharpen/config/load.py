@@ -103,7 +103,7 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
         if not equals or not key.strip():
-            raise ConfigError(f"a setting is given as key=value, but {assignment!r} came")
+            raise ConfigError(f"a setting is given as key=value, got {assignment!r}")
         try:
             settings[key.strip()] = yaml.safe_load(value)
         except yaml.YAMLError as error:
