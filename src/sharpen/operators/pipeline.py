@@ -78,7 +78,7 @@ class Pipeline:
         for name, operator in self.operators:
             after = _called(name, operator, found)
             if not isinstance(after, Sequence) or not all(isinstance(task, Task) for task in after):
-                raise OperatorError(f"operator {name} must return a list of tasks, but {type(after).__name__} came")
+                raise OperatorError(f"operator {name} must return a list of tasks, got {type(after).__name__}")
             if not after:
                 raise DatasetError(f"operator {name} kept none of {len(found)} tasks: there is nothing to train on")
             found = list(after)
