@@ -29,7 +29,7 @@ _HOMES = {
     "Dataset": "sharpen.config.public",
     "TunerChatModel": "sharpen.config.public",
     "Algorithm": "sharpen.config.public",
-    "TrinityChatModel": "sharpen.compat.agentscope",
+    "TrinityChatModel": "sharpen.compat.agentscope.model",
     "SharpenError": "sharpen.errors",
     "UnusableAnswerError": "sharpen.errors",
 }
@@ -42,7 +42,7 @@ _NOT_INCLUDED = {
 __all__ = [*_HOMES, "__version__"]
 
 if TYPE_CHECKING:
-    from sharpen.compat.agentscope import TrinityChatModel as TrinityChatModel
+    from sharpen.compat.agentscope.model import TrinityChatModel as TrinityChatModel
     from sharpen.config.public import Algorithm as Algorithm
     from sharpen.config.public import AlgorithmConfig as AlgorithmConfig
     from sharpen.config.public import Dataset as Dataset

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from sharpen.algorithm.supervised import learns_from_rows
-from sharpen.compat.agentscope import imported_line
+from sharpen.compat.agentscope.model import imported_line
 from sharpen.config.cluster import ClusterConfig
 from sharpen.config.functions import import_function
 from sharpen.config.problems import Problems

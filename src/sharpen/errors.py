@@ -41,7 +41,7 @@ class ConfigError(SharpenError, ValueError):
 
 
 class NotIncludedError(SharpenError, ImportError):
-    """A name of AgentScope's tuner that Sharpen does not have."""
+    """A name of AgentScope's tuner, or of Trinity-RFT, that Sharpen does not have."""
 
 
 class DatasetError(SharpenError, ValueError):

@@ -13,7 +13,8 @@ import pytest
 from environments import belongs, installed, test_files
 from scripted import ScriptedEngine, ServingLoop, toy_tokenizer
 
-from sharpen.compat.agentscope import present, silent_agents
+from sharpen.compat.agentscope.console import silent_agents
+from sharpen.compat.agentscope.model import present
 from sharpen.config.run import RolloutConfig
 from sharpen.gateway.gateway import Gateway
 from sharpen.inference.engine import GenerateRequest

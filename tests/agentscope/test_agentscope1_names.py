@@ -114,3 +114,16 @@ def test_what_their_check_takes_ours_takes(agentscope_tuner: ModuleType) -> None
                 check(unknown)
     with pytest.raises(ValueError, match="disallowed"):
         config.check_judge_function(extra)
+
+
+def test_the_tuners_names_are_all_there() -> None:
+    """Red where AgentScope's tuner has a name that an import line would miss."""
+    from sharpen.compat.agentscope import tuner as ours
+
+    tree = ast.parse((Path(agentscope.__file__).parent / "tuner" / "__init__.py").read_text())
+    (theirs,) = [
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    ]
+    assert sorted(ours.__all__) == sorted(theirs)

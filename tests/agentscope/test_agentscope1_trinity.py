@@ -18,7 +18,7 @@ ROW = {"question": "What is 6 times 7?", "answer": "6*7=<<6*7=42>>42\n#### 42"}
 
 
 def boxed(number: int) -> str:
-    return call("generate_response", f'{{"result": "It is \\\\boxed{{{number}}}."}}')
+    return call("generate_response", f'{{"response": "x", "result": "It is \\\\boxed{{{number}}}."}}')
 
 
 @pytest.mark.parametrize("name", ["as_react_workflow", "agentscope_react_workflow"])

@@ -14,7 +14,8 @@ import pytest
 from agentscope.model import OpenAIChatModel
 
 from sharpen import TrinityChatModel, WorkflowOutput
-from sharpen.compat.agentscope import SILENCE, present, silent_agents
+from sharpen.compat.agentscope.console import SWITCH, silent_agents
+from sharpen.compat.agentscope.model import present
 from sharpen.execution.auxiliary.endpoint import Endpoint
 from sharpen.types import Outcome
 
@@ -79,20 +80,20 @@ def test_an_endpoint_is_presented_too() -> None:
 
 
 def test_agents_are_silent_during_a_run_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(SILENCE, raising=False)
+    monkeypatch.delenv(SWITCH, raising=False)
     with silent_agents():
-        assert os.environ[SILENCE] == "true"
-    assert SILENCE not in os.environ
-    monkeypatch.setenv(SILENCE, "false")
+        assert os.environ[SWITCH] == "true"
+    assert SWITCH not in os.environ
+    monkeypatch.setenv(SWITCH, "false")
     with silent_agents():
-        assert os.environ[SILENCE] == "false"
-    assert os.environ[SILENCE] == "false"
+        assert os.environ[SWITCH] == "false"
+    assert os.environ[SWITCH] == "false"
 
 
 def test_installed_but_not_imported_is_not_in_use() -> None:
     code = (
         "import sys\n"
-        "from sharpen.compat.agentscope import imported_line, present\n"
+        "from sharpen.compat.agentscope.model import imported_line, present\n"
         "model = object()\n"
         "assert imported_line() is None and present(model) is model and 'agentscope' not in sys.modules\n"
     )

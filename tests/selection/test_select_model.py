@@ -236,7 +236,7 @@ def test_the_built_in_judges_by_hand(usage: dict[str, Any], tokens: int) -> None
     [
         ({"candidate_models": [Model("alone", 1)]}, "at least two models.*1 came"),
         ({"candidate_models": "gpt"}, "at least two models.*'gpt'"),
-        ({"max_threads": 0}, "max_threads.*at least 1.*0 came"),
+        ({"max_threads": 0}, "max_threads.*at least 1.*got 0"),
         ({"settings": {"rollout.timeout": 1}}, "timeout_s"),
         ({"settings": {"execution": "ray"}}, "one machine"),
     ],

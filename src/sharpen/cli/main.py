@@ -43,6 +43,7 @@ def main(argv: Sequence[str] | None = None, commands: Mapping[str, Command] | No
         parser.print_help(sys.stderr)
         return BAD_INPUT
     try:
+        _prepare_imports(arguments)
         return (commands or COMMANDS)[arguments.command](arguments)
     except KeyboardInterrupt:
         _print_error("sharpen: interrupted")
@@ -53,6 +54,19 @@ def main(argv: Sequence[str] | None = None, commands: Mapping[str, Command] | No
     except SharpenError as error:
         _print_error("\n".join([*getattr(error, "__notes__", ()), f"sharpen: {error}"]))
         return BAD_INPUT if isinstance(error, _BAD_INPUT) else FAILED
+
+
+def _prepare_imports(arguments: argparse.Namespace) -> None:
+    """Do what `--trinity-imports` and `--plugin-dir` ask for, in the commands that have them."""
+    folders = getattr(arguments, "plugin_dir", None) or []
+    if hasattr(arguments, "plugin_dir") and not folders:  # where Trinity-RFT has them
+        folders = [Path(folder) for folder in os.environ.get("TRINITY_PLUGIN_DIRS", "").split(os.pathsep) if folder]
+    if getattr(arguments, "trinity_imports", False) or folders:
+        from sharpen.compat.trinity.imports.stand_in import load_plugins, stand_in
+
+        stand_in(shadow=arguments.trinity_imports)
+        for folder in folders:
+            load_plugins(folder)
 
 
 def _print_error(text: str) -> None:
@@ -122,6 +136,19 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
         help="override one setting, e.g. algorithm.group_size=4",
     )
     parser.add_argument("--stage", metavar="NAME", help="only this one of the file's stages (Trinity-RFT's layout)")
+    parser.add_argument(
+        "--plugin-dir",
+        action="append",
+        type=Path,
+        metavar="DIR",
+        help="load the Python files of this folder first, for the workflows and rewards that they register",
+    )
+    parser.add_argument(
+        "--trinity-imports",
+        action="store_true",
+        help="have `import trinity` give Sharpen's names, even if Trinity-RFT is installed (without the option: for a "
+        "file in its layout, if it is not installed)",
+    )
 
 
 def _count(text: str) -> int:
@@ -150,7 +177,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _run_one(arguments: argparse.Namespace, file: ConfigFile) -> int:
     with _loaded(arguments, {}, file) as (resolved, workflow, judge):
         if resolved.evaluate_only:
-            return _evaluate_resolved(resolved, workflow, judge)
+            return _evaluate_resolved(resolved, workflow, judge, endpoint=resolved.endpoint)
         if resolved.config.mode == "explore":
             from sharpen.run.explore import explore
 
@@ -183,9 +210,11 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         options["eval_dataset"] = DatasetConfig(path=arguments.dataset, **split)
     else:
         options["eval_dataset.split"] = arguments.split
-    endpoint = _endpoint(arguments)
+    endpoint: Mapping[str, str] | None = _endpoint(arguments)
     files: dict[str, Any] = {"output": arguments.output, "transcripts": arguments.transcripts}
     with _loaded(arguments, options) as (resolved, workflow, judge):
+        if endpoint is None and arguments.model is None:
+            endpoint = resolved.endpoint
         return _evaluate_resolved(resolved, workflow, judge, endpoint=endpoint, **files)
 
 

@@ -30,10 +30,8 @@ def import_function(name: str) -> Callable[..., Any]:
     """
     place, colon, function = current(name).rpartition(":")
     if not colon or not place or not function.isidentifier():
-        raise ConfigError(
-            f"a function is named 'package.module:function' or 'path/file.py:function', but {name!r} came"
-        )
-    module = _load_file(Path(place), name) if place.endswith(".py") else _load_module(place, name)
+        raise ConfigError(f"a function is named 'package.module:function' or 'path/file.py:function', got {name!r}")
+    module = load_file(Path(place), name) if place.endswith(".py") else _load_module(place, name)
     value = getattr(module, function, None)
     if value is None:
         near = get_close_matches(function, [key for key, item in vars(module).items() if callable(item)], n=1)
@@ -43,7 +41,8 @@ def import_function(name: str) -> Callable[..., Any]:
     return value  # type: ignore[no-any-return]
 
 
-def _load_file(path: Path, name: str) -> ModuleType:
+def load_file(path: Path, name: str) -> ModuleType:
+    """Load a Python file, once. `name` is what asked for it. Raises `ConfigError` if it is missing or fails."""
     if not path.is_file():
         raise ConfigError(f"{name}: there is no file {path}")
     path = path.resolve()

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from sharpen.compat.agentscope import silent_agents
+from sharpen.compat.agentscope.console import silent_agents
 from sharpen.execution.auxiliary.models import AuxiliaryModels
 from sharpen.execution.engines import load_policy, make_gateway
 from sharpen.execution.model_files import quiet_transformers

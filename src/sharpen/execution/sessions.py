@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sharpen.compat.agentscope import present
+from sharpen.compat.agentscope.model import present
 from sharpen.config.run import RunConfig
 from sharpen.execution.auxiliary.models import AuxiliaryModels
 from sharpen.gateway.gateway import Gateway

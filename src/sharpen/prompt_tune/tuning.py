@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from sharpen.compat.agentscope import silent_agents
+from sharpen.compat.agentscope.console import silent_agents
 from sharpen.config.extras import install_command
 from sharpen.config.load import resolve
 from sharpen.config.public import DatasetConfig, TunerModelConfig
@@ -121,7 +121,7 @@ def _check(
     needed = ("task", "system_prompt") if model is None else ("task", "system_prompt", "model")
     trial_workflow, trial_judge = TrialWorkflow(workflow, needed, "workflow"), TrialJudge(judge, with_metrics=False)
     if not isinstance(prompt, str):
-        raise ConfigError(f"init_system_prompt must be a string, but {prompt!r} ({type(prompt).__name__}) came")
+        raise ConfigError(f"init_system_prompt must be a string, got {prompt!r} ({type(prompt).__name__})")
     if not prompt.strip():
         raise ConfigError("init_system_prompt is empty: give the prompt that the agent has now, if only one sentence")
     _check_packages(tuning)
@@ -155,7 +155,7 @@ def _check_packages(tuning: PromptTuneConfig) -> None:
     is_lm = any(kind.__name__ == "BaseLM" and kind.__module__.split(".")[0] == "dspy" for kind in type(lm).__mro__)
     if not is_lm and not (isinstance(lm, str) and lm.strip()):
         raise ConfigError(
-            f"lm_model_name must be a model's name as DSPy takes it (provider/model) or a dspy.LM, but {lm!r} came"
+            f"lm_model_name must be a model's name as DSPy takes it (provider/model) or a dspy.LM, got {lm!r}"
         )
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from sharpen.compat.agentscope import silent_agents
+from sharpen.compat.agentscope.console import silent_agents
 from sharpen.config.load import ResolvedConfig, write_resolved
 from sharpen.config.run import HELD_OUT, RunConfig
 from sharpen.decide import decide_evaluation, fit_to_machine

@@ -41,6 +41,8 @@ _HOMES = {
     "FormatReward": "rewards",
     "CountDownRewardFn": "rewards",
     "MathDAPORewardFn": "dapo",
+    "stand_in": "imports.stand_in",
+    "load_plugins": "imports.stand_in",
     "workflow_function": "adapter",
     "configured_workflow": "adapter",
 }
@@ -53,6 +55,8 @@ if TYPE_CHECKING:
     from sharpen.compat.trinity.dapo import MathDAPORewardFn as MathDAPORewardFn
     from sharpen.compat.trinity.experience import EID as EID
     from sharpen.compat.trinity.experience import Experience as Experience
+    from sharpen.compat.trinity.imports.stand_in import load_plugins as load_plugins
+    from sharpen.compat.trinity.imports.stand_in import stand_in as stand_in
     from sharpen.compat.trinity.model import ModelWrapper as ModelWrapper
     from sharpen.compat.trinity.react import AgentScopeReActAgent as AgentScopeReActAgent
     from sharpen.compat.trinity.react import AgentScopeReActWorkflow as AgentScopeReActWorkflow

@@ -73,6 +73,7 @@ def configured_workflow(workflow: Any, judge: Any, config: RunConfig) -> Any:
     if isinstance(workflow, str):
         workflow = WORKFLOWS.get(workflow)
     if not (isinstance(workflow, type) and issubclass(workflow, Workflow)):
+        _check_not_of_trinity(workflow)
         if given := sorted(config.task_args):
             log.warning("task_args.%s: no effect: the workflow is a function, which reads the row", "/".join(given))
         for name, own in config.evaluation.own.items():
@@ -90,6 +91,17 @@ def configured_workflow(workflow: Any, judge: Any, config: RunConfig) -> Any:
     training = workflow_function(workflow, TasksetConfig.of(config.task_args), config.workflow_args, *_uses(config))
     by_set = {name: _function_of_set(workflow, config, name) for name in config.evaluation.own}
     return _choose_by_set(training, by_set) if by_set else training
+
+
+def _check_not_of_trinity(workflow: Any) -> None:
+    """Raise `ConfigError` for a workflow class of a Trinity-RFT that is installed."""
+    for base in workflow.__mro__ if isinstance(workflow, type) else ():
+        if base.__module__.startswith("trinity."):
+            raise ConfigError(
+                f"{workflow.__qualname__} is a workflow class of the Trinity-RFT that is installed "
+                f"({base.__module__}): pass --trinity-imports, so that its module gets Sharpen's classes, or import "
+                "them from sharpen.compat.trinity"
+            )
 
 
 def _function_of_set(workflow: type[Workflow], config: RunConfig, name: str) -> WorkflowFunction:

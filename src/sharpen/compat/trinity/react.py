@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
+from sharpen.compat.agentscope.console import silence
 from sharpen.compat.trinity.experience import Experience
 from sharpen.compat.trinity.model import ModelWrapper
 from sharpen.compat.trinity.rewards import MathBoxedRewardFn, total
@@ -71,7 +72,7 @@ class AgentScopeReActAgent:
             enable_meta_tool=True,
             max_iters=max_iters,
         )
-        self.agent.set_console_output_enabled(False)
+        silence(self.agent)
 
     async def reply(self, query: str) -> dict[str, Any]:
         """The agent's structured answer; empty if it gave none."""
@@ -132,5 +133,5 @@ def _agentscope(module: str, name: str) -> Any:
     except (ImportError, AttributeError) as error:
         raise ConfigError(
             f"AgentScopeReActWorkflow needs AgentScope 1.x ({name} of agentscope.{module}): "
-            f'pip install "agentscope>=1.0.10,<2" ({error})'
+            f'pip install "agentscope>=1.0.4,<2" ({error})'
         ) from error

@@ -141,5 +141,9 @@ def check_names(config: RunConfig) -> None:
     """Raise `ConfigError` for a workflow or a reward function of a name that does not exist. Imports no user's code."""
     if config.workflow is not None:
         WORKFLOWS.check(config.workflow)
-    if isinstance(name := config.task_args.get("reward_fn"), str):
-        REWARD_FUNCTIONS.check(name)
+    for arguments in (config.task_args, *(own.task_args or {} for own in config.evaluation.own.values())):
+        if isinstance(name := arguments.get("reward_fn"), str):
+            REWARD_FUNCTIONS.check(name)
+    for own in config.evaluation.own.values():
+        if own.workflow is not None:
+            WORKFLOWS.check(own.workflow)

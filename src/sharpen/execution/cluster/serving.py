@@ -19,6 +19,7 @@ from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sharpen.compat.trinity.imports.stand_in import stands_in
 from sharpen.errors import EngineError, SharpenError
 from sharpen.execution.cluster.attempts import HARD_GRACE_S, RESTART_S, AuxiliaryTotals, OnWorkers, Worker
 from sharpen.execution.cluster.connect import Connection
@@ -205,6 +206,7 @@ class RayServing:
                 config=self._config,
                 paths=[os.path.abspath(path) for path in sys.path],
                 functions=self._functions,
+                trinity_imports=stands_in(),
                 policy=tuple(self._clients),
                 auxiliary=auxiliary,
             )

@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sharpen.compat.agentscope import silent_agents
+from sharpen.compat.agentscope.console import silent_agents
+from sharpen.compat.trinity.imports.stand_in import stand_in
 from sharpen.config.functions import FILE_MODULE
 from sharpen.config.run import AuxiliaryModelConfig, RunConfig
 from sharpen.errors import ConfigError
@@ -35,11 +36,12 @@ from sharpen.rollout.in_process import Attempt, AttemptRequest, InProcess
 class Setup:
     """What a worker needs to start. `paths` are the coordinator's import paths, `functions` the `pickled` user
     functions, `policy` the engines of the trained model, `auxiliary` the engine of each auxiliary model without an
-    endpoint."""
+    endpoint. `trinity_imports`: `import trinity` gives our names."""
 
     config: RunConfig
     paths: Sequence[str]
     functions: bytes
+    trinity_imports: bool
     policy: Sequence[EngineClient]
     auxiliary: Mapping[str, Sequence[EngineClient]]
 
@@ -103,6 +105,8 @@ class RolloutWorker:
         quiet_transformers()
         os.environ.update(setup.config.rollout.env_vars)
         sys.path.extend(path for path in setup.paths if path not in sys.path)
+        if setup.trinity_imports:
+            stand_in(shadow=True)
         try:
             functions = ray.cloudpickle.loads(setup.functions)
         except Exception as error:  # unpickling imports the user's modules

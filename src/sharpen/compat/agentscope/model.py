@@ -10,24 +10,20 @@ never imported from here.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import importlib
-import os
+import inspect
 import re
 import sys
 from abc import ABC
-from collections.abc import Iterator
 from typing import Any
 
 from sharpen.errors import ConfigError
 
-OLDEST = {1: (1, 0, 10), 2: (2, 0, 3)}
+OLDEST = {1: (1, 0, 4), 2: (2, 0, 3)}
 """The oldest release of each line whose model object is known to take what we give it."""
-TESTED = "1.0.21 and 2.0.10"
-SILENCE = "AGENTSCOPE_DISABLE_CONSOLE_OUTPUT"
-"""AgentScope 1.x's own switch: agents that are made while it is `true` do not print their messages."""
+TESTED = "1.0.4, 1.0.21 and 2.0.10"
 
 
 def present(model: Any) -> Any:
@@ -61,19 +57,6 @@ def imported_line() -> int | None:
             "install one of these, or do not import agentscope and use model.client"
         )
     return found[0]
-
-
-@contextlib.contextmanager
-def silent_agents() -> Iterator[None]:
-    """Agents of AgentScope 1.x that are made within do not print, unless the user has set the switch either way."""
-    if SILENCE in os.environ:
-        yield
-        return
-    os.environ[SILENCE] = "true"
-    try:
-        yield
-    finally:
-        os.environ.pop(SILENCE, None)
 
 
 class TrinityChatModel(ABC):  # noqa: B024 - it has no methods: it only stands for those that have ours
@@ -119,10 +102,11 @@ def _class(base: type) -> Any:
 
 
 def _around_1(model: Any) -> Any:
-    agentscope = importlib.import_module("agentscope.model")
-    shown = _class(agentscope.OpenAIChatModel)(
-        model_name=model.name, api_key=model.api_key, stream=False, client_kwargs=_placeholder()
-    )
+    kind = importlib.import_module("agentscope.model").OpenAIChatModel
+    of_client = (
+        "client_kwargs" if "client_kwargs" in inspect.signature(kind).parameters else "client_args"
+    )  # till 1.0.9
+    shown = _class(kind)(model_name=model.name, api_key=model.api_key, stream=False, **{of_client: _placeholder()})
     shown.sharpen_model = model
     return shown
 

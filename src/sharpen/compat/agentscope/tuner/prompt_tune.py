@@ -1,0 +1,10 @@
+"""The names of `agentscope.tuner.prompt_tune`: those of `sharpen.prompt_tune`."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(importlib.import_module("sharpen.prompt_tune"), name)

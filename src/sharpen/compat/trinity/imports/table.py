@@ -1,0 +1,98 @@
+"""Trinity-RFT's modules and the names in them that exist here.
+
+In: nothing. Out: for each module, its names and where ours are (`module:attribute`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+_HERE = "sharpen.compat.trinity"
+
+
+def _from_layer(names: str) -> dict[str, str]:
+    """Names that the layer itself has."""
+    return {name: f"{_HERE}:{name}" for name in names.split()}
+
+
+def _from(module: str, names: str) -> dict[str, str]:
+    return {name: f"{_HERE}.{module}:{name}" for name in names.split()}
+
+
+_RECORDS = _from_layer("Experience EID")
+_TASKS = _from_layer("Task FormatConfig GenerationConfig")
+_MODEL = _from_layer("ModelWrapper")
+_BASES = _from_layer("Workflow MultiTurnWorkflow BaseSimpleWorkflow SimpleWorkflow AsyncSimpleWorkflow")
+_MATHS = _from_layer("MathWorkflow AsyncMathWorkflow MathBoxedWorkflow AsyncMathBoxedWorkflow")
+_STEPS = _from_layer(
+    "StepWiseRewardWorkflow AsyncStepWiseRewardWorkflow RewardPropagationWorkflow AsyncRewardPropagationWorkflow"
+)
+_REWARDS = _from_layer(
+    "RewardFn REWARD_FUNCTIONS MathRewardFn MathBoxedRewardFn MathDAPORewardFn AccuracyReward FormatReward "
+    "CountDownRewardFn"
+)
+_LOGS = _from("imports.helpers", "get_logger")
+_WORKFLOWS = _from_layer("WORKFLOWS")
+_USUAL = {**_RECORDS, **_TASKS, **_MODEL, **_BASES, **_LOGS, **_WORKFLOWS, **_REWARDS}
+"""What a workflow's module imports itself, so that it can be taken from there too."""
+_EVALUATION = _from(
+    "imports.helpers", "validate_think_pattern find_boxed_answer remove_right_units simple_answer_parser"
+)
+_GRADING = _from("imports.helpers", "grade_answer match_answer")
+_FLOWS = "trinity.common.workflows"
+
+MODULES: Mapping[str, Mapping[str, str]] = {
+    "trinity": {},
+    "trinity.common": {},
+    "trinity.common.config": _from_layer("FormatConfig GenerationConfig"),
+    "trinity.common.constants": _from("imports.helpers", "TASKSET_PATH_ENV_VAR PLUGIN_DIRS_ENV_VAR"),
+    "trinity.common.experience": _RECORDS,
+    "trinity.common.models": _MODEL,
+    "trinity.common.models.model": _MODEL,
+    "trinity.common.rewards": _REWARDS,
+    "trinity.common.rewards.reward_fn": _REWARDS,
+    "trinity.common.rewards.accuracy_reward": _REWARDS,
+    "trinity.common.rewards.countdown_reward": _REWARDS,
+    "trinity.common.rewards.dapo_reward": _REWARDS,
+    "trinity.common.rewards.format_reward": _REWARDS,
+    "trinity.common.rewards.math_reward": _REWARDS,
+    "trinity.common.rewards.eval_utils": _EVALUATION,
+    "trinity.common.rewards.naive_dapo_score": _GRADING,
+    "trinity.common.rewards.qwen25_eval": _from("imports.helpers", "verify_math_answer extract_answer fix_fracs"),
+    "trinity.utils.eval_utils": _EVALUATION,
+    _FLOWS: {**_USUAL, **_MATHS, **_STEPS},
+    f"{_FLOWS}.workflow": {**_USUAL, **_MATHS},
+    f"{_FLOWS}.step_wise_workflow": {**_USUAL, **_STEPS},
+    f"{_FLOWS}.customized_math_workflows": {**_USUAL, **_MATHS},
+    f"{_FLOWS}.customized_toolcall_workflows": {**_USUAL, **_from("workflows.tool_calls", "ToolCallWorkflow")},
+    f"{_FLOWS}.eval_workflow": {**_USUAL, **_from("workflows.maths", "MathEvalWorkflow AsyncMathEvalWorkflow")},
+    f"{_FLOWS}.math_rm_workflow": {**_USUAL, **_from("workflows.maths", "MathRMWorkflow AsyncMathRMWorkflow")},
+    f"{_FLOWS}.math_ruler_workflow": {
+        **_USUAL,
+        **_from("workflows.ruler", "MathRULERWorkflow AsyncMathRULERWorkflow"),
+    },
+    f"{_FLOWS}.rubric_judge_workflow": {
+        **_USUAL,
+        **_from("workflows.rubric", "RubricJudgeWorkflow RubricJudgeWorkflowWithAPI"),
+    },
+    f"{_FLOWS}.on_policy_distill_workflow": {
+        **_USUAL,
+        **_from("distillation", "OnPolicyDistillWorkflow OnPolicyDistillMathWorkflow"),
+    },
+    f"{_FLOWS}.agentscope": {},
+    f"{_FLOWS}.agentscope.react": {},
+    f"{_FLOWS}.agentscope.react.react_agent": _from_layer("AgentScopeReActAgent"),
+    f"{_FLOWS}.agentscope.react.react_workflow": {**_USUAL, **_from_layer("AgentScopeReActWorkflow")},
+    f"{_FLOWS}.envs": {},
+    f"{_FLOWS}.envs.sudoku": {},
+    f"{_FLOWS}.envs.sudoku.sudoku_workflow": {**_USUAL, **_from("workflows.sudoku", "SudokuWorkflow")},
+    "trinity.plugins": {},
+    "trinity.utils": {},
+    "trinity.utils.log": _LOGS,
+    "trinity.utils.registry": _from("registry", "Registry"),
+}
+
+
+def modules_with(name: str) -> Sequence[str]:
+    """The modules that have a name: first those that are its home in Trinity-RFT, which have the fewest names."""
+    return sorted((module for module, names in MODULES.items() if name in names), key=lambda key: len(MODULES[key]))
