@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from typing import Any
 
 import pytest
@@ -166,6 +167,29 @@ def test_the_owners_models_run_on_the_callers_loop(dataset: DatasetConfig) -> No
         assert loops == {asyncio.get_running_loop()}
 
     asyncio.run(main())
+
+
+def test_it_can_be_cancelled(dataset: DatasetConfig) -> None:
+    ended = []
+
+    class Hangs(Model):
+        async def ask(self, n: int) -> str:
+            try:
+                return await super().ask(n)
+            finally:
+                ended.append(n)
+
+    async def main() -> None:
+        models = [Hangs("a", 12, seconds=60.0), Model("b", 1)]
+        arguments = {"workflow_func": workflow, "judge_func": judge, "train_dataset": dataset}
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await select_model(candidate_models=models, **arguments)
+        await asyncio.sleep(0.05)
+        assert sorted(ended) == [0, 1]  # both that ran
+
+    asyncio.run(main())
+    assert not [thread for thread in threading.enumerate() if thread.name == "sharpen-rollouts"]
 
 
 def test_a_judge_may_call_its_task_as_the_built_in_ones_of_agentscope_do(dataset: DatasetConfig) -> None:

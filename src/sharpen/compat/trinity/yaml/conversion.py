@@ -17,6 +17,7 @@ from sharpen.compat.trinity.yaml import (
     algorithm,
     cluster,
     expert,
+    operators,
     rows,
     run,
     synchronizer,
@@ -138,6 +139,7 @@ def _decide(draft: Draft, now: datetime, has_ray: bool) -> None:
         tasks.tasksets(draft)
         tasks.auxiliary_models(draft)
         synchronizer.synchronizer(draft)
+    operators.on_tasks(draft)
     run.trainer_config(draft)
     cluster.gpus(draft)
 
