@@ -66,7 +66,7 @@ def test_rows_have_no_experiences_to_operate_on():
         ({"args": {}}, ("operators[0]'", "name and args")),
         ({"name": "reward_filter", "arguments": {}}, ("operators[0]'", "name and args", "arguments")),
         ({"name": "reward_filter", "args": [1]}, ("operators[0]'", "[1]")),
-        ("reward_filter", ("operators[0]'", "'reward_filter' came")),
+        ("reward_filter", ("operators[0]'", "got 'reward_filter'")),
     ],
 )
 def test_what_is_no_operator_is_said(operator, words):

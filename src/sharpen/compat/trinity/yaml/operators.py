@@ -146,7 +146,7 @@ def _items(draft: Draft, key: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
     if is_one_of(value, OFF):
         return
     if not isinstance(value, list):
-        draft.wrong(key, f"must be a list of operators, each with name and args, but {shown(value)} came")
+        draft.wrong(key, f"must be a list of operators, each with name and args, got {shown(value)}")
         return
     for index, item in enumerate(value):
         name = item.get("name") if isinstance(item, Mapping) else None
@@ -155,4 +155,4 @@ def _items(draft: Draft, key: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
         if known:
             yield f"{key}[{index}].name", str(name), {str(one): inner for one, inner in arguments.items()}
         else:
-            draft.wrong(f"{key}[{index}]", f"must have a name and args, but {shown(item)} came")
+            draft.wrong(f"{key}[{index}]", f"must have a name and args, got {shown(item)}")
