@@ -62,7 +62,10 @@ def test_rows_have_no_experiences_to_operate_on():
     ("operator", "words"),
     [
         ({"name": "reward_fliter"}, ("operators[0].name", "'reward_fliter'", "did you mean 'reward_filter'?")),
-        ({"name": "multi_step_padding"}, ("'multi_step_padding'", "no operator here", "file.py:function", "docs/use/operators.md")),
+        (
+            {"name": "multi_step_padding"},
+            ("'multi_step_padding'", "no operator here", "file.py:function", "docs/use/operators.md"),
+        ),
         ({"args": {}}, ("operators[0]'", "name and args")),
         ({"name": "reward_filter", "arguments": {}}, ("operators[0]'", "name and args", "arguments")),
         ({"name": "reward_filter", "args": [1]}, ("operators[0]'", "[1]")),

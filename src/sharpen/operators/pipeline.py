@@ -105,8 +105,8 @@ def _bound(config: OperatorConfig, known: Mapping[str, Operator]) -> Operator:
         operator = import_function(config.name)
         if inspect.isclass(operator):
             raise ConfigError(
-                f"operator {config.name} is a class, but an operator is a function: it takes the groups of a step, or the "
-                "tasks, and returns those to go on with (docs/use/operators.md)"
+                f"operator {config.name} is a class, but an operator is a function: it takes the groups of a step, or "
+                "the tasks, and returns those to go on with (docs/use/operators.md)"
             )
     try:
         inspect.signature(operator).bind([], **config.args)
