@@ -244,6 +244,7 @@ _CODE: tuple[Place, ...] = (
 def point_beside(content: Mapping[str, Any], folder: Path) -> None:
     """Make relative paths of datasets, models and code files that exist in `folder` point there. Changes `content`."""
     places = [(place, False) for place in settings_of(RunConfig) if place[-1] in ("path", "model_path", "teacher_path")]
+    places += [(("sampling", name, "*", "args", "config_path"), False) for name in ("operators", "task_operators")]
     for place, code in [*places, *((code, True) for code in _CODE)]:
         for section in _sections(content, place[:-1]):
             value = section.get(place[-1])

@@ -17,6 +17,7 @@ from sharpen.compat.trinity.yaml import (
     algorithm,
     cluster,
     expert,
+    operators,
     rows,
     run,
     synchronizer,
@@ -138,6 +139,7 @@ def _decide(draft: Draft, now: datetime, has_ray: bool) -> None:
         tasks.tasksets(draft)
         tasks.auxiliary_models(draft)
         synchronizer.synchronizer(draft)
+    operators.on_tasks(draft)
     run.trainer_config(draft)
     cluster.gpus(draft)
 
@@ -154,14 +156,14 @@ def _gather(draft: Draft, value: Any, key: str) -> None:
             for index, inner in enumerate(value):
                 _gather(draft, inner, f"{key}[{index}]")
         elif value not in OFF:
-            draft.wrong(key, f"must be a list of sections, but {shown(value)} came")
+            draft.wrong(key, f"must be a list of sections, got {shown(value)}")
     elif key and pattern not in _SECTIONS:
         draft.wrong(key, f"is not a key of Trinity-RFT{_nearest(key)}")
     elif isinstance(value, Mapping):
         for name, inner in value.items():
             _gather(draft, inner, f"{key}.{name}" if key else str(name))
     elif value is not None:
-        draft.wrong(key, f"must be a section of settings, but {shown(value)} came")
+        draft.wrong(key, f"must be a section of settings, got {shown(value)}")
 
 
 def _pattern(key: str) -> str:

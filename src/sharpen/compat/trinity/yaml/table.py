@@ -295,11 +295,9 @@ _SECTIONS: dict[str, dict[str, Rule]] = {
         "replay_buffer_kwargs replay_buffer.priority_fn_args": mapping,
     },
     "data_processor.task_pipeline.": {
-        "operators": refused("Data-Juicer is not run here: process the tasks beforehand"),
-        "config_path": refused("Data-Juicer is not run here: process the tasks beforehand"),
-        "num_process inputs output target_fields priority_weights top_k": idle(
-            "it belongs to the processing of tasks, which does not exist here yet"
-        ),
+        "operators config_path inputs output target_fields": later,
+        "num_process top_k": whole,
+        "priority_weights": mapping,
     },
     "data_processor.experience_pipeline.": {
         "operators": on_experiences,
@@ -326,7 +324,9 @@ _SECTIONS: dict[str, dict[str, Rule]] = {
         "enable_ray_timeline": idle("the run writes no timeline of Ray's"),
         "cache_dir": _ITSELF,
     },
-    "service.data_juicer.": {"server_url auto_start port hostname": idle("no services: tasks are read as they are")},
+    "service.data_juicer.": {
+        "server_url auto_start port hostname": idle("Data-Juicer runs within the run, without a server")
+    },
     "log.": {"level group_by_node save_dir": idle("the run prints its own lines, no log files")},
 }
 RULES: dict[str, Rule] = {
