@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # tests start hundreds of processes that import the same; compiling it takes each of them longer than all else.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed test-ray environments check format bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-async bench-agentscope bench-trl bench-gpu clean
+.PHONY: quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed test-ray test-as-it-is environments check format bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-async bench-agentscope bench-trl bench-gpu clean
 
 quickstart: .venv/installed
 	@$(BIN)/python examples/quickstart/main.py --seed $(SEED)
@@ -85,6 +85,10 @@ test-ray: .venv-ray/installed
 	.venv-ray/bin/python -m pip install --quiet --no-compile --no-deps --requirement requirements/ray.txt --editable .
 	.venv-ray/bin/python -m pip check
 	@touch $@
+
+# Files and programs of other projects as they are, but for paths and sizes: the table of docs/use/trinity-yaml.md.
+test-as-it-is: .venv-agentscope1/installed
+	PYTHONPATH=tests/sessions .venv-agentscope1/bin/python -m pytest -p all_or_nothing --all-of tests/as_it_is -m as_it_is tests/as_it_is
 
 # What the suites beside `make test` run in, made one after the other: for each, pip writes the same files into src/.
 environments: .venv/installed

@@ -57,7 +57,7 @@ def plain(name: str, tokens: list[Token]) -> list[tuple[float, float]]:
             case "gspo":
                 logs = [n - o for n, o, _, other in tokens if other == call]
                 result.append(of_clip(math.exp(sum(logs) / len(logs)), a, 3e-4, 4e-4))
-            case "importance_sampling":
+            case "importance_sampling" | "m2po":  # what m2po leaves out has advantage 0
                 result.append((-ratio * a, -ratio * a))
             case "sapo":
                 tau = 1.0 if a > 0 else 1.05

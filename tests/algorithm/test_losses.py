@@ -78,6 +78,7 @@ GRADIENTS = {
     "reinforce": [-2.0, -2.0, -2.0, 2.0, 2.0],
     "sft": [-2.0, -2.0, -2.0, 2.0, 2.0],
     "importance_sampling": [-2.0, -4.0, -1.0, 4.0, 1.0],
+    "m2po": [-2.0, -4.0, -1.0, 4.0, 1.0],
     # inside 1 / 1.3 .. 1.3 only
     "sppo": [-2.0, 0.0, 0.0, 0.0, 0.0],
     # one side: 2.0 with A > 0 and 0.5 with A < 0 are out
@@ -121,6 +122,15 @@ def test_a_huge_ratio_stays_finite() -> None:
     loss, _ = ppo_clip(tensor(0.0), tensor(-1e6), tensor(-1.0), clip_low=0.2, clip_high=0.2)
     assert torch.isfinite(loss).all()
     assert torch.isfinite(k3(tensor(-1e6), tensor(0.0))).all()
+
+
+def test_the_gradient_of_m2po_goes_on_beyond_the_bound_of_its_value() -> None:
+    now = tensor(1.0).requires_grad_()
+    loss, _ = POLICY_LOSSES["m2po"].function(now, tensor(-29.0), tensor(-1.0))
+    assert loss.item() == pytest.approx(math.exp(20.0))
+    loss.sum().backward()
+    assert now.grad is not None
+    assert now.grad.item() == pytest.approx(math.exp(20.0))
 
 
 def test_kl_estimators_by_hand() -> None:

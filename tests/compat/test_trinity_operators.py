@@ -96,3 +96,93 @@ def test_a_file_of_operators_beside_the_settings_is_meant(tmp_path: Path, text: 
     (tmp_path / "f.yaml").write_text(text)
     names = [one["name"] for one in load_config(tmp_path / "f.yaml").settings["sampling"]["operators"]]
     assert names == [f"{tmp_path / 'rewards.py'}:shorter", "reward_filter"]
+
+
+def tasks_converted(pipeline: dict[str, Any], **content: Any) -> ConfigFile:
+    taskset = {"buffer": {"explorer_input": {"taskset": {"path": "./outputs/", "split": "train"}}}}
+    return convert({**taskset, "data_processor": {"task_pipeline": pipeline}, **content}, "f.yaml", environment={})
+
+
+def test_a_task_pipeline_is_data_juicer_s_operators_and_the_order_by_what_they_measured():
+    scored = {"api_or_hf_model": "m", "min_score": 0.0}
+    found = tasks_converted(
+        {
+            "num_process": 32,
+            "operators": [{"name": "llm_difficulty_score_filter", "args": scored}, {"name": "words_num_filter"}],
+            "inputs": ["tasks.jsonl"],
+            "output": {"path": "./outputs/"},
+            "target_fields": ["question", "answer"],
+        },
+        service={"data_juicer": {"auto_start": True}},
+    )
+    arguments = {
+        "operators": [{"llm_difficulty_score_filter": scored}, {"words_num_filter": {}}],
+        "text_key": "question",
+        "num_process": 32,
+    }
+    assert found.settings["sampling"]["task_operators"] == [
+        {"name": "data_juicer", "args": arguments},
+        {"name": "priority_order", "args": {}},
+    ]
+    assert found.settings["train_dataset"]["path"] == "tasks.jsonl"
+    assert found.origins["train_dataset", "path"] == "f.yaml: data_processor.task_pipeline.inputs"
+    assert "service.data_juicer.auto_start: Data-Juicer runs within the run, without a server" in found.notices[-1]
+    assert "task_pipeline.output: processed tasks are kept in memory, not written" in found.notices[-1]
+
+
+def test_a_recipe_comes_first_and_operators_of_our_own_keep_their_places():
+    found = tasks_converted({"config_path": "r.yaml", "operators": [{"name": "words_num_filter"}], "num_process": 4})
+    (juicer, _) = found.settings["sampling"]["task_operators"]
+    assert juicer == {"name": "data_juicer", "args": {"config_path": "r.yaml"}}
+    assert "config_path comes first, as there" in found.notices[-1]
+    names = ("text_length_filter", "difficulty_filter", "picks.py:odd", "words_num_filter")
+    found = tasks_converted({"operators": [{"name": name} for name in names], "num_process": 1})
+    assert [one["name"] for one in found.settings["sampling"]["task_operators"]] == [
+        *("data_juicer", "difficulty_filter", "picks.py:odd", "data_juicer", "priority_order")
+    ]
+
+
+def test_priorities_are_the_arguments_of_an_order():
+    weights = {"difficulty": -0.5, "quality": 2.0, "diversity": 0.8}
+    found = tasks_converted({"operators": [], "priority_weights": weights, "top_k": 20})
+    (order,) = found.settings["sampling"]["task_operators"]
+    assert order == {"name": "priority_order", "args": {"weights": {"difficulty": -0.5, "quality": 2.0}, "top_k": 20}}
+    assert "diversity are measured by no operator" in " ".join(found.notices)
+    (order,) = tasks_converted({"top_k": -1, "priority_weights": {"diversity": 1}}).settings["sampling"][
+        "task_operators"
+    ]
+    assert order["args"] == {"weights": {"quality": 0.0}}
+
+
+def test_rows_are_processed_too_and_evaluations_are_not():
+    rows = {"trainer_input": {"experience_buffer": {"path": "./outputs/", "format": {"prompt_type": "plaintext"}}}}
+    pipeline = {"operators": [{"name": "human_preference_annotation_mapper"}], "inputs": ["demo.jsonl"]}
+    found = tasks_converted(pipeline, buffer=rows, algorithm={"algorithm_type": "dpo"}, mode="train")
+    assert found.settings["train_dataset"]["path"] == "demo.jsonl"
+    assert found.settings["sampling"]["task_operators"][0]["name"] == "data_juicer"
+    evaluation = {"explorer_input": {"eval_tasksets": [{"path": "e.jsonl"}]}}
+    found = tasks_converted(pipeline, buffer=evaluation, mode="bench")
+    assert "task_operators" not in found.settings.get("sampling", {})
+    assert "an evaluation runs all tasks as they are" in found.notices[-1]
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "words"),
+    [
+        ({"inputs": ["a", "b"]}, ("task_pipeline.inputs", "join the files")),
+        ({"target_fields": "question"}, ("task_pipeline.target_fields", "list of fields")),
+        ({"operators": [{"title": "x"}]}, ("operators[0]", "name and args")),
+        ({"num_process": "many"}, ("task_pipeline.num_process", "whole number")),
+        ({"priority_weights": [1]}, ("task_pipeline.priority_weights", "section")),
+    ],
+)
+def test_what_a_task_pipeline_cannot_be_is_said(pipeline, words):
+    with pytest.raises(ConfigError) as error:
+        tasks_converted(pipeline)
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_rollouts_have_data_juicer_s_operators_in_this_process():
+    found = converted({"name": "data_juicer", "args": {"config_path": "r.yaml", "np": 4}})
+    assert found.settings["sampling"]["operators"] == [{"name": "data_juicer", "args": {"config_path": "r.yaml"}}]
+    assert f"{KEY}: rollouts are processed in this process" in found.notices[-1]

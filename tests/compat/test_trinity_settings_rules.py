@@ -13,8 +13,10 @@ import yaml
 
 from sharpen.compat.files import load_config
 from sharpen.compat.trinity.yaml.conversion import convert
+from sharpen.compat.trinity.yaml.former import DROPPED, RENAMED, WITHOUT_EFFECT
 from sharpen.compat.trinity.yaml.functions import ADVANTAGES, ALGORITHMS, KL, POLICY_LOSSES, SUPERVISED
 from sharpen.compat.trinity.yaml.interpolation import interpolate
+from sharpen.compat.trinity.yaml.table import RULES
 from sharpen.config.load import resolve
 from sharpen.config.public import AlgorithmConfig, TunerModelConfig
 from sharpen.errors import ConfigError
@@ -59,8 +61,6 @@ def refusal(content: dict[str, Any], **environment: str) -> str:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ("mode: explore", "'mode' is 'explore': sampling alone is `sharpen eval` or `sharpen check`"),
-        ("mode: train", "'mode' is 'train': training on stored experiences does not exist here yet: use mode both"),
         ("mode: serve", "'mode' is 'serve': serve a checkpoint with any server"),
         ("mode: bot", "'mode' must be both, bench, colocate, explore, train or serve, but 'bot' came"),
         ("mode: bench", "'buffer.explorer_input.eval_tasksets' is empty, so that mode bench has nothing to evaluate"),
@@ -76,20 +76,19 @@ def refusal(content: dict[str, Any], **environment: str) -> str:
         ("explorer: {auxiliary_models: {a: 1}}", "'explorer.auxiliary_models' must be a list of sections"),
         ("explorer: {auxiliary_models: [1]}", "'explorer.auxiliary_models[0]' must be a section of settings, but 1"),
         ("explorer: {auxiliary_models: [{}]}", "is missing"),
-        ("explorer: {max_timeout: soon}", "'rollout.timeout_s' must be a number, but 'soon' came (f.yaml: explorer.m"),
+        ("explorer: {max_timeout: soon}", "'rollout.timeout_s' must be a number, got 'soon' (f.yaml: explorer.m"),
         ("explorer: {max_retry_times: many}", "'explorer.max_retry_times' must be a whole number, but 'many' came"),
         ("explorer: {rollout_model: {engine_type: external}}", "a model behind an endpoint cannot be trained"),
         ("explorer: {rollout_model: {dtype: float16}}", "is 'float16': use auto, bfloat16, bf16, float32"),
         ("explorer: {env_vars: {KEY: [1]}}", "'explorer.env_vars.KEY' must be a text or a number, but [1] came"),
         ("monitor: {monitor_type: wandb, monitor_args: {base_url: x}}", "WANDB_BASE_URL"),
-        ("monitor: {monitor_type: paper}", "'paper' came (f.yaml: monitor.monitor_type)"),
+        ("monitor: {monitor_type: paper}", "got 'paper' (f.yaml: monitor.monitor_type)"),
         (
             "data_processor: {experience_pipeline: {operators: [{name: reward_shaping}]}}",
             "operators[0].name' is 'reward_shaping', which is no operator here; did you mean 'reward_shaping_mapper'?",
         ),
         ("synchronizer: {sync_style: sometimes}", "must be one of fixed, explorer_driven"),
-        ("trainer: {trainer_type: tinker}", "'trainer.trainer_type' is 'tinker': training is local"),
-        ("trainer: {trainer_config_path: verl.yaml}", "Trinity-RFT dropped it too"),
+        ("trainer: {trainer_config_path: verl.yaml}", "there is no such file here; Trinity-RFT dropped the key"),
         (
             "trainer: {trainer_config: {actor_rollout: {}}}",
             "is no section of verl's; did you mean 'actor_rollout_ref'?",
@@ -160,8 +159,9 @@ def test_parts_of_an_algorithm_that_do_not_exist_are_refused_by_name(algorithm, 
         ({"min_response_tokens": 8}, "model.min_response_tokens"),
         ({"rope_scaling": {"factor": 2}}, "model.rope_scaling"),
         ({"trust_remote_code": True}, "model.trust_remote_code"),
-        ({"tinker": {"enable": True}}, "model.tinker.enable"),
-        ({"external_model": {"enable": "true"}}, "model.external_model.enable"),
+        ({"tinker": {"enable": True, "train_mlp": False, "train_attn": False}}, "model.tinker.train_mlp"),
+        ({"tinker": {"enable": True}, "lora_configs": [{}]}, "model.tinker.enable"),
+        ({"external_model": {"enable": True}}, "model.external_model.enable"),
     ],
 )
 def test_features_of_the_model_are_refused_and_their_off_values_accepted(model, key):
@@ -304,8 +304,8 @@ def test_unset_variables_come_in_one_message_with_all_that_is_wrong():
     for number, name in enumerate(("MODEL", "LENGTH", "TASKS", "TMPDIR"), start=1):
         assert f"needs the environment variable {name}, which is not set" in lines[number]
     assert "'buffer.explorer_input.taskset.storage_type' is 'sql'" in lines[5]
-    assert "'algorithm.batch_size' must be at least 1, but 0 came (f.yaml: buffer.batch_size)" in "\n".join(lines)
-    assert "'rollout.timeout_s' must be a number, but 'soon' came (f.yaml: explorer.max_timeout)" in "\n".join(lines)
+    assert "'algorithm.batch_size' must be at least 1, got 0 (f.yaml: buffer.batch_size)" in "\n".join(lines)
+    assert "'rollout.timeout_s' must be a number, got 'soon' (f.yaml: explorer.max_timeout)" in "\n".join(lines)
 
 
 def test_layouts_are_told_apart_and_do_not_mix(tmp_path):
@@ -524,6 +524,15 @@ def test_top_k_is_a_setting_of_the_model_and_of_the_workflow():
     taskset["rollout_args"]["top_k"] = -1
     assert convert_({"buffer": {"explorer_input": {"taskset": taskset}}}).settings["model"] == {"top_p": 0.95}
     assert "must be a whole number" in refusal({"model": {"top_k": "many"}})
+
+
+def test_m2po_of_later_versions():
+    algorithm = {"algorithm_type": "m2po", "policy_loss_fn_args": {"m2_threshold": 0.02, "log_ratio_clip": 20.0}}
+    found = convert_({"algorithm": algorithm})
+    assert found.settings["algorithm"]["algorithm_type"] == "m2po"
+    assert found.settings["loss"] == {"policy_loss_args": {"threshold": 0.02}}
+    algorithm["policy_loss_fn_args"]["log_ratio_clip"] = 5.0
+    assert "it is 20.0 here" in refusal({"algorithm": algorithm})
 
 
 def test_raft_imitates_every_rollout():
@@ -964,8 +973,8 @@ def test_rows_are_trained_in_mode_train_only_and_rollouts_never(mode):
         {**content, "mode": mode}
     )
     assert convert_({key: value for key, value in content.items() if key != "mode"}).settings["train_dataset"]
-    assert "'mode' is 'train': training on stored" in refusal(
-        {"mode": "train", "algorithm": {"algorithm_type": "grpo"}}
+    assert "'mode' is 'serve': serve a checkpoint" in refusal(
+        {"mode": "serve", "algorithm": {"algorithm_type": "grpo"}}
     )
 
 
@@ -1074,3 +1083,125 @@ def test_a_file_for_a_cluster_runs_on_this_machine_where_ray_is_not_installed():
     assert "cluster.ray_address = 'auto'" in line
     assert "cluster.trainer_gpu_num = 16" in line
     assert convert(content, "f.yaml", environment={}).settings["execution"] == "ray"
+
+
+def test_a_hosted_trainer_s_adapters_are_trained_here():
+    found = convert_({"model": {"model_path": "m", "tinker": {"enable": True, "base_url": "x", "train_mlp": False}}})
+    assert found.settings["trainer"]["lora"] == {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]}
+    assert found.defaults["trainer"]["lora"] == {"rank": 16}
+    assert "model.tinker.enable = True: there is no hosted trainer: adapters are trained on this" in " ".join(
+        found.notices
+    )
+    assert "base_url}: it belongs to the hosted trainer Tinker" in found.notices[-1]
+    given = convert_({"model": {"model_path": "m", "tinker": {"enable": True, "rank": 4}}})
+    assert given.settings["trainer"]["lora"] == {"rank": 4}
+    assert "training is on this machine" in " ".join(convert_({"trainer": {"trainer_type": "tinker"}}).notices)
+
+
+def test_the_model_behind_an_endpoint_is_evaluated_by_mode_bench():
+    external = {"enable": True, "base_url_env": "URL", "api_key_env": "KEY", "model_name": "big"}
+    content = {
+        "mode": "bench",
+        "model": {"model_path": "m", "external_model": external},
+        "buffer": {"explorer_input": {"eval_tasksets": [{"path": "x"}]}},
+    }
+    assert convert_(content, URL="http://e/v1", KEY="k").endpoint == {
+        "base_url": "http://e/v1",
+        "api_key": "k",
+        "model_name": "big",
+    }
+    assert "names the environment variable URL, which is not set" in refusal(content)
+    assert "cannot be trained: name a model directory, or use mode bench" in refusal({**content, "mode": "both"})
+    assert convert_({"model": {"external_model": {**external, "enable": False}}}).endpoint is None
+
+
+def test_explorer_and_trainer_are_two_processes_of_one_run():
+    trainer = {"trainer_input": {"experience_buffer": {"path": "postgresql://u@h/d"}}, "train_batch_size": 64}
+    content = {
+        "mode": "train",
+        "algorithm": {"algorithm_type": "grpo", "repeat_times": 8},
+        "buffer": trainer,
+        "synchronizer": {"sync_style": "fixed", "sync_interval": 10, "sync_offset": 1},
+    }
+    found = convert_(content)
+    assert found.settings["algorithm"]["batch_size"] == 8
+    assert found.settings["sync"] == {"interval": 10}
+    assert (found.settings["mode"], found.settings["exchange"]) == ("train", "postgresql://u@h/d")
+    assert (found.defaults["project"], found.defaults["name"]) == ("Trinity-RFT", "rft")
+    assert "synchronizer.{sync_style, sync_offset}: the explorer takes the newest weights" in found.notices[-1]
+    assert "must be a multiple of algorithm.repeat_times (8)" in refusal(
+        {**content, "buffer": {**trainer, "train_batch_size": 60}}
+    )
+    trainer["trainer_input"]["experience_buffer"]["path"] = "sqlite:///x.db"
+    explorer = convert_({**content, "mode": "explore", "buffer": {**trainer, "batch_size": 8}, "name": "r"})
+    assert (explorer.settings["mode"], explorer.settings["name"]) == ("explore", "r")
+    assert "exchange" not in explorer.settings
+    assert "experience_buffer.path: explorer and trainer share the run's folder" in explorer.notices[-1]
+
+
+def test_keys_of_earlier_versions_are_read_under_their_names_of_today():
+    former = {
+        "global_config": {"total_epochs": 2, "batch_size": 6},
+        "model": {"model_path": "m", "max_prompt_tokens": 16, "max_response_tokens": 8, "checkpoint_path": "runs"},
+        "data": {"dataset_path": "x", "train_split": "train", "format_config": {"prompt_key": "q"}, "subset_name": ""},
+        "buffer": {"train_dataset": {"name": "b", "storage_type": "queue", "path": "sqlite:///b.db"}},
+        "explorer": {"engine_num": 2, "repeat_times": 8, "dtype": "bfloat16", "temperature": 0.9, "use_ray": False},
+        "synchronizer": {"sync_iteration_interval": 3},
+        "trainer": {"eval_interval": 7, "ppo_max_token_len_per_gpu": 99, "sft_warmup_iteration": 0},
+        "monitor": {"project": "P", "name": "r", "cache_root_dir": ""},
+    }
+    found = convert_(former)
+    settings = found.settings
+    assert (settings["project"], settings["name"], settings["checkpoint_root_dir"]) == ("P", "r", "runs")
+    assert settings["train_dataset"] == {"path": "x", "split": "train", "total_epochs": 2}
+    assert settings["task_args"]["prompt_key"] == "q"
+    assert settings["algorithm"] == {"batch_size": 6, "group_size": 8, "eval_interval_steps": 7}
+    assert (settings["model"]["temperature"], settings["engine"]["dtype"]) == (0.9, "bfloat16")
+    assert (settings["sync"]["interval"], settings["trainer"]["max_tokens_per_micro_batch"]) == (3, 99)
+    said = " ".join(found.notices)
+    assert "explorer.engine_num = 2: it is called explorer.rollout_model.engine_num today" in said
+    assert "explorer.use_ray" in found.notices[-1]
+    assert "Trinity-RFT dropped it" in found.notices[-1]
+    both = {**former, "name": "s"}
+    assert "'monitor.name' is called name today, which is given too: keep one of them" in refusal(both)
+
+
+def test_what_became_of_a_former_key_without_a_name_of_today_is_said():
+    content = {
+        "data": {"dataset_path": "x", "eval_split": "test"},
+        "trainer": {"algorithm_type": "ppo"},
+        "data_processor": {"source_data_path": "y", "db_url": ""},
+        "algorithm": {"mu": 0.2},
+    }
+    text = refusal(content)
+    assert "'trainer.algorithm_type' is 'ppo': it is algorithm.algorithm_type now" in text
+    assert "'data.eval_split' is 'test': evaluation has datasets of its own now" in text
+    assert "'data_processor.source_data_path' is 'y': Trinity-RFT dropped it: its processing of data is a list" in text
+    assert "'algorithm.mu' is 0.2: it is algorithm.policy_loss_fn_args.mu now" in text
+    assert text.splitlines()[0].endswith(": 4 problems")
+
+
+def test_former_keys_are_none_of_today_s():
+    assert not {*RENAMED, *DROPPED, *WITHOUT_EFFECT} & RULES.keys()
+    for now in RENAMED.values():
+        assert now in DROPPED or any(
+            key == now or key.startswith(f"{now}.") or now.startswith(f"{key}.") for key in RULES
+        )
+
+
+def test_a_trainer_s_own_file_is_read_where_it_is_named(tmp_path):
+    (tmp_path / "verl.yaml").write_text(
+        "actor_rollout_ref:\n  actor: {ppo_epochs: 2, grad_clip: 0.5}\n"
+        "  model: {x: '${actor_rollout_ref.actor.ppo_epochs}'}\n"
+        "trainer: {max_actor_ckpt_to_keep: 3}\n"
+    )
+    file = load_config(write(tmp_path, "trainer: {trainer_config_path: scripts/verl.yaml}"))
+    assert file.settings["trainer"] == {"epochs": 2, "max_grad_norm": 0.5, "keep_checkpoints": 3}
+    assert (
+        "trainer_config_path = 'scripts/verl.yaml': its settings are those of trainer.trainer_config" in file.notices[0]
+    )
+    assert "is a configuration of verl's trainer, which trainer.trainer_config_path named" in error_of(
+        tmp_path / "verl.yaml"
+    )
+    recipe = write(tmp_path, base="project_name: p\nprocess: [{a: {}}]\nnp: 4\n")
+    assert "is a recipe of Data-Juicer's" in error_of(recipe)

@@ -68,7 +68,7 @@ def test_each_stage_trains_the_model_of_the_one_before(content, tmp_path, capsys
     out = capsys.readouterr().out
     assert out.index("stage warmup") < out.index("stage rft")
     assert run(written(tmp_path, content)) == 0  # a finished file goes on from where it is: at its end
-    assert "continuing two-rft after step 1" in capsys.readouterr().out
+    assert "two-rft is complete: all 1 steps" in capsys.readouterr().out
 
 
 def test_one_stage_can_be_chosen(content, tmp_path):

@@ -154,7 +154,7 @@ def test_arguments_of_a_class_that_are_none_or_wrong_are_said_with_the_nearest_n
     message = str(caught.value)
     assert "task_args" in message
     assert "did you mean 'prompt_key'?" in message
-    assert "'rollout_args' must be a section of settings, but 3 came" in message
+    assert "'rollout_args' must be a section of settings, got 3" in message
 
 
 class Masked(Workflow):

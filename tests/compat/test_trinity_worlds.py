@@ -295,7 +295,7 @@ def test_the_action_of_an_answer(text: str, action: str):
         ("alfworld_workflow", "needs the package alfworld, which is not installed: pip install alfworld && alf"),
         ("step_wise_alfworld_workflow", "needs the package alfworld"),
         ("sciworld_workflow", "which is not installed: pip install scienceworld"),
-        ("webshop_workflow", "needs the packages gym and web_agent_site"),
+        ("webshop_workflow", "needs the package web_agent_site (and gym)"),
         ("intercode_sql_workflow", "pip install intercode-bench"),
         ("simple_mm_workflow", "of Trinity-RFT is not included: models of text only are trained"),
         ("math_trainable_ruler_workflow", "use math_ruler_workflow"),

@@ -87,18 +87,18 @@ def test_every_problem_is_named_at_once_with_the_nearest_setting():
     assert first == "the configuration is not valid: 13 problems"
     assert sorted(lines) == sorted(
         [
-            "  - 'project' must be the name of a folder, without separators, but 'a/b' came",
-            "  - 'name' must be text, but 2024 came (put it in quotes)",
+            "  - 'project' must be the name of a folder, without separators, got 'a/b'",
+            "  - 'name' must be text, got 2024 (put it in quotes)",
             "  - 'train_dataset' is missing",
-            "  - 'model.max_model_len' must be a whole number, but 'long' came",
-            "  - 'model.temperature' must be at least 0, but -1 came",
+            "  - 'model.max_model_len' must be a whole number, got 'long'",
+            "  - 'model.temperature' must be at least 0, got -1",
             "  - 'algorithm.group_sise' is not a setting; did you mean 'algorithm.group_size'?",
-            "  - 'engine.device' must be auto, cpu, cuda or cuda:<number>, but 'gpu' came",
+            "  - 'engine.device' must be auto, cpu, cuda or cuda:<number>, got 'gpu'",
             "  - 'engine.batch_size' is not a setting; did you mean 'algorithm.batch_size' or 'expert.batch_size'?",
-            "  - 'trainer' must be a section of settings, but 3 came",
-            "  - 'monitor_type' must be 'tensorboard', 'wandb', 'mlflow' or 'swanlab', but 'tensorbord' came; "
+            "  - 'trainer' must be a section of settings, got 3",
+            "  - 'monitor_type' must be 'tensorboard', 'wandb', 'mlflow' or 'swanlab', got 'tensorbord'; "
             "did you mean 'tensorboard'?",
-            "  - 'time_limit_s' must be a number, but True came",
+            "  - 'time_limit_s' must be a number, got True",
             "  - 'train_datset' is not a setting; did you mean 'train_dataset'?",
             "  - 'group_size' is not a setting; did you mean 'algorithm.group_size'?",
         ]
@@ -110,9 +110,9 @@ def test_every_problem_is_named_at_once_with_the_nearest_setting():
     [
         (lambda: DatasetConfig(pth="x"), "'pth' is not a setting; did you mean 'path'?"),
         (lambda: DatasetConfig(), "DatasetConfig: 'path' is missing"),
-        (lambda: TunerModelConfig(model_path="m", max_model_len=1), "'max_model_len' must be at least 2, but 1 came"),
-        (lambda: AlgorithmConfig(learning_rate=float("nan")), "'learning_rate' must be a finite number, but nan came"),
-        (lambda: AlgorithmConfig(batch_size=1.5), "'batch_size' must be a whole number, but 1.5 came"),
+        (lambda: TunerModelConfig(model_path="m", max_model_len=1), "'max_model_len' must be at least 2, got 1"),
+        (lambda: AlgorithmConfig(learning_rate=float("nan")), "'learning_rate' must be a finite number, got nan"),
+        (lambda: AlgorithmConfig(batch_size=1.5), "'batch_size' must be a whole number, got 1.5"),
         (lambda: AlgorithmConfig(foo=1), "'foo' is not a setting; there are algorithm_type, learning_rate"),
     ],
 )

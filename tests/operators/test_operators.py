@@ -221,3 +221,10 @@ def test_tasks_that_cannot_be_filtered_are_named(name, args, facts):
     with pytest.raises(DatasetError) as found:
         Pipeline.of([OperatorConfig(name=name, args=args)], ON_TASKS).on_tasks(TASKS)
     assert all(fact in str(found.value) for fact in facts)
+
+
+def test_arguments_of_a_built_in_operator_are_checked_before_a_run():
+    wrong = [{"stats_key": "score", "op_type": "POW"}]
+    config = OperatorConfig(name="reward_shaping_mapper", args={"reward_shaping_configs": wrong})
+    with pytest.raises(ConfigError, match="POW"):
+        Pipeline.of([config], ON_ROLLOUTS)

@@ -43,7 +43,7 @@ def test_arguments(train: DatasetConfig, change: dict[str, Any], message: str) -
 
 @pytest.mark.parametrize("name", ["", 5, None])
 def test_what_proposes_must_be_a_model(train: DatasetConfig, name: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"lm_model_name.*{name!r} came"):
+    with pytest.raises(ConfigError, match=rf"lm_model_name.*got {name!r}"):
         refused(train, config=PromptTuneConfig(lm_model_name=name))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from levels import scripted
 
+from sharpen import PromptTuneConfig
 from sharpen.prompt_tune.settings import SIZES
 
 ROOT = Path(__file__).parents[2]
@@ -41,9 +42,13 @@ def test_the_first_program(toy_dataset: Path, monkeypatch: pytest.MonkeyPatch) -
     assert names["figures"]["after"] == 1.0
 
 
-def test_the_others_are_python_and_the_table_is_what_the_code_does() -> None:
+def test_the_others_are_python_and_the_tables_are_what_the_code_does() -> None:
     for code in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
         ast.parse(code)
+    fields = re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", PAGE, re.MULTILINE)
+    assert {name: ast.literal_eval(default) for name, default in fields if name in PromptTuneConfig.model_fields} == {
+        name: field.default for name, field in PromptTuneConfig.model_fields.items()
+    }
     rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (\d+) \|$", PAGE, re.MULTILINE)
     assert [(level, int(prompts), int(tasks)) for level, prompts, tasks in rows] == [
         (level, size.num_candidates, size.num_validation) for level, size in SIZES.items()

@@ -160,6 +160,17 @@ def test_a_size_of_ones_own(optimizer: str, train: DatasetConfig) -> None:
 
 
 @OPTIMIZERS
+@pytest.mark.parametrize(("num_tasks", "num_validation"), [(2, 1), (70, 56)])
+def test_few_tasks_and_many(
+    optimizer: str, num_tasks: int, num_validation: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With more than 50 validation tasks MIPROv2 tries most prompts on a part of them, and takes none of these."""
+    prompt, _ = tune(write(tmp_path / "some.jsonl", range(num_tasks)), 5, 10, 2, optimizer=optimizer)
+    assert level_of(prompt) >= 3
+    assert f"on all {num_validation} validation tasks" in capsys.readouterr().out
+
+
+@OPTIMIZERS
 def test_a_proposing_model_that_is_away_is_an_error(optimizer: str, train: DatasetConfig) -> None:
     lm, engine = scripted(5)
     engine.fails = True

@@ -187,5 +187,5 @@ def test_tensors_arrive_as_they_are_whatever_travels_together(chunk_bytes):
     for group in (trainer, worker):
         group.close()
         group.close()
-    with pytest.raises(RuntimeError, match="ended"):
+    with pytest.raises(RuntimeError, match="closed"):
         trainer.send(sent, layout, torch.bfloat16)

@@ -16,6 +16,8 @@ from typing import Any, Literal
 
 import torch
 
+from sharpen.algorithm.second_moment import Kept, within_moment
+
 MAX_LOG_RATIO = 20.0
 """Log ratios are clamped to this magnitude, so that ratios cannot overflow."""
 
@@ -167,6 +169,14 @@ def importance_sampling(logprobs_E: torch.Tensor, old_logprobs_E: torch.Tensor, 
     return -advantages_E * log_ratio(logprobs_E, old_logprobs_E).exp(), _none(logprobs_E)
 
 
+def m2po(logprobs_E: torch.Tensor, old_logprobs_E: torch.Tensor, advantages_E: torch.Tensor) -> Losses:
+    """Return `-ρ A`. Its value stays bounded (`MAX_LOG_RATIO`), its gradient is that without the bound. The tokens that
+    `second_moment.within_moment` leaves out of the update have advantage 0. Source: M2PO, arXiv 2510.01161."""
+    log_E = logprobs_E - old_logprobs_E
+    bounded_E = log_ratio(logprobs_E, old_logprobs_E).detach() + log_E - log_E.detach()
+    return -advantages_E * bounded_E.exp(), _none(logprobs_E)
+
+
 def sppo(
     logprobs_E: torch.Tensor, old_logprobs_E: torch.Tensor, advantages_E: torch.Tensor, *, epsilon: float = 0.3
 ) -> Losses:
@@ -249,6 +259,7 @@ def _none(logprobs_E: torch.Tensor) -> torch.Tensor:
 class PolicyLoss:
     """A policy loss and its properties.
 
+    `mask`: decides over a whole update which tokens are left out of it; it takes the configured parameters then.
     `needs_ratio`: it divides by the probability with which a token was sampled, so it cannot use tokens from a
     truncated distribution. `by_call`: it also takes `calls_E`. `off_policy`: it is meant for tokens of an older policy
     although it has no ratio. `bounds`: its parameters that limit how far the ratio may be from 1 before a token loses
@@ -261,6 +272,12 @@ class PolicyLoss:
     by_call: bool = False
     off_policy: bool = False
     bounds: tuple[str, ...] = ()
+    mask: Callable[..., Kept] | None = None
+
+    @property
+    def configured(self) -> Callable[..., Any]:
+        """The function whose keyword parameters the configuration sets."""
+        return self.mask or self.function
 
     def narrowest_bound(self, arguments: Mapping[str, Any]) -> float:
         """Return the smallest of its `bounds` with these arguments; infinite without a clip."""
@@ -290,6 +307,11 @@ POLICY_LOSSES: dict[str, PolicyLoss] = {
     "reinforce": PolicyLoss(function=policy_gradient, formula="-A log π", needs_ratio=False),
     "sft": PolicyLoss(function=policy_gradient, formula="-A log π", needs_ratio=False),
     "importance_sampling": PolicyLoss(function=importance_sampling, formula="-ρ A"),
+    "m2po": PolicyLoss(
+        function=m2po,
+        mask=within_moment,
+        formula="-ρ A; 0 for the largest (log ρ)² of the update among A log ρ > 0, until their mean is <= threshold",
+    ),
     "sppo": PolicyLoss(function=sppo, formula="-A log ρ where 1 / (1 + ε) <= ρ <= 1 + ε, else 0", bounds=("epsilon",)),
     "rec": PolicyLoss(
         function=rec, formula="-A log π where ρ is within bounds, else 0", bounds=("clip_low", "clip_high")

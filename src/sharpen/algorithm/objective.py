@@ -169,7 +169,8 @@ def _policy_tokens(
     if algorithm.by_call:
         assert calls_E is not None, f"{algorithm.policy_loss} compares calls: the call of each token is needed"
         inputs = (*inputs, calls_E)
-    policy_E, clipped_E = loss.function(*inputs, **algorithm.policy_loss_args)
+    arguments = algorithm.policy_loss_args if loss.mask is None else {}
+    policy_E, clipped_E = loss.function(*inputs, **arguments)
     if not corrects:
         return policy_E, clipped_E, torch.ones_like(old_logprobs_E), torch.zeros_like(clipped_E)
     weight_E, bounded_E = behaviour_weights(

@@ -16,6 +16,7 @@ from sharpen.algorithm.distill import Distill
 from sharpen.algorithm.expert import Expert
 from sharpen.algorithm.losses import POLICY_LOSSES
 from sharpen.algorithm.returns import FloatArray, IndexArray, Scores
+from sharpen.algorithm.second_moment import Kept
 from sharpen.algorithm.shaping import Shaping
 from sharpen.config.run import (
     Aggregation,
@@ -135,6 +136,11 @@ class Algorithm:
         return ADVANTAGES[self.advantage].clip is not None
 
     @property
+    def masks_tokens(self) -> bool:
+        """Whether the policy loss leaves tokens out of an update, depending on all tokens of the update."""
+        return POLICY_LOSSES[self.policy_loss].mask is not None
+
+    @property
     def needs_entropy(self) -> bool:
         """Whether the loss has an entropy term."""
         return self.entropy_coef > 0
@@ -144,7 +150,7 @@ class Algorithm:
         """Whether tokens with advantage 0 must be computed: they have a gradient from a KL or entropy term, a critic or
         a teacher, or they count in statistics over all tokens."""
         has_gradient = self.needs_reference or self.needs_entropy or self.needs_critic or self.needs_teacher
-        return has_gradient or self.clips_by_entropy
+        return has_gradient or self.clips_by_entropy or self.masks_tokens
 
     def most_further(self, batch_size: int) -> int:
         """Return how many additional tasks a step of `batch_size` tasks may roll out to replace left-out groups."""
@@ -172,6 +178,12 @@ class Algorithm:
         clip = ADVANTAGES[self.advantage].clip
         assert clip is not None, f"{self.advantage} does not clip by entropy"
         return clip(advantages_S, logprobs_S, entropy_S, means_S, **self.advantage_args)
+
+    def keeps_tokens(self, advantages_S: FloatArray, log_ratios_S: FloatArray) -> Kept:
+        """Return which of an update's tokens (S) are trained, see `second_moment`; only if `masks_tokens`."""
+        mask = POLICY_LOSSES[self.policy_loss].mask
+        assert mask is not None, f"{self.policy_loss} leaves no token out"
+        return mask(advantages_S, log_ratios_S, **self.policy_loss_args)
 
     def token_advantages(
         self, rewards_S: FloatArray, values_S: FloatArray, rollouts_S: IndexArray
@@ -281,6 +293,12 @@ _ALGORITHMS = (
         "SAPO, arXiv 2511.20347; τ 1 / 1.05; mean over answers of their token means.",
         policy_loss="sapo",
         aggregation="sequence-mean-token-mean",
+    ),
+    _like_grpo(
+        "m2po",
+        "M2PO, arXiv 2510.01161: no clip; the tokens furthest from the policy that sampled them are left out of an "
+        "update, until the second moment of the log ratios is at most 0.04.",
+        policy_loss="m2po",
     ),
     _like_grpo("topr", "TOPR, arXiv 2503.14286, token by token.", advantage="reinforce", policy_loss="topr"),
     _like_grpo("opmd", "OPMD: Kimi k1.5, arXiv 2501.12599, section 2.3.2.", advantage="opmd", policy_loss="opmd"),

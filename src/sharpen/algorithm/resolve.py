@@ -25,7 +25,7 @@ from sharpen.errors import ConfigError
 
 _POLICY_LOSS_SHORTHANDS = ("clip_low", "clip_high", "dual_clip")
 _ADVANTAGE_SHORTHANDS = ("std_normalize", "step_norm")
-_POLICY_LOSS_FUNCTIONS = {name: policy_loss.function for name, policy_loss in POLICY_LOSSES.items()}
+_POLICY_LOSS_FUNCTIONS = {name: policy_loss.configured for name, policy_loss in POLICY_LOSSES.items()}
 _ADVANTAGE_FUNCTIONS = {name: advantage.configured for name, advantage in ADVANTAGES.items()}
 
 TIGHT_CLIP = 0.05
@@ -123,6 +123,11 @@ def _behaviour_bounds(algorithm: Algorithm, given: Mapping[str, Any]) -> dict[st
         raise ConfigError(
             f"loss.behaviour is {name!r}, but the policy loss {algorithm.policy_loss!r} has no probability ratio to "
             "correct: leave it out, or choose another policy loss"
+        )
+    if name != "none" and POLICY_LOSSES[algorithm.policy_loss].mask is not None:
+        raise ConfigError(
+            f"loss.behaviour is {name!r}, but the policy loss {algorithm.policy_loss!r} itself bounds the ratio to the "
+            "recorded logprobs: leave it out"
         )
     bounds: dict[str, float | None] = {}
     for side in ("low", "high"):

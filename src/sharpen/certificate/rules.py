@@ -46,6 +46,7 @@ PRESETS: Mapping[str, Preset] = {
     "gspo": Preset(aggregation=_SEQUENCES),
     "cispo": Preset(),
     "sapo": Preset(aggregation=_SEQUENCES),
+    "m2po": Preset(),
     "topr": Preset(advantage="reinforce"),
     "opmd": Preset(advantage="opmd"),
     "asymre": Preset(advantage="asymre"),

@@ -59,7 +59,7 @@ def describe(algorithm: Algorithm) -> Iterator[str]:
     )
     yield _wrapped(
         "  policy loss",
-        f"{algorithm.policy_loss}: {loss.formula}{_arguments(loss.function, algorithm.policy_loss_args)}",
+        f"{algorithm.policy_loss}: {loss.formula}{_arguments(loss.configured, algorithm.policy_loss_args)}",
     )
     kl = f"KL {algorithm.kl} x {algorithm.kl_coef:g} in the {algorithm.kl_in}" if algorithm.needs_reference else "no KL"
     entropy = f"entropy bonus x {algorithm.entropy_coef:g}" if algorithm.needs_entropy else "no entropy term"

@@ -44,7 +44,7 @@ def _of_algorithm(algorithm: Algorithm, config: RunConfig) -> Iterator[tuple[str
     own_behaviour = PRESETS[algorithm.name].behaviour == algorithm.behaviour
     yield "loss.behaviour", (algorithm.behaviour, preset if own_behaviour else f"a clip below {TIGHT_CLIP:g}")
     yield "loss.kl_coef", (algorithm.kl_coef, "loss.kl none" if given_loss.kl == "none" else preset)
-    advantage, loss = ADVANTAGES[algorithm.advantage].configured, POLICY_LOSSES[algorithm.policy_loss].function
+    advantage, loss = ADVANTAGES[algorithm.advantage].configured, POLICY_LOSSES[algorithm.policy_loss].configured
     for part, own, function, configured in (
         ("advantage", _ADVANTAGE, advantage, algorithm.advantage_args),
         ("policy_loss", _LOSS, loss, algorithm.policy_loss_args),

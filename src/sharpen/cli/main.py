@@ -177,7 +177,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _run_one(arguments: argparse.Namespace, file: ConfigFile) -> int:
     with _loaded(arguments, {}, file) as (resolved, workflow, judge):
         if resolved.evaluate_only:
-            return _evaluate_resolved(resolved, workflow, judge)
+            return _evaluate_resolved(resolved, workflow, judge, endpoint=resolved.endpoint)
         if resolved.config.mode == "explore":
             from sharpen.run.explore import explore
 
@@ -210,9 +210,11 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         options["eval_dataset"] = DatasetConfig(path=arguments.dataset, **split)
     else:
         options["eval_dataset.split"] = arguments.split
-    endpoint = _endpoint(arguments)
+    endpoint: Mapping[str, str] | None = _endpoint(arguments)
     files: dict[str, Any] = {"output": arguments.output, "transcripts": arguments.transcripts}
     with _loaded(arguments, options) as (resolved, workflow, judge):
+        if endpoint is None and arguments.model is None:
+            endpoint = resolved.endpoint
         return _evaluate_resolved(resolved, workflow, judge, endpoint=endpoint, **files)
 
 

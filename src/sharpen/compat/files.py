@@ -13,8 +13,10 @@ from typing import Any
 
 from sharpen.compat.trinity.imports.stand_in import stand_in
 from sharpen.compat.trinity.yaml.conversion import convert, own_keys
+from sharpen.compat.trinity.yaml.interpolation import interpolate
 from sharpen.compat.trinity.yaml.stages import stage_names
 from sharpen.compat.trinity.yaml.table import RULES
+from sharpen.config.explain import InvalidConfigError
 from sharpen.config.former import current_file
 from sharpen.config.load import ConfigFile, point_beside, read_yaml
 from sharpen.config.run import RunConfig
@@ -23,6 +25,14 @@ from sharpen.errors import ConfigError
 _THEIRS = {key.partition(".")[0] for key in RULES} | {"stages"}
 _OURS = set(RunConfig.model_fields)
 """The sections of either layout; some are in both."""
+_OTHERS: Mapping[str, set[str]] = {
+    "a configuration of verl's trainer, which trainer.trainer_config_path named in earlier versions": {
+        "actor_rollout_ref",
+        "trainer",
+    },
+    "a recipe of Data-Juicer's, which an operator of data_processor names": {"process", "project_name"},
+}
+"""Files that lie beside Trinity-RFT's, by what tells them."""
 
 
 def load_config(path: str | Path, *, stage: str | None = None, has_ray: bool | None = None) -> ConfigFile:
@@ -62,6 +72,9 @@ def load_stages(path: str | Path, *, stage: str | None = None, has_ray: bool | N
 
 
 def _load(content: Mapping[str, Any], path: Path, name: str, has_ray: bool | None) -> ConfigFile:
+    for kind, sections in _OTHERS.items():
+        if sections <= content.keys():
+            raise ConfigError(f"{path} is {kind}: give the Trinity-RFT file that names it")
     theirs = sorted((_THEIRS - _OURS) & content.keys())
     ours = sorted((_OURS - _THEIRS) & content.keys())
     if not theirs and not ours:
@@ -74,8 +87,25 @@ def _load(content: Mapping[str, Any], path: Path, name: str, has_ray: bool | Non
     if theirs:
         stand_in()  # the code that such a file names imports Trinity-RFT
         here = find_spec("ray") is not None
+        content = _with_trainer_file(content, path.parent)
         file = convert(content, name, environment=os.environ, has_ray=here if has_ray is None else has_ray)
     else:
         file = ConfigFile(settings=dict(content), name=name)
     point_beside(file.settings, path.parent)
     return file
+
+
+def _with_trainer_file(content: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
+    """Put the file that `trainer.trainer_config_path` names, as earlier versions of Trinity-RFT did, in the place of
+    `trainer.trainer_config`. One that does not exist is left to the conversion, which refuses it."""
+    trainer = content.get("trainer")
+    named = trainer.get("trainer_config_path") if isinstance(trainer, Mapping) else None
+    if not isinstance(named, str) or not isinstance(trainer, Mapping) or trainer.get("trainer_config"):
+        return content
+    found = next((path for path in (Path(named), folder / named, folder / Path(named).name) if path.is_file()), None)
+    if found is None:
+        return content
+    inner, problems = interpolate(read_yaml(found), os.environ)
+    if problems:
+        raise InvalidConfigError.of(str(found), list(problems.values()))
+    return {**content, "trainer": {**trainer, "trainer_config": inner}}

@@ -99,15 +99,15 @@ def _sentence(model: type[BaseModel], place: Place, item: Mapping[str, Any]) -> 
     if kind == "value_error":
         return str(context["error"])
     if kind == "literal_error":
-        return f"must be {context['expected']}, but {_show(value)} came{_nearest_choice(value, context['expected'])}"
+        return f"must be {context['expected']}, got {_show(value)}{_nearest_choice(value, context['expected'])}"
     if kind in _BOUNDS:
         key, words = _BOUNDS[kind]
-        return f"must be {words} {_number(context[key])}, but {_show(value)} came"
+        return f"must be {words} {_number(context[key])}, got {_show(value)}"
     name = _KINDS.get(kind.split("_")[0]) if kind.endswith(("_type", "_parsing", "_float", "_number")) else None
     if name is None:
-        return f"{item['msg'][0].lower()}{item['msg'][1:]}, but {_show(value)} came"
+        return f"{item['msg'][0].lower()}{item['msg'][1:]}, got {_show(value)}"
     hint = " (put it in quotes)" if name == "text" and isinstance(value, int | float) else ""
-    return f"must be {name}, but {_show(value)} came{hint}"
+    return f"must be {name}, got {_show(value)}{hint}"
 
 
 def _show(value: object) -> str:

@@ -30,9 +30,7 @@ def import_function(name: str) -> Callable[..., Any]:
     """
     place, colon, function = current(name).rpartition(":")
     if not colon or not place or not function.isidentifier():
-        raise ConfigError(
-            f"a function is named 'package.module:function' or 'path/file.py:function', but {name!r} came"
-        )
+        raise ConfigError(f"a function is named 'package.module:function' or 'path/file.py:function', got {name!r}")
     module = load_file(Path(place), name) if place.endswith(".py") else _load_module(place, name)
     value = getattr(module, function, None)
     if value is None:

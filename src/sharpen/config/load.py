@@ -40,7 +40,8 @@ class ConfigFile:
 
     `defaults` apply to settings given nowhere else, unless an argument replaces their section. For a file in another
     layout, `origins` maps settings and defaults to their keys in the file, `homes` does so for missing settings, and
-    `notices` are lines to print. `evaluate_only` asks for an evaluation instead of training.
+    `notices` are lines to print. `evaluate_only` asks for an evaluation instead of training, of the model at `endpoint`
+    if there is one (`base_url`, `api_key`, `model_name`).
     """
 
     settings: Mapping[str, Any]
@@ -50,6 +51,7 @@ class ConfigFile:
     homes: Mapping[str, str] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
     evaluate_only: bool = False
+    endpoint: Mapping[str, str] | None = field(default=None, repr=False)
 
     def origin(self, place: Place) -> Origin:
         """Return the file's key of the value at `place`, else `run.yaml`."""
@@ -67,6 +69,7 @@ class ResolvedConfig:
     overrides: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
     evaluate_only: bool = False
+    endpoint: Mapping[str, str] | None = field(default=None, repr=False)
     file: str = ""
 
 
@@ -100,7 +103,7 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
         if not equals or not key.strip():
-            raise ConfigError(f"a setting is given as key=value, but {assignment!r} came")
+            raise ConfigError(f"a setting is given as key=value, got {assignment!r}")
         try:
             settings[key.strip()] = yaml.safe_load(value)
         except yaml.YAMLError as error:
@@ -150,6 +153,7 @@ def resolve(
         overrides=tuple(overrides),
         notices=file.notices,
         evaluate_only=file.evaluate_only,
+        endpoint=file.endpoint,
         file=file.name,
     )
 
@@ -240,6 +244,7 @@ _CODE: tuple[Place, ...] = (
 def point_beside(content: Mapping[str, Any], folder: Path) -> None:
     """Make relative paths of datasets, models and code files that exist in `folder` point there. Changes `content`."""
     places = [(place, False) for place in settings_of(RunConfig) if place[-1] in ("path", "model_path", "teacher_path")]
+    places += [(("sampling", name, "*", "args", "config_path"), False) for name in ("operators", "task_operators")]
     for place, code in [*places, *((code, True) for code in _CODE)]:
         for section in _sections(content, place[:-1]):
             value = section.get(place[-1])

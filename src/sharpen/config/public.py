@@ -43,7 +43,7 @@ class Strict(BaseModel):
     @classmethod
     def _no_bool_as_number(cls, value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, bool) and cls.model_fields[info.field_name or ""].annotation in _NUMBERS:
-            raise ValueError(f"must be a number, but {value} came")
+            raise ValueError(f"must be a number, got {value}")
         return value
 
 

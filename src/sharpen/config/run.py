@@ -120,7 +120,7 @@ class RolloutConfig(Strict):
     def _are_exceptions(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for name in value:
             if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)+", name):
-                raise ValueError(f"must name exceptions as package.Class (builtins.ValueError), but {name!r} came")
+                raise ValueError(f"must name exceptions as package.Class (builtins.ValueError), got {name!r}")
             package, _, kind = name.partition(".")
             if package == "builtins" and not _is_exception(getattr(builtins, kind, None)):
                 raise ValueError(f"{name!r} is not an exception of Python")
@@ -150,7 +150,7 @@ class EngineConfig(Strict):
     @classmethod
     def _is_device(cls, value: str) -> str:
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
-            raise ValueError(f"must be auto, cpu, cuda or cuda:<number>, but {value!r} came")
+            raise ValueError(f"must be auto, cpu, cuda or cuda:<number>, got {value!r}")
         return value
 
 
@@ -420,7 +420,7 @@ class RunConfig(Strict):
     @classmethod
     def _is_folder_name(cls, value: str | None) -> str | None:
         if value is not None and (value in ("", ".", "..") or PurePath(value).name != value or "\\" in value):
-            raise ValueError(f"must be the name of a folder, without separators, but {value!r} came")
+            raise ValueError(f"must be the name of a folder, without separators, got {value!r}")
         return value
 
 

@@ -96,7 +96,7 @@ def _check(
         came = f"{len(models)} came" if isinstance(models, Sequence) and not isinstance(models, str) else repr(models)
         raise ConfigError(f"candidate_models must be a list of at least two models to choose from, but {came}")
     if isinstance(max_threads, bool) or not isinstance(max_threads, int) or max_threads < 1:
-        raise ConfigError(f"max_threads must be a number of workflows, at least 1, but {max_threads!r} came")
+        raise ConfigError(f"max_threads must be a number of workflows, at least 1, got {max_threads!r}")
     given: dict[str, Any] = {"rollout.max_concurrent_rollouts": max_threads, **(settings or {})}
     jobs: dict[int, Job[Recipe]] = {}
     placeholder = TunerModelConfig(model_path="-", max_model_len=2)

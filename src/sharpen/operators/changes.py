@@ -36,7 +36,7 @@ def checked(name: str, before: Sequence[Group], after: object) -> list[Group]:
     """Return what the operator `name` made of the groups, in their order; groups that it left out have all their
     rollouts dropped. Raises `OperatorError` if it changed anything but rewards and outcomes."""
     if not isinstance(after, Sequence) or not all(isinstance(group, Group) for group in after):
-        raise OperatorError(f"operator {name} must return a list of groups, but {type(after).__name__} came")
+        raise OperatorError(f"operator {name} must return a list of groups, got {type(after).__name__}")
     by_id = {group.id: group for group in after}
     if unknown := sorted(by_id.keys() - {group.id for group in before}):
         raise OperatorError(f"operator {name} returned a group that it was not given: {unknown[0]!r}")

@@ -18,24 +18,38 @@ from sharpen.config.run import OperatorConfig
 from sharpen.errors import ConfigError, DatasetError, OperatorError
 from sharpen.operators import rollouts, tasks
 from sharpen.operators.changes import checked
+from sharpen.operators.data_juicer.rows import on_rollouts, on_tasks
+from sharpen.operators.priority import priority_order
 from sharpen.types import Group, Task
 
 Operator = Callable[..., Any]
 
 ON_ROLLOUTS: Mapping[str, Operator] = {
-    function.__name__: function
-    for function in (
-        rollouts.reward_filter,
-        rollouts.reward_std_filter,
-        rollouts.dapo_dynamic_sampling,
-        rollouts.reward_shaping_mapper,
-        rollouts.invalid_reward_filter,
-        rollouts.pass_rate_calculator,
-    )
+    **{
+        function.__name__: function
+        for function in (
+            rollouts.reward_filter,
+            rollouts.reward_std_filter,
+            rollouts.dapo_dynamic_sampling,
+            rollouts.reward_shaping_mapper,
+            rollouts.invalid_reward_filter,
+            rollouts.pass_rate_calculator,
+        )
+    },
+    "data_juicer": on_rollouts,
 }
 ON_TASKS: Mapping[str, Operator] = {
-    function.__name__: function
-    for function in (tasks.range_filter, tasks.difficulty_filter, tasks.pass_rate_filter, tasks.random_sample)
+    **{
+        function.__name__: function
+        for function in (
+            tasks.range_filter,
+            tasks.difficulty_filter,
+            tasks.pass_rate_filter,
+            tasks.random_sample,
+            priority_order,
+        )
+    },
+    "data_juicer": on_tasks,
 }
 
 
@@ -64,7 +78,7 @@ class Pipeline:
         for name, operator in self.operators:
             after = _called(name, operator, found)
             if not isinstance(after, Sequence) or not all(isinstance(task, Task) for task in after):
-                raise OperatorError(f"operator {name} must return a list of tasks, but {type(after).__name__} came")
+                raise OperatorError(f"operator {name} must return a list of tasks, got {type(after).__name__}")
             if not after:
                 raise DatasetError(f"operator {name} kept none of {len(found)} tasks: there is nothing to train on")
             found = list(after)
@@ -96,7 +110,10 @@ def _bound(config: OperatorConfig, known: Mapping[str, Operator]) -> Operator:
             f"operator {config.name} does not take the arguments {config.args}: {error}; its signature is "
             f"{inspect.signature(operator)}"
         ) from error
-    return partial(operator, **config.args)
+    bound = partial(operator, **config.args)
+    if config.name in known:
+        _called(config.name, bound, [])  # of nothing, a built-in one says what is wrong with its arguments
+    return bound
 
 
 def _nearest(name: str, known: Mapping[str, Operator]) -> str:

@@ -90,13 +90,14 @@ def tune_prompt(
     `DatasetError` for bad input, before anything is loaded; `RolloutError` where the initial prompt gives no result.
     """
     plan = _check(workflow, init_system_prompt, judge_func, train_dataset, eval_dataset, config, model, settings)
+    lm = _proposing_model(plan.tuning)
     with contextlib.ExitStack() as stack:
         display = stack.enter_context(contextlib.closing(Display(0, sys.stdout)))
         stack.enter_context(silent_agents())
         runner, opens_for = _start(plan, stack, display)
         attempts = PromptAttempts(runner, opens_for, plan.prompt, plan.validation)
         attempts.begin()
-        _search(plan, attempts)
+        _search(plan, attempts, lm)
         ranking = _rank(attempts, plan.config.rollout.max_excluded_share)
         for line in _lines(ranking, attempts, plan):
             display.message(line)
@@ -120,7 +121,7 @@ def _check(
     needed = ("task", "system_prompt") if model is None else ("task", "system_prompt", "model")
     trial_workflow, trial_judge = TrialWorkflow(workflow, needed, "workflow"), TrialJudge(judge, with_metrics=False)
     if not isinstance(prompt, str):
-        raise ConfigError(f"init_system_prompt must be a string, but {prompt!r} ({type(prompt).__name__}) came")
+        raise ConfigError(f"init_system_prompt must be a string, got {prompt!r} ({type(prompt).__name__})")
     if not prompt.strip():
         raise ConfigError("init_system_prompt is empty: give the prompt that the agent has now, if only one sentence")
     _check_packages(tuning)
@@ -154,7 +155,7 @@ def _check_packages(tuning: PromptTuneConfig) -> None:
     is_lm = any(kind.__name__ == "BaseLM" and kind.__module__.split(".")[0] == "dspy" for kind in type(lm).__mro__)
     if not is_lm and not (isinstance(lm, str) and lm.strip()):
         raise ConfigError(
-            f"lm_model_name must be a model's name as DSPy takes it (provider/model) or a dspy.LM, but {lm!r} came"
+            f"lm_model_name must be a model's name as DSPy takes it (provider/model) or a dspy.LM, got {lm!r}"
         )
 
 
@@ -191,13 +192,18 @@ def _start(
     return runner, lambda prompt: with_own_models({"system_prompt": prompt})
 
 
-def _search(plan: _Plan, attempts: PromptAttempts) -> None:
-    """Let the optimizer propose and try. Raises what broke every attempt, though the optimizer went on."""
-    tuning = plan.tuning
+def _proposing_model(tuning: PromptTuneConfig) -> Any:
+    """DSPy's object for the model that proposes. Nothing is asked of it yet."""
+    if not isinstance(tuning.lm_model_name, str):
+        return tuning.lm_model_name
     import dspy
 
-    named = tuning.lm_model_name
-    lm = dspy.LM(named) if isinstance(named, str) else named
+    return dspy.LM(tuning.lm_model_name)
+
+
+def _search(plan: _Plan, attempts: PromptAttempts, lm: Any) -> None:
+    """Let the optimizer propose and try. Raises what broke every attempt, though the optimizer went on."""
+    tuning = plan.tuning
     given = {"num_candidates": tuning.size.num_candidates, "seed": tuning.seed}
     with contextlib.nullcontext() if tuning.eval_display_progress else _silence():
         if tuning.optimizer == "miprov2":

@@ -31,14 +31,15 @@ ROWS_CHECKED_FIRST = 64
 def load_rows(dataset: DatasetConfig, data: Data, fields: SupervisedConfig) -> Sequence[Task]:
     """Load the rows of a dataset. Raises `DatasetError` if one of the first rows has the wrong format."""
     rows: Sequence[Task] = load_tasks(dataset)
-    for place in range(min(len(rows), ROWS_CHECKED_FIRST)):
-        read_row(rows[place], data, fields)
+    _check_format(rows, data, fields)
     return rows
 
 
 def read_data(config: RunConfig, algorithm: SupervisedAlgorithm, has_workflow: bool) -> RunData:
-    """Load the datasets of a run. If there are no held-out rows, they are split off the training rows."""
-    rows = load_rows(config.train_dataset, algorithm.data, config.supervised)
+    """Load the datasets of a run. If there are no held-out rows, they are split off the training rows, after the
+    operators, which may have made the fields that the algorithm reads."""
+    rows, line = filter_tasks(load_tasks(config.train_dataset), config.sampling.task_operators)
+    _check_format(rows, algorithm.data, config.supervised)
     messages: tuple[str, ...] = ()
     held_out: Sequence[Task] = ()
     if config.eval_dataset is not None and not has_workflow:
@@ -52,11 +53,15 @@ def read_data(config: RunConfig, algorithm: SupervisedAlgorithm, has_workflow: b
             else f"{len(held_out)} of {num_rows} rows are held out to measure the loss (evaluation.hold_out: false "
             "trains on all)",
         )
-    rows, line = filter_tasks(rows, config.sampling.task_operators)
     limit = config.evaluation.max_tasks
     tasks = load_tasks(config.eval_dataset)[:limit] if config.eval_dataset is not None and has_workflow else ()
     further = {name: load_tasks(dataset) for name, dataset in config.evaluation.further.items()}
-    return RunData(training=rows, rows=held_out[:limit], tasks=tasks, further=further, messages=(*messages, *line))
+    return RunData(training=rows, rows=held_out[:limit], tasks=tasks, further=further, messages=(*line, *messages))
+
+
+def _check_format(rows: Sequence[Task], data: Data, fields: SupervisedConfig) -> None:
+    for place in range(min(len(rows), ROWS_CHECKED_FIRST)):
+        read_row(rows[place], data, fields)
 
 
 def make_tutor(config: RunConfig, algorithm: SupervisedAlgorithm, folder: Path) -> Tutor:

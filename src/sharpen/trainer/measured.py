@@ -62,6 +62,7 @@ class UpdateMetrics:
     sample_share: float
     critic: CriticUpdate | None
     expert: ExpertPart | None
+    masked: Mapping[str, float]
 
 
 def sample_share(parts: Sequence[Part], logprobs: Sequence[torch.Tensor]) -> float:
@@ -106,6 +107,8 @@ def summarize(
         values["logprob_gap_tokens"] = num_tokens
         if judged := sum(gap.num_judged for gap in measured):
             values["logprob_gap_off"] = sum(gap.num_off for gap in measured) / judged
+    of_masks = [update.masked for update in updates if update.masked]
+    values |= {name: sum(one[name] for one in of_masks) / len(of_masks) for name in (of_masks[0] if of_masks else ())}
     critics = [update.critic for update in updates if update.critic is not None]
     if critics:
         values["value_loss"] = sum(critic.loss for critic in critics) / len(critics)

@@ -36,6 +36,7 @@ from sharpen.trainer.parity import LogprobGap, Tolerance, check_versions, is_com
 from sharpen.trainer.scores import to_device
 from sharpen.trainer.teacher import Teacher
 from sharpen.trainer.team import IDLE, Team, backward_idle
+from sharpen.trainer.token_mask import mask_tokens
 from sharpen.trainer.work import Part, TrainingBatch, Work
 from sharpen.types import Experience
 
@@ -100,7 +101,8 @@ class RolloutLoss(Loss):
         expert = self.algorithm.expert
         policy_weight = 1.0 if expert is None else 1.0 - expert.weight(self._step or 0)
         gap = LogprobGap(version)
-        scores = self._team.map(work.parts, lambda part: self._backward(part, policy_weight), self._backward_idle)
+        parts, masked = self._masked(work.parts)
+        scores = self._team.map(parts, lambda part: self._backward(part, policy_weight), self._backward_idle)
         for part, score in zip(work.parts, scores, strict=True):
             gap.add(part.pack, score.logprobs_E)
             if self.algorithm.behaviour != "none" and part.proximal_E is None:
@@ -119,6 +121,7 @@ class RolloutLoss(Loss):
                 sample_share=sample_share(work.parts, [score.logprobs_E for score in scores]),
                 critic=critic_update,
                 expert=expert_part,
+                masked=masked,
             )
         )
 
@@ -206,6 +209,12 @@ class RolloutLoss(Loss):
         later = [part for work in works[1:] for part in work.parts]
         for part, now_E in self._each(later, lambda pack: self._policy.score(pack).logprobs_E):
             part.proximal_E = now_E
+
+    def _masked(self, parts: Sequence[Part]) -> tuple[Sequence[Part], dict[str, float]]:
+        """Return the parts of an update without the tokens that the policy loss leaves out of it, and metrics."""
+        if not self.algorithm.masks_tokens or not parts:
+            return parts, {}
+        return mask_tokens(self._each(parts, lambda pack: self._policy.score(pack).logprobs_E), self.algorithm)
 
     def _adapt_kl(self, divergence: float, packs: Sequence[Pack]) -> None:
         """Set the KL coefficient of the next step from the divergence measured in this one."""

@@ -95,11 +95,14 @@ class OnCallersLoop:
         models = request.opener(request.rollout_id, request.noise_seed)
         attempt = asyncio.run_coroutine_threadsafe(self._functions.attempt(request.task, models), self._loop)
         ended = asyncio.wrap_future(attempt)
-        await asyncio.wait([ended], timeout=self._timeout_s)
-        if ended.done():
-            ending = ended.result()
+        try:
+            await asyncio.wait([ended], timeout=self._timeout_s)
+        finally:  # also where this itself is cancelled
+            if not ended.done():
+                attempt.cancel()
+        if not attempt.cancelled():
+            ending = attempt.result()
         else:
-            attempt.cancel()
             ending = Ending(outcome=Outcome.TIMEOUT, error=f"no result within the time limit of {self._timeout_s:g} s")
         return Attempt(
             ending=ending,

@@ -187,7 +187,7 @@ WORKFLOWS = Registry(
         ),
         "webshop_workflow": Package(
             modules=("gym", "web_agent_site"),
-            name="the packages gym and web_agent_site",
+            name="the package web_agent_site (and gym)",
             install="pip install gym, and install https://github.com/princeton-nlp/WebShop from its repository",
         ),
         "intercode_sql_workflow": Package(
@@ -230,9 +230,12 @@ REWARD_FUNCTIONS = Registry(
 
 
 def check_names(config: RunConfig) -> list[str]:
-    """Why the workflow or the reward function that is named cannot be had here. Imports no user's code.
+    """Why the workflows and the reward functions that are named cannot be had here. Imports no user's code.
 
     Raises `ConfigError` for a name that does not exist.
     """
-    named = ((WORKFLOWS, config.workflow), (REWARD_FUNCTIONS, config.task_args.get("reward_fn")))
+    own = list(config.evaluation.own.values())
+    named = [(WORKFLOWS, config.workflow), *((WORKFLOWS, one.workflow) for one in own)]
+    for arguments in (config.task_args, *(one.task_args or {} for one in own)):
+        named.append((REWARD_FUNCTIONS, arguments.get("reward_fn")))
     return [why for registry, name in named if isinstance(name, str) and (why := registry.refusal(name)) is not None]

@@ -17,15 +17,17 @@ from sharpen.compat.trinity.yaml import (
     algorithm,
     cluster,
     expert,
+    operators,
     rows,
     run,
     synchronizer,
     tasks,
 )
 from sharpen.compat.trinity.yaml.draft import OFF, Draft, shown
+from sharpen.compat.trinity.yaml.former import read_former
 from sharpen.compat.trinity.yaml.functions import SUPERVISED
 from sharpen.compat.trinity.yaml.interpolation import interpolate
-from sharpen.compat.trinity.yaml.keys import adapter
+from sharpen.compat.trinity.yaml.keys import adapter, external_model, tinker
 from sharpen.compat.trinity.yaml.stages import one_stage
 from sharpen.compat.trinity.yaml.table import RULES
 from sharpen.config.explain import InvalidConfigError, section_class
@@ -89,12 +91,12 @@ def convert(
     """
     resolved, without_value = interpolate(content, environment)
     draft = Draft(file, environment, without_value)
-    _gather(draft, one_stage(draft, resolved), "")
+    _gather(draft, read_former(draft, one_stage(draft, resolved)), "")
     rules = RULES
     if draft.trains_by(SUPERVISED):
         rows.leave_rollouts_out(draft)
         rules = RULES | rows.RULES_OF_ROWS
-    for key, value in list(draft.given.items()):
+    for key, value in [(key, draft.given[key]) for key in draft.unanswered()]:
         rules[_pattern(key)](draft, key, value)
     _decide(draft, now or datetime.now(), has_ray)
     homes = HOMES | HOMES_OF_ROWS if draft.trains_by(SUPERVISED) else HOMES
@@ -106,6 +108,7 @@ def convert(
         homes={place: f"{file}: {key}" for place, key in homes.items()},
         notices=draft.notices(),
         evaluate_only=draft.evaluate_only,
+        endpoint=draft.endpoint,
     )
     if draft.problems:
         named = {".".join(problem.place) for problem in draft.problems}
@@ -124,6 +127,8 @@ def _decide(draft: Draft, now: datetime, has_ray: bool) -> None:
     algorithm.algorithm(draft)
     algorithm.optimizer(draft)
     adapter(draft)
+    tinker(draft)
+    external_model(draft)
     if draft.trains_by(SUPERVISED):
         rows.rows(draft)
         expert.experts(draft)
@@ -134,6 +139,7 @@ def _decide(draft: Draft, now: datetime, has_ray: bool) -> None:
         tasks.tasksets(draft)
         tasks.auxiliary_models(draft)
         synchronizer.synchronizer(draft)
+    operators.on_tasks(draft)
     run.trainer_config(draft)
     cluster.gpus(draft)
 

@@ -32,6 +32,7 @@ class Draft:
         self.tree: dict[str, Any] = {}
         self.defaults: dict[str, Any] = {}
         self.origins: dict[Place, str] = {}
+        self.endpoint: dict[str, str] | None = None
         self.lines: list[str] = []
         self._without_value = dict(without_value or {})  # interpolations, by key
         self.problems: list[Problem] = list(self._without_value.values())
@@ -42,6 +43,11 @@ class Draft:
     def evaluate_only(self) -> bool:
         """Whether the file asks for an evaluation, whatever its algorithm is."""
         return self.given.get("mode") == "bench"
+
+    @property
+    def in_two_processes(self) -> bool:
+        """Whether the file is for the explorer or the trainer alone, of an algorithm with rollouts."""
+        return self.given.get("mode") in ("explore", "train") and not self.trains_by(("sft", "cpt", "dpo"))
 
     def trains_by(self, algorithms: Collection[str]) -> bool:
         """Whether the file trains, by one of these algorithms."""

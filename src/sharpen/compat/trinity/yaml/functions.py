@@ -208,6 +208,7 @@ POLICY_LOSSES = {
     ),
     "sft": _function("sft"),
     "importance_sampling": _function("importance_sampling"),
+    "m2po": _function("m2po", {"m2_threshold": to("loss.policy_loss_args.threshold"), "log_ratio_clip": fixed(20.0)}),
     "mix": _function("ppo", {**_MIXED, "mu": to("expert.mu")}),
     "mix_chord": _function(
         "ppo",
@@ -234,6 +235,7 @@ ALGORITHMS = {
     "gspo": ("grpo", "gspo"),
     "sapo": ("grpo", "sapo"),
     "cispo": ("grpo", "cispo"),
+    "m2po": ("grpo", "m2po"),
     "topr": ("reinforce", "topr"),
     "opmd": ("opmd", "opmd"),
     "asymre": ("asymre", "opmd"),

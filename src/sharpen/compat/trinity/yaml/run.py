@@ -16,11 +16,7 @@ from sharpen.compat.trinity.yaml.rules import answer_section
 from sharpen.config.former import former_run
 from sharpen.config.run import DEFAULT_PROJECT
 
-_MODES = {
-    "explore": "sampling alone is `sharpen eval` or `sharpen check`; to train: mode both",
-    "train": "training on stored experiences does not exist here yet: use mode both, which samples and trains",
-    "serve": "serve a checkpoint with any server: it is a Hugging Face directory; to train: mode both",
-}
+_SERVE = "serve a checkpoint with any server: it is a Hugging Face directory; to train: mode both"
 _VERL = {
     "actor_rollout_ref.actor.ppo_epochs": "trainer.epochs",
     "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": "trainer.max_tokens_per_micro_batch",
@@ -48,8 +44,15 @@ def mode(draft: Draft) -> None:
         draft.say("sampling and training share the device in every run", "mode")
     elif value == "bench":
         draft.say("the model is evaluated on the evaluation tasks, nothing is trained", "mode")
-    elif value in _MODES:
-        draft.refuse("mode", _MODES[value])
+    elif draft.in_two_processes:
+        draft.set("mode", value, "mode")
+        draft.set_default("project", "Trinity-RFT", "project")  # the other process must find the run
+        draft.set_default("name", "rft", "name")
+        for part in ("engine", "trainer"):  # the two files may say it of one side alone
+            draft.set_default(f"{part}.dtype", "bfloat16", "explorer.rollout_model.dtype")
+        draft.say("explorer and trainer are two processes; nothing is evaluated (docs/use/two-processes.md)", "mode")
+    elif value == "serve":
+        draft.refuse("mode", _SERVE)
     elif value not in (None, "both"):
         draft.wrong("mode", f"must be both, bench, colocate, explore, train or serve, but {value!r} came")
 
@@ -104,6 +107,8 @@ def sizes(draft: Draft) -> None:
     key = "buffer.train_batch_size"
     rows = expert.experts(draft)
     batch, repeat, train = (draft.get(name) for name in ("buffer.batch_size", "algorithm.repeat_times", key))
+    if draft.given.get("mode") == "train" and batch is None and train:
+        batch = _tasks_of_a_batch(draft, train, repeat or 1)
     draft.move("buffer.batch_size", "algorithm.batch_size")
     draft.move("algorithm.repeat_times", "algorithm.group_size")
     rollouts = batch * repeat if batch and repeat else None
@@ -126,6 +131,17 @@ def sizes(draft: Draft) -> None:
     total_steps(draft, updates)
     _concurrency(draft, repeat or 1)
     draft.set_default("rollout.timeout_s", 1800.0, "explorer.max_timeout")
+
+
+def _tasks_of_a_batch(draft: Draft, train: int, repeat: int) -> int:
+    """A trainer without an explorer knows its batch by the rollouts in it."""
+    key = "buffer.train_batch_size"
+    if train % repeat:
+        draft.refuse(key, f"must be a multiple of algorithm.repeat_times ({repeat})")
+    tasks = train // repeat
+    draft.set("algorithm.batch_size", tasks, key)
+    draft.say(f"that many rollouts are of {tasks} tasks (algorithm.batch_size)", key)
+    return tasks
 
 
 def _concurrency(draft: Draft, repeat: int) -> None:

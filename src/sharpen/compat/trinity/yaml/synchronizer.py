@@ -28,6 +28,12 @@ def style(draft: Draft) -> str | None:
 def synchronizer(draft: Draft) -> None:
     """Style, interval and offset."""
     found, given = style(draft), draft.get(_STYLE)
+    if draft.in_two_processes:
+        draft.idle(
+            "the explorer takes the newest weights, and never waits (docs/use/two-processes.md)", _STYLE, _OFFSET
+        )
+        _interval(draft, "dynamic_by_trainer")
+        return
     if found is None:
         draft.wrong(_STYLE, f"must be one of {', '.join(_STYLES)}, but {given!r} came")
     elif given is not None:

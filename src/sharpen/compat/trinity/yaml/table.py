@@ -10,12 +10,14 @@ from sharpen.compat.trinity.yaml.expert import sample_strategy
 from sharpen.compat.trinity.yaml.keys import (
     betas,
     environment_variables,
+    exchange,
     model_to_train,
     of_ppo,
     or_for_ever,
     retries,
     target_modules,
     top_k,
+    trainer_file,
 )
 from sharpen.compat.trinity.yaml.operators import on_experiences
 from sharpen.compat.trinity.yaml.rows import RULES_OF_ROWS, TEMPLATE
@@ -50,7 +52,6 @@ _WAITS = "every step waits for all of its rollouts"
 _NEVER_CUT = idle("prompts are never cut: one that leaves no room to answer ends its rollout")
 _OF_ENDPOINT = idle("it belongs to a model behind an endpoint")
 _EVALUATION = idle("evaluation runs each task once greedy and once as in training")
-_TINKER = idle("it belongs to the hosted trainer Tinker")
 _SUPERVISED = idle("it belongs to supervised training")
 _REPEATS = idle("algorithm.repeat_times says how often a task runs")
 _NO_CODE = refused("code from a model's folder is never run here")
@@ -78,13 +79,11 @@ _MODEL: dict[str, Rule] = {
     "enable_prompt_truncation": _NEVER_CUT,
     "fully_sharded_loras max_cpu_loras": idle("the engine gets whole weights (trainer.lora)"),
     "rope_scaling rope_theta": _NO_ROPE,
-    "tinker.enable": refused("there is no hosted trainer: leave it out, training is local"),
-    "tinker.rank tinker.seed tinker.base_url tinker.train_mlp tinker.train_attn tinker.train_unembed": _TINKER,
-    "external_model.enable": refused(
-        "a model behind an endpoint cannot be trained: name a model directory (to evaluate an endpoint: sharpen eval "
-        "--base-url)"
-    ),
-    "external_model.base_url_env external_model.api_key_env external_model.model_name": _OF_ENDPOINT,
+    "tinker.enable tinker.train_mlp tinker.train_attn tinker.train_unembed": flag,
+    "tinker.rank tinker.seed": whole,
+    "tinker.base_url": later,
+    "external_model.enable": flag,
+    "external_model.base_url_env external_model.api_key_env external_model.model_name": word,
 }
 _ADAPTER: dict[str, Rule] = {
     "name is_dummy": idle("the one adapter that is trained needs no name, and is no dummy"),
@@ -212,7 +211,7 @@ _ROLLOUT_MODEL: dict[str, Rule] = {
 }
 _AUXILIARY_MODEL: dict[str, Rule] = {
     **_ENGINE,
-    "engine_num tensor_parallel_size": both(_VLLM, whole),
+    "engine_num tensor_parallel_size": whole,
     "name engine_type external_model_config.base_url_env external_model_config.api_key_env": word,
     "external_model_config.enable": flag,
     "model_path temperature top_p max_model_len max_response_tokens enable_thinking tool_call_parser reasoning_parser "
@@ -224,13 +223,13 @@ _AUXILIARY_MODEL: dict[str, Rule] = {
 }
 _TRAINER: dict[str, Rule] = {
     "name": _ITSELF,
-    "trainer_type": refused("training is local: leave it out", unless=("verl",)),
+    "trainer_type": told("training is on this machine", unless=("verl",)),
     "save_interval": or_for_ever("algorithm.save_interval_steps", "only the last step is saved"),
     "max_checkpoints_to_keep": or_for_ever("trainer.keep_checkpoints", "every checkpoint is kept"),
     "total_steps": whole,
     "grad_clip actor_grad_clip trainer_config": later,
     "max_token_len_per_gpu": to("trainer.max_tokens_per_micro_batch"),
-    "trainer_config_path": refused("Trinity-RFT dropped it too: write the keys themselves"),
+    "trainer_config_path": trainer_file,
     "trust_remote_code": _NO_CODE,
     "save_hf_checkpoint": idle("every checkpoint is a Hugging Face directory"),
     "enable_preview": idle("rollouts are in the run's journal, run.db"),
@@ -296,11 +295,9 @@ _SECTIONS: dict[str, dict[str, Rule]] = {
         "replay_buffer_kwargs replay_buffer.priority_fn_args": mapping,
     },
     "data_processor.task_pipeline.": {
-        "operators": refused("Data-Juicer is not run here: process the tasks beforehand"),
-        "config_path": refused("Data-Juicer is not run here: process the tasks beforehand"),
-        "num_process inputs output target_fields priority_weights top_k": idle(
-            "it belongs to the processing of tasks, which does not exist here yet"
-        ),
+        "operators config_path inputs output target_fields": later,
+        "num_process top_k": whole,
+        "priority_weights": mapping,
     },
     "data_processor.experience_pipeline.": {
         "operators": on_experiences,
@@ -327,10 +324,13 @@ _SECTIONS: dict[str, dict[str, Rule]] = {
         "enable_ray_timeline": idle("the run writes no timeline of Ray's"),
         "cache_dir": _ITSELF,
     },
-    "service.data_juicer.": {"server_url auto_start port hostname": idle("no services: tasks are read as they are")},
+    "service.data_juicer.": {
+        "server_url auto_start port hostname": idle("Data-Juicer runs within the run, without a server")
+    },
     "log.": {"level group_by_node save_dir": idle("the run prints its own lines, no log files")},
 }
 RULES: dict[str, Rule] = {
     **dict.fromkeys(RULES_OF_ROWS, _JOURNAL),
+    "buffer.trainer_input.experience_buffer.path": exchange,
     **{key: rule for section, rows in _SECTIONS.items() for key, rule in expanded(rows, section).items()},
 }

@@ -32,6 +32,7 @@ _AUXILIARY = {
     },
 }
 """Keys of an auxiliary model, and our settings."""
+_ENGINES = {"engine_num": "inference_engine_num", "tensor_parallel_size": "tensor_parallel_size"}
 _OF_ITS_OWN = ("model_path", "tool_call_parser", "reasoning_parser")
 """Those that are never taken from the model to train."""
 
@@ -197,6 +198,11 @@ def _auxiliary(draft: Draft, prefix: str, place: Place) -> None:
             draft.set((*place, field), length, f"model.{key}")
         elif key.endswith("parser"):
             draft.set_default((*place, field), None, f"{prefix}.{key}")
+    for key, field in _ENGINES.items():
+        if draft.tree.get("execution") == "ray":
+            draft.move(f"{prefix}.{key}", (*place, field))
+        else:
+            draft.idle("an auxiliary model has one engine here; with cluster.ray_address they count", f"{prefix}.{key}")
     engine, section = draft.get(f"{prefix}.engine_type"), f"{prefix}.external_model_config"
     if engine not in (None, "vllm", "vllm_async", "sglang", "external"):
         draft.refuse(f"{prefix}.engine_type", "use vllm (served here, by our own engine) or external (an endpoint)")

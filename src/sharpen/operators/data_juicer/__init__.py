@@ -1,0 +1,1 @@
+"""Data-Juicer's operators, by its package where it is installed."""

@@ -1,0 +1,270 @@
+"""Which of Trinity-RFT's own example files load here, and which run unchanged to the second step.
+
+    python tests/as_it_is/trinity_table.py [NAME ...]
+
+In: the facts of its files (`trinity/`), rewritten by `rewrite.py`. Out: a table between two marks of
+`docs/use/trinity-yaml.md`; with names, lines on the terminal for the files that have them in their path. A file runs
+unchanged if it trains two steps (or evaluates) with paths and sizes changed by `--set` alone: a toy model, toy rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import io
+import json
+import os
+import re
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sharpen.algorithm.supervised import learns_from_rows
+from sharpen.cli.main import main
+from sharpen.compat.files import load_config
+from sharpen.compat.trinity.registry import check_names
+from sharpen.config.load import resolve
+from sharpen.config.run import RunConfig
+from sharpen.errors import ConfigError
+
+FOLDER = Path(__file__).parent / "trinity"
+PAGE = Path(__file__).parents[2] / "docs/use/trinity-yaml.md"
+BEGIN, END = "<!-- made by tests/as_it_is/trinity_table.py -->", "<!-- until here -->"
+sys.path.append(str(Path(__file__).parent / "stand_ins"))
+FILES = sorted(str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.yaml"))
+_VARIABLE = re.compile(r"\$\{oc\.env:([A-Z_a-z0-9]+)\}")
+_SIZES = {
+    "model.max_model_len": 4096,
+    "model.max_tokens": 24,
+    "algorithm.batch_size": 2,
+    "evaluation.max_tasks": 2,
+    "check.num_tasks": 2,
+}
+_CALLS = {"raw_system": "", "tools": "[]", "conversations": [{"from": "human", "value": "?"}], "answer": "[]"}
+_ROWS: Mapping[str, Mapping[str, Any]] = {
+    "countdown_reward": {"response": {"numbers": [1, 2, 3], "target": 6}},
+    "frozen_lake_workflow": {"size": 3, "p": 0.8, "seed": 1},
+    "tool_call_workflow": _CALLS,
+    "toolcall_workflow": _CALLS,
+}
+"""What a task of a workflow or a reward function must hold, beside a question and an answer, by their names."""
+_REASONS = (
+    (r"there is no (workflow|reward function) '([^']+)'", r"there is no \1 `\2`"),
+    (r"there is no module '(examples\.[^']+)'", r"the project's own module `\1` is not in this repository"),
+    (r"is (a recipe of Data-Juicer's)", r"no file of Trinity-RFT: \1"),
+    (r"needs the package ([\w-]+)", r"needs `\1`"),
+    (r"the workflow '([^']+)' of Trinity-RFT is not included", r"`\1` is not included"),
+    (r"the reward function '([^']+)' of Trinity-RFT is not included", r"`\1` is not included"),
+    (r"No module named '([^']+)'", r"needs `\1`"),
+    (r"the judge's reply", r"the toy model's judgements cannot be read"),
+)
+"""Why a file does not run: what a message says, and how the table has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What became of one file. `reason`: why it does not load, or does not run."""
+
+    file: str
+    loads: bool
+    runs: bool
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"| `{self.file}` | {_word(self.loads)} | {_word(self.runs)} | {self.reason} |"
+
+
+def _word(holds: bool) -> str:
+    return "yes" if holds else "no"
+
+
+def measure(file: str, model: Path, place: Path) -> Row:
+    """Load the file and run it in the folder `place`, on the toy model."""
+    path = FOLDER / file
+    with _environment(path):
+        try:
+            resolved = resolve(load_config(path))
+            check_names(resolved.config)
+        except ConfigError as error:
+            return Row(file=file, loads=False, runs=False, reason=_refused(error))
+        settings = _settings(resolved.config, model, place)
+        if resolved.config.mode == "train":  # it trains what the explorer of the same run has sampled
+            _run(path.with_name("explorer.yaml"), settings)
+        code, printed = _run(path, settings)
+    if code != 0:
+        return Row(file=file, loads=True, runs=False, reason=_reason(printed))
+    if not resolved.evaluate_only and resolved.config.mode != "explore":
+        summary = next((place / "runs").glob("*/*/summary.json"))
+        assert json.loads(summary.read_text())["steps"] == 2, file
+    return Row(file=file, loads=True, runs=True)
+
+
+def _run(path: Path, settings: Mapping[str, Any]) -> tuple[int, str]:
+    """The exit code, and what was printed."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        code = main(["run", "--config", str(path), *(part for pair in settings.items() for part in _set(*pair))])
+    return code, printed.getvalue()
+
+
+@contextlib.contextmanager
+def _environment(path: Path) -> Iterator[None]:
+    """The variables that the file cannot do without."""
+    text = path.read_text()
+    needed = {name: "not-set" for name in _VARIABLE.findall(text) if name not in os.environ}
+    with contextlib.ExitStack() as stack:
+        if "external_model" in text:
+            needed |= {"OPENAI_BASE_URL": stack.enter_context(_endpoint()), "OPENAI_API_KEY": "none"}
+        os.environ.update(needed)
+        try:
+            yield
+        finally:
+            for name in needed:
+                del os.environ[name]
+
+
+class _Answer(http.server.BaseHTTPRequestHandler):
+    """An OpenAI-compatible endpoint that always answers 7."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        message = {"role": "assistant", "content": "\\boxed{7}"}
+        choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
+        body = json.dumps({"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": choices})
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def log_message(self, *_: Any) -> None:
+        """Print nothing."""
+
+
+@contextlib.contextmanager
+def _endpoint() -> Iterator[str]:
+    """The URL of an endpoint on this machine."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Answer) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+        server.shutdown()
+        thread.join()
+
+
+def _set(name: str, value: Any) -> tuple[str, str]:
+    return "--set", f"{name}={json.dumps(value)}"
+
+
+def _settings(config: RunConfig, model: Path, place: Path) -> dict[str, Any]:
+    """Paths and sizes, nothing else."""
+    rows = place / "rows.jsonl"
+    rows.write_text("".join(json.dumps(_row(config, number)) + "\n" for number in range(8)))
+    found: dict[str, Any] = {**_SIZES, "checkpoint_root_dir": str(place / "runs"), "model.model_path": str(model)}
+    found["algorithm.group_size"] = min(config.algorithm.group_size, 4)
+    datasets = ["train_dataset", *(["eval_dataset"] if config.eval_dataset else [])]
+    datasets += [f"evaluation.further.{name}" for name in config.evaluation.further]
+    if config.expert.dataset is not None:
+        datasets.append("expert.dataset")
+        found["expert.batch_size"] = 1
+    for dataset in datasets:
+        found |= {f"{dataset}.path": str(rows), f"{dataset}.name": None, f"{dataset}.split": "train"}
+    found["train_dataset.total_steps"] = 2
+    for name in config.auxiliary_models:
+        found |= {f"auxiliary_models.{name}.model_path": str(model), f"auxiliary_models.{name}.max_model_len": 4096}
+        found[f"auxiliary_models.{name}.max_tokens"] = 24
+    if config.distill.teacher_path is not None:
+        found["distill.teacher_path"] = str(model)
+    return found
+
+
+def _row(config: RunConfig, number: int) -> dict[str, Any]:
+    """A task, or a row to learn, with every field that the file's settings name."""
+    keys = config.supervised
+    question = f"{number} + 1 = ?"
+    conversation = [{"role": "user", "content": question}, {"role": "assistant", "content": "7"}]
+    row: dict[str, Any] = {keys.messages_key: conversation, keys.text_key: question}
+    if learns_from_rows(config):
+        texts = {keys.chosen_key: "7", keys.rejected_key: "8", keys.response_key: "7", keys.prompt_key: question}
+        if config.algorithm.algorithm_type == "dpo" and keys.prompt_key != "prompt":
+            texts[keys.prompt_key] = conversation[:1]
+            texts |= {keys.chosen_key: conversation[1:], keys.rejected_key: conversation[1:]}
+        row |= texts
+    for arguments in (config.task_args, *(own.task_args or {} for own in config.evaluation.own.values())):
+        answer: Any = "7"
+        for name in (config.workflow, arguments.get("reward_fn")):
+            given = dict(_ROWS.get(str(name), {}))
+            answer = given.pop("response", answer)
+            row |= given
+        row |= {arguments.get("prompt_key", "prompt"): question, arguments.get("response_key", "response"): answer}
+    return row
+
+
+def _refused(error: ConfigError) -> str:
+    """The keys that are refused, or the name that does not exist."""
+    problems = getattr(error, "problems", ())
+    keys = dict.fromkeys(f"`{'.'.join(problem.place)}`" for problem in problems)
+    return ", ".join(keys) if keys else _reason(str(error))
+
+
+def _reason(printed: str) -> str:
+    """Why a run ended, from what it printed."""
+    for pattern, reason in _REASONS:
+        if found := re.search(pattern, printed):
+            return found.expand(reason)
+    last = next((line for line in reversed(printed.splitlines()) if line.startswith("sharpen: ")), "no message")
+    return last.removeprefix("sharpen: ").replace("|", "/")[:160]
+
+
+def toy_model(make: Any, folder: Path) -> Path:
+    """The tests' toy model, with room for long prompts, and likely to end its answer after each token (about 1 in 6):
+    workflows leave out answers that were cut."""
+    from transformers import AutoModelForCausalLM
+
+    made: Path = make(folder)
+    model = AutoModelForCausalLM.from_pretrained(made)
+    rows = model.get_input_embeddings().weight.data  # tied: those of the last layer too
+    rows += 0.02  # all have a part in common, of which the end token gets more
+    rows[model.config.eos_token_id] += 0.16
+    model.config.max_position_embeddings = 4096
+    model.save_pretrained(made)
+    return made
+
+
+def table(rows: list[Row]) -> str:
+    """The table, and the sentence above it."""
+    loads, runs = sum(row.loads for row in rows), sum(row.runs for row in rows)
+    head = f"Of {len(rows)} files, {loads} load and {runs} run unchanged."
+    return "\n".join([head, "", "| file | loads | runs unchanged | why not |", "|---|---|---|---|", *map(str, rows)])
+
+
+def written() -> str:
+    """The table as the page has it."""
+    return PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0].strip()
+
+
+def _write_or_print(names: list[str]) -> None:
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from conftest import make_toy_model
+
+    chosen = [file for file in FILES if not names or any(name in file for name in names)]
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        model = toy_model(make_toy_model, Path(folder) / "model")
+        for number, file in enumerate(chosen):
+            place = Path(folder, str(number))
+            place.mkdir()
+            rows.append(measure(file, model, place))
+            print(rows[-1], file=sys.__stdout__, flush=True)
+    if not names:
+        before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+        after = rest.partition(END)[2]
+        PAGE.write_text(f"{before}{BEGIN}\n\n{table(rows)}\n\n{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    _write_or_print(sys.argv[1:])
