@@ -55,6 +55,7 @@ _ROWS: Mapping[str, Mapping[str, Any]] = {
 _REASONS = (
     (r"there is no (workflow|reward function) '([^']+)'", r"there is no \1 `\2`"),
     (r"there is no module '(examples\.[^']+)'", r"the project's own module `\1` is not in this repository"),
+    (r"data_juicer: there is no recipe (\S+)", r"the project's own recipe `\1` is not in this repository"),
     (r"is (a recipe of Data-Juicer's)", r"no file of Trinity-RFT: \1"),
     (r"needs the package ([\w-]+)", r"needs `\1`"),
     (r"the workflow '([^']+)' of Trinity-RFT is not included", r"`\1` is not included"),

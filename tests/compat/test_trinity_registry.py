@@ -40,7 +40,7 @@ def test_a_name_is_taken_once():
             registry.register_module(name)(Other)
     registry.register_module("mine", force=True)(Other)
     assert registry.get("mine") is Other
-    with pytest.raises(ConfigError, match="registered under a name, but <class"):
+    with pytest.raises(ConfigError, match="registered under a name, got <class"):
         registry.register_module(Mine)  # type: ignore[type-var]
 
 

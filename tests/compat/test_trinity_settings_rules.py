@@ -62,7 +62,7 @@ def refusal(content: dict[str, Any], **environment: str) -> str:
     ("more", "message"),
     [
         ("mode: serve", "'mode' is 'serve': serve a checkpoint with any server"),
-        ("mode: bot", "'mode' must be both, bench, colocate, explore, train or serve, but 'bot' came"),
+        ("mode: bot", "'mode' must be both, bench, colocate, explore, train or serve, got 'bot'"),
         ("mode: bench", "'buffer.explorer_input.eval_tasksets' is empty, so that mode bench has nothing to evaluate"),
         ("stages: [{stage_name: rl, explorr: {}}]", "'stages[0].explorr' is no section of a stage; did you mean"),
         ("explorr: {}\ncluster: {}", "'explorr' is not a key of Trinity-RFT; did you mean 'explorer'?"),
@@ -72,15 +72,15 @@ def refusal(content: dict[str, Any], **environment: str) -> str:
             "'explorer.rollout_model.enable_history'?",
         ),
         ("explorer: {tool_call_parser: hermes}", "did you mean 'explorer.rollout_model.tool_call_parser'"),
-        ("explorer: 3", "'explorer' must be a section of settings, but 3 came"),
+        ("explorer: 3", "'explorer' must be a section of settings, got 3"),
         ("explorer: {auxiliary_models: {a: 1}}", "'explorer.auxiliary_models' must be a list of sections"),
-        ("explorer: {auxiliary_models: [1]}", "'explorer.auxiliary_models[0]' must be a section of settings, but 1"),
+        ("explorer: {auxiliary_models: [1]}", "'explorer.auxiliary_models[0]' must be a section of settings, got 1"),
         ("explorer: {auxiliary_models: [{}]}", "is missing"),
         ("explorer: {max_timeout: soon}", "'rollout.timeout_s' must be a number, got 'soon' (f.yaml: explorer.m"),
-        ("explorer: {max_retry_times: many}", "'explorer.max_retry_times' must be a whole number, but 'many' came"),
+        ("explorer: {max_retry_times: many}", "'explorer.max_retry_times' must be a whole number, got 'many'"),
         ("explorer: {rollout_model: {engine_type: external}}", "a model behind an endpoint cannot be trained"),
         ("explorer: {rollout_model: {dtype: float16}}", "is 'float16': use auto, bfloat16, bf16, float32"),
-        ("explorer: {env_vars: {KEY: [1]}}", "'explorer.env_vars.KEY' must be a text or a number, but [1] came"),
+        ("explorer: {env_vars: {KEY: [1]}}", "'explorer.env_vars.KEY' must be a text or a number, got [1]"),
         ("monitor: {monitor_type: wandb, monitor_args: {base_url: x}}", "WANDB_BASE_URL"),
         ("monitor: {monitor_type: paper}", "got 'paper' (f.yaml: monitor.monitor_type)"),
         (
@@ -117,7 +117,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(tmp_path, more, message):
         ({"policy_loss_fn_args": {"loss_agg_mode": "seq-sum"}}, "use token-mean, seq-mean-token-mean or seq-mean-to"),
         ({"advantage_fn_args": {"rank_penalty": 0.25}}, "'algorithm.advantage_fn_args.rank_penalty' is 0.25"),
         ({"advantage_fn_args": {"std_cal_level": "run"}}, "use group or batch"),
-        ({"advantage_fn_args": 3}, "'algorithm.advantage_fn_args' must be a section of settings, but 3 came"),
+        ({"advantage_fn_args": 3}, "'algorithm.advantage_fn_args' must be a section of settings, got 3"),
         ({"kl_loss_fn": "k4"}, "use none, k1, k2, k3, low_var_kl, abs or corrected_k3"),
         ({"kl_loss_fn_args": {"adaptive": True}}, "'algorithm.kl_loss_fn_args.adaptive' is True"),
         ({"kl_penalty_fn": "k1"}, "Trinity-RFT charges it with ppo only"),
@@ -137,7 +137,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(tmp_path, more, message):
         ({"sample_strategy": "mix"}, "an expert's rows are mixed in by algorithm_type mix or mix_chord: set that"),
         ({"sample_strategy": "newest"}, "use default, mix or staleness_control"),
         ({"rollout_correction": {"rollout_is": "token"}}, "training is on-policy"),
-        ({"optimizer": {"betas": 0.9}}, "must be two numbers, but 0.9 came"),
+        ({"optimizer": {"betas": 0.9}}, "must be two numbers, got 0.9"),
         ({"optimizer": {"lr_warmup_steps_ratio": 0.1}}, "a share needs buffer.total_steps too"),
         ({"optimizer": {"optimizer_type": "sgd"}}, "the optimizer is AdamW"),
         ({"add_strategy": "grpo", "advantage_fn": "grpo"}, "advantage_fn is given too: leave add_strategy out"),
@@ -190,7 +190,7 @@ def test_features_of_the_model_are_refused_and_their_off_values_accepted(model, 
         ),
         ({"format": {"workflow_key": "kind"}}, "one workflow and one reward function do all tasks of a run"),
         ({"format": {"system_prompt_key": "system"}}, "the system prompt is one for all tasks"),
-        ({"workflow_args": ["a"]}, "workflow_args' must be a section of settings, but ['a'] came"),
+        ({"workflow_args": ["a"]}, "workflow_args' must be a section of settings, got ['a']"),
     ],
 )
 def test_a_taskset_s_features_that_do_not_exist_are_refused(taskset, message):
@@ -1205,3 +1205,15 @@ def test_a_trainer_s_own_file_is_read_where_it_is_named(tmp_path):
     )
     recipe = write(tmp_path, base="project_name: p\nprocess: [{a: {}}]\nnp: 4\n")
     assert "is a recipe of Data-Juicer's" in error_of(recipe)
+
+
+def test_an_expert_s_rows_were_once_those_of_the_warm_up():
+    content = mixed_file(
+        policy_loss_fn_args={"mu": 0.2, "use_token_level_loss_in_sft": False, "read_batch_size_usual": 8}
+    )
+    buffers = content["buffer"]["trainer_input"].pop("auxiliary_buffers")
+    rows = {**buffers["sft_dataset"], "algorithm_type": "sft"}
+    content["buffer"]["trainer_input"]["sft_warmup_dataset"] = rows
+    found = convert_(content)
+    assert found.settings["expert"]["dataset"]["path"] == rows["path"]
+    assert found.settings["expert"]["mu"] == 0.2

@@ -248,7 +248,7 @@ BAD = {
         ("nothing", "workflow Bad returned None (NoneType): return a list of Experience"),
         ("number", "workflow Bad returned 1.0 (float)"),
         ("texts", "workflow Bad returned ['yes'] (list)"),
-        ("dict reward", "exp.reward must be a number, but {'accuracy': 1.0} (dict) came (the sum of"),
+        ("dict reward", "exp.reward must be a number, got {'accuracy': 1.0} (dict) (the sum of"),
         ("changed", "exp.tokens was changed in place"),
         ("two runs", "experiences of 2 runs (exp.eid.run)"),
         ("helper", "experience of another rollout, or of an auxiliary model"),

@@ -177,7 +177,7 @@ class Experience:
             scalar = value.item() if getattr(value, "shape", None) == () else None
             if scalar is None or not is_number(scalar):
                 hint = " (the sum of a dict of scores is sum(scores.values()))" if isinstance(value, Mapping) else ""
-                raise ConfigError(f"exp.reward must be a number, but {value!r} ({type(value).__name__}) came{hint}")
+                raise ConfigError(f"exp.reward must be a number, got {value!r} ({type(value).__name__}){hint}")
             value = scalar
         self._reward = None if value is None else float(value)
 

@@ -56,7 +56,7 @@ class Registry:
         Raises `ConfigError` if the name is taken, unless `force` is set (or the same file is loaded again).
         """
         if not isinstance(module_name, str) or not module_name:
-            raise ConfigError(f"a {self.kind} is registered under a name, but {module_name!r} came")
+            raise ConfigError(f"a {self.kind} is registered under a name, got {module_name!r}")
         if module_cls is None:
             return lambda found: self._register(module_name, found, force=force)
         return self._register(module_name, module_cls, force=force)

@@ -156,14 +156,14 @@ def _gather(draft: Draft, value: Any, key: str) -> None:
             for index, inner in enumerate(value):
                 _gather(draft, inner, f"{key}[{index}]")
         elif value not in OFF:
-            draft.wrong(key, f"must be a list of sections, but {shown(value)} came")
+            draft.wrong(key, f"must be a list of sections, got {shown(value)}")
     elif key and pattern not in _SECTIONS:
         draft.wrong(key, f"is not a key of Trinity-RFT{_nearest(key)}")
     elif isinstance(value, Mapping):
         for name, inner in value.items():
             _gather(draft, inner, f"{key}.{name}" if key else str(name))
     elif value is not None:
-        draft.wrong(key, f"must be a section of settings, but {shown(value)} came")
+        draft.wrong(key, f"must be a section of settings, got {shown(value)}")
 
 
 def _pattern(key: str) -> str:

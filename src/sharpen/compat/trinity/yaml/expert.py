@@ -27,6 +27,7 @@ _BUFFER_RULES: dict[str, Rule] = {
             "schema_type index batch_size tokenizer_path total_epochs total_steps ray_namespace replay_buffer": idle(
                 "an expert's rows come again for as long as the run goes on"
             ),
+            "algorithm_type": idle("an expert's rows are learnt as sft"),
             "data_selector": idle("an expert's rows come in a random order, the same for the same seed"),
         }
     ),
@@ -83,7 +84,7 @@ def _per_update(draft: Draft) -> int:
         return 0
     rows: int = ceil((0.5 if ratio is None else ratio) * total)
     if not 0 < rows < total:
-        draft.wrong(_RATIO, f"must leave rows and rollouts in a batch of {total}, but {ratio} came")
+        draft.wrong(_RATIO, f"must leave rows and rollouts in a batch of {total}, got {ratio}")
         return 0
     draft.set("expert.batch_size", rows, _RATIO)
     return rows

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sharpen.compat.trinity.yaml.draft import OFF, Draft, is_one_of
+from sharpen.compat.trinity.yaml.functions import MIXED
 
 _TASKSET = "buffer.explorer_input.taskset"
 _ENGINE = (
@@ -44,7 +45,6 @@ RENAMED: Mapping[str, str] = {
     **{f"explorer.{name}": f"explorer.rollout_model.{name}" for name in _ENGINE},
     "explorer.enable_chunked_prefil": "explorer.rollout_model.enable_chunked_prefill",  # as it was spelled
     "explorer.repeat_times": "algorithm.repeat_times",
-    "explorer.backend": "synchronizer.sync_method",
     "synchronizer.sync_iteration_interval": "synchronizer.sync_interval",
     "trainer.eval_interval": "explorer.eval_interval",
     "trainer.ppo_max_token_len_per_gpu": "trainer.max_token_len_per_gpu",
@@ -75,7 +75,13 @@ DROPPED: Mapping[str, str] = {
 }
 """Former keys that meant something, and what became of them."""
 WITHOUT_EFFECT = (
-    *("explorer.use_ray", "explorer.max_pending_requests", "explorer.max_waiting_steps", "monitor.cache_root_dir"),
+    *(
+        "explorer.use_ray",
+        "explorer.backend",
+        "explorer.max_pending_requests",
+        "explorer.max_waiting_steps",
+        "monitor.cache_root_dir",
+    ),
     *("buffer.train_dataset.algorithm_type", "model.load_checkpoint"),
     *(f"data.{name}" for name in _ACTIVE),
 )
@@ -85,7 +91,10 @@ WITHOUT_EFFECT = (
 def read_former(draft: Draft, content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content under today's keys, and tell what became of each former one."""
     found: dict[str, Any] = _copy(content)
-    for former, now in RENAMED.items():
+    renamed = dict(RENAMED)
+    if _value(found, "algorithm.algorithm_type") in MIXED:  # once, warm-up and an expert's rows had one place
+        renamed["buffer.trainer_input.sft_warmup_dataset"] = "buffer.trainer_input.auxiliary_buffers.sft_dataset"
+    for former, now in renamed.items():
         value = _take(found, former)
         if value is None:
             continue
@@ -115,6 +124,14 @@ def read_former(draft: Draft, content: Mapping[str, Any]) -> dict[str, Any]:
 
 def _copy(value: Any) -> Any:
     return {name: _copy(inner) for name, inner in value.items()} if isinstance(value, Mapping) else value
+
+
+def _value(content: Mapping[str, Any], key: str) -> Any:
+    """The value of a key, None where it is not given."""
+    found: Any = content
+    for name in key.split("."):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
 
 
 def _take(content: dict[str, Any], key: str) -> Any:

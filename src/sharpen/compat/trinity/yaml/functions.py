@@ -122,7 +122,10 @@ _MIXED = {
     **_CLIP,
     "sft_loss_agg_mode grpo_loss_agg_mode": _aggregation_of_mix,
     "use_dynamic_bsz ppo_mini_batch_size ppo_micro_batch_size_per_gpu ngpus_trainer train_batch_size_usual "
-    "train_batch_size_expert": idle("micro-batches never change a gradient here"),
+    "train_batch_size_expert read_batch_size_usual read_batch_size_expert repeat_times": idle(
+        "micro-batches never change a gradient here"
+    ),
+    "use_token_level_loss_in_sft": idle("Trinity-RFT dropped it (sft_loss_agg_mode)"),
 }
 
 

@@ -47,7 +47,7 @@ def top_k(draft: Draft, key: str, value: Any) -> None:
 def betas(draft: Draft, key: str, value: Any) -> None:
     """AdamW's two decays."""
     if not isinstance(value, list) or len(value) != 2:
-        draft.wrong(key, f"must be two numbers, but {shown(value)} came")
+        draft.wrong(key, f"must be two numbers, got {shown(value)}")
         return
     draft.set("trainer.beta1", value[0], key)
     draft.set("trainer.beta2", value[1], key)
@@ -58,7 +58,7 @@ def environment_variables(draft: Draft, key: str, value: Any) -> None:
     mapping(draft, key, value)
     for name, inner in (draft.get(key) or {}).items():
         if isinstance(inner, Mapping | list):
-            draft.wrong(f"{key}.{name}", f"must be a text or a number, but {shown(inner)} came")
+            draft.wrong(f"{key}.{name}", f"must be a text or a number, got {shown(inner)}")
         elif inner is not None:
             draft.set(("rollout", "env_vars", name), str(inner), key)
 
@@ -164,6 +164,6 @@ def adapter(draft: Draft) -> None:
     key = "model.lora_configs"
     number = draft.lengths.get(key, 0)
     if number > 1:
-        draft.wrong(key, f"must be a list of one section of settings (one adapter is trained), but {number} came")
+        draft.wrong(key, f"must be a list of one section of settings (one adapter is trained), got {number}")
     for name in ("rank", "alpha") if number else ():
         draft.set_default(f"trainer.lora.{name}", 32, f"{key}[0].lora_{name}")

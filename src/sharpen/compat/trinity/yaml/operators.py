@@ -28,6 +28,11 @@ _PIPELINE = (
 _TRUNCATED = "mask_response_truncated"
 _NEEDLESS = {"pass_rate_calculator": "the mean reward of each task is always kept, and difficulty_based goes by it"}
 """Operators whose work is done here anyway."""
+_OF_R3L: dict[str, tuple[str, dict[str, Any], str]] = {
+    "OPMD_filter": ("invalid_reward_filter", {}, "it drops rollouts without a reward"),
+    "RAFT_filter": ("reward_filter", {"threshold": 0.3}, "it drops rewards below 0.3, as its last version did"),
+}
+"""Operators of R3L, which is built on Trinity-RFT: what does the same here, with its arguments."""
 _OWN = (
     "one of your own is a function over the groups of a step, named 'file.py:function' or 'package.module.function' "
     "(docs/use/operators.md)"
@@ -46,6 +51,10 @@ def on_experiences(draft: Draft, key: str, value: Any) -> None:
                 f"{_TRUNCATED} is sampling.overlong_filter: cut rollouts do not train (there, they still count in "
                 "their group's mean and deviation)"
             )
+        elif name in _OF_R3L and not arguments:
+            same, usual, what = _OF_R3L[name]
+            draft.say(f"{name}, an operator of R3L's, is {same}: {what}")
+            operators.append({"name": same, "args": usual})
         elif name == "data_juicer":
             if "np" in arguments:
                 draft.idle("rollouts are processed in this process", key)
@@ -137,7 +146,7 @@ def _items(draft: Draft, key: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
     if is_one_of(value, OFF):
         return
     if not isinstance(value, list):
-        draft.wrong(key, f"must be a list of operators, each with name and args, but {shown(value)} came")
+        draft.wrong(key, f"must be a list of operators, each with name and args, got {shown(value)}")
         return
     for index, item in enumerate(value):
         name = item.get("name") if isinstance(item, Mapping) else None
@@ -146,4 +155,4 @@ def _items(draft: Draft, key: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
         if known:
             yield f"{key}[{index}].name", str(name), {str(one): inner for one, inner in arguments.items()}
         else:
-            draft.wrong(f"{key}[{index}]", f"must have a name and args, but {shown(item)} came")
+            draft.wrong(f"{key}[{index}]", f"must have a name and args, got {shown(item)}")

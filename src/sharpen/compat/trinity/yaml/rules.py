@@ -100,7 +100,7 @@ def _of_kind(kind: str, parse: Callable[[Any], Any]) -> Rule:
         try:
             draft.given[key] = parse(value)
         except (TypeError, ValueError, OverflowError):
-            draft.wrong(key, f"must be {kind}, but {shown(value)} came")
+            draft.wrong(key, f"must be {kind}, got {shown(value)}")
             del draft.given[key]
 
     return rule
@@ -160,7 +160,7 @@ def answer_section(draft: Draft, key: str, rules: Mapping[str, Rule], unknown: s
     if is_one_of(value, OFF):
         return
     if not isinstance(value, Mapping):
-        draft.wrong(key, f"must be a section of settings, but {shown(value)} came")
+        draft.wrong(key, f"must be a section of settings, got {shown(value)}")
         return
     given = {str(name): inner for name, inner in value.items() if inner is not None}
     draft.given |= {f"{key}.{name}": inner for name, inner in given.items()}

@@ -54,7 +54,7 @@ def mode(draft: Draft) -> None:
     elif value == "serve":
         draft.refuse("mode", _SERVE)
     elif value not in (None, "both"):
-        draft.wrong("mode", f"must be both, bench, colocate, explore, train or serve, but {value!r} came")
+        draft.wrong("mode", f"must be both, bench, colocate, explore, train or serve, got {value!r}")
 
 
 def run_name(draft: Draft, now: datetime) -> None:

@@ -35,7 +35,7 @@ def synchronizer(draft: Draft) -> None:
         _interval(draft, "dynamic_by_trainer")
         return
     if found is None:
-        draft.wrong(_STYLE, f"must be one of {', '.join(_STYLES)}, but {given!r} came")
+        draft.wrong(_STYLE, f"must be one of {', '.join(_STYLES)}, got {given!r}")
     elif given is not None:
         draft.set("sync.style", found, _STYLE)
     _interval(draft, found)
