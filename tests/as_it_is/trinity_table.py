@@ -44,16 +44,24 @@ _SIZES = {
     "evaluation.max_tasks": 2,
     "check.num_tasks": 2,
 }
+_CALLS = {"raw_system": "", "tools": "[]", "conversations": [{"from": "human", "value": "?"}], "answer": "[]"}
 _ROWS: Mapping[str, Mapping[str, Any]] = {
     "countdown_reward": {"response": {"numbers": [1, 2, 3], "target": 6}},
+    "frozen_lake_workflow": {"size": 3, "p": 0.8, "seed": 1},
+    "tool_call_workflow": _CALLS,
+    "toolcall_workflow": _CALLS,
 }
 """What a task of a workflow or a reward function must hold, beside a question and an answer, by their names."""
 _REASONS = (
     (r"there is no (workflow|reward function) '([^']+)'", r"there is no \1 `\2`"),
     (r"there is no module '(examples\.[^']+)'", r"the project's own module `\1` is not in this repository"),
+    (r"data_juicer: there is no recipe (\S+)", r"the project's own recipe `\1` is not in this repository"),
     (r"is (a recipe of Data-Juicer's)", r"no file of Trinity-RFT: \1"),
     (r"needs the package ([\w-]+)", r"needs `\1`"),
+    (r"the workflow '([^']+)' of Trinity-RFT is not included", r"`\1` is not included"),
+    (r"the reward function '([^']+)' of Trinity-RFT is not included", r"`\1` is not included"),
     (r"No module named '([^']+)'", r"needs `\1`"),
+    (r"the judge's reply", r"the toy model's judgements cannot be read"),
 )
 """Why a file does not run: what a message says, and how the table has it."""
 
