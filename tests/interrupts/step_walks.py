@@ -268,7 +268,7 @@ def rollouts_bench(folder: Path, model: Path, dataset: Path, algorithm: str, **m
         trained = {name: tensor.clone() for name, tensor in loop.trainer.state_tensors().items()}
         loop.trainer.restore(folder / "untrained")
         loop.progress = Progress(order=start)
-        bench = Bench(folder, loop, lambda progress: {"explorer": Again(groups, orders, progress.step)})
+        bench = Bench(folder, loop, lambda progress: {"supply": Again(groups, orders, progress.step)})
         bench.trained = trained
         yield bench
 
