@@ -33,12 +33,22 @@ def test_weights_by_hand() -> None:
     weights, bounded = behaviour_weights("plain", proximal, behaviour, None, None)
     assert weights.tolist() == pytest.approx([4.0, 1.0, 0.1])
     assert not bounded.any()
+    weights, bounded = behaviour_weights("unweighted", proximal, behaviour, None, None)
+    assert weights.tolist() == [1.0, 1.0, 1.0]
+    assert not bounded.any()
     weights, bounded = behaviour_weights("truncated", proximal, behaviour, None, 2.0)
     assert weights.tolist() == pytest.approx([2.0, 1.0, 0.1])
     assert bounded.tolist() == [True, False, False]
     weights, bounded = behaviour_weights("masked", proximal, behaviour, 0.5, 3.0)
     assert weights.tolist() == pytest.approx([0.0, 1.0, 0.0])
     assert bounded.tolist() == [True, False, True]
+
+
+def test_an_unweighted_loss_by_hand() -> None:
+    """As in `test_decoupled_loss_by_hand`: ratio 1.2 to the weights before the step, and nothing corrected."""
+    algorithm = replace(GRPO, behaviour="unweighted")
+    loss, _ = policy_objective(algorithm, logs(0.6), logs(0.25), tensor(1.0), tensor(1.0), proximal_E=logs(0.5))
+    assert float(loss) == pytest.approx(-1.2)
 
 
 def test_decoupled_loss_by_hand() -> None:
@@ -93,6 +103,8 @@ def test_the_objective_equals_a_plain_implementation(rows: list[tuple[float, flo
     total = 0.0
     for now, proximal, behaviour, advantage in rows:
         weight = proximal / behaviour
+        if name == "unweighted":
+            weight = 1.0
         if name == "truncated":
             weight = min(weight, 2.0)
         if name == "masked" and not 0.5 <= weight <= 2.0:

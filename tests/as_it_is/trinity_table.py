@@ -45,25 +45,25 @@ _SIZES = {
     "check.num_tasks": 2,
 }
 _CONVERSATION = [{"role": "user", "content": "6 + 1 = ?"}, {"role": "assistant", "content": "7"}]
-_CALLS = json.dumps([{"name": "add", "arguments": {"a": 1}}])
+_CALLS = {"raw_system": "", "tools": "[]", "conversations": [{"from": "human", "value": "?"}], "answer": "[]"}
 _ROWS: Mapping[str, Mapping[str, Any]] = {
-    "toolcall_workflow": {
-        "tools": json.dumps([{"name": "add", "description": "", "parameters": {"type": "object", "properties": {}}}]),
-        "raw_system": "Use the tools.",
-        "conversations": [{"from": "user", "value": "Add 1."}],
-        "answer": _CALLS,
-        "response": _CALLS,
-    },
     "countdown_reward": {"response": {"numbers": [1, 2, 3], "target": 6}},
+    "frozen_lake_workflow": {"size": 3, "p": 0.8, "seed": 1},
+    "tool_call_workflow": _CALLS,
+    "toolcall_workflow": _CALLS,
 }
 """What a task of a workflow or a reward function must hold, beside a question and an answer, by their names."""
 _REASONS = (
     (r"there is no (workflow|reward function) '([^']+)'", r"there is no \1 `\2`"),
     (r"there is no module '(examples\.[^']+)'", r"the project's own module `\1` is not in this repository"),
+    (r"data_juicer: there is no recipe (\S+)", r"the project's own recipe `\1` is not in this repository"),
     (r"is (a recipe of Data-Juicer's)", r"no file of Trinity-RFT: \1"),
     (r"Data-Juicer's package is not installed", "needs Data-Juicer (`py-data-juicer`)"),
     (r"needs the package ([\w-]+)", r"needs `\1`"),
+    (r"the workflow '([^']+)' of Trinity-RFT is not included", r"`\1` is not included"),
+    (r"the reward function '([^']+)' of Trinity-RFT is not included", r"`\1` is not included"),
     (r"No module named '([^']+)'", r"needs `\1`"),
+    (r"the judge's reply", r"the toy model's judgements cannot be read"),
 )
 """Why a file does not run: what a message says, and how the table has it."""
 

@@ -14,6 +14,7 @@ from sharpen.compat.trinity.workflows.maths import answer_said
 from sharpen.compat.trinity.workflows.rubric import rating_in
 from sharpen.compat.trinity.workflows.sudoku import is_valid, made_board
 from sharpen.compat.trinity.workflows.tool_calls import expected_calls, makes_calls
+from sharpen.config.functions import import_function
 from sharpen.errors import ConfigError, DatasetError
 from sharpen.types import Outcome
 
@@ -25,7 +26,7 @@ def test_every_built_in_name_leads_to_a_class():
     for registry in (WORKFLOWS, REWARD_FUNCTIONS):
         for name in registry.names():
             if name in registry.built_in:
-                assert isinstance(registry.get(name), type), name
+                assert isinstance(import_function(registry.built_in[name]), type), name
 
 
 # Evaluation and reward models

@@ -62,7 +62,10 @@ def test_rows_have_no_experiences_to_operate_on():
     ("operator", "words"),
     [
         ({"name": "reward_fliter"}, ("operators[0].name", "'reward_fliter'", "did you mean 'reward_filter'?")),
-        ({"name": "OPMD_filter"}, ("'OPMD_filter'", "no operator here", "file.py:function", "docs/use/operators.md")),
+        (
+            {"name": "multi_step_padding"},
+            ("'multi_step_padding'", "no operator here", "file.py:function", "docs/use/operators.md"),
+        ),
         ({"args": {}}, ("operators[0]'", "name and args")),
         ({"name": "reward_filter", "arguments": {}}, ("operators[0]'", "name and args", "arguments")),
         ({"name": "reward_filter", "args": [1]}, ("operators[0]'", "[1]")),
@@ -186,3 +189,14 @@ def test_rollouts_have_data_juicer_s_operators_in_this_process():
     found = converted({"name": "data_juicer", "args": {"config_path": "r.yaml", "np": 4}})
     assert found.settings["sampling"]["operators"] == [{"name": "data_juicer", "args": {"config_path": "r.yaml"}}]
     assert f"{KEY}: rollouts are processed in this process" in found.notices[-1]
+
+
+def test_operators_of_r3l_have_their_counterparts():
+    found = converted({"name": "OPMD_filter"}, {"name": "RAFT_filter"})
+    assert found.settings["sampling"]["operators"] == [
+        {"name": "invalid_reward_filter", "args": {}},
+        {"name": "reward_filter", "args": {"threshold": 0.3}},
+    ]
+    lines = " ".join(found.notices)
+    assert "OPMD_filter, an operator of R3L's, is invalid_reward_filter" in lines
+    assert "RAFT_filter, an operator of R3L's, is reward_filter: it drops rewards below 0.3" in lines

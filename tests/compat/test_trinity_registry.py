@@ -64,4 +64,4 @@ def test_where_a_class_is():
     with pytest.raises(ConfigError, match="did you mean 'SimpleWorkflow'"):
         WORKFLOWS.get("sharpen.compat.trinity.simple.SimpelWorkflow")
     with pytest.raises(ConfigError, match="one of your own is named"):
-        WORKFLOWS.get("alfworld_workflow")
+        WORKFLOWS.get("nobodys_workflow")

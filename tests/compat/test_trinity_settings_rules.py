@@ -136,7 +136,6 @@ def test_what_cannot_be_honoured_is_refused_by_name(tmp_path, more, message):
         ({"loss_agg_mode": "seq-mean-token-sum-norm"}, "use token-mean, seq-mean-token-mean or seq-mean-token-sum"),
         ({"sample_strategy": "mix"}, "an expert's rows are mixed in by algorithm_type mix or mix_chord: set that"),
         ({"sample_strategy": "newest"}, "use default, mix or staleness_control"),
-        ({"rollout_correction": {"rollout_is": "token"}}, "training is on-policy"),
         ({"optimizer": {"betas": 0.9}}, "must be two numbers, got 0.9"),
         ({"optimizer": {"lr_warmup_steps_ratio": 0.1}}, "a share needs buffer.total_steps too"),
         ({"optimizer": {"optimizer_type": "sgd"}}, "the optimizer is AdamW"),
@@ -524,6 +523,69 @@ def test_top_k_is_a_setting_of_the_model_and_of_the_workflow():
     taskset["rollout_args"]["top_k"] = -1
     assert convert_({"buffer": {"explorer_input": {"taskset": taskset}}}).settings["model"] == {"top_p": 0.95}
     assert "must be a whole number" in refusal({"model": {"top_k": "many"}})
+
+
+@pytest.mark.parametrize(
+    ("correction", "loss"),
+    [
+        ({"bypass_mode": True, "rollout_is": "token"}, {"behaviour": "none"}),
+        ({"bypass_mode": False}, {"behaviour": "unweighted"}),
+        ({"bypass_mode": False, "rollout_is": "token"}, {"behaviour": "truncated"}),
+        (
+            {"bypass_mode": False, "rollout_is": "token", "rollout_is_threshold": 3.0, "rollout_rs": None},
+            {"behaviour": "truncated", "behaviour_high": 3.0},
+        ),
+    ],
+)
+def test_verl_s_rollout_correction_is_a_correction_of_the_loss(correction, loss):
+    """Where verl has it, and as a section of the algorithm."""
+    in_verl = {"trainer": {"trainer_config": {"algorithm": {"rollout_correction": correction}}}}
+    for found in (convert_(in_verl), convert_({"algorithm": {"rollout_correction": correction}})):
+        assert found.settings["loss"] == loss
+
+
+@pytest.mark.parametrize(
+    ("correction", "message"),
+    [
+        ({"rollout_is": "sequence"}, "use token, or leave it out"),
+        ({"rollout_is": "token", "rollout_is_threshold": "0.5_2"}, "bounds on two sides do not exist here"),
+        ({"rollout_is": "token", "rollout_is_threshold": "two"}, "must be a number, got 'two'"),
+        ({"rollout_is_batch_normalize": True}, "it is False here"),
+        ({"rollout_rs": "token"}, "rejection sampling does not exist here"),
+        ({"rollout_token_veto_threshold": 1e-4}, "a veto does not exist here"),
+        ({"rollout_iz": "token"}, "did you mean 'rollout_is'?"),
+    ],
+)
+def test_what_a_rollout_correction_cannot_have_is_refused_by_name(correction, message):
+    in_verl = {"algorithm": {"rollout_correction": {"bypass_mode": False, **correction}}}
+    assert message in refusal({"trainer": {"trainer_config": in_verl}})
+
+
+def test_old_logprobs_may_be_those_of_the_step_s_beginning():
+    assert convert_({"algorithm": {"bypass_old_logprobs": False}}).settings["loss"] == {"behaviour": "unweighted"}
+    assert "loss" not in convert_({"algorithm": {"bypass_old_logprobs": True}}).settings
+    without = convert_({"algorithm": {"algorithm_type": "opmd", "bypass_old_logprobs": False}})
+    assert "loss" not in without.settings
+    assert "makes no use of old logprobs" in without.notices[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "loss"),
+    [
+        ({"iterative_hint_e2e_causal": False, "epsilon": 1e-6}, {"advantage": "step_wise_grpo"}),
+        ({"std_cal_level": "none"}, {"advantage": "step_wise_grpo", "std_normalize": False}),
+        ({"std_cal_level": "batch", "enable_step_norm": True}, {"advantage": "grpo_global_std", "step_norm": True}),
+        ({"std_cal_level": "group", "std_threshold": 0.1}, {"advantage": "step_wise_grpo", "std_threshold": 0.1}),
+    ],
+)
+def test_cod_without_hints_is_step_wise_grpo(arguments, loss):
+    algorithm = {"algorithm_type": "rloo", "advantage_fn": "cod", "advantage_fn_args": arguments}
+    assert convert_({"algorithm": algorithm}).settings["loss"] == loss
+
+
+def test_cod_with_hints_says_what_it_needs():
+    algorithm = {"advantage_fn": "cod", "advantage_fn_args": {"iterative_hint_e2e_causal": True}}
+    assert "task_rewards, exp_type, hint_idx" in refusal({"algorithm": algorithm})
 
 
 def test_m2po_of_later_versions():

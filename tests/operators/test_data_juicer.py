@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 from data_juicer_stand_in import write_stand_in
 
+from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
+from sharpen.certificate.certify import certify
 from sharpen.config.run import OperatorConfig
 from sharpen.errors import ConfigError, OperatorError
+from sharpen.experience.reading import read_groups
 from sharpen.operators.data_juicer import recipe
 from sharpen.operators.pipeline import ON_ROLLOUTS, ON_TASKS, Pipeline
 from sharpen.types import Call, CallStatus, Group, Outcome, Rollout, Sampling, Task
@@ -184,3 +187,36 @@ def test_a_missing_package_key_and_service_are_one_message(monkeypatch):
     with pytest.raises(ConfigError) as error:
         pipeline(ON_TASKS, {"llm_difficulty_score_filter": {"api_or_hf_model": "q"}}, {"llm_x": {"is_hf_model": True}})
     assert "API_KEY" not in str(error.value)
+
+
+async def letters(task, model):
+    messages = [{"role": "user", "content": task["question"]}]
+    reply = await model.client.chat.completions.create(model=model.name, messages=messages, max_tokens=6)
+    return WorkflowOutput(reward=(reply.choices[0].message.content or "").count("e") / 6)
+
+
+@pytest.mark.usefixtures("package")
+def test_what_it_measures_shapes_rewards_that_the_certificate_confirms(tmp_path, toy_model_dir, toy_dataset):
+    shaping = [{"stats_key": "text_len", "op_type": "SUB", "weight": 0.01}]
+    found = tune(
+        workflow_func=letters,
+        train_dataset=DatasetConfig(path=str(toy_dataset), split="train", total_steps=1),
+        model=TunerModelConfig(model_path=str(toy_model_dir), max_model_len=96),
+        algorithm=AlgorithmConfig(algorithm_type="grpo", group_size=4, batch_size=2, learning_rate=1e-3),
+        settings={
+            "checkpoint_root_dir": str(tmp_path / "runs"),
+            "evaluation.before_and_after": False,
+            "sampling.operators": [
+                {"name": "data_juicer", "args": {"operators": [{"text_length_filter": {}}]}},
+                {"name": "reward_shaping_mapper", "args": {"reward_shaping_configs": shaping}},
+            ],
+        },
+    )
+    rollouts = [one for group in read_groups(found.run_dir / "run.db") for one in group.rollouts]
+    assert len(rollouts) == 8
+    for one in rollouts:
+        assert one.metrics["text_len"] == len(one.calls[0].response["content"] or "")
+        assert one.reward == pytest.approx(
+            one.metrics.get("reward_before", one.reward) - 0.01 * one.metrics["text_len"]
+        )
+    assert not certify(found.run_dir).problems

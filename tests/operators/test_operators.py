@@ -228,3 +228,10 @@ def test_arguments_of_a_built_in_operator_are_checked_before_a_run():
     config = OperatorConfig(name="reward_shaping_mapper", args={"reward_shaping_configs": wrong})
     with pytest.raises(ConfigError, match="POW"):
         Pipeline.of([config], ON_ROLLOUTS)
+
+
+def test_a_class_is_no_operator(tmp_path):
+    (tmp_path / "own.py").write_text("class Keep:\n    def process(self, exps):\n        return exps, {}\n")
+    name = f"{tmp_path / 'own.py'}:Keep"
+    with pytest.raises(ConfigError, match=r"own.py:Keep is a class, but an operator is a function"):
+        Pipeline.of([OperatorConfig(name=name)], ON_ROLLOUTS)

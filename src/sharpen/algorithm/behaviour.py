@@ -23,6 +23,12 @@ def plain(weight_E: torch.Tensor, low: float, high: float) -> torch.Tensor:
     return weight_E
 
 
+def unweighted(weight_E: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    """Return 1, so that the loss clips against the proximal policy and corrects nothing. Source: verl's decoupled mode
+    without importance sampling, which recomputes the old logprobs."""
+    return torch.ones_like(weight_E)
+
+
 def truncated(weight_E: torch.Tensor, low: float, high: float) -> torch.Tensor:
     """Return `min(w, high)`. Source: truncated importance sampling, E. Ionides 2008; between engine and trainer: F. Yao
     et al., "Your efficient RL framework secretly brings you off-policy RL training", 2025."""
@@ -47,6 +53,7 @@ class Correction:
 
 CORRECTIONS: dict[str, Correction] = {
     "plain": Correction(function=plain, formula="π_prox / π_behaviour"),
+    "unweighted": Correction(function=unweighted, formula="1"),
     "truncated": Correction(function=truncated, formula="min(π_prox / π_behaviour, behaviour_high)", high=2.0),
     "masked": Correction(
         function=masked,
@@ -64,4 +71,5 @@ def behaviour_weights(
     """Return the weight of each token (shape E, without gradient), and whether a bound changed it (E, bool)."""
     ratio_E = log_ratio(proximal_E.detach(), behaviour_E).exp()
     weight_E = CORRECTIONS[name].function(ratio_E, 0.0 if low is None else low, torch.inf if high is None else high)
-    return weight_E, weight_E != ratio_E
+    has_bounds = low is not None or high is not None
+    return weight_E, weight_E != ratio_E if has_bounds else torch.zeros_like(weight_E, dtype=torch.bool)

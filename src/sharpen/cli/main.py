@@ -255,7 +255,8 @@ def _explain(arguments: argparse.Namespace) -> int:
     for file in load_stages(arguments.config, stage=arguments.stage):
         resolved = _resolve(arguments, {}, file)
         explain(resolved)
-        check_names(resolved.config)
+        for refusal in check_names(resolved.config):
+            print(f"this run would be refused: {refusal}")
     return DONE
 
 

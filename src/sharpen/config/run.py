@@ -22,7 +22,7 @@ HELD_OUT = "held-out"
 """The name of the evaluation set that decides whether the run made the model better."""
 KLEstimator = Literal["none", "k1", "k2", "k3", "low_var_kl", "abs", "corrected_k3"]
 KLPlace = Literal["loss", "reward"]
-Behaviour = Literal["none", "plain", "truncated", "masked"]
+Behaviour = Literal["none", "plain", "unweighted", "truncated", "masked"]
 DistillDivergence = Literal["reverse_sampled", "forward", "reverse", "js"]
 Aggregation = Literal[
     "token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum", "rollout-mean", "constant-length"
@@ -58,8 +58,8 @@ class LossConfig(Strict):
     """Rollouts over which `kl_coef` adapts with `kl_target`."""
     behaviour: Behaviour | None = None
     """Correction for tokens whose recorded logprob differs from that of the weights at the start of the step. The loss
-    then clips against those weights (decoupled PPO) and weights each token; `none` clips against the recorded logprobs.
-    None takes the algorithm's value, or `truncated` with a clip below 0.05 (`gspo`)."""
+    then clips against those weights (decoupled PPO) and weights each token (`unweighted`: by 1); `none` clips against
+    the recorded logprobs. None takes the algorithm's value, or `truncated` with a clip below 0.05 (`gspo`)."""
     behaviour_low: float | None = Field(default=None, ge=0.0, le=1.0)
     """Weights below this become 0 (`masked`)."""
     behaviour_high: float | None = Field(default=None, ge=1.0)

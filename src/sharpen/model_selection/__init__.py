@@ -1,6 +1,6 @@
-"""Choose the model that does best in an agent, among models of others and models that are served here.
+"""Selects the best of several models for an agent.
 
-In: a workflow, a judge, tasks, candidates. Out: the best one, with the evidence. The names are those of AgentScope's
+In: a workflow, a judge, tasks, candidate models. Out: the best one, with figures. The names are those of AgentScope's
 `tuner.model_selection`.
 """
 

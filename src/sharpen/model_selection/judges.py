@@ -1,4 +1,4 @@
-"""Judges that look at what a workflow cost instead of what it answered. Less is better, so rewards are negative."""
+"""Built-in judges that reward low cost instead of right answers. Less is better, so rewards are negative."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sharpen.config.public import JudgeOutput
 
 
 async def avg_time_judge(task: Mapping[str, Any], response: Any) -> JudgeOutput:
-    """Minus the seconds that the workflow took, as reward; the seconds as the metric `avg_time_seconds`."""
+    """Return minus the workflow's duration in seconds as reward, and the duration as the metric `avg_time_seconds`."""
     metrics = _metrics(response)
     if "execution_time" not in metrics:
         raise ValueError("avg_time_judge needs 'execution_time' in response['metrics']")
@@ -18,8 +18,8 @@ async def avg_time_judge(task: Mapping[str, Any], response: Any) -> JudgeOutput:
 
 
 async def avg_token_consumption_judge(task: Mapping[str, Any], response: Any) -> JudgeOutput:
-    """Minus the tokens (prompts and answers) that the workflow used, as reward; the tokens as the metric
-    `token_consumed`. Where `usage` has no `total_tokens`, `output_tokens` count."""
+    """Return minus the tokens that the workflow used (prompts and answers) as reward, and the tokens as the metric
+    `token_consumed`. If `usage` has no `total_tokens`, its `output_tokens` count."""
     usage = _metrics(response).get("usage")
     if not isinstance(usage, Mapping):
         raise ValueError(

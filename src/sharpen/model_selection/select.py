@@ -1,10 +1,9 @@
-"""`select_model()`: every candidate on the same tasks, then the best by mean reward.
+"""`select_model()`: run every candidate on the same tasks and return the one with the highest mean reward.
 
-In: the user's functions, tasks, candidates. Out: the best candidate as it was given, and figures. Candidates that are
-`TunerModelConfig`s are served here, one after the other; whatever else comes is handed to the workflow as it is.
+In: the user's functions, tasks, candidates. Out: the best candidate, unchanged, and figures. A `TunerModelConfig` is
+served here, one after the other; any other candidate is passed to the workflow as it is.
 
-How failures count: see `trials.results`. A candidate that finished no task, or of whose tasks more than
-`rollout.max_excluded_share` say nothing, cannot be chosen.
+`trials.results` says how failures count, `trials.ranking` which candidates are eligible.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from sharpen.types import Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Selection:
-    """All that is known before anything is loaded. `jobs` holds, by position, the candidates that are served here."""
+    """The checked arguments. `jobs` holds the candidates that are served here, by position."""
 
     workflow: TrialWorkflow
     judge: TrialJudge
@@ -130,7 +129,7 @@ def _name(model: Any) -> str:
 
 
 def _figures(ranking: Ranking) -> dict[str, float]:
-    """What is returned beside the model."""
+    """Return the figures of the best candidate."""
     measured, rewards = ranking.best.measured, ranking.rewards[ranking.best.position]
     figures = {f"{name}_avg": value for name, value in measured.metrics().items()}
     figures |= {
@@ -146,7 +145,7 @@ def _figures(ranking: Ranking) -> dict[str, float]:
 
 
 async def _measure(selection: _Selection, position: int, display: Display) -> Measured:
-    """One candidate on all tasks."""
+    """Run one candidate on all tasks."""
     async with contextlib.AsyncExitStack() as stack:
         job = selection.jobs.get(position)
         if job is None:

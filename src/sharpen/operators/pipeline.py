@@ -103,6 +103,11 @@ def _bound(config: OperatorConfig, known: Mapping[str, Operator]) -> Operator:
                 "and your own as 'package.module:function' or 'file.py:function'"
             )
         operator = import_function(config.name)
+        if inspect.isclass(operator):
+            raise ConfigError(
+                f"operator {config.name} is a class, but an operator is a function: it takes the groups of a step, or "
+                "the tasks, and returns those to go on with (docs/use/operators.md)"
+            )
     try:
         inspect.signature(operator).bind([], **config.args)
     except TypeError as error:

@@ -1,7 +1,7 @@
-"""Tune the system prompt of an agent: propose others, try them on tasks, keep the best.
+"""Tunes the system prompt of an agent.
 
-In: a workflow that takes a system prompt, a judge, tasks. Out: a prompt, with the evidence. The names are those of
-AgentScope's `tuner.prompt_tune`. DSPy and GEPA propose (the extra `prompts`); they are loaded once a search begins.
+In: a workflow that takes a system prompt, a judge, tasks. Out: the best prompt that was found, with figures. The names
+are those of AgentScope's `tuner.prompt_tune`. DSPy and GEPA (the extra `prompts`) are imported when tuning starts.
 """
 
 from sharpen.prompt_tune.settings import PromptTuneConfig

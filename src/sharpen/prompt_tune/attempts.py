@@ -1,10 +1,10 @@
-"""Prompts tried on tasks, each prompt on each task once, whatever the optimizer asks for.
+"""Tries prompts on tasks, each prompt on each task once, however often the optimizer asks.
 
-In: prompts and tasks, from any thread. Out: results of the rollout runner, and the score that an optimizer gets of one.
+In: prompts and tasks, from any thread. Out: results of the rollout runner, and their scores for the optimizer.
 
-What an optimizer must have a number for (see `trials.results` for the rule): a failure counts as much as the worst
-result of the initial prompt, and never more than 0; what is left out counts what the initial prompt got on the task, so
-that it speaks neither for the prompt nor against it.
+An optimizer needs a number for every task. A failure of the agent scores the worst reward of the initial prompt, at
+most 0. A task that something else made fail scores what the initial prompt got on it, which favours neither prompt.
+`trials.results` has the rule for the final comparison.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from sharpen.trials.results import Measured, Pending, Result, floor_of
 from sharpen.types import Task
 
 MAX_TEXT = 4000
-"""Characters of a task or an answer that the proposing model is shown."""
+"""The most characters of a task or an answer in a prompt of the proposing model."""
 
 
 class PromptAttempts:
-    """Tries prompts. `opens_for` gives, for a prompt, how an attempt's models are opened; `initial` is the prompt to
-    begin with, which is measured on the `validation` tasks by `begin`."""
+    """Runs prompts on tasks and keeps the results. `opens_for` returns the opener of a prompt's models; `begin`
+    measures the `initial` prompt on the `validation` tasks."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class PromptAttempts:
     ) -> None:
         self.initial, self.validation = initial, validation
         self.broken: SharpenError | None = None
-        """What would fail every attempt alike, once it was met."""
+        """The error that makes every attempt useless, once one has occurred."""
         self._runner = runner
         self._opens_for = opens_for
         self._pending: dict[tuple[str, str], Pending] = {}
@@ -49,7 +49,7 @@ class PromptAttempts:
         self._mean = 0.0
 
     def begin(self) -> None:
-        """Measure the initial prompt. Raises `RolloutError` if it gives no result at all."""
+        """Measure the initial prompt. Raises `RolloutError` if no task has a reward."""
         measured = self.measure(self.initial, self.validation)
         if not measured.given:
             line = (measured.lines(0.0) or ["no task was tried"])[0]
@@ -59,11 +59,11 @@ class PromptAttempts:
         self._mean = fmean(self._neutral.values())
 
     def is_good(self, score: float) -> bool:
-        """Whether a score is at least the initial prompt's mean, and better than its worst."""
+        """Return whether a score is at least the initial prompt's mean, and above its lowest score."""
         return score >= self._mean and score > min(self._neutral.values())
 
     def result(self, prompt: str, task: Task) -> Result:
-        """Try a prompt on a task, or say again what came of it. Raises what is `broken`."""
+        """Return the result of a prompt on a task, running it the first time. Raises `broken` if it is set."""
         if self.broken is not None:
             raise self.broken
         try:
@@ -73,23 +73,23 @@ class PromptAttempts:
             raise
 
     def results(self, prompt: str, tasks: Sequence[Task]) -> list[Result]:
-        """Try a prompt on tasks, all at once; a task may come twice. Raises as `result`."""
+        """Return the results of a prompt on tasks, run concurrently; a task may occur twice. Raises as `result`."""
         for task in tasks:
             self._start(prompt, task)
         return [self.result(prompt, task) for task in tasks]
 
     def measure(self, prompt: str, tasks: Sequence[Task]) -> Measured:
-        """Try a prompt on tasks, all at once. Raises as `result`."""
+        """Run a prompt on tasks concurrently. Raises as `result`."""
         return Measured(results={result.task.id: result for result in self.results(prompt, tasks)})
 
     def score(self, result: Result) -> float:
-        """The number that an optimizer gets for a result."""
+        """Return the score of a result for the optimizer."""
         if result.reward is not None:
             return result.reward
         return self._floor if result.failed else self._neutral.get(result.task.id, self._mean)
 
     def measured(self) -> list[tuple[str, Measured]]:
-        """The prompts that were tried on all validation tasks, in the order in which they came."""
+        """Return the prompts that were tried on all validation tasks, in order, with their results."""
         with self._lock:
             prompts = list(dict.fromkeys(prompt for prompt, _ in self._pending))
             done = {prompt: [self._pending.get((prompt, task.id)) for task in self.validation] for prompt in prompts}
@@ -101,12 +101,12 @@ class PromptAttempts:
 
     @property
     def num_prompts(self) -> int:
-        """How many prompts were tried on anything."""
+        """The number of prompts that were tried on any task."""
         with self._lock:
             return len({prompt for prompt, _ in self._pending})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PromptAttempts:
-        """Itself: an optimizer copies the program that holds it."""
+        """Return itself: DSPy copies the program that holds it."""
         return self
 
     def _start(self, prompt: str, task: Task) -> Pending:
@@ -118,12 +118,12 @@ class PromptAttempts:
 
 
 def text_of_task(task: Task) -> str:
-    """A task as the proposing model is shown it."""
+    """Return a task as text for the proposing model."""
     return json.dumps(dict(task.row), ensure_ascii=False, default=str)[:MAX_TEXT]
 
 
 def text_of_answer(result: Result) -> str:
-    """What the agent answered, as text."""
+    """Return the agent's answer as text for the proposing model."""
     response = None if result.trial is None else result.trial.response
     text = returned_text(response)
     return (text if text is not None else "" if response is None else str(response))[:MAX_TEXT]

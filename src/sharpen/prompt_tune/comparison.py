@@ -1,6 +1,6 @@
-"""The best prompt against the initial one, on held-out tasks.
+"""Compares the best prompt with the initial one on held-out tasks.
 
-In: attempts and tasks. Out: a `Comparison`: which prompt to use, figures, lines for people.
+In: attempts and tasks. Out: a `Comparison`: the prompt to use, figures, text.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ WIDTH = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """`initial` and `best` on the tasks that both have, by task id; `before` is None where only the best one was
-    evaluated, `after` where neither was. A failure counts `floor`."""
+    """The results of the `initial` and the `best` prompt. `before` is None if only the best one was evaluated, `after`
+    if neither was. A failure counts `floor`."""
 
     initial: str
     best: str
@@ -33,7 +33,7 @@ class Comparison:
 
     @property
     def rewards(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
-        """Before and after; the same tasks where both were evaluated."""
+        """The rewards by task id of both prompts, on the tasks that both have if both were evaluated."""
         after = {} if self.after is None else self.after.rewards(self.floor)
         if self.before is None:
             return {}, after
@@ -45,13 +45,13 @@ class Comparison:
 
     @property
     def prompt(self) -> str:
-        """The prompt to use: the best one, unless it is shown to be worse than the initial one."""
+        """The best prompt, unless it is shown to be worse than the initial one."""
         before, after = self.rewards
         worse = len(before) >= MIN_TASKS and paired_difference(before, after).high < 0.0
         return self.initial if worse else self.best
 
     def figures(self) -> dict[str, float]:
-        """What `tune_prompt()` returns of it."""
+        """Return the figures for `tune_prompt()`."""
         before, after = self.rewards
         if not after:
             return {}
@@ -64,7 +64,7 @@ class Comparison:
         return figures | {"difference": found.difference, "low": found.low, "high": found.high}
 
     def lines(self, num_rows: int) -> list[str]:
-        """The comparison, what failed, the first `num_rows` tasks, and which prompt is returned."""
+        """Return text: both prompts with intervals, what failed, the first `num_rows` tasks, and the prompt to use."""
         before, after = self.rewards
         if self.after is None:
             return [f"prompt: {self.prompt}"]
@@ -104,8 +104,8 @@ class Comparison:
 
 
 def compare(attempts: PromptAttempts, best: str, tasks: Sequence[Task], *, both: bool) -> Comparison:
-    """Evaluate the best prompt on held-out tasks, and the initial one too if `both`. Raises `RolloutError` where no
-    task gives a reward."""
+    """Evaluate the best prompt on held-out tasks, and the initial one too if `both`. Raises `RolloutError` if no task
+    has a result of each."""
     after = attempts.measure(best, tasks) if tasks else None
     before = attempts.measure(attempts.initial, tasks) if tasks and both else None
     measured = [one for one in (before, after) if one is not None]
@@ -117,7 +117,7 @@ def compare(attempts: PromptAttempts, best: str, tasks: Sequence[Task], *, both:
 
 
 def _percent(before: float, difference: float) -> float:
-    """A difference in percent of what was there before; of nothing, infinitely much."""
+    """Return a difference in percent of `before`; infinite if that is 0."""
     if difference == 0.0:
         return 0.0
     return math.copysign(math.inf, difference) if before == 0.0 else 100.0 * difference / abs(before)

@@ -1,8 +1,8 @@
-"""DSPy's MIPROv2 as the search: it proposes instructions from the tasks and from what the agent answered, then searches
-among them on the validation tasks. Imported only where DSPy is installed.
+"""Searches with DSPy's MIPROv2: it proposes instructions from tasks and good answers, then searches among them on the
+validation tasks. Import this module only where DSPy is installed.
 
-In: `PromptAttempts`, tasks to propose from. Out: nothing; the attempts know what was tried. Demonstrations are not put
-into the prompt: an agent's conversation has its own form.
+In: `PromptAttempts`, and the tasks to propose from. Out: nothing; the attempts keep the results. No demonstrations are
+put into the prompt, because the agent owns the format of its conversation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sharpen.prompt_tune.attempts import PromptAttempts, text_of_answer, text_of
 from sharpen.types import Task
 
 MINIBATCH = 35
-"""Validation tasks of one trial, where there are more than `MINIBATCH_FROM`; every fifth trial has all of them."""
+"""Validation tasks of one trial if there are more than `MINIBATCH_FROM`. Every fifth trial uses all of them."""
 MINIBATCH_FROM = 50
 
 
@@ -33,13 +33,13 @@ class Agent(dspy.Module):  # type: ignore[misc]  # a class of a package without 
         self.tasks = {task.id: task for task in tasks}
 
     def forward(self, task: str, id: str) -> Any:
-        """Try the present instructions on a task."""
+        """Run the current instructions on a task."""
         instructions = self.prompt.signature.instructions
         initial = self.attempts.initial
-        prompt = initial if instructions.split() == initial.split() else instructions  # DSPy takes indentation away
+        prompt = initial if instructions.split() == initial.split() else instructions  # DSPy removes indentation
         result = self.attempts.result(prompt, self.tasks[id])
         prediction = dspy.Prediction(answer=text_of_answer(result), score=self.attempts.score(result))
-        if dspy.settings.trace is not None:  # what the proposer sees of the agent
+        if dspy.settings.trace is not None:  # the examples that the proposing model reads
             dspy.settings.trace.append((self.prompt, {"task": task}, dspy.Prediction(answer=prediction.answer)))
         return prediction
 
@@ -47,7 +47,7 @@ class Agent(dspy.Module):  # type: ignore[misc]  # a class of a package without 
 def search(
     attempts: PromptAttempts, training: Sequence[Task], lm: Any, *, num_candidates: int, num_threads: int, seed: int
 ) -> None:
-    """Propose and try prompts. Raises what the proposing model raises."""
+    """Propose prompts and try them. Raises the errors of the proposing model."""
 
     def metric(example: Any, prediction: Any, trace: Any = None) -> Any:
         return prediction.score if trace is None else attempts.is_good(prediction.score)
@@ -73,7 +73,7 @@ def search(
             num_trials=int(max(2 * math.log2(num_candidates), 1.5 * num_candidates)),
             minibatch=len(attempts.validation) > MINIBATCH_FROM,
             minibatch_size=min(MINIBATCH, len(attempts.validation)),
-            program_aware_proposer=False,  # the program that it would read is the one above, not the agent
+            program_aware_proposer=False,  # it would read the class above, not the agent
         )
 
 

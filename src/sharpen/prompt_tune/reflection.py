@@ -1,7 +1,7 @@
-"""GEPA as the search: the proposing model reads what the agent answered under a prompt and what that earned, and writes
-a better one; the better ones go on. Imported only where GEPA is installed.
+"""Searches with GEPA: the proposing model reads answers, rewards and the judge's notes under one prompt and writes a
+better prompt; improved prompts are developed further. Import this module only where GEPA is installed.
 
-In: `PromptAttempts`, tasks to reflect on. Out: nothing; the attempts know what was tried.
+In: `PromptAttempts`, and the tasks to reflect on. Out: nothing; the attempts keep the results.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from sharpen.types import Task
 log = logging.getLogger("sharpen.prompts")
 
 PART = "system_prompt"
-"""The one part of the agent that is tuned."""
+"""GEPA's name for the text that is tuned."""
 MAX_FAILURES = 3
-"""Failures of the proposing model, one after the other, that end the search."""
+"""Consecutive failures of the proposing model that end the search."""
 NUM_REFLECTED = 3
-"""Tasks that one reflection looks at, before and after."""
+"""Tasks of one reflection."""
 
 
 class Adapter:
-    """What GEPA asks of an agent; satisfies `gepa.GEPAAdapter`."""
+    """The agent as GEPA sees it; implements `gepa.GEPAAdapter`."""
 
     propose_new_texts = None
 
@@ -36,7 +36,7 @@ class Adapter:
         self._attempts = attempts
 
     def evaluate(self, batch: list[Task], candidate: dict[str, str], capture_traces: bool = False) -> Any:
-        """Try a prompt on tasks."""
+        """Run a prompt on tasks."""
         results = self._attempts.results(candidate[PART], batch)
         return EvaluationBatch(
             outputs=[text_of_answer(result) for result in results],
@@ -47,7 +47,7 @@ class Adapter:
     def make_reflective_dataset(
         self, candidate: dict[str, str], eval_batch: Any, components_to_update: list[str]
     ) -> Mapping[str, Sequence[Mapping[str, Any]]]:
-        """What the proposing model reads."""
+        """Return what the proposing model reads."""
         return {
             PART: [
                 {
@@ -61,15 +61,15 @@ class Adapter:
 
 
 class Log:
-    """Where GEPA's own lines go."""
+    """Sends GEPA's log lines to our logger."""
 
     def log(self, message: str) -> None:
-        """Note one."""
+        """Log one line."""
         log.info("%s", message)
 
 
 def feedback(result: Result) -> str:
-    """What is known of an answer: its reward, what the judge noted (text included), or why it failed."""
+    """Return the reward and the judge's metrics (including text) of a result, or why it failed."""
     if result.reward is None:
         return f"No result: {result.error}"
     judged = {} if result.trial is None else result.trial.judged
@@ -77,8 +77,7 @@ def feedback(result: Result) -> str:
 
 
 class Asker:
-    """Asks the proposing model; satisfies `gepa`'s `LanguageModel`, and as a stop condition ends the search once the
-    model cannot be had, which GEPA itself only logs."""
+    """Asks the proposing model, and stops the search after repeated failures, which GEPA itself would only log."""
 
     def __init__(self, lm: Any) -> None:
         self._lm = lm
@@ -87,7 +86,7 @@ class Asker:
     def __call__(self, prompt: Any) -> str:
         try:
             answer = self._lm(prompt)[0] if isinstance(prompt, str) else self._lm(messages=prompt)[0]
-        except Exception as error:  # counted, and raised again
+        except Exception as error:  # counted here, handled by GEPA
             self._failures.append(error)
             raise
         self._failures.clear()
@@ -95,11 +94,11 @@ class Asker:
 
     @property
     def error(self) -> Exception | None:
-        """Why the model cannot be had: it failed so often, one time after the other."""
+        """The first of `MAX_FAILURES` consecutive failures, if there were as many."""
         return self._failures[0] if len(self._failures) >= MAX_FAILURES else None
 
     def has_failed(self, state: Any) -> bool:
-        """Whether to stop."""
+        """Return whether to stop; a stop condition of GEPA."""
         return self.error is not None
 
 
@@ -113,8 +112,8 @@ def search(
     progress: bool,
     seed: int,
 ) -> None:
-    """Propose and try prompts, for as many rollouts as it costs to accept `num_candidates`. `binary`: rewards are 0 or
-    1, so that an answer can be perfect. Raises what the proposing model raises."""
+    """Propose prompts and try them, with the number of rollouts that accepting `num_candidates` takes. `binary` says
+    that rewards are 0 or 1, so that 1 is perfect. Raises the errors of the proposing model."""
     asker = Asker(lm)
     gepa.optimize(
         seed_candidate={PART: attempts.initial},

@@ -1,4 +1,4 @@
-"""How a prompt is tuned, with the names, fields and defaults of AgentScope's tuner, and ours behind them."""
+"""The settings of prompt tuning: the fields and defaults of AgentScope's tuner, then our own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Level = Literal["light", "medium", "heavy"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How many prompts are proposed, and on how many validation tasks they are tried at most."""
+    """The number of prompts to propose, and the largest number of validation tasks."""
 
     num_candidates: int
     num_validation: int
@@ -25,11 +25,11 @@ SIZES: dict[Level, Size] = {
     "medium": Size(num_candidates=12, num_validation=300),
     "heavy": Size(num_candidates=18, num_validation=1000),
 }
-"""The sizes of DSPy's own runs."""
+"""The same sizes as DSPy's."""
 
 
 class PromptTuneConfig(Strict):
-    """Which model proposes prompts, and how many are tried."""
+    """Settings of `tune_prompt()`."""
 
     lm_model_name: Any = "dashscope/qwen-plus"
     """The model that proposes: a name as DSPy takes it (`provider/model`), or a `dspy.LM` object."""
@@ -68,7 +68,7 @@ class PromptTuneConfig(Strict):
 
     @property
     def size(self) -> Size:
-        """How large the search is."""
+        """The size of the search."""
         if self.optimization_level is not None:
             return SIZES[self.optimization_level]
         assert self.num_candidates is not None

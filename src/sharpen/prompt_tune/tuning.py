@@ -1,7 +1,8 @@
-"""`tune_prompt()`: propose system prompts, try them, and say what the best one is worth on tasks of its own.
+"""`tune_prompt()`: propose system prompts, try them on tasks, and compare the best one with the initial one on held-out
+tasks.
 
 In: the user's functions, a prompt, datasets. Out: a prompt and figures. Workflows run on the rollout runner, with its
-time limit and its rules for failures (`trials.results`).
+time limit; `trials.results` says how failures count.
 
     train_dataset ─► to propose from (a fifth) ─► optimizer ─► prompts ─┐
                 └──► to validate on ◄── each prompt on each task once ◄─┘ ─► the best of them
@@ -44,12 +45,12 @@ from sharpen.trials.ranking import Candidate, Ranking, rank
 from sharpen.types import Task
 
 PACKAGES = {"miprov2": ("dspy", "optuna"), "gepa": ("dspy", "gepa")}
-"""What each optimizer needs; DSPy asks the proposing model for both."""
+"""The packages that each optimizer needs. Both call the proposing model through DSPy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """All that is known before anything is loaded. `job` serves the model, where it is served here."""
+    """The checked arguments. `job` serves the model; None if the workflow has its own."""
 
     workflow: TrialWorkflow
     judge: TrialJudge
@@ -160,7 +161,7 @@ def _check_packages(tuning: PromptTuneConfig) -> None:
 
 
 def _split(tasks: Sequence[Task], tuning: PromptTuneConfig, path: str) -> tuple[list[Task], list[Task]]:
-    """The tasks to propose from, and those to validate on."""
+    """Return the tasks to propose from, and those to validate on."""
     if len(tasks) < 2:
         raise DatasetError(
             f"train_dataset {path!r} has {len(tasks)} task, which leaves none to validate prompts on: at least 2 are "
@@ -174,7 +175,7 @@ def _split(tasks: Sequence[Task], tuning: PromptTuneConfig, path: str) -> tuple[
 def _start(
     plan: _Plan, stack: contextlib.ExitStack, display: Display
 ) -> tuple[RolloutRunner, Callable[[str], OpenModels]]:
-    """What runs workflows, and how their models are opened for a prompt; `stack` closes it."""
+    """Start what runs workflows. Return the runner, and the opener of a prompt's models; `stack` closes all of it."""
     if plan.job is not None:
         serving = start_serving(plan.job)
         stack.callback(serving.close)
@@ -193,7 +194,7 @@ def _start(
 
 
 def _proposing_model(tuning: PromptTuneConfig) -> Any:
-    """DSPy's object for the model that proposes. Nothing is asked of it yet."""
+    """Return DSPy's object for the proposing model. No request is made yet."""
     if not isinstance(tuning.lm_model_name, str):
         return tuning.lm_model_name
     import dspy
@@ -202,7 +203,7 @@ def _proposing_model(tuning: PromptTuneConfig) -> Any:
 
 
 def _search(plan: _Plan, attempts: PromptAttempts, lm: Any) -> None:
-    """Let the optimizer propose and try. Raises what broke every attempt, though the optimizer went on."""
+    """Run the optimizer. Raises `attempts.broken`, which the optimizer may have ignored."""
     tuning = plan.tuning
     given = {"num_candidates": tuning.size.num_candidates, "seed": tuning.seed}
     with contextlib.nullcontext() if tuning.eval_display_progress else _silence():
@@ -223,7 +224,7 @@ def _search(plan: _Plan, attempts: PromptAttempts, lm: Any) -> None:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Nothing of what DSPy and GEPA print and log below warnings."""
+    """Suppress what DSPy and GEPA print, and their log lines below warnings."""
     logger = logging.getLogger("dspy")
     level = logger.level
     logger.setLevel(logging.WARNING)
@@ -235,7 +236,7 @@ def _silence() -> Iterator[None]:
 
 
 def _rank(attempts: PromptAttempts, max_excluded_share: float) -> Ranking:
-    """The prompts that were tried on all validation tasks, the best first, of equal ones the earlier."""
+    """Rank the prompts that were tried on all validation tasks."""
     measured = enumerate(attempts.measured())
     return rank(
         [Candidate(position=position, name=prompt, measured=one) for position, (prompt, one) in measured],
@@ -244,7 +245,7 @@ def _rank(attempts: PromptAttempts, max_excluded_share: float) -> Ranking:
 
 
 def _figures(ranking: Ranking, attempts: PromptAttempts) -> dict[str, float]:
-    """The validation scores of the initial prompt (where it can be compared) and of the best one."""
+    """Return the validation rewards of the initial prompt (if it is eligible) and of the best one."""
     means = {one.name: ranking.mean(one) for one in ranking.ordered}
     figures = {"validation_after": means[ranking.best.name], "num_prompts": float(attempts.num_prompts)}
     if attempts.initial in means:

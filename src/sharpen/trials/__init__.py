@@ -1,5 +1,5 @@
-"""Candidates for one place in an agent (a model, a prompt), each tried on the same tasks.
+"""Runs an agent with different models or prompts on the same tasks, so that they can be compared.
 
-In: the user's workflow and judge, tasks, the arguments that differ between candidates. Out: the reward of each task,
-what failed and why. `prompt_tune` and `model_selection` choose by it.
+In: the user's workflow and judge, tasks, and the workflow arguments that differ between candidates. Out: the reward of
+each task, and which tasks failed and why. `prompt_tune` and `model_selection` decide by these results.
 """

@@ -1,7 +1,7 @@
-"""The user's workflow and judge as the rollout runner takes them, whatever arguments the workflow is called with.
+"""Adapts workflows with other arguments than `task, model` to the rollout runner.
 
-In: functions, and a `Trial` in the place of the model. Out: the same functions' results; the trial keeps what the
-runner does not: the response, and what was measured beside the reward.
+In: the user's functions, and a `Trial` in place of the model. Out: the functions' results. The trial keeps what the
+runner does not: the response, the execution time, the tokens and the judge's metrics.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Function = Callable[..., Any]
 
 @dataclass(slots=True, kw_only=True)
 class Trial:
-    """One attempt of a candidate on a task. `arguments` are what the workflow is called with beside `task`; `usage`
-    tells, once the workflow has ended, what its model calls used (None: nobody knows).
+    """One attempt of a candidate on a task. `arguments` are the workflow's arguments besides `task`; `usage` returns
+    the tokens of its model calls after it has ended, or None if they are unknown.
 
-    `response` is what the workflow answered, `metrics` what it and this module measured, `judged` the judge's metrics
-    as they came, text included.
+    `response` is the workflow's answer, `metrics` are its metrics with time and tokens added, `judged` are the judge's
+    metrics, including text.
     """
 
     arguments: Mapping[str, Any]
@@ -36,7 +36,7 @@ class Trial:
     judged: Mapping[str, Any] = field(default_factory=dict)
 
     def measure(self, output: Any, seconds: float) -> None:
-        """Note what the workflow gave, how long it took, and the tokens that it used, as far as they are known."""
+        """Store the workflow's output, its duration, and the tokens it used if they are known."""
         self.response = getattr(output, "response", None)
         given = getattr(output, "metrics", None)
         self.metrics = dict(given) if isinstance(given, Mapping) else {}
@@ -53,8 +53,11 @@ class Trial:
 
 
 class TrialWorkflow:
-    """The user's workflow as `workflow(task, model)`, where `model` is a `Trial`. Raises `ConfigError` for a wrong
-    signature; `required` are its arguments, `role` is what the user calls it."""
+    """The user's workflow as `workflow(task, model)`, where `model` is a `Trial`.
+
+    `required` are the arguments that the user's function must take, `role` is its name in messages. Raises
+    `ConfigError` for a wrong signature.
+    """
 
     def __init__(self, function: Function, required: tuple[str, ...], role: str) -> None:
         self.__signature__ = _signature("task", "model", *optional_arguments(role, function, required))
@@ -73,9 +76,11 @@ class TrialWorkflow:
 
 
 class TrialJudge:
-    """The user's judge, `judge(task, response)`, where `response` comes as a `Trial`. `with_metrics` hands it
-    `{"response": ..., "metrics": ...}`. It may name its first argument `_task`. Raises `ConfigError` for a wrong
-    signature."""
+    """The user's judge as `judge(task, response)`, where `response` is a `Trial`.
+
+    With `with_metrics` the user's function receives `{"response": ..., "metrics": ...}`. Its first argument may be
+    called `_task`. Raises `ConfigError` for a wrong signature.
+    """
 
     def __init__(self, function: Function, *, with_metrics: bool) -> None:
         code = getattr(function, "__code__", None)
@@ -96,5 +101,5 @@ class TrialJudge:
 
 
 def _signature(*names: str) -> inspect.Signature:
-    """What a function takes by name, so that it is passed these and no others."""
+    """Return a signature with these keyword arguments. The rollout runner passes what it names, and nothing else."""
     return inspect.Signature([inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names])

@@ -1,6 +1,6 @@
-"""How a candidate's models are opened for an attempt, and where attempts run that use the owner's own models.
+"""Opens a candidate's models for an attempt, and runs attempts whose models are not served here.
 
-In: the arguments of a candidate. Out: an opener for the rollout runner whose "model" is a `Trial`.
+In: the arguments of a candidate. Out: an opener for the rollout runner, whose model is a `Trial`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sharpen.types import Call, Outcome
 
 
 class OwnModel:
-    """Access to a model that the owner brings; satisfies `rollout.models.Access`. Its calls are not recorded."""
+    """Access to a model that is not served here; implements `rollout.models.Access`. Its calls are not recorded."""
 
     failure = failure_reason = exhausted = None
     cut = False
@@ -30,7 +30,7 @@ class OwnModel:
 
     @property
     def num_answers(self) -> int | None:
-        """As far as the trial knows."""
+        """The number of answers that the agent received; None if unknown."""
         used = self.model.usage()
         return None if used is None else used.num_answers
 
@@ -38,12 +38,12 @@ class OwnModel:
         """Its calls are not limited."""
 
     def close(self) -> tuple[Call, ...]:
-        """Nothing was recorded, and nothing can be revoked."""
+        """Return no calls: none was recorded. Access cannot be revoked."""
         return ()
 
 
 def with_own_models(arguments: Mapping[str, Any]) -> OpenModels:
-    """The workflow gets `arguments` as they are, but for a model of AgentScope: a copy whose tokens are counted."""
+    """Return an opener that passes `arguments` unchanged, except that a model of AgentScope is a copy that counts."""
 
     def opens(rollout_id: str, noise_seed: int) -> RolloutModels:
         model = arguments.get("model")
@@ -57,7 +57,7 @@ def with_own_models(arguments: Mapping[str, Any]) -> OpenModels:
 
 
 def with_served_model(open_models: OpenModels, arguments: Mapping[str, Any]) -> OpenModels:
-    """The workflow gets `arguments`, and as `model` the one that `open_models` opens."""
+    """Return an opener that passes `arguments`, and as `model` the one that `open_models` opens."""
 
     def opens(rollout_id: str, noise_seed: int) -> RolloutModels:
         models = open_models(rollout_id, noise_seed)
@@ -70,7 +70,7 @@ def with_served_model(open_models: OpenModels, arguments: Mapping[str, Any]) -> 
 
 
 def usage_of_calls(calls: tuple[Call, ...]) -> Usage:
-    """What the calls that the agent received used. A prompt counts once for each call that was made with it."""
+    """Return the tokens of the calls whose answers the agent received. Each call counts its whole prompt."""
     delivered = [call for call in calls if call.delivered]
     return Usage(
         input_tokens=sum(len(call.prompt_ids_P) for call in delivered),
@@ -80,8 +80,10 @@ def usage_of_calls(calls: tuple[Call, ...]) -> Usage:
 
 
 class OnCallersLoop:
-    """Attempts on the event loop that the caller runs, so that what the owner's models keep (connections, locks) stays
-    on one loop; satisfies `rollout.in_process.AttemptRunner`. Code that blocks this loop blocks all of them."""
+    """Runs attempts on the caller's event loop; implements `rollout.in_process.AttemptRunner`.
+
+    Connections and locks of the user's models stay on that loop. Code that blocks it blocks all attempts.
+    """
 
     def __init__(self, functions: UserFunctions, timeout_s: float, loop: asyncio.AbstractEventLoop) -> None:
         self._functions = functions
@@ -97,7 +99,7 @@ class OnCallersLoop:
         ended = asyncio.wrap_future(attempt)
         try:
             await asyncio.wait([ended], timeout=self._timeout_s)
-        finally:  # also where this itself is cancelled
+        finally:  # also if this coroutine is cancelled
             if not ended.done():
                 attempt.cancel()
         if not attempt.cancelled():
@@ -113,4 +115,4 @@ class OnCallersLoop:
         )
 
     def close(self) -> None:
-        """Nothing is left: the loop is the caller's."""
+        """Do nothing: the loop belongs to the caller."""

@@ -1,7 +1,7 @@
-"""Which candidate is best, and how surely.
+"""Orders candidates by mean reward, with intervals.
 
-In: each candidate's results on the same tasks. Out: a `Ranking`. Means are over the tasks that every candidate that can
-be chosen has; differences are paired by task.
+In: the results of each candidate on the same tasks. Out: a `Ranking`. Means are over the tasks that all eligible
+candidates have in common; differences are paired by task.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sharpen.trials.results import Measured, floor_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One of several, by its position among them, and what it did."""
+    """A candidate: its position in the list, its name, its results."""
 
     position: int
     name: str
@@ -26,8 +26,8 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """Candidates that can be chosen, best first, with the reward of each task that all of them have. `excluded` are
-    the others; a failure counts `floor`."""
+    """The eligible candidates, best first, and their rewards by position and task id. `excluded` are the others; a
+    failure counts `floor`."""
 
     ordered: Sequence[Candidate]
     rewards: Mapping[int, Mapping[str, float]]
@@ -36,20 +36,21 @@ class Ranking:
 
     @property
     def best(self) -> Candidate:
-        """The one to use."""
+        """The candidate with the highest mean reward."""
         return self.ordered[0]
 
     def mean(self, one: Candidate) -> float:
-        """A candidate's mean reward."""
+        """Return a candidate's mean reward."""
         return accuracy(self.rewards[one.position].values()).accuracy
 
     def difference(self, other: Candidate) -> Difference:
-        """How much better the best one is than another; all such intervals hold at once."""
+        """Return how much better the best candidate is than another. The intervals are widened so that all hold at
+        once."""
         looks = max(1, len(self.ordered) - 1)
         return paired_difference(self.rewards[other.position], self.rewards[self.best.position], looks)
 
     def lines(self) -> list[str]:
-        """For people: each candidate with its interval, and what the best one has before it."""
+        """Return text: each candidate with its interval, then the best one against every other."""
         lines = []
         for one in self.ordered:
             lines.append(f"{one.name}: reward {with_interval(accuracy(self.rewards[one.position].values()))}")
@@ -67,8 +68,11 @@ class Ranking:
 
 
 def rank(candidates: Sequence[Candidate], max_excluded_share: float) -> Ranking:
-    """Order candidates by mean reward; of equal ones the earlier comes first. Raises `RolloutError` where none can be
-    chosen."""
+    """Order candidates by mean reward; the earlier of equal ones comes first.
+
+    A candidate is not eligible if no task has a reward, or if more than `max_excluded_share` of its tasks are left out.
+    Raises `RolloutError` if none is eligible, or if they have no task in common.
+    """
     can = [
         one
         for one in candidates

@@ -1,10 +1,10 @@
-"""What candidates did on tasks, and how failures count.
+"""Results of candidates on tasks, and how failures count.
 
-In: groups of one rollout. Out: a `Result` for each task, `Measured` for each candidate, rewards that can be compared.
+In: groups of one rollout. Out: a `Result` for each task and a `Measured` for each candidate, with comparable rewards.
 
-A failure of the agent (the workflow raised after the model answered, the time limit, an unusable answer) counts as much
-as the worst result of any candidate on any task, and never more than 0: by failing no candidate can gain. What
-something else made fail (a server, the judge) is tried again, and then left out of the comparison.
+A failure of the agent (the workflow raised after its model may have answered, the time limit, an unusable answer)
+counts as much as the worst reward of any candidate on any task, and never more than 0, so that no candidate gains by
+failing. A failure of something else (a server, the judge) is retried, then left out of the comparison.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from sharpen.types import Rollout, Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One candidate on one task. Without a `reward` it `failed` (the agent did), or is left out; `error` says why.
-    `trial` is the attempt that counts, None where none began."""
+    """The result of one candidate on one task. If `reward` is None, the agent `failed`, or else the task is left out;
+    `error` says why. `trial` is the last attempt, None if none began."""
 
     task: Task
     reward: float | None
@@ -37,7 +37,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One candidate on all tasks, by task id."""
+    """The results of one candidate, by task id."""
 
     results: Mapping[str, Result]
 
@@ -48,16 +48,16 @@ class Measured:
 
     @property
     def left_out(self) -> list[Result]:
-        """The tasks that say nothing of the candidate."""
+        """The tasks that something else made fail."""
         return [result for result in self.results.values() if result.reward is None and not result.failed]
 
     @property
     def given(self) -> list[float]:
-        """The rewards that were given."""
+        """The rewards of the tasks that have one."""
         return [result.reward for result in self.results.values() if result.reward is not None]
 
     def rewards(self, floor: float) -> dict[str, float]:
-        """The reward by task, where failures count `floor`; what is left out is not there."""
+        """Return the reward by task id. Failures count `floor`; tasks that are left out are missing."""
         return {
             id_: floor if result.reward is None else result.reward
             for id_, result in self.results.items()
@@ -65,7 +65,7 @@ class Measured:
         }
 
     def metrics(self) -> dict[str, float]:
-        """The mean of each metric of the judge over the tasks that have it."""
+        """Return the mean of each metric of the judge over the tasks that have it."""
         found: dict[str, list[float]] = {}
         for result in self.results.values():
             for name, value in result.metrics.items():
@@ -74,7 +74,7 @@ class Measured:
         return {name: sum(values) / len(values) for name, values in found.items()}
 
     def lines(self, floor: float) -> list[str]:
-        """What failed, and what was left out, for people."""
+        """Return text that says how many tasks failed or were left out, with the first cause."""
         total = len(self.results)
         lines = []
         if failed := self.failed:
@@ -90,12 +90,12 @@ class Measured:
 
 
 def floor_of(measured: Iterable[Measured]) -> float:
-    """What a failure counts beside these results."""
+    """Return the reward that a failure counts: the lowest reward, at most 0."""
     return min([0.0, *(reward for one in measured for reward in one.given)])
 
 
 class Pending:
-    """One candidate on one task, under way."""
+    """An attempt of one candidate on one task, in progress."""
 
     def __init__(self, runner: RolloutRunner, task: Task, opens: OpenModels) -> None:
         self._task = task
@@ -110,7 +110,7 @@ class Pending:
         self.group = runner.submit(task, f"trial/{task.id}", 0, 1, open_session=opened, evaluation=True)
 
     def result(self) -> Result:
-        """Wait for it. Raises `ConfigError` or `DatasetError` for bad input."""
+        """Wait for the result. Raises `ConfigError` or `DatasetError` for bad input."""
         (rollout,) = self.group.result().rollouts
         return Result(
             task=self._task,
@@ -128,7 +128,7 @@ def measure(
     opens: OpenModels,
     on_result: Callable[[Any], None] | None = None,
 ) -> Measured:
-    """Try a candidate on all tasks and wait. `on_result` is called on another thread, once for each."""
+    """Run a candidate on all tasks and wait. `on_result` is called on another thread, once for each task."""
     pending = [Pending(runner, task, opens) for task in tasks]
     if on_result is not None:
         for one in pending:

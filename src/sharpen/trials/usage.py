@@ -1,6 +1,6 @@
-"""Tokens that a model of AgentScope uses, read from its own answers.
+"""Counts the tokens that a chat model of AgentScope uses, from the usage in its responses.
 
-In: a chat model of AgentScope 1.x or 2.x. Out: a copy that counts what its calls use; the original is left alone.
+In: a chat model of AgentScope 1.x or 2.x. Out: a copy that counts; the original does not change.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 @dataclass(slots=True, kw_only=True)
 class Usage:
-    """Tokens used so far, and answers that the agent was handed. An answer that does not say what it used makes the
-    token counts unknown (`complete` is false)."""
+    """Tokens used so far, and the number of answers that the agent received. If an answer reports no usage, the token
+    counts are unknown (`complete` is false)."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -23,7 +23,7 @@ class Usage:
     complete: bool = True
 
     def add(self, answer: Any) -> None:
-        """Count an answer (the last chunk of one that was streamed)."""
+        """Count an answer (of a stream, its last chunk)."""
         self.num_answers += 1
         used = getattr(answer, "usage", None)
         sizes = [getattr(used, name, None) for name in ("input_tokens", "output_tokens")]
@@ -35,7 +35,7 @@ class Usage:
 
 
 def is_countable(model: Any) -> bool:
-    """Whether `model` is a chat model of AgentScope."""
+    """Return whether `model` is a chat model of AgentScope."""
     return any(
         kind.__name__ == "ChatModelBase" and kind.__module__.split(".")[0] == "agentscope"
         for kind in type(model).__mro__
@@ -43,7 +43,7 @@ def is_countable(model: Any) -> bool:
 
 
 def counted(model: Any, usage: Usage) -> Any:
-    """A shallow copy of a chat model of AgentScope that adds to `usage`; it shares the client."""
+    """Return a shallow copy of a chat model of AgentScope that adds to `usage` and shares the client."""
     kind: Any = type(model)
     twin = copy.copy(model)
     twin.__class__ = _counting(kind)
@@ -53,14 +53,16 @@ def counted(model: Any, usage: Usage) -> Any:
 
 @functools.cache
 def _counting(base: Any) -> Any:
-    """A subclass of a model class, under the same name, that counts its answers: where all calls go through, which is
-    `_call_api` in AgentScope 2, and `__call__` in AgentScope 1, which has nothing below it."""
+    """Return a subclass of a model class, with the same name, that counts its answers.
+
+    It overrides the method that all calls go through: `_call_api` in AgentScope 2, `__call__` in AgentScope 1.
+    """
     method = "_call_api" if hasattr(base, "_call_api") else "__call__"
     inner = getattr(base, method)
 
     async def call(self: Any, *arguments: Any, **named: Any) -> Any:
         answer = await inner(self, *arguments, **named)
-        if isinstance(answer, AsyncIterable):  # asked of its class: AgentScope's answers know no `hasattr`
+        if isinstance(answer, AsyncIterable):  # not `hasattr`: AgentScope's responses raise KeyError
             return _stream(answer, self.sharpen_usage)
         self.sharpen_usage.add(answer)
         return answer
@@ -69,8 +71,8 @@ def _counting(base: Any) -> Any:
 
 
 async def _stream(chunks: Any, usage: Usage) -> AsyncIterator[Any]:
-    """Pass the chunks on and count the answer where the stream ends, or the agent stops reading it; each chunk's usage
-    is that of the whole so far."""
+    """Yield the chunks, then count the answer, also if the agent stops reading early. A chunk's usage covers the whole
+    answer so far."""
     last = None
     try:
         async for chunk in chunks:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
+from importlib.util import find_spec
 from typing import Any, TypeVar, overload
 
 from sharpen.config.functions import import_function
@@ -17,11 +19,28 @@ from sharpen.errors import ConfigError
 C = TypeVar("C", bound=Callable[..., Any])
 
 
-class Registry:
-    """Classes by name. `built_in` says where ours are (`module:Class`); they are imported when asked for."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Package:
+    """What a built-in class needs beside us: modules, what it is called, and how it is had."""
 
-    def __init__(self, kind: str, built_in: Mapping[str, str]) -> None:
+    modules: tuple[str, ...]
+    name: str
+    install: str
+
+
+class Registry:
+    """Classes by name. `built_in` says where ours are (`module:Class`); they are imported when asked for. `needs` names
+    the package of those that need one, `absent` says of names that only Trinity-RFT has why, and what to do."""
+
+    def __init__(
+        self,
+        kind: str,
+        built_in: Mapping[str, str],
+        needs: Mapping[str, Package] | None = None,
+        absent: Mapping[str, str] | None = None,
+    ) -> None:
         self.kind = kind
+        self.needs, self.absent = dict(needs or {}), dict(absent or {})
         self.built_in: Mapping[str, str] = dict(built_in)
         self._registered: dict[str, Callable[..., Any]] = {}
 
@@ -50,6 +69,8 @@ class Registry:
         if name in self._registered:
             return self._registered[name]
         if name in self.built_in:
+            if (missing := self.missing(name)) is not None:
+                raise ConfigError(missing)
             return import_function(self.built_in[name])
         if ":" in name:
             return import_function(name)
@@ -58,12 +79,27 @@ class Registry:
             return import_function(f"{module}:{attribute}")
         raise self._unknown(name)
 
-    def check(self, name: str) -> None:
-        """Raise `ConfigError` for a name that nothing is registered under. Where a class is, nothing is imported."""
-        if not (name in self or ":" in name or "." in name):
+    def refusal(self, name: str) -> str | None:
+        """Why the class of a known name cannot be had here; None if it can. Where a class is said, nothing is imported.
+
+        Raises `ConfigError` for a name that nothing is registered under.
+        """
+        if not (name in self or name in self.absent or ":" in name or "." in name):
             raise self._unknown(name)
+        if name in self.absent and name not in self:
+            return str(self._unknown(name))
+        return self.missing(name)
+
+    def missing(self, name: str) -> str | None:
+        """Which package a built-in class lacks here, and how it is had; None if it lacks none."""
+        package = self.needs.get(name) if name not in self._registered else None
+        if package is None or all(_is_there(module) for module in package.modules):
+            return None
+        return f"the {self.kind} {name!r} needs {package.name}, which is not installed: {package.install}"
 
     def _unknown(self, name: str) -> ConfigError:
+        if name in self.absent:
+            return ConfigError(f"the {self.kind} {name!r} of Trinity-RFT is not included: {self.absent[name]}")
         near = get_close_matches(name, self.names(), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         return ConfigError(
@@ -79,7 +115,9 @@ class Registry:
         return name in self._registered or name in self.built_in
 
     def _register(self, name: str, found: C, *, force: bool) -> C:
-        taken = self._registered.get(name) or (self.get(name) if name in self.built_in else None)
+        taken = self._registered.get(name)
+        if taken is None and name in self.built_in and self.missing(name) is None:
+            taken = self.get(name)
         if taken is not None and not force and _origin(taken) != _origin(found):
             raise ConfigError(
                 f"the {self.kind} {name!r} is registered already, as {_origin(taken)[1]} of {_origin(taken)[0]}: "
@@ -89,6 +127,13 @@ class Registry:
         return found
 
 
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # not even its parent
+        return False
+
+
 def _origin(found: Callable[..., Any]) -> tuple[str, str]:
     """The file and the qualified name of a class, which stay the same where its file is loaded a second time."""
     file = getattr(sys.modules.get(found.__module__), "__file__", None)
@@ -96,6 +141,12 @@ def _origin(found: Callable[..., Any]) -> tuple[str, str]:
 
 
 _HERE = "sharpen.compat.trinity"
+_WORLDS = f"{_HERE}.workflows.text_worlds"
+_ALFWORLD = Package(
+    modules=("textworld", "alfworld"), name="the package alfworld", install="pip install alfworld && alfworld-download"
+)
+_OWN = "name a workflow of your own (package.module:Class)"
+_AGENT = f"{_OWN}, or run your agent with as_react_workflow or as a function (docs/use/agentscope.md)"
 
 WORKFLOWS = Registry(
     "workflow",
@@ -116,11 +167,48 @@ WORKFLOWS = Registry(
         "async_math_ruler_workflow": f"{_HERE}.workflows.ruler:AsyncMathRULERWorkflow",
         "rubric_judge_workflow": f"{_HERE}.workflows.rubric:RubricJudgeWorkflow",
         "rubric_judge_openai_workflow": f"{_HERE}.workflows.rubric:RubricJudgeWorkflowWithAPI",
+        "frozen_lake_workflow": f"{_HERE}.workflows.frozen_lake:FrozenLakeWorkflow",
+        "alfworld_workflow": f"{_WORLDS}:AlfworldWorkflow",
+        "step_wise_alfworld_workflow": f"{_WORLDS}:StepWiseAlfworldWorkflow",
+        "sciworld_workflow": f"{_WORLDS}:SciWorldWorkflow",
+        "webshop_workflow": f"{_WORLDS}:WebShopWorkflow",
+        "intercode_sql_workflow": f"{_WORLDS}:InterCodeSQLWorkflow",
         "sudoku_workflow": f"{_HERE}.workflows.sudoku:SudokuWorkflow",
         "agentscope_react_workflow": f"{_HERE}.react:AgentScopeReActWorkflow",
         "as_react_workflow": f"{_HERE}.react:AgentScopeReActWorkflow",
         "on_policy_distill_workflow": f"{_HERE}.distillation:OnPolicyDistillWorkflow",
         "on_policy_distill_math_workflow": f"{_HERE}.distillation:OnPolicyDistillMathWorkflow",
+    },
+    needs={
+        "alfworld_workflow": _ALFWORLD,
+        "step_wise_alfworld_workflow": _ALFWORLD,
+        "sciworld_workflow": Package(
+            modules=("scienceworld",), name="the package scienceworld (and Java)", install="pip install scienceworld"
+        ),
+        "webshop_workflow": Package(
+            modules=("gym", "web_agent_site"),
+            name="the package web_agent_site (and gym)",
+            install="pip install gym, and install https://github.com/princeton-nlp/WebShop from its repository",
+        ),
+        "intercode_sql_workflow": Package(
+            modules=("intercode",),
+            name="the package intercode-bench (and Docker)",
+            install="pip install intercode-bench",
+        ),
+    },
+    absent={
+        "math_trainable_ruler_workflow": "it trains the judge's answers as a group beside the task's; use "
+        "math_ruler_workflow, with a judge of its own",
+        "simple_mm_workflow": f"models of text only are trained; {_OWN}",
+        "async_simple_mm_workflow": f"models of text only are trained; {_OWN}",
+        "RAFT_alfworld_workflow": f"it writes its own training data; use alfworld_workflow, or {_OWN}",
+        "RAFT_reflect_alfworld_workflow": f"it writes its own training data; use alfworld_workflow, or {_OWN}",
+        "agentscope_workflow_adapter": f"it wraps a function that no file can name; {_AGENT}",
+        "agentscope_workflow_adapter_v1": f"it wraps a function that no file can name; {_AGENT}",
+        "agentscope_react_math_workflow": f"it is one agent with a tool that runs code; {_AGENT}",
+        "agentscopev0_react_math_workflow": f"it is for AgentScope 0.x; {_AGENT}",
+        "agentscope_v1_react_search_workflow": f"it searches the web by a paid service; {_AGENT}",
+        "email_search_workflow": f"it searches a database of mails that it makes itself; {_AGENT}",
     },
 )
 
@@ -134,16 +222,20 @@ REWARD_FUNCTIONS = Registry(
         "format_reward": f"{_HERE}.rewards:FormatReward",
         "countdown_reward": f"{_HERE}.rewards:CountDownRewardFn",
     },
+    absent={
+        "rm_gallery_reward": "earlier versions took it from the package rm-gallery; name a reward function of your own "
+        "(package.module:Class) beside math_rm_workflow",
+    },
 )
 
 
-def check_names(config: RunConfig) -> None:
-    """Raise `ConfigError` for a workflow or a reward function of a name that does not exist. Imports no user's code."""
-    if config.workflow is not None:
-        WORKFLOWS.check(config.workflow)
-    for arguments in (config.task_args, *(own.task_args or {} for own in config.evaluation.own.values())):
-        if isinstance(name := arguments.get("reward_fn"), str):
-            REWARD_FUNCTIONS.check(name)
-    for own in config.evaluation.own.values():
-        if own.workflow is not None:
-            WORKFLOWS.check(own.workflow)
+def check_names(config: RunConfig) -> list[str]:
+    """Why the workflows and the reward functions that are named cannot be had here. Imports no user's code.
+
+    Raises `ConfigError` for a name that does not exist.
+    """
+    own = list(config.evaluation.own.values())
+    named = [(WORKFLOWS, config.workflow), *((WORKFLOWS, one.workflow) for one in own)]
+    for arguments in (config.task_args, *(one.task_args or {} for one in own)):
+        named.append((REWARD_FUNCTIONS, arguments.get("reward_fn")))
+    return [why for registry, name in named if isinstance(name, str) and (why := registry.refusal(name)) is not None]

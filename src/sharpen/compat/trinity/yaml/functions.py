@@ -10,7 +10,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sharpen.compat.trinity.yaml.draft import Draft
-from sharpen.compat.trinity.yaml.rules import Rule, alternatives, at, choice, expanded, fixed, idle, itself, number, to
+from sharpen.compat.trinity.yaml.rules import (
+    Rule,
+    alternatives,
+    at,
+    choice,
+    expanded,
+    fixed,
+    idle,
+    itself,
+    number,
+    refused,
+    to,
+)
 
 LOSS_AGG_MODE = "algorithm.loss_agg_mode"
 MIXED = ("mix", "mix_chord")
@@ -143,6 +155,20 @@ ADVANTAGES = {
     "grpo_verl": _function("grpo", {"epsilon": fixed(1e-6)}),
     "step_wise_grpo": _function(
         "step_wise_grpo", {**_THRESHOLD, "enable_step_norm": to("loss.step_norm")}, swallows=True
+    ),
+    "cod": _function(
+        "step_wise_grpo",
+        {
+            **_THRESHOLD,
+            "std_cal_level": choice(
+                {"group": {}, "batch": {"loss.advantage": "grpo_global_std"}, "none": {"loss.std_normalize": False}}
+            ),
+            "enable_step_norm": to("loss.step_norm"),
+            "iterative_hint_e2e_causal": refused(
+                "it needs what only the workflows of Trinity-RFT's own research write into experiences (task_rewards, "
+                "exp_type, hint_idx): set false, which is step_wise_grpo"
+            ),
+        },
     ),
     "ppo": _function("call_gae", _advantage_argument("gamma", "lam"), differs=True),
     "remax": _function("remax"),

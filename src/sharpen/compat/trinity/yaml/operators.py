@@ -28,6 +28,11 @@ _PIPELINE = (
 _TRUNCATED = "mask_response_truncated"
 _NEEDLESS = {"pass_rate_calculator": "the mean reward of each task is always kept, and difficulty_based goes by it"}
 """Operators whose work is done here anyway."""
+_OF_R3L: dict[str, tuple[str, dict[str, Any], str]] = {
+    "OPMD_filter": ("invalid_reward_filter", {}, "it drops rollouts without a reward"),
+    "RAFT_filter": ("reward_filter", {"threshold": 0.3}, "it drops rewards below 0.3, as its last version did"),
+}
+"""Operators of R3L, which is built on Trinity-RFT: what does the same here, with its arguments."""
 _OWN = (
     "one of your own is a function over the groups of a step, named 'file.py:function' or 'package.module.function' "
     "(docs/use/operators.md)"
@@ -46,6 +51,10 @@ def on_experiences(draft: Draft, key: str, value: Any) -> None:
                 f"{_TRUNCATED} is sampling.overlong_filter: cut rollouts do not train (there, they still count in "
                 "their group's mean and deviation)"
             )
+        elif name in _OF_R3L and not arguments:
+            same, usual, what = _OF_R3L[name]
+            draft.say(f"{name}, an operator of R3L's, is {same}: {what}")
+            operators.append({"name": same, "args": usual})
         elif name == "data_juicer":
             if "np" in arguments:
                 draft.idle("rollouts are processed in this process", key)

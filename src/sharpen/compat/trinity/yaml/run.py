@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sharpen.compat.trinity.yaml import expert, replay
+from sharpen.compat.trinity.yaml.correction import rollout_correction
 from sharpen.compat.trinity.yaml.draft import Draft
 from sharpen.compat.trinity.yaml.functions import SUPERVISED
 from sharpen.compat.trinity.yaml.rules import answer_section
@@ -242,6 +243,10 @@ def _of_verl(draft: Draft, name: str, value: Any) -> None:
 
 def _applied(draft: Draft, name: str, value: Any) -> tuple[list[str], bool]:
     """Apply what can be. The names of all else, whole sections by one name, and whether anything was applied."""
+    if name == "trainer.trainer_config.algorithm.rollout_correction":
+        draft.given[name] = value
+        rollout_correction(draft, name, value)
+        return [], True
     if isinstance(value, dict) and value:
         inner = [_applied(draft, f"{name}.{key}", part) for key, part in value.items()]
         applied = any(some for _, some in inner)

@@ -6,6 +6,7 @@ its section, or several that have the same rule.
 
 from __future__ import annotations
 
+from sharpen.compat.trinity.yaml.correction import bypass_old_logprobs, rollout_correction
 from sharpen.compat.trinity.yaml.expert import sample_strategy
 from sharpen.compat.trinity.yaml.keys import (
     betas,
@@ -260,8 +261,8 @@ _SECTIONS: dict[str, dict[str, Rule]] = {
         "repeat_times": whole,
         "sample_strategy": sample_strategy,
         "enable_router_replay": refused("mixture-of-experts routing is not replayed here: leave it out"),
-        "bypass_old_logprobs": told("the old logprobs are those recorded while sampling", unless=(True,)),
-        "rollout_correction": refused("training is on-policy, so there is nothing to correct: leave it out"),
+        "bypass_old_logprobs": bypass_old_logprobs,
+        "rollout_correction": rollout_correction,
         "use_token_level_loss": idle("a setting of supervised warm-up; the loss is that of loss_agg_mode"),
     },
     "algorithm.optimizer.": {
