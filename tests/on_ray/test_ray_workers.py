@@ -151,14 +151,17 @@ class Asks(Workflow):
 
 
 def test_a_trinity_workflow_of_a_file_goes_to_workers_with_an_auxiliary_model(make_serving, tmp_path, toy_model_dir):
-    """With its reward function, from a file that workers cannot import; the judge has an engine of its own and is
-    counted. Red when `pickled` sends only the module of the function itself by value (the adapter's), and when
-    `OnWorkers.run` does not count what an attempt used."""
+    """With its reward function, from a file that workers cannot import; the judge has two engines of its own and is
+    counted, and its `tensor_parallel_size` is told. Red when `pickled` sends only the module of the function itself by
+    value (the adapter's), and when `OnWorkers.run` does not count what an attempt used."""
     (tmp_path / "asks.py").write_text(ASKS_THE_JUDGE_TOO)
     asks = import_function(f"{tmp_path / 'asks.py'}:Asks")
     workflow = workflow_function(asks, TasksetConfig(reward_fn="letters_of_a_file"), {})
     judge = {"model_path": str(toy_model_dir), "max_model_len": 128, "max_tokens": 4}
+    judge |= {"inference_engine_num": 2, "tensor_parallel_size": 2}
     serving = make_serving(workflow, cluster__num_workers=1, auxiliary_models__judge=judge)
+    assert "auxiliary_models.judge.tensor_parallel_size = 2: without effect" in serving.line
+    assert [placed.auxiliary for placed in serving._engines] == [None, "judge", "judge"]
     groups = run(serving, make_tasks(3), "judged-")
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     assert [(rollout.outcome, rollout.error) for rollout in rollouts] == [(Outcome.OK, None)] * 6
