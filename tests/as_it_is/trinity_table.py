@@ -44,6 +44,7 @@ _SIZES = {
     "evaluation.max_tasks": 2,
     "check.num_tasks": 2,
 }
+_CONVERSATION = [{"role": "user", "content": "6 + 1 = ?"}, {"role": "assistant", "content": "7"}]
 _CALLS = {"raw_system": "", "tools": "[]", "conversations": [{"from": "human", "value": "?"}], "answer": "[]"}
 _ROWS: Mapping[str, Mapping[str, Any]] = {
     "countdown_reward": {"response": {"numbers": [1, 2, 3], "target": 6}},
@@ -57,6 +58,7 @@ _REASONS = (
     (r"there is no module '(examples\.[^']+)'", r"the project's own module `\1` is not in this repository"),
     (r"data_juicer: there is no recipe (\S+)", r"the project's own recipe `\1` is not in this repository"),
     (r"is (a recipe of Data-Juicer's)", r"no file of Trinity-RFT: \1"),
+    (r"Data-Juicer's package is not installed", "needs Data-Juicer (`py-data-juicer`)"),
     (r"needs the package ([\w-]+)", r"needs `\1`"),
     (r"the workflow '([^']+)' of Trinity-RFT is not included", r"`\1` is not included"),
     (r"the reward function '([^']+)' of Trinity-RFT is not included", r"`\1` is not included"),
@@ -170,7 +172,9 @@ def _settings(config: RunConfig, model: Path, place: Path) -> dict[str, Any]:
     datasets = ["train_dataset", *(["eval_dataset"] if config.eval_dataset else [])]
     datasets += [f"evaluation.further.{name}" for name in config.evaluation.further]
     if config.expert.dataset is not None:
-        datasets.append("expert.dataset")
+        expert = place / "expert.jsonl"
+        expert.write_text("".join(json.dumps({config.supervised.messages_key: _CONVERSATION}) + "\n" for _ in range(8)))
+        found |= {"expert.dataset.path": str(expert), "expert.dataset.name": None, "expert.dataset.split": "train"}
         found["expert.batch_size"] = 1
     for dataset in datasets:
         found |= {f"{dataset}.path": str(rows), f"{dataset}.name": None, f"{dataset}.split": "train"}
@@ -187,13 +191,12 @@ def _row(config: RunConfig, number: int) -> dict[str, Any]:
     """A task, or a row to learn, with every field that the file's settings name."""
     keys = config.supervised
     question = f"{number} + 1 = ?"
-    conversation = [{"role": "user", "content": question}, {"role": "assistant", "content": "7"}]
-    row: dict[str, Any] = {keys.messages_key: conversation, keys.text_key: question}
+    row: dict[str, Any] = {keys.messages_key: _CONVERSATION, keys.text_key: question}
     if learns_from_rows(config):
         texts = {keys.chosen_key: "7", keys.rejected_key: "8", keys.response_key: "7", keys.prompt_key: question}
         if config.algorithm.algorithm_type == "dpo" and keys.prompt_key != "prompt":
-            texts[keys.prompt_key] = conversation[:1]
-            texts |= {keys.chosen_key: conversation[1:], keys.rejected_key: conversation[1:]}
+            texts[keys.prompt_key] = _CONVERSATION[:1]
+            texts |= {keys.chosen_key: _CONVERSATION[1:], keys.rejected_key: _CONVERSATION[1:]}
         row |= texts
     for arguments in (config.task_args, *(own.task_args or {} for own in config.evaluation.own.values())):
         answer: Any = "7"

@@ -80,7 +80,8 @@ def test_a_teacher(tmp_path, name):
 def test_tokens_left_out_of_an_update(tmp_path):
     """Of two epochs the second leaves tokens out, which depends on those of the other process."""
     toy = make_toy(tmp_path / "model")
-    plan = make_plan(toy, algorithm="m2po", loss={"policy_loss_args": {"threshold": 1e-4}}, rate=1e-2, epochs=2)
+    settings = {"rate": 1e-2, "epochs": 2, "max_tokens_per_micro_batch": 80}
+    plan = make_plan(toy, algorithm="m2po", loss={"policy_loss_args": {"threshold": 1e-4}}, **settings)
     values = both(plan, toy.batches(), steps=1)
     assert values["m2_masked_fraction"] > 0.0
 
