@@ -221,6 +221,7 @@ def _reason(printed: str) -> str:
         if found := re.search(pattern, printed):
             return found.expand(reason)
     last = next((line for line in reversed(printed.splitlines()) if line.startswith("sharpen: ")), "no message")
+    last = re.sub(r" \(at /.*", "", last)  # where in the Python of this machine
     return last.removeprefix("sharpen: ").replace("|", "/")[:160]
 
 

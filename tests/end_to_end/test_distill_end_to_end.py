@@ -111,7 +111,7 @@ def test_a_workflow_without_rewards_is_distilled(tmp_path, toy_model_dir, teache
     run_show(parser.parse_args([str(result.run_dir), "--rollout", one]), out)
     shown = " ".join(out.getvalue().split())
     assert "reward none" in shown
-    assert "trained, advantage before the teacher's +0" in shown
+    assert "trained, advantage without the teacher's +0" in shown
 
 
 def test_a_flat_group_trains_and_a_run_goes_on_with_the_same_teacher_only(

@@ -51,4 +51,4 @@ def test_remax_compares_with_the_greedy_rollout_and_learns(tmp_path, toy_model_d
     assert read_rollout(journal, some.id).reward == some.reward
     certificate = certify(result.run_dir)
     assert certificate.holds, certificate.problems
-    assert all("no checkpoint is left" in line for line in certificate.not_recomputed)
+    assert all("no checkpoint" in line for line in certificate.not_recomputed)
