@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sharpen.compat.trinity.imports.helpers import (
+from sharpen.compat.trinity.imports.functions import (
     fix_fracs,
     get_logger,
     grade_answer,

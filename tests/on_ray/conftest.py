@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Any]:
-    """A Ray of one node with 8 CPUs by its own account; tests may add nodes. Runs join it."""
+    """A Ray of one node with 10 CPUs by its own account; tests may add nodes. Runs join it."""
     import logging
 
     import ray
@@ -45,7 +45,7 @@ def cluster() -> Iterator[Any]:
 
     for attempts_left in (2, 1, 0):
         try:
-            made = Cluster(initialize_head=True, head_node_args={"num_cpus": 8, "object_store_memory": 200 * 2**20})
+            made = Cluster(initialize_head=True, head_node_args={"num_cpus": 10, "object_store_memory": 200 * 2**20})
             break
         except Exception:  # Ray gives a node 30 s to start: a busy machine may need longer
             if not attempts_left:

@@ -31,21 +31,21 @@ _REWARDS = _from_layer(
     "RewardFn REWARD_FUNCTIONS MathRewardFn MathBoxedRewardFn MathDAPORewardFn AccuracyReward FormatReward "
     "CountDownRewardFn"
 )
-_LOGS = _from("imports.helpers", "get_logger")
+_LOGS = _from("imports.functions", "get_logger")
 _WORKFLOWS = _from_layer("WORKFLOWS")
 _USUAL = {**_RECORDS, **_TASKS, **_MODEL, **_BASES, **_LOGS, **_WORKFLOWS, **_REWARDS}
 """What a workflow's module imports itself, so that it can be taken from there too."""
 _EVALUATION = _from(
-    "imports.helpers", "validate_think_pattern find_boxed_answer remove_right_units simple_answer_parser"
+    "imports.functions", "validate_think_pattern find_boxed_answer remove_right_units simple_answer_parser"
 )
-_GRADING = _from("imports.helpers", "grade_answer match_answer")
+_GRADING = _from("imports.functions", "grade_answer match_answer")
 _FLOWS = "trinity.common.workflows"
 
 MODULES: Mapping[str, Mapping[str, str]] = {
     "trinity": {},
     "trinity.common": {},
     "trinity.common.config": _from_layer("FormatConfig GenerationConfig"),
-    "trinity.common.constants": _from("imports.helpers", "TASKSET_PATH_ENV_VAR PLUGIN_DIRS_ENV_VAR"),
+    "trinity.common.constants": _from("imports.functions", "TASKSET_PATH_ENV_VAR PLUGIN_DIRS_ENV_VAR"),
     "trinity.common.experience": _RECORDS,
     "trinity.common.models": _MODEL,
     "trinity.common.models.model": _MODEL,
@@ -58,7 +58,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "trinity.common.rewards.math_reward": _REWARDS,
     "trinity.common.rewards.eval_utils": _EVALUATION,
     "trinity.common.rewards.naive_dapo_score": _GRADING,
-    "trinity.common.rewards.qwen25_eval": _from("imports.helpers", "verify_math_answer extract_answer fix_fracs"),
+    "trinity.common.rewards.qwen25_eval": _from("imports.functions", "verify_math_answer extract_answer fix_fracs"),
     "trinity.utils.eval_utils": _EVALUATION,
     _FLOWS: {**_USUAL, **_MATHS, **_STEPS},
     f"{_FLOWS}.workflow": {**_USUAL, **_MATHS},
