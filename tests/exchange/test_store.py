@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sharpen.errors import ConfigError
+from sharpen.errors import ConfigError, JournalError
 from sharpen.exchange.postgres import PostgresStore
 from sharpen.exchange.store import FolderStore, Store, open_store
 
@@ -79,6 +79,19 @@ def test_a_database_that_cannot_be_reached_is_named_without_the_password(tmp_pat
         open_store("postgresql://me:secret@nowhere.invalid:1/runs?connect_timeout=1", tmp_path, "P/run")
     assert "exchange" in str(found.value)
     assert "secret" not in str(found.value)
+
+
+def test_a_lost_database_and_a_folder_that_is_gone_are_errors_of_ours(database, tmp_path):
+    lost = PostgresStore(database, "P/lost")
+    lost.close()
+    for use in (lost.numbers, lambda: lost.get(1), lambda: lost.put(1, b"x"), lambda: lost.remove(1)):
+        with pytest.raises(JournalError, match="exchange"):
+            use()
+    gone = FolderStore(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(JournalError, match="batch 3") as found:
+        gone.put(3, b"x")
+    assert str(tmp_path / "gone") in str(found.value)
 
 
 def test_without_the_setting_the_run_has_a_folder_of_its_own(tmp_path):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from sharpen.config.extras import install_command
-from sharpen.errors import ConfigError
+from sharpen.errors import ConfigError, JournalError
 
 _TABLE = (
     "CREATE TABLE IF NOT EXISTS sharpen_exchange "
@@ -21,7 +21,7 @@ _PUT = (
 
 
 class PostgresStore:
-    """Satisfies `exchange.store.Store`. For use by one thread."""
+    """Satisfies `exchange.store.Store`. For use by one thread. A connection that is lost raises `JournalError`."""
 
     def __init__(self, address: str, run: str) -> None:
         """Connect, and create the table if the database has none. Raises as `open_store`."""
@@ -40,22 +40,22 @@ class PostgresStore:
 
     def put(self, number: int, content: bytes) -> None:
         """See `Store.put`."""
-        self._connection.execute(_PUT, (self._run, number, content))
+        self._execute(_PUT, (self._run, number, content))
 
     def get(self, number: int) -> bytes | None:
         """See `Store.get`."""
-        row = self._connection.execute(
+        row = self._execute(
             "SELECT content FROM sharpen_exchange WHERE run = %s AND number = %s", (self._run, number)
         ).fetchone()
         return None if row is None else bytes(row[0])
 
     def remove(self, number: int) -> None:
         """See `Store.remove`."""
-        self._connection.execute("DELETE FROM sharpen_exchange WHERE run = %s AND number = %s", (self._run, number))
+        self._execute("DELETE FROM sharpen_exchange WHERE run = %s AND number = %s", (self._run, number))
 
     def numbers(self) -> list[int]:
         """See `Store.numbers`."""
-        rows = self._connection.execute(
+        rows = self._execute(
             "SELECT number FROM sharpen_exchange WHERE run = %s AND number > 0 ORDER BY number", (self._run,)
         )
         return [number for (number,) in rows.fetchall()]
@@ -63,6 +63,16 @@ class PostgresStore:
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()
+
+    def _execute(self, statement: str, values: tuple[Any, ...]) -> Any:
+        import psycopg
+
+        try:
+            return self._connection.execute(statement, values)
+        except psycopg.Error as error:
+            raise JournalError(
+                f"the database of exchange could not be used: {error}. Start this process again"
+            ) from error
 
 
 def _shown(address: str) -> str:

@@ -10,6 +10,8 @@ import os
 from pathlib import Path
 from typing import Protocol
 
+from sharpen.errors import JournalError
+
 _SUFFIX = ".batch"
 
 
@@ -42,7 +44,10 @@ class FolderStore:
 
     def put(self, number: int, content: bytes) -> None:
         """See `Store.put`."""
-        write_whole(self._file(number), content)
+        try:
+            write_whole(self._file(number), content)
+        except OSError as error:
+            raise JournalError(f"batch {number} could not be written to {self._folder}: {error}") from error
 
     def get(self, number: int) -> bytes | None:
         """See `Store.get`."""

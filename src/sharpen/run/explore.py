@@ -76,7 +76,7 @@ def explore(
         stack.enter_context(stop_signals())
         stack.enter_context(lasting_output())
         display = stack.enter_context(contextlib.closing(Display(total, sys.stdout)))
-        for line in (*resolved.notices, *resolved.overrides, *lines, *data.messages):
+        for line in (*resolved.notices, *resolved.overrides, *job.notices, *lines, *data.messages):
             display.message(line)
         serving = start_serving(job)
         stack.callback(serving.close)
@@ -159,11 +159,11 @@ class _Exploring:
 
     def _restore_order(self) -> None:
         """Go on with the tasks behind those of the last batch."""
-        if numbers := self.store.numbers():
-            content = self.store.get(numbers[-1])
-            assert content is not None
-            self.order.restore(ExploredBatch.from_bytes(content).order)
-            self.display.message(f"continuing after batch {numbers[-1]}")
+        for number in reversed(self.store.numbers()):
+            if (content := self.store.get(number)) is not None:  # the trainer may just have refused it
+                self.order.restore(ExploredBatch.from_bytes(content).order)
+                self.display.message(f"continuing after batch {number}")
+                return
 
     def _await_weights(self, number: int) -> None:
         """Serve the newest weights; where `sync.max_staleness` bounds the age of tokens, wait until they are new
