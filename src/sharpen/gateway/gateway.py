@@ -1,4 +1,4 @@
-"""The gateway: answers the chat-completion requests of rollouts and records every call token-exactly.
+"""The gateway: answers the requests of rollouts (chat completions, completions) and records every call token-exactly.
 
 In: requests from the transports (in-process, HTTP), each with its rollout's key. Out: replies, and `Call`s through
 `Session.close`. Runs on the serving loop together with the engine; `open` and sessions may be used from any thread.
@@ -20,6 +20,7 @@ from sharpen.errors import CallError, ConfigError, ContextOverflowError, EngineE
 from sharpen.gateway.body import decode
 from sharpen.gateway.busy import BusyClock
 from sharpen.gateway.caller import WhoCalls, foreign_error, foreign_use, nobody
+from sharpen.gateway.completions import parse_completion, text_reply
 from sharpen.gateway.exchange import Exchange, RawRequest, Reply
 from sharpen.gateway.history import Prompt
 from sharpen.gateway.keys import Keys, new_key
@@ -29,7 +30,7 @@ from sharpen.gateway.parsers import REASONING_PARSERS, THINK, TOOL_PARSERS, Pars
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.requests import ApiError, ChatRequest, parse_request, render_message, short_repr
 from sharpen.gateway.responses import Choice, assistant_message, completion_reply, error_reply, models_reply
-from sharpen.gateway.routes import CHAT, MODELS, not_found, route_of
+from sharpen.gateway.routes import CHAT, COMPLETIONS, MODELS, not_found, route_of
 from sharpen.gateway.server import Server
 from sharpen.gateway.session import Entry, Session
 from sharpen.gateway.transport import AsyncTransport, Mailbox, SyncTransport
@@ -41,6 +42,9 @@ logger = logging.getLogger(__name__)
 Parser = TypeVar("Parser")
 
 MAX_WARNINGS = 100
+PARSERS = {CHAT: parse_request, COMPLETIONS: parse_completion}
+REPLIES = {CHAT: completion_reply, COMPLETIONS: text_reply}
+"""What a route's requests are read with, and its responses written."""
 
 
 class Gateway:
@@ -169,8 +173,8 @@ class Gateway:
                 self._note_foreign(session, raw)
                 raise foreign_error(misuse)
             route = route_of(raw.method, raw.path)
-            if route == CHAT:
-                return await self._chat(session, raw)
+            if route in PARSERS:
+                return await self._sample(session, raw, route)
             if route == MODELS:
                 return models_reply(self.model_name)
             raise not_found(raw.method, raw.path)
@@ -189,12 +193,17 @@ class Gateway:
 
     def _note_foreign(self, session: Session, raw: RawRequest) -> None:
         """Record a call that is refused because another rollout's code made it."""
-        with contextlib.suppress(ApiError):  # an invalid request would not have been a call
-            request = _parse(raw.body, self.model_name, session)
+        with contextlib.suppress(ApiError, KeyError):  # an invalid request, or none to sample: not a call
+            request = self._parse(session, raw.body, route_of(raw.method, raw.path))
             session.entry(Exchange(foreign=True), self._prompt(session, request), request)
 
-    async def _chat(self, session: Session, raw: RawRequest) -> Reply:
-        request = _parse(raw.body, self.model_name, session)
+    def _parse(self, session: Session, body: bytes, route: tuple[str, str]) -> ChatRequest:
+        return PARSERS[route](
+            decode(body), model_name=self.model_name, defaults=session.sampling, greedy=session.greedy
+        )
+
+    async def _sample(self, session: Session, raw: RawRequest, route: tuple[str, str]) -> Reply:
+        request = self._parse(session, raw.body, route)
         self._warn_of_no_effect(request)
         if session.tally is not None and (refusal := session.tally.admit()) is not None:
             raise refusal
@@ -213,7 +222,7 @@ class Gateway:
             choices = await self._choices(session, entries)
         finally:
             exchange.ended = True
-        return completion_reply(
+        return REPLIES[route](
             request,
             choices,
             name=session.name(entries[0].index),
@@ -243,22 +252,25 @@ class Gateway:
                 logger.warning("%s (reported once)", warning)
 
     def _prompt(self, session: Session, request: ChatRequest) -> Prompt:
-        kwargs = {**self._template_kwargs, **request.template_kwargs}
-        text = self._renderer.render(request.rendered, request.tools, kwargs, continue_final=request.continue_final)
-        prompt = session.history.prompt(self._renderer, request.rendered, text)
+        if request.prompt is not None:
+            prompt = session.history.raw_prompt(self._renderer, request.prompt)
+        else:
+            kwargs = {**self._template_kwargs, **request.template_kwargs}
+            text = self._renderer.render(request.rendered, request.tools, kwargs, continue_final=request.continue_final)
+            prompt = session.history.prompt(self._renderer, request.rendered, text)
         if len(prompt.ids_P) == 0:
-            raise ApiError("The messages render to an empty prompt.", param="messages")
+            raise ApiError(f"The prompt that {request.asked!r} makes is empty.", param=request.asked)
         if len(prompt.ids_P) >= self.engine.max_model_len:
-            raise self._overflow(session, prompt)
+            raise self._overflow(session, prompt, request)
         return prompt
 
-    def _overflow(self, session: Session, prompt: Prompt) -> ApiError:
+    def _overflow(self, session: Session, prompt: Prompt, request: ChatRequest) -> ApiError:
         message = (
             f"This model's maximum context length is {self.engine.max_model_len} tokens, "
-            f"but the messages have {len(prompt.ids_P)}: no room for an answer."
+            f"but the prompt has {len(prompt.ids_P)}: no room for an answer."
         )
         session.fail(Outcome.CONTEXT_OVERFLOW, message)
-        return ApiError(message, code="context_length_exceeded", param="messages")
+        return ApiError(message, code="context_length_exceeded", param=request.asked)
 
     async def _choices(self, session: Session, entries: list[Entry]) -> list[Choice]:
         choices = [self._choice(session, entry, number) for number, entry in enumerate(entries)]
@@ -285,7 +297,7 @@ class Gateway:
             with self.busy:
                 generation = await self.engine.generate(generate_request)
         except ContextOverflowError:
-            raise self._overflow(session, prompt) from None
+            raise self._overflow(session, prompt, request) from None
         except SamplingError as error:
             raise ApiError(f"{error}.", code="invalid_sampling") from error
         entry.seconds = time.perf_counter() - started
@@ -299,8 +311,11 @@ class Gateway:
         if generation.finish_reason == "abort":
             raise EngineError("the engine aborted the call")
         sampled_text = self._renderer.decode(prompt.ids_P, generation.ids.tolist())
-        response = render_message(message, len(request.messages))
-        session.history.add(entry.index, request.rendered, response, prompt, generation.ids, sampled_text)
+        if request.prompt is not None:
+            session.history.add_raw(entry.index, prompt, generation.ids, sampled_text)
+        else:
+            response = render_message(message, len(request.messages))
+            session.history.add(entry.index, request.rendered, response, prompt, generation.ids, sampled_text)
         # A truncated response is reported as "length" even if it contains a whole tool call.
         calls_tools = bool(parsed.tool_calls) and generation.finish_reason == "stop"
         finish_reason = "tool_calls" if calls_tools else str(generation.finish_reason)
@@ -324,10 +339,6 @@ class Gateway:
             tool_parser=self._tool_parser,
             reasoning_parser=self._reasoning_parser,
         )
-
-
-def _parse(content: bytes, model_name: str, session: Session) -> ChatRequest:
-    return parse_request(decode(content), model_name=model_name, defaults=session.sampling, greedy=session.greedy)
 
 
 def _check(generation: Generation) -> None:

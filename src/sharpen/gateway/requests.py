@@ -87,7 +87,8 @@ class ChatRequest:
 
     `plain_text`: the sampled text is not parsed, and each choice has the index of its call (`call_index`).
     `continue_final`: the last message is the beginning of the answer. `model` is any name that the client sent.
-    `other_fields` are the fields of messages that are not OpenAI's and that a chat template may read.
+    `other_fields` are the fields of messages that are not OpenAI's and that a chat template may read. `prompt` is the
+    prompt itself, text or token ids, of a request that has no messages to render (see `completions`).
     """
 
     model: str
@@ -106,6 +107,12 @@ class ChatRequest:
     plain_text: bool
     continue_final: bool
     template_kwargs: Mapping[str, Any]
+    prompt: str | tuple[int, ...] | None = None
+
+    @property
+    def asked(self) -> str:
+        """The parameter that holds what is asked."""
+        return "messages" if self.prompt is None else "prompt"
 
 
 def short_repr(value: Any) -> str:

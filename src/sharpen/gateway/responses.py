@@ -23,7 +23,7 @@ JSON_TYPE, EVENTS_TYPE = "application/json", "text/event-stream"
 
 def error_reply(error: ApiError) -> Reply:
     """Return the reply for an error, in OpenAI's format."""
-    return Reply(status=error.status, content_type=JSON_TYPE, body=_dump(error.body()))
+    return Reply(status=error.status, content_type=JSON_TYPE, body=dump(error.body()))
 
 
 def reply_of(task: asyncio.Task[Reply]) -> Reply:
@@ -89,16 +89,16 @@ def completion_reply(
     bodies = [_choice_body(request, index, choice, renderer) for index, choice in enumerate(choices)]
     if request.stream:
         events = _events(head, bodies, usage if request.include_usage else None)
-        body = b"".join(b"data: " + _dump(event) + b"\n\n" for event in events) + b"data: [DONE]\n\n"
+        body = b"".join(b"data: " + dump(event) + b"\n\n" for event in events) + b"data: [DONE]\n\n"
         return Reply(status=200, content_type=EVENTS_TYPE, body=body, exchange=exchange)
     whole = {**head, "object": "chat.completion", "choices": bodies, "usage": usage}
-    return Reply(status=200, content_type=JSON_TYPE, body=_dump(whole), exchange=exchange)
+    return Reply(status=200, content_type=JSON_TYPE, body=dump(whole), exchange=exchange)
 
 
 def models_reply(model: str) -> Reply:
     """Return the reply that lists the one model served."""
     entry = {"id": model, "object": "model", "created": 0, "owned_by": "sharpen"}
-    return Reply(status=200, content_type=JSON_TYPE, body=_dump({"object": "list", "data": [entry]}))
+    return Reply(status=200, content_type=JSON_TYPE, body=dump({"object": "list", "data": [entry]}))
 
 
 def _choice_body(request: ChatRequest, index: int, choice: Choice, renderer: Renderer) -> dict[str, Any]:
@@ -153,5 +153,5 @@ def _events(
         yield {**head, "object": "chat.completion.chunk", "choices": [], "usage": usage}
 
 
-def _dump(value: Any) -> bytes:
+def dump(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from sharpen.gateway.requests import ApiError
 
-CHAT, MODELS = ("POST", "/chat/completions"), ("GET", "/models")
+CHAT, COMPLETIONS, MODELS = ("POST", "/chat/completions"), ("POST", "/completions"), ("GET", "/models")
 OTHER_APIS = {
     "/responses": "the client speaks OpenAI's responses API; have it speak chat completions (in the OpenAI Agents SDK "
     "make the agent with model=OpenAIChatCompletionsModel(model=model.name, openai_client=model.client))",
-    "/completions": "prompts without the chat template are not served; send messages to /v1/chat/completions",
     "/embeddings": "embeddings are not served; ask another server for them",
     "/messages": "the client speaks Anthropic's API; have it speak OpenAI's chat completions",
     "/api/chat": "the client speaks Ollama's API; have it speak OpenAI's chat completions",
@@ -33,7 +32,7 @@ def _remedy(method: str, path: str) -> str:
     _, end = route_of(method, path)
     if end.startswith("/v1/"):
         return "the client adds /v1 itself; give it model.base_url.removesuffix('/v1')"
-    for known_method, known in (CHAT, MODELS):
+    for known_method, known in (CHAT, COMPLETIONS, MODELS):
         if end == known:
             return f"use {known_method}"
         if end.endswith(known):
@@ -41,4 +40,7 @@ def _remedy(method: str, path: str) -> str:
     for known, remedy in OTHER_APIS.items():
         if end.endswith(known):
             return remedy
-    return "only POST /v1/chat/completions and GET /v1/models are served, and model.base_url ends in /v1"
+    return (
+        "only POST /v1/chat/completions, POST /v1/completions and GET /v1/models are served, and model.base_url ends "
+        "in /v1"
+    )
