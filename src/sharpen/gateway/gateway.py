@@ -306,8 +306,8 @@ class Gateway:
         return Choice(call_index=entry.index, message=message, finish_reason=finish_reason, generation=generation)
 
     def _parse_sampled(self, request: ChatRequest, prompt: Prompt, generation: Generation) -> ParsedText:
-        """Parse the sampled text without its end token. Special tokens are kept only if markup may be made of them: that
-        of tools, if the request has any, or of the reasoning."""
+        """Parse the sampled text without its end token. Special tokens are kept only if markup may be made of them:
+        that of tools, if the request has any, or of the reasoning."""
         text, reasoning = generation.text, self._reasoning_format
         if text is None:
             ids = generation.ids.tolist()
