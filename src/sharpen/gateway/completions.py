@@ -1,9 +1,9 @@
 """Prompts without a chat template: OpenAI's legacy Completions API.
 
-In: the decoded JSON body of one request, whose `prompt` is a text or a list of token ids. Out: a `ChatRequest` with that
-prompt and nothing to render, or `ApiError`; and the response in the API's own format. A text gets what the tokenizer
-puts before any text (Llama's begin token); ids are used as they are. `max_tokens` is the run's unless the request has
-its own (OpenAI's is 16).
+In: the decoded JSON body of one request, whose `prompt` is a text or a list of token ids. Out: a `ChatRequest` with
+that prompt and nothing to render, or `ApiError`; and the response in the API's own format. A text gets what the
+tokenizer puts before any text (Llama's begin token); ids are used as they are. `max_tokens` is the run's
+unless the request has its own (OpenAI's is 16).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import functools
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -22,11 +22,12 @@ from sharpen.gateway.busy import BusyClock
 from sharpen.gateway.caller import WhoCalls, foreign_error, foreign_use, nobody
 from sharpen.gateway.completions import parse_completion, text_reply
 from sharpen.gateway.exchange import Exchange, RawRequest, Reply
+from sharpen.gateway.formats.format import ParsedText, parse_text
+from sharpen.gateway.formats.table import REASONING_FORMATS, TOOL_FORMATS, named
 from sharpen.gateway.history import Prompt
 from sharpen.gateway.keys import Keys, new_key
 from sharpen.gateway.meter import Tally
 from sharpen.gateway.model import ChatModel
-from sharpen.gateway.parsers import REASONING_PARSERS, THINK, TOOL_PARSERS, ParsedText, parse_text
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.requests import ApiError, ChatRequest, parse_request, render_message, short_repr
 from sharpen.gateway.responses import Choice, assistant_message, completion_reply, error_reply, models_reply
@@ -38,8 +39,6 @@ from sharpen.inference.engine import Engine, GenerateRequest, Generation
 from sharpen.types import Outcome, Sampling
 
 logger = logging.getLogger(__name__)
-
-Parser = TypeVar("Parser")
 
 MAX_WARNINGS = 100
 PARSERS = {CHAT: parse_request, COMPLETIONS: parse_completion}
@@ -78,8 +77,8 @@ class Gateway:
         self._renderer = Renderer(tokenizer)
         self._sampling = sampling or Sampling()
         self._template_kwargs = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
-        self._tool_parser = _parser(TOOL_PARSERS, tool_call_parser, "tool_call_parser")
-        self._reasoning_parser = _parser(REASONING_PARSERS, reasoning_parser, "reasoning_parser")
+        self._tool_format = named(TOOL_FORMATS, tool_call_parser, "tool_call_parser")
+        self._reasoning_format = named(REASONING_FORMATS, reasoning_parser, "reasoning_parser")
         self._max_calls = max_calls
         self._keys: Keys[Session] = Keys()
         self._warnings: set[str] = set()
@@ -322,22 +321,23 @@ class Gateway:
         return Choice(call_index=entry.index, message=message, finish_reason=finish_reason, generation=generation)
 
     def _parse_sampled(self, request: ChatRequest, prompt: Prompt, generation: Generation) -> ParsedText:
-        """Parse the sampled text without its end token. Special tokens are kept only if the request has tools, whose
-        markup may use them."""
-        text = generation.text
+        """Parse the sampled text without its end token. Special tokens are kept only if markup may be made of them:
+        that of tools, if the request has any, or of the reasoning."""
+        text, reasoning = generation.text, self._reasoning_format
         if text is None:
             ids = generation.ids.tolist()
             if generation.finish_reason == "stop":
                 ids = ids[:-1]
-            text = self._renderer.decode(prompt.ids_P, ids if request.tools else self._renderer.without_special(ids))
+            keep = bool(request.tools) or (reasoning is not None and reasoning.special_tokens)
+            text = self._renderer.decode(prompt.ids_P, ids if keep else self._renderer.without_special(ids))
         if request.plain_text:
             return ParsedText(content=text)
         return parse_text(
             text,
-            tools=bool(request.tools),
-            opened=prompt.text.rstrip().endswith(THINK),
-            tool_parser=self._tool_parser,
-            reasoning_parser=self._reasoning_parser,
+            tools=request.tools,
+            opened=reasoning is not None and reasoning.opened_by(prompt.text),
+            tool_format=self._tool_format,
+            reasoning_format=reasoning,
         )
 
 
@@ -350,11 +350,3 @@ def _check(generation: Generation) -> None:
         raise CallError("the engine returned a logprob that is not finite")
     if num_ids == 0 and generation.finish_reason != "abort":
         raise CallError("the engine sampled no token")
-
-
-def _parser(parsers: Mapping[str, Parser], name: str | None, setting: str) -> Parser | None:
-    if name is None:
-        return None
-    if name not in parsers:
-        raise ConfigError(f"{setting} is {name!r}; it must be one of {sorted(parsers)} or None")
-    return parsers[name]

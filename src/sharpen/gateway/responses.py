@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sharpen.gateway.exchange import Exchange, Reply
-from sharpen.gateway.parsers import ParsedText
+from sharpen.gateway.formats.format import ParsedText
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.requests import ApiError, ChatRequest
 from sharpen.inference.engine import Generation

@@ -209,7 +209,7 @@ class ModelWrapper:
     def _raw_prompts(self, prompts: Sequence[str]) -> Sequence[str]:
         if self._history is not None:
             raise ConfigError(
-                "model.generate() asks without the chat template, which an endpoint does not take here: use model.chat()"
+                "model.generate() asks without the chat template, which an endpoint is not asked here: use chat()"
             )
         if isinstance(prompts, str) or not all(isinstance(prompt, str) for prompt in prompts):
             raise ConfigError(f"model.generate() takes a list of texts, got {prompts!r:.100}")
