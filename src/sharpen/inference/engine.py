@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from sharpen.types import FinishReason, FloatArray, IntArray, Sampling
+from sharpen.types import Constraint, FinishReason, FloatArray, IntArray, Sampling
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +23,8 @@ class GenerateRequest:
 
     `noise` is a 64-bit key: the randomness of the token at position t is a function of (noise, t) only, never of other
     requests. `top_logprobs` is the number of alternatives to return at each position. `session` is a rollout's id: with
-    several engines, its requests go to the engine that has its prefix cached. Empty: to any engine.
+    several engines, its requests go to the engine that has its prefix cached. Empty: to any engine. With a
+    `constraint`, only tokens that it allows are sampled, and their logprobs are relative to these.
     """
 
     prompt_ids: IntArray
@@ -31,6 +32,7 @@ class GenerateRequest:
     noise: int
     top_logprobs: int = 0
     session: str = ""
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
