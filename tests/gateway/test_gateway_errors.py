@@ -182,7 +182,6 @@ NOT_FOUND: list[tuple[str, str, str]] = [
     ("POST", "/v1/responses", "OpenAIChatCompletionsModel"),
     ("POST", "/v1/completions", "send messages"),
     ("POST", "/v1/embeddings", "ask another server"),
-    ("POST", "/v1/messages", "Anthropic"),
     ("GET", "/v1", "ends in /v1"),
 ]
 

@@ -17,6 +17,7 @@ from sharpen.gateway.body import is_text, refuse_constant
 THINK, END_THINK = "<think>", "</think>"
 TOOL_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 WHITESPACE = re.compile(r"[ \t\n\r]*")
+TOOL_TAGS = ("<tool_call>", "</tool_call>")
 TOOL_TAG = re.compile(r"</?tool_call>")
 
 
