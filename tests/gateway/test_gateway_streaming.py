@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import generation
 
-from sharpen.gateway.parsers import REASONING_PARSERS, TOOL_PARSERS, TOOL_TAGS, parse_text
+from sharpen.gateway.formats.format import parse_text
+from sharpen.gateway.formats.table import REASONING_FORMATS, TOOL_FORMATS
 from sharpen.gateway.reader import AnswerReader
 from sharpen.gateway.render import Renderer
 from sharpen.types import CallStatus, Outcome
@@ -206,7 +207,7 @@ def test_streamed_text_adds_up_to_the_parsed_answer(
 ) -> None:
     """Whatever the model says: the deltas are the answer, or the answer is parsed as the deltas were."""
     text = "".join(pieces)
-    renderer = Renderer(tokenizer)
+    renderer, reasoning = Renderer(tokenizer), REASONING_FORMATS["qwen3"] if thinks else None
     given_out = {"reasoning": "", "content": ""}
 
     def give(delta: Any) -> None:
@@ -216,15 +217,20 @@ def test_streamed_text_adds_up_to_the_parsed_answer(
         renderer.text_stream(np.array([5, 6, 7], np.int32), keep_special=True),
         give,
         choice=0,
-        think=("<think>", "</think>") if thinks else None,
+        reasoning=reasoning,
         opened=opened,
-        tool_tags=TOOL_TAGS if tools else (),
+        tools=TOOL_FORMATS["hermes"] if tools else None,
         stop=(),
     )
     for token in tokenizer.encode(text, add_special_tokens=False):
         reader.add([token])
-    parser = REASONING_PARSERS["qwen3"] if thinks else None
-    parsed = parse_text(text, tools=tools, opened=opened, tool_parser=TOOL_PARSERS["hermes"], reasoning_parser=parser)
+    parsed = parse_text(
+        text,
+        tools=[TOOL] if tools else [],
+        opened=opened,
+        tool_format=TOOL_FORMATS["hermes"],
+        reasoning_format=reasoning,
+    )
     assert reader.agrees(parsed), (given_out, parsed)
     reader.finish(parsed)
     assert given_out == {"reasoning": parsed.reasoning, "content": parsed.content}

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from sharpen.gateway.parsers import ParsedText
+from sharpen.gateway.formats.format import ParsedText
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.requests import ApiError
 from sharpen.inference.engine import Generation

@@ -1,4 +1,4 @@
-"""The gateway: answers the chat-completion requests of rollouts and records every call token-exactly.
+"""The gateway: answers the requests of rollouts, in any protocol, and records every call token-exactly.
 
 In: requests from the transports (in-process, HTTP), each with its rollout's key. Out: replies, and `Call`s through
 `Session.close`. Runs on the serving loop together with the engine; `open` and sessions may be used from any thread.
@@ -12,7 +12,7 @@ import functools
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from sharpen.errors import ConfigError, EngineLostError
 from sharpen.gateway.answers import Delta, Head, Writer
@@ -20,11 +20,11 @@ from sharpen.gateway.body import decode
 from sharpen.gateway.busy import BusyClock
 from sharpen.gateway.caller import WhoCalls, foreign_error, foreign_use, nobody
 from sharpen.gateway.exchange import Exchange, RawRequest, Reply
+from sharpen.gateway.formats.table import REASONING_FORMATS, TOOL_FORMATS, named
 from sharpen.gateway.history import Prompt
 from sharpen.gateway.keys import Keys, new_key
 from sharpen.gateway.meter import Tally
 from sharpen.gateway.model import ChatModel
-from sharpen.gateway.parsers import REASONING_PARSERS, TOOL_PARSERS
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.replies import EVENTS_TYPE, error_reply, json_reply, rollout_ended
 from sharpen.gateway.requests import ApiError, CallRequest, render_message, short_repr
@@ -38,8 +38,6 @@ from sharpen.inference.engine import Engine
 from sharpen.types import Outcome, Sampling
 
 logger = logging.getLogger(__name__)
-
-Parser = TypeVar("Parser")
 
 MAX_WARNINGS = 100
 
@@ -79,8 +77,8 @@ class Gateway:
             engine,
             self._renderer,
             self.busy,
-            tool_parser=_parser(TOOL_PARSERS, tool_call_parser, "tool_call_parser"),
-            reasoning_parser=_parser(REASONING_PARSERS, reasoning_parser, "reasoning_parser"),
+            tool_format=named(TOOL_FORMATS, tool_call_parser, "tool_call_parser"),
+            reasoning_format=named(REASONING_FORMATS, reasoning_parser, "reasoning_parser"),
         )
         self._max_calls = max_calls
         self._keys: Keys[Session] = Keys()
@@ -299,19 +297,14 @@ class Gateway:
                 logger.warning("%s (reported once)", warning)
 
     def _prompt(self, session: Session, request: CallRequest) -> Prompt:
-        kwargs = {**self._template_kwargs, **request.template_kwargs}
-        text = self._renderer.render(request.rendered, request.tools, kwargs, continue_final=request.continue_final)
-        prompt = session.history.prompt(self._renderer, request.rendered, text)
+        if request.prompt is not None:
+            prompt = session.history.raw_prompt(self._renderer, request.prompt)
+        else:
+            kwargs = {**self._template_kwargs, **request.template_kwargs}
+            text = self._renderer.render(request.rendered, request.tools, kwargs, continue_final=request.continue_final)
+            prompt = session.history.prompt(self._renderer, request.rendered, text)
         if len(prompt.ids_P) == 0:
-            raise ApiError("The messages render to an empty prompt.", param="messages")
+            raise ApiError(f"The prompt that {request.asked!r} makes is empty.", param=request.asked)
         if len(prompt.ids_P) >= self.engine.max_model_len:
-            raise overflow(session, prompt, self.engine.max_model_len)
+            raise overflow(session, prompt, request, self.engine.max_model_len)
         return prompt
-
-
-def _parser(parsers: Mapping[str, Parser], name: str | None, setting: str) -> Parser | None:
-    if name is None:
-        return None
-    if name not in parsers:
-        raise ConfigError(f"{setting} is {name!r}; it must be one of {sorted(parsers)} or None")
-    return parsers[name]

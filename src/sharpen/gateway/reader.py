@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from sharpen.gateway.answers import Delta
-from sharpen.gateway.parsers import ParsedText
+from sharpen.gateway.formats.format import ParsedText, ReasoningFormat, ToolFormat
 from sharpen.gateway.render import TextStream
 
 Give = Callable[[Delta], None]
@@ -22,8 +22,9 @@ _NEWLINES = "\n"
 class AnswerReader:
     """Reads one choice, and gives its text to `give`.
 
-    `think` are the opening and the closing tag of thinking, if the model has any; `opened`: the prompt opened it.
-    `tool_tags` begin the markup of tool calls; `stop` are the request's stop strings.
+    `opened`: the prompt opened the reasoning. `tools` is the format of tool calls, if there may be any; `stop` are the
+    request's stop strings. Nothing is given out before the end if the reasoning is made of special tokens, which may
+    stand anywhere.
     """
 
     def __init__(
@@ -32,22 +33,25 @@ class AnswerReader:
         give: Give,
         *,
         choice: int,
-        think: tuple[str, str] | None,
+        reasoning: ReasoningFormat | None,
         opened: bool,
-        tool_tags: Sequence[str],
+        tools: ToolFormat | None,
         stop: Sequence[str],
     ) -> None:
         self._text = text
         self._give_out = give
         self._choice = choice
-        self._think = think
+        self._opens, self._closes = ((), ()) if reasoning is None else (reasoning.opens, reasoning.closes)
+        tool_tags = () if tools is None else tools.opens
         self._tags = (*stop, *tool_tags, *(f"\n{tag}" for tag in tool_tags))
         self._pending = ""
         self._given = {"reasoning": "", "content": ""}
         self._phase: Literal["start", "reasoning", "content", "held"] = "start"
         self._opened, self._thought = opened, False
-        if think is None:
+        if reasoning is None:
             self._phase = "content"
+        elif reasoning.special_tokens:
+            self._phase = "held"
 
     def add(self, ids: Sequence[int]) -> None:
         """Give out what these ids add."""
@@ -74,23 +78,24 @@ class AnswerReader:
 
     def _start(self) -> None:
         """Find out whether the text begins with the opening tag, as soon as that can be known."""
-        assert self._think is not None
-        opening, begun = self._think[0], self._pending.lstrip()
-        if begun.startswith(opening):
+        begun = self._pending.lstrip()
+        opening = next((one for one in self._opens if begun.startswith(one)), None)
+        if opening is not None:
             self._pending, self._phase = begun.removeprefix(opening), "reasoning"
-        elif not opening.startswith(begun):
+        elif not any(one.startswith(begun) for one in self._opens):
             self._phase = "reasoning" if self._opened else "content"
 
     def _reasoning(self) -> None:
-        assert self._think is not None
         if not self._given["reasoning"]:
             self._pending = self._pending.lstrip(_NEWLINES)
-        text, tag, after = self._pending.partition(self._think[1])
-        if tag:
-            self._give("reasoning", text.rstrip(_NEWLINES))
-            self._pending, self._phase, self._thought = after, "content", True
+        text = self._pending
+        found = [(at, tag) for tag in self._closes if (at := text.find(tag)) >= 0]
+        if found:
+            at, tag = min(found)
+            self._give("reasoning", text[:at].rstrip(_NEWLINES))
+            self._pending, self._phase, self._thought = text[at + len(tag) :], "content", True
             return
-        kept = text[: len(text) - _held(text, (self._think[1], *self._tags))].rstrip(_NEWLINES)
+        kept = text[: len(text) - _held(text, (*self._closes, *self._tags))].rstrip(_NEWLINES)
         self._pending = text[len(kept) :]
         self._give("reasoning", kept)
 

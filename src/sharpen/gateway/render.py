@@ -77,6 +77,10 @@ class Renderer:
         """Return the token ids of a whole prompt's text, as a read-only array."""
         return self._encode(text)
 
+    def encode_raw(self, text: str) -> IntArray:
+        """Return the token ids of a prompt that no template rendered: with what the tokenizer puts before a text."""
+        return np.array(self._backend.encode(text, add_special_tokens=True).ids, dtype=np.int32)
+
     def encode_after(self, last_id: int, text: str) -> IntArray:
         """Return the token ids of text that follows the token `last_id`.
 

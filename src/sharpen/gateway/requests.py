@@ -52,12 +52,12 @@ class ApiError(Exception):
 class PromptTooLongError(ApiError):
     """The prompt leaves no room for an answer: it has `num_tokens`, and the context `limit`."""
 
-    def __init__(self, num_tokens: int, limit: int) -> None:
+    def __init__(self, num_tokens: int, limit: int, asked: str) -> None:
         super().__init__(
-            f"This model's maximum context length is {limit} tokens, but the messages have {num_tokens}: no room for "
-            "an answer.",
+            f"This model's maximum context length is {limit} tokens, but the prompt has {num_tokens}: no room for an "
+            "answer.",
             code="context_length_exceeded",
-            param="messages",
+            param=asked,
         )
         self.num_tokens, self.limit = num_tokens, limit
 
@@ -69,7 +69,9 @@ class CallRequest:
 
     `plain_text`: the sampled text is not parsed. `continue_final`: the last message is the beginning of the answer.
     `model` is any name that the client sent. `other_fields` are the fields of messages that are not OpenAI's and that a
-    chat template may read. `notes` are what was left out of the request by a stated rule, to be reported once.
+    chat template may read. `prompt` is the prompt itself, text or token ids, of a request that has no messages to
+    render (see `protocols.completions`). `notes` are what was left out of the request by a stated rule, to be reported
+    once.
     """
 
     model: str
@@ -86,6 +88,12 @@ class CallRequest:
     continue_final: bool = False
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    prompt: str | tuple[int, ...] | None = None
+
+    @property
+    def asked(self) -> str:
+        """The parameter that holds what is asked."""
+        return "messages" if self.prompt is None else "prompt"
 
 
 def short_repr(value: Any) -> str:

@@ -9,19 +9,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sharpen.gateway.answers import Writer
-from sharpen.gateway.protocols import chat
+from sharpen.gateway.protocols import chat, completions
 from sharpen.gateway.requests import ApiError, CallRequest
 
 Route = tuple[str, str]
 Parse = Callable[..., tuple[CallRequest, Writer]]
 
-CHAT, MODELS = ("POST", "/chat/completions"), ("GET", "/models")
-PARSERS: Mapping[Route, Parse] = {CHAT: chat.parse_request}
+CHAT, COMPLETIONS, MODELS = ("POST", "/chat/completions"), ("POST", "/completions"), ("GET", "/models")
+PARSERS: Mapping[Route, Parse] = {CHAT: chat.parse_request, COMPLETIONS: completions.parse_request}
 """The protocol of each route whose requests are calls of the model."""
 OTHER_APIS = {
     "/responses": "the client speaks OpenAI's responses API; have it speak chat completions (in the OpenAI Agents SDK "
     "make the agent with model=OpenAIChatCompletionsModel(model=model.name, openai_client=model.client))",
-    "/completions": "prompts without the chat template are not served; send messages to /v1/chat/completions",
     "/embeddings": "embeddings are not served; ask another server for them",
     "/messages": "the client speaks Anthropic's API; have it speak OpenAI's chat completions",
     "/api/chat": "the client speaks Ollama's API; have it speak OpenAI's chat completions",
@@ -49,7 +48,7 @@ def _remedy(method: str, path: str) -> str:
     _, end = route_of(method, path)
     if end.startswith("/v1/"):
         return "the client adds /v1 itself; give it model.base_url.removesuffix('/v1')"
-    for known_method, known in (CHAT, MODELS):
+    for known_method, known in (CHAT, COMPLETIONS, MODELS):
         if end == known:
             return f"use {known_method}"
         if end.endswith(known):
@@ -57,4 +56,7 @@ def _remedy(method: str, path: str) -> str:
     for known, remedy in OTHER_APIS.items():
         if end.endswith(known):
             return remedy
-    return "only POST /v1/chat/completions and GET /v1/models are served, and model.base_url ends in /v1"
+    return (
+        "only POST /v1/chat/completions, POST /v1/completions and GET /v1/models are served, and model.base_url ends "
+        "in /v1"
+    )

@@ -15,16 +15,8 @@ import numpy as np
 from sharpen.errors import CallError, ContextOverflowError, EngineError, SamplingError
 from sharpen.gateway.answers import Choice, assistant_message
 from sharpen.gateway.busy import BusyClock
+from sharpen.gateway.formats.format import ParsedText, ReasoningFormat, ToolFormat, parse_text
 from sharpen.gateway.history import Prompt
-from sharpen.gateway.parsers import (
-    END_THINK,
-    THINK,
-    TOOL_TAGS,
-    ParsedText,
-    ReasoningParser,
-    ToolParser,
-    parse_text,
-)
 from sharpen.gateway.reader import AnswerReader, Give
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.requests import ApiError, CallRequest, PromptTooLongError, render_message
@@ -42,12 +34,12 @@ class Sampler:
         renderer: Renderer,
         busy: BusyClock,
         *,
-        tool_parser: ToolParser | None,
-        reasoning_parser: ReasoningParser | None,
+        tool_format: ToolFormat | None,
+        reasoning_format: ReasoningFormat | None,
     ) -> None:
         """`busy` runs while the engine has a request."""
         self._engine, self._renderer, self._busy = engine, renderer, busy
-        self._tool_parser, self._reasoning_parser = tool_parser, reasoning_parser
+        self._tool_format, self._reasoning_format = tool_format, reasoning_format
 
     async def choices(self, session: Session, entries: Sequence[Entry], give: Give | None = None) -> list[Choice]:
         """Sample a choice for each entry, and record it there. `give` receives their text while it is sampled."""
@@ -79,8 +71,11 @@ class Sampler:
         if generation.finish_reason == "abort":
             raise EngineError("the engine aborted the call")
         sampled_text = self._renderer.decode(prompt.ids_P, generation.ids.tolist())
-        response = render_message(message, len(request.messages))
-        session.history.add(entry.index, request.rendered, response, prompt, generation.ids, sampled_text)
+        if request.prompt is not None:
+            session.history.add_raw(entry.index, prompt, generation.ids, sampled_text)
+        else:
+            response = render_message(message, len(request.messages))
+            session.history.add(entry.index, request.rendered, response, prompt, generation.ids, sampled_text)
         # A truncated response is reported as "length" even if it contains a whole tool call.
         calls_tools = bool(parsed.tool_calls) and generation.finish_reason == "stop"
         return Choice(
@@ -104,51 +99,55 @@ class Sampler:
             with self._busy:
                 return await self._engine.generate(request)
         except ContextOverflowError:
-            raise overflow(session, entry.prompt, self._engine.max_model_len) from None
+            raise overflow(session, entry.prompt, entry.request, self._engine.max_model_len) from None
         except SamplingError as error:
             raise ApiError(f"{error}.", code="invalid_sampling") from error
 
     def _reader(self, request: CallRequest, prompt: Prompt, number: int, give: Give) -> AnswerReader:
-        thinks = self._reasoning_parser is not None and not request.plain_text
-        reads_tools = bool(request.tools) and self._tool_parser is not None and not request.plain_text
+        plain, reasoning = request.plain_text, self._reasoning_format
         return AnswerReader(
-            self._renderer.text_stream(prompt.ids_P, keep_special=bool(request.tools)),
+            self._renderer.text_stream(prompt.ids_P, keep_special=self._keeps_special(request)),
             give,
             choice=number,
-            think=(THINK, END_THINK) if thinks else None,
-            opened=_opens_thinking(prompt),
-            tool_tags=TOOL_TAGS if reads_tools else (),
+            reasoning=None if plain else reasoning,
+            opened=_opens_reasoning(reasoning, prompt),
+            tools=self._tool_format if request.tools and not plain else None,
             stop=request.sampling.stop,
         )
+
+    def _keeps_special(self, request: CallRequest) -> bool:
+        """Whether special tokens are kept: markup may be made of them, that of tools or of the reasoning."""
+        reasoning = self._reasoning_format
+        return bool(request.tools) or (reasoning is not None and reasoning.special_tokens)
 
     def _parse_sampled(
         self, request: CallRequest, prompt: Prompt, generation: Generation, reader: AnswerReader | None
     ) -> ParsedText:
-        """Parse the sampled text without its end token. Special tokens are kept only if the request has tools, whose
-        markup may use them. What a `reader` gave out as content stays content."""
+        """Parse the sampled text without its end token. What a `reader` gave out as content stays content."""
         text = generation.text
         if text is None:
             ids = generation.ids.tolist()
             if generation.finish_reason == "stop":
                 ids = ids[:-1]
-            text = self._renderer.decode(prompt.ids_P, ids if request.tools else self._renderer.without_special(ids))
+            kept = ids if self._keeps_special(request) else self._renderer.without_special(ids)
+            text = self._renderer.decode(prompt.ids_P, kept)
         if request.plain_text:
             return ParsedText(content=text)
-        for reasoning_parser in (self._reasoning_parser, None):
+        for reasoning in (self._reasoning_format, None):
             parsed = parse_text(
                 text,
-                tools=bool(request.tools),
-                opened=_opens_thinking(prompt),
-                tool_parser=self._tool_parser,
-                reasoning_parser=reasoning_parser,
+                tools=request.tools,
+                opened=_opens_reasoning(reasoning, prompt),
+                tool_format=self._tool_format,
+                reasoning_format=reasoning,
             )
             if reader is None or reader.agrees(parsed):
                 return parsed
         return ParsedText(content=text, tool_parse_error=True)
 
 
-def _opens_thinking(prompt: Prompt) -> bool:
-    return prompt.text.rstrip().endswith(THINK)
+def _opens_reasoning(reasoning: ReasoningFormat | None, prompt: Prompt) -> bool:
+    return reasoning is not None and reasoning.opened_by(prompt.text)
 
 
 def _stop_string(generation: Generation, sampled_text: str, stop: Sequence[str]) -> str | None:
@@ -170,8 +169,8 @@ def _check(generation: Generation) -> None:
         raise CallError("the engine sampled no token")
 
 
-def overflow(session: Session, prompt: Prompt, limit: int) -> ApiError:
+def overflow(session: Session, prompt: Prompt, request: CallRequest, limit: int) -> ApiError:
     """Record that a prompt leaves no room in the context, and return the error for the agent."""
-    error = PromptTooLongError(len(prompt.ids_P), limit)
+    error = PromptTooLongError(len(prompt.ids_P), limit, request.asked)
     session.fail(Outcome.CONTEXT_OVERFLOW, str(error))
     return error

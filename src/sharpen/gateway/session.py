@@ -24,7 +24,7 @@ from sharpen.gateway.model import ChatModel
 from sharpen.gateway.requests import CallRequest
 from sharpen.gateway.tasks import TaskSet
 from sharpen.inference.engine import Generation
-from sharpen.types import Call, CallStatus, Outcome, Sampling
+from sharpen.types import PROMPT_ROLE, Call, CallStatus, Outcome, Sampling
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -68,12 +68,15 @@ class Entry:
             sampling=self.request.sampling,
             finish_reason=generation.finish_reason,
             status=CallStatus.FOREIGN if exchange.foreign else CallStatus.USED if used else CallStatus.ABANDONED,
-            messages=self.request.messages,
+            messages=self.request.messages if self.request.prompt is None else self._prompt_message(),
             tools=self.request.tools,
             response=self.response,
             seconds=self.seconds,
             request=self.first_choice,
         )
+
+    def _prompt_message(self) -> tuple[Mapping[str, Any], ...]:
+        return ({"role": PROMPT_ROLE, "content": self.prompt.text},)
 
 
 class Session:

@@ -59,6 +59,8 @@ RESERVED_TEMPLATE_KWARGS = frozenset(
     | {"continue_final_message", "return_dict", "sanitize_control_tokens", "return_assistant_tokens_mask"}
 )
 MAX_CHOICES = 128
+DONE = b"data: [DONE]\n\n"
+"""Ends every stream of OpenAI's older APIs."""
 
 
 def parse_request(body: Any, *, model_name: str, defaults: Sampling, greedy: bool) -> tuple[CallRequest, ChatWriter]:
@@ -211,12 +213,12 @@ class ChatWriter:
         first = {"delta": {"role": "assistant", "content": ""}}
         chunks = [self._chunk(head, index, first) for index in range(head.num_choices)]
         chunks[0].update(self._prompt(head))
-        return _events(chunks)
+        return events(chunks)
 
     def delta(self, head: Head, delta: Delta) -> bytes:
         """Return the chunk of new text."""
         name = "content" if delta.kind == "content" else "reasoning_content"
-        return _events([self._chunk(head, delta.choice, {"delta": {name: delta.text}})])
+        return events([self._chunk(head, delta.choice, {"delta": {name: delta.text}})])
 
     def end(self, head: Head, choices: Sequence[Choice], renderer: Renderer) -> bytes:
         """Return the chunks after the text: tool calls, finish reasons with all else that was asked for, usage."""
@@ -231,11 +233,11 @@ class ChatWriter:
             chunks.append(self._chunk(head, index, {"delta": {}, "finish_reason": choice.finish_reason}))
         if self.include_usage:
             chunks.append({**self._head(head, "chat.completion.chunk"), "choices": [], "usage": usage(head, choices)})
-        return _events(chunks) + b"data: [DONE]\n\n"
+        return events(chunks) + DONE
 
     def error(self, error: ApiError) -> bytes:
         """Return the event of an error, which OpenAI's clients raise."""
-        return _events([error.body()])
+        return events([error.body()])
 
     def _about(self, choice: Choice, renderer: Renderer) -> dict[str, Any]:
         about: dict[str, Any] = {
@@ -285,5 +287,6 @@ def _token(renderer: Renderer, token_id: int, logprob: float) -> dict[str, Any]:
     return {"token": text, "logprob": max(logprob, -9999.0), "bytes": text_bytes}
 
 
-def _events(chunks: Sequence[Mapping[str, Any]]) -> bytes:
+def events(chunks: Sequence[Mapping[str, Any]]) -> bytes:
+    """Return chunks as server-sent events."""
     return b"".join(b"data: " + dump(chunk) + b"\n\n" for chunk in chunks)
