@@ -23,7 +23,8 @@ from sharpen.types import IntArray
 
 REPLACEMENT = "\ufffd"
 PROBE = '{"probe" :1}'
-_JSON_PROBE = re.compile(r'\{\s*"probe"\s*:\s*1\s*\}')
+_PARSED_PROBE = re.compile(r"""\{\s*["']probe["']\s*:\s*1\s*\}""")
+"""The probe as JSON, or as Python shows it, which a template that expects strings does."""
 CONTEXT_IDS = 4
 """Prompt ids decoded before the sampled ones: some tokenizers drop the leading space of a first token."""
 
@@ -151,15 +152,15 @@ class Renderer:
         return str(text)
 
     def _template_keeps_argument_strings(self) -> bool:
-        """Whether the template writes argument strings unchanged, where it writes JSON (Qwen3), so that they need not be
-        parsed for it. Gemma's writes parsed arguments in a form of its own, but takes strings too."""
+        """Whether the template writes argument strings unchanged, where it writes JSON (Qwen3), so that they need not
+        be parsed for it. Gemma's writes parsed arguments in a form of its own, but takes strings too."""
         try:
             if PROBE not in self._with_arguments(PROBE):
                 return False
         except (TemplateError, TypeError, ValueError):
             return False  # a template that accepts no strings (or no tools) gets parsed arguments
         try:
-            return _JSON_PROBE.search(self._with_arguments(json.loads(PROBE))) is not None
+            return _PARSED_PROBE.search(self._with_arguments(json.loads(PROBE))) is not None
         except (TemplateError, TypeError, ValueError):
             return True  # it accepts nothing but strings
 

@@ -274,7 +274,8 @@ HARMONY = """
     {%- elif message.tool_calls %}
         {%- if message.content and message.thinking %}{{- raise_exception('not both') }}
         {%- elif message.content or message.thinking %}
-            {{- '<|start|>assistant<|channel|>analysis<|message|>' + (message.content or message.thinking) + '<|end|>' }}
+            {{- '<|start|>assistant<|channel|>analysis<|message|>' }}
+            {{- (message.content or message.thinking) + '<|end|>' }}
         {%- endif %}
         {%- set call = message.tool_calls[0].function %}
         {{- '<|start|>assistant to=functions.' + call.name + '<|channel|>commentary json<|message|>' }}
@@ -282,7 +283,8 @@ HARMONY = """
     {%- elif message.role == 'assistant' %}
         {{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|end|>' }}
     {%- elif message.role == 'tool' %}
-        {{- '<|start|>functions.f to=assistant<|channel|>commentary<|message|>' + message.content | tojson + '<|end|>' }}
+        {{- '<|start|>functions.f to=assistant<|channel|>commentary<|message|>' }}
+        {{- message.content | tojson + '<|end|>' }}
     {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"""
@@ -343,32 +345,50 @@ FAMILIES = {
     "llama3": Family(template=LLAMA3, end="<|eot_id|>", tool="llama3_json", parallel=False, content=False),
     "pythonic": Family(template=PYTHONIC, end="<|eot_id|>", tool="pythonic", content=False),
     "lfm2": Family(
-        template=LFM2, end="<|im_end|>", tool="pythonic", special=("<|tool_call_start|>", "<|tool_call_end|>"),
+        template=LFM2,
+        end="<|im_end|>",
+        tool="pythonic",
+        special=("<|tool_call_start|>", "<|tool_call_end|>"),
         content=False,
     ),
-    "mistral_list": Family(
-        template=MISTRAL_LIST, end="</s>", tool="mistral", special=_MISTRAL_TOKENS, content=False
-    ),
+    "mistral_list": Family(template=MISTRAL_LIST, end="</s>", tool="mistral", special=_MISTRAL_TOKENS, content=False),
     "mistral": Family(template=MISTRAL, end="</s>", tool="mistral", special=_MISTRAL_TOKENS),
     "gemma4": Family(
-        template=GEMMA4, end="<|tool_response>", tool="gemma4", reasoning="gemma4", special=_GEMMA4_TOKENS,
+        template=GEMMA4,
+        end="<|tool_response>",
+        tool="gemma4",
+        reasoning="gemma4",
+        special=_GEMMA4_TOKENS,
         content=False,
     ),
     "functiongemma": Family(
-        template=FUNCTIONGEMMA, end="<end_of_turn>", tool="functiongemma",
+        template=FUNCTIONGEMMA,
+        end="<end_of_turn>",
+        tool="functiongemma",
         special=("<start_function_call>", "<end_function_call>", "<escape>"),
     ),
     "deepseek_v3": Family(
-        template=DEEPSEEK_V3, end="<｜end▁of▁sentence｜>", tool="deepseek_v3", reasoning="deepseek_r1",
+        template=DEEPSEEK_V3,
+        end="<｜end▁of▁sentence｜>",
+        tool="deepseek_v3",
+        reasoning="deepseek_r1",
         special=_DEEPSEEK_TOKENS,
     ),
     "deepseek_v31": Family(
-        template=DEEPSEEK_V31, end="<｜end▁of▁sentence｜>", tool="deepseek_v31", reasoning="deepseek_r1",
+        template=DEEPSEEK_V31,
+        end="<｜end▁of▁sentence｜>",
+        tool="deepseek_v31",
+        reasoning="deepseek_r1",
         special=_DEEPSEEK_TOKENS,
     ),
     "harmony": Family(
-        template=HARMONY, end="<|call|>", tool="harmony", reasoning="harmony", special=_HARMONY_TOKENS,
-        parallel=False, content=False,
+        template=HARMONY,
+        end="<|call|>",
+        tool="harmony",
+        reasoning="harmony",
+        special=_HARMONY_TOKENS,
+        parallel=False,
+        content=False,
     ),
     "glm4.5": Family(template=GLM45, end="<|observation|>", tool="glm45", reasoning="qwen3", special=("<|user|>",)),
     "glm4.7": Family(template=GLM47, end="<|observation|>", tool="glm45", reasoning="qwen3", special=("<|user|>",)),

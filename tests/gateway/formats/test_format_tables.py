@@ -28,7 +28,6 @@ SCHEMA = {
     },
 }
 TOOLS = ({"type": "function", "function": {"name": "f", "parameters": SCHEMA}},)
-FORMATS = {form.name: form for form in TOOL_FORMATS}
 
 DS_BEGIN, DS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 DS_CALL, DS_SEP, DS_CLOSE = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
@@ -107,7 +106,7 @@ READ: list[tuple[str, str, str, tuple[tuple[str, str, str | None], ...]]] = [
 
 @pytest.mark.parametrize(("name", "text", "content", "calls"), READ)
 def test_calls(name: str, text: str, content: str, calls: tuple[tuple[str, str, str | None], ...]) -> None:
-    found = FORMATS[name].parse(text, TOOLS)
+    found = TOOL_FORMATS[name].parse(text, TOOLS)
     assert (found[0], tuple((call.name, call.arguments, call.id) for call in found[1]), found[2]) == (
         content,
         calls,
@@ -207,16 +206,16 @@ MALFORMED: dict[str, tuple[str, ...]] = {
 
 @pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in MALFORMED.items() for text in texts])
 def test_malformed_markup_stays_text(name: str, text: str) -> None:
-    assert FORMATS[name].parse(text, TOOLS) == (text, (), True)
+    assert TOOL_FORMATS[name].parse(text, TOOLS) == (text, (), True)
 
 
-@pytest.mark.parametrize("form", TOOL_FORMATS, ids=lambda form: form.name)
+@pytest.mark.parametrize("form", TOOL_FORMATS.values(), ids=lambda form: form.name)
 def test_plain_text_is_content(form: ToolFormat) -> None:
     for text in ("", " plain\n", "a < b > c [1] {x} | 'q' \"é\" 🙂"):
         assert form.parse(text, TOOLS) == (text, (), False)
 
 
-@pytest.mark.parametrize("form", TOOL_FORMATS, ids=lambda form: form.name)
+@pytest.mark.parametrize("form", TOOL_FORMATS.values(), ids=lambda form: form.name)
 def test_markup_of_another_format_beside_a_call_is_content_or_malformed(form: ToolFormat) -> None:
     mine = GOOD.get(form.name, '<tool_call>{"name": "f", "arguments": {}}</tool_call>')
     for name, other in GOOD.items():
@@ -227,11 +226,13 @@ def test_markup_of_another_format_beside_a_call_is_content_or_malformed(form: To
         assert content == f"{mine} {other}" if malformed else other.strip()[:5] in content
 
 
-@pytest.mark.parametrize("form", TOOL_FORMATS, ids=lambda form: form.name)
+@pytest.mark.parametrize("form", TOOL_FORMATS.values(), ids=lambda form: form.name)
 @given(data=st.data())
 def test_any_text_parses(form: ToolFormat, data: st.DataObject) -> None:
     good = GOOD.get(form.name, '<tool_call>{"name": "f", "arguments": {}}</tool_call>')
-    pieces = st.sampled_from([*form.opens, *form.begins, good, good[: len(good) // 2], good[len(good) // 2 :], "x", "\n"])
+    pieces = st.sampled_from(
+        [*form.opens, *form.begins, good, good[: len(good) // 2], good[len(good) // 2 :], "x", "\n"]
+    )
     text = "".join(data.draw(st.lists(pieces, max_size=5)))
     _check(form.parse(text, TOOLS), text)
 
@@ -274,7 +275,7 @@ def _check(found: ParsedCalls, text: str) -> None:
     ],
 )
 def test_values_without_types_get_those_of_the_schema(key: str, text: str, value: str) -> None:
-    _, calls, _ = FORMATS["qwen3_coder"].parse(coder((key, text)), TOOLS)
+    _, calls, _ = TOOL_FORMATS["qwen3_coder"].parse(coder((key, text)), TOOLS)
     assert calls[0].arguments == f'{{"{key}": {value}}}'
 
 
@@ -285,7 +286,7 @@ def test_values_without_types_get_those_of_the_schema(key: str, text: str, value
 )  # fmt: skip
 def test_odd_schemas_give_text(schema: Any) -> None:
     tools = ({"type": "function", "function": {"name": "f", "parameters": schema}},)
-    assert FORMATS["qwen3_coder"].parse(coder(("a", "1")), tools)[1][0].arguments == '{"a": "1"}'
+    assert TOOL_FORMATS["qwen3_coder"].parse(coder(("a", "1")), tools)[1][0].arguments == '{"a": "1"}'
 
 
 REASONING: list[tuple[str, str, bool, str, str]] = [
@@ -309,5 +310,4 @@ REASONING: list[tuple[str, str, bool, str, str]] = [
 
 @pytest.mark.parametrize(("name", "text", "opened", "reasoning", "content"), REASONING)
 def test_reasoning(name: str, text: str, opened: bool, reasoning: str, content: str) -> None:
-    forms = {form.name: form for form in REASONING_FORMATS}
-    assert forms[name].parse(text, opened) == (reasoning, content)
+    assert REASONING_FORMATS[name].parse(text, opened) == (reasoning, content)

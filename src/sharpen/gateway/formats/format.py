@@ -47,6 +47,7 @@ class ToolFormat:
     `opens`: the texts with which markup begins, wherever it stands. What stands before the first of them is content,
     and may be streamed, unless the text begins with one of `begins`: markup that only a whole text can be. `marks`: a
     chat template with all texts of one of these tuples has this format. `vllm`: the name of the parser in vLLM.
+    `short_ids`: the templates of these models accept only ids of nine letters and digits.
     """
 
     name: str
@@ -55,6 +56,7 @@ class ToolFormat:
     marks: tuple[tuple[str, ...], ...]
     vllm: str
     begins: tuple[str, ...] = ()
+    short_ids: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

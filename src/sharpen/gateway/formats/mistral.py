@@ -61,7 +61,7 @@ def _call(written: str) -> ToolCall | None:
     return ToolCall(name=name, arguments=arguments, id=call_id)
 
 
-MISTRAL = ToolFormat(name="mistral", parse=parse, opens=(OPEN,), marks=((OPEN,),), vllm="mistral")
+MISTRAL = ToolFormat(name="mistral", parse=parse, opens=(OPEN,), marks=((OPEN,),), vllm="mistral", short_ids=True)
 MISTRAL_THINK = ReasoningFormat(
     name="mistral",
     parse=lambda text, opened: between(text, "[THINK]", "[/THINK]", opened=opened),

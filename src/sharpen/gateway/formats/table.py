@@ -26,22 +26,37 @@ from sharpen.gateway.formats.think import DEEPSEEK_R1, QWEN3
 AUTO = "auto"
 Format = TypeVar("Format", ToolFormat, ReasoningFormat)
 
-TOOL_FORMATS: tuple[ToolFormat, ...] = (
-    *(HARMONY, KIMI_K2, DEEPSEEK_V3, DEEPSEEK_V31, GEMMA4, FUNCTIONGEMMA, MISTRAL),
-    *(QWEN3_CODER, GLM45, HERMES, PYTHONIC, LLAMA3_JSON),
-)
+TOOL_FORMATS: Mapping[str, ToolFormat] = {
+    form.name: form
+    for form in (
+        *(HARMONY, KIMI_K2, DEEPSEEK_V3, DEEPSEEK_V31, GEMMA4, FUNCTIONGEMMA, MISTRAL),
+        *(QWEN3_CODER, GLM45, HERMES, PYTHONIC, LLAMA3_JSON),
+    )
+}
 """In the order in which a template is searched for their marks: the more special ones first."""
-REASONING_FORMATS: tuple[ReasoningFormat, ...] = (HARMONY_ANALYSIS, GEMMA4_THOUGHT, MISTRAL_THINK, DEEPSEEK_R1, QWEN3)
+REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
+    form.name: form for form in (HARMONY_ANALYSIS, GEMMA4_THOUGHT, MISTRAL_THINK, DEEPSEEK_R1, QWEN3)
+}
 """In the order of the search."""
 
 OTHER_NAMES: Mapping[str, str] = {
-    **{"openai": "harmony", "openai_gptoss": "harmony", "qwen3_xml": "qwen3_coder", "llama4_json": "llama3_json"},
-    **{"llama4_pythonic": "pythonic", "lfm2": "pythonic", "glm47": "glm45", "mimo": "qwen3_coder"},
+    "openai": "harmony",
+    "openai_gptoss": "harmony",
+    "qwen3_xml": "qwen3_coder",
+    "llama4_json": "llama3_json",
+    "llama4_pythonic": "pythonic",
+    "lfm2": "pythonic",
+    "glm47": "glm45",
+    "mimo": "qwen3_coder",
 }
 """Further names of formats in vLLM."""
 REASONING_NAMES: Mapping[str, str] = {
-    **{"openai_gptoss": "harmony", "deepseek_v3": "deepseek_r1", "glm45": "qwen3", "glm47": "qwen3"},
-    **{"kimi_k2": "qwen3", "mimo": "qwen3"},
+    "openai_gptoss": "harmony",
+    "deepseek_v3": "deepseek_r1",
+    "glm45": "qwen3",
+    "glm47": "qwen3",
+    "kimi_k2": "qwen3",
+    "mimo": "qwen3",
 }
 """Further names of reasoning formats in vLLM."""
 
@@ -63,18 +78,27 @@ def formats_of(template: str, *, tool_call_parser: str | None, reasoning_parser:
     )
 
 
+def no_format(model_name: str) -> str:
+    """Return a warning: tools are offered to a model in whose chat template no format was found."""
+    names = ", ".join(sorted(TOOL_FORMATS))
+    return (
+        f"tools are offered, but the chat template of {model_name} has no known format of tool calls: they stay in the "
+        f"text. Name the format that this model writes (model.tool_call_parser: {names}), or set it to null if the "
+        "agent reads calls from the text"
+    )
+
+
 def _chosen(
-    formats: tuple[Format, ...], other_names: Mapping[str, str], name: str | None, template: str, setting: str
+    formats: Mapping[str, Format], other_names: Mapping[str, str], name: str | None, template: str, setting: str
 ) -> Format | None:
     if name is None:
         return None
     if name == AUTO:
-        return next((form for form in formats if _has(template, form.marks)), None)
+        return next((form for form in formats.values() if _has(template, form.marks)), None)
     name = other_names.get(name, name)
-    known = {form.name: form for form in formats}
-    if name not in known:
-        raise ConfigError(f'{setting} is {name!r}; it must be "auto", None, or one of {sorted(known)}')
-    return known[name]
+    if name not in formats:
+        raise ConfigError(f'{setting} is {name!r}; it must be "auto", None, or one of {sorted(formats)}')
+    return formats[name]
 
 
 def _has(template: str, marks: tuple[tuple[str, ...], ...]) -> bool:
