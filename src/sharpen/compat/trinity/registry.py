@@ -168,8 +168,10 @@ WORKFLOWS = Registry(
         "rubric_judge_workflow": f"{_HERE}.workflows.rubric:RubricJudgeWorkflow",
         "rubric_judge_openai_workflow": f"{_HERE}.workflows.rubric:RubricJudgeWorkflowWithAPI",
         "frozen_lake_workflow": f"{_HERE}.workflows.frozen_lake:FrozenLakeWorkflow",
-        "alfworld_workflow": f"{_WORLDS}:AlfworldWorkflow",
-        "step_wise_alfworld_workflow": f"{_WORLDS}:StepWiseAlfworldWorkflow",
+        "alfworld_workflow": f"{_HERE}.workflows.alfworld:AlfworldWorkflow",
+        "step_wise_alfworld_workflow": f"{_HERE}.workflows.alfworld:StepWiseAlfworldWorkflow",
+        "RAFT_alfworld_workflow": f"{_HERE}.workflows.raft_alfworld:RAFTAlfworldWorkflow",
+        "RAFT_reflect_alfworld_workflow": f"{_HERE}.workflows.raft_alfworld:RAFTReflectAlfworldWorkflow",
         "sciworld_workflow": f"{_WORLDS}:SciWorldWorkflow",
         "webshop_workflow": f"{_WORLDS}:WebShopWorkflow",
         "intercode_sql_workflow": f"{_WORLDS}:InterCodeSQLWorkflow",
@@ -182,6 +184,8 @@ WORKFLOWS = Registry(
     needs={
         "alfworld_workflow": _ALFWORLD,
         "step_wise_alfworld_workflow": _ALFWORLD,
+        "RAFT_alfworld_workflow": _ALFWORLD,
+        "RAFT_reflect_alfworld_workflow": _ALFWORLD,
         "sciworld_workflow": Package(
             modules=("scienceworld",), name="the package scienceworld (and Java)", install="pip install scienceworld"
         ),
@@ -201,8 +205,6 @@ WORKFLOWS = Registry(
         "math_ruler_workflow, with a judge of its own",
         "simple_mm_workflow": f"models of text only are trained; {_OWN}",
         "async_simple_mm_workflow": f"models of text only are trained; {_OWN}",
-        "RAFT_alfworld_workflow": f"it writes its own training data; use alfworld_workflow, or {_OWN}",
-        "RAFT_reflect_alfworld_workflow": f"it writes its own training data; use alfworld_workflow, or {_OWN}",
         "agentscope_workflow_adapter": f"it wraps a function that no file can name; {_AGENT}",
         "agentscope_workflow_adapter_v1": f"it wraps a function that no file can name; {_AGENT}",
         "agentscope_react_math_workflow": f"it is one agent with a tool that runs code; {_AGENT}",
