@@ -46,9 +46,7 @@ def test_its_commands_are_one_sequence(rollouts: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("said", "num_calls"), [(WRITES, 2), ("no tool call", 2)])
-def test_at_its_limits_it_stops_without_an_exception(
-    rollouts: Any, tmp_path: Path, said: str, num_calls: int
-) -> None:
+def test_at_its_limits_it_stops_without_an_exception(rollouts: Any, tmp_path: Path, said: str, num_calls: int) -> None:
     served = rollouts(said)
     workflow = workflow_in(tmp_path, step_limit=2, max_consecutive_format_errors=2)
     (rollout,) = check_records(served.engine, served.run(workflow, tasks=[{"question": "Write 5."}]))
