@@ -1,4 +1,4 @@
-"""mini-swe-agent on our model, through LiteLLM over HTTP: commands in a folder, the whole history sent back each time."""
+"""mini-swe-agent on our model, through LiteLLM over HTTP: commands in a folder, all of the history in each call."""
 
 from __future__ import annotations
 
