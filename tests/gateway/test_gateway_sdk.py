@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from typing import Any
 
 import httpx
@@ -78,6 +80,39 @@ def test_http_with_plain_httpx(serve: Any) -> None:
     assert httpx.get(f"{url}/models").status_code == 401
     assert [call.status for call in session.close()] == [CallStatus.USED]
     assert httpx.get(f"{url}/models", headers=headers).json()["error"]["code"] == "invalid_api_key"
+
+
+def test_a_key_in_the_path_counts_before_one_in_the_headers(serve: Any) -> None:
+    served = serve("hi")
+    session, other = served.open("g/0"), served.open("g/1")
+    url = session.model.keyed_url
+    assert url == session.model.base_url.replace("/v1", f"/{session.model.api_key}/v1")
+    with openai.OpenAI(base_url=url, api_key="none") as client:  # the package insists on a key
+        assert client.models.list().data[0].id == "toy"
+        assert client.chat.completions.create(model="toy", messages=USER).choices[0].message.content == "hi"
+    with openai.OpenAI(base_url=url, api_key=other.model.api_key) as client:
+        client.chat.completions.create(model="toy", messages=USER)
+    assert [len(session.close()), len(other.close())] == [2, 0]
+    assert "g/0 has ended" in httpx.get(f"{url}/models").json()["error"]["message"]
+
+
+def test_environment_of_a_rollout(serve: Any) -> None:
+    """The real clients read it: one finds model and key without a word of configuration."""
+    session = serve("hi").open()
+    model, found = session.model, session.model.environment()
+    assert found["OPENAI_BASE_URL"] == found["OPENAI_API_BASE"] == model.base_url
+    assert found["ANTHROPIC_BASE_URL"] + "/v1" == model.base_url
+    assert {found[name] for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")} == {model.api_key}
+    assert {value for name, value in found.items() if "_MODEL" in name} == {"toy"}
+    assert found["NO_PROXY"] == found["no_proxy"] == "127.0.0.1"
+    code = (
+        "import os, openai; chat = openai.OpenAI().chat.completions\n"
+        "messages = [{'role': 'user', 'content': 'hello'}]\n"
+        "print(chat.create(model=os.environ['OPENAI_MODEL'], messages=messages).choices[0].message.content)"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], env=found, capture_output=True, text=True, check=True)
+    assert shown.stdout == "hi\n"
+    assert len(session.close()) == 1
 
 
 def test_http_with_the_sdk(serve: Any) -> None:

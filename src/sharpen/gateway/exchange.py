@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sharpen.gateway.caller import Caller
-from sharpen.gateway.keys import key_of
+from sharpen.gateway.keys import key_of, without_key
+from sharpen.gateway.stream import Stream
 
 RETRY_HEADER, IDEMPOTENCY_HEADER = "x-stainless-retry-count", "idempotency-key"
 
@@ -57,16 +58,18 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """A response to be sent, and the exchange to mark as delivered when the agent has it."""
+    """A response to be sent, and the exchange to mark as delivered when the agent has it. With a `stream`, the body is
+    its chunks, and the response is there when the last one is."""
 
     status: int
     content_type: str
-    body: bytes
+    body: bytes = b""
     exchange: Exchange | None = None
+    stream: Stream | None = None
 
     def delivered(self) -> None:
-        """Mark the exchange as delivered: the agent has the response."""
-        if self.exchange is not None:
+        """Mark the exchange as delivered: the agent has the response, or the last chunk of the stream."""
+        if self.exchange is not None and (self.stream is None or self.stream.complete):
             self.exchange.delivered = True
 
 
@@ -76,12 +79,16 @@ Start = Callable[[RawRequest], "asyncio.Task[Reply]"]
 def raw_request(
     method: str, path: str, headers: Any, body: bytes, caller: Caller | None, *, in_process: bool
 ) -> RawRequest:
-    """Make a `RawRequest`, reading key and retry count from `headers` (any case-insensitive mapping)."""
+    """Make a `RawRequest`, reading key and retry count from `headers` (any case-insensitive mapping).
+
+    A key in the path counts before one in the headers: clients that cannot be given a key may send one of their own.
+    """
+    key, path = without_key(path)
     retry = headers.get(RETRY_HEADER, "0")
     return RawRequest(
         method=method,
         path=path,
-        key=key_of(headers),
+        key=key or key_of(headers),
         retry=int(retry) if retry.isdecimal() and len(retry) < 10 else 0,
         body=body,
         caller=caller,

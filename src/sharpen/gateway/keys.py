@@ -1,7 +1,7 @@
 """The keys of rollouts, and the error for a request with no valid key.
 
-In: headers; the start and end of rollouts. Out: the key; a 401 that distinguishes three cases: no key, an unknown key,
-and the key of a rollout that has ended.
+In: path and headers; the start and end of rollouts. Out: the key; a 401 that distinguishes three cases: no key, an
+unknown key, and the key of a rollout that has ended.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from sharpen.gateway.caller import Caller, describe_foreign_use
 from sharpen.gateway.requests import ApiError
 
 BEARER = re.compile(r"\s*bearer(\s+|$)", re.IGNORECASE)
-OTHER_HEADERS = ("x-api-key", "api-key")
-HOW = "send model.api_key as 'Authorization: Bearer <key>' (or as x-api-key, or api-key)"
+OTHER_HEADERS = ("x-api-key", "api-key", "x-goog-api-key")
+HOW = (
+    "send model.api_key as 'Authorization: Bearer <key>' (or as x-api-key, api-key or x-goog-api-key), or use "
+    "model.keyed_url, whose path has the key"
+)
 MAX_ENDED = 10_000
 """How many keys of ended rollouts are remembered, for better error messages."""
 PREFIX = "at-"
@@ -25,6 +28,12 @@ PREFIX = "at-"
 def new_key() -> str:
     """Return a new random key."""
     return f"{PREFIX}{secrets.token_urlsafe(24)}"
+
+
+def without_key(path: str) -> tuple[str, str]:
+    """Split a request's path into the key that it begins with (empty if there is none) and the path that is left."""
+    first, slash, rest = path.removeprefix("/").partition("/")
+    return (first, slash + rest) if first.startswith(PREFIX) else ("", path)
 
 
 def key_of(headers: Any) -> str:

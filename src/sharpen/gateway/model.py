@@ -1,6 +1,7 @@
 """The model object that a workflow receives: a recorded model behind genuine OpenAI clients.
 
-In: a rollout's key. Out: `client`, `sync_client`, or `base_url` and `api_key` for any other chat-completions client.
+In: a rollout's key. Out: `client`, `sync_client`; `base_url` and `api_key` for any other chat-completions client, and
+`environment()` for a command.
 """
 
 from __future__ import annotations
@@ -8,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Never
+from urllib.parse import urlsplit
 
 import httpx
 
+from sharpen.gateway.model_object import ModelObject
 from sharpen.types import Call
 
 if TYPE_CHECKING:
@@ -23,8 +26,8 @@ IN_PROCESS_URL = "http://in-process.invalid/v1"
 """The clients' base URL. It names no host: their requests never leave the process."""
 
 
-class ChatModel:
-    """The model as one rollout sees it. Copying returns the same object, so that agents may copy objects holding it.
+class ChatModel(ModelObject):
+    """The model that is trained, or a further one that is served here, as one rollout sees it.
 
     The clients do not retry (a retried call would be recorded twice, the first one as abandoned) and have no time limit
     of their own, since the rollout has one. Pass `timeout=` to a call to limit it.
@@ -44,11 +47,9 @@ class ChatModel:
         version: Callable[[], int],
         recorded: bool,
     ) -> None:
-        self.name = name
-        self.api_key = api_key
+        super().__init__(name=name, api_key=api_key, address=server)
         self.recorded = recorded
         """Whether its calls are recorded: false for auxiliary models."""
-        self._server = server
         self._async_transport = async_transport
         self._sync_transport = sync_transport
         self._calls = calls
@@ -77,9 +78,10 @@ class ChatModel:
         )
 
     @property
-    def base_url(self) -> str:
-        """The loopback URL (ending in `/v1`) for other clients; use `api_key`. First use starts the HTTP server."""
-        return self._server.url()
+    def keyed_url(self) -> str:
+        """`base_url` with the key in its path, for clients that cannot be given a key."""
+        address = urlsplit(self.base_url)
+        return address._replace(path=f"/{self.api_key}{address.path}").geturl()
 
     def calls(self) -> tuple[Call, ...]:
         """Return the recorded calls of this rollout so far. From any thread."""
@@ -105,12 +107,3 @@ class ChatModel:
             "this is Sharpen's own model object, which cannot be called: agents use model.client. For AgentScope's "
             "agents, import agentscope at the top of the script, so that workflows receive its OpenAIChatModel"
         )
-
-    def __copy__(self) -> ChatModel:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> ChatModel:
-        return self
-
-    def __repr__(self) -> str:
-        return f"ChatModel(name={self.name!r})"

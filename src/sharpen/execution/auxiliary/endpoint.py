@@ -6,19 +6,32 @@ time limits are those of the openai package.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import httpx
 
+from sharpen.gateway.model_object import ModelObject
 from sharpen.gateway.server import Server
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
 
 
-class Endpoint:
-    """A model at an endpoint, as one attempt sees it. Copies are the same object.
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """The address of an endpoint."""
+
+    base_url: str
+
+    def url(self) -> str:
+        """Return it."""
+        return self.base_url
+
+
+class Endpoint(ModelObject):
+    """A model at an endpoint, as one attempt sees it.
 
     The clients send through `async_transport` and `sync_transport`, if given, with the `client_key`, which the
     transport may replace. `base_url` and `api_key` are for other clients: those of the endpoint, or those of a
@@ -36,16 +49,9 @@ class Endpoint:
         sync_transport: httpx.BaseTransport | None = None,
         loopback: Server | None = None,
     ) -> None:
-        self.name = name
+        super().__init__(name=name, api_key=api_key, address=loopback or Fixed(base_url))
         self.async_transport, self.sync_transport = async_transport, sync_transport
-        self.api_key = api_key
         self._url, self._key = base_url, client_key or api_key
-        self._loopback = loopback
-
-    @property
-    def base_url(self) -> str:
-        """The URL for other clients, to use with `api_key`. The first use of a loopback starts its server."""
-        return self._url if self._loopback is None else self._loopback.url()
 
     @cached_property
     def client(self) -> AsyncOpenAI:
@@ -66,15 +72,6 @@ class Endpoint:
         if self.sync_transport is not None:
             http_client = httpx.Client(transport=self.sync_transport, follow_redirects=True)
         return OpenAI(base_url=self._url, api_key=self._key, http_client=http_client, timeout=_time_limit())
-
-    def __copy__(self) -> Endpoint:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Endpoint:
-        return self
-
-    def __repr__(self) -> str:
-        return f"Endpoint(name={self.name!r})"
 
 
 def _time_limit() -> Any:

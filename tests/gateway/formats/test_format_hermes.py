@@ -1,4 +1,4 @@
-"""The parsers, by themselves: what is a call, what is reasoning, what stays text."""
+"""Hermes calls and thinking tags, by themselves: what is a call, what is reasoning, what stays text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharpen.gateway.parsers import parse_deepseek_r1, parse_hermes, parse_qwen3
+from sharpen.gateway.formats import hermes
+from sharpen.gateway.formats.format import ParsedCalls
+from sharpen.gateway.formats.think import DEEPSEEK_R1, QWEN3
+
+
+def parse_hermes(text: str) -> ParsedCalls:
+    return hermes.parse(text, ())
+
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 
@@ -82,5 +89,5 @@ def test_any_text_parses(text: str) -> None:
     ],
 )
 def test_reasoning(text: str, opened: bool, r1: tuple[str, str], qwen3: tuple[str, str]) -> None:
-    assert parse_deepseek_r1(text, opened) == r1
-    assert parse_qwen3(text, opened) == qwen3
+    assert DEEPSEEK_R1.parse(text, opened) == r1
+    assert QWEN3.parse(text, opened) == qwen3

@@ -1,0 +1,81 @@
+"""What a format is: how a family of models writes tool calls, or its reasoning, into the sampled text.
+
+In: the sampled text (end token removed), the tools that were offered, whether the prompt itself opened the reasoning.
+Out: `ParsedText`. Text that does not parse stays in the content unchanged, so that the agent sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Tools = Sequence[Mapping[str, Any]]
+"""The tools of a request, in OpenAI's form: an object with the type "function" and the function's schema."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A function's name and its arguments: the text of a JSON object, as it was sampled where the format has JSON."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedText:
+    """The parts of an assistant message. `tool_parse_error`: the text had tool-call markup that is not a valid call."""
+
+    content: str
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_parse_error: bool = False
+
+
+ParsedCalls = tuple[str, tuple[ToolCall, ...], bool]
+"""Content, calls, and whether the markup was malformed: then the whole text is content, without calls."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolFormat:
+    """How tool calls are written.
+
+    `opens`: the texts with which markup begins. What stands before the first of them is content, and may be streamed.
+    """
+
+    name: str
+    parse: Callable[[str, Tools], ParsedCalls]
+    opens: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningFormat:
+    """How reasoning is written. `parse` takes the text and whether the prompt ended in one of `opens`, and returns the
+    reasoning and what remains: the content, with the markup of tool calls.
+
+    `opens` and `closes`: the texts around reasoning. `special_tokens`: they are made of the tokenizer's special tokens,
+    which must then stay in the text.
+    """
+
+    name: str
+    parse: Callable[[str, bool], tuple[str, str]]
+    opens: tuple[str, ...]
+    closes: tuple[str, ...]
+    special_tokens: bool = False
+
+    def opened_by(self, prompt: str) -> bool:
+        """Whether the prompt ends inside reasoning that it opened itself."""
+        return prompt.rstrip().endswith(self.opens)
+
+
+def parse_text(
+    text: str, *, tools: Tools, opened: bool, tool_format: ToolFormat | None, reasoning_format: ReasoningFormat | None
+) -> ParsedText:
+    """Parse reasoning, then tool calls in the remaining text (only if tools were offered)."""
+    reasoning = ""
+    if reasoning_format is not None:
+        reasoning, text = reasoning_format.parse(text, opened)
+    if not tools or tool_format is None:
+        return ParsedText(content=text, reasoning=reasoning)
+    content, calls, malformed = tool_format.parse(text, tools)
+    return ParsedText(content=content, reasoning=reasoning, tool_calls=calls, tool_parse_error=malformed)
