@@ -27,6 +27,10 @@ FinishReason = Literal["stop", "length", "abort"]
 """Why an engine stopped: an end token or stop string, the token limit, or an abort."""
 
 
+PROMPT_ROLE = "prompt"
+"""The role of a recorded message that is a whole prompt. No chat message can have it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """One row of a dataset.
@@ -77,7 +81,8 @@ class Call:
     `sampled_ids_S` includes a sampled end token. `logprobs_S` are of the distribution sampled from (after temperature
     and truncation); `versions_S` is the policy version that computed each token. `request` is the index of the first
     choice of the same request if it asked for several (`n` > 1). `parent` is the index of the rollout's earlier call
-    whose `prompt_ids_P + sampled_ids_S` this call's prompt starts with, if any.
+    whose `prompt_ids_P + sampled_ids_S` this call's prompt starts with, if any. If no chat template rendered the
+    prompt, `messages` is one message with its text, of the role `PROMPT_ROLE`.
     """
 
     index: int

@@ -129,8 +129,23 @@ def test_settings_that_a_simple_workflow_needs(make_place: MakePlace):
         make_place("yes").run(SimpleWorkflow, GSM8K, taskset=KEYS)
     with pytest.raises(DatasetError, match="the task has no field 'prompt'"):
         make_place("yes").run(MathWorkflow, GSM8K)
-    with pytest.raises(ConfigError, match=r"workflow_args.use_base asks without the chat template"):
-        make_place("yes").run(MathBoxedWorkflow, GSM8K, taskset=KEYS, workflow_args={"use_base": True})
+
+
+@pytest.mark.parametrize("workflow", [MathBoxedWorkflow, AsyncMathBoxedWorkflow])
+def test_a_base_model_is_asked_in_plain_text(make_place: MakePlace, workflow: type[MathBoxedWorkflow]):
+    """Red where `use_base` is not read: then the chat template's tokens stand around the question."""
+    place = make_place("It is \\boxed{42}")
+    taskset = {**KEYS, "system_prompt": "Be brief."}
+    rollout = place.one(workflow, GSM8K, taskset=taskset, workflow_args={"use_base": True})
+    assert place.engine.prompts == [f"System:Be brief.\nUser:\n{GSM8K['question']}\nAssistant:\n"]
+    assert (rollout.reward, rollout.calls[0].status) == (1.0, CallStatus.USED)
+
+
+def test_a_base_models_answer_may_be_begun(make_place: MakePlace):
+    place = make_place("\\boxed{42}")
+    taskset = {**KEYS, "system_prompt": "", "reply_prefix": "It is "}
+    place.one(MathBoxedWorkflow, GSM8K, taskset=taskset, workflow_args={"use_base": True})
+    assert place.engine.prompts == [f"User:\n{GSM8K['question']}\nAssistant:\nIt is "]
 
 
 class Game(MultiTurnWorkflow):

@@ -147,8 +147,38 @@ def test_chat_refuses_what_it_does_not_know(make_model: Any):
         model.chat(ASK, max_token=3)
     with pytest.raises(AttributeError, match=r"ModelWrapper.logprobs is not available here"):
         model.logprobs([1, 2])
-    assert not hasattr(model, "generate")
+    assert not hasattr(model, "logprobs_async")
     assert copy.deepcopy(model) is model
+
+
+def test_a_prompt_without_the_template_is_asked_as_it_is(make_model: Any):
+    """And is no part of a conversation, whatever it says."""
+    model = make_model("yes")
+    experiences = model.generate(["a?", "b?"], n=2, temperature=0.5, max_tokens=9, logprobs=0)
+    assert [exp.prompt_text for exp in experiences] == ["a?", "a?", "b?", "b?"]
+    assert [exp.response_text for exp in experiences] == ["yes"] * 4
+    (call,) = experiences[3].calls
+    assert (call.index, call.request, call.sampling.temperature, call.sampling.max_tokens) == (3, 2, 0.5, 9)
+    assert experiences[3].tokens.tolist() == [*call.prompt_ids_P.tolist(), *call.sampled_ids_S.tolist()]
+    assert asyncio.run(model.generate_async(["c?"]))[0].prompt_text == "c?"
+    assert model.extract_experience_from_history()[:4] == experiences
+    with pytest.raises(ConfigError, match="none of the rollout's 5 calls made this conversation"):
+        model.convert_messages_to_experience([{"role": "assistant", "content": "yes"}])
+
+
+@pytest.mark.parametrize(
+    ("prompts", "sampling", "words"),
+    [
+        ("a?", {}, "takes a list of texts, got 'a?'"),
+        ([ASK], {}, "takes a list of texts"),
+        (["a?"], {"tools": []}, "takes no 'tools'"),
+        (["a?"], {"max_token": 3}, "takes no 'max_token'"),
+    ],
+)
+def test_what_cannot_be_asked_without_the_template(make_model: Any, prompts: Any, sampling: Any, words: str):
+    with pytest.raises(ConfigError) as error:
+        make_model("yes").generate(prompts, **sampling)
+    assert words in str(error.value)
 
 
 def test_a_conversation_goes_on_in_the_same_sequence(make_model: Any):
@@ -184,6 +214,11 @@ def test_an_endpoint_has_a_history_without_tokens(endpoint: Endpoint):
     result = result_of("W", exps, model)
     assert (result.reward, result.call_rewards) == (0.5, None)
     assert result_of("W", [whole], model).reward == 0.5
+
+
+def test_an_endpoint_is_asked_with_messages(endpoint: Endpoint):
+    with pytest.raises(ConfigError, match=r"model.generate\(\) asks without the chat template"):
+        ModelWrapper(endpoint, enable_history=True).generate(["a?"])
 
 
 def test_an_endpoint_has_an_asynchronous_client_too(endpoint: Endpoint):

@@ -238,7 +238,7 @@ BAD = {
     "no reward": _set_reward(None),
     "nan": _set_reward(float("nan")),
     "infinite": _set_reward(float("inf")),
-    "absent": lambda workflow, exps: workflow.model.generate(["?"]),
+    "absent": lambda workflow, exps: workflow.model.logprobs([1]),
 }
 
 
@@ -271,7 +271,7 @@ def test_what_would_fail_every_rollout_stops_the_run(make_place: MakePlace, what
         ("no reward", "returned an experience without a reward: set exp.reward"),
         ("nan", "set the reward nan: it must be a finite number"),
         ("infinite", "set the reward inf: it must be a finite number"),
-        ("absent", "ModelWrapper.generate is not available here (a prompt without the chat template: use chat())"),
+        ("absent", "ModelWrapper.logprobs is not available here (logprobs of tokens that were not sampled"),
     ],
 )
 def test_what_may_be_one_rollouts_alone_fails_that_one(make_place: MakePlace, what, words):

@@ -182,9 +182,8 @@ NOT_FOUND: list[tuple[str, str, str]] = [
     ("GET", "/v1/chat/completions", "use POST"),
     ("PUT", "/v1/models", "use GET"),
     ("POST", "/v1/responses", "OpenAIChatCompletionsModel"),
-    ("POST", "/v1/completions", "send messages"),
+    ("GET", "/v1/completions", "use POST"),
     ("POST", "/v1/embeddings", "ask another server"),
-    ("POST", "/v1/messages", "Anthropic"),
     ("GET", "/v1", "ends in /v1"),
 ]
 

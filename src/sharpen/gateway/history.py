@@ -4,6 +4,8 @@ In: the messages and rendered text of a request; the rollout's earlier calls wit
 ids and the parent call, if any. A prompt extends a call if its messages begin with the call's messages and response,
 and its rendered text begins with the text of the call's prompt and sampled ids. Its ids are then the call's own ids
 plus the tokenized rest. Otherwise the whole text is tokenized. Ids are never patched.
+
+A prompt without messages (a text, or ids) extends a call that had none either, whose text, or ids, it begins with.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from sharpen.gateway.render import REPLACEMENT, Renderer
 from sharpen.types import IntArray
 
 Canonical = tuple[Any, ...]
+_RAW = -1
+"""In place of a node: the calls without messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +60,28 @@ class History:
                     rest = renderer.encode_after(int(end.ids[-1]), text[len(end.text) :])
                     return Prompt(ids_P=np.concatenate([end.ids, rest]), text=text, parent=end.index)
         return Prompt(ids_P=renderer.encode(text), text=text, parent=None)
+
+    def raw_prompt(self, renderer: Renderer, given: str | Sequence[int]) -> Prompt:
+        """Return the prompt of a text or of token ids, reusing the ids of the longest earlier call that a text extends.
+
+        Ids are used as they are.
+        """
+        ends = sorted(self._ends.get(_RAW, []), key=lambda end: len(end.ids), reverse=True)
+        if not isinstance(given, str):
+            ids_P = np.array(given, dtype=np.int32)
+            parent = next((end.index for end in ends if np.array_equal(ids_P[: len(end.ids)], end.ids)), None)
+            return Prompt(ids_P=ids_P, text=renderer.spell(given), parent=parent)
+        for end in ends:
+            if given.startswith(end.text):
+                rest = renderer.encode_after(int(end.ids[-1]), given[len(end.text) :])
+                return Prompt(ids_P=np.concatenate([end.ids, rest]), text=given, parent=end.index)
+        return Prompt(ids_P=renderer.encode_raw(given), text=given, parent=None)
+
+    def add_raw(self, index: int, prompt: Prompt, ids_S: IntArray, sampled_text: str) -> None:
+        """Add a call without messages, as `add` does."""
+        if REPLACEMENT not in sampled_text:
+            end = _End(index=index, text=prompt.text + sampled_text, ids=np.concatenate([prompt.ids_P, ids_S]))
+            self._ends.setdefault(_RAW, []).append(end)
 
     def add(
         self,

@@ -21,10 +21,10 @@ from sharpen.gateway.exchange import Exchange, RawRequest
 from sharpen.gateway.history import History, Prompt
 from sharpen.gateway.meter import Tally
 from sharpen.gateway.model import ChatModel
-from sharpen.gateway.requests import ChatRequest
+from sharpen.gateway.requests import CallRequest
 from sharpen.gateway.tasks import TaskSet
 from sharpen.inference.engine import Generation
-from sharpen.types import Call, CallStatus, Outcome, Sampling
+from sharpen.types import PROMPT_ROLE, Call, CallStatus, Outcome, Sampling
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -37,7 +37,7 @@ class Entry:
     index: int
     exchange: Exchange
     prompt: Prompt
-    request: ChatRequest
+    request: CallRequest
     response: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     generation: Generation | None = None
@@ -68,12 +68,15 @@ class Entry:
             sampling=self.request.sampling,
             finish_reason=generation.finish_reason,
             status=CallStatus.FOREIGN if exchange.foreign else CallStatus.USED if used else CallStatus.ABANDONED,
-            messages=self.request.messages,
+            messages=self.request.messages if self.request.prompt is None else self._prompt_message(),
             tools=self.request.tools,
             response=self.response,
             seconds=self.seconds,
             request=self.first_choice,
         )
+
+    def _prompt_message(self) -> tuple[Mapping[str, Any], ...]:
+        return ({"role": PROMPT_ROLE, "content": self.prompt.text},)
 
 
 class Session:
@@ -219,7 +222,7 @@ class Session:
         for one in repeated:
             one.repeated = one.abandoned = True
 
-    def entry(self, exchange: Exchange, prompt: Prompt, request: ChatRequest) -> Entry:
+    def entry(self, exchange: Exchange, prompt: Prompt, request: CallRequest) -> Entry:
         """Add a new entry with the next index, and return it."""
         entry = Entry(index=len(self._entries), exchange=exchange, prompt=prompt, request=request)
         self._entries.append(entry)

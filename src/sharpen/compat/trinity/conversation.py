@@ -13,7 +13,7 @@ from sharpen.compat.trinity.experience import Answer
 from sharpen.errors import ConfigError
 from sharpen.gateway.history import Canonical, canonical
 from sharpen.gateway.requests import ApiError, render_message
-from sharpen.types import CallStatus
+from sharpen.types import PROMPT_ROLE, CallStatus
 
 
 def answers_in(
@@ -31,7 +31,7 @@ def answers_in(
     asked = [
         (tuple(_canonical(message, position) for position, message in enumerate(answer.messages)), answer)
         for answer in answers
-        if answer.call is None or answer.call.status == CallStatus.USED
+        if (answer.call is None or answer.call.status == CallStatus.USED) and answer.messages[0]["role"] != PROMPT_ROLE
     ]
     found: list[Answer] = []
     for position, message in enumerate(messages):

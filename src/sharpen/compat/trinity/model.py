@@ -6,6 +6,7 @@ recorded, and `Experience`s of them. One wrapper belongs to one rollout: nobody 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from sharpen.types import Call, CallStatus
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
+    from openai.types import Completion
     from openai.types.chat import ChatCompletion
 
 PASSED = ("n", "temperature", "top_p", "max_tokens", "stop", "seed", "tools", "tool_choice")
@@ -25,8 +27,6 @@ PASSED = ("n", "temperature", "top_p", "max_tokens", "stop", "seed", "tools", "t
 WITHOUT_EFFECT = ("logprobs",)
 """The logprob of every sampled token is recorded anyway."""
 ABSENT = {
-    "generate": "a prompt without the chat template: use chat()",
-    "generate_async": "a prompt without the chat template: use chat_async()",
     "logprobs": "logprobs of tokens that were not sampled: exp.logprobs has those of what was",
     "logprobs_async": "logprobs of tokens that were not sampled: exp.logprobs has those of what was",
     "clone_with_isolated_history": "a second history of the same rollout",
@@ -105,6 +105,22 @@ class ModelWrapper:
         """As `chat`."""
         client = self.get_openai_async_client()
         return self._answered(await client.chat.completions.create(**self._request(messages, sampling)))
+
+    def generate(self, prompts: Sequence[str], **sampling: Any) -> list[Experience]:
+        """Ask with each of these texts as they are, without the chat template; otherwise as `chat` (without tools).
+
+        Raises `ConfigError` where an endpoint answers.
+        """
+        create = self.get_openai_client().completions.create
+        completions = [create(**self._raw_request(prompt, sampling)) for prompt in self._raw_prompts(prompts)]
+        return [experience for completion in completions for experience in self._answered(completion)]
+
+    async def generate_async(self, prompts: Sequence[str], **sampling: Any) -> list[Experience]:
+        """As `generate`, with all prompts at once."""
+        create = self.get_openai_async_client().completions.create
+        requests = [self._raw_request(prompt, sampling) for prompt in self._raw_prompts(prompts)]
+        completions = await asyncio.gather(*(create(**request) for request in requests))
+        return [experience for completion in completions for experience in self._answered(completion)]
 
     def extract_experience_from_history(self, clear_history: bool = True) -> list[Experience]:
         """An experience for each call that was answered since the last extraction, in the order they were made.
@@ -190,6 +206,23 @@ class ModelWrapper:
         client.model_wrapper = self
         return client
 
+    def _raw_prompts(self, prompts: Sequence[str]) -> Sequence[str]:
+        if self._history is not None:
+            raise ConfigError(
+                "model.generate() asks without the chat template, which an endpoint is not asked here: use chat()"
+            )
+        if isinstance(prompts, str) or not all(isinstance(prompt, str) for prompt in prompts):
+            raise ConfigError(f"model.generate() takes a list of texts, got {prompts!r:.100}")
+        return prompts
+
+    def _raw_request(self, prompt: str, sampling: Mapping[str, Any]) -> dict[str, Any]:
+        asked = self._request((), sampling)
+        for name in ("tools", "tool_choice"):
+            if asked.get(name) is not None:
+                raise ConfigError(f"model.generate() takes no {name!r}: tools are written by the chat template")
+        del asked["messages"], asked["extra_body"]["plain_text"]
+        return {**asked, "prompt": prompt}
+
     def _request(self, messages: Sequence[Mapping[str, Any]], sampling: Mapping[str, Any]) -> dict[str, Any]:
         given = {name: value for name, value in sampling.items() if value is not None}
         extra: dict[str, Any] = dict(given.pop("extra_body", {}))
@@ -208,7 +241,7 @@ class ModelWrapper:
         kept = {name: given[name] for name in PASSED if name in given}
         return {"model": self.model_path, "messages": list(messages), "extra_body": extra, **kept}
 
-    def _answered(self, completion: ChatCompletion) -> list[Experience]:
+    def _answered(self, completion: ChatCompletion | Completion) -> list[Experience]:
         """The experiences of a response's choices."""
         if self._history is not None:
             indexes = self._history.indexes_of(completion.id)

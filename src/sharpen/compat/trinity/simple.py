@@ -142,25 +142,34 @@ class AsyncMathWorkflow(AsyncSimpleWorkflow, MathWorkflow):
 
 
 class MathBoxedWorkflow(SimpleWorkflow):
-    """Answers within `\\boxed{}`. `workflow_args`: `with_think` (the answer must think in tags), `format_score_coef`.
+    """Answers within `\\boxed{}`. `workflow_args`: `with_think` (the answer must think in tags), `format_score_coef`,
+    `use_base` (the prompt is plain text, for a model that knows no chat template).
 
     An answer that was cut at its token limit is scored, but not trained.
     """
 
     def reset(self, task: Task) -> None:
-        """Read the task and `workflow_args`. Raises `ConfigError` for `use_base`: it has no chat template."""
+        """Read the task and `workflow_args`."""
         self._read(task)
-        if task.workflow_args.get("use_base", False):
-            raise ConfigError("workflow_args.use_base asks without the chat template, which cannot be recorded here")
+        self.use_base = bool(task.workflow_args.get("use_base", False))
         self.with_think = bool(task.workflow_args.get("with_think", False))
         self.format_score_coef = float(task.workflow_args.get("format_score_coef", 0.1))
         if self.system_prompt is None:
             self.system_prompt = BOXED_AFTER_THINKING if self.with_think else BOXED
         self.reward_fn = (task.reward_fn or MathBoxedRewardFn)(**self.reward_fn_args)
 
+    def format_prompt(self) -> str:
+        """The prompt of `use_base`: the messages, each under its role's name, up to where the answer begins."""
+        said = self.format_messages()
+        opened = said.pop()["content"] if said[-1]["role"] == "assistant" else ""
+        names = {"system": "System:", "user": "User:\n"}
+        return "".join(f"{names[one['role']]}{one['content']}\n" for one in said) + f"Assistant:\n{opened}"
+
     @each_alone
     def run(self) -> list[Experience]:
         """Ask and score."""
+        if self.use_base:
+            return self._boxed(self.model.generate([self.format_prompt()], **self.rollout_args))
         return self._boxed(self.model.chat(self.format_messages(), **self.rollout_args))
 
     def _further(self, experience: Experience) -> dict[str, Any]:
@@ -187,6 +196,8 @@ class AsyncMathBoxedWorkflow(MathBoxedWorkflow):
     @each_alone
     async def run_async(self) -> list[Experience]:
         """Ask and score."""
+        if self.use_base:
+            return self._boxed(await self.model.generate_async([self.format_prompt()], **self.rollout_args))
         return self._boxed(await self.model.chat_async(self.format_messages(), **self.rollout_args))
 
 
