@@ -165,6 +165,7 @@ class Gateway:
         """Close every session and the HTTP server. On the serving loop."""
         for session in self._keys.holders():
             session.close()
+            session.discard()
         await self._server.stop()
 
     def start(self, raw: RawRequest) -> asyncio.Task[Reply]:

@@ -128,12 +128,17 @@ class Session:
 
         From any thread; does not wait for the engine. Later calls return the same tuple. Empty with `record=False`.
         """
+        self.model.commands.stop()
         with self._lock:
             if self._calls is None:
                 self._revoke()
                 self.tasks.close()
                 self._calls = tuple(entry.call() for entry in list(self._entries)) if self._record else ()
             return self._calls
+
+    def discard(self) -> None:
+        """Remove the folders of its commands: nobody looks at them any more. From any thread."""
+        self.model.commands.remove()
 
     def allow(self, num_rollouts: int) -> None:
         """Let as many calls be made as so many rollouts may make, which one attempt makes. Before the first call."""
