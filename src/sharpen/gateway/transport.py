@@ -164,9 +164,9 @@ def _library_of(sdk: Any) -> Any:
     return importlib.import_module(next(name for name in modules if name.startswith("httpx")))
 
 
-@functools.cache
-def _transports(library: Any) -> tuple[Callable[[InProcess], Any], Callable[[InProcess], Any]]:
-    """Return the classes of asynchronous and blocking transports for clients of this HTTP library."""
+def _chunks(library: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return the classes of a streamed response's body, asynchronous and blocking. Closing one before its last chunk
+    aborts the call."""
 
     class AsyncChunks(library.AsyncByteStream):  # type: ignore[misc]
         def __init__(self, inside: InProcess, reply: Reply, stream: Stream, request: Any) -> None:
@@ -207,6 +207,14 @@ def _transports(library: Any) -> tuple[Callable[[InProcess], Any], Callable[[InP
         def close(self) -> None:
             self._inside.cancel(self._stream)
 
+    return AsyncChunks, Chunks
+
+
+@functools.cache
+def _transports(library: Any) -> tuple[Callable[[InProcess], Any], Callable[[InProcess], Any]]:
+    """Return the classes of asynchronous and blocking transports for clients of this HTTP library."""
+    async_chunks, blocking_chunks = _chunks(library)
+
     def respond(inside: InProcess, reply: Reply, request: Any, chunks: Callable[..., Any]) -> Any:
         headers = {"content-type": reply.content_type}
         if reply.stream is not None:
@@ -223,7 +231,7 @@ def _transports(library: Any) -> tuple[Callable[[InProcess], Any], Callable[[InP
                 reply = await self._inside.ask(request, await request.aread(), _read_timeout(request))
             except TimeoutError as error:
                 raise library.ReadTimeout(NO_ANSWER, request=request) from error
-            return respond(self._inside, reply, request, AsyncChunks)
+            return respond(self._inside, reply, request, async_chunks)
 
     class Transport(library.BaseTransport):  # type: ignore[misc]
         def __init__(self, inside: InProcess) -> None:
@@ -234,7 +242,7 @@ def _transports(library: Any) -> tuple[Callable[[InProcess], Any], Callable[[InP
                 reply = self._inside.ask_blocking(request, request.read(), _read_timeout(request))
             except TimeoutError as error:
                 raise library.ReadTimeout(NO_ANSWER, request=request) from error
-            return respond(self._inside, reply, request, Chunks)
+            return respond(self._inside, reply, request, blocking_chunks)
 
     return AsyncTransport, Transport
 
