@@ -19,17 +19,13 @@ from sharpen.types import IntArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """What is known of an answer before it is sampled: its unique name, and the prompt's ids.
-
-    `cached` counts the prompt's ids that it shares with the call that it extends.
-    """
+    """What is known of an answer before it is sampled: its unique name, and the prompt's ids."""
 
     name: str
     model: str
     created: int
     prompt_ids_P: IntArray
     num_choices: int = 1
-    cached: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

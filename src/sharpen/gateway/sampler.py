@@ -65,6 +65,7 @@ class Sampler:
             reader.finish(parsed)
         message = assistant_message(parsed, session.name(entry.index))
         entry.response = message
+        session.memory.note(message)
         entry.generation = generation
         session.count("sampled_tokens", len(generation.ids))
         session.count("tool_parse_errors", int(parsed.tool_parse_error))
