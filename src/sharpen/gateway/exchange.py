@@ -12,6 +12,7 @@ from typing import Any
 
 from sharpen.gateway.caller import Caller
 from sharpen.gateway.keys import key_of, without_key
+from sharpen.gateway.stream import Stream
 
 RETRY_HEADER, IDEMPOTENCY_HEADER = "x-stainless-retry-count", "idempotency-key"
 
@@ -22,7 +23,8 @@ class RawRequest:
 
     `key` identifies its rollout. `retry` counts the client's earlier tries. `caller` is the attempt whose code sent it,
     if known. `idempotency_key` is shared by all tries of one request; empty if the client sends none. `in_process` says
-    that it came through one of our own clients, which report exactly when they give up.
+    that it came through one of our own clients, which report exactly when they give up. `beta`: it has Anthropic's
+    header for features that are not settled.
     """
 
     method: str
@@ -33,6 +35,7 @@ class RawRequest:
     caller: Caller | None = None
     idempotency_key: str = ""
     in_process: bool = False
+    beta: bool = False
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -57,16 +60,18 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """A response to be sent, and the exchange to mark as delivered when the agent has it."""
+    """A response to be sent, and the exchange to mark as delivered when the agent has it. With a `stream`, the body is
+    its chunks, and the response is there when the last one is."""
 
     status: int
     content_type: str
-    body: bytes
+    body: bytes = b""
     exchange: Exchange | None = None
+    stream: Stream | None = None
 
     def delivered(self) -> None:
-        """Mark the exchange as delivered: the agent has the response."""
-        if self.exchange is not None:
+        """Mark the exchange as delivered: the agent has the response, or the last chunk of the stream."""
+        if self.exchange is not None and (self.stream is None or self.stream.complete):
             self.exchange.delivered = True
 
 
@@ -91,4 +96,5 @@ def raw_request(
         caller=caller,
         idempotency_key=headers.get(IDEMPOTENCY_HEADER, ""),
         in_process=in_process,
+        beta="anthropic-beta" in headers,
     )

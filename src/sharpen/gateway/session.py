@@ -19,9 +19,10 @@ from sharpen.errors import TokenCapError
 from sharpen.gateway.caller import Caller
 from sharpen.gateway.exchange import Exchange, RawRequest
 from sharpen.gateway.history import History, Prompt
+from sharpen.gateway.memory import Memory
 from sharpen.gateway.meter import Tally
 from sharpen.gateway.model import ChatModel
-from sharpen.gateway.requests import ChatRequest
+from sharpen.gateway.requests import CallRequest
 from sharpen.gateway.tasks import TaskSet
 from sharpen.inference.engine import Generation
 from sharpen.types import PROMPT_ROLE, Call, CallStatus, Outcome, Sampling
@@ -37,7 +38,7 @@ class Entry:
     index: int
     exchange: Exchange
     prompt: Prompt
-    request: ChatRequest
+    request: CallRequest
     response: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     generation: Generation | None = None
@@ -106,6 +107,7 @@ class Session:
         self.tally = tally
         """Counts the calls and tokens of an auxiliary model, and may refuse calls."""
         self.history = History()
+        self.memory = Memory()
         self.failure: Outcome | None = None
         """Why a call failed: the model (context overflow, call limit) or infrastructure; None if no call failed."""
         self.failure_reason: str | None = None
@@ -126,12 +128,17 @@ class Session:
 
         From any thread; does not wait for the engine. Later calls return the same tuple. Empty with `record=False`.
         """
+        self.model.commands.stop()
         with self._lock:
             if self._calls is None:
                 self._revoke()
                 self.tasks.close()
                 self._calls = tuple(entry.call() for entry in list(self._entries)) if self._record else ()
             return self._calls
+
+    def discard(self) -> None:
+        """Remove the folders of its commands: nobody looks at them any more. From any thread."""
+        self.model.commands.remove()
 
     def allow(self, num_rollouts: int) -> None:
         """Let as many calls be made as so many rollouts may make, which one attempt makes. Before the first call."""
@@ -217,7 +224,7 @@ class Session:
         for one in repeated:
             one.repeated = one.abandoned = True
 
-    def entry(self, exchange: Exchange, prompt: Prompt, request: ChatRequest) -> Entry:
+    def entry(self, exchange: Exchange, prompt: Prompt, request: CallRequest) -> Entry:
         """Add a new entry with the next index, and return it."""
         entry = Entry(index=len(self._entries), exchange=exchange, prompt=prompt, request=request)
         self._entries.append(entry)

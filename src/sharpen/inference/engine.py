@@ -7,7 +7,7 @@ and `routing.Replicas` over several of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,6 +15,9 @@ from sharpen.types import Constraint, FinishReason, FloatArray, IntArray, Sampli
 
 if TYPE_CHECKING:
     import torch
+
+
+OnTokens = Callable[[Sequence[int]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +28,9 @@ class GenerateRequest:
     requests. `top_logprobs` is the number of alternatives to return at each position. `session` is a rollout's id: with
     several engines, its requests go to the engine that has its prefix cached. Empty: to any engine. With a
     `constraint`, only tokens that it allows are sampled, and their logprobs are relative to these.
+
+    `on_tokens` is called on the serving loop with the ids that each step adds, but for those that end the generation,
+    which may be all: an engine in another process need not call it.
     """
 
     prompt_ids: IntArray
@@ -33,6 +39,7 @@ class GenerateRequest:
     top_logprobs: int = 0
     session: str = ""
     constraint: Constraint | None = None
+    on_tokens: OnTokens | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,8 +36,8 @@ from sharpen.gateway.caller import Caller, foreign_error, foreign_use
 from sharpen.gateway.exchange import RawRequest, Reply
 from sharpen.gateway.keys import Keys, new_key
 from sharpen.gateway.meter import Tally
+from sharpen.gateway.replies import error_reply
 from sharpen.gateway.requests import ApiError
-from sharpen.gateway.responses import error_reply
 from sharpen.gateway.server import Server
 from sharpen.gateway.tasks import TaskSet
 from sharpen.rollout.user_loop import owner
@@ -189,9 +189,14 @@ class RemoteSession:
 
     def close(self) -> tuple[Call, ...]:
         """Cancel running requests and refuse later ones. Returns no calls, since none are recorded. From any thread."""
+        self.model.commands.stop()
         self.remote.keys.end(self.key)
         self.tasks.close()
         return ()
+
+    def discard(self) -> None:
+        """Remove the folders of its commands. From any thread."""
+        self.model.commands.remove()
 
     async def send(self, request: httpx.Request, caller: Caller | None) -> RemoteResponse:
         """Send a request whose body was read, with the endpoint's key in place of the session's. Runs on the endpoint's

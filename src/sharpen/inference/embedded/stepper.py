@@ -196,6 +196,8 @@ class Stepper:
                 self._finish(slot, job, "stop", text)
             elif full_R[row]:
                 self._finish(slot, job, "length", None)
+            elif job.request.on_tokens is not None:
+                job.request.on_tokens([int(ids_R[row])])
 
     def _advance(self, slots_R: Indices, ids_R: IntArray) -> BoolArray:
         """Move the constraints past the sampled tokens. Return the rows whose constraint failed."""

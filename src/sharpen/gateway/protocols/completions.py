@@ -1,0 +1,145 @@
+"""Prompts without a chat template: OpenAI's legacy Completions API.
+
+In: the decoded JSON body of one request, whose `prompt` is a text or a list of token ids. Out: a `CallRequest` with
+that prompt and nothing to render, or `ApiError`; and the answer in the API's own words. A text gets what the
+tokenizer puts before any text (Llama's begin token); ids are used as they are. `max_tokens` is the run's
+unless the request has its own (OpenAI's is 16).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sharpen.gateway.answers import Choice, Delta, Head
+from sharpen.gateway.protocols import chat
+from sharpen.gateway.render import Renderer
+from sharpen.gateway.requests import ApiError, CallRequest, Context, given_fields, short_repr
+from sharpen.inference.engine import Generation
+
+SHARED = frozenset(
+    {
+        *("frequency_penalty", "logit_bias", "max_tokens", "metadata", "model", "n", "presence_penalty"),
+        *("return_token_ids", "seed", "stop", "store", "stream", "stream_options", "temperature", "top_k", "top_p"),
+        "user",
+    }
+)
+"""Parameters with the same name and meaning as in chat completions, where they are validated."""
+MAX_LOGPROBS = 5
+MAX_ID = 2**31 - 1
+
+
+def parse_request(body: Any, context: Context) -> tuple[CallRequest, CompletionsWriter]:
+    """Validate a decoded body. Raises `ApiError`."""
+    given = given_fields(body)
+    prompt = _prompt(given.pop("prompt", None))
+    logprobs = _logprobs_wanted(given.pop("logprobs", None))
+    best_of, num = given.pop("best_of", None), given.get("n", 1)
+    if best_of is not None and best_of != num:
+        raise ApiError(f"'best_of' is {short_repr(best_of)}; it must equal 'n' ({short_repr(num)}).", param="best_of")
+    if given.pop("echo", False) is not False:
+        raise ApiError("'echo' is not supported: the prompt is the request's own.", param="echo")
+    if given.pop("suffix", "") != "":
+        raise ApiError("'suffix' is not supported: text is continued, not filled in.", param="suffix")
+    for key in given.keys() - SHARED:
+        raise ApiError(f"Unrecognized or unsupported request argument: {key!r}.", param=key)
+    as_chat = {**given, "messages": [{"role": "user", "content": ""}], "logprobs": logprobs is not None}
+    request, writer = chat.parse_request({**as_chat, "top_logprobs": logprobs or 0}, context)
+    return replace(request, messages=(), rendered=(), prompt=prompt, plain_text=True), CompletionsWriter(
+        logprobs=writer.logprobs, include_usage=writer.include_usage, return_token_ids=writer.return_token_ids
+    )
+
+
+def _prompt(given: Any) -> str | tuple[int, ...]:
+    """A text, or token ids. A list with one prompt is that prompt."""
+    if isinstance(given, list) and len(given) == 1 and isinstance(given[0], str | list):
+        given = given[0]
+    if isinstance(given, str):
+        return given
+    if isinstance(given, list) and given and all(type(item) is int and 0 <= item <= MAX_ID for item in given):
+        return tuple(given)
+    several = isinstance(given, list) and len(given) > 1 and all(isinstance(item, str | list) for item in given)
+    what = f"{len(given)} prompts" if several else short_repr(given)
+    raise ApiError(
+        f"'prompt' is {what}; it must be one prompt, a string or a list of token ids (several: send a request each).",
+        param="prompt",
+    )
+
+
+def _logprobs_wanted(given: Any) -> int | None:
+    if given is None or (type(given) is int and 0 <= given <= MAX_LOGPROBS):
+        return given
+    raise ApiError(
+        f"'logprobs' is {short_repr(given)}; it must be an integer from 0 to {MAX_LOGPROBS}.", param="logprobs"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionsWriter:
+    """Writes one answer as completions have it. Each choice has the index of its call.
+
+    `logprobs`, `return_token_ids`: each choice holds them; in a stream, they come after its text.
+    """
+
+    logprobs: bool = False
+    include_usage: bool = False
+    return_token_ids: bool = False
+
+    def whole(self, head: Head, choices: Sequence[Choice], renderer: Renderer) -> dict[str, Any]:
+        """Return the body of the whole answer."""
+        bodies = [
+            {**self._last(head, index, choice, renderer), "text": choice.message["content"]}
+            for index, choice in enumerate(choices)
+        ]
+        return {**_head(head), "choices": bodies, "usage": chat.usage(head, choices)}
+
+    def begin(self, head: Head) -> bytes:
+        """Return nothing: these streams begin with text."""
+        return b""
+
+    def delta(self, head: Head, delta: Delta) -> bytes:
+        """Return the chunk of new text."""
+        choice = {"index": delta.choice, "text": delta.text, "logprobs": None, "finish_reason": None}
+        return chat.events([{**_head(head), "choices": [choice]}])
+
+    def end(self, head: Head, choices: Sequence[Choice], renderer: Renderer) -> bytes:
+        """Return the last chunk of each choice, and usage."""
+        chunks = [
+            {**_head(head), "choices": [self._last(head, index, choice, renderer)]}
+            for index, choice in enumerate(choices)
+        ]
+        if self.include_usage:
+            chunks.append({**_head(head), "choices": [], "usage": chat.usage(head, choices)})
+        return chat.events(chunks) + chat.DONE
+
+    def error(self, error: ApiError) -> bytes:
+        """Return the event of an error, which OpenAI's clients raise."""
+        return chat.events([error.body()])
+
+    def _last(self, head: Head, index: int, choice: Choice, renderer: Renderer) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "index": index,
+            "text": "",
+            "finish_reason": choice.finish_reason,
+            "logprobs": _logprobs(choice.generation, renderer) if self.logprobs else None,
+            "call_index": choice.call_index,
+        }
+        if self.return_token_ids:
+            body |= {"prompt_token_ids": head.prompt_ids_P.tolist(), "token_ids": choice.generation.ids.tolist()}
+        return body
+
+
+def _head(head: Head) -> dict[str, Any]:
+    return {"id": f"cmpl-{head.name}", "object": "text_completion", "created": head.created, "model": head.model}
+
+
+def _logprobs(generation: Generation, renderer: Renderer) -> dict[str, Any]:
+    """The logprobs in this API's format: a list for each fact, `text_offset` counted from the answer's beginning."""
+    ids, logprobs = generation.ids.tolist(), [max(one, -9999.0) for one in generation.logprobs.tolist()]
+    texts = [renderer.token_bytes(token_id)[0] for token_id in ids]
+    offsets = list(itertools.accumulate(map(len, texts[:-1]), initial=0))
+    tops = generation.top_logprobs or ((),) * len(ids)
+    top_logprobs = [{renderer.token_bytes(one)[0]: max(value, -9999.0) for one, value in top} for top in tops]
+    return {"tokens": texts, "token_logprobs": logprobs, "top_logprobs": top_logprobs, "text_offset": offsets}
