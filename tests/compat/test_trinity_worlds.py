@@ -298,7 +298,6 @@ def test_the_action_of_an_answer(text: str, action: str):
         ("webshop_workflow", "needs the package web_agent_site (and gym)"),
         ("intercode_sql_workflow", "pip install intercode-bench"),
         ("simple_mm_workflow", "of Trinity-RFT is not included: models of text only are trained"),
-        ("math_trainable_ruler_workflow", "use math_ruler_workflow"),
         ("email_search_workflow", "is not included"),
     ],
 )

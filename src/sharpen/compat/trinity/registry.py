@@ -165,6 +165,7 @@ WORKFLOWS = Registry(
         "toolcall_workflow": f"{_HERE}.workflows.tool_calls:ToolCallWorkflow",
         "math_ruler_workflow": f"{_HERE}.workflows.ruler:MathRULERWorkflow",
         "async_math_ruler_workflow": f"{_HERE}.workflows.ruler:AsyncMathRULERWorkflow",
+        "math_trainable_ruler_workflow": f"{_HERE}.workflows.ruler:MathTrainableRULERWorkflow",
         "rubric_judge_workflow": f"{_HERE}.workflows.rubric:RubricJudgeWorkflow",
         "rubric_judge_openai_workflow": f"{_HERE}.workflows.rubric:RubricJudgeWorkflowWithAPI",
         "frozen_lake_workflow": f"{_HERE}.workflows.frozen_lake:FrozenLakeWorkflow",
@@ -197,8 +198,6 @@ WORKFLOWS = Registry(
         ),
     },
     absent={
-        "math_trainable_ruler_workflow": "it trains the judge's answers as a group beside the task's; use "
-        "math_ruler_workflow, with a judge of its own",
         "simple_mm_workflow": f"models of text only are trained; {_OWN}",
         "async_simple_mm_workflow": f"models of text only are trained; {_OWN}",
         "RAFT_alfworld_workflow": f"it writes its own training data; use alfworld_workflow, or {_OWN}",

@@ -74,7 +74,9 @@ def results_of(
             result = results[number]
             if of_run and isinstance(result, WorkflowResult):
                 found = _result_or_error(name, of_run, model)
-                both = found if isinstance(found, ValueError) else replace(result, beside={**result.beside, task: found})
+                both = (
+                    found if isinstance(found, ValueError) else replace(result, beside={**result.beside, task: found})
+                )
                 results[number] = both
     return results
 
