@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # tests start hundreds of processes that import the same; compiling it takes each of them longer than all else.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed test-ray test-as-it-is environments check format bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-async bench-agentscope bench-trl bench-gpu clean
+.PHONY: quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed test-ray test-clients test-as-it-is environments check format bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-async bench-agentscope bench-trl bench-gpu clean
 
 quickstart: .venv/installed
 	@$(BIN)/python examples/quickstart/main.py --seed $(SEED)
@@ -86,13 +86,31 @@ test-ray: .venv-ray/installed
 	.venv-ray/bin/python -m pip check
 	@touch $@
 
+# Agents and SDKs as their registries have them, in an environment of their own: Python packages, and Node programs in
+# .venv-clients/node (Node 20 or later, Linux on x86-64). The programs' install scripts are run by name: newer versions
+# of npm run none. Not `npm ci`, which wants the programs' builds for all other machines in the lock file too.
+test-clients: .venv-clients/installed
+	PYTHONPATH=tests/sessions .venv-clients/bin/python -m pytest -p all_or_nothing --all-of tests/clients -m "clients and not slow" tests/clients
+
+.venv-clients/installed: pyproject.toml requirements/clients.txt tests/clients/package.json tests/clients/package-lock.json
+	$(PYTHON) -m venv .venv-clients
+	.venv-clients/bin/python -m pip install --quiet --no-compile $(TORCH_INDEX) --no-deps "$$(grep '^torch==' requirements/clients.txt)"
+	.venv-clients/bin/python -m pip install --quiet --no-compile --no-deps --requirement requirements/clients.txt --editable .
+	.venv-clients/bin/python -m pip check
+	mkdir -p .venv-clients/node
+	cp tests/clients/package.json tests/clients/package-lock.json .venv-clients/node
+	cd .venv-clients/node && npm install --no-save --ignore-scripts --no-audit --no-fund --loglevel=error
+	cd .venv-clients/node/node_modules/@anthropic-ai/claude-code && node install.cjs
+	cd .venv-clients/node/node_modules/opencode-ai && node postinstall.mjs
+	@touch $@
+
 # Files and programs of other projects as they are, but for paths and sizes: the table of docs/use/trinity-yaml.md.
 test-as-it-is: .venv-agentscope1/installed
 	PYTHONPATH=tests/sessions .venv-agentscope1/bin/python -m pytest -p all_or_nothing --all-of tests/as_it_is -m as_it_is tests/as_it_is
 
 # What the suites beside `make test` run in, made one after the other: for each, pip writes the same files into src/.
 environments: .venv/installed
-	$(MAKE) --no-print-directory --jobs 1 $(patsubst %,.venv-%/installed,vllm ray agentscope1 agentscope2)
+	$(MAKE) --no-print-directory --jobs 1 $(patsubst %,.venv-%/installed,vllm ray agentscope1 agentscope2 clients)
 
 check: .venv/installed
 	$(BIN)/ruff format --check .
@@ -137,4 +155,4 @@ bench-trl: .venv-trl/installed
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-agentscope1 .venv-agentscope2 .venv-vllm .venv-ray .venv-trl build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-agentscope1 .venv-agentscope2 .venv-vllm .venv-ray .venv-clients .venv-trl build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

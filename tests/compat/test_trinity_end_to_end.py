@@ -7,6 +7,8 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+import yaml
+from safetensors.torch import load_file
 from trinity_serving import talking_server
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, tune
@@ -80,6 +82,25 @@ def test_a_workflow_class_is_trained_from_the_command_line(config: Path, tmp_pat
     assert main(["check", "--config", str(config), "--tasks", "2"]) in (0, 1)
     assert main(["eval", "--config", str(config), "--model", str(run / "latest")]) == 0
     assert "held-out greedy" in capsys.readouterr().out
+
+
+def test_a_run_goes_on_where_a_workflow_imitates_nothing(config: Path, tmp_path: Path, capsys):
+    """As RAFT does with games that were lost: the check warns, each step says that it trained nothing, and the weights
+    stay as they were. It ended after the check, though other tasks may be won."""
+    flow = (tmp_path / "flow.py").read_text()
+    (tmp_path / "flow.py").write_text(flow.replace("exp.metrics =", "exp.action_mask = [False]; exp.metrics ="))
+    assert main(["run", "--config", str(config), "--set", "evaluation.before_and_after=false"]) == 0
+    said = capsys.readouterr().out
+    assert "! the workflow left all 64 calls out of training" in said
+    assert said.count("no token was trained: the workflow left all 32 calls out") == 2
+    run = tmp_path / "runs/Sharpen/guess"
+    assert json.loads((run / "summary.json").read_text())["steps"] == 2
+    before, after = (load_file(path / "model.safetensors") for path in (toy_model(config), run / "latest"))
+    assert all(after[name].equal(tensor) for name, tensor in before.items())
+
+
+def toy_model(config: Path) -> Path:
+    return Path(yaml.safe_load(config.read_text())["model"]["model_path"])
 
 
 def test_a_workflow_is_evaluated_against_an_endpoint(config: Path, capsys):

@@ -199,6 +199,15 @@ def test_a_taskset_s_features_that_do_not_exist_are_refused(taskset, message):
     assert "buffer.explorer_input.tasksets[0]." in refusal(content)
 
 
+def test_the_name_of_agentscope_0_is_told_to_run_agentscope_1():
+    name = "agentscopev0_react_math_workflow"
+    found = convert_({"buffer": {"explorer_input": {"taskset": {"path": "x", "default_workflow_type": name}}}})
+    assert found.settings["workflow"] == name
+    (told,) = [notice for notice in found.notices if name in notice]
+    assert "taskset.default_workflow_type" in told
+    assert "AgentScope 1.x" in told
+
+
 def test_one_run_has_one_taskset_and_each_evaluation_set_its_own_workflow_format_and_arguments():
     def with_(*evaluation: dict[str, Any], **more: Any) -> dict[str, Any]:
         training = {"path": "x", "default_workflow_type": "w", "format": {"prompt_key": "q"}, "workflow_args": {"a": 1}}

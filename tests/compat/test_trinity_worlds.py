@@ -7,16 +7,20 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 from trinity_serving import MakePlace
 
 from sharpen.compat.trinity import REWARD_FUNCTIONS, WORKFLOWS
+from sharpen.compat.trinity.workflows import alfworld_game
+from sharpen.compat.trinity.workflows.alfworld_game import end_all
 from sharpen.compat.trinity.workflows.frozen_lake import MOVES, Lake, made_lake, move_in
-from sharpen.compat.trinity.workflows.text_worlds import action_in, impossible
+from sharpen.compat.trinity.workflows.game import action_in
+from sharpen.compat.trinity.workflows.text_worlds import impossible
 from sharpen.errors import ConfigError
-from sharpen.types import CallStatus
+from sharpen.types import CallStatus, Outcome, Sampling
 
 BOARD = ["SFF", "FHF", "FFG"]
 EXPECTED = {42: ["FFSF", "FHFF", "FFFH", "GHFF"], 7: ["HSH", "FFH", "GHH"]}
@@ -130,26 +134,36 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             del sys.modules[name]
 
 
-GAME = """
+# As the packages do: names of a game are made in globals, so that a process plays one game at a time; a planner is
+# loaded for each game and stays loaded, so that exit handlers crash if it was not.
+TEXTWORLD = """
+import os
+class EnvInfos:
+    pass
+class State:
+    def __init__(self, feedback): self.feedback = feedback
 class Game:
-    closed = 0
-    def __init__(self, name): self.name, self.steps = name, 0
-    def reset(self): return f"You are in {self.name}.", {}
+    open = 0
+    def __init__(self, file, wrappers):
+        if Game.open: raise IndexError("pop from empty list")
+        if not os.path.isfile(file): raise OSError(f"Unable to find game '{file}'.")
+        self.file, self.names, self.steps, self.unwrapped, self.downward_lib = file, len(wrappers), 0, self, "planner"
+        Game.open += 1
+        print("this is printed among the answers")
+    def reset(self): return State(f"You are in {open(self.file).read()}.")
     def step(self, action):
         self.steps += 1
         won = action == "win"
-        return ("Nothing happens." if not action else f"You {action}."), float(won), won, {}
-    def close(self): Game.closed += 1
+        return State("Nothing happens." if not action else f"You {action}."), int(won), won
+    def close(self):
+        Game.open -= 1
+        with open(self.file + ".closed", "a") as log: log.write("game\\n")
+def start(file, infos, wrappers): return Game(file, wrappers)
 """
 ALFWORLD = {
-    "textworld/__init__.py": "class EnvInfos:\n    def __init__(self, **wanted): self.wanted = wanted\n",
-    "textworld/gym.py": GAME
-    + "def register_game(file, infos, wrappers): return (file, infos.wanted, len(wrappers))\n"
-    + "def make(id): return Game(id[0])\n",
-    "alfworld/agents/environment/alfred_tw_env.py": (
-        "class AlfredDemangler: pass\nclass AlfredExpertType: HANDCODED = 1\n"
-        "class AlfredExpert:\n    def __init__(self, expert_type): pass\n"
-    ),
+    "textworld/__init__.py": TEXTWORLD,
+    "fast_downward.py": "def close_lib(library): assert library == 'planner'\n",
+    "alfworld/agents/environment/alfred_tw_env.py": "class AlfredDemangler: pass\n",
 }
 
 
@@ -158,32 +172,137 @@ def says(*answers: str) -> Any:
     return lambda prompt: left.pop(0)
 
 
-def test_alfworld(make_place: MakePlace, packages: Any):
+@pytest.fixture
+def kitchen(tmp_path: Path, packages: Any):
+    """The file of a game of ALFWorld."""
     packages(ALFWORLD)
+    path = tmp_path / "game.tw-pddl"
+    path.write_text("a kitchen")
+    yield {"prompt": str(path)}
+    end_all()
+
+
+def test_alfworld(make_place: MakePlace, kitchen: dict[str, str]):
     place = make_place(says("<think>.</think><action>look</action>", "no action", "<action>win</action>"))
-    rollout = place.one("alfworld_workflow", {"prompt": "a kitchen"})
+    rollout = place.one("alfworld_workflow", kitchen)
     assert (rollout.reward, rollout.error) == (1.0, None)
     assert rollout.metrics == {"env_rounds": 3.0, "env_done": 1.0}
     seen = [call.messages[-1]["content"] for call in rollout.calls]
     assert seen[:2] == ["Observation: You are in a kitchen.", "Observation: You look."]
     assert seen[2].startswith("Observation: Nothing happens. Check")
     assert [call.parent for call in rollout.calls] == [None, 0, 1]
-    assert sys.modules["textworld.gym"].Game.closed == 1
-    lost = make_place("<action>look</action>").one(
-        "alfworld_workflow", {"prompt": "a kitchen"}, workflow_args={"max_env_steps": 2}
-    )
+    lost = make_place("<action>look</action>").one("alfworld_workflow", kitchen, workflow_args={"max_env_steps": 2})
     assert (lost.reward, len(lost.calls)) == (pytest.approx(-0.1), 2)
+    assert Path(kitchen["prompt"] + ".closed").read_text() == "game\n"  # the first one, where the second began
 
 
-def test_alfworld_step_by_step(make_place: MakePlace, packages: Any):
-    packages(ALFWORLD)
+def test_games_of_alfworld_at_once(make_place: MakePlace, kitchen: dict[str, str]):
+    """Each is in a process of its own, which is kept for later games and ends with this one."""
+    place = make_place(lambda prompt: f"<action>{'win' if 'You look' in prompt else 'look'}</action>")
+    for _ in range(2):
+        (group,) = place.run("alfworld_workflow", kitchen, group_size=4)
+        assert [(rollout.reward, rollout.error) for rollout in group.rollouts] == [(1.0, None)] * 4
+    assert 1 <= len(alfworld_game._all) <= 4
+    end_all()
+    assert alfworld_game._all == []
+
+
+def test_a_game_that_fails(make_place: MakePlace, kitchen: dict[str, str], tmp_path: Path):
+    missing = str(tmp_path / "none.tw-pddl")
+    rollout = make_place("<action>win</action>").one("alfworld_workflow", {"prompt": missing})
+    assert rollout.outcome == Outcome.WORKFLOW_ERROR
+    assert f"OSError: Unable to find game '{missing}'" in str(rollout.error)
+    assert make_place("<action>win</action>").one("alfworld_workflow", kitchen).reward == 1.0
+
+
+def test_alfworld_step_by_step(make_place: MakePlace, kitchen: dict[str, str]):
     place = make_place(says("<action>look</action>", "<action>win</action>"))
-    rollout = place.one("step_wise_alfworld_workflow", {"prompt": "a kitchen"})
+    rollout = place.one("step_wise_alfworld_workflow", kitchen)
     assert (rollout.reward, dict(rollout.call_rewards)) == (1.0, {0: 1.0, 1: 1.0})
     assert dict(rollout.step_rewards) == {0: 0.0, 1: 1.0}
     seen = ["Observation: You are in a kitchen.", "Observation: You look."]
     assert dict(rollout.states) == {i: hashlib.sha256(text.encode()).hexdigest() for i, text in enumerate(seen)}
     assert rollout.metrics["actual_env_steps"] == 2.0
+
+
+def in_parts(action: str, thought: str = "hm") -> str:
+    return f"<experience>Look first.</experience>\n<think>{thought}</think> <action>{action}</action>"
+
+
+RAFT = ("RAFT_alfworld_workflow", "RAFT_reflect_alfworld_workflow")
+USED, LEFT_OUT = CallStatus.USED, CallStatus.LEFT_OUT
+
+
+@pytest.mark.parametrize("name", RAFT)
+@pytest.mark.parametrize(("thought", "status"), [("hm", USED), ("", LEFT_OUT)])
+def test_raft_imitates_a_game_that_was_won(
+    make_place: MakePlace, kitchen: dict[str, str], name: str, thought: str, status: CallStatus
+):
+    """If every answer has all three parts; one without a thought is done, but the game is not trained."""
+    left = [in_parts("look", thought), in_parts("win")]
+    place = make_place(lambda prompt: left.pop(0) if left else in_parts("win"))
+    taskset = {"rollout_args": {"temperature": 0.85, "top_k": 25, "top_p": 0.95}}
+    rollout = place.one(name, kitchen, taskset=taskset)
+    assert (rollout.reward, rollout.error) == (1.0, None)
+    assert [call.status for call in rollout.calls] == [status] * 2
+    assert rollout.metrics == {"success": 1.0, "reward": 1.0, "steps": 2.0}
+    assert rollout.calls[0].sampling == Sampling(temperature=0.85, top_k=25, top_p=0.95, max_tokens=ANY)
+    assert rollout.calls[1].messages[-1]["content"] == "Observation: You look."
+
+
+@pytest.mark.parametrize(("answer", "steps"), [(in_parts("look"), 3), ("no parts", 3)])
+def test_raft_imitates_no_game_that_was_lost(make_place: MakePlace, kitchen: dict[str, str], answer: str, steps: int):
+    """Three equal actions end it; that every answer was left out is no failure."""
+    rollout = make_place(answer).one("RAFT_alfworld_workflow", kitchen)
+    assert (rollout.reward, rollout.outcome, rollout.error) == (0.0, Outcome.OK, None)
+    assert [call.status for call in rollout.calls] == [LEFT_OUT] * steps
+    assert rollout.metrics == {"success": 0.0, "reward": 0.0, "steps": float(steps)}
+
+
+def test_raft_ends_after_fifty_actions(make_place: MakePlace, kitchen: dict[str, str]):
+    actions = iter(range(1000))
+    place = make_place(lambda prompt: in_parts(f"look {next(actions)}"), max_model_len=40_000)
+    assert len(place.one("RAFT_alfworld_workflow", kitchen).calls) == 50
+    rollout = place.one("RAFT_reflect_alfworld_workflow", kitchen)
+    assert len(rollout.calls) == 100
+    assert "all 50 actions" in rollout.calls[50].messages[-2]["content"]
+
+
+@pytest.mark.parametrize(
+    ("second", "reward", "trained"),
+    [
+        ([in_parts("look"), in_parts("win")], 1.0, True),
+        (["no parts", in_parts("win")], 1.0, False),
+        ([in_parts("look")] * 50, 0.0, False),  # the same action ends no second attempt
+    ],
+)
+def test_raft_reflects_on_a_game_that_was_lost(
+    make_place: MakePlace, kitchen: dict[str, str], second: list[str], reward: float, trained: bool
+):
+    """The second attempt goes on from the first; if it is better, its answers alone are trained."""
+    place = make_place(says(*[in_parts("look")] * 3, *second), max_model_len=40_000)
+    rollout = place.one("RAFT_reflect_alfworld_workflow", kitchen)
+    assert (rollout.reward, rollout.error) == (reward, None)
+    statuses = [LEFT_OUT] * 3 + [USED if trained else LEFT_OUT] * len(second)
+    assert [call.status for call in rollout.calls] == statuses
+    assert [call.parent for call in rollout.calls] == [None, *range(len(statuses) - 1)]
+    told, seen = rollout.calls[3].messages[-2:]
+    assert told["role"] == "system"
+    assert "ended after 3 actions" in told["content"]
+    assert seen["content"] == "Observation: You are in a kitchen."
+    assert rollout.metrics == {
+        "reward": 0.0,
+        "steps": 3.0,
+        "trajectory_length": float(len(second)),
+        "second_reward": reward,
+        "second_steps": float(len(second)),
+        "improvement": reward,
+    }
+
+
+def test_raft_has_one_attempt_in_an_evaluation(make_place: MakePlace, kitchen: dict[str, str]):
+    rollout = make_place(in_parts("look")).one("RAFT_reflect_alfworld_workflow", kitchen, record=False)
+    assert (rollout.reward, rollout.metrics) == (0.0, {"success": 0.0, "reward": 0.0, "steps": 3.0})
 
 
 SCIENCE = """
@@ -298,7 +417,9 @@ def test_the_action_of_an_answer(text: str, action: str):
         ("webshop_workflow", "needs the package web_agent_site (and gym)"),
         ("intercode_sql_workflow", "pip install intercode-bench"),
         ("simple_mm_workflow", "of Trinity-RFT is not included: models of text only are trained"),
-        ("email_search_workflow", "is not included"),
+        ("agentscope_workflow_adapter", "is not included: it wraps a function that no file can name"),
+        ("as_react_workflow", 'needs AgentScope 1.x from 1.0.4 on, which is not installed: pip install "agentscope>='),
+        ("agentscopev0_react_math_workflow", "needs AgentScope 1.x from 1.0.4 on"),
     ],
 )
 def test_what_cannot_be_had_says_why_before_anything_is_loaded(name: str, words: str):

@@ -108,6 +108,8 @@ class ScriptedEngine:
         self.waiting = threading.Semaphore(0)
         self._max_model_len = max_model_len
         self._gate: asyncio.Event | None = None
+        self.step_by_step: asyncio.Semaphore | None = None
+        """Each token of a streamed answer takes one permit, if there is such a semaphore."""
 
     @property
     def max_model_len(self) -> int:
@@ -134,7 +136,22 @@ class ScriptedEngine:
             return said
         if isinstance(said, str):
             said = [*self.tokenizer.encode(said, add_special_tokens=False), self.tokenizer.eos_token_id]
-        return generation(said, version=self.version, limit=request.sampling.max_tokens)
+        made = generation(said, version=self.version, limit=request.sampling.max_tokens)
+        for token in made.ids.tolist()[:-1] if request.on_tokens is not None else ():
+            await self._step()
+            request.on_tokens([token])
+        return made
+
+    async def _step(self) -> None:
+        """Wait until the next token may come: at once, or `step_by_step`, when a test says so."""
+        if self.step_by_step is None:
+            await asyncio.sleep(0)
+            return
+        try:
+            await self.step_by_step.acquire()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
 
     async def load(self, version: int, tensors: Mapping[str, Any]) -> None:
         self.version = version

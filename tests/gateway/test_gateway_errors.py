@@ -184,7 +184,6 @@ NOT_FOUND: list[tuple[str, str, str]] = [
     ("POST", "/v1/responses", "OpenAIChatCompletionsModel"),
     ("GET", "/v1/completions", "use POST"),
     ("POST", "/v1/embeddings", "ask another server"),
-    ("POST", "/v1/messages", "Anthropic"),
     ("GET", "/v1", "ends in /v1"),
 ]
 

@@ -183,6 +183,16 @@ def test_an_agent_at_temperature_0_is_not_ready() -> None:
     assert neither.findings[0].startswith("none of the 4 calls can be trained (2 were sampled at temperature 0")
 
 
+def test_calls_that_the_workflow_left_out_are_its_choice() -> None:
+    """With other answers it may leave them in: the run goes on, and says in each step what was trained."""
+    left_out = make_call(status=CallStatus.LEFT_OUT)
+    report = check_groups([make_group(0, [1.0, 0.0], calls=(left_out,))])
+    assert (report.ready, report.trains) == (False, True)
+    assert report.findings[0].startswith("the workflow left all 2 calls out of training")
+    unused = make_call(status=CallStatus.UNUSED)
+    assert not check_groups([make_group(0, [1.0, 0.0], calls=(unused,))]).trains
+
+
 def test_greedy_calls_among_others_are_remarked_on() -> None:
     report = check_groups([make_group(0, [1.0, 0.0], calls=(make_call(), make_call(1, sampling=GREEDY)))])
     assert report.ready

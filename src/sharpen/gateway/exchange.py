@@ -12,6 +12,7 @@ from typing import Any
 
 from sharpen.gateway.caller import Caller
 from sharpen.gateway.keys import key_of, without_key
+from sharpen.gateway.stream import Stream
 
 RETRY_HEADER, IDEMPOTENCY_HEADER = "x-stainless-retry-count", "idempotency-key"
 
@@ -57,16 +58,18 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """A response to be sent, and the exchange to mark as delivered when the agent has it."""
+    """A response to be sent, and the exchange to mark as delivered when the agent has it. With a `stream`, the body is
+    its chunks, and the response is there when the last one is."""
 
     status: int
     content_type: str
-    body: bytes
+    body: bytes = b""
     exchange: Exchange | None = None
+    stream: Stream | None = None
 
     def delivered(self) -> None:
-        """Mark the exchange as delivered: the agent has the response."""
-        if self.exchange is not None:
+        """Mark the exchange as delivered: the agent has the response, or the last chunk of the stream."""
+        if self.exchange is not None and (self.stream is None or self.stream.complete):
             self.exchange.delivered = True
 
 

@@ -1,4 +1,4 @@
-"""The gateway: answers the requests of rollouts (chat completions, completions) and records every call token-exactly.
+"""The gateway: answers the requests of rollouts, in any protocol, and records every call token-exactly.
 
 In: requests from the transports (in-process, HTTP), each with its rollout's key. Out: replies, and `Call`s through
 `Session.close`. Runs on the serving loop together with the engine; `open` and sessions may be used from any thread.
@@ -14,36 +14,32 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from sharpen.errors import CallError, ConfigError, ContextOverflowError, EngineError, EngineLostError, SamplingError
+from sharpen.errors import ConfigError, EngineLostError
+from sharpen.gateway.answers import Delta, Head, Writer
 from sharpen.gateway.body import decode
 from sharpen.gateway.busy import BusyClock
 from sharpen.gateway.caller import WhoCalls, foreign_error, foreign_use, nobody
-from sharpen.gateway.completions import parse_completion, text_reply
 from sharpen.gateway.exchange import Exchange, RawRequest, Reply
-from sharpen.gateway.formats.format import ParsedText, parse_text
 from sharpen.gateway.formats.table import REASONING_FORMATS, TOOL_FORMATS, named
 from sharpen.gateway.history import Prompt
 from sharpen.gateway.keys import Keys, new_key
 from sharpen.gateway.meter import Tally
 from sharpen.gateway.model import ChatModel
 from sharpen.gateway.render import Renderer
-from sharpen.gateway.requests import ApiError, ChatRequest, parse_request, render_message, short_repr
-from sharpen.gateway.responses import Choice, assistant_message, completion_reply, error_reply, models_reply
-from sharpen.gateway.routes import CHAT, COMPLETIONS, MODELS, not_found, route_of
+from sharpen.gateway.replies import EVENTS_TYPE, error_reply, json_reply, rollout_ended
+from sharpen.gateway.requests import ApiError, CallRequest, render_message, short_repr
+from sharpen.gateway.routes import MODELS, PARSERS, Parse, models_body, not_found, route_of
+from sharpen.gateway.sampler import Sampler, overflow
 from sharpen.gateway.server import Server
 from sharpen.gateway.session import Entry, Session
+from sharpen.gateway.stream import Stream
 from sharpen.gateway.transport import AsyncTransport, Mailbox, SyncTransport
-from sharpen.inference.engine import Engine, GenerateRequest, Generation
+from sharpen.inference.engine import Engine
 from sharpen.types import Outcome, Sampling
 
 logger = logging.getLogger(__name__)
 
 MAX_WARNINGS = 100
-PARSERS = {CHAT: parse_request, COMPLETIONS: parse_completion}
-REPLIES = {CHAT: completion_reply, COMPLETIONS: text_reply}
-"""What a route's requests are read with, and its responses written."""
 
 
 class Gateway:
@@ -77,8 +73,13 @@ class Gateway:
         self._renderer = Renderer(tokenizer)
         self._sampling = sampling or Sampling()
         self._template_kwargs = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
-        self._tool_format = named(TOOL_FORMATS, tool_call_parser, "tool_call_parser")
-        self._reasoning_format = named(REASONING_FORMATS, reasoning_parser, "reasoning_parser")
+        self._sampler = Sampler(
+            engine,
+            self._renderer,
+            self.busy,
+            tool_format=named(TOOL_FORMATS, tool_call_parser, "tool_call_parser"),
+            reasoning_format=named(REASONING_FORMATS, reasoning_parser, "reasoning_parser"),
+        )
         self._max_calls = max_calls
         self._keys: Keys[Session] = Keys()
         self._warnings: set[str] = set()
@@ -173,36 +174,40 @@ class Gateway:
                 raise foreign_error(misuse)
             route = route_of(raw.method, raw.path)
             if route in PARSERS:
-                return await self._sample(session, raw, route)
+                return await self._call(session, raw, PARSERS[route])
             if route == MODELS:
-                return models_reply(self.model_name)
+                return json_reply(models_body(self.model_name))
             raise not_found(raw.method, raw.path)
         except ApiError as error:
-            return error_reply(error)
+            return error_reply(error, raw.path)
         except Exception as error:
-            # The failure boundary between agents and the engine: neither the model nor its agent caused this.
             assert session is not None
-            if isinstance(error, EngineLostError):
-                self._lost = error  # not logged: the next `open` raises it
-            else:
-                logger.exception("call of rollout %s failed", session.rollout_id)
-            reason = f"{type(error).__name__}: {error}"
-            session.fail(Outcome.INFRASTRUCTURE, reason)
-            return error_reply(ApiError(reason, status=500, kind="server_error"))
+            return error_reply(self._failed(session, error), raw.path)
+
+    def _failed(self, session: Session, error: Exception) -> ApiError:
+        """Record a failure that neither the model nor its agent caused, and return what the agent is told: the boundary
+        between agents and the engine."""
+        if isinstance(error, EngineLostError):
+            self._lost = error  # not logged: the next `open` raises it
+        else:
+            logger.error("call of rollout %s failed", session.rollout_id, exc_info=error)
+        reason = f"{type(error).__name__}: {error}"
+        session.fail(Outcome.INFRASTRUCTURE, reason)
+        return ApiError(reason, status=500, kind="server_error")
 
     def _note_foreign(self, session: Session, raw: RawRequest) -> None:
         """Record a call that is refused because another rollout's code made it."""
-        with contextlib.suppress(ApiError, KeyError):  # an invalid request, or none to sample: not a call
-            request = self._parse(session, raw.body, route_of(raw.method, raw.path))
-            session.entry(Exchange(foreign=True), self._prompt(session, request), request)
+        parse = PARSERS.get(route_of(raw.method, raw.path))
+        with contextlib.suppress(ApiError):  # an invalid request would not have been a call
+            if parse is not None:
+                request, _ = self._parse(session, raw, parse)
+                session.entry(Exchange(foreign=True), self._prompt(session, request), request)
 
-    def _parse(self, session: Session, body: bytes, route: tuple[str, str]) -> ChatRequest:
-        return PARSERS[route](
-            decode(body), model_name=self.model_name, defaults=session.sampling, greedy=session.greedy
-        )
+    def _parse(self, session: Session, raw: RawRequest, parse: Parse) -> tuple[CallRequest, Writer]:
+        return parse(decode(raw.body), model_name=self.model_name, defaults=session.sampling, greedy=session.greedy)
 
-    async def _sample(self, session: Session, raw: RawRequest, route: tuple[str, str]) -> Reply:
-        request = self._parse(session, raw.body, route)
+    async def _call(self, session: Session, raw: RawRequest, parse: Parse) -> Reply:
+        request, writer = self._parse(session, raw, parse)
         self._warn_of_no_effect(request)
         if session.tally is not None and (refusal := session.tally.admit()) is not None:
             raise refusal
@@ -217,23 +222,64 @@ class Gateway:
             entry.first_choice = entries[0].index
         session.count("prompt_tokens", len(prompt.ids_P))
         session.count("forks", int(entries[0].index > 0 and prompt.parent is None))
-        try:
-            choices = await self._choices(session, entries)
-        finally:
-            exchange.ended = True
-        return REPLIES[route](
-            request,
-            choices,
+        head = Head(
             name=session.name(entries[0].index),
             model=self.model_name,
             created=int(time.time()),
-            num_prompt_tokens=len(prompt.ids_P),
-            prompt_ids=prompt.ids_P.tolist() if request.return_token_ids else (),
-            renderer=self._renderer,
-            exchange=exchange,
+            prompt_ids_P=prompt.ids_P,
+            num_choices=request.n,
         )
+        if request.stream:
+            return await self._stream(session, entries, head, writer)
+        try:
+            choices = await self._sampler.choices(session, entries)
+        finally:
+            exchange.ended = True
+        return json_reply(writer.whole(head, choices, self._renderer), exchange)
 
-    def _warn_of_no_effect(self, request: ChatRequest) -> None:
+    async def _stream(self, session: Session, entries: list[Entry], head: Head, writer: Writer) -> Reply:
+        """Return a reply that is being sampled, once there is something to send. Raises the error of a call that failed
+        before that."""
+        stream = Stream()
+        stream.task = self.loop.create_task(self._write(session, entries, head, writer, stream))
+        session.tasks.add(stream.task)
+        begun = self.loop.create_task(stream.begun.wait())
+        try:
+            await asyncio.wait({stream.task, begun}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            stream.cancel()
+            raise
+        finally:
+            begun.cancel()
+        if not stream.begun.is_set():
+            await stream.task  # raises
+        return Reply(status=200, content_type=EVENTS_TYPE, exchange=entries[0].exchange, stream=stream)
+
+    async def _write(self, session: Session, entries: list[Entry], head: Head, writer: Writer, stream: Stream) -> None:
+        """Sample, and push events as tokens come. Errors after the first event are events too."""
+
+        def give(delta: Delta) -> None:
+            if not stream.begun.is_set():
+                stream.push(writer.begin(head))
+            stream.push(writer.delta(head, delta))
+
+        try:
+            choices = await self._sampler.choices(session, entries, give)
+            if not stream.begun.is_set():
+                stream.push(writer.begin(head))
+            stream.end(writer.end(head, choices, self._renderer), complete=True)
+        except asyncio.CancelledError:
+            stream.end(writer.error(rollout_ended()), complete=False)
+            raise
+        except Exception as error:
+            if not stream.begun.is_set():
+                raise
+            told = error if isinstance(error, ApiError) else self._failed(session, error)
+            stream.end(writer.error(told), complete=False)
+        finally:
+            entries[0].exchange.ended = True
+
+    def _warn_of_no_effect(self, request: CallRequest) -> None:
         """Log what the request sets without effect. Each warning is logged once."""
         warnings = [
             f"messages have a field {name!r}, which the model's chat template does not read: it has no effect"
@@ -250,7 +296,7 @@ class Gateway:
                 self._warnings.add(warning)
                 logger.warning("%s (reported once)", warning)
 
-    def _prompt(self, session: Session, request: ChatRequest) -> Prompt:
+    def _prompt(self, session: Session, request: CallRequest) -> Prompt:
         if request.prompt is not None:
             prompt = session.history.raw_prompt(self._renderer, request.prompt)
         else:
@@ -260,93 +306,5 @@ class Gateway:
         if len(prompt.ids_P) == 0:
             raise ApiError(f"The prompt that {request.asked!r} makes is empty.", param=request.asked)
         if len(prompt.ids_P) >= self.engine.max_model_len:
-            raise self._overflow(session, prompt, request)
+            raise overflow(session, prompt, request, self.engine.max_model_len)
         return prompt
-
-    def _overflow(self, session: Session, prompt: Prompt, request: ChatRequest) -> ApiError:
-        message = (
-            f"This model's maximum context length is {self.engine.max_model_len} tokens, "
-            f"but the prompt has {len(prompt.ids_P)}: no room for an answer."
-        )
-        session.fail(Outcome.CONTEXT_OVERFLOW, message)
-        return ApiError(message, code="context_length_exceeded", param=request.asked)
-
-    async def _choices(self, session: Session, entries: list[Entry]) -> list[Choice]:
-        choices = [self._choice(session, entry, number) for number, entry in enumerate(entries)]
-        if len(choices) == 1:
-            return [await choices[0]]
-        tasks = [self.loop.create_task(choice) for choice in choices]
-        try:
-            return list(await asyncio.gather(*tasks))
-        finally:
-            for task in tasks:  # if one failed, the others are useless
-                task.cancel()
-
-    async def _choice(self, session: Session, entry: Entry, number: int) -> Choice:
-        prompt, request = entry.prompt, entry.request
-        generate_request = GenerateRequest(
-            prompt_ids=prompt.ids_P,
-            sampling=request.sampling,
-            noise=session.noise(entry.index, number, request.seed),
-            top_logprobs=request.top_logprobs,
-            session=session.rollout_id,
-        )
-        started = time.perf_counter()
-        try:
-            with self.busy:
-                generation = await self.engine.generate(generate_request)
-        except ContextOverflowError:
-            raise self._overflow(session, prompt, request) from None
-        except SamplingError as error:
-            raise ApiError(f"{error}.", code="invalid_sampling") from error
-        entry.seconds = time.perf_counter() - started
-        _check(generation)
-        parsed = self._parse_sampled(request, prompt, generation)
-        message = assistant_message(parsed, session.name(entry.index))
-        entry.response = message
-        entry.generation = generation
-        session.count("sampled_tokens", len(generation.ids))
-        session.count("tool_parse_errors", int(parsed.tool_parse_error))
-        if generation.finish_reason == "abort":
-            raise EngineError("the engine aborted the call")
-        sampled_text = self._renderer.decode(prompt.ids_P, generation.ids.tolist())
-        if request.prompt is not None:
-            session.history.add_raw(entry.index, prompt, generation.ids, sampled_text)
-        else:
-            response = render_message(message, len(request.messages))
-            session.history.add(entry.index, request.rendered, response, prompt, generation.ids, sampled_text)
-        # A truncated response is reported as "length" even if it contains a whole tool call.
-        calls_tools = bool(parsed.tool_calls) and generation.finish_reason == "stop"
-        finish_reason = "tool_calls" if calls_tools else str(generation.finish_reason)
-        return Choice(call_index=entry.index, message=message, finish_reason=finish_reason, generation=generation)
-
-    def _parse_sampled(self, request: ChatRequest, prompt: Prompt, generation: Generation) -> ParsedText:
-        """Parse the sampled text without its end token. Special tokens are kept only if markup may be made of them:
-        that of tools, if the request has any, or of the reasoning."""
-        text, reasoning = generation.text, self._reasoning_format
-        if text is None:
-            ids = generation.ids.tolist()
-            if generation.finish_reason == "stop":
-                ids = ids[:-1]
-            keep = bool(request.tools) or (reasoning is not None and reasoning.special_tokens)
-            text = self._renderer.decode(prompt.ids_P, ids if keep else self._renderer.without_special(ids))
-        if request.plain_text:
-            return ParsedText(content=text)
-        return parse_text(
-            text,
-            tools=request.tools,
-            opened=reasoning is not None and reasoning.opened_by(prompt.text),
-            tool_format=self._tool_format,
-            reasoning_format=reasoning,
-        )
-
-
-def _check(generation: Generation) -> None:
-    """Raise `CallError` for a generation that cannot be trained on exactly; it is never padded."""
-    num_ids, num_logprobs, num_versions = len(generation.ids), len(generation.logprobs), len(generation.versions)
-    if not num_ids == num_logprobs == num_versions:
-        raise CallError(f"the engine returned {num_ids} ids, {num_logprobs} logprobs and {num_versions} versions")
-    if not np.isfinite(generation.logprobs).all():
-        raise CallError("the engine returned a logprob that is not finite")
-    if num_ids == 0 and generation.finish_reason != "abort":
-        raise CallError("the engine sampled no token")

@@ -101,6 +101,10 @@ class Renderer:
         # If the prompt ends inside a character that the sampled ids complete, they have no text of their own.
         return whole[len(before) :] if whole.startswith(before) else whole + REPLACEMENT
 
+    def text_stream(self, prompt_ids_P: IntArray, *, keep_special: bool) -> TextStream:
+        """Return a decoder of ids that come one after the other, after those of a prompt."""
+        return TextStream(self, prompt_ids_P, keep_special=keep_special)
+
     def spell(self, ids: Sequence[int]) -> str:
         """Return the text of a whole sequence of ids, including special tokens."""
         return self._decode(ids)
@@ -154,6 +158,33 @@ class Renderer:
             return PROBE in self._apply(messages, [], {})
         except (TemplateError, TypeError, ValueError):
             return False  # a template that accepts no strings (or no tools) gets parsed arguments
+
+
+MAX_INCOMPLETE = 32
+"""A stream of ids that completes no character for so long holds none: it gives out no more text."""
+
+
+class TextStream:
+    """Decodes sampled ids as they come. A character is given out once all its ids are there; the cost of an id does not
+    depend on how many came before."""
+
+    def __init__(self, renderer: Renderer, prompt_ids_P: IntArray, *, keep_special: bool) -> None:
+        self._renderer = renderer
+        self._keep_special = keep_special
+        self._context = prompt_ids_P[-CONTEXT_IDS:].tolist()
+        self._new: list[int] = []
+
+    def add(self, ids: Sequence[int]) -> str:
+        """Return the text that these ids complete."""
+        if len(self._new) > MAX_INCOMPLETE:
+            return ""
+        self._new += ids if self._keep_special else self._renderer.without_special(ids)
+        before = self._renderer.spell(self._context)
+        whole = self._renderer.spell([*self._context, *self._new])
+        if whole.endswith(REPLACEMENT) or not whole.startswith(before):
+            return ""  # a character is not complete
+        self._context, self._new = [*self._context, *self._new][-CONTEXT_IDS:], []
+        return whole[len(before) :]
 
 
 def _with_parsed_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,43 +1,16 @@
-"""Validation of chat-completion requests.
+"""One internal request, which every protocol's requests become, and what their validation shares.
 
-In: the decoded JSON body of one request and the sampling defaults of its session. Out: `ChatRequest`, or `ApiError` in
-OpenAI's error format. Nothing is silently ignored: a parameter is honoured, harmless (`HARMLESS`), a preference that is
-not enforced (`NOT_FORCED`), or refused by name. Unknown fields of messages are passed to the chat template; the gateway
-warns once about those that it does not read.
+In: fields of decoded JSON bodies. Out: `CallRequest`, in the words of chat completions, or `ApiError`. Unknown fields
+of messages are passed to the chat template; the gateway warns once about those that it does not read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sharpen.types import Sampling
-
-HARMLESS = frozenset({"metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user"})
-"""Parameters accepted without effect: they change neither the prompt nor the distribution."""
-
-NOT_FORCED = frozenset({"parallel_tool_calls"})
-"""Parameters accepted as preferences, like `tool_choice` "required" (or a function's name) and a tool's `strict`.
-
-Enforcing them would sample from a different distribution than the one that is trained.
-"""
-
-HONOURED = frozenset(
-    {
-        *("chat_template_kwargs", "continue_final_message", "logprobs", "max_completion_tokens", "max_tokens"),
-        *("messages", "model", "n", "plain_text", "return_token_ids", "seed", "stop", "stream", "stream_options"),
-        *("temperature", "tool_choice", "tools", "top_k", "top_logprobs", "top_p"),
-    }
-)
-
-NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "logit_bias": ({},),
-    "response_format": ({"type": "text"},),
-}
-"""Parameters that change the distribution sampled from, with the only accepted values: those without effect."""
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 MESSAGE_FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"})
@@ -50,11 +23,6 @@ OTHER_CONTENT: Mapping[str, str] = {
     "prefix": "send 'continue_final_message' with the request",
 }
 """Fields of messages that are not supported, unless null, false or empty; each with what to do instead."""
-RESERVED_TEMPLATE_KWARGS = frozenset(
-    {"conversation", "messages", "tools", "documents", "chat_template", "tokenize", "add_generation_prompt"}
-    | {"continue_final_message", "return_dict", "sanitize_control_tokens", "return_assistant_tokens_mask"}
-)
-MAX_CHOICES = 128
 MIN_TEMPERATURE = 0.01
 """The lowest temperature above 0 (greedy): below it, rounding errors dominate an engine's logprobs."""
 MIN_TOP_P = 1e-6
@@ -81,32 +49,45 @@ class ApiError(Exception):
         return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatRequest:
-    """One validated request: `messages` as sent, `rendered` as the template receives them, `tools` empty for none.
+class PromptTooLongError(ApiError):
+    """The prompt leaves no room for an answer: it has `num_tokens`, and the context `limit`."""
 
-    `plain_text`: the sampled text is not parsed, and each choice has the index of its call (`call_index`).
-    `continue_final`: the last message is the beginning of the answer. `model` is any name that the client sent.
-    `other_fields` are the fields of messages that are not OpenAI's and that a chat template may read. `prompt` is the
-    prompt itself, text or token ids, of a request that has no messages to render (see `completions`).
+    def __init__(self, num_tokens: int, limit: int, asked: str) -> None:
+        super().__init__(
+            f"This model's maximum context length is {limit} tokens, but the prompt has {num_tokens}: no room for an "
+            "answer.",
+            code="context_length_exceeded",
+            param=asked,
+        )
+        self.num_tokens, self.limit = num_tokens, limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallRequest:
+    """One validated request: `messages` as chat completions has them, `rendered` as the template receives them, `tools`
+    empty for none.
+
+    `plain_text`: the sampled text is not parsed. `continue_final`: the last message is the beginning of the answer.
+    `model` is any name that the client sent. `other_fields` are the fields of messages that are not OpenAI's and that a
+    chat template may read. `prompt` is the prompt itself, text or token ids, of a request that has no messages to
+    render (see `protocols.completions`). `notes` are what was left out of the request by a stated rule, to be reported
+    once.
     """
 
     model: str
-    other_fields: frozenset[str]
     messages: tuple[Mapping[str, Any], ...]
     rendered: tuple[dict[str, Any], ...]
-    tools: tuple[Mapping[str, Any], ...]
     sampling: Sampling
-    n: int
-    seed: int | None
-    logprobs: bool
-    top_logprobs: int
-    stream: bool
-    include_usage: bool
-    return_token_ids: bool
-    plain_text: bool
-    continue_final: bool
-    template_kwargs: Mapping[str, Any]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    other_fields: frozenset[str] = frozenset()
+    n: int = 1
+    seed: int | None = None
+    top_logprobs: int = 0
+    stream: bool = False
+    plain_text: bool = False
+    continue_final: bool = False
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
     prompt: str | tuple[int, ...] | None = None
 
     @property
@@ -121,44 +102,21 @@ def short_repr(value: Any) -> str:
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
-def parse_request(body: Any, *, model_name: str, defaults: Sampling, greedy: bool) -> ChatRequest:
-    """Validate a decoded body. `greedy` overrides the request's own temperature. Raises `ApiError`."""
-    if not isinstance(body, dict):
-        raise ApiError("The request body must be a JSON object.")
-    given = {key: value for key, value in body.items() if value is not None}
-    _refuse_unknown(given)
+def model_of(given: Mapping[str, Any], model_name: str) -> str:
+    """Return the model that a request names, ours if it names none. Raises `ApiError`."""
     model = given.get("model", model_name)
     if not isinstance(model, str):
         raise ApiError(
             f"'model' is {short_repr(model)}; it must be a string: {model_name!r} (`model.name`).", param="model"
         )
-    messages = given.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise ApiError("'messages' must be a list with at least one message.", param="messages")
-    stream = _boolean(given, "stream")
-    top_logprobs = _integer(given, "top_logprobs", 0, 0, MAX_TOP_LOGPROBS)
-    logprobs = _boolean(given, "logprobs")
-    if top_logprobs and not logprobs:
-        raise ApiError("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
-    rendered = tuple(render_message(message, position, keep_others=True) for position, message in enumerate(messages))
-    return ChatRequest(
-        model=model,
-        other_fields=frozenset(key for message in rendered for key in message if key not in MESSAGE_FIELDS),
-        messages=tuple(messages),
-        rendered=rendered,
-        tools=_tools(given),
-        sampling=_sampling(given, defaults, greedy),
-        n=_integer(given, "n", 1, 1, MAX_CHOICES),
-        seed=_integer(given, "seed", None, -(2**63), 2**63 - 1),
-        logprobs=logprobs,
-        top_logprobs=top_logprobs,
-        stream=stream,
-        include_usage=_include_usage(given, stream),
-        return_token_ids=_boolean(given, "return_token_ids"),
-        plain_text=_boolean(given, "plain_text"),
-        continue_final=_continue_final(given, messages),
-        template_kwargs=_template_kwargs(given),
-    )
+    return model
+
+
+def given_fields(body: Any) -> dict[str, Any]:
+    """Return the fields of a decoded body that are not null. Raises `ApiError` if it is no object."""
+    if not isinstance(body, dict):
+        raise ApiError("The request body must be a JSON object.")
+    return {key: value for key, value in body.items() if value is not None}
 
 
 def render_message(message: Any, position: int, *, keep_others: bool = False) -> dict[str, Any]:
@@ -206,21 +164,6 @@ def _other_fields(message: Mapping[str, Any], where: str, keep_others: bool) -> 
     return others
 
 
-def _refuse_unknown(given: Mapping[str, Any]) -> None:
-    for key, value in given.items():
-        if key in NOT_FORCED:
-            _boolean(given, key)
-        if key in HONOURED or key in HARMLESS or key in NOT_FORCED:
-            continue
-        if key not in NEUTRAL:
-            raise ApiError(f"Unrecognized or unsupported request argument: {key!r}.", param=key)
-        if value not in NEUTRAL[key]:
-            instead = " Offer a tool with this schema instead." if key == "response_format" else ""
-            raise ApiError(
-                f"{key!r} is not supported: it would change the distribution sampled from.{instead}", param=key
-            )
-
-
 def _text(content: Any, where: str) -> str:
     if content is None:
         return ""
@@ -252,103 +195,57 @@ def _tool_calls(tool_calls: Any, where: str) -> list[dict[str, Any]]:
     return rendered
 
 
-def _tools(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    """Return the tools to render. `tool_choice` "none" hides them; "required" or a function's name is not enforced."""
-    tools = given.get("tools", [])
-    if not isinstance(tools, list):
-        raise ApiError("'tools' must be a list.", param="tools")
-    names = set()
-    for position, tool in enumerate(tools):
-        function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise ApiError(f"'tools[{position}]' must be a function with a name.", param=f"tools[{position}]")
-        names.add(function["name"])
-    choice = given.get("tool_choice", "auto")
-    if choice == "none":
-        return ()
-    if choice not in ("auto", "required"):
-        function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
-        name = function.get("name") if isinstance(function, dict) else None
-        if not isinstance(name, str) or name not in names:
-            raise ApiError(
-                f"'tool_choice' is {short_repr(choice)}; it must be 'none', 'auto', 'required' or one of 'tools'.",
-                param="tool_choice",
-            )
-    elif choice == "required" and not tools:
-        raise ApiError("'tool_choice' is 'required' but there are no 'tools'.", param="tool_choice")
-    return tuple(tools)
-
-
-def _sampling(given: Mapping[str, Any], defaults: Sampling, greedy: bool) -> Sampling:
-    limit = given.get("max_completion_tokens", given.get("max_tokens"))
-    if limit != given.get("max_tokens", limit):
-        raise ApiError("'max_tokens' and 'max_completion_tokens' differ.", param="max_tokens")
-    name = "max_completion_tokens" if "max_completion_tokens" in given else "max_tokens"
-    max_tokens = _integer(given, name, defaults.max_tokens, 1, 2**31 - 1)
-    stop = given.get("stop", [])
-    stop = [stop] if isinstance(stop, str) else stop
-    if not isinstance(stop, list) or not all(isinstance(text, str) and text for text in stop):
-        raise ApiError("'stop' must be a non-empty string or a list of them.", param="stop")
-    temperature = _number(given, "temperature", defaults.temperature, 0.0, 100.0)
+def sampling_of(
+    given: Mapping[str, Any],
+    defaults: Sampling,
+    *,
+    greedy: bool,
+    limit: str = "max_tokens",
+    stop: str = "stop",
+    max_temperature: float = 100.0,
+) -> Sampling:
+    """Return the sampling of a request's fields; `limit` and `stop` are the protocol's names. `greedy` overrides the
+    request's own temperature. Raises `ApiError`."""
+    max_tokens = integer(given, limit, defaults.max_tokens, 1, 2**31 - 1)
+    temperature = number(given, "temperature", defaults.temperature, 0.0, max_temperature)
     if "temperature" in given and 0.0 < temperature < MIN_TEMPERATURE:
         raise ApiError(
             f"'temperature' is {temperature:g}; it must be 0 (greedy) or at least {MIN_TEMPERATURE:g}.",
             param="temperature",
         )
-    top_p = _number(given, "top_p", defaults.top_p, 0.0, 1.0)
+    top_p = number(given, "top_p", defaults.top_p, 0.0, 1.0)
     if top_p < MIN_TOP_P:
         raise ApiError(
             f"'top_p' is {top_p:g}; it must be at least {MIN_TOP_P:g} (use 'temperature': 0 for greedy).", param="top_p"
         )
-    top_k = _integer(given, "top_k", defaults.top_k, -1, 2**31 - 1)
+    top_k = integer(given, "top_k", defaults.top_k, -1, 2**31 - 1)
     return Sampling(
         temperature=0.0 if greedy else temperature,
         top_p=top_p,
         top_k=max(top_k, 0),
         max_tokens=max_tokens,
-        stop=tuple(stop),
+        stop=_stop_strings(given, stop),
     )
 
 
-def _include_usage(given: Mapping[str, Any], stream: bool) -> bool:
-    options = given.get("stream_options")
-    if options is None:
-        return False
-    if not stream:
-        raise ApiError("'stream_options' needs 'stream': true.", param="stream_options")
-    unknown = set(options) - {"include_usage", "include_obfuscation"} if isinstance(options, dict) else {"?"}
-    if unknown:
-        raise ApiError("'stream_options' must be an object with 'include_usage'.", param="stream_options")
-    return _boolean(options, "include_usage")
+def _stop_strings(given: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    stop = given.get(name, [])
+    stop = [stop] if isinstance(stop, str) else stop
+    if not isinstance(stop, list) or not all(isinstance(text, str) and text for text in stop):
+        raise ApiError(f"'{name}' must be a non-empty string or a list of them.", param=name)
+    return tuple(stop)
 
 
-def _continue_final(given: Mapping[str, Any], messages: list[Any]) -> bool:
-    wanted = _boolean(given, "continue_final_message")
-    if wanted and not (isinstance(messages[-1], dict) and messages[-1].get("role") == "assistant"):
-        raise ApiError(
-            "'continue_final_message' needs an assistant message at the end.", param="continue_final_message"
-        )
-    return wanted
-
-
-def _template_kwargs(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    kwargs = given.get("chat_template_kwargs", {})
-    if not isinstance(kwargs, dict):
-        raise ApiError("'chat_template_kwargs' must be an object.", param="chat_template_kwargs")
-    reserved = sorted(RESERVED_TEMPLATE_KWARGS & set(kwargs))
-    if reserved:
-        raise ApiError(f"'chat_template_kwargs' may not set {reserved}.", param="chat_template_kwargs")
-    return kwargs
-
-
-def _boolean(given: Mapping[str, Any], name: str) -> bool:
+def boolean(given: Mapping[str, Any], name: str) -> bool:
+    """Return a field that is true or false; absent is false. Raises `ApiError`."""
     value = given.get(name)
     if value is not None and not isinstance(value, bool):
         raise ApiError(f"'{name}' is {short_repr(value)}; it must be true or false.", param=name)
     return bool(value)
 
 
-def _integer(given: Mapping[str, Any], name: str, default: Any, low: int, high: int) -> Any:
+def integer(given: Mapping[str, Any], name: str, default: Any, low: int, high: int) -> Any:
+    """Return an integer field, or `default` if it is absent. Raises `ApiError`."""
     value = given.get(name)
     if value is None:
         return default
@@ -357,7 +254,8 @@ def _integer(given: Mapping[str, Any], name: str, default: Any, low: int, high: 
     return value
 
 
-def _number(given: Mapping[str, Any], name: str, default: float, low: float, high: float) -> float:
+def number(given: Mapping[str, Any], name: str, default: float, low: float, high: float) -> float:
+    """Return a number, or `default` if it is absent. Raises `ApiError`."""
     value = given.get(name)
     if value is None:
         return default

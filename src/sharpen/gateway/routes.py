@@ -1,13 +1,23 @@
 """The routes that are served, and the error for any other.
 
-In: method and path. Out: the route, or a 404 that says what to do.
+In: method and path. Out: the route, the protocol of its requests, or a 404 that says what to do.
 """
 
 from __future__ import annotations
 
-from sharpen.gateway.requests import ApiError
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sharpen.gateway.answers import Writer
+from sharpen.gateway.protocols import chat, completions
+from sharpen.gateway.requests import ApiError, CallRequest
+
+Route = tuple[str, str]
+Parse = Callable[..., tuple[CallRequest, Writer]]
 
 CHAT, COMPLETIONS, MODELS = ("POST", "/chat/completions"), ("POST", "/completions"), ("GET", "/models")
+PARSERS: Mapping[Route, Parse] = {CHAT: chat.parse_request, COMPLETIONS: completions.parse_request}
+"""The protocol of each route whose requests are calls of the model."""
 OTHER_APIS = {
     "/responses": "the client speaks OpenAI's responses API; have it speak chat completions (in the OpenAI Agents SDK "
     "make the agent with model=OpenAIChatCompletionsModel(model=model.name, openai_client=model.client))",
@@ -18,9 +28,15 @@ OTHER_APIS = {
 """By the end of a path: which API it belongs to, and what to do."""
 
 
-def route_of(method: str, path: str) -> tuple[str, str]:
+def route_of(method: str, path: str) -> Route:
     """Return a request's method, and its path without a leading `/v1`."""
     return method, path.rstrip("/").removeprefix("/v1")
+
+
+def models_body(model: str) -> dict[str, Any]:
+    """Return the body that lists the one model served."""
+    entry = {"id": model, "object": "model", "created": 0, "owned_by": "sharpen"}
+    return {"object": "list", "data": [entry]}
 
 
 def not_found(method: str, path: str) -> ApiError:

@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from sharpen.gateway.caller import WhoCalls
 from sharpen.gateway.connections import Connections
 from sharpen.gateway.exchange import Reply, Start, raw_request
-from sharpen.gateway.responses import reply_of
+from sharpen.gateway.replies import reply_of
 
 START_TIMEOUT_S = 30.0
 CLIENT_CLOSED_REQUEST = 499
@@ -86,8 +86,11 @@ class Server:
         if gone.done():
             task.cancel()
             return Response(status_code=CLIENT_CLOSED_REQUEST)
+        reply = reply_of(task, raw)
+        if reply.stream is not None:
+            return _StreamResponse(reply, gone, close=caller is not None)
         gone.cancel()
-        return _ReplyResponse(reply_of(task), close=caller is not None)
+        return _ReplyResponse(reply, close=caller is not None)
 
 
 class _ReplyResponse(Response):
@@ -105,6 +108,36 @@ class _ReplyResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._reply.delivered()
         await super().__call__(scope, receive, send)
+
+
+class _StreamResponse(Response):
+    """A response that is sent chunk by chunk. A client that disconnects (`gone`) aborts it."""
+
+    def __init__(self, reply: Reply, gone: asyncio.Task[None], *, close: bool) -> None:
+        super().__init__(status_code=reply.status)
+        del self.headers["content-length"]
+        self.headers.update({"content-type": reply.content_type, "cache-control": "no-cache"})
+        if close:
+            self.headers["connection"] = "close"
+        self._reply, self._gone = reply, gone
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        stream = self._reply.stream
+        assert stream is not None
+        chunks: asyncio.Queue[tuple[bytes, bool]] = asyncio.Queue()
+        self._gone.add_done_callback(lambda _: stream.cancel())
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            stream.read(lambda chunk, last: chunks.put_nowait((chunk, last)))
+            last = False
+            while not last:
+                chunk, last = await chunks.get()
+                if last and not self._gone.done():
+                    self._reply.delivered()
+                await send({"type": "http.response.body", "body": chunk, "more_body": not last})
+        finally:
+            stream.cancel()
+            self._gone.cancel()
 
 
 async def _disconnected(request: Request) -> None:

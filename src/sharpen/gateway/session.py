@@ -21,7 +21,7 @@ from sharpen.gateway.exchange import Exchange, RawRequest
 from sharpen.gateway.history import History, Prompt
 from sharpen.gateway.meter import Tally
 from sharpen.gateway.model import ChatModel
-from sharpen.gateway.requests import ChatRequest
+from sharpen.gateway.requests import CallRequest
 from sharpen.gateway.tasks import TaskSet
 from sharpen.inference.engine import Generation
 from sharpen.types import PROMPT_ROLE, Call, CallStatus, Outcome, Sampling
@@ -37,7 +37,7 @@ class Entry:
     index: int
     exchange: Exchange
     prompt: Prompt
-    request: ChatRequest
+    request: CallRequest
     response: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     generation: Generation | None = None
@@ -217,7 +217,7 @@ class Session:
         for one in repeated:
             one.repeated = one.abandoned = True
 
-    def entry(self, exchange: Exchange, prompt: Prompt, request: ChatRequest) -> Entry:
+    def entry(self, exchange: Exchange, prompt: Prompt, request: CallRequest) -> Entry:
         """Add a new entry with the next index, and return it."""
         entry = Entry(index=len(self._entries), exchange=exchange, prompt=prompt, request=request)
         self._entries.append(entry)

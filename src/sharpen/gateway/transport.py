@@ -1,9 +1,9 @@
 """In-process httpx transports: requests of openai clients are answered on the serving loop, without a socket.
 
-In: an `httpx` request on any thread or loop. Out: an `httpx` response. The asynchronous transport suspends only its
-caller's task, the synchronous one blocks only its caller's thread; neither waits on the serving loop's thread, so a
-synchronous client inside an asynchronous workflow cannot deadlock. A cancelled or timed-out request is aborted in the
-engine, and its call is ABANDONED.
+In: an `httpx` request on any thread or loop. Out: an `httpx` response, whose body may come chunk by chunk. The
+asynchronous transport suspends only its caller's task, the synchronous one blocks only its caller's thread; neither
+waits on the serving loop's thread, so a synchronous client inside an asynchronous workflow cannot deadlock. A request
+that is cancelled, times out or is closed before its last chunk is aborted in the engine, and its call is ABANDONED.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import queue
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import httpx
 
 from sharpen.gateway.caller import WhoCalls
 from sharpen.gateway.exchange import RawRequest, Reply, Start, raw_request
-from sharpen.gateway.responses import reply_of
+from sharpen.gateway.replies import reply_of
 
 
 class Mailbox:
@@ -66,7 +67,7 @@ class _Job:
             self._task.cancel()
 
     def _finish(self, task: asyncio.Task[Reply]) -> None:
-        self._done(reply_of(task))
+        self._done(reply_of(task, self._raw))
 
 
 class AsyncTransport(httpx.AsyncBaseTransport):
@@ -103,8 +104,11 @@ class AsyncTransport(httpx.AsyncBaseTransport):
         except asyncio.CancelledError:
             self._inbox.post(self._loop, job.cancel)
             raise
-        reply.delivered()
-        return _response(reply)
+        if reply.stream is None:
+            reply.delivered()
+            return _response(reply)
+        chunks = _AsyncChunks(reply, self._loop, self._inbox, loop, outbox, request)
+        return httpx.Response(reply.status, headers={"content-type": reply.content_type}, stream=chunks)
 
     async def aclose(self) -> None:
         """Do nothing: other rollouts share this transport."""
@@ -133,11 +137,80 @@ class SyncTransport(httpx.BaseTransport):
         except BaseException:  # KeyboardInterrupt, or an exception raised into this thread
             self._inbox.post(self._loop, job.cancel)
             raise
-        reply.delivered()
-        return _response(reply)
+        if reply.stream is None:
+            reply.delivered()
+            return _response(reply)
+        chunks = _SyncChunks(reply, self._loop, self._inbox, request)
+        return httpx.Response(reply.status, headers={"content-type": reply.content_type}, stream=chunks)
 
     def close(self) -> None:
         """Do nothing: other rollouts share this transport."""
+
+
+class _AsyncChunks(httpx.AsyncByteStream):
+    """The chunks of a streamed reply, on the agent's loop. Closing it before the last one aborts the call."""
+
+    def __init__(
+        self,
+        reply: Reply,
+        serving: asyncio.AbstractEventLoop,
+        inbox: Mailbox,
+        loop: asyncio.AbstractEventLoop,
+        outbox: Mailbox,
+        request: httpx.Request,
+    ) -> None:
+        assert reply.stream is not None
+        self._reply, self._stream, self._request = reply, reply.stream, request
+        self._serving, self._inbox = serving, inbox
+        self._chunks: asyncio.Queue[tuple[bytes, bool]] = asyncio.Queue()
+
+        def sink(chunk: bytes, last: bool) -> None:
+            with contextlib.suppress(RuntimeError):  # the agent's loop is closed: nobody reads
+                outbox.post(loop, self._chunks.put_nowait, (chunk, last))
+
+        inbox.post(serving, self._stream.read, sink)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        last = False
+        while not last:
+            try:
+                async with asyncio.timeout(_read_timeout(self._request)):
+                    chunk, last = await self._chunks.get()
+            except TimeoutError as error:
+                raise httpx.ReadTimeout("no chunk within the client's timeout", request=self._request) from error
+            if last:
+                self._reply.delivered()
+            yield chunk
+
+    async def aclose(self) -> None:
+        self._inbox.post(self._serving, self._stream.cancel)
+
+
+class _SyncChunks(httpx.SyncByteStream):
+    """The chunks of a streamed reply, on the agent's thread. Closing it before the last one aborts the call."""
+
+    def __init__(
+        self, reply: Reply, serving: asyncio.AbstractEventLoop, inbox: Mailbox, request: httpx.Request
+    ) -> None:
+        assert reply.stream is not None
+        self._reply, self._stream, self._request = reply, reply.stream, request
+        self._serving, self._inbox = serving, inbox
+        self._chunks: queue.SimpleQueue[tuple[bytes, bool]] = queue.SimpleQueue()
+        inbox.post(serving, self._stream.read, lambda chunk, last: self._chunks.put((chunk, last)))
+
+    def __iter__(self) -> Iterator[bytes]:
+        last = False
+        while not last:
+            try:
+                chunk, last = self._chunks.get(timeout=_read_timeout(self._request))
+            except queue.Empty as error:
+                raise httpx.ReadTimeout("no chunk within the client's timeout", request=self._request) from error
+            if last:
+                self._reply.delivered()
+            yield chunk
+
+    def close(self) -> None:
+        self._inbox.post(self._serving, self._stream.cancel)
 
 
 def _read_timeout(request: httpx.Request) -> float | None:

@@ -7,7 +7,7 @@ and `routing.Replicas` over several of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     import torch
 
 
+OnTokens = Callable[[Sequence[int]], None]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
     """One continuation to sample.
@@ -24,6 +27,9 @@ class GenerateRequest:
     `noise` is a 64-bit key: the randomness of the token at position t is a function of (noise, t) only, never of other
     requests. `top_logprobs` is the number of alternatives to return at each position. `session` is a rollout's id: with
     several engines, its requests go to the engine that has its prefix cached. Empty: to any engine.
+
+    `on_tokens` is called on the serving loop with the ids that each step adds, but for those that end the generation,
+    which may be all: an engine in another process need not call it.
     """
 
     prompt_ids: IntArray
@@ -31,6 +37,7 @@ class GenerateRequest:
     noise: int
     top_logprobs: int = 0
     session: str = ""
+    on_tokens: OnTokens | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

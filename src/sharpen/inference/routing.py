@@ -10,11 +10,11 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from sharpen.errors import EngineLostError
-from sharpen.inference.engine import Engine, GenerateRequest, Generation
+from sharpen.errors import EngineError, EngineLostError
+from sharpen.inference.engine import Engine, GenerateRequest, Generation, OnTokens
 
 if TYPE_CHECKING:
     import torch
@@ -67,14 +67,19 @@ class Replicas:
         """Sample one continuation on the replica of the request's session; see `Engine.generate`.
 
         A session's first request, and a request without a session, goes to the replica with the fewest running
-        requests. Raises `EngineLostError` if no replica is left.
+        requests. A request whose `on_tokens` was told of tokens is not repeated on another replica, which may sample
+        others: `EngineError`. Raises `EngineLostError` if no replica is left.
         """
+        told = _Told(request.on_tokens)
+        request = request if request.on_tokens is None else replace(request, on_tokens=told)
         while True:
             replica = self._home(request.session)
             try:
                 return await _generate(replica, request)
             except EngineLostError as error:
                 self._lose(replica, error)
+                if told.any:
+                    raise EngineError(f"the replica that was sampling a streamed answer is lost: {error}") from error
 
     async def generate_each(self, request: GenerateRequest) -> list[Generation]:
         """Sample one continuation on every replica. Those lost in the meantime are left out.
@@ -138,6 +143,19 @@ class Replicas:
                 )
         if not self._serving:
             raise error
+
+
+class _Told:
+    """Passes on sampled ids, and notes that it did."""
+
+    def __init__(self, on_tokens: OnTokens | None) -> None:
+        self.any = False
+        self._on_tokens = on_tokens
+
+    def __call__(self, ids: Sequence[int]) -> None:
+        assert self._on_tokens is not None
+        self.any = True
+        self._on_tokens(ids)
 
 
 async def _generate(replica: _Replica, request: GenerateRequest) -> Generation:

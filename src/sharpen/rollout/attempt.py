@@ -161,9 +161,9 @@ class UserFunctions:
 
     def _with_parts(self, ending: Ending, output: Any) -> Ending:
         """Return the ending with what an output that knows its calls has beside it."""
-        if not getattr(self.workflow, HAS_ARGUMENTS, False):
+        if not (self.whole_groups or getattr(self.workflow, HAS_ARGUMENTS, False)):
             return ending
-        beside = {name: self._ending_of_member(part) for name, part in output.beside.items()}
+        beside = {name: self._ending_of_member(part) for name, part in getattr(output, "beside", {}).items()}
         return dataclasses.replace(ending, calls=tuple(output.calls), beside=beside)
 
     def _ending_of_output(self, output: Any, reward: Any, metrics: dict[str, float]) -> Ending:

@@ -14,7 +14,7 @@ from statistics import median, pstdev
 from sharpen.config.public import TunerModelConfig
 from sharpen.rollout.agent_habits import cached_answers, own_temperature, own_truncation
 from sharpen.rollout.statistics import NAME_IT, RolloutStatistics, replaced_note, summarize, without_calls_note
-from sharpen.types import Call, Group, Outcome, Rollout
+from sharpen.types import Call, CallStatus, Group, Outcome, Rollout
 
 WIDTH = 80
 MAX_REWARDS_SHOWN = 8
@@ -45,9 +45,10 @@ class CheckReport:
     """The result of the check. `ready` is false if a finding prevents training.
 
     `has_signal`: at least one group has rewards that differ, or no rewards are needed. `trains`: at least one sampled
-    token may carry loss. `all_failed`: if every rollout's first attempt failed, the reasons; else empty. `lengths`: the
-    sampled tokens of a rollout (minimum, median, maximum). `seconds`: the median duration of a rollout. `step_s`: the
-    estimated duration of a step's rollouts (None: not measured).
+    token may carry loss, or could if the workflow had not left its call out. `all_failed`: if every rollout's first
+    attempt failed, the reasons; else empty. `lengths`: the sampled tokens of a rollout (minimum, median, maximum).
+    `seconds`: the median duration of a rollout. `step_s`: the estimated duration of a step's rollouts (None: not
+    measured).
     """
 
     ready: bool
@@ -130,7 +131,7 @@ def check_groups(
     return CheckReport(
         ready=not problems,
         has_signal=has_signal,
-        trains=any(call.trainable for call in calls),
+        trains=any(call.trainable or _left_out(call) for call in calls),
         findings=(*problems, *_remarks(statistics, calls), *filter(None, habits)),
         tasks=tasks,
         lengths=(min(tokens), median(tokens), max(tokens)),
@@ -201,10 +202,20 @@ def _nothing_trains(calls: Sequence[Call]) -> list[str]:
             f"all {len(calls)} calls were sampled at temperature 0, which the agent sets itself: such calls are never "
             "trained, so nothing would be learnt; leave the temperature out of its calls, to use model.temperature"
         ]
+    if all(_left_out(call) for call in calls):
+        return [
+            f"the workflow left all {len(calls)} calls out of training: nothing would be learnt from these tasks "
+            "(a workflow may imitate only what succeeded, or what was not cut at its token limit)"
+        ]
     return [
         f"none of the {len(calls)} calls can be trained ({greedy} were sampled at temperature 0, the others were not "
         "delivered, or were left out by the workflow): nothing would be learnt"
     ]
+
+
+def _left_out(call: Call) -> bool:
+    """Whether only the workflow's choice keeps the call out of training, which may differ on other tasks."""
+    return call.status == CallStatus.LEFT_OUT and call.sampling.temperature > 0
 
 
 def _no_spread(tasks: Sequence[TaskCheck]) -> str:

@@ -51,7 +51,8 @@ def check_config(
 
 def check_first(loop: Loop, site: Site) -> None:
     """Check a new run on a few tasks and print the findings. Raises `RolloutError` if every rollout failed,
-    `NoSignalError` if no call can be trained, or if all rewards were equal and `check.stop_without_signal` is on."""
+    `NoSignalError` if no call could be trained on any task, or if all rewards were equal and
+    `check.stop_without_signal` is on."""
     recipe, settings = site.job.recipe, site.job.config.check
     if isinstance(recipe, RowRecipe) or loop.serving is None or not settings.enabled or loop.progress.step:
         return

@@ -34,7 +34,7 @@ from sharpen.run.progress import Progress
 from sharpen.run.source import StepOutcome, record_checks
 from sharpen.sync.schedule import staleness_settings
 from sharpen.trainer.measured import StepMetrics
-from sharpen.types import Check, Experience, Group
+from sharpen.types import CallStatus, Check, Experience, Group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,6 +251,8 @@ def _untrained_note(groups: Sequence[Group], trained: StepMetrics | None) -> str
     calls = [call for group in groups for rollout in group.scored for call in rollout.calls]
     if calls and all(call.sampling.temperature <= 0 for call in calls):
         return f"no token was trained: all {len(calls)} calls were sampled at temperature 0"
+    if calls and all(call.status == CallStatus.LEFT_OUT for call in calls):
+        return f"no token was trained: the workflow left all {len(calls)} calls out"
     if not any(call.trainable for call in calls):
         return "no token was trained: no rollout with a reward has a trainable call"
     return "no token was trained: every group was left out"

@@ -7,25 +7,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
-from importlib.util import find_spec
 from typing import Any, TypeVar, overload
 
+from sharpen.compat.trinity.packages import AGENTSCOPE, ALFWORLD, INTERCODE, SCIENCE_WORLD, WEB_SHOP, Package
 from sharpen.config.functions import import_function
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
 
 C = TypeVar("C", bound=Callable[..., Any])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Package:
-    """What a built-in class needs beside us: modules, what it is called, and how it is had."""
-
-    modules: tuple[str, ...]
-    name: str
-    install: str
 
 
 class Registry:
@@ -93,9 +83,8 @@ class Registry:
     def missing(self, name: str) -> str | None:
         """Which package a built-in class lacks here, and how it is had; None if it lacks none."""
         package = self.needs.get(name) if name not in self._registered else None
-        if package is None or all(_is_there(module) for module in package.modules):
-            return None
-        return f"the {self.kind} {name!r} needs {package.name}, which is not installed: {package.install}"
+        lacking = None if package is None else package.lacking()
+        return None if lacking is None else f"the {self.kind} {name!r} {lacking}"
 
     def _unknown(self, name: str) -> ConfigError:
         if name in self.absent:
@@ -127,13 +116,6 @@ class Registry:
         return found
 
 
-def _is_there(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:  # not even its parent
-        return False
-
-
 def _origin(found: Callable[..., Any]) -> tuple[str, str]:
     """The file and the qualified name of a class, which stay the same where its file is loaded a second time."""
     file = getattr(sys.modules.get(found.__module__), "__file__", None)
@@ -142,9 +124,12 @@ def _origin(found: Callable[..., Any]) -> tuple[str, str]:
 
 _HERE = "sharpen.compat.trinity"
 _WORLDS = f"{_HERE}.workflows.text_worlds"
-_ALFWORLD = Package(
-    modules=("textworld", "alfworld"), name="the package alfworld", install="pip install alfworld && alfworld-download"
-)
+_OF_AGENTSCOPE = {
+    "as_react_workflow": f"{_HERE}.react:AgentScopeReActWorkflow",
+    "agentscope_react_workflow": f"{_HERE}.react:AgentScopeReActWorkflow",
+    "agentscope_react_math_workflow": f"{_HERE}.workflows.react_math:AgentScopeReactMathWorkflow",
+    "agentscopev0_react_math_workflow": f"{_HERE}.workflows.react_math:AgentScopeV0ReactMathWorkflow",
+}
 _OWN = "name a workflow of your own (package.module:Class)"
 _AGENT = f"{_OWN}, or run your agent with as_react_workflow or as a function (docs/use/agentscope.md)"
 
@@ -169,43 +154,33 @@ WORKFLOWS = Registry(
         "rubric_judge_workflow": f"{_HERE}.workflows.rubric:RubricJudgeWorkflow",
         "rubric_judge_openai_workflow": f"{_HERE}.workflows.rubric:RubricJudgeWorkflowWithAPI",
         "frozen_lake_workflow": f"{_HERE}.workflows.frozen_lake:FrozenLakeWorkflow",
-        "alfworld_workflow": f"{_WORLDS}:AlfworldWorkflow",
-        "step_wise_alfworld_workflow": f"{_WORLDS}:StepWiseAlfworldWorkflow",
+        "alfworld_workflow": f"{_HERE}.workflows.alfworld:AlfworldWorkflow",
+        "step_wise_alfworld_workflow": f"{_HERE}.workflows.alfworld:StepWiseAlfworldWorkflow",
+        "RAFT_alfworld_workflow": f"{_HERE}.workflows.raft_alfworld:RAFTAlfworldWorkflow",
+        "RAFT_reflect_alfworld_workflow": f"{_HERE}.workflows.raft_alfworld:RAFTReflectAlfworldWorkflow",
         "sciworld_workflow": f"{_WORLDS}:SciWorldWorkflow",
         "webshop_workflow": f"{_WORLDS}:WebShopWorkflow",
         "intercode_sql_workflow": f"{_WORLDS}:InterCodeSQLWorkflow",
         "sudoku_workflow": f"{_HERE}.workflows.sudoku:SudokuWorkflow",
-        "agentscope_react_workflow": f"{_HERE}.react:AgentScopeReActWorkflow",
-        "as_react_workflow": f"{_HERE}.react:AgentScopeReActWorkflow",
+        **_OF_AGENTSCOPE,
         "on_policy_distill_workflow": f"{_HERE}.distillation:OnPolicyDistillWorkflow",
         "on_policy_distill_math_workflow": f"{_HERE}.distillation:OnPolicyDistillMathWorkflow",
     },
     needs={
-        "alfworld_workflow": _ALFWORLD,
-        "step_wise_alfworld_workflow": _ALFWORLD,
-        "sciworld_workflow": Package(
-            modules=("scienceworld",), name="the package scienceworld (and Java)", install="pip install scienceworld"
-        ),
-        "webshop_workflow": Package(
-            modules=("gym", "web_agent_site"),
-            name="the package web_agent_site (and gym)",
-            install="pip install gym, and install https://github.com/princeton-nlp/WebShop from its repository",
-        ),
-        "intercode_sql_workflow": Package(
-            modules=("intercode",),
-            name="the package intercode-bench (and Docker)",
-            install="pip install intercode-bench",
-        ),
+        "alfworld_workflow": ALFWORLD,
+        "step_wise_alfworld_workflow": ALFWORLD,
+        "RAFT_alfworld_workflow": ALFWORLD,
+        "RAFT_reflect_alfworld_workflow": ALFWORLD,
+        "sciworld_workflow": SCIENCE_WORLD,
+        "webshop_workflow": WEB_SHOP,
+        "intercode_sql_workflow": INTERCODE,
+        **dict.fromkeys(_OF_AGENTSCOPE, AGENTSCOPE),
     },
     absent={
         "simple_mm_workflow": f"models of text only are trained; {_OWN}",
         "async_simple_mm_workflow": f"models of text only are trained; {_OWN}",
-        "RAFT_alfworld_workflow": f"it writes its own training data; use alfworld_workflow, or {_OWN}",
-        "RAFT_reflect_alfworld_workflow": f"it writes its own training data; use alfworld_workflow, or {_OWN}",
         "agentscope_workflow_adapter": f"it wraps a function that no file can name; {_AGENT}",
         "agentscope_workflow_adapter_v1": f"it wraps a function that no file can name; {_AGENT}",
-        "agentscope_react_math_workflow": f"it is one agent with a tool that runs code; {_AGENT}",
-        "agentscopev0_react_math_workflow": f"it is for AgentScope 0.x; {_AGENT}",
         "agentscope_v1_react_search_workflow": f"it searches the web by a paid service; {_AGENT}",
         "email_search_workflow": f"it searches a database of mails that it makes itself; {_AGENT}",
     },

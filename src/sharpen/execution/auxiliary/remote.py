@@ -36,8 +36,8 @@ from sharpen.gateway.caller import Caller, foreign_error, foreign_use
 from sharpen.gateway.exchange import RawRequest, Reply
 from sharpen.gateway.keys import Keys, new_key
 from sharpen.gateway.meter import Tally
+from sharpen.gateway.replies import error_reply
 from sharpen.gateway.requests import ApiError
-from sharpen.gateway.responses import error_reply
 from sharpen.gateway.server import Server
 from sharpen.gateway.tasks import TaskSet
 from sharpen.rollout.user_loop import owner

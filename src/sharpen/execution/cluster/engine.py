@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sharpen.config.run import RunConfig
@@ -105,8 +106,8 @@ class EngineClient:
         return self._max_model_len
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """See `Engine.generate`. Raises `EngineLostError` if the actor is gone for good."""
-        found: Generation = await answer(self._actor.generate.remote(request))
+        """See `Engine.generate`: `on_tokens` is not called. Raises `EngineLostError` if the actor is gone for good."""
+        found: Generation = await answer(self._actor.generate.remote(replace(request, on_tokens=None)))
         return found
 
     async def load(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:

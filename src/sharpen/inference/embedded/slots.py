@@ -43,7 +43,8 @@ class SlotRequest:
 class SlotTable:
     """The state of all slots, as arrays. `kv_len_S` <= `num_ids_S`: ids beyond `kv_len_S` are still to be computed.
 
-    `watched_S` marks slots to check after every token: their requests have stop strings or ask for top logprobs.
+    `watched_S` marks slots to check after every token: their requests have stop strings, or ask for top
+    logprobs or to be told of each token.
     """
 
     def __init__(self) -> None:
@@ -123,7 +124,8 @@ class SlotTable:
         self.top_p_S[slot] = sampling.top_p
         self.top_k_S[slot] = sampling.top_k
         self.noise_S[slot] = job.request.noise & 0xFFFFFFFFFFFFFFFF
-        self.watched_S[slot] = bool(sampling.stop) or job.request.top_logprobs > 0
+        request = job.request
+        self.watched_S[slot] = bool(sampling.stop) or request.top_logprobs > 0 or request.on_tokens is not None
 
     def append(self, slots_R: Indices, ids_R: IntArray, logprobs_R: FloatArray, version: int) -> None:
         """Append one sampled token to each of the slots."""

@@ -169,6 +169,8 @@ class Stepper:
                 self._finish(slot, job, "stop", text)
             elif full_R[row]:
                 self._finish(slot, job, "length", None)
+            elif job.request.on_tokens is not None:
+                job.request.on_tokens([int(ids_R[row])])
 
     def _alternatives(self, slots_R: Indices, rows: SampledRows) -> dict[int, tuple[tuple[int, float], ...]]:
         """Return the likeliest (id, logprob) pairs of each row whose request wants them, without those of probability

@@ -190,7 +190,7 @@ class VLLMEngine:
             detokenize=bool(sampling.stop),
             skip_special_tokens=False,
             spaces_between_special_tokens=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
+            output_kind=RequestOutputKind.FINAL_ONLY if request.on_tokens is None else RequestOutputKind.CUMULATIVE,
         )
 
     async def _sample(self, request: GenerateRequest, params: Any) -> Generation:
@@ -200,11 +200,16 @@ class VLLMEngine:
         prompt = {"type": "token", "prompt_token_ids": request.prompt_ids.tolist()}
         number, adapter = str(self._num_requests), self._adapter
         lora = None if adapter is None else adapter.request
+        num_told = 0
         try:
             with in_use(adapter):
                 async for output in self._llm.generate(prompt, params, number, lora_request=lora):
                     if output.finished:
                         return self._generation(request, output.outputs[0], adapter)
+                    if request.on_tokens is not None:
+                        new = output.outputs[0].token_ids[num_told:]
+                        num_told += len(new)
+                        request.on_tokens(list(new))
         except EngineDeadError as error:
             raise self._fail(EngineLostError("vLLM's processes died while they were generating")) from error
         except EngineGenerateError as error:

@@ -84,6 +84,15 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     f"{_FLOWS}.agentscope.react.react_agent": _from_layer("AgentScopeReActAgent"),
     f"{_FLOWS}.agentscope.react.react_workflow": {**_USUAL, **_from_layer("AgentScopeReActWorkflow")},
     f"{_FLOWS}.envs": {},
+    f"{_FLOWS}.envs.agentscope": {},
+    f"{_FLOWS}.envs.agentscope.agentscopev0_react_workflow": {
+        **_USUAL,
+        **_from("workflows.react_math", "AgentScopeV0ReactMathWorkflow"),
+    },
+    f"{_FLOWS}.envs.agentscope.agentscopev1_react_workflow": {
+        **_USUAL,
+        **_from("workflows.react_math", "AgentScopeReactMathWorkflow"),
+    },
     f"{_FLOWS}.envs.sudoku": {},
     f"{_FLOWS}.envs.sudoku.sudoku_workflow": {**_USUAL, **_from("workflows.sudoku", "SudokuWorkflow")},
     "trinity.plugins": {},

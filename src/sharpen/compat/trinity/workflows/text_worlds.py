@@ -1,38 +1,23 @@
-"""Trinity's text worlds: ALFWorld, ScienceWorld, WebShop, InterCode's SQL, each by the package that has it.
+"""Trinity's text worlds beside ALFWorld: ScienceWorld, WebShop, InterCode's SQL, each by the package that has it.
 
-In: a row that names the game. Out: one experience of the whole game (or one for each step), with the game's reward. The
-packages are imported when a game is opened; `registry` asks for them before anything is loaded.
+In: a row that names the game. Out: one experience of the whole game, with its reward. The packages are imported when a
+game is opened; `registry` asks for them before anything is loaded.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import threading
-from abc import abstractmethod
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from sharpen.compat.trinity.experience import Experience
 from sharpen.compat.trinity.model import ModelWrapper
-from sharpen.compat.trinity.steps import RewardPropagationWorkflow
 from sharpen.compat.trinity.task import Task
-from sharpen.compat.trinity.workflow import MultiTurnWorkflow
+from sharpen.compat.trinity.workflows.game import TAGS, Game
 from sharpen.errors import ConfigError
 
-NOT_FINISHED = -0.1
-"""Reward of a game of ALFWorld or WebShop that was not finished."""
-TAGS = (
-    "In each turn, think first, between <think> and </think>, then give exactly one action between <action> and "
-    "</action>. Nobody answers questions: finish the task yourself."
-)
-HOUSE = f"""You act in a house that is described in words, to carry out a task. {TAGS}
-
-Actions: look; inventory (you can carry one thing); go to PLACE; open PLACE; close PLACE; take THING from PLACE; move \
-THING to PLACE; examine THING; use THING; heat THING with PLACE; clean THING with PLACE; cool THING with PLACE; slice \
-THING with THING. For example: <think>Cups may be in a cabinet.</think><action>go to cabinet 1</action>"""
 LABORATORY = f"""You do scientific experiments in a world that is described in words. {TAGS}
 
 Actions: open, close, activate, deactivate, examine, look at, read, pick up, focus on, use OBJECT; connect, move, pour \
@@ -46,145 +31,10 @@ DATABASE = f"""You answer a question by commands to a MySQL database. {TAGS}
 
 An action is one SQL statement, or `submit` when the latest result is the answer. For example: <think>I look at the \
 rows.</think><action>SELECT * FROM people LIMIT 5;</action>"""
-_ACTION = re.compile(r"<action>(.*?)(?:</action>|$)", re.DOTALL)
 _CALL = re.compile(r"(.+)\[(.*)\]")
 
 
-def action_in(text: str) -> str:
-    """The first action of an answer; empty without one."""
-    found = _ACTION.search(text)
-    return found.group(1).strip() if found else ""
-
-
-class _Game(MultiTurnWorkflow):
-    """A game of several turns, in a thread of its own. Subclasses say how it begins, goes on, and is scored."""
-
-    system: str
-    max_env_steps: int
-    reward: float = NOT_FINISHED
-    done: bool = False
-
-    def run(self) -> list[Experience]:
-        """Play until the game is over, or the turns have run out."""
-        messages: list[dict[str, Any]] = [{"role": "system", "content": self.system}]
-        turns = 0
-        try:
-            observation = self.begin()
-            while turns < self.max_env_steps and not self.done:
-                turns += 1
-                messages.append({"role": "user", "content": observation})
-                (answer,) = self.model.chat(messages, n=1)
-                messages.append({"role": "assistant", "content": answer.response_text})
-                observation = self.act(action_in(answer.response_text))
-            if not self.done:
-                self.run_out()
-        finally:
-            self.close()
-        info = {"env_rounds": turns, "env_done": int(self.done)}
-        return [self.process_messages_to_experience(messages, float(self.reward), info)]
-
-    @abstractmethod
-    def begin(self) -> str:
-        """Open the game; what the model sees first."""
-
-    @abstractmethod
-    def act(self, action: str) -> str:
-        """Do an action, note `reward` and `done`; what the model sees next."""
-
-    def run_out(self) -> None:
-        """The turns have run out."""
-
-    def close(self) -> None:
-        """Give back what `begin` opened, if it came so far."""
-
-
-def open_alfworld(game_file: str) -> Any:
-    """ALFWorld's game in that file."""
-    textworld, games = import_module("textworld"), import_module("textworld.gym")
-    alfred = import_module("alfworld.agents.environment.alfred_tw_env")
-    wanted = textworld.EnvInfos(description=True, inventory=True, admissible_commands=True)
-    wrappers = [alfred.AlfredDemangler(), alfred.AlfredExpert(expert_type=alfred.AlfredExpertType.HANDCODED)]
-    return games.make(games.register_game(game_file, wanted, wrappers=wrappers))
-
-
-def house_seen(observation: str) -> str:
-    """What the model sees of ALFWorld."""
-    hint = " Check that the action is one of those listed, in its form." if "Nothing happens." in observation else ""
-    return f"Observation: {observation}{hint}"
-
-
-class AlfworldWorkflow(_Game):
-    """The question is the path of a game. Reward: that of the game's end, -0.1 without one."""
-
-    system = HOUSE
-
-    def __init__(self, *, task: Task, model: ModelWrapper, auxiliary_models: list[ModelWrapper] | None = None) -> None:
-        super().__init__(task=task, model=model, auxiliary_models=auxiliary_models)
-        self.max_env_steps = int(task.workflow_args.get("max_env_steps", 30))
-        self.env: Any = None
-
-    def begin(self) -> str:
-        self.env = open_alfworld(str(self.task.raw_task[self.task.format_args.prompt_key]))
-        observation, _ = self.env.reset()
-        return house_seen(observation)
-
-    def act(self, action: str) -> str:
-        observation, reward, self.done, _ = self.env.step(action)
-        if self.done:
-            self.reward = reward
-        return house_seen(observation)
-
-    def close(self) -> None:
-        if self.env is not None:
-            self.env.close()
-
-
-class StepWiseAlfworldWorkflow(RewardPropagationWorkflow):
-    """As `AlfworldWorkflow`, with an experience for each step, its own reward and the state it began in (GiGPO)."""
-
-    def __init__(self, *, task: Task, model: ModelWrapper, auxiliary_models: list[ModelWrapper] | None = None) -> None:
-        super().__init__(task=task, model=model, auxiliary_models=auxiliary_models, use_openai_client=False)
-        self.env: Any = None
-        self.final_reward = NOT_FINISHED
-        self.observation = ""
-        self.memory: list[dict[str, Any]] = [{"role": "system", "content": HOUSE}]
-        self.noted: list[tuple[str, float]] = []
-
-    @property
-    def max_step_num(self) -> int:
-        """Steps at most."""
-        return int(self.task.workflow_args.get("max_env_steps", 30))
-
-    def run(self) -> list[Experience]:
-        """Play one game."""
-        self.env = open_alfworld(str(self.task.raw_task[self.task.format_args.prompt_key]))
-        try:
-            self.observation, _ = self.env.reset()
-            experiences = super().run()
-        finally:
-            self.env.close()
-        for experience, (state, reward) in zip(experiences, self.noted, strict=True):
-            experience.info.update(env_state_hash=state, step_reward=reward)
-        return experiences
-
-    def step(self, step_num: int) -> bool:
-        """One action; whether the game goes on."""
-        seen = house_seen(self.observation)
-        self.memory.append({"role": "user", "content": seen})
-        (answer,) = self.model.chat(self.memory)
-        self.memory.append({"role": "assistant", "content": answer.response_text})
-        self.observation, reward, done, _ = self.env.step(action_in(answer.response_text))
-        self.noted.append((hashlib.sha256(seen.encode()).hexdigest(), float(reward)))
-        if done:
-            self.final_reward = float(reward)
-        return not done
-
-    def reward(self, exps: list[Experience]) -> float:
-        """The reward of the game's end."""
-        return self.final_reward
-
-
-class SciWorldWorkflow(_Game):
+class SciWorldWorkflow(Game):
     """The question is JSON with `task_name`, `var_num` and `jar_path`. Reward: the best score so far, by 100."""
 
     system = LABORATORY
@@ -210,7 +60,7 @@ class SciWorldWorkflow(_Game):
             self.env.close()
 
 
-class WebShopWorkflow(_Game):
+class WebShopWorkflow(Game):
     """The question is the number of a session. Reward: that of the purchase, -0.1 without one.
 
     Shops are kept for later games: each takes about 15 GB with all products (`workflow_args.num_products`: fewer), and
@@ -263,7 +113,7 @@ def impossible(action: str, available: dict[str, Any]) -> str:
     return "That is no action: write search[words] or click[button] between <action> and </action>."
 
 
-class InterCodeSQLWorkflow(_Game):
+class InterCodeSQLWorkflow(Game):
     """The question is a query's index in `data_path` (of the row, or of `workflow_args`). Reward: the last step's.
 
     `workflow_args`: `max_env_steps` (10), `image_name` (docker-env-sql), `verbose`, `auto_submit` (true).

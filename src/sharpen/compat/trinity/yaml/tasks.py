@@ -32,6 +32,7 @@ _AUXILIARY = {
     },
 }
 """Keys of an auxiliary model, and our settings."""
+OF_AGENTSCOPE_0 = "agentscopev0_react_math_workflow"
 _ENGINES = {"engine_num": "inference_engine_num", "tensor_parallel_size": "tensor_parallel_size"}
 _OF_ITS_OWN = ("model_path", "tool_call_parser", "reasoning_parser")
 """Those that are never taken from the model to train."""
@@ -75,6 +76,8 @@ def _main(draft: Draft, prefix: str, *, is_evaluation: bool) -> None:
     key, workflow = _type(draft, prefix, "workflow", is_evaluation)
     if workflow is not None:
         draft.set("workflow", function_place(workflow), key)
+    if workflow == OF_AGENTSCOPE_0:
+        draft.say("runs the agent of AgentScope 1.x, with the same tool and as many rounds", key)
     key, reward = _type(draft, prefix, "reward_fn", is_evaluation)
     if reward is not None:
         draft.set("task_args.reward_fn", function_place(reward), key)

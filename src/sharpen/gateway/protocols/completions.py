@@ -1,7 +1,7 @@
 """Prompts without a chat template: OpenAI's legacy Completions API.
 
-In: the decoded JSON body of one request, whose `prompt` is a text or a list of token ids. Out: a `ChatRequest` with
-that prompt and nothing to render, or `ApiError`; and the response in the API's own format. A text gets what the
+In: the decoded JSON body of one request, whose `prompt` is a text or a list of token ids. Out: a `CallRequest` with
+that prompt and nothing to render, or `ApiError`; and the answer in the API's own words. A text gets what the
 tokenizer puts before any text (Llama's begin token); ids are used as they are. `max_tokens` is the run's
 unless the request has its own (OpenAI's is 16).
 """
@@ -9,14 +9,14 @@ unless the request has its own (OpenAI's is 16).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from sharpen.gateway.exchange import Exchange, Reply
+from sharpen.gateway.answers import Choice, Delta, Head
+from sharpen.gateway.protocols import chat
 from sharpen.gateway.render import Renderer
-from sharpen.gateway.requests import ApiError, ChatRequest, parse_request, short_repr
-from sharpen.gateway.responses import EVENTS_TYPE, JSON_TYPE, Choice, dump
+from sharpen.gateway.requests import ApiError, CallRequest, given_fields, short_repr
 from sharpen.inference.engine import Generation
 from sharpen.types import Sampling
 
@@ -32,11 +32,11 @@ MAX_LOGPROBS = 5
 MAX_ID = 2**31 - 1
 
 
-def parse_completion(body: Any, *, model_name: str, defaults: Sampling, greedy: bool) -> ChatRequest:
+def parse_request(
+    body: Any, *, model_name: str, defaults: Sampling, greedy: bool
+) -> tuple[CallRequest, CompletionsWriter]:
     """Validate a decoded body. `greedy` overrides the request's own temperature. Raises `ApiError`."""
-    if not isinstance(body, dict):
-        raise ApiError("The request body must be a JSON object.")
-    given = {key: value for key, value in body.items() if value is not None}
+    given = given_fields(body)
     prompt = _prompt(given.pop("prompt", None))
     logprobs = _logprobs_wanted(given.pop("logprobs", None))
     best_of, num = given.pop("best_of", None), given.get("n", 1)
@@ -49,39 +49,12 @@ def parse_completion(body: Any, *, model_name: str, defaults: Sampling, greedy: 
     for key in given.keys() - SHARED:
         raise ApiError(f"Unrecognized or unsupported request argument: {key!r}.", param=key)
     as_chat = {**given, "messages": [{"role": "user", "content": ""}], "logprobs": logprobs is not None}
-    request = parse_request(
+    request, writer = chat.parse_request(
         {**as_chat, "top_logprobs": logprobs or 0}, model_name=model_name, defaults=defaults, greedy=greedy
     )
-    return replace(request, messages=(), rendered=(), prompt=prompt, plain_text=True)
-
-
-def text_reply(
-    request: ChatRequest,
-    choices: Sequence[Choice],
-    *,
-    name: str,
-    model: str,
-    created: int,
-    num_prompt_tokens: int,
-    prompt_ids: Sequence[int],
-    renderer: Renderer,
-    exchange: Exchange,
-) -> Reply:
-    """Return the whole response of a request, as one body or as events. Each choice has the index of its call."""
-    num_sampled = sum(len(choice.generation.ids) for choice in choices)
-    usage = {
-        "prompt_tokens": num_prompt_tokens,
-        "completion_tokens": num_sampled,
-        "total_tokens": num_prompt_tokens + num_sampled,
-    }
-    head = {"id": f"cmpl-{name}", "object": "text_completion", "created": created, "model": model}
-    bodies = [_choice_body(request, index, choice, prompt_ids, renderer) for index, choice in enumerate(choices)]
-    if request.stream:
-        events = _events(head, bodies, usage if request.include_usage else None)
-        body = b"".join(b"data: " + dump(event) + b"\n\n" for event in events) + b"data: [DONE]\n\n"
-        return Reply(status=200, content_type=EVENTS_TYPE, body=body, exchange=exchange)
-    whole = {**head, "choices": bodies, "usage": usage}
-    return Reply(status=200, content_type=JSON_TYPE, body=dump(whole), exchange=exchange)
+    return replace(request, messages=(), rendered=(), prompt=prompt, plain_text=True), CompletionsWriter(
+        logprobs=writer.logprobs, include_usage=writer.include_usage, return_token_ids=writer.return_token_ids
+    )
 
 
 def _prompt(given: Any) -> str | tuple[int, ...]:
@@ -108,19 +81,63 @@ def _logprobs_wanted(given: Any) -> int | None:
     )
 
 
-def _choice_body(
-    request: ChatRequest, index: int, choice: Choice, prompt_ids: Sequence[int], renderer: Renderer
-) -> dict[str, Any]:
-    body: dict[str, Any] = {
-        "index": index,
-        "text": choice.message["content"],
-        "finish_reason": choice.finish_reason,
-        "logprobs": _logprobs(choice.generation, renderer) if request.logprobs else None,
-        "call_index": choice.call_index,
-    }
-    if request.return_token_ids:
-        body |= {"prompt_token_ids": list(prompt_ids), "token_ids": choice.generation.ids.tolist()}
-    return body
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionsWriter:
+    """Writes one answer as completions have it. Each choice has the index of its call.
+
+    `logprobs`, `return_token_ids`: each choice holds them; in a stream, they come after its text.
+    """
+
+    logprobs: bool = False
+    include_usage: bool = False
+    return_token_ids: bool = False
+
+    def whole(self, head: Head, choices: Sequence[Choice], renderer: Renderer) -> dict[str, Any]:
+        """Return the body of the whole answer."""
+        bodies = [
+            {**self._last(head, index, choice, renderer), "text": choice.message["content"]}
+            for index, choice in enumerate(choices)
+        ]
+        return {**_head(head), "choices": bodies, "usage": chat.usage(head, choices)}
+
+    def begin(self, head: Head) -> bytes:
+        """Return nothing: these streams begin with text."""
+        return b""
+
+    def delta(self, head: Head, delta: Delta) -> bytes:
+        """Return the chunk of new text."""
+        choice = {"index": delta.choice, "text": delta.text, "logprobs": None, "finish_reason": None}
+        return chat.events([{**_head(head), "choices": [choice]}])
+
+    def end(self, head: Head, choices: Sequence[Choice], renderer: Renderer) -> bytes:
+        """Return the last chunk of each choice, and usage."""
+        chunks = [
+            {**_head(head), "choices": [self._last(head, index, choice, renderer)]}
+            for index, choice in enumerate(choices)
+        ]
+        if self.include_usage:
+            chunks.append({**_head(head), "choices": [], "usage": chat.usage(head, choices)})
+        return chat.events(chunks) + chat.DONE
+
+    def error(self, error: ApiError) -> bytes:
+        """Return the event of an error, which OpenAI's clients raise."""
+        return chat.events([error.body()])
+
+    def _last(self, head: Head, index: int, choice: Choice, renderer: Renderer) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "index": index,
+            "text": "",
+            "finish_reason": choice.finish_reason,
+            "logprobs": _logprobs(choice.generation, renderer) if self.logprobs else None,
+            "call_index": choice.call_index,
+        }
+        if self.return_token_ids:
+            body |= {"prompt_token_ids": head.prompt_ids_P.tolist(), "token_ids": choice.generation.ids.tolist()}
+        return body
+
+
+def _head(head: Head) -> dict[str, Any]:
+    return {"id": f"cmpl-{head.name}", "object": "text_completion", "created": head.created, "model": head.model}
 
 
 def _logprobs(generation: Generation, renderer: Renderer) -> dict[str, Any]:
@@ -131,14 +148,3 @@ def _logprobs(generation: Generation, renderer: Renderer) -> dict[str, Any]:
     tops = generation.top_logprobs or ((),) * len(ids)
     top_logprobs = [{renderer.token_bytes(one)[0]: max(value, -9999.0) for one, value in top} for top in tops]
     return {"tokens": texts, "token_logprobs": logprobs, "top_logprobs": top_logprobs, "text_offset": offsets}
-
-
-def _events(
-    head: Mapping[str, Any], bodies: Sequence[Mapping[str, Any]], usage: Mapping[str, Any] | None
-) -> Iterator[dict[str, Any]]:
-    for body in bodies:
-        yield {**head, "choices": [{**body, "finish_reason": None}]}
-        last = {"index": body["index"], "text": "", "logprobs": None, "finish_reason": body["finish_reason"]}
-        yield {**head, "choices": [last]}
-    if usage is not None:
-        yield {**head, "choices": [], "usage": usage}

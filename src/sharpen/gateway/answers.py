@@ -1,0 +1,93 @@
+"""One internal answer, which every protocol writes in its own words.
+
+In: what was sampled for the choices of a request. Out: `Head`, `Delta` and `Choice`, and the `Writer` interface that
+each protocol implements for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from sharpen.gateway.formats.format import ParsedText
+from sharpen.gateway.render import Renderer
+from sharpen.gateway.requests import ApiError
+from sharpen.inference.engine import Generation
+from sharpen.types import IntArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """What is known of an answer before it is sampled: its unique name, and the prompt's ids.
+
+    `cached` counts the prompt's ids that it shares with the call that it extends.
+    """
+
+    name: str
+    model: str
+    created: int
+    prompt_ids_P: IntArray
+    num_choices: int = 1
+    cached: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """Text that was added to one choice of a streamed answer."""
+
+    kind: Literal["reasoning", "content"]
+    text: str
+    choice: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One choice of an answer: the index of its call, its message, and what was sampled.
+
+    `finish_reason` is OpenAI's. `stop` is the stop string that ended it, if one did.
+    """
+
+    call_index: int
+    message: Mapping[str, Any]
+    finish_reason: str
+    generation: Generation
+    stop: str | None = None
+
+
+class Writer(Protocol):
+    """Writes the answer to one request in its protocol's words, whole or as a stream of server-sent events."""
+
+    def whole(self, head: Head, choices: Sequence[Choice], renderer: Renderer) -> dict[str, Any]:
+        """Return the body of the whole answer."""
+
+    def begin(self, head: Head) -> bytes:
+        """Return the events that begin a stream."""
+
+    def delta(self, head: Head, delta: Delta) -> bytes:
+        """Return the events for text that was added."""
+
+    def end(self, head: Head, choices: Sequence[Choice], renderer: Renderer) -> bytes:
+        """Return the events after the last text: tool calls, usage, and the end."""
+
+    def error(self, error: ApiError) -> bytes:
+        """Return the events that end a stream which has begun and cannot be completed."""
+
+
+def assistant_message(parsed: ParsedText, name: str) -> dict[str, Any]:
+    """Return the assistant message of a choice. The ids of its tool calls are made from the call's `name`."""
+    message: dict[str, Any] = {"role": "assistant", "content": parsed.content or None}
+    if not parsed.tool_calls and not parsed.reasoning:
+        message["content"] = parsed.content
+    if parsed.reasoning:
+        message["reasoning_content"] = parsed.reasoning
+    if parsed.tool_calls:
+        message["tool_calls"] = [
+            {
+                "id": f"call_{name}{position:02x}",
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for position, call in enumerate(parsed.tool_calls)
+        ]
+    return message

@@ -1,0 +1,292 @@
+"""OpenAI's Chat Completions: its requests, answers and stream events.
+
+Nothing is silently ignored: a parameter is honoured, harmless (`HARMLESS`), a preference that is not enforced
+(`NOT_FORCED`), or refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sharpen.gateway.answers import Choice, Delta, Head
+from sharpen.gateway.render import Renderer
+from sharpen.gateway.replies import dump
+from sharpen.gateway.requests import (
+    MAX_TOP_LOGPROBS,
+    MESSAGE_FIELDS,
+    ApiError,
+    CallRequest,
+    boolean,
+    given_fields,
+    integer,
+    model_of,
+    render_message,
+    sampling_of,
+    short_repr,
+)
+from sharpen.inference.engine import Generation
+from sharpen.types import Sampling
+
+HARMLESS = frozenset({"metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user"})
+"""Parameters accepted without effect: they change neither the prompt nor the distribution."""
+
+NOT_FORCED = frozenset({"parallel_tool_calls"})
+"""Parameters accepted as preferences, like `tool_choice` "required" (or a function's name) and a tool's `strict`.
+
+Enforcing them would sample from a different distribution than the one that is trained.
+"""
+
+HONOURED = frozenset(
+    {
+        *("chat_template_kwargs", "continue_final_message", "logprobs", "max_completion_tokens", "max_tokens"),
+        *("messages", "model", "n", "plain_text", "return_token_ids", "seed", "stop", "stream", "stream_options"),
+        *("temperature", "tool_choice", "tools", "top_k", "top_logprobs", "top_p"),
+    }
+)
+
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
+    "response_format": ({"type": "text"},),
+}
+"""Parameters that change the distribution sampled from, with the only accepted values: those without effect."""
+
+RESERVED_TEMPLATE_KWARGS = frozenset(
+    {"conversation", "messages", "tools", "documents", "chat_template", "tokenize", "add_generation_prompt"}
+    | {"continue_final_message", "return_dict", "sanitize_control_tokens", "return_assistant_tokens_mask"}
+)
+MAX_CHOICES = 128
+DONE = b"data: [DONE]\n\n"
+"""Ends every stream of OpenAI's older APIs."""
+
+
+def parse_request(body: Any, *, model_name: str, defaults: Sampling, greedy: bool) -> tuple[CallRequest, ChatWriter]:
+    """Validate a decoded body. `greedy` overrides the request's own temperature. Raises `ApiError`."""
+    given = given_fields(body)
+    _refuse_unknown(given)
+    messages = given.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise ApiError("'messages' must be a list with at least one message.", param="messages")
+    stream = boolean(given, "stream")
+    top_logprobs = integer(given, "top_logprobs", 0, 0, MAX_TOP_LOGPROBS)
+    logprobs = boolean(given, "logprobs")
+    if top_logprobs and not logprobs:
+        raise ApiError("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
+    rendered = tuple(render_message(message, position, keep_others=True) for position, message in enumerate(messages))
+    plain_text = boolean(given, "plain_text")
+    request = CallRequest(
+        model=model_of(given, model_name),
+        other_fields=frozenset(key for message in rendered for key in message if key not in MESSAGE_FIELDS),
+        messages=tuple(messages),
+        rendered=rendered,
+        tools=_tools(given),
+        sampling=_sampling(given, defaults, greedy),
+        n=integer(given, "n", 1, 1, MAX_CHOICES),
+        seed=integer(given, "seed", None, -(2**63), 2**63 - 1),
+        top_logprobs=top_logprobs,
+        stream=stream,
+        plain_text=plain_text,
+        continue_final=_continue_final(given, messages),
+        template_kwargs=_template_kwargs(given),
+    )
+    writer = ChatWriter(
+        logprobs=logprobs,
+        include_usage=_include_usage(given, stream),
+        return_token_ids=boolean(given, "return_token_ids"),
+        call_index=plain_text,
+    )
+    return request, writer
+
+
+def _refuse_unknown(given: Mapping[str, Any]) -> None:
+    for key, value in given.items():
+        if key in NOT_FORCED:
+            boolean(given, key)
+        if key in HONOURED or key in HARMLESS or key in NOT_FORCED:
+            continue
+        if key not in NEUTRAL:
+            raise ApiError(f"Unrecognized or unsupported request argument: {key!r}.", param=key)
+        if value not in NEUTRAL[key]:
+            instead = " Offer a tool with this schema instead." if key == "response_format" else ""
+            raise ApiError(
+                f"{key!r} is not supported: it would change the distribution sampled from.{instead}", param=key
+            )
+
+
+def _tools(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    """Return the tools to render. `tool_choice` "none" hides them; "required" or a function's name is not enforced."""
+    tools = given.get("tools", [])
+    if not isinstance(tools, list):
+        raise ApiError("'tools' must be a list.", param="tools")
+    names = set()
+    for position, tool in enumerate(tools):
+        function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise ApiError(f"'tools[{position}]' must be a function with a name.", param=f"tools[{position}]")
+        names.add(function["name"])
+    choice = given.get("tool_choice", "auto")
+    if choice == "none":
+        return ()
+    if choice not in ("auto", "required"):
+        function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(name, str) or name not in names:
+            raise ApiError(
+                f"'tool_choice' is {short_repr(choice)}; it must be 'none', 'auto', 'required' or one of 'tools'.",
+                param="tool_choice",
+            )
+    elif choice == "required" and not tools:
+        raise ApiError("'tool_choice' is 'required' but there are no 'tools'.", param="tool_choice")
+    return tuple(tools)
+
+
+def _sampling(given: Mapping[str, Any], defaults: Sampling, greedy: bool) -> Sampling:
+    limit = given.get("max_completion_tokens", given.get("max_tokens"))
+    if limit != given.get("max_tokens", limit):
+        raise ApiError("'max_tokens' and 'max_completion_tokens' differ.", param="max_tokens")
+    name = "max_completion_tokens" if "max_completion_tokens" in given else "max_tokens"
+    return sampling_of(given, defaults, greedy=greedy, limit=name)
+
+
+def _include_usage(given: Mapping[str, Any], stream: bool) -> bool:
+    options = given.get("stream_options")
+    if options is None:
+        return False
+    if not stream:
+        raise ApiError("'stream_options' needs 'stream': true.", param="stream_options")
+    unknown = set(options) - {"include_usage", "include_obfuscation"} if isinstance(options, dict) else {"?"}
+    if unknown:
+        raise ApiError("'stream_options' must be an object with 'include_usage'.", param="stream_options")
+    return boolean(options, "include_usage")
+
+
+def _continue_final(given: Mapping[str, Any], messages: list[Any]) -> bool:
+    wanted = boolean(given, "continue_final_message")
+    if wanted and not (isinstance(messages[-1], dict) and messages[-1].get("role") == "assistant"):
+        raise ApiError(
+            "'continue_final_message' needs an assistant message at the end.", param="continue_final_message"
+        )
+    return wanted
+
+
+def _template_kwargs(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    kwargs = given.get("chat_template_kwargs", {})
+    if not isinstance(kwargs, dict):
+        raise ApiError("'chat_template_kwargs' must be an object.", param="chat_template_kwargs")
+    reserved = sorted(RESERVED_TEMPLATE_KWARGS & set(kwargs))
+    if reserved:
+        raise ApiError(f"'chat_template_kwargs' may not set {reserved}.", param="chat_template_kwargs")
+    return kwargs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatWriter:
+    """Writes one answer as chat completions have it.
+
+    `logprobs`, `return_token_ids`: each choice holds them; in a stream, they come after its text. `call_index`: each
+    choice has the index of its recorded call.
+    """
+
+    logprobs: bool = False
+    include_usage: bool = False
+    return_token_ids: bool = False
+    call_index: bool = False
+
+    def whole(self, head: Head, choices: Sequence[Choice], renderer: Renderer) -> dict[str, Any]:
+        """Return the body of the whole answer."""
+        bodies = [
+            {"index": index, "message": choice.message, **self._about(choice, renderer)}
+            for index, choice in enumerate(choices)
+        ]
+        return {
+            **self._head(head, "chat.completion"),
+            **self._prompt(head),
+            "choices": bodies,
+            "usage": usage(head, choices),
+        }
+
+    def begin(self, head: Head) -> bytes:
+        """Return the chunk that begins each choice."""
+        first = {"delta": {"role": "assistant", "content": ""}}
+        chunks = [self._chunk(head, index, first) for index in range(head.num_choices)]
+        chunks[0].update(self._prompt(head))
+        return events(chunks)
+
+    def delta(self, head: Head, delta: Delta) -> bytes:
+        """Return the chunk of new text."""
+        name = "content" if delta.kind == "content" else "reasoning_content"
+        return events([self._chunk(head, delta.choice, {"delta": {name: delta.text}})])
+
+    def end(self, head: Head, choices: Sequence[Choice], renderer: Renderer) -> bytes:
+        """Return the chunks after the text: tool calls, finish reasons with all else that was asked for, usage."""
+        chunks = []
+        for index, choice in enumerate(choices):
+            for position, call in enumerate(choice.message.get("tool_calls", ())):
+                chunks.append(self._chunk(head, index, {"delta": {"tool_calls": [{"index": position, **call}]}}))
+            about = self._about(choice, renderer)
+            if self.logprobs or self.return_token_ids:
+                more = {key: value for key, value in about.items() if key in ("logprobs", "token_ids")}
+                chunks.append(self._chunk(head, index, {"delta": {}, **more}))
+            chunks.append(self._chunk(head, index, {"delta": {}, "finish_reason": choice.finish_reason}))
+        if self.include_usage:
+            chunks.append({**self._head(head, "chat.completion.chunk"), "choices": [], "usage": usage(head, choices)})
+        return events(chunks) + DONE
+
+    def error(self, error: ApiError) -> bytes:
+        """Return the event of an error, which OpenAI's clients raise."""
+        return events([error.body()])
+
+    def _about(self, choice: Choice, renderer: Renderer) -> dict[str, Any]:
+        about: dict[str, Any] = {
+            "finish_reason": choice.finish_reason,
+            "logprobs": _logprobs(choice.generation, renderer) if self.logprobs else None,
+        }
+        if self.return_token_ids:
+            about["token_ids"] = choice.generation.ids.tolist()
+        if self.call_index:
+            about["call_index"] = choice.call_index
+        return about
+
+    def _prompt(self, head: Head) -> dict[str, Any]:
+        return {"prompt_token_ids": head.prompt_ids_P.tolist()} if self.return_token_ids else {}
+
+    def _head(self, head: Head, kind: str) -> dict[str, Any]:
+        return {"id": f"chatcmpl-{head.name}", "created": head.created, "model": head.model, "object": kind}
+
+    def _chunk(self, head: Head, index: int, choice: Mapping[str, Any]) -> dict[str, Any]:
+        whole = {"index": index, "finish_reason": None, "logprobs": None, **choice}
+        return {**self._head(head, "chat.completion.chunk"), "choices": [whole]}
+
+
+def usage(head: Head, choices: Sequence[Choice]) -> dict[str, Any]:
+    """Return the counts of tokens, by OpenAI's names."""
+    num_prompt, num_sampled = len(head.prompt_ids_P), sum(len(choice.generation.ids) for choice in choices)
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_sampled,
+        "total_tokens": num_prompt + num_sampled,
+    }
+
+
+def _logprobs(generation: Generation, renderer: Renderer) -> dict[str, Any]:
+    tops = generation.top_logprobs or ((),) * len(generation.ids)
+    content = []
+    for token_id, logprob, top in zip(generation.ids.tolist(), generation.logprobs.tolist(), tops, strict=True):
+        entry = _token(renderer, token_id, logprob)
+        entry["top_logprobs"] = [_token(renderer, other_id, other) for other_id, other in top]
+        content.append(entry)
+    return {"content": content, "refusal": None}
+
+
+def _token(renderer: Renderer, token_id: int, logprob: float) -> dict[str, Any]:
+    text, text_bytes = renderer.token_bytes(token_id)
+    # JSON has no infinity; like OpenAI, use -9999 for a token of probability 0.
+    return {"token": text, "logprob": max(logprob, -9999.0), "bytes": text_bytes}
+
+
+def events(chunks: Sequence[Mapping[str, Any]]) -> bytes:
+    """Return chunks as server-sent events."""
+    return b"".join(b"data: " + dump(chunk) + b"\n\n" for chunk in chunks)

@@ -1,0 +1,64 @@
+"""Whole replies: JSON bodies, the list of models, and errors in the shape of the protocol that was spoken.
+
+In: bodies, errors, the path of the request. Out: `Reply`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from sharpen.gateway.exchange import Exchange, RawRequest, Reply
+from sharpen.gateway.requests import ApiError, PromptTooLongError
+
+JSON_TYPE, EVENTS_TYPE = "application/json", "text/event-stream"
+_ANTHROPIC_KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def dump(value: Any) -> bytes:
+    """Return a value as compact JSON."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+
+
+def json_reply(body: Any, exchange: Exchange | None = None) -> Reply:
+    """Return a successful reply."""
+    return Reply(status=200, content_type=JSON_TYPE, body=dump(body), exchange=exchange)
+
+
+def error_reply(error: ApiError, path: str = "") -> Reply:
+    """Return the reply for an error: in Anthropic's shape for its paths, else in OpenAI's."""
+    body = anthropic_error(error) if speaks_anthropic(path) else error.body()
+    return Reply(status=error.status, content_type=JSON_TYPE, body=dump(body))
+
+
+def speaks_anthropic(path: str) -> bool:
+    """Whether a path is one of Anthropic's API."""
+    return path.rstrip("/").endswith(("/messages", "/messages/count_tokens"))
+
+
+def anthropic_error(error: ApiError) -> dict[str, Any]:
+    """Return an error's body as Anthropic's API has it. Agents compact a conversation by the words of its message."""
+    message = str(error)
+    if isinstance(error, PromptTooLongError):
+        message = f"prompt is too long: {error.num_tokens} tokens > {error.limit} maximum"
+    kind = _ANTHROPIC_KINDS.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+def reply_of(task: asyncio.Task[Reply], raw: RawRequest) -> Reply:
+    """Return the reply of a finished task. A cancelled task means that its rollout has been closed: a 401."""
+    return task.result() if not task.cancelled() else error_reply(rollout_ended(), raw.path)
+
+
+def rollout_ended() -> ApiError:
+    """Return the error for a call whose rollout ended before it was answered."""
+    return ApiError("The rollout has ended.", status=401, code="invalid_api_key", kind="authentication_error")

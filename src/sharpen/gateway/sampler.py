@@ -1,0 +1,176 @@
+"""Samples the answers to a request, and records and reads them.
+
+In: the entries of a request, one for each choice. Out: the same entries with their generations, and `Choice`s. Errors
+of the agent's are `ApiError`s; any other is the engine's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from sharpen.errors import CallError, ContextOverflowError, EngineError, SamplingError
+from sharpen.gateway.answers import Choice, assistant_message
+from sharpen.gateway.busy import BusyClock
+from sharpen.gateway.formats.format import ParsedText, ReasoningFormat, ToolFormat, parse_text
+from sharpen.gateway.history import Prompt
+from sharpen.gateway.reader import AnswerReader, Give
+from sharpen.gateway.render import Renderer
+from sharpen.gateway.requests import ApiError, CallRequest, PromptTooLongError, render_message
+from sharpen.gateway.session import Entry, Session
+from sharpen.inference.engine import Engine, GenerateRequest, Generation
+from sharpen.types import Outcome
+
+
+class Sampler:
+    """Samples with one engine. On the serving loop."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        renderer: Renderer,
+        busy: BusyClock,
+        *,
+        tool_format: ToolFormat | None,
+        reasoning_format: ReasoningFormat | None,
+    ) -> None:
+        """`busy` runs while the engine has a request."""
+        self._engine, self._renderer, self._busy = engine, renderer, busy
+        self._tool_format, self._reasoning_format = tool_format, reasoning_format
+
+    async def choices(self, session: Session, entries: Sequence[Entry], give: Give | None = None) -> list[Choice]:
+        """Sample a choice for each entry, and record it there. `give` receives their text while it is sampled."""
+        choices = [self._choice(session, entry, number, give) for number, entry in enumerate(entries)]
+        if len(choices) == 1:
+            return [await choices[0]]
+        tasks = [asyncio.get_running_loop().create_task(choice) for choice in choices]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:  # if one failed, the others are useless
+                task.cancel()
+
+    async def _choice(self, session: Session, entry: Entry, number: int, give: Give | None) -> Choice:
+        prompt, request = entry.prompt, entry.request
+        reader = None if give is None else self._reader(request, prompt, number, give)
+        started = time.perf_counter()
+        generation = await self._generate(session, entry, number, reader)
+        entry.seconds = time.perf_counter() - started
+        _check(generation)
+        parsed = self._parse_sampled(request, prompt, generation, reader)
+        if reader is not None and generation.finish_reason != "abort":
+            reader.finish(parsed)
+        message = assistant_message(parsed, session.name(entry.index))
+        entry.response = message
+        entry.generation = generation
+        session.count("sampled_tokens", len(generation.ids))
+        session.count("tool_parse_errors", int(parsed.tool_parse_error))
+        if generation.finish_reason == "abort":
+            raise EngineError("the engine aborted the call")
+        sampled_text = self._renderer.decode(prompt.ids_P, generation.ids.tolist())
+        if request.prompt is not None:
+            session.history.add_raw(entry.index, prompt, generation.ids, sampled_text)
+        else:
+            response = render_message(message, len(request.messages))
+            session.history.add(entry.index, request.rendered, response, prompt, generation.ids, sampled_text)
+        # A truncated response is reported as "length" even if it contains a whole tool call.
+        calls_tools = bool(parsed.tool_calls) and generation.finish_reason == "stop"
+        return Choice(
+            call_index=entry.index,
+            message=message,
+            finish_reason="tool_calls" if calls_tools else str(generation.finish_reason),
+            generation=generation,
+            stop=_stop_string(generation, sampled_text, request.sampling.stop),
+        )
+
+    async def _generate(self, session: Session, entry: Entry, number: int, reader: AnswerReader | None) -> Generation:
+        request = GenerateRequest(
+            prompt_ids=entry.prompt.ids_P,
+            sampling=entry.request.sampling,
+            noise=session.noise(entry.index, number, entry.request.seed),
+            top_logprobs=entry.request.top_logprobs,
+            session=session.rollout_id,
+            on_tokens=None if reader is None else reader.add,
+        )
+        try:
+            with self._busy:
+                return await self._engine.generate(request)
+        except ContextOverflowError:
+            raise overflow(session, entry.prompt, entry.request, self._engine.max_model_len) from None
+        except SamplingError as error:
+            raise ApiError(f"{error}.", code="invalid_sampling") from error
+
+    def _reader(self, request: CallRequest, prompt: Prompt, number: int, give: Give) -> AnswerReader:
+        plain, reasoning = request.plain_text, self._reasoning_format
+        return AnswerReader(
+            self._renderer.text_stream(prompt.ids_P, keep_special=self._keeps_special(request)),
+            give,
+            choice=number,
+            reasoning=None if plain else reasoning,
+            opened=_opens_reasoning(reasoning, prompt),
+            tools=self._tool_format if request.tools and not plain else None,
+            stop=request.sampling.stop,
+        )
+
+    def _keeps_special(self, request: CallRequest) -> bool:
+        """Whether special tokens are kept: markup may be made of them, that of tools or of the reasoning."""
+        reasoning = self._reasoning_format
+        return bool(request.tools) or (reasoning is not None and reasoning.special_tokens)
+
+    def _parse_sampled(
+        self, request: CallRequest, prompt: Prompt, generation: Generation, reader: AnswerReader | None
+    ) -> ParsedText:
+        """Parse the sampled text without its end token. What a `reader` gave out as content stays content."""
+        text = generation.text
+        if text is None:
+            ids = generation.ids.tolist()
+            if generation.finish_reason == "stop":
+                ids = ids[:-1]
+            kept = ids if self._keeps_special(request) else self._renderer.without_special(ids)
+            text = self._renderer.decode(prompt.ids_P, kept)
+        if request.plain_text:
+            return ParsedText(content=text)
+        for reasoning in (self._reasoning_format, None):
+            parsed = parse_text(
+                text,
+                tools=request.tools,
+                opened=_opens_reasoning(reasoning, prompt),
+                tool_format=self._tool_format,
+                reasoning_format=reasoning,
+            )
+            if reader is None or reader.agrees(parsed):
+                return parsed
+        return ParsedText(content=text, tool_parse_error=True)
+
+
+def _opens_reasoning(reasoning: ReasoningFormat | None, prompt: Prompt) -> bool:
+    return reasoning is not None and reasoning.opened_by(prompt.text)
+
+
+def _stop_string(generation: Generation, sampled_text: str, stop: Sequence[str]) -> str | None:
+    """Return the stop string that ended a generation, if one did: the text before it is known."""
+    if generation.text is None:
+        return None
+    after = sampled_text[len(generation.text) :]
+    return next((one for one in stop if after.startswith(one)), None)
+
+
+def _check(generation: Generation) -> None:
+    """Raise `CallError` for a generation that cannot be trained on exactly; it is never padded."""
+    num_ids, num_logprobs, num_versions = len(generation.ids), len(generation.logprobs), len(generation.versions)
+    if not num_ids == num_logprobs == num_versions:
+        raise CallError(f"the engine returned {num_ids} ids, {num_logprobs} logprobs and {num_versions} versions")
+    if not np.isfinite(generation.logprobs).all():
+        raise CallError("the engine returned a logprob that is not finite")
+    if num_ids == 0 and generation.finish_reason != "abort":
+        raise CallError("the engine sampled no token")
+
+
+def overflow(session: Session, prompt: Prompt, request: CallRequest, limit: int) -> ApiError:
+    """Record that a prompt leaves no room in the context, and return the error for the agent."""
+    error = PromptTooLongError(len(prompt.ids_P), limit, request.asked)
+    session.fail(Outcome.CONTEXT_OVERFLOW, str(error))
+    return error
