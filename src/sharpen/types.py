@@ -8,7 +8,7 @@ Array shape suffixes: P prompt tokens of a call, S sampled tokens of a call, T t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -215,6 +215,10 @@ class Group:
     `version` is the policy version served at the start; each token has its own. `rollouts` has the last attempt of each
     rollout, scored or not; `attempts` has the earlier, failed attempts, for the record only. `baseline` is an
     additional greedy rollout, if the algorithm compares with one: its reward is used for that only.
+
+    A workflow may answer further questions on the way that are trained too (as a judge of its own answers). These
+    rollouts are groups of their own, which are `side` of the task's until they are drawn into a batch; each of them is
+    `beside` the group of this id.
     """
 
     id: str
@@ -223,6 +227,13 @@ class Group:
     rollouts: tuple[Rollout, ...]
     attempts: tuple[Rollout, ...] = ()
     baseline: Rollout | None = None
+    side: tuple[Group, ...] = ()
+    beside: str | None = None
+
+    @property
+    def with_side(self) -> tuple[Group, ...]:
+        """This group and those at its side, one after the other."""
+        return (replace(self, side=()), *self.side) if self.side else (self,)
 
     @property
     def scored(self) -> tuple[Rollout, ...]:

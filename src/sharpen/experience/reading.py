@@ -317,7 +317,16 @@ def _read_group(connection: sqlite3.Connection, key: int) -> Group:
         rollouts=tuple(rollout for is_final, rollout in rollouts if is_final == 1),
         baseline=next((rollout for is_final, rollout in rollouts if is_final == BASELINE), None),
         attempts=tuple(rollout for is_final, rollout in rollouts if not is_final),
+        beside=_read_beside(connection, key),
     )
+
+
+def _read_beside(connection: sqlite3.Connection, key: int) -> str | None:
+    """Return the id of the group that this one is at the side of, if any; older journals have no such groups."""
+    if not has(connection, "side_groups"):
+        return None
+    row = connection.execute("SELECT beside FROM side_groups WHERE group_key = ?", (key,)).fetchone()
+    return None if row is None else str(row["beside"])
 
 
 def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row) -> Rollout:

@@ -36,6 +36,7 @@ CREATE TABLE IF NOT EXISTS groups (
     task_id TEXT NOT NULL, task_index INTEGER NOT NULL, task_row INTEGER NOT NULL REFERENCES texts (id)
 );
 CREATE INDEX IF NOT EXISTS groups_id ON groups (id);
+CREATE TABLE IF NOT EXISTS side_groups (group_key INTEGER PRIMARY KEY REFERENCES groups (key), beside TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS rollouts (
     key INTEGER PRIMARY KEY, group_key INTEGER NOT NULL REFERENCES groups (key), is_final INTEGER NOT NULL,
     id TEXT NOT NULL, group_id TEXT NOT NULL, task_id TEXT NOT NULL, idx INTEGER NOT NULL, attempt INTEGER NOT NULL,
@@ -174,6 +175,8 @@ def insert_group(connection: sqlite3.Connection, group: Group) -> None:
         task_index=task.index,
         task_row=_text_id(connection, row_text(task.row)),
     )
+    if group.beside is not None:
+        _insert(connection, "side_groups", group_key=group_key, beside=group.beside)
     baseline = () if group.baseline is None else (group.baseline,)
     for is_final, rollouts in ((1, group.rollouts), (0, group.attempts), (BASELINE, baseline)):
         for rollout in rollouts:
