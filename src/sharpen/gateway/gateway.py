@@ -21,7 +21,7 @@ from sharpen.gateway.body import decode
 from sharpen.gateway.busy import BusyClock
 from sharpen.gateway.caller import WhoCalls, foreign_error, foreign_use, nobody
 from sharpen.gateway.exchange import Exchange, RawRequest, Reply
-from sharpen.gateway.formats.table import REASONING_FORMATS, TOOL_FORMATS, named
+from sharpen.gateway.formats.table import AUTO, formats_of, no_format
 from sharpen.gateway.history import Prompt
 from sharpen.gateway.keys import Keys, new_key
 from sharpen.gateway.meter import Tally
@@ -74,8 +74,8 @@ class Gateway:
         loop: asyncio.AbstractEventLoop,
         sampling: Sampling | None = None,
         enable_thinking: bool | None = None,
-        tool_call_parser: str | None = "hermes",
-        reasoning_parser: str | None = "deepseek_r1",
+        tool_call_parser: str | None = AUTO,
+        reasoning_parser: str | None = AUTO,
         max_calls: int | None = None,
         who_calls: WhoCalls = nobody,
     ) -> None:
@@ -87,13 +87,11 @@ class Gateway:
         self._renderer = Renderer(tokenizer)
         self._sampling = sampling or Sampling()
         self._template_kwargs = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
-        self._sampler = Sampler(
-            engine,
-            self._renderer,
-            self.busy,
-            tool_format=named(TOOL_FORMATS, tool_call_parser, "tool_call_parser"),
-            reasoning_format=named(REASONING_FORMATS, reasoning_parser, "reasoning_parser"),
+        formats = formats_of(
+            self._renderer.template, tool_call_parser=tool_call_parser, reasoning_parser=reasoning_parser
         )
+        self._lacks_tool_format = tool_call_parser == AUTO and formats.tool is None
+        self._sampler = Sampler(engine, self._renderer, self.busy, formats)
         self._max_calls = max_calls
         self._keys: Keys[Session] = Keys()
         self._warnings: set[str] = set()
@@ -322,12 +320,14 @@ class Gateway:
             entries[0].exchange.ended = True
 
     def _warn_of_no_effect(self, request: CallRequest) -> None:
-        """Log what the request sets without effect. Each warning is logged once."""
+        """Log what the request sets without effect, or with less than it expects. Each warning is logged once."""
         warnings = [
             f"messages have a field {name!r}, which the model's chat template does not read: it has no effect"
             for name in sorted(request.other_fields)
             if not self._renderer.mentions(name)
         ]
+        if request.tools and self._lacks_tool_format:
+            warnings.append(no_format(self.model_name))
         if request.model != self.model_name:
             warnings.append(
                 f"a call asks for the model {short_repr(request.model)}: its key is for {self.model_name}, "
