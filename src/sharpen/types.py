@@ -61,6 +61,19 @@ class Sampling:
         return self.top_p >= 1.0 and self.top_k == 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraint:
+    """What the text of a response must match: tokens that lead to no such text have probability 0.
+
+    `grammar` is a grammar in llguidance's Lark syntax, for the whole response up to its end token. It does not depend
+    on the engine, so that whoever scores the tokens later finds the same ones allowed. `origin` is the field of the
+    request that asked for it, such as `response_format`.
+    """
+
+    grammar: str
+    origin: str
+
+
 class CallStatus(StrEnum):
     """What happened to a call's response."""
 
@@ -79,10 +92,11 @@ class Call:
     """One request of the agent and one choice of its response, with exactly the tokens that the engine processed.
 
     `sampled_ids_S` includes a sampled end token. `logprobs_S` are of the distribution sampled from (after temperature
-    and truncation); `versions_S` is the policy version that computed each token. `request` is the index of the first
-    choice of the same request if it asked for several (`n` > 1). `parent` is the index of the rollout's earlier call
-    whose `prompt_ids_P + sampled_ids_S` this call's prompt starts with, if any. If no chat template rendered the
-    prompt, `messages` is one message with its text, of the role `PROMPT_ROLE`.
+    and truncation, among the tokens that the `constraint` allows); `versions_S` is the policy version that computed
+    each token. `request` is the index of the first choice of the same request if it asked for several (`n` > 1).
+    `parent` is the index of the rollout's earlier call whose `prompt_ids_P + sampled_ids_S` this call's prompt starts
+    with, if any. If no chat template rendered the prompt, `messages` is one message with its text, of the role
+    `PROMPT_ROLE`.
     """
 
     index: int
@@ -99,6 +113,7 @@ class Call:
     response: Mapping[str, Any]
     seconds: float = 0.0
     request: int | None = None
+    constraint: Constraint | None = None
 
     @property
     def delivered(self) -> bool:
@@ -247,7 +262,8 @@ class Experience:
         calls_T     -1          -1   -1   -1  0          0   0            0         -1 -1             -1 -1 1 1
 
     `truncated_calls` are the calls sampled with `top_p` or `top_k`, by index: their logprobs are those of the truncated
-    distribution, which nothing may be compared with.
+    distribution, which nothing may be compared with. `constraints` has the constraint of each call that was sampled
+    with one, by index: its tokens are scored among the allowed ones.
 
     `advantages_T` and `weights_T` are filled when a batch is drawn. The loss of a batch is
     `sum(weights_T * per_token_loss_T)`: the weights already include the aggregation mode and the normalization over the
@@ -266,6 +282,7 @@ class Experience:
     advantages_T: FloatArray
     weights_T: FloatArray
     truncated_calls: tuple[int, ...] = ()
+    constraints: Mapping[int, Constraint] = field(default_factory=dict)
 
     @property
     def truncated_T(self) -> BoolArray:

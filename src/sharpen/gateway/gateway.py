@@ -40,6 +40,7 @@ from sharpen.gateway.routes import (
     model_body,
     models_body,
     not_found,
+    response_id,
     route_of,
 )
 from sharpen.gateway.sampler import Sampler, overflow
@@ -202,7 +203,18 @@ class Gateway:
         if route == COUNT_TOKENS:
             request, _ = self._parse(session, raw, messages.parse_count)
             return json_reply({"input_tokens": len(self._render(session, request).ids_P)})
+        if (name := response_id(route)) is not None:
+            return self._stored(session, name, delete=raw.method == "DELETE")
         raise not_found(raw.method, raw.path)
+
+    def _stored(self, session: Session, name: str, *, delete: bool) -> Reply:
+        stored = session.memory.responses.get(name)
+        if stored is None:
+            raise ApiError(f"Response with id {short_repr(name)} not found.", status=404, code="not_found")
+        if not delete:
+            return json_reply(stored.body)
+        del session.memory.responses[name]
+        return json_reply({"id": name, "object": "response", "deleted": True})
 
     def _failed(self, session: Session, error: Exception) -> ApiError:
         """Record a failure that neither the model nor its agent caused, and return what the agent is told: the boundary
