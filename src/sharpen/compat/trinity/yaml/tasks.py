@@ -41,8 +41,8 @@ _REGISTERED_ONCE = {
     ),
     "learn2ask_workflow": "examples.learn_to_ask.workflow.workflow_learn2ask.Learn2AskWorkflow",
 }
-"""Names that modules of Trinity-RFT's examples registered in earlier versions, and where the classes are. One of its files
-still has such a name."""
+"""Names that modules of Trinity-RFT's examples registered in earlier versions, and where the classes are. A file of
+today still has such a name."""
 _ENGINES = {"engine_num": "inference_engine_num", "tensor_parallel_size": "tensor_parallel_size"}
 _OF_ITS_OWN = ("model_path", "tool_call_parser", "reasoning_parser")
 """Those that are never taken from the model to train."""
