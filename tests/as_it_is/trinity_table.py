@@ -18,10 +18,12 @@ import re
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from judge import REPLIES, write_judge
 
 from sharpen.algorithm.supervised import learns_from_rows
 from sharpen.cli.main import main
@@ -63,7 +65,6 @@ _REASONS = (
     (r"the workflow '([^']+)' of Trinity-RFT is not included", r"`\1` is not included"),
     (r"the reward function '([^']+)' of Trinity-RFT is not included", r"`\1` is not included"),
     (r"No module named '([^']+)'", r"needs `\1`"),
-    (r"the judge's reply", r"the toy model's judgements cannot be read"),
 )
 """Why a file does not run: what a message says, and how the table has it."""
 
@@ -85,8 +86,8 @@ def _word(holds: bool) -> str:
     return "yes" if holds else "no"
 
 
-def measure(file: str, model: Path, place: Path) -> Row:
-    """Load the file and run it in the folder `place`, on the toy model."""
+def measure(file: str, model: Path, place: Path, make: Callable[..., Path]) -> Row:
+    """Load the file and run it in the folder `place`, on the toy model; `make` writes another one, for its judge."""
     path = FOLDER / file
     with _environment(path):
         try:
@@ -95,6 +96,9 @@ def measure(file: str, model: Path, place: Path) -> Row:
         except ConfigError as error:
             return Row(file=file, loads=False, runs=False, reason=_refused(error))
         settings = _settings(resolved.config, model, place)
+        if resolved.config.workflow in REPLIES:
+            judge = write_judge(make, place / "judge", str(resolved.config.workflow))
+            settings |= {f"auxiliary_models.{name}.model_path": str(judge) for name in resolved.config.auxiliary_models}
         if resolved.config.mode == "train":  # it trains what the explorer of the same run has sampled
             _run(path.with_name("explorer.yaml"), settings)
         code, printed = _run(path, settings)
@@ -263,7 +267,7 @@ def _write_or_print(names: list[str]) -> None:
         for number, file in enumerate(chosen):
             place = Path(folder, str(number))
             place.mkdir()
-            rows.append(measure(file, model, place))
+            rows.append(measure(file, model, place, make_toy_model))
             print(rows[-1], file=sys.__stdout__, flush=True)
     if not names:
         before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)

@@ -397,7 +397,7 @@ def test_trinity_s_defaults_hold_unless_an_argument_replaces_their_section(tmp_p
     model = TunerModelConfig(model_path="m", max_model_len=64)
     algorithm = AlgorithmConfig(group_size=2)
     resolved = resolve(load_config(path), None, {"model": model, "algorithm": algorithm})
-    assert (resolved.config.model.tool_call_parser, resolved.config.model.max_tokens) == ("hermes", 1024)
+    assert (resolved.config.model.tool_call_parser, resolved.config.model.max_tokens) == ("auto", 1024)
     assert resolved.config.algorithm.batch_size == 16
     assert "override: algorithm.group_size = 2 (argument) instead of 8 (f.yaml: algorithm.repeat_times)" in (
         resolved.overrides

@@ -46,9 +46,7 @@ def url_of(config: GatewayConfig, port: int, host: str | None) -> str:
     if host is None:
         loopback = "::1" if isinstance(address, IPv6Address) else "127.0.0.1"
         host = loopback if address.is_unspecified else config.host
-    elif (
-        config.is_loopback and sys.platform == "linux"
-    ):  # elsewhere the containers' machine reaches its host's loopback
+    elif config.is_loopback and sys.platform == "linux":  # elsewhere containers reach their host's loopback
         raise ConfigError(
             f"gateway.host is {config.host}, which an agent that knows this machine as {host!r} does not reach: set it "
             "to the address of the containers' network (such as 172.17.0.1), or to 0.0.0.0"

@@ -31,7 +31,7 @@ CLIENT_CLOSED_REQUEST = 499
 MAX_BODY_BYTES = 64 << 20
 BODY_TIMEOUT_S = 60.0
 """How long a request's body may take to arrive."""
-METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 """All are answered, most with a 404 that says what to use instead."""
 
 

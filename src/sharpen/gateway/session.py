@@ -19,6 +19,7 @@ from sharpen.errors import TokenCapError
 from sharpen.gateway.caller import Caller
 from sharpen.gateway.exchange import Exchange, RawRequest
 from sharpen.gateway.history import History, Prompt
+from sharpen.gateway.memory import Memory
 from sharpen.gateway.meter import Tally
 from sharpen.gateway.model import ChatModel
 from sharpen.gateway.requests import CallRequest
@@ -106,6 +107,7 @@ class Session:
         self.tally = tally
         """Counts the calls and tokens of an auxiliary model, and may refuse calls."""
         self.history = History()
+        self.memory = Memory()
         self.failure: Outcome | None = None
         """Why a call failed: the model (context overflow, call limit) or infrastructure; None if no call failed."""
         self.failure_reason: str | None = None

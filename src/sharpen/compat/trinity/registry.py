@@ -150,6 +150,7 @@ WORKFLOWS = Registry(
         "toolcall_workflow": f"{_HERE}.workflows.tool_calls:ToolCallWorkflow",
         "math_ruler_workflow": f"{_HERE}.workflows.ruler:MathRULERWorkflow",
         "async_math_ruler_workflow": f"{_HERE}.workflows.ruler:AsyncMathRULERWorkflow",
+        "math_trainable_ruler_workflow": f"{_HERE}.workflows.ruler:MathTrainableRULERWorkflow",
         "rubric_judge_workflow": f"{_HERE}.workflows.rubric:RubricJudgeWorkflow",
         "rubric_judge_openai_workflow": f"{_HERE}.workflows.rubric:RubricJudgeWorkflowWithAPI",
         "frozen_lake_workflow": f"{_HERE}.workflows.frozen_lake:FrozenLakeWorkflow",
@@ -176,8 +177,6 @@ WORKFLOWS = Registry(
         **dict.fromkeys(_OF_AGENTSCOPE, AGENTSCOPE),
     },
     absent={
-        "math_trainable_ruler_workflow": "it trains the judge's answers as a group beside the task's; use "
-        "math_ruler_workflow, with a judge of its own",
         "simple_mm_workflow": f"models of text only are trained; {_OWN}",
         "async_simple_mm_workflow": f"models of text only are trained; {_OWN}",
         "agentscope_workflow_adapter": f"it wraps a function that no file can name; {_AGENT}",
