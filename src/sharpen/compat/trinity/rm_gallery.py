@@ -35,7 +35,8 @@ class RMGalleryFn(RewardFn):
         require_math_verify()
 
     def __call__(
-        self, experience: Experience, messages: Sequence[Any] = (), ground_truth: Any = None, **_: Any
+        self, experience: Experience | None = None, messages: Sequence[Any] = (), ground_truth: Any = None, **_: Any
     ) -> dict[str, float]:
         """The score."""
-        return {"math_verify": float(says(experience.response_text, truth_in(ground_truth)))}
+        text = "" if experience is None else experience.response_text
+        return {"math_verify": float(says(text, truth_in(ground_truth)))}
