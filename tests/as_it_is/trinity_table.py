@@ -48,9 +48,16 @@ _SIZES = {
 }
 _CONVERSATION = [{"role": "user", "content": "6 + 1 = ?"}, {"role": "assistant", "content": "7"}]
 _CALLS = {"raw_system": "", "tools": "[]", "conversations": [{"from": "human", "value": "?"}], "answer": "[]"}
+_LAKE = {"size": 3, "p": 0.8, "seed": 1}
+_BOTS = {"prompt": _CONVERSATION[:1], "reward_model": {"ground_truth": "7"}}
+_BOTS_MODULE = "examples.bots.workflow.bots_math_boxed_workflow"
 _ROWS: Mapping[str, Mapping[str, Any]] = {
     "countdown_reward": {"response": {"numbers": [1, 2, 3], "target": 6}},
-    "frozen_lake_workflow": {"size": 3, "p": 0.8, "seed": 1},
+    "frozen_lake_workflow": _LAKE,
+    "examples.agentscope_frozenlake.workflow:FrozenLakeWorkflow": _LAKE,
+    "examples.learn_to_ask.workflow.workflow_learn2ask:Learn2AskWorkflow": {"prompt": _CONVERSATION[:1]},
+    f"{_BOTS_MODULE}:BOTSMathBoxedWorkflow": _BOTS,
+    f"{_BOTS_MODULE}:BOTSRefEvalCollectMathBoxedWorkflow": _BOTS,
     "tool_call_workflow": _CALLS,
     "toolcall_workflow": _CALLS,
 }
@@ -123,6 +130,7 @@ def _environment(path: Path) -> Iterator[None]:
     """The variables that the file cannot do without."""
     text = path.read_text()
     needed = {name: "not-set" for name in _VARIABLE.findall(text) if name not in os.environ}
+    needed["BOTS_REF_EVAL_LOG_FILE"] = os.devnull
     with contextlib.ExitStack() as stack:
         if "external_model" in text:
             needed |= {"OPENAI_BASE_URL": stack.enter_context(_endpoint()), "OPENAI_API_KEY": "none"}
@@ -203,12 +211,13 @@ def _row(config: RunConfig, number: int) -> dict[str, Any]:
             texts |= {keys.chosen_key: _CONVERSATION[1:], keys.rejected_key: _CONVERSATION[1:]}
         row |= texts
     for arguments in (config.task_args, *(own.task_args or {} for own in config.evaluation.own.values())):
+        asked: Any = question
         answer: Any = "7"
         for name in (config.workflow, arguments.get("reward_fn")):
             given = dict(_ROWS.get(str(name), {}))
-            answer = given.pop("response", answer)
+            asked, answer = given.pop("prompt", asked), given.pop("response", answer)
             row |= given
-        row |= {arguments.get("prompt_key", "prompt"): question, arguments.get("response_key", "response"): answer}
+        row |= {arguments.get("prompt_key", "prompt"): asked, arguments.get("response_key", "response"): answer}
     return row
 
 
