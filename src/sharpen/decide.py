@@ -157,6 +157,11 @@ def check_place(config: RunConfig) -> None:
         from sharpen.execution.cluster.connect import check_ray
 
         check_ray()
+        if config.gateway.port:
+            raise ConfigError(
+                f"gateway.port is {config.gateway.port}, but on Ray each rollout worker has a server of its own: "
+                "remove the setting"
+            )
     elif config.cluster != ClusterConfig():
         raise ConfigError("the settings of cluster have no effect with execution: local: set it to ray, or remove them")
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from sharpen.config.gateway import GatewayConfig
 from sharpen.errors import ConfigError, EngineLostError
 from sharpen.gateway.answers import Delta, Head, Writer
 from sharpen.gateway.body import decode
@@ -61,8 +62,8 @@ class Gateway:
 
     `loop` is the serving loop, which runs on its own thread. `sampling` holds the defaults for calls that do not set
     their own. `who_calls` returns the attempt that the running code belongs to: a session belongs to the attempt that
-    opens it, and a call from within another attempt makes both fail. Raises `ConfigError` for an unknown parser, and
-    `ModelError` for a tokenizer without a chat template.
+    opens it, and a call from within another attempt makes both fail. `listen` is where the HTTP server listens. Raises
+    `ConfigError` for an unknown parser, and `ModelError` for a tokenizer without a chat template.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Gateway:
         reasoning_parser: str | None = AUTO,
         max_calls: int | None = None,
         who_calls: WhoCalls = nobody,
+        listen: GatewayConfig | None = None,
     ) -> None:
         self.model_name = model_name
         self.engine = engine
@@ -97,7 +99,7 @@ class Gateway:
         self._warnings: set[str] = set()
         self._lost: EngineLostError | None = None
         self._who_calls = who_calls
-        self._server = Server(self.start, loop, who_calls)
+        self._server = Server(self.start, loop, who_calls, listen)
         self._inside = InProcess(self.start, loop, who_calls)
 
     def open(
