@@ -18,12 +18,16 @@ KEY_VARIABLE = "SHARPEN_API_KEY"
 def add_serve(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("model", metavar="MODEL_DIR", help="a model's folder, a run's (its best checkpoint), or a name")
-    parser.add_argument("--host", metavar="ADDRESS", help="address to listen on (default: 127.0.0.1, this machine only)")
+    parser.add_argument(
+        "--host", metavar="ADDRESS", help="address to listen on (default: 127.0.0.1, this machine only)"
+    )
     parser.add_argument("--port", type=int, metavar="N", help="port (default: 8000; 0 is any free one)")
     parser.add_argument(
         "--api-key", metavar="KEY", help=f"the key that clients send (default: ${KEY_VARIABLE}, or a new one, printed)"
     )
-    parser.add_argument("--name", metavar="NAME", help="the model's name for clients (default: the folder's, the run's)")
+    parser.add_argument(
+        "--name", metavar="NAME", help="the model's name for clients (default: the folder's, the run's)"
+    )
     parser.add_argument("--max-model-len", type=int, metavar="N", help="most prompt plus sampled tokens of a request")
     parser.add_argument("--engine", choices=("auto", "embedded", "vllm"), help="what computes (default: auto)")
     parser.add_argument(

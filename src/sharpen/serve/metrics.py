@@ -38,7 +38,9 @@ class Requests:
 
     def metrics(self) -> Iterator[Metric]:
         """Yield them."""
-        by_labels = {(("path", path), ("status", str(status))): n for (path, status), n in self.ended.items()}
+        by_labels: dict[Labels, float] = {
+            (("path", path), ("status", str(status))): n for (path, status), n in self.ended.items()
+        }
         yield Metric(name="requests_total", kind="counter", text="Requests that have ended.", values=by_labels)
         for name, kind, text, value in (
             ("request_seconds_total", "counter", "Seconds of the requests that have ended.", self.seconds),
@@ -61,5 +63,5 @@ def exposition(metrics: Iterable[Metric]) -> bytes:
         lines += [f"# HELP sharpen_{metric.name} {metric.text}", f"# TYPE sharpen_{metric.name} {metric.kind}"]
         for labels, value in metric.values.items():
             written = ",".join(f'{name}="{label.translate(_ESCAPES)}"' for name, label in labels)
-            lines.append(f"sharpen_{metric.name}{f'{{{written}}}' if written else ''} {value:g}")
+            lines.append(f"sharpen_{metric.name}{f'{{{written}}}' if written else ''} {value}")
     return "".join(f"{line}\n" for line in lines).encode()
