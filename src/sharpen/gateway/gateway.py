@@ -264,7 +264,7 @@ class Gateway:
             session.fail(Outcome.CALL_LIMIT, message)
             raise ApiError(message, code="call_limit_exceeded")
         exchange = session.exchange(raw)
-        entries = [session.entry(exchange, prompt, request) for _ in range(request.n)]
+        entries = [session.entry(exchange, prompt, request, raw.agent) for _ in range(request.n)]
         for entry in entries if request.n > 1 else ():
             entry.first_choice = entries[0].index
         session.count("prompt_tokens", len(prompt.ids_P))

@@ -32,7 +32,8 @@ from sharpen.types import PROMPT_ROLE, Call, CallStatus, Outcome, Sampling
 class Entry:
     """A call in progress: the request, then the response. `generation` is set last.
 
-    `first_choice` is the index of the request's first choice, if the request asked for several.
+    `first_choice` is the index of the request's first choice, if the request asked for several. `agent` and
+    `asked_model` are the names of `Call`.
     """
 
     index: int
@@ -43,6 +44,8 @@ class Entry:
     seconds: float = 0.0
     generation: Generation | None = None
     first_choice: int | None = None
+    agent: str = ""
+    asked_model: str = ""
 
     @property
     def used(self) -> bool:
@@ -74,6 +77,8 @@ class Entry:
             response=self.response,
             seconds=self.seconds,
             request=self.first_choice,
+            agent=self.agent,
+            model=self.asked_model,
         )
 
     def _prompt_message(self) -> tuple[Mapping[str, Any], ...]:
@@ -226,9 +231,17 @@ class Session:
         for one in repeated:
             one.repeated = one.abandoned = True
 
-    def entry(self, exchange: Exchange, prompt: Prompt, request: CallRequest) -> Entry:
-        """Add a new entry with the next index, and return it."""
-        entry = Entry(index=len(self._entries), exchange=exchange, prompt=prompt, request=request)
+    def entry(self, exchange: Exchange, prompt: Prompt, request: CallRequest, agent: str = "") -> Entry:
+        """Add a new entry with the next index, and return it. `agent` is the name of the agent that asks."""
+        asked_model = "" if request.model == self.model.name else request.model
+        entry = Entry(
+            index=len(self._entries),
+            exchange=exchange,
+            prompt=prompt,
+            request=request,
+            agent=agent,
+            asked_model=asked_model,
+        )
         self._entries.append(entry)
         return entry
 
