@@ -11,6 +11,8 @@ from agents import (
     Agent,
     ModelSettings,
     OpenAIChatCompletionsModel,
+    OpenAIProvider,
+    RunConfig,
     Runner,
     function_tool,
     set_default_openai_api,
@@ -64,8 +66,32 @@ def test_a_tool_round_is_two_calls_of_one_sequence(rollouts: Any, workflow: Any)
         assert {(each.sampling.temperature, each.sampling.max_tokens) for each in rollout.calls} == {(0.5, 90)}
 
 
-def test_parallel_rollouts_are_not_mixed_up(rollouts: Any) -> None:
-    check_parallel_rollouts(rollouts, over_http)
+def by_default(*, stream: bool) -> Any:
+    """As the SDK speaks unless it is told otherwise: OpenAI's responses."""
+
+    async def workflow(task: dict[str, Any], model: Any) -> WorkflowOutput:
+        agent = Agent(name="friday", instructions="You solve problems.", tools=[add], model=model.name)
+        async with AsyncOpenAI(base_url=model.base_url, api_key=model.api_key, max_retries=0) as client:
+            settings = RunConfig(model_provider=OpenAIProvider(openai_client=client))
+            if stream:
+                result: Any = Runner.run_streamed(agent, task["question"], run_config=settings)
+                async for _ in result.stream_events():
+                    pass
+            else:
+                result = await Runner.run(agent, task["question"], run_config=settings)
+        return WorkflowOutput(reward=float(task["answer"] in result.final_output), response=result.final_output)
+
+    return workflow
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streaming"])
+def test_a_tool_round_of_responses_is_two_calls_of_one_sequence(rollouts: Any, stream: bool) -> None:
+    check_tool_round(rollouts, by_default(stream=stream))
+
+
+@pytest.mark.parametrize("workflow", [over_http, by_default(stream=False)], ids=["chat", "responses"])
+def test_parallel_rollouts_are_not_mixed_up(rollouts: Any, workflow: Any) -> None:
+    check_parallel_rollouts(rollouts, workflow)
 
 
 async def with_a_global_client(task: dict[str, Any], model: Any) -> WorkflowOutput:

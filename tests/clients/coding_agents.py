@@ -1,6 +1,6 @@
 """How each coding agent is started on our model: what a user writes, and what the scripted model says to it.
 
-In: a question, a model object. Out: the arguments of `model.run`.
+In: a question, a model object. Out: the arguments of `model.run`; `short` has the agent send a short prompt.
 """
 
 from __future__ import annotations
@@ -17,33 +17,47 @@ PROGRAMS = Path(__file__).parents[2] / ".venv-clients" / "node" / "node_modules"
 WRITES = "echo 5 > answer.txt"
 
 
-def claude(question: str, model: Any) -> dict[str, Any]:
-    return {"arguments": [PROGRAMS / "claude", "-p", question, "--allowedTools", "Bash"]}
+SYSTEM = "You mend files."
 
 
-def codex(question: str, model: Any) -> dict[str, Any]:
+def claude(question: str, model: Any, *, short: bool = False) -> dict[str, Any]:
+    shorter = ["--tools", "Bash", "--system-prompt", SYSTEM] if short else []
+    return {"arguments": [PROGRAMS / "claude", "-p", question, "--allowedTools", "Bash", *shorter]}
+
+
+def codex(question: str, model: Any, *, short: bool = False) -> dict[str, Any]:
     provider = f'{{name="ours", base_url="{model.base_url}", env_key="OPENAI_API_KEY", wire_api="responses"}}'
     options = ["-c", f"model_providers.ours={provider}", "-c", "model_provider=ours", "-m", model.name]
     free = ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
-    return {"arguments": [PROGRAMS / "codex", "exec", *free, *options, question]}
+    if short:
+        free += ["-c", "model_instructions_file=system.md", "-c", "web_search=disabled"]
+        free += ["--disable", "multi_agent", "--disable", "goals"]
+    files = {"system.md": SYSTEM}
+    return {"arguments": [PROGRAMS / "codex", "exec", *free, *options, question], "files": files}
 
 
-def opencode(question: str, model: Any) -> dict[str, Any]:
+def opencode(question: str, model: Any, *, short: bool = False) -> dict[str, Any]:
     reached = {"baseURL": "{env:OPENAI_BASE_URL}", "apiKey": "{env:OPENAI_API_KEY}"}
     provider = {"npm": "@ai-sdk/openai-compatible", "options": reached, "models": {model.name: {}}}
-    files = {"opencode.json": json.dumps({"provider": {"ours": provider}})}
+    configuration: dict[str, Any] = {"provider": {"ours": provider}}
+    if short:
+        tools = {"*": False, "bash": True}
+        configuration["agent"] = {"build": {"prompt": SYSTEM, "tools": tools}, "title": {"disable": True}}
+        configuration["permission"] = {"bash": "allow"}
+    files = {"opencode.json": json.dumps(configuration)}
     return {"arguments": [PROGRAMS / "opencode", "run", "-m", f"ours/{model.name}", question], "files": files}
 
 
-def qwen(question: str, model: Any) -> dict[str, Any]:
-    return {"arguments": [PROGRAMS / "qwen", "-p", question, "--auth-type", "openai", "--yolo"]}
+def qwen(question: str, model: Any, *, short: bool = False) -> dict[str, Any]:
+    shorter = ["--bare", "--system-prompt", SYSTEM, "--core-tools", "run_shell_command"] if short else []
+    return {"arguments": [PROGRAMS / "qwen", "-p", question, "--auth-type", "openai", "--yolo", *shorter]}
 
 
 @dataclass(frozen=True)
 class CodingAgent:
     """An agent: how it is started, and the call by which it runs a shell command, as it sends it back itself."""
 
-    start: Callable[[str, Any], dict[str, Any]]
+    start: Callable[..., dict[str, Any]]
     tool: str
     arguments: str
 
