@@ -25,7 +25,7 @@ from sharpen.gateway.model import ChatModel
 from sharpen.gateway.requests import CallRequest
 from sharpen.gateway.tasks import TaskSet
 from sharpen.inference.engine import Generation
-from sharpen.types import PROMPT_ROLE, Call, CallStatus, Outcome, Sampling
+from sharpen.types import PROMPT_ROLE, Call, CallStatus, Constraint, Outcome, Sampling
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -43,6 +43,7 @@ class Entry:
     seconds: float = 0.0
     generation: Generation | None = None
     first_choice: int | None = None
+    constraint: Constraint | None = None
 
     @property
     def used(self) -> bool:
@@ -74,6 +75,7 @@ class Entry:
             response=self.response,
             seconds=self.seconds,
             request=self.first_choice,
+            constraint=self.constraint,
         )
 
     def _prompt_message(self) -> tuple[Mapping[str, Any], ...]:
@@ -224,9 +226,12 @@ class Session:
         for one in repeated:
             one.repeated = one.abandoned = True
 
-    def entry(self, exchange: Exchange, prompt: Prompt, request: CallRequest) -> Entry:
+    def entry(
+        self, exchange: Exchange, prompt: Prompt, request: CallRequest, constraint: Constraint | None = None
+    ) -> Entry:
         """Add a new entry with the next index, and return it."""
-        entry = Entry(index=len(self._entries), exchange=exchange, prompt=prompt, request=request)
+        index = len(self._entries)
+        entry = Entry(index=index, exchange=exchange, prompt=prompt, request=request, constraint=constraint)
         self._entries.append(entry)
         return entry
 

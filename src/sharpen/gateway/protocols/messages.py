@@ -18,12 +18,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sharpen.gateway.answers import Choice, Delta, Head
+from sharpen.gateway.constraints import form_of
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.replies import anthropic_error, dump
 from sharpen.gateway.requests import (
     ApiError,
     CallRequest,
     Context,
+    Form,
     boolean,
     given_fields,
     integer,
@@ -77,6 +79,7 @@ def _request(given: Mapping[str, Any], context: Context) -> CallRequest:
         sampling=sampling_of(given, context, stop="stop_sequences", max_temperature=1.0),
         stream=boolean(given, "stream"),
         continue_final=messages[-1]["role"] == "assistant",
+        form=_form(given, tools),
         notes=notes,
     )
 
@@ -89,11 +92,6 @@ def _refuse_unknown(given: Mapping[str, Any], *, beta: bool) -> None:
             raise ApiError(f"{key}: Extra inputs are not permitted", param=key)
         if value:
             raise ApiError(f"{key}: not supported here; this server runs no tools of its own.", param=key)
-    output = given.get("output_config")
-    if output is not None and (not isinstance(output, dict) or output.get("format") is not None):
-        raise ApiError(
-            "output_config.format: not supported here; offer a tool with this schema.", param="output_config"
-        )
 
 
 def _messages(given: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -209,6 +207,8 @@ def _tools(given: Mapping[str, Any]) -> tuple[tuple[Mapping[str, Any], ...], tup
         function: dict[str, Any] = {"name": name, "parameters": schema}
         if isinstance(tool.get("description"), str):
             function["description"] = tool["description"]
+        if boolean(tool, "strict"):
+            function["strict"] = True
         tools.append({"type": "function", "function": function})
     hidden = _tool_choice(given, {tool["function"]["name"] for tool in tools}) == "none"
     return (() if hidden else tuple(tools)), tuple(left_out)
@@ -224,6 +224,27 @@ def _tool_choice(given: Mapping[str, Any], names: set[str]) -> str:
     if kind == "any" and not names:
         raise ApiError("tool_choice.type: 'any' needs tools", param="tool_choice")
     return str(kind)
+
+
+def _form(given: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> Form | None:
+    output = given.get("output_config", {})
+    form = output.get("format") if isinstance(output, dict) else output
+    schema = form.get("schema") if isinstance(form, dict) and form.get("type") == "json_schema" else None
+    if form is not None and not isinstance(schema, dict):
+        raise ApiError(
+            "output_config.format: a type 'json_schema' and an object 'schema' are required", param="output_config"
+        )
+    choice = given.get("tool_choice", {})
+    kinds = {"any": [], "tool": [choice.get("name")]}
+    called = kinds.get(choice.get("type")) if tools else None
+    return form_of(
+        origin="tool_choice" if called is not None else "output_config.format" if schema is not None else "tools",
+        schema=schema,
+        strict=True,
+        tools=tools,
+        called=called,
+        single=boolean(choice, "disable_parallel_tool_use") or choice.get("type") == "tool",
+    )
 
 
 def _thinking(given: Mapping[str, Any]) -> bool:
