@@ -208,6 +208,14 @@ def test_the_name_of_agentscope_0_is_told_to_run_agentscope_1():
     assert "AgentScope 1.x" in told
 
 
+def test_a_name_that_an_example_registered_once_is_where_its_class_is():
+    name = "learn2ask_workflow"
+    content = {"buffer": {"explorer_input": {"taskset": {"path": "x", "default_workflow_type": name}}}}
+    found = convert_(content)
+    assert found.settings["workflow"] == "examples.learn_to_ask.workflow.workflow_learn2ask:Learn2AskWorkflow"
+    assert any(name in notice and "does not register that name any more" in notice for notice in found.notices)
+
+
 def test_one_run_has_one_taskset_and_each_evaluation_set_its_own_workflow_format_and_arguments():
     def with_(*evaluation: dict[str, Any], **more: Any) -> dict[str, Any]:
         training = {"path": "x", "default_workflow_type": "w", "format": {"prompt_key": "q"}, "workflow_args": {"a": 1}}

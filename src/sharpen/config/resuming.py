@@ -29,7 +29,13 @@ MAY_CHANGE: Mapping[str, tuple[str, ...]] = {
     ),
     "where the run computes, and how much at once: every step is checked anyway": (
         *("execution", "cluster.ray_address", "cluster.num_workers", "cluster.rollouts_per_worker", "cluster.colocate"),
-        *("cluster.worker_output", "rollout.max_concurrent_rollouts", "rollout.env_vars"),
+        *(
+            "gateway.host",
+            "gateway.port",
+            "cluster.worker_output",
+            "rollout.max_concurrent_rollouts",
+            "rollout.env_vars",
+        ),
         *("model.tensor_parallel_size", "model.inference_engine_num"),
         *("auxiliary_models.*.tensor_parallel_size", "auxiliary_models.*.inference_engine_num"),
         *("auxiliary_models.*.base_url", "auxiliary_models.*.api_key_env"),

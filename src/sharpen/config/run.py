@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from sharpen.config.cluster import ClusterConfig
+from sharpen.config.gateway import GatewayConfig
 from sharpen.config.public import AlgorithmConfig, DatasetConfig, MonitorType, Strict, TunerModelConfig
 from sharpen.config.sync import SyncConfig
 from sharpen.config.trainer import CriticConfig, TrainerConfig
@@ -376,6 +377,7 @@ class RunConfig(Strict):
     distill: DistillConfig = Field(default_factory=DistillConfig)
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     engine: EngineConfig = Field(default_factory=EngineConfig)
+    gateway: GatewayConfig = Field(default_factory=GatewayConfig)
     sync: SyncConfig = Field(default_factory=SyncConfig)
     mode: Literal["both", "explore", "train"] = "both"
     """What this process does: `both` is the whole run, `explore` only rolls out, `train` only trains, on the rollouts

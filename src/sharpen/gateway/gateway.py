@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from sharpen.config.gateway import GatewayConfig
 from sharpen.errors import ConfigError, EngineLostError
 from sharpen.gateway.answers import Delta, Head, Writer
 from sharpen.gateway.body import decode
@@ -41,6 +42,7 @@ from sharpen.gateway.routes import (
     model_body,
     models_body,
     not_found,
+    response_id,
     route_of,
 )
 from sharpen.gateway.sampler import Sampler, overflow
@@ -61,8 +63,8 @@ class Gateway:
 
     `loop` is the serving loop, which runs on its own thread. `sampling` holds the defaults for calls that do not set
     their own. `who_calls` returns the attempt that the running code belongs to: a session belongs to the attempt that
-    opens it, and a call from within another attempt makes both fail. Raises `ConfigError` for an unknown parser, and
-    `ModelError` for a tokenizer without a chat template.
+    opens it, and a call from within another attempt makes both fail. `listen` is where the HTTP server listens. Raises
+    `ConfigError` for an unknown parser, and `ModelError` for a tokenizer without a chat template.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Gateway:
         reasoning_parser: str | None = AUTO,
         max_calls: int | None = None,
         who_calls: WhoCalls = nobody,
+        listen: GatewayConfig | None = None,
     ) -> None:
         self.model_name = model_name
         self.engine = engine
@@ -98,7 +101,7 @@ class Gateway:
         self._warnings: set[str] = set()
         self._lost: EngineLostError | None = None
         self._who_calls = who_calls
-        self._server = Server(self.start, loop, who_calls)
+        self._server = Server(self.start, loop, who_calls, listen)
         self._inside = InProcess(self.start, loop, who_calls)
 
     def open(
@@ -204,7 +207,18 @@ class Gateway:
         if route == COUNT_TOKENS:
             request, _ = self._parse(session, raw, messages.parse_count)
             return json_reply({"input_tokens": len(self._render(session, request).ids_P)})
+        if (name := response_id(route)) is not None:
+            return self._stored(session, name, delete=raw.method == "DELETE")
         raise not_found(raw.method, raw.path)
+
+    def _stored(self, session: Session, name: str, *, delete: bool) -> Reply:
+        stored = session.memory.responses.get(name)
+        if stored is None:
+            raise ApiError(f"Response with id {short_repr(name)} not found.", status=404, code="not_found")
+        if not delete:
+            return json_reply(stored.body)
+        del session.memory.responses[name]
+        return json_reply({"id": name, "object": "response", "deleted": True})
 
     def _failed(self, session: Session, error: Exception) -> ApiError:
         """Record a failure that neither the model nor its agent caused, and return what the agent is told: the boundary

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sharpen.gateway.answers import Writer
-from sharpen.gateway.protocols import chat, completions, messages
+from sharpen.gateway.protocols import chat, completions, messages, responses
 from sharpen.gateway.requests import ApiError, CallRequest, Context
 
 Route = tuple[str, str]
@@ -18,16 +18,16 @@ Parse = Callable[[Any, Context], tuple[CallRequest, Writer]]
 CHAT, COMPLETIONS, MODELS = ("POST", "/chat/completions"), ("POST", "/completions"), ("GET", "/models")
 HEALTH = frozenset({("HEAD", "/"), ("GET", "/"), ("GET", "/health")})
 """Answered without a key: that somebody listens."""
+RESPONSES = ("POST", "/responses")
 MESSAGES, COUNT_TOKENS = ("POST", "/messages"), ("POST", "/messages/count_tokens")
 PARSERS: Mapping[Route, Parse] = {
     CHAT: chat.parse_request,
     COMPLETIONS: completions.parse_request,
+    RESPONSES: responses.parse_request,
     MESSAGES: messages.parse_request,
 }
 """The protocol of each route whose requests are calls of the model."""
 OTHER_APIS = {
-    "/responses": "the client speaks OpenAI's responses API; have it speak chat completions (in the OpenAI Agents SDK "
-    "make the agent with model=OpenAIChatCompletionsModel(model=model.name, openai_client=model.client))",
     "/embeddings": "embeddings are not served; ask another server for them",
     "/api/chat": "the client speaks Ollama's API; have it speak OpenAI's chat completions",
 }
@@ -37,6 +37,13 @@ OTHER_APIS = {
 def route_of(method: str, path: str) -> Route:
     """Return a request's method, and its path without a leading `/v1`."""
     return method, path.rstrip("/").removeprefix("/v1")
+
+
+def response_id(route: Route) -> str | None:
+    """Return the id of the stored response that a route asks for or deletes."""
+    method, path = route
+    name = path.removeprefix("/responses/")
+    return name if method in ("GET", "DELETE") and name not in ("", path) and "/" not in name else None
 
 
 def models_body(model: str) -> dict[str, Any]:
@@ -59,7 +66,7 @@ def _remedy(method: str, path: str) -> str:
     _, end = route_of(method, path)
     if end.startswith("/v1/"):
         return "the client adds /v1 itself; give it model.base_url.removesuffix('/v1')"
-    for known_method, known in (CHAT, COMPLETIONS, MODELS):
+    for known_method, known in (*PARSERS, COUNT_TOKENS, MODELS):
         if end == known:
             return f"use {known_method}"
         if end.endswith(known):
@@ -67,7 +74,5 @@ def _remedy(method: str, path: str) -> str:
     for known, remedy in OTHER_APIS.items():
         if end.endswith(known):
             return remedy
-    return (
-        "only POST /v1/chat/completions, POST /v1/completions and GET /v1/models are served, and model.base_url ends "
-        "in /v1"
-    )
+    served = ", ".join(f"/v1{known}" for _, known in (*PARSERS, MODELS))
+    return f"{served} are served, and model.base_url ends in /v1"

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scripted import toy_tokenizer
 
 from sharpen.gateway.formats.format import ParsedCalls, ToolFormat
 from sharpen.gateway.formats.table import REASONING_FORMATS, TOOL_FORMATS
@@ -311,3 +312,24 @@ REASONING: list[tuple[str, str, bool, str, str]] = [
 @pytest.mark.parametrize(("name", "text", "opened", "reasoning", "content"), REASONING)
 def test_reasoning(name: str, text: str, opened: bool, reasoning: str, content: str) -> None:
     assert REASONING_FORMATS[name].parse(text, opened) == (reasoning, content)
+
+
+def test_tools_without_a_known_format_are_said_once(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """The warning names the setting and the formats; with None the agent reads calls itself, and nothing is said."""
+    tokenizer = toy_tokenizer()
+    tokenizer.chat_template = "{{ tools | tojson }}{% for m in messages %}{{ m.role + m.content }}{% endfor %}"
+    ask: dict[str, Any] = {"model": "toy", "messages": [{"role": "user", "content": "hi"}]}
+    for parser, count in (("auto", 1), (None, 0), ("hermes", 0)):
+        caplog.clear()
+        session = serve(
+            '<tool_call>{"name": "f", "arguments": {}}', tokenizer=tokenizer, tool_call_parser=parser
+        ).open()
+        create = session.model.sync_client.chat.completions.create
+        create(**ask)
+        assert not caplog.records, "no tools, nothing to say"
+        create(**ask, tools=list(TOOLS))
+        message = create(**ask, tools=list(TOOLS)).choices[0].message
+        assert message.content.startswith("<tool_call>")
+        said = [record.message for record in caplog.records]
+        assert len(said) == count
+        assert all("model.tool_call_parser" in line and "qwen3_coder" in line for line in said)

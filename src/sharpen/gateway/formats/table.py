@@ -39,7 +39,7 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
 }
 """In the order of the search."""
 
-OTHER_NAMES: Mapping[str, str] = {
+TOOL_NAMES: Mapping[str, str] = {
     "openai": "harmony",
     "openai_gptoss": "harmony",
     "qwen3_xml": "qwen3_coder",
@@ -69,12 +69,16 @@ class Formats:
     reasoning: ReasoningFormat | None
 
 
-def formats_of(template: str, *, tool_call_parser: str | None, reasoning_parser: str | None) -> Formats:
-    """Return the formats that are named; those of the chat template for "auto". Raises `ConfigError` for an unknown
-    name."""
+def formats_of(
+    template: str, *, tool_call_parser: str | None, reasoning_parser: str | None, where: str = "model"
+) -> Formats:
+    """Return the formats that are named; those of the chat template for "auto".
+
+    Raises `ConfigError` for an unknown name; `where` is the section of the two settings.
+    """
     return Formats(
-        tool=_chosen(TOOL_FORMATS, OTHER_NAMES, tool_call_parser, template, "tool_call_parser"),
-        reasoning=_chosen(REASONING_FORMATS, REASONING_NAMES, reasoning_parser, template, "reasoning_parser"),
+        tool=_chosen(TOOL_FORMATS, TOOL_NAMES, tool_call_parser, template, f"{where}.tool_call_parser"),
+        reasoning=_chosen(REASONING_FORMATS, REASONING_NAMES, reasoning_parser, template, f"{where}.reasoning_parser"),
     )
 
 
@@ -89,13 +93,13 @@ def no_format(model_name: str) -> str:
 
 
 def _chosen(
-    formats: Mapping[str, Format], other_names: Mapping[str, str], name: str | None, template: str, setting: str
+    formats: Mapping[str, Format], further_names: Mapping[str, str], name: str | None, template: str, setting: str
 ) -> Format | None:
     if name is None:
         return None
     if name == AUTO:
         return next((form for form in formats.values() if _has(template, form.marks)), None)
-    name = other_names.get(name, name)
+    name = further_names.get(name, name)
     if name not in formats:
         raise ConfigError(f'{setting} is {name!r}; it must be "auto", None, or one of {sorted(formats)}')
     return formats[name]

@@ -248,7 +248,7 @@ class ChatWriter:
     def _about(self, choice: Choice, renderer: Renderer) -> dict[str, Any]:
         about: dict[str, Any] = {
             "finish_reason": choice.finish_reason,
-            "logprobs": _logprobs(choice.generation, renderer) if self.logprobs else None,
+            "logprobs": logprobs_of(choice.generation, renderer) if self.logprobs else None,
         }
         if self.return_token_ids:
             about["token_ids"] = choice.generation.ids.tolist()
@@ -277,7 +277,8 @@ def usage(head: Head, choices: Sequence[Choice]) -> dict[str, Any]:
     }
 
 
-def _logprobs(generation: Generation, renderer: Renderer) -> dict[str, Any]:
+def logprobs_of(generation: Generation, renderer: Renderer) -> dict[str, Any]:
+    """Return the logprobs of each sampled token, and of the alternatives that were asked for."""
     tops = generation.top_logprobs or ((),) * len(generation.ids)
     content = []
     for token_id, logprob, top in zip(generation.ids.tolist(), generation.logprobs.tolist(), tops, strict=True):

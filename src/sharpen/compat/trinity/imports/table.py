@@ -1,4 +1,4 @@
-"""Trinity-RFT's modules and the names in them that exist here.
+"""Trinity-RFT's modules and the names in them that exist here, and those of verl, which it needs.
 
 In: nothing. Out: for each module, its names and where ours are (`module:attribute`).
 """
@@ -99,6 +99,12 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "trinity.utils": {},
     "trinity.utils.log": _LOGS,
     "trinity.utils.registry": _from("registry", "Registry"),
+    "verl": {},
+    "verl.utils": {},
+    "verl.utils.py_functional": _from("imports.verl", "timeout_limit"),
+    "verl.utils.reward_score": {},
+    "verl.utils.reward_score.prime_math": {},
+    "verl.utils.reward_score.prime_math.grader": _from("imports.verl", "math_equal"),
 }
 
 
