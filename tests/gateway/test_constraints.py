@@ -194,28 +194,49 @@ def test_a_named_tool_is_called_with_arguments_of_its_schema(real: Gateway, stre
     Trip.model_validate_json(made.function.arguments)
 
 
-def test_anthropic_s_client_has_the_same(real: Gateway) -> None:
-    session = real.open("g/2", noise_seed=3)
-    body = {"model": "toy", "max_tokens": 120, "messages": USER}
-    form = {"format": {"type": "json_schema", "schema": SCHEMA_OF_TRIP}}
-    answer = _post(session, {**body, "output_config": form})
-    Trip.model_validate_json(answer["content"][0]["text"])
-    tools = [{"name": "book", "input_schema": SCHEMA_OF_TRIP}, {"name": "sub", "input_schema": SCHEMA}]
-    answer = _post(session, {**body, "tools": tools, "tool_choice": {"type": "tool", "name": "book"}})
-    (block,) = answer["content"]
-    assert (block["type"], block["name"]) == ("tool_use", "book")
-    Trip.model_validate(block["input"])
-
-
 SCHEMA_OF_TRIP = Trip.model_json_schema()
 
 
-def _post(session: Any, body: dict[str, Any]) -> dict[str, Any]:
-    headers = {"x-api-key": session.model.api_key, "anthropic-version": "2023-06-01"}
-    answer = httpx.post(session.model.base_url.removesuffix("/v1") + "/v1/messages", headers=headers, json=body)
+def post(session: Any, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    headers = {"authorization": f"Bearer {session.model.api_key}"}
+    answer = httpx.post(f"{session.model.base_url}{path}", headers=headers, json={"model": "toy", **body})
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
     return found
+
+
+def test_anthropic_s_messages_have_the_same(real: Gateway) -> None:
+    session = real.open("g/2", noise_seed=3)
+    body = {"max_tokens": 120, "messages": USER}
+    form = {"format": {"type": "json_schema", "schema": SCHEMA_OF_TRIP}}
+    answer = post(session, "/messages", {**body, "output_config": form})
+    Trip.model_validate_json(answer["content"][0]["text"])
+    tools = [{"name": "book", "input_schema": SCHEMA_OF_TRIP}, {"name": "sub", "input_schema": SCHEMA}]
+    answer = post(session, "/messages", {**body, "tools": tools, "tool_choice": {"type": "tool", "name": "book"}})
+    (block,) = answer["content"]
+    assert (block["type"], block["name"]) == ("tool_use", "book")
+    Trip.model_validate(block["input"])
+    made = [call.constraint.origin for call in session.close() if call.constraint is not None]
+    assert made == ["output_config", "tool_choice"]
+
+
+def test_openai_s_responses_have_the_same(real: Gateway) -> None:
+    session = real.open("g/4", noise_seed=5)
+    body = {"input": "?", "max_output_tokens": 120}
+    form = {"type": "json_schema", "name": "trip", "strict": True, "schema": SCHEMA_OF_TRIP}
+    answer = post(session, "/responses", {**body, "text": {"format": form}})
+    Trip.model_validate_json(answer["output"][-1]["content"][0]["text"])
+    tools = [{"type": "function", "name": "book", "parameters": SCHEMA_OF_TRIP, "strict": True}]
+    chosen = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "book"}]}
+    for choice in ({"type": "function", "name": "book"}, chosen):
+        answer = post(
+            session, "/responses", {**body, "tools": tools, "tool_choice": choice, "parallel_tool_calls": False}
+        )
+        made = answer["output"][-1]
+        assert (made["type"], made["name"]) == ("function_call", "book")
+        Trip.model_validate_json(made["arguments"])
+    origins = [call.constraint.origin for call in session.close() if call.constraint is not None]
+    assert origins == ["text.format", "tool_choice", "tool_choice"]
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [

@@ -11,7 +11,7 @@ of whitespace. Schemas that are not strict may use keywords that llguidance does
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from sharpen.gateway.formats.format import ReasoningFormat
@@ -31,31 +31,37 @@ _GAP = r"GAP: /\n{1,2}/"
 
 
 def form_of(
+    fields: tuple[str, str, str],
     *,
-    origin: str,
-    schema: Mapping[str, Any] | None = None,
-    strict: bool = False,
-    tools: Sequence[Mapping[str, Any]] = (),
-    called: Sequence[str] | None = None,
-    single: bool = False,
+    schema: Mapping[str, Any] | None,
+    strict: bool,
+    strict_tools: Collection[str],
+    called: Sequence[str] | None,
+    single: bool,
 ) -> Form | None:
     """Return what a request asks of its answer; None if any text will do.
 
-    `schema` is of the answer, if it is no tool call. `called` are the tools of which one must be called; None: none
-    need be. `single`: of these, not several. `origin` is the protocol's field, for messages and the record.
+    `schema` is of the answer, if it is no tool call; `strict` says that all of it must be enforced. `strict_tools` are
+    the tools whose arguments must match their schemas. `called` are the tools of which one must be called, or empty for
+    all; None: none need be called. `single`: one call of these, not several. `fields` are the protocol's names of the
+    schema, of the choice of tools, and of the tools.
     """
-    if schema is None and called is None and not any(map(_is_strict, tools)):
+    if schema is None and called is None and not strict_tools:
         return None
-    forced = None if called is None else tuple(called)
-    return Form(schema=schema, strict=strict, called=forced, single=single, origin=origin)
+    return Form(
+        origin=fields[0] if called is None and schema is not None else fields[2] if called is None else fields[1],
+        schema=schema,
+        strict=strict,
+        strict_tools=frozenset(strict_tools),
+        called=None if called is None else tuple(called),
+        single=single,
+    )
 
 
-def response_schema(given: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, bool]:
-    """Return the schema of chat completions' `response_format`, None for any text, and whether it is strict. Raises
-    `ApiError`."""
-    name = "response_format"
-    chosen = given.get(name, {"type": "text"})
-    kind = chosen.get("type") if isinstance(chosen, dict) else None
+def schema_of(form: Any, name: str) -> tuple[Mapping[str, Any] | None, bool]:
+    """Return the schema that OpenAI's `response_format` or `text.format` asks for, None for any text, and whether it is
+    strict. In the first it is one level deeper. Raises `ApiError`."""
+    kind = form.get("type") if isinstance(form, dict) else None
     if kind == "text":
         return None, False
     if kind == "json_object":
@@ -64,9 +70,9 @@ def response_schema(given: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None,
         raise ApiError(
             f"'{name}.type' is {short_repr(kind)}; it must be 'text', 'json_object' or 'json_schema'.", param=name
         )
-    about = chosen.get("json_schema")
+    about = form.get("json_schema", form)
     if not isinstance(about, dict) or not isinstance(about.get("schema"), dict):
-        raise ApiError(f"'{name}.json_schema' must be an object with an object 'schema'.", param=name)
+        raise ApiError(f"'{name}' of type 'json_schema' needs an object 'schema'.", param=name)
     return about["schema"], boolean(about, "strict")
 
 
@@ -102,10 +108,6 @@ def constraint_of(request: CallRequest, prompt_text: str, formats: Formats, toke
         if request.tools:
             answer = f"({answer} | {writer.forced(request.tools, form)})"
     return Constraint(grammar=writer.grammar(f"{thinking} {answer}".strip()), origin=form.origin)
-
-
-def _is_strict(tool: Mapping[str, Any]) -> bool:
-    return tool["function"].get("strict") is True
 
 
 class _Writer:
@@ -160,8 +162,9 @@ class _Writer:
             function = tool["function"]
             if form.called and function["name"] not in form.called:
                 continue
-            schema = function.get("parameters") if forced or _is_strict(tool) else None
-            arguments = self.json(f"arguments_{number}", schema or _ANY_OBJECT, strict=_is_strict(tool))
+            strict = function["name"] in form.strict_tools
+            schema = function.get("parameters") if forced or strict else None
+            arguments = self.json(f"arguments_{number}", schema or _ANY_OBJECT, strict=strict)
             name = _quoted(_quoted(function["name"]))
             bodies.append(rf'{name} "," " "? "\"arguments\":" " "? {arguments}')
         body = self.add("body", " | ".join(bodies))

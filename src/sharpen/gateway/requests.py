@@ -70,6 +70,7 @@ class Form:
     origin: str
     schema: Mapping[str, Any] | None = None
     strict: bool = False
+    strict_tools: frozenset[str] = frozenset()
     called: tuple[str, ...] | None = None
     single: bool = False
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sharpen.gateway.answers import Choice, Delta, Head
-from sharpen.gateway.constraints import form_of, response_schema
+from sharpen.gateway.constraints import form_of, schema_of
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.replies import dump
 from sharpen.gateway.requests import (
@@ -138,15 +138,21 @@ def _tools(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
 
 
 def _form(given: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> Form | None:
-    schema, strict = response_schema(given)
-    single = boolean(given, "parallel_tool_calls") is False and given.get("parallel_tool_calls") is not None
+    schema, strict = schema_of(given.get("response_format", {"type": "text"}), "response_format")
     choice, called = given.get("tool_choice"), None
     if tools and choice == "required":
         called = []
     elif tools and isinstance(choice, dict):
-        called, single = [choice["function"]["name"]], True
-    origin = "tool_choice" if called is not None else "response_format" if schema is not None else "tools"
-    return form_of(origin=origin, schema=schema, strict=strict, tools=tools, called=called, single=single)
+        called = [choice["function"]["name"]]
+    boolean(given, "parallel_tool_calls")
+    return form_of(
+        ("response_format", "tool_choice", "tools"),
+        schema=schema,
+        strict=strict,
+        strict_tools=[tool["function"]["name"] for tool in tools if tool["function"].get("strict") is True],
+        called=called,
+        single=bool(called) or given.get("parallel_tool_calls") is False,
+    )
 
 
 def _sampling(given: Mapping[str, Any], context: Context) -> Sampling:

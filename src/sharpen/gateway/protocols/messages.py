@@ -207,8 +207,6 @@ def _tools(given: Mapping[str, Any]) -> tuple[tuple[Mapping[str, Any], ...], tup
         function: dict[str, Any] = {"name": name, "parameters": schema}
         if isinstance(tool.get("description"), str):
             function["description"] = tool["description"]
-        if boolean(tool, "strict"):
-            function["strict"] = True
         tools.append({"type": "function", "function": function})
     hidden = _tool_choice(given, {tool["function"]["name"] for tool in tools}) == "none"
     return (() if hidden else tuple(tools)), tuple(left_out)
@@ -232,18 +230,18 @@ def _form(given: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> Form 
     schema = form.get("schema") if isinstance(form, dict) and form.get("type") == "json_schema" else None
     if form is not None and not isinstance(schema, dict):
         raise ApiError(
-            "output_config.format: a type 'json_schema' and an object 'schema' are required", param="output_config"
+            "output_config.format: the type 'json_schema' with an object 'schema' is required", param="output_config"
         )
-    choice = given.get("tool_choice", {})
-    kinds = {"any": [], "tool": [choice.get("name")]}
-    called = kinds.get(choice.get("type")) if tools else None
+    choice, called = given.get("tool_choice", {}), None
+    if tools and choice.get("type") in ("any", "tool"):
+        called = [choice["name"]] if choice["type"] == "tool" else []
     return form_of(
-        origin="tool_choice" if called is not None else "output_config.format" if schema is not None else "tools",
+        ("output_config", "tool_choice", "tools"),
         schema=schema,
         strict=True,
-        tools=tools,
+        strict_tools=[tool["name"] for tool in given.get("tools", []) if tools and boolean(tool, "strict")],
         called=called,
-        single=boolean(choice, "disable_parallel_tool_use") or choice.get("type") == "tool",
+        single=bool(called) or boolean(choice, "disable_parallel_tool_use"),
     )
 
 
