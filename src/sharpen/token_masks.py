@@ -139,6 +139,21 @@ def _end_ids(folder: str | Path, config: Any) -> list[int]:
     return [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
 
 
+def check_grammar(constraint: Constraint) -> None:
+    """Raise `ConstraintError` for a grammar that llguidance cannot compile, whatever the tokenizer."""
+    from llguidance import LLMatcher
+
+    if message := LLMatcher.validate_grammar(constraint.grammar):
+        raise ConstraintError(f"it cannot be compiled: {first_line(message)}")
+
+
+def with_end(constraint: Constraint, end_ids: Sequence[int]) -> str:
+    """Return the constraint's grammar with the end tokens in it, for an engine that knows only its tokenizer's own."""
+    ends = " | ".join(f"<[{token}]>" for token in end_ids)
+    answer = constraint.grammar.replace("start:", "whole_answer:", 1)
+    return f"start: whole_answer ({ends})?\n{answer}"
+
+
 def forbid(logits_RV: torch.Tensor, rows_C: torch.Tensor, masks_CW: torch.Tensor, value: float) -> torch.Tensor:
     """Return the logits with `value` where the masks of the rows `rows_C` do not allow a token."""
     forbidden_CV = ~allowed(masks_CW, logits_RV.shape[1])
