@@ -219,7 +219,7 @@ def _tool_choice(given: Mapping[str, Any], names: set[str]) -> str:
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind not in ("auto", "any", "tool", "none"):
         raise ApiError(f"tool_choice.type: {short_repr(kind)} is not auto, any, tool or none", param="tool_choice")
-    if kind == "tool" and choice.get("name") not in names:
+    if kind == "tool" and choice.get("name") not in list(names):
         raise ApiError(f"tool_choice.name: there is no tool {short_repr(choice.get('name'))}", param="tool_choice")
     if kind == "any" and not names:
         raise ApiError("tool_choice.type: 'any' needs tools", param="tool_choice")
