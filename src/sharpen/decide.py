@@ -22,6 +22,7 @@ from sharpen.execution.auxiliary.settings import check_auxiliary_models, fetch_a
 from sharpen.execution.engine_choice import check_gpu, check_heads, this_machine, vllm_choice
 from sharpen.execution.engine_counts import fit_engines
 from sharpen.execution.model_files import check_model_path, model_folder
+from sharpen.execution.model_formats import check_formats, formats_line
 from sharpen.execution.teacher_files import check_teacher, teacher_folder
 from sharpen.execution.trainers import check_trainer
 from sharpen.monitor.metrics import check_monitor
@@ -69,6 +70,7 @@ def decide_rollouts(config: RunConfig, workflow: Any, judge: Function | None) ->
     problems.raise_found()
     assert isinstance(recipe, RolloutRecipe)
     folder = _model_folders(config, serves=serves)
+    notices += (formats_line(config.model, folder),) if serves else ()
     teacher = teacher_folder(config, recipe.algorithm)
     if teacher is not None:
         check_teacher(config, folder, teacher)
@@ -99,6 +101,7 @@ def decide_rows(config: RunConfig, workflow: Function | None, judge: Function | 
     problems.raise_found()
     assert isinstance(recipe, RowRecipe)
     folder = _model_folders(config, serves=workflow is not None)
+    notices += (formats_line(config.model, folder),) if workflow is not None else ()
     return Job(recipe=recipe, workflow=workflow, judge=judge, folder=folder, engine=engine, notices=notices)
 
 
@@ -110,8 +113,10 @@ def decide_evaluation(config: RunConfig, workflow: Function, judge: Function | N
     config, notices, engine = _fit(problems, config)
     problems.check(check_auxiliary_models, config)
     problems.check(check_model_path, config.model.model_path)
+    problems.check(check_formats, config.model)
     problems.raise_found()
     folder = _model_folders(config, serves=True)
+    notices += (formats_line(config.model, folder),)
     recipe = Recipe(config=config)
     return Job(recipe=recipe, workflow=workflow, judge=judge, folder=folder, engine=engine, notices=notices)
 
@@ -218,6 +223,7 @@ def _check_machine(problems: Problems, config: RunConfig, *, serves: bool) -> No
     problems.check(check_lora, config.trainer)
     problems.check(check_trainer, config)
     problems.check(check_model_path, config.model.model_path)
+    problems.check(check_formats, config.model)
     datasets = (config.train_dataset, config.eval_dataset, *config.evaluation.further.values())
     for dataset in datasets if config.mode != "train" else ():  # the tasks are the explorer's
         if dataset is not None:

@@ -7,6 +7,7 @@
     │   ├── DatasetError (ValueError)          a dataset, or a row of it
     │   │   └── DatasetNotFoundError (FileNotFoundError)   its path does not exist
     │   ├── ModelError (ValueError)            a model directory
+    │   ├── CommandError (ValueError)          a command of `model.run`, its files or its limits
     │   └── SamplingError (ValueError)         sampling that is not supported or cannot be trained on
     ├── caused by the model: becomes the rollout's outcome, and the run continues
     │   ├── UnusableAnswerError (ValueError)   raised by workflows, tools and judges
@@ -14,6 +15,7 @@
     ├── failures of serving, training or storage
     │   ├── EngineError (RuntimeError)
     │   │   └── EngineLostError                the engine can serve no more requests
+    │   ├── SandboxError (RuntimeError)        where a command runs failed, not the command
     │   ├── RankError (RuntimeError)           a process of a trainer with several processes
     │   ├── OperatorError (RuntimeError)       an operator on tasks or rollouts failed, or did what it may not
     │   ├── RolloutError (RuntimeError)        too many rollouts failed
@@ -56,6 +58,10 @@ class ModelError(SharpenError, ValueError):
     """A model directory cannot be used: missing files, no chat template, or an unsupported architecture."""
 
 
+class CommandError(SharpenError, ValueError):
+    """A command cannot be started as it was given: not found, files outside of its folder, limits below 0."""
+
+
 class SamplingError(SharpenError, ValueError):
     """Sampling parameters are not supported, or the chosen algorithm cannot train on their tokens."""
 
@@ -90,6 +96,10 @@ class CertificateError(SharpenError, AssertionError):
 
 class TrainingError(SharpenError, ArithmeticError):
     """An update is impossible since a gradient is NaN or infinite. No weight was changed."""
+
+
+class SandboxError(SharpenError, RuntimeError):
+    """What runs a command failed: its keeper was killed, or there is no container runtime."""
 
 
 class RankError(SharpenError, RuntimeError):

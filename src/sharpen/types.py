@@ -8,7 +8,7 @@ Array shape suffixes: P prompt tokens of a call, S sampled tokens of a call, T t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -61,6 +61,19 @@ class Sampling:
         return self.top_p >= 1.0 and self.top_k == 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraint:
+    """What the text of a response must match: tokens that lead to no such text have probability 0.
+
+    `grammar` is a grammar in llguidance's Lark syntax, for the whole response up to its end token. It does not depend
+    on the engine, so that whoever scores the tokens later finds the same ones allowed. `origin` is the field of the
+    request that asked for it, such as `response_format`.
+    """
+
+    grammar: str
+    origin: str
+
+
 class CallStatus(StrEnum):
     """What happened to a call's response."""
 
@@ -79,10 +92,11 @@ class Call:
     """One request of the agent and one choice of its response, with exactly the tokens that the engine processed.
 
     `sampled_ids_S` includes a sampled end token. `logprobs_S` are of the distribution sampled from (after temperature
-    and truncation); `versions_S` is the policy version that computed each token. `request` is the index of the first
-    choice of the same request if it asked for several (`n` > 1). `parent` is the index of the rollout's earlier call
-    whose `prompt_ids_P + sampled_ids_S` this call's prompt starts with, if any. If no chat template rendered the
-    prompt, `messages` is one message with its text, of the role `PROMPT_ROLE`.
+    and truncation, among the tokens that the `constraint` allows); `versions_S` is the policy version that computed
+    each token. `request` is the index of the first choice of the same request if it asked for several (`n` > 1).
+    `parent` is the index of the rollout's earlier call whose `prompt_ids_P + sampled_ids_S` this call's prompt starts
+    with, if any. If no chat template rendered the prompt, `messages` is one message with its text, of the role
+    `PROMPT_ROLE`.
     """
 
     index: int
@@ -99,6 +113,7 @@ class Call:
     response: Mapping[str, Any]
     seconds: float = 0.0
     request: int | None = None
+    constraint: Constraint | None = None
 
     @property
     def delivered(self) -> bool:
@@ -200,6 +215,10 @@ class Group:
     `version` is the policy version served at the start; each token has its own. `rollouts` has the last attempt of each
     rollout, scored or not; `attempts` has the earlier, failed attempts, for the record only. `baseline` is an
     additional greedy rollout, if the algorithm compares with one: its reward is used for that only.
+
+    A workflow may answer further questions on the way that are trained too (as a judge of its own answers). These
+    rollouts are groups of their own, which are `side` of the task's until they are drawn into a batch; each of them is
+    `beside` the group of this id.
     """
 
     id: str
@@ -208,6 +227,13 @@ class Group:
     rollouts: tuple[Rollout, ...]
     attempts: tuple[Rollout, ...] = ()
     baseline: Rollout | None = None
+    side: tuple[Group, ...] = ()
+    beside: str | None = None
+
+    @property
+    def with_side(self) -> tuple[Group, ...]:
+        """This group and those at its side, one after the other."""
+        return (replace(self, side=()), *self.side) if self.side else (self,)
 
     @property
     def scored(self) -> tuple[Rollout, ...]:
@@ -236,7 +262,8 @@ class Experience:
         calls_T     -1          -1   -1   -1  0          0   0            0         -1 -1             -1 -1 1 1
 
     `truncated_calls` are the calls sampled with `top_p` or `top_k`, by index: their logprobs are those of the truncated
-    distribution, which nothing may be compared with.
+    distribution, which nothing may be compared with. `constraints` has the constraint of each call that was sampled
+    with one, by index: its tokens are scored among the allowed ones.
 
     `advantages_T` and `weights_T` are filled when a batch is drawn. The loss of a batch is
     `sum(weights_T * per_token_loss_T)`: the weights already include the aggregation mode and the normalization over the
@@ -255,6 +282,7 @@ class Experience:
     advantages_T: FloatArray
     weights_T: FloatArray
     truncated_calls: tuple[int, ...] = ()
+    constraints: Mapping[int, Constraint] = field(default_factory=dict)
 
     @property
     def truncated_T(self) -> BoolArray:

@@ -95,10 +95,10 @@ def test_merged_calls_train_what_was_sampled(rollouts: Any) -> None:
     assert np.array_equal(experience.ids_T[experience.loss_mask_T], sampled)
 
 
-def test_trap_03_arguments_that_agentscope_writes_anew_start_a_new_sequence(rollouts: Any) -> None:
+def test_trap_03_arguments_that_agentscope_writes_anew_go_on_as_sampled(rollouts: Any) -> None:
     spaced = call("add", '{"a":2,   "b":3}')
     calls = calls_of(rollouts(turns(spaced, "5")), solve())
-    assert [each.parent for each in calls] == [None, None]
+    assert [each.parent for each in calls] == [None, 0]
 
 
 def test_reasoning_that_agentscope_drops_starts_a_new_sequence(rollouts: Any) -> None:

@@ -31,11 +31,11 @@ def test_a_tool_round_is_two_calls_of_one_sequence(rollouts: Any) -> None:
     check_tool_round(rollouts, workflow)
 
 
-def test_arguments_that_it_writes_anew_start_a_new_sequence(rollouts: Any) -> None:
+def test_arguments_that_it_writes_anew_go_on_as_sampled(rollouts: Any) -> None:
     (group,) = rollouts(turns(call("add", '{"a":2,   "b":3}'), "The answer is 5.")).run(workflow, tasks=[TASK])
     (rollout,) = group.rollouts
     assert rollout.reward == 1.0
-    assert [each.parent for each in rollout.calls] == [None, None]
+    assert [each.parent for each in rollout.calls] == [None, 0]
 
 
 def test_parallel_rollouts_are_not_mixed_up(rollouts: Any) -> None:

@@ -22,8 +22,10 @@ def model(tmp_path_factory: pytest.TempPathFactory, write_toy_model: Callable[..
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_a_file_does_what_the_page_says(file: str, model: Path, tmp_path: Path) -> None:
-    assert str(measure(file, model, tmp_path)) == LINES.get(file, "no line")
+def test_a_file_does_what_the_page_says(
+    file: str, model: Path, tmp_path: Path, write_toy_model: Callable[..., Path]
+) -> None:
+    assert str(measure(file, model, tmp_path, write_toy_model)) == LINES.get(file, "no line")
 
 
 def test_the_page_has_every_file_and_counts_them() -> None:

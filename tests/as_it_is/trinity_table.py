@@ -18,12 +18,13 @@ import re
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import worlds
+from judge import REPLIES, write_judge
 
 from sharpen.algorithm.supervised import learns_from_rows
 from sharpen.cli.main import main
@@ -48,9 +49,16 @@ _SIZES = {
 }
 _CONVERSATION = [{"role": "user", "content": "6 + 1 = ?"}, {"role": "assistant", "content": "7"}]
 _CALLS = {"raw_system": "", "tools": "[]", "conversations": [{"from": "human", "value": "?"}], "answer": "[]"}
+_LAKE = {"size": 3, "p": 0.8, "seed": 1}
+_BOTS = {"prompt": _CONVERSATION[:1], "reward_model": {"ground_truth": "7"}}
+_BOTS_MODULE = "examples.bots.workflow.bots_math_boxed_workflow"
 _ROWS: Mapping[str, Mapping[str, Any]] = {
     "countdown_reward": {"response": {"numbers": [1, 2, 3], "target": 6}},
-    "frozen_lake_workflow": {"size": 3, "p": 0.8, "seed": 1},
+    "frozen_lake_workflow": _LAKE,
+    "examples.agentscope_frozenlake.workflow:FrozenLakeWorkflow": _LAKE,
+    "examples.learn_to_ask.workflow.workflow_learn2ask:Learn2AskWorkflow": {"prompt": _CONVERSATION[:1]},
+    f"{_BOTS_MODULE}:BOTSMathBoxedWorkflow": _BOTS,
+    f"{_BOTS_MODULE}:BOTSRefEvalCollectMathBoxedWorkflow": _BOTS,
     "tool_call_workflow": _CALLS,
     "toolcall_workflow": _CALLS,
 }
@@ -65,7 +73,6 @@ _REASONS = (
     (r"the workflow '([^']+)' of Trinity-RFT is not included", r"`\1` is not included"),
     (r"the reward function '([^']+)' of Trinity-RFT is not included", r"`\1` is not included"),
     (r"No module named '([^']+)'", r"needs `\1`"),
-    (r"the judge's reply", r"the toy model's judgements cannot be read"),
 )
 """Why a file does not run: what a message says, and how the table has it."""
 
@@ -87,8 +94,8 @@ def _word(holds: bool) -> str:
     return "yes" if holds else "no"
 
 
-def measure(file: str, model: Path, place: Path) -> Row:
-    """Load the file and run it in the folder `place`, on the toy model."""
+def measure(file: str, model: Path, place: Path, make: Callable[..., Path]) -> Row:
+    """Load the file and run it in the folder `place`, on the toy model; `make` writes another one, for its judge."""
     path = FOLDER / file
     with _environment(path):
         try:
@@ -99,6 +106,9 @@ def measure(file: str, model: Path, place: Path) -> Row:
         if worlds.has(resolved.config.workflow):
             model = worlds.player(model, place / "player")
         settings = _settings(resolved.config, model, place)
+        if resolved.config.workflow in REPLIES:
+            judge = write_judge(make, place / "judge", str(resolved.config.workflow))
+            settings |= {f"auxiliary_models.{name}.model_path": str(judge) for name in resolved.config.auxiliary_models}
         if resolved.config.mode == "train":  # it trains what the explorer of the same run has sampled
             _run(path.with_name("explorer.yaml"), settings)
         code, printed = _run(path, settings)
@@ -130,6 +140,7 @@ def _environment(path: Path) -> Iterator[None]:
     """The variables that the file cannot do without."""
     text = path.read_text()
     needed = {name: "not-set" for name in _VARIABLE.findall(text) if name not in os.environ}
+    needed["BOTS_REF_EVAL_LOG_FILE"] = os.devnull
     with contextlib.ExitStack() as stack:
         if "external_model" in text:
             needed |= {"OPENAI_BASE_URL": stack.enter_context(_endpoint()), "OPENAI_API_KEY": "none"}
@@ -213,12 +224,13 @@ def _row(config: RunConfig, number: int, place: Path) -> dict[str, Any]:
             texts |= {keys.chosen_key: _CONVERSATION[1:], keys.rejected_key: _CONVERSATION[1:]}
         row |= texts
     for arguments in (config.task_args, *(own.task_args or {} for own in config.evaluation.own.values())):
+        asked: Any = question
         answer: Any = "7"
         for name in (config.workflow, arguments.get("reward_fn")):
             given = dict(_ROWS.get(str(name), {}))
-            answer = given.pop("response", answer)
+            asked, answer = given.pop("prompt", asked), given.pop("response", answer)
             row |= given
-        row |= {arguments.get("prompt_key", "prompt"): question, arguments.get("response_key", "response"): answer}
+        row |= {arguments.get("prompt_key", "prompt"): asked, arguments.get("response_key", "response"): answer}
     return row
 
 
@@ -277,7 +289,7 @@ def _write_or_print(names: list[str]) -> None:
         for number, file in enumerate(chosen):
             place = Path(folder, str(number))
             place.mkdir()
-            rows.append(measure(file, model, place))
+            rows.append(measure(file, model, place, make_toy_model))
             print(rows[-1], file=sys.__stdout__, flush=True)
     if not names:
         before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)

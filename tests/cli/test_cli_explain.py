@@ -96,6 +96,14 @@ def test_origins_name_the_preset_the_part_or_the_other_setting():
     assert kept["execution"] == ("ray", "argument")
 
 
+def test_the_formats_of_a_model_that_is_here_are_said(tmp_path):
+    (tmp_path / "chat_template.jinja").write_text("<tool_call>\n<function=f>\n<parameter=a>\n")
+    out = io.StringIO()
+    explain(resolve(BASE, {"model.model_path": str(tmp_path)}), out)
+    assert 'model.tool_call_parser = "auto"  [default]' in out.getvalue()
+    assert "tool calls qwen3_coder (found in the chat template)" in out.getvalue().splitlines()[-1]
+
+
 def test_a_run_that_would_be_refused_is_still_explained():
     out = io.StringIO()
     explain(resolve(BASE, {"algorithm.algorithm_type": "grpo", "algorithm.group_size": 1}), out)

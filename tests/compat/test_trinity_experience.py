@@ -15,7 +15,7 @@ import torch
 from trinity_serving import MakePlace, talking_server
 
 from sharpen.compat.trinity import EID, Experience, ModelWrapper
-from sharpen.compat.trinity.adapter import result_of
+from sharpen.compat.trinity.results import result_of
 from sharpen.errors import ConfigError
 from sharpen.execution.auxiliary.endpoint import Endpoint
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from sharpen.compat.trinity.imports.functions import (
     verify_math_answer,
 )
 from sharpen.compat.trinity.imports.table import MODULES
+from sharpen.compat.trinity.imports.verl import math_equal, timeout_limit
 
 USERS = """
 from __future__ import annotations
@@ -96,6 +98,8 @@ print("torch" in sys.modules, "done")
         ("from trinity.algorithm import ADVANTAGE_FN", "has no module 'trinity.algorithm'"),
         ("import trinity.trainer.verl.dp_actor", "has no module 'trinity.trainer'"),
         ("from trinity.utils.log import EID", "it is in trinity.common.experience"),
+        ("from verl import DataProto", "has no 'DataProto' of verl"),
+        ("import verl.trainer", "has no module 'verl.trainer'"),
     ],
 )
 def test_what_we_lack_is_named(tmp_path: Path, line: str, words: str):
@@ -111,7 +115,55 @@ except ValueError as error:
     said = run(code, tmp_path)
     assert said.startswith(f"{tmp_path / 'users.py'} fails when it is imported: NotIncludedError: sharpen stands in")
     assert words in said
-    assert "pip install trinity-rft" in said
+    assert f"pip install {'trinity-rft' if 'trinity' in line else 'verl'}" in said
+
+
+def test_a_real_verl_is_left_alone(tmp_path: Path):
+    (tmp_path / "verl").mkdir()
+    (tmp_path / "verl/__init__.py").write_text("real = True\n")
+    code = f"""{STAND_IN}
+assert stand_in()
+import verl
+try:
+    import verl.utils.py_functional
+except ModuleNotFoundError as error:
+    print(verl.real, error)
+"""
+    assert run(code, tmp_path, tmp_path) == "True No module named 'verl.utils'"
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth", "same"),
+    [
+        ("0.33333", "1/3", True),
+        ("0.33", "1/3", False),
+        ("50", "0.5", True),
+        (42, 42.0, True),
+        ("2\\pi", "\\pi + \\pi", True),
+        ("\\pi", "3.2", False),
+        ("", "1", False),
+    ],
+)
+def test_verl_s_equality(answer: object, truth: object, same: bool):
+    assert math_equal(answer, truth) is same
+    assert not math_equal("50", "0.5", include_percentage=False)
+
+
+def test_verl_s_time_limit():
+    @timeout_limit(seconds=0.1)
+    def slow(seconds: float) -> str:
+        time.sleep(seconds)
+        return "done"
+
+    @timeout_limit(5, use_signals=True)
+    def wrong() -> None:
+        raise KeyError("x")
+
+    assert slow(0.0) == "done"
+    with pytest.raises(TimeoutError, match=r"slow took longer than 0\.1 seconds"):
+        slow(1.0)
+    with pytest.raises(KeyError):
+        wrong()
 
 
 def fake_trinity(folder: Path, *, installed: bool) -> Path:

@@ -199,6 +199,23 @@ def test_a_taskset_s_features_that_do_not_exist_are_refused(taskset, message):
     assert "buffer.explorer_input.tasksets[0]." in refusal(content)
 
 
+def test_the_name_of_agentscope_0_is_told_to_run_agentscope_1():
+    name = "agentscopev0_react_math_workflow"
+    found = convert_({"buffer": {"explorer_input": {"taskset": {"path": "x", "default_workflow_type": name}}}})
+    assert found.settings["workflow"] == name
+    (told,) = [notice for notice in found.notices if name in notice]
+    assert "taskset.default_workflow_type" in told
+    assert "AgentScope 1.x" in told
+
+
+def test_a_name_that_an_example_registered_once_is_where_its_class_is():
+    name = "learn2ask_workflow"
+    content = {"buffer": {"explorer_input": {"taskset": {"path": "x", "default_workflow_type": name}}}}
+    found = convert_(content)
+    assert found.settings["workflow"] == "examples.learn_to_ask.workflow.workflow_learn2ask:Learn2AskWorkflow"
+    assert any(name in notice and "does not register that name any more" in notice for notice in found.notices)
+
+
 def test_one_run_has_one_taskset_and_each_evaluation_set_its_own_workflow_format_and_arguments():
     def with_(*evaluation: dict[str, Any], **more: Any) -> dict[str, Any]:
         training = {"path": "x", "default_workflow_type": "w", "format": {"prompt_key": "q"}, "workflow_args": {"a": 1}}
@@ -388,7 +405,7 @@ def test_trinity_s_defaults_hold_unless_an_argument_replaces_their_section(tmp_p
     model = TunerModelConfig(model_path="m", max_model_len=64)
     algorithm = AlgorithmConfig(group_size=2)
     resolved = resolve(load_config(path), None, {"model": model, "algorithm": algorithm})
-    assert (resolved.config.model.tool_call_parser, resolved.config.model.max_tokens) == ("hermes", 1024)
+    assert (resolved.config.model.tool_call_parser, resolved.config.model.max_tokens) == ("auto", 1024)
     assert resolved.config.algorithm.batch_size == 16
     assert "override: algorithm.group_size = 2 (argument) instead of 8 (f.yaml: algorithm.repeat_times)" in (
         resolved.overrides

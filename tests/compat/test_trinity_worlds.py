@@ -429,8 +429,9 @@ def test_the_action_of_an_answer(text: str, action: str):
         ("webshop_workflow", "needs the package web_agent_site (and gym)"),
         ("intercode_sql_workflow", "pip install intercode-bench"),
         ("simple_mm_workflow", "of Trinity-RFT is not included: models of text only are trained"),
-        ("math_trainable_ruler_workflow", "use math_ruler_workflow"),
-        ("email_search_workflow", "is not included"),
+        ("agentscope_workflow_adapter", "is not included: it wraps a function that no file can name"),
+        ("as_react_workflow", 'needs AgentScope 1.x from 1.0.4 on, which is not installed: pip install "agentscope>='),
+        ("agentscopev0_react_math_workflow", "needs AgentScope 1.x from 1.0.4 on"),
     ],
 )
 def test_what_cannot_be_had_says_why_before_anything_is_loaded(name: str, words: str):

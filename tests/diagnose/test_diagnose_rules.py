@@ -141,7 +141,7 @@ def test_tool_parse_failures():
     found = first(run_data(metrics=metrics, last=last))
     assert found.name == "tool_parse_failures"
     assert found.examples == ("step-0/train/0/1", "step-0/train/0/3", "step-0/train/0/5")
-    assert "hermes" in found.advice
+    assert "model.tool_call_parser ('auto')" in found.advice
     fewer = curves(gateway__tool_parse_errors=noisy(0.6, 0.02, 0.01))
     assert names(run_data(metrics=fewer)) == [], "the model has learnt it"
 

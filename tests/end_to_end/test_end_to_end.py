@@ -55,7 +55,9 @@ def test_reward_rises_and_everything_is_left_in_the_run_directory(tmp_path, toy_
     assert set(summary["after"]["greedy"]) == {"accuracy", "low", "high", "num_tasks"}
     assert summary["steps"] == 12
     assert summary["rollouts"] == 12 * 4 * 8
-    *_, verdict, used, last = capsys.readouterr().out.splitlines()
+    *printed, verdict, used, last = capsys.readouterr().out.splitlines()
+    assert any("tool calls hermes (found in the chat template)" in line for line in printed)
+    assert any("vllm serve" in line and "--tool-call-parser hermes" in line for line in printed)
     assert last == f"run directory: {result.run_dir}"
     assert verdict.startswith("verdict: better by +")
     assert used == f"use:     {result.model_dir}"

@@ -20,7 +20,7 @@ from sharpen.errors import JournalError
 from sharpen.experience.draw import make_batch
 from sharpen.experience.journal import Journal
 from sharpen.experience.reading import StepRecord, TrainedCall, read_groups, read_steps, read_trained
-from sharpen.types import Call, Group, Outcome, Rollout, Sampling
+from sharpen.types import Call, Constraint, Group, Outcome, Rollout, Sampling
 
 
 def same(ours: Any, theirs: Any) -> bool:
@@ -61,6 +61,7 @@ def rollouts(draw: st.DrawFn, group: str, index: int) -> Rollout:
                 tools=tuple(draw(messages)),
                 response={"role": "assistant", "content": draw(st.text(max_size=5))},
                 seconds=draw(st.floats(0, 10)),
+                constraint=draw(st.none() | st.builds(Constraint, grammar=st.text(max_size=9), origin=st.just("x"))),
             )
         )
     reward = draw(st.none() | st.floats(-1, 1))
@@ -155,6 +156,23 @@ def test_what_is_flushed_is_on_disk(tmp_path: Path) -> None:
             journal.add(make_group([two_turns(group=str(index))], str(index)))
         journal.flush()
         assert count(path, "groups") == 30
+
+
+def test_a_journal_from_before_constraints_is_read_and_continued(tmp_path: Path) -> None:
+    path = tmp_path / "run.db"
+    old, new = (make_group([two_turns(group=name)], name) for name in ("old", "new"))
+    with Journal(path) as journal:
+        journal.add(old)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("DROP TABLE call_constraints")
+    assert same(tuple(read_groups(path)), (old,))
+    constraint = Constraint(grammar='start: "yes"', origin="response_format")
+    (rollout, *others) = new.rollouts
+    calls = tuple(replace(call, constraint=constraint) for call in rollout.calls)
+    new = replace(new, rollouts=(replace(rollout, calls=calls), *others))
+    with Journal(path) as journal:
+        journal.add(new)
+    assert same(tuple(read_groups(path)), (old, new))
 
 
 def test_a_journal_is_continued(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ class RememberingEngine(ScriptedEngine):
 
     answered: list[tuple[GenerateRequest, Generation]]
 
-    def __init__(self, tokenizer: Any, script: Script | str, *, max_model_len: int = 1 << 16) -> None:
+    def __init__(self, tokenizer: Any, script: Script | str, *, max_model_len: int = 1 << 18) -> None:
         self.answered = []
 
         def answer(request: GenerateRequest) -> str:

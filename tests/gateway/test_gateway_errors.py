@@ -181,7 +181,6 @@ NOT_FOUND: list[tuple[str, str, str]] = [
     ("POST", "/v1/openai/deployments/toy/chat/completions", "with nothing added"),
     ("GET", "/v1/chat/completions", "use POST"),
     ("PUT", "/v1/models", "use GET"),
-    ("POST", "/v1/responses", "OpenAIChatCompletionsModel"),
     ("GET", "/v1/completions", "use POST"),
     ("POST", "/v1/embeddings", "ask another server"),
     ("GET", "/v1", "ends in /v1"),

@@ -136,24 +136,29 @@ def test_trap_02_reasoning_dropped_by_the_agent_forks(serve: Any) -> None:
     assert [call.parent for call in session.close()] == [None, None]
 
 
-def conversation(message: Any, arguments: str) -> list[Any]:
+def conversation(message: Any, arguments: str, *, call_id: str | None = None) -> list[Any]:
     call = message.tool_calls[0]
-    again = {"id": call.id, "type": "function", "function": {"name": "add", "arguments": arguments}}
+    again = {"id": call_id or call.id, "type": "function", "function": {"name": "add", "arguments": arguments}}
     answer = {"role": "assistant", "content": message.content, "tool_calls": [again]}
     return [*USER, answer, {"role": "tool", "tool_call_id": call.id, "name": "add", "content": "3"}]
 
 
-def test_trap_03_reserialised_tool_calls_fork(serve: Any) -> None:
-    """Red when `History.prompt` compares parsed arguments and drops the `startswith`."""
+def test_trap_03_reserialised_tool_calls_are_what_was_sampled_or_fork(serve: Any) -> None:
+    """The call's own id and the same value mean the sampled text; anything else forks. Red when `Memory.as_sampled`
+    ignores the value, or `History.prompt` compares parsed arguments and drops the `startswith`."""
     served = serve('<tool_call>\n{"name": "add", "arguments": {"a":1,  "b": 2}}\n</tool_call>')
     session = served.open()
     message = ask(session, USER, tools=[TOOL]).message
     sent = message.tool_calls[0].function.arguments
     assert sent == '{"a":1,  "b": 2}'
     ask(session, conversation(message, sent), tools=[TOOL])
-    ask(session, conversation(message, json.dumps(json.loads(sent))), tools=[TOOL])
+    written_anew = json.dumps(json.loads(sent))
+    ask(session, conversation(message, written_anew), tools=[TOOL])
+    ask(session, conversation(message, written_anew, call_id="call_of_another"), tools=[TOOL])
+    ask(session, conversation(message, '{"a": 1, "b": 3}'), tools=[TOOL])
     calls = session.close()
-    assert [call.parent for call in calls] == [None, 0, None]
+    assert [call.parent for call in calls] == [None, 0, 0, None, None]
+    assert calls[2].messages[1]["tool_calls"][0]["function"]["arguments"] == written_anew  # recorded as sent
     assert b'"a":1,  "b"' in served.engine.tokenizer.decode(calls[0].sampled_ids_S).encode()
 
 

@@ -169,12 +169,14 @@ def test_the_last_line_is_the_run_directory_plain_and_unwrapped_also_on_a_termin
         display = Display(1, stream)
         display.step(report(1))
         verdict = Verdict(kind="better", model=str(run_dir / "best"), original=False, text="better by +0.300")
-        display.usage(run_dir, verdict, run_dir / "reward_curve.png", tensorboard=True, tool_call_parser="a_parser")
+        display.usage(
+            run_dir, verdict, run_dir / "reward_curve.png", tensorboard=True, options=" --tool-call-parser a_parser"
+        )
         text = stream.getvalue()
         end = f"\nverdict: better by +0.300\nuse:     {run_dir / 'best'}\nrun directory: {run_dir}\n"
         assert text.endswith(end)
         assert f'AutoModelForCausalLM.from_pretrained("{run_dir / "best"}")' in text
-        assert f"vllm serve {run_dir / 'best'} --enable-auto-tool-choice --tool-call-parser a_parser\n" in text
+        assert f"vllm serve {run_dir / 'best'} --tool-call-parser a_parser\n" in text
         assert f"tensorboard --logdir {run_dir}/monitor/tensorboard" in text
 
 
@@ -182,10 +184,10 @@ def test_what_is_offered_follows_the_verdict():
     """Red on the code before: the last checkpoint was offered, however bad."""
     stream = io.StringIO()
     verdict = Verdict(kind="worse", model="org/base", original=True, text="worse by 0.240. Keep the original")
-    Display(1, stream).usage(Path("run"), verdict, None, tensorboard=False, tool_call_parser=None)
+    Display(1, stream).usage(Path("run"), verdict, None, tensorboard=False, options="")
     text = stream.getvalue()
     assert 'from_pretrained("org/base")' in text
-    assert "vllm serve org/base\n" in text  # the run parsed no tool calls
+    assert "vllm serve org/base\n" in text  # no option
     assert "global_step" not in text
     assert "use:     org/base (the original model)\nrun directory: run\n" in text
 

@@ -88,6 +88,9 @@ class FakeHelper:
         self.closed = True
         return ()
 
+    def discard(self) -> None:
+        pass
+
 
 class FakeSession:
     def __init__(self, rollout_id: str, noise_seed: int, helpers: dict[str, FakeHelper]) -> None:
@@ -118,6 +121,9 @@ class FakeSession:
     def close(self) -> tuple[Call, ...]:
         self.closed = True
         return tuple(self.calls) if self.recorded else ()
+
+    def discard(self) -> None:
+        pass
 
 
 class FakeServing:

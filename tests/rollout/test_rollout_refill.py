@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,6 +51,22 @@ def test_rounds_ask_for_exactly_what_is_missing() -> None:
     assert found.metrics()["refill/tasks"] == 5.0
     assert found.note().startswith("refilled with 5 further tasks in 2 rounds (")
     assert found.note().endswith(" s)")
+
+
+def test_groups_at_a_side_are_not_counted() -> None:
+    """Red where the groups of a step are all counted: then the side groups, which train, are two of the four wanted."""
+    supply = Supply([True, True, False, True, True])
+
+    def draw(count: int, refill_round: int) -> list[Group]:
+        found = supply(count, refill_round)
+        return [part for group in found for part in (group, replace(group, id=f"{group.id}~True", beside=group.id))]
+
+    found = roll_out(
+        draw, lambda group: group.id.endswith("True"), batch_size=4, max_refill_tasks=9, check=lambda groups: None
+    )
+    assert supply.asked == [(4, 0), (1, 1)]
+    assert (found.usable, found.refill_tasks, len(found.groups)) == (4, 1, 10)
+    assert [group.id for group in found.further()] == ["4/True", "4/True~True"]
 
 
 def test_refill_stops_at_the_bound_and_reports_it() -> None:

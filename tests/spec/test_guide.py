@@ -8,6 +8,10 @@ import pytest
 
 from sharpen.config.explain import settings_of
 from sharpen.config.run import RunConfig
+from sharpen.execution.model_formats import serve_options
+from sharpen.gateway.formats.hermes import HERMES
+from sharpen.gateway.formats.table import Formats
+from sharpen.gateway.formats.think import QWEN3
 from sharpen.monitor.display import usage_lines
 from sharpen.monitor.statistics import wilson
 
@@ -61,8 +65,8 @@ def test_the_guides_judge_does_what_the_guide_says(response: str | None, reward:
 
 
 def test_the_last_lines_are_those_of_the_product():
-    run_dir = Path("…")
-    printed = usage_lines(run_dir, run_dir / "global_step_40", run_dir / "reward_curve.png", True, "hermes")
+    run_dir, options = Path("…"), serve_options(Formats(tool=HERMES, reasoning=QWEN3))
+    printed = usage_lines(run_dir, run_dir / "global_step_40", run_dir / "reward_curve.png", True, options)
     for line in printed:
         assert line in GUIDE, line
 

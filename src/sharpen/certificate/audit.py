@@ -10,7 +10,7 @@ Shape suffixes: T tokens of a sequence, S loss tokens of a call.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 import numpy as np
 
@@ -65,8 +65,9 @@ def audit(
     statuses = _statuses(delivered)
     expected = expect(groups, replayed, rules, {id_: of_group[0] for id_, of_group in statuses.items()})
     _check_refill(tally, groups, delivered, rules)
+    asked = {group.id for group in groups if group.beside is None}
     for group in groups:
-        _check_accounted(tally, group, rules.group_size)
+        _check_accounted(tally, group, rules.group_size, asked)
     _check_replay(tally, groups, replayed, version)
     for group in (*groups, *replayed):
         if rules.formula.baseline:
@@ -98,10 +99,14 @@ def _statuses(delivered: Delivery) -> dict[str, list[str]]:
     return statuses
 
 
-def _check_accounted(tally: CheckTally, group: Group, group_size: int) -> None:
+def _check_accounted(tally: CheckTally, group: Group, group_size: int, asked: Set[str]) -> None:
+    """Check that the group has all its rollouts; one at the side of another, at most as many as that one."""
     indices = sorted(rollout.index for rollout in group.rollouts)
-    wrong = None if indices == list(range(group_size)) else f"group {group.id}: rollouts {indices} of {group_size}"
-    tally.add(ACCOUNTED, wrong, group_size)
+    size = group_size if group.beside is None else min(len(indices), group_size)
+    wrong = None if indices == list(range(size)) else f"group {group.id}: rollouts {indices} of {group_size}"
+    if group.beside is not None and group.beside not in asked:
+        wrong = f"group {group.id}: beside {group.beside}, which is none of this step"
+    tally.add(ACCOUNTED, wrong, size)
 
 
 def _check_replay(tally: CheckTally, groups: Sequence[Group], replayed: Sequence[Group], version: int) -> None:
@@ -137,12 +142,12 @@ def _check_refill(tally: CheckTally, groups: Sequence[Group], delivered: Deliver
     were allowed; and that no more groups are replayed than the settings ask for."""
     if rules.batch_size is None:
         return
-    fresh, most = {group.id for group in groups}, rules.most_further
-    trained = sum(place.group_id in fresh and place.left_out is None for place in delivered.places)
-    further = len(groups) - rules.batch_size
+    asked, most = [group.id for group in groups if group.beside is None], rules.most_further
+    trained = sum(place.group_id in asked and place.left_out is None for place in delivered.places)
+    further = len(asked) - rules.batch_size
     full = trained == rules.batch_size if most else True
     right = further == most or (0 <= further < most and full)
-    wrong = f"{len(groups)} groups for a batch of {rules.batch_size}, {trained} of them train; at most {most} are extra"
+    wrong = f"{len(asked)} groups for a batch of {rules.batch_size}, {trained} of them train; at most {most} are extra"
     tally.add(ACCOUNTED, None if right and trained <= rules.batch_size else wrong, 0)
     replayed = sum(place.replayed for place in delivered.places)
     wrong = f"{replayed} groups are replayed, but at most {rules.replayed_groups} may be"

@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from sharpen.algorithm.supervised import learns_from_rows
 from sharpen.certificate.certificate import Certificate, LogprobGaps, add_up, problems_of, recorded_certificate
 from sharpen.certificate.checks import MEANING_OF_ROWS
+from sharpen.certificate.constraints import constraint_check
 from sharpen.certificate.expectation import carries_loss, is_eligible
 from sharpen.certificate.lineage import Lineage, in_words, read_lineage
 from sharpen.certificate.rollouts import recompute_steps
@@ -166,6 +167,7 @@ def _recomputed_gaps(
 
     from sharpen.errors import ParityError
     from sharpen.execution.model_files import model_folder, quiet_transformers
+    from sharpen.token_masks import TokenMasks
     from sharpen.trainer import checkpoint
     from sharpen.trainer.lora import load_trained
     from sharpen.trainer.packing import pack
@@ -175,9 +177,11 @@ def _recomputed_gaps(
     folders: dict[int, Path | None] = {0: None}
     for folder in sorted(run_dir.glob(f"{checkpoint.PREFIX}*")):
         folders[int(checkpoint.load(folder).state["version"])] = folder
-    calls = _trained_calls(run_dir, lineage, settings)
+    model_dir = model_folder(config.model.model_path)
+    calls = _allowed(_trained_calls(run_dir, lineage, settings), model_dir, problems)
     sampled, num_trained = _by_version(calls, {version: [] for version in folders}, missing)
-    model = load_trained(model_folder(config.model.model_path), config.trainer, torch.device(_device(config)))
+    model = load_trained(model_dir, config.trainer, torch.device(_device(config)))
+    masks = TokenMasks.of_folder(model_dir)
     rounding = (read_parity(run_dir / "run.db") or {}).get("rounding")
     tolerance = Tolerance.of(model.compute_dtype, rounding=rounding)
     total: list[LogprobGap] = []
@@ -186,7 +190,7 @@ def _recomputed_gaps(
             checkpoint.restore_policy(model, checkpoint.load(source), source)
         gap = LogprobGap(version)
         with torch.no_grad():
-            for part in pack(sampled[version], config.trainer.max_tokens_per_micro_batch):
+            for part in pack(sampled[version], config.trainer.max_tokens_per_micro_batch, masks=masks):
                 gap.add(part, model.score(part).logprobs_E)
         try:
             gap.check(tolerance)
@@ -196,6 +200,19 @@ def _recomputed_gaps(
     if num_trained and not any(gap.num_tokens for gap in total):
         problems.append(f"no logprob of the {num_trained} trained tokens could be compared")
     return _total_gaps(total)
+
+
+def _allowed(
+    calls: Iterable[tuple[int, Rollout, Call]], model_dir: Path, problems: list[str]
+) -> Iterator[tuple[int, Rollout, Call]]:
+    """Yield the calls whose tokens their constraints allow; add a sentence to `problems` for each of the others."""
+    check = constraint_check(model_dir)
+    for step, rollout, call in calls:
+        problem = check(rollout, call)
+        if problem is None:
+            yield step, rollout, call
+        else:
+            problems.append(problem)
 
 
 def _by_version(
@@ -282,6 +299,7 @@ def _sequence(rollout: Rollout, call: Call) -> Experience:
         temperatures_T=after_prompt(call.sampling.temperature, 1.0, np.float32),
         advantages_T=np.zeros(length, np.float32),
         weights_T=np.zeros(length, np.float32),
+        constraints={} if call.constraint is None else {call.index: call.constraint},
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from sharpen.experience.records import Delivery, GroupPlace, LossSpan
-from sharpen.types import Call, Experience
+from sharpen.types import Call, Constraint, Experience
 
 _DIGEST_BYTES = 16
 
@@ -79,7 +79,10 @@ def _spans(experience: Experience, update: int, sequence: int) -> Iterator[LossS
             weights_S=experience.weights_T[at_S],
             ids=digest,
             records=records_digest(
-                experience.logprobs_T[at_S], experience.versions_T[at_S], experience.temperatures_T[at_S]
+                experience.logprobs_T[at_S],
+                experience.versions_T[at_S],
+                experience.temperatures_T[at_S],
+                experience.constraints.get(call),
             ),
             source=experience,
         )
@@ -93,18 +96,24 @@ def ids_digest(*ids: np.ndarray) -> bytes:
     return digest.digest()
 
 
-def records_digest(logprobs_S: np.ndarray, versions_S: np.ndarray, temperatures_S: np.ndarray) -> bytes:
-    """Return a digest of what was recorded with each sampled token."""
+def records_digest(
+    logprobs_S: np.ndarray, versions_S: np.ndarray, temperatures_S: np.ndarray, constraint: Constraint | None = None
+) -> bytes:
+    """Return a digest of what was recorded with each sampled token, and of the constraint that they were sampled
+    under."""
     digest = blake2b(_bytes(logprobs_S, "<f4"), digest_size=_DIGEST_BYTES)
     digest.update(_bytes(versions_S, "<i4"))
     digest.update(_bytes(temperatures_S, "<f4"))
+    if constraint is not None:
+        digest.update(constraint.grammar.encode())
     return digest.digest()
 
 
 def recorded_digest(call: Call) -> bytes:
     """Return the `records_digest` of a call as it was recorded."""
     count = len(call.sampled_ids_S)
-    return records_digest(call.logprobs_S, call.versions_S, np.full(count, call.sampling.temperature, np.float32))
+    temperatures_S = np.full(count, call.sampling.temperature, np.float32)
+    return records_digest(call.logprobs_S, call.versions_S, temperatures_S, call.constraint)
 
 
 def _bytes(numbers: np.ndarray, dtype: str) -> bytes:

@@ -1,8 +1,8 @@
 """`sharpen explain`: every resolved value of a configuration, and its origin.
 
 In: a `ResolvedConfig`. Out: a table on a terminal, at most 100 columns wide; elsewhere one line for each setting, for
-searching. For settings that are not given it shows the effective value and its origin (`effective`). Overrides and
-notices follow at the end, and the reason if the run would be refused.
+searching. For settings that are not given it shows the effective value and its origin (`effective`). Overrides, notices
+and the formats of a model that is here follow at the end, and the reason if the run would be refused.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
 from sharpen.config.load import ResolvedConfig, value_leaves
-from sharpen.errors import ConfigError
+from sharpen.errors import ConfigError, ModelError
 
 WIDTH = 100
 Row = tuple[str, str, str]
@@ -23,12 +23,15 @@ Row = tuple[str, str, str]
 def explain(resolved: ResolvedConfig, out: IO[str] | None = None) -> None:
     """Print all values in the configuration's own order, by section."""
     from sharpen.cli.effective import effective
+    from sharpen.execution.model_formats import local_formats
 
     out = out or sys.stdout
     refused = ""
+    formats: tuple[str, ...] = ()
     try:
         defaults = effective(resolved.config)
-    except ConfigError as error:
+        formats = local_formats(resolved.config.model)
+    except (ConfigError, ModelError) as error:
         defaults, refused = {}, f"this run would be refused: {error}"
     sections = dict(_sections(resolved, defaults))
     if out.isatty():
@@ -37,7 +40,7 @@ def explain(resolved: ResolvedConfig, out: IO[str] | None = None) -> None:
         for section, rows in sections.items():
             for name, value, origin in rows:
                 print(f"{section}{'.' if section else ''}{name} = {value}  [{origin}]", file=out)
-    for line in filter(None, (*resolved.overrides, *resolved.notices, refused)):
+    for line in filter(None, (*resolved.overrides, *resolved.notices, *formats, refused)):
         print(line, file=out)
 
 

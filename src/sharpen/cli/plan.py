@@ -123,6 +123,7 @@ def _workload(arguments: argparse.Namespace, config: RunConfig) -> Workload:
 
 def plan_lines(plan: Plan) -> Iterator[str]:
     """Yield the plan as text."""
+    from sharpen.execution.model_formats import local_formats
     from sharpen.plan.predict import assumptions
 
     config, hardware, sizes = plan.case.config, plan.case.hardware, plan.case.models.policy
@@ -131,6 +132,8 @@ def plan_lines(plan: Plan) -> Iterator[str]:
         f"{config.algorithm.algorithm_type} with {config.model.model_path} ({sizes.parameters:,} parameters) on "
         f"{devices}, {_gib(hardware.memory_bytes)} GiB{' free' if hardware.kind == 'cpu' else ''}"
     )
+    for line in local_formats(config.model):
+        yield from _wrapped(line)
     for place in plan.places:
         yield ""
         yield from _place_lines(place)

@@ -111,10 +111,12 @@ class TunerModelConfig(Strict):
     """GPUs of one engine (vLLM); without GPUs, worker processes with their own cores."""
     inference_engine_num: int = Field(default=1, ge=1)
     """Engines that serve this model."""
-    tool_call_parser: str | None = "hermes"
-    """Parser of tool calls in the sampled text; None leaves them in the text."""
-    reasoning_parser: str | None = "deepseek_r1"
-    """Parser of the reasoning in the sampled text; None leaves it in the text."""
+    tool_call_parser: str | None = "auto"
+    """Format of tool calls in the sampled text, by name; "auto" is that of the chat template; None leaves calls in the
+    text."""
+    reasoning_parser: str | None = "auto"
+    """Format of the reasoning in the sampled text, by name; "auto" is that of the chat template; None leaves it in the
+    text."""
 
     @model_validator(mode="before")
     @classmethod

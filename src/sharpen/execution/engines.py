@@ -108,6 +108,7 @@ def load_engine(model: TunerModelConfig, config: RunConfig, folder: Path, *, alo
         deterministic=config.deterministic,
         alone=alone,
         stop_decoder=tokenizer.decode,
+        tokenizer=tokenizer,
     )
     return tokenizer, engine
 

@@ -92,6 +92,7 @@ def _sequence(rollout: Rollout, last: Call, loss_calls: list[Call]) -> Experienc
         advantages_T=np.zeros(num_tokens, dtype=np.float32),
         weights_T=np.zeros(num_tokens, dtype=np.float32),
         truncated_calls=tuple(call.index for call in loss_calls if not call.sampling.full_support),
+        constraints={call.index: call.constraint for call in loss_calls if call.constraint is not None},
     )
 
 

@@ -27,7 +27,19 @@ from sharpen.experience.records import (
     SCHEMA_VERSION,
     TaughtRow,
 )
-from sharpen.types import Call, CallStatus, Check, FloatArray, Group, IntArray, Outcome, Rollout, Sampling, Task
+from sharpen.types import (
+    Call,
+    CallStatus,
+    Check,
+    Constraint,
+    FloatArray,
+    Group,
+    IntArray,
+    Outcome,
+    Rollout,
+    Sampling,
+    Task,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,19 +317,30 @@ def _read_group(connection: sqlite3.Connection, key: int) -> Group:
         rollouts=tuple(rollout for is_final, rollout in rollouts if is_final == 1),
         baseline=next((rollout for is_final, rollout in rollouts if is_final == BASELINE), None),
         attempts=tuple(rollout for is_final, rollout in rollouts if not is_final),
+        beside=_read_beside(connection, key),
     )
+
+
+def _read_beside(connection: sqlite3.Connection, key: int) -> str | None:
+    """Return the id of the group that this one is at the side of, if any; older journals have no such groups."""
+    if not has(connection, "side_groups"):
+        return None
+    row = connection.execute("SELECT beside FROM side_groups WHERE group_key = ?", (key,)).fetchone()
+    return None if row is None else str(row["beside"])
 
 
 def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row) -> Rollout:
     calls: list[Call] = []
     notes = _read_notes(connection, row["key"])
     requests = {note["call"]: note["request"] for note in notes}
+    constraints = _read_constraints(connection, row["key"])
     for call_row in connection.execute(
         "SELECT calls.*, texts.json AS tools_json FROM calls JOIN texts ON texts.id = calls.tools"
         " WHERE rollout_key = ? ORDER BY idx",
         (row["key"],),
     ):
-        calls.append(_read_call(calls, call_row, requests.get(call_row["idx"])))
+        index = call_row["idx"]
+        calls.append(_read_call(calls, call_row, requests.get(index), constraints.get(index)))
     return Rollout(
         id=row["id"],
         group_id=row["group_id"],
@@ -343,7 +366,18 @@ def _read_notes(connection: sqlite3.Connection, rollout_key: int) -> list[sqlite
     return connection.execute("SELECT * FROM call_notes WHERE rollout_key = ?", (rollout_key,)).fetchall()
 
 
-def _read_call(earlier: list[Call], row: sqlite3.Row, request: int | None) -> Call:
+def _read_constraints(connection: sqlite3.Connection, rollout_key: int) -> dict[int, Constraint]:
+    """Return the constraints of a rollout's calls by index; none in a journal without this table."""
+    if not has(connection, "call_constraints"):
+        return {}
+    rows = connection.execute(
+        "SELECT call, json FROM call_constraints JOIN texts ON texts.id = constraint_text WHERE rollout_key = ?",
+        (rollout_key,),
+    )
+    return {call: Constraint(**json.loads(text)) for call, text in rows}
+
+
+def _read_call(earlier: list[Call], row: sqlite3.Row, request: int | None, constraint: Constraint | None) -> Call:
     prompt_ids_P = ints(row["prompt_suffix"])
     messages: list[Mapping[str, Any]] = json.loads(row["messages_suffix"])
     if row["base"] is not None:
@@ -372,6 +406,7 @@ def _read_call(earlier: list[Call], row: sqlite3.Row, request: int | None) -> Ca
         response=json.loads(row["response"]),
         seconds=row["seconds"],
         request=request,
+        constraint=constraint,
     )
 
 

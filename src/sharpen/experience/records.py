@@ -6,7 +6,8 @@ In: records and an open connection. Out: rows with explicit columns; arrays are 
 Size grows linearly with the turns of a rollout, because a call stores only its difference from an earlier call of its
 rollout, its *base*: its parent or, for a call that starts a new sequence, the recent call with the longest common
 prefix. `prompt_kept` counts the ids shared with the base's prompt and sampled ids, `messages_kept` the messages shared
-with the base's messages and response. Tool schemas and task rows are stored once per distinct value (`texts`).
+with the base's messages and response. Tool schemas, constraints and task rows are stored once per distinct value
+(`texts`).
 
 Shape suffixes: P prompt tokens of a call, N prompt and sampled tokens of a call, S loss tokens of a call.
 """
@@ -35,6 +36,7 @@ CREATE TABLE IF NOT EXISTS groups (
     task_id TEXT NOT NULL, task_index INTEGER NOT NULL, task_row INTEGER NOT NULL REFERENCES texts (id)
 );
 CREATE INDEX IF NOT EXISTS groups_id ON groups (id);
+CREATE TABLE IF NOT EXISTS side_groups (group_key INTEGER PRIMARY KEY REFERENCES groups (key), beside TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS rollouts (
     key INTEGER PRIMARY KEY, group_key INTEGER NOT NULL REFERENCES groups (key), is_final INTEGER NOT NULL,
     id TEXT NOT NULL, group_id TEXT NOT NULL, task_id TEXT NOT NULL, idx INTEGER NOT NULL, attempt INTEGER NOT NULL,
@@ -54,6 +56,10 @@ CREATE TABLE IF NOT EXISTS call_notes (
     rollout_key INTEGER NOT NULL REFERENCES rollouts (key), call INTEGER NOT NULL, step_reward REAL, state TEXT,
     request INTEGER,
     PRIMARY KEY (rollout_key, call)
+);
+CREATE TABLE IF NOT EXISTS call_constraints (
+    rollout_key INTEGER NOT NULL REFERENCES rollouts (key), call INTEGER NOT NULL,
+    constraint_text INTEGER NOT NULL REFERENCES texts (id), PRIMARY KEY (rollout_key, call)
 );
 CREATE TABLE IF NOT EXISTS steps (
     key INTEGER PRIMARY KEY, step INTEGER NOT NULL, version INTEGER NOT NULL, metrics TEXT NOT NULL
@@ -169,6 +175,8 @@ def insert_group(connection: sqlite3.Connection, group: Group) -> None:
         task_index=task.index,
         task_row=_text_id(connection, row_text(task.row)),
     )
+    if group.beside is not None:
+        _insert(connection, "side_groups", group_key=group_key, beside=group.beside)
     baseline = () if group.baseline is None else (group.baseline,)
     for is_final, rollouts in ((1, group.rollouts), (0, group.attempts), (BASELINE, baseline)):
         for rollout in rollouts:
@@ -341,6 +349,15 @@ def _insert_call(
         response=_to_json(call.response),
         seconds=call.seconds,
     )
+    if call.constraint is not None:
+        text = _to_json(dataclasses.asdict(call.constraint))
+        _insert(
+            connection,
+            "call_constraints",
+            rollout_key=rollout_key,
+            call=call.index,
+            constraint_text=_text_id(connection, text),
+        )
 
 
 def _insert(connection: sqlite3.Connection, table: str, **values: Any) -> int:

@@ -6,30 +6,30 @@ each protocol implements for them.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from sharpen.gateway.formats.format import ParsedText
+from sharpen.gateway.formats.format import ParsedText, ToolFormat
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.requests import ApiError
 from sharpen.inference.engine import Generation
 from sharpen.types import IntArray
 
+SHORT_ID = 9
+"""Letters and digits of an id in the only form that Mistral's chat templates accept."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """What is known of an answer before it is sampled: its unique name, and the prompt's ids.
-
-    `cached` counts the prompt's ids that it shares with the call that it extends.
-    """
+    """What is known of an answer before it is sampled: its unique name, and the prompt's ids."""
 
     name: str
     model: str
     created: int
     prompt_ids_P: IntArray
     num_choices: int = 1
-    cached: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,20 +74,30 @@ class Writer(Protocol):
         """Return the events that end a stream which has begun and cannot be completed."""
 
 
-def assistant_message(parsed: ParsedText, name: str) -> dict[str, Any]:
-    """Return the assistant message of a choice. The ids of its tool calls are made from the call's `name`."""
+def assistant_message(parsed: ParsedText, name: str, form: ToolFormat | None) -> dict[str, Any]:
+    """Return the assistant message of a choice. Its tool calls have the ids that the model sampled, if each has one of
+    its own; others are made from the call's `name`, as the format needs them."""
     message: dict[str, Any] = {"role": "assistant", "content": parsed.content or None}
     if not parsed.tool_calls and not parsed.reasoning:
         message["content"] = parsed.content
     if parsed.reasoning:
         message["reasoning_content"] = parsed.reasoning
     if parsed.tool_calls:
+        sampled = [call.id for call in parsed.tool_calls if call.id is not None]
+        own = len(set(sampled)) == len(parsed.tool_calls)
         message["tool_calls"] = [
             {
-                "id": f"call_{name}{position:02x}",
+                "id": call.id if own else _call_id(name, position, form),
                 "type": "function",
                 "function": {"name": call.name, "arguments": call.arguments},
             }
             for position, call in enumerate(parsed.tool_calls)
         ]
     return message
+
+
+def _call_id(name: str, position: int, form: ToolFormat | None) -> str:
+    whole = f"{name}{position:02x}"
+    if form is not None and form.short_ids:
+        return hashlib.blake2b(whole.encode(), digest_size=5).hexdigest()[:SHORT_ID]
+    return f"call_{whole}"

@@ -23,7 +23,8 @@ class RawRequest:
 
     `key` identifies its rollout. `retry` counts the client's earlier tries. `caller` is the attempt whose code sent it,
     if known. `idempotency_key` is shared by all tries of one request; empty if the client sends none. `in_process` says
-    that it came through one of our own clients, which report exactly when they give up.
+    that it came through one of our own clients, which report exactly when they give up. `beta`: it has Anthropic's
+    header for features that are not settled.
     """
 
     method: str
@@ -34,6 +35,7 @@ class RawRequest:
     caller: Caller | None = None
     idempotency_key: str = ""
     in_process: bool = False
+    beta: bool = False
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -94,4 +96,5 @@ def raw_request(
         caller=caller,
         idempotency_key=headers.get(IDEMPOTENCY_HEADER, ""),
         in_process=in_process,
+        beta="anthropic-beta" in headers,
     )

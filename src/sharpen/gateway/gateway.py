@@ -12,6 +12,7 @@ import functools
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sharpen.errors import ConfigError, EngineLostError
@@ -20,20 +21,33 @@ from sharpen.gateway.body import decode
 from sharpen.gateway.busy import BusyClock
 from sharpen.gateway.caller import WhoCalls, foreign_error, foreign_use, nobody
 from sharpen.gateway.exchange import Exchange, RawRequest, Reply
-from sharpen.gateway.formats.table import REASONING_FORMATS, TOOL_FORMATS, named
+from sharpen.gateway.formats.table import AUTO, formats_of, no_format
 from sharpen.gateway.history import Prompt
 from sharpen.gateway.keys import Keys, new_key
 from sharpen.gateway.meter import Tally
 from sharpen.gateway.model import ChatModel
+from sharpen.gateway.protocols import messages
 from sharpen.gateway.render import Renderer
-from sharpen.gateway.replies import EVENTS_TYPE, error_reply, json_reply, rollout_ended
-from sharpen.gateway.requests import ApiError, CallRequest, render_message, short_repr
-from sharpen.gateway.routes import MODELS, PARSERS, Parse, models_body, not_found, route_of
+from sharpen.gateway.replies import EVENTS_TYPE, JSON_TYPE, error_reply, json_reply, rollout_ended
+from sharpen.gateway.requests import ApiError, CallRequest, Context, render_message, short_repr
+from sharpen.gateway.routes import (
+    COUNT_TOKENS,
+    HEALTH,
+    MODELS,
+    PARSERS,
+    Parse,
+    Route,
+    model_body,
+    models_body,
+    not_found,
+    response_id,
+    route_of,
+)
 from sharpen.gateway.sampler import Sampler, overflow
 from sharpen.gateway.server import Server
 from sharpen.gateway.session import Entry, Session
 from sharpen.gateway.stream import Stream
-from sharpen.gateway.transport import AsyncTransport, Mailbox, SyncTransport
+from sharpen.gateway.transport import InProcess
 from sharpen.inference.engine import Engine
 from sharpen.types import Outcome, Sampling
 
@@ -60,8 +74,8 @@ class Gateway:
         loop: asyncio.AbstractEventLoop,
         sampling: Sampling | None = None,
         enable_thinking: bool | None = None,
-        tool_call_parser: str | None = "hermes",
-        reasoning_parser: str | None = "deepseek_r1",
+        tool_call_parser: str | None = AUTO,
+        reasoning_parser: str | None = AUTO,
         max_calls: int | None = None,
         who_calls: WhoCalls = nobody,
     ) -> None:
@@ -73,22 +87,18 @@ class Gateway:
         self._renderer = Renderer(tokenizer)
         self._sampling = sampling or Sampling()
         self._template_kwargs = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
-        self._sampler = Sampler(
-            engine,
-            self._renderer,
-            self.busy,
-            tool_format=named(TOOL_FORMATS, tool_call_parser, "tool_call_parser"),
-            reasoning_format=named(REASONING_FORMATS, reasoning_parser, "reasoning_parser"),
+        formats = formats_of(
+            self._renderer.template, tool_call_parser=tool_call_parser, reasoning_parser=reasoning_parser
         )
+        self._lacks_tool_format = tool_call_parser == AUTO and formats.tool is None
+        self._sampler = Sampler(engine, self._renderer, self.busy, formats)
         self._max_calls = max_calls
         self._keys: Keys[Session] = Keys()
         self._warnings: set[str] = set()
         self._lost: EngineLostError | None = None
         self._who_calls = who_calls
         self._server = Server(self.start, loop, who_calls)
-        inbox = Mailbox()
-        self._async_transport = AsyncTransport(self.start, loop, inbox, who_calls)
-        self._sync_transport = SyncTransport(self.start, loop, inbox, who_calls)
+        self._inside = InProcess(self.start, loop, who_calls)
 
     def open(
         self,
@@ -120,8 +130,7 @@ class Gateway:
                 name=self.model_name,
                 api_key=key,
                 server=self._server,
-                async_transport=self._async_transport,
-                sync_transport=self._sync_transport,
+                inside=self._inside,
                 calls=lambda: session.snapshot(),
                 prompt_text=lambda index: session.prompt_text(index),
                 count_tokens=self.count_tokens,
@@ -155,6 +164,7 @@ class Gateway:
         """Close every session and the HTTP server. On the serving loop."""
         for session in self._keys.holders():
             session.close()
+            session.discard()
         await self._server.stop()
 
     def start(self, raw: RawRequest) -> asyncio.Task[Reply]:
@@ -167,22 +177,44 @@ class Gateway:
 
     async def _answer(self, session: Session | None, raw: RawRequest) -> Reply:
         try:
+            route = route_of(raw.method, raw.path)
+            if (raw.method, raw.path) in HEALTH:
+                return Reply(status=200, content_type=JSON_TYPE, body=b"{}")
             if session is None:
                 raise self._keys.refusal(raw.key, raw.caller)
             if (misuse := foreign_use(session.owner, raw.caller)) is not None:
                 self._note_foreign(session, raw)
                 raise foreign_error(misuse)
-            route = route_of(raw.method, raw.path)
             if route in PARSERS:
                 return await self._call(session, raw, PARSERS[route])
-            if route == MODELS:
-                return json_reply(models_body(self.model_name))
-            raise not_found(raw.method, raw.path)
+            return self._describe(session, raw, route)
         except ApiError as error:
             return error_reply(error, raw.path)
         except Exception as error:
             assert session is not None
             return error_reply(self._failed(session, error), raw.path)
+
+    def _describe(self, session: Session, raw: RawRequest, route: Route) -> Reply:
+        """Answer a request that samples nothing."""
+        if route == MODELS:
+            return json_reply(models_body(self.model_name))
+        if route == ("GET", f"/models/{self.model_name}"):
+            return json_reply(model_body(self.model_name))
+        if route == COUNT_TOKENS:
+            request, _ = self._parse(session, raw, messages.parse_count)
+            return json_reply({"input_tokens": len(self._render(session, request).ids_P)})
+        if (name := response_id(route)) is not None:
+            return self._stored(session, name, delete=raw.method == "DELETE")
+        raise not_found(raw.method, raw.path)
+
+    def _stored(self, session: Session, name: str, *, delete: bool) -> Reply:
+        stored = session.memory.responses.get(name)
+        if stored is None:
+            raise ApiError(f"Response with id {short_repr(name)} not found.", status=404, code="not_found")
+        if not delete:
+            return json_reply(stored.body)
+        del session.memory.responses[name]
+        return json_reply({"id": name, "object": "response", "deleted": True})
 
     def _failed(self, session: Session, error: Exception) -> ApiError:
         """Record a failure that neither the model nor its agent caused, and return what the agent is told: the boundary
@@ -204,7 +236,15 @@ class Gateway:
                 session.entry(Exchange(foreign=True), self._prompt(session, request), request)
 
     def _parse(self, session: Session, raw: RawRequest, parse: Parse) -> tuple[CallRequest, Writer]:
-        return parse(decode(raw.body), model_name=self.model_name, defaults=session.sampling, greedy=session.greedy)
+        context = Context(
+            model_name=self.model_name,
+            defaults=session.sampling,
+            greedy=session.greedy,
+            memory=session.memory,
+            beta=raw.beta,
+        )
+        request, writer = parse(decode(raw.body), context)
+        return replace(request, rendered=tuple(map(session.memory.as_sampled, request.rendered))), writer
 
     async def _call(self, session: Session, raw: RawRequest, parse: Parse) -> Reply:
         request, writer = self._parse(session, raw, parse)
@@ -280,29 +320,33 @@ class Gateway:
             entries[0].exchange.ended = True
 
     def _warn_of_no_effect(self, request: CallRequest) -> None:
-        """Log what the request sets without effect. Each warning is logged once."""
+        """Log what the request sets without effect, or with less than it expects. Each warning is logged once."""
         warnings = [
             f"messages have a field {name!r}, which the model's chat template does not read: it has no effect"
             for name in sorted(request.other_fields)
             if not self._renderer.mentions(name)
         ]
+        if request.tools and self._lacks_tool_format:
+            warnings.append(no_format(self.model_name))
         if request.model != self.model_name:
             warnings.append(
                 f"a call asks for the model {short_repr(request.model)}: its key is for {self.model_name}, "
                 "which answers it"
             )
-        for warning in warnings:
+        for warning in [*warnings, *request.notes]:
             if warning not in self._warnings and len(self._warnings) < MAX_WARNINGS:
                 self._warnings.add(warning)
                 logger.warning("%s (reported once)", warning)
 
-    def _prompt(self, session: Session, request: CallRequest) -> Prompt:
+    def _render(self, session: Session, request: CallRequest) -> Prompt:
         if request.prompt is not None:
-            prompt = session.history.raw_prompt(self._renderer, request.prompt)
-        else:
-            kwargs = {**self._template_kwargs, **request.template_kwargs}
-            text = self._renderer.render(request.rendered, request.tools, kwargs, continue_final=request.continue_final)
-            prompt = session.history.prompt(self._renderer, request.rendered, text)
+            return session.history.raw_prompt(self._renderer, request.prompt)
+        kwargs = {**self._template_kwargs, **request.template_kwargs}
+        text = self._renderer.render(request.rendered, request.tools, kwargs, continue_final=request.continue_final)
+        return session.history.prompt(self._renderer, request.rendered, text)
+
+    def _prompt(self, session: Session, request: CallRequest) -> Prompt:
+        prompt = self._render(session, request)
         if len(prompt.ids_P) == 0:
             raise ApiError(f"The prompt that {request.asked!r} makes is empty.", param=request.asked)
         if len(prompt.ids_P) >= self.engine.max_model_len:

@@ -1,6 +1,6 @@
-"""The model object that a workflow receives: a recorded model behind genuine OpenAI clients.
+"""The model object that a workflow receives: a recorded model behind genuine clients of OpenAI and Anthropic.
 
-In: a rollout's key. Out: `client`, `sync_client`; `base_url` and `api_key` for any other chat-completions client, and
+In: a rollout's key. Out: `client`, `sync_client`, `anthropic_client`; `base_url` and `api_key` for others, and
 `environment()` for a command.
 """
 
@@ -11,19 +11,19 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Never
 from urllib.parse import urlsplit
 
-import httpx
-
 from sharpen.gateway.model_object import ModelObject
 from sharpen.types import Call
 
 if TYPE_CHECKING:
+    from anthropic import Anthropic, AsyncAnthropic
     from openai import AsyncOpenAI, OpenAI
 
     from sharpen.gateway.server import Server
-    from sharpen.gateway.transport import AsyncTransport, SyncTransport
+    from sharpen.gateway.transport import InProcess
 
-IN_PROCESS_URL = "http://in-process.invalid/v1"
-"""The clients' base URL. It names no host: their requests never leave the process."""
+ANTHROPIC_URL = "http://in-process.invalid"
+IN_PROCESS_URL = f"{ANTHROPIC_URL}/v1"
+"""The clients' base URLs: Anthropic's add `/v1`. They name no host: the requests never leave the process."""
 
 
 class ChatModel(ModelObject):
@@ -39,8 +39,7 @@ class ChatModel(ModelObject):
         name: str,
         api_key: str,
         server: Server,
-        async_transport: AsyncTransport,
-        sync_transport: SyncTransport,
+        inside: InProcess,
         calls: Callable[[], tuple[Call, ...]],
         prompt_text: Callable[[int], str],
         count_tokens: Callable[[Sequence[Mapping[str, Any]]], Awaitable[int]],
@@ -50,8 +49,7 @@ class ChatModel(ModelObject):
         super().__init__(name=name, api_key=api_key, address=server)
         self.recorded = recorded
         """Whether its calls are recorded: false for auxiliary models."""
-        self._async_transport = async_transport
-        self._sync_transport = sync_transport
+        self._inside = inside
         self._calls = calls
         self._prompt_text = prompt_text
         self._count_tokens = count_tokens
@@ -60,22 +58,38 @@ class ChatModel(ModelObject):
     @cached_property
     def client(self) -> AsyncOpenAI:
         """An `openai.AsyncOpenAI` client, answered within this process."""
-        from openai import AsyncOpenAI
+        import openai
 
-        http_client: Any = httpx.AsyncClient(transport=self._async_transport, timeout=None, trust_env=False)
-        return AsyncOpenAI(
-            api_key=self.api_key, base_url=IN_PROCESS_URL, http_client=http_client, max_retries=0, timeout=None
-        )
+        http_client = self._inside.async_client(openai)
+        return openai.AsyncOpenAI(base_url=IN_PROCESS_URL, http_client=http_client, **self._options)
 
     @cached_property
     def sync_client(self) -> OpenAI:
         """An `openai.OpenAI` client, answered within this process. It blocks only the calling thread."""
-        from openai import OpenAI
+        import openai
 
-        http_client: Any = httpx.Client(transport=self._sync_transport, timeout=None, trust_env=False)
-        return OpenAI(
-            api_key=self.api_key, base_url=IN_PROCESS_URL, http_client=http_client, max_retries=0, timeout=None
-        )
+        http_client = self._inside.sync_client(openai)
+        return openai.OpenAI(base_url=IN_PROCESS_URL, http_client=http_client, **self._options)
+
+    @cached_property
+    def anthropic_client(self) -> AsyncAnthropic:
+        """An `anthropic.AsyncAnthropic` client, answered within this process. Needs the package `anthropic`."""
+        import anthropic
+
+        http_client = self._inside.async_client(anthropic)
+        return anthropic.AsyncAnthropic(base_url=ANTHROPIC_URL, http_client=http_client, **self._options)
+
+    @cached_property
+    def sync_anthropic_client(self) -> Anthropic:
+        """An `anthropic.Anthropic` client, answered within this process. It blocks only the calling thread."""
+        import anthropic
+
+        http_client = self._inside.sync_client(anthropic)
+        return anthropic.Anthropic(base_url=ANTHROPIC_URL, http_client=http_client, **self._options)
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {"api_key": self.api_key, "max_retries": 0, "timeout": None}
 
     @property
     def keyed_url(self) -> str:

@@ -5,9 +5,14 @@ In: the address, name and key of a model. Out: `ModelObject`, the base of `ChatM
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, Self
 
 from sharpen.gateway.environment import environment_of
+from sharpen.sandbox.command import Sandbox
+from sharpen.sandbox.commands import CommandResult, Commands, Request
+from sharpen.sandbox.local import Subprocess
 
 
 class Address(Protocol):
@@ -24,6 +29,8 @@ class ModelObject:
         self.name = name
         self.api_key = api_key
         self._address = address
+        self.commands = Commands(self.environment)
+        """The commands of this rollout: ended with it."""
 
     @property
     def base_url(self) -> str:
@@ -39,6 +46,55 @@ class ModelObject:
     def __repr__(self) -> str:
         return f"{type(self).__name__}(name={self.name!r})"
 
-    def environment(self) -> dict[str, str]:
-        """Return the environment variables from which agents learn where their model is, its name and its key."""
+    def environment(self, host: str | None = None) -> dict[str, str]:
+        """Return the environment variables from which agents learn where their model is, its name and its key.
+
+        `host` is the name or address by which they reach this machine, if they run elsewhere (a container).
+        """
         return environment_of(self.base_url, self.api_key, self.name)
+
+    async def run(
+        self,
+        arguments: Sequence[str | os.PathLike[str]],
+        *,
+        files: Mapping[str, str | bytes] | None = None,
+        folder: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        pass_env: Sequence[str] = (),
+        timeout_s: float | None = None,
+        memory_mb: float | None = None,
+        max_processes: int | None = None,
+        output_bytes: int = 100_000,
+        keep: bool = False,
+        sandbox: Sandbox | None = None,
+    ) -> CommandResult:
+        """Run a command as the agent of this rollout, in any language, and wait for its end.
+
+        It starts in a new folder with a copy of `folder` and with `files` (path to content), with a new HOME,
+        `environment()` and nothing else of this process's environment but PATH and LANG; `pass_env` names variables
+        to pass, `env` adds. Its standard input is closed. Whatever came from it ends with it, and it ends at the latest
+        with the rollout. The limits: `timeout_s`; `memory_mb` of each process, and of all together; `max_processes`;
+        `output_bytes` kept of standard output, and of standard error (head and tail). `keep` leaves the folder in place
+        at the end of the rollout. `sandbox` is where it runs: a `Subprocess` of this machine, or a `Container`.
+
+        Raises `CommandError` for a command that cannot be started. What it does is no error: see `CommandResult`.
+        """
+        request = Request(
+            arguments=arguments,
+            files=files or {},
+            folder=folder,
+            env=env or {},
+            pass_env=pass_env,
+            timeout_s=timeout_s,
+            memory_mb=memory_mb,
+            max_processes=max_processes,
+            output_bytes=output_bytes,
+            keep=keep,
+            sandbox=sandbox or Subprocess(),
+        )
+        return await self.commands.run(request)
+
+    def run_sync(self, arguments: Sequence[str | os.PathLike[str]], **options: Any) -> CommandResult:
+        """As `run`, for blocking workflows: blocks the calling thread."""
+        given = {name: value for name, value in options.items() if value is not None}
+        return self.commands.run_sync(Request(arguments=arguments, **given))

@@ -23,8 +23,7 @@ class AnswerReader:
     """Reads one choice, and gives its text to `give`.
 
     `opened`: the prompt opened the reasoning. `tools` is the format of tool calls, if there may be any; `stop` are the
-    request's stop strings. Nothing is given out before the end if the reasoning is made of special tokens, which may
-    stand anywhere.
+    request's stop strings.
     """
 
     def __init__(
@@ -42,16 +41,16 @@ class AnswerReader:
         self._give_out = give
         self._choice = choice
         self._opens, self._closes = ((), ()) if reasoning is None else (reasoning.opens, reasoning.closes)
-        tool_tags = () if tools is None else tools.opens
-        self._tags = (*stop, *tool_tags, *(f"\n{tag}" for tag in tool_tags))
+        tags = () if tools is None else tools.opens
+        self._begins = () if tools is None else tools.begins
+        holds = () if reasoning is None else reasoning.holds
+        self._tags = (*stop, *holds, *tags, *(f"\n{tag}" for tag in tags), *(f"\n\n{tag}" for tag in tags))
         self._pending = ""
         self._given = {"reasoning": "", "content": ""}
         self._phase: Literal["start", "reasoning", "content", "held"] = "start"
         self._opened, self._thought = opened, False
         if reasoning is None:
             self._phase = "content"
-        elif reasoning.special_tokens:
-            self._phase = "held"
 
     def add(self, ids: Sequence[int]) -> None:
         """Give out what these ids add."""
@@ -102,6 +101,11 @@ class AnswerReader:
     def _content(self) -> None:
         if self._thought and not self._given["content"]:
             self._pending = self._pending.lstrip(_NEWLINES)
+        if self._begins and not self._given["content"]:
+            begun = self._pending.lstrip()
+            if not begun or begun.startswith(self._begins):
+                self._phase = "held" if begun else "content"
+                return
         starts = [at for tag in self._tags if (at := self._pending.find(tag)) >= 0]
         if starts:
             self._phase = "held"

@@ -23,6 +23,8 @@ from sharpen.types import IntArray
 
 REPLACEMENT = "\ufffd"
 PROBE = '{"probe" :1}'
+_PARSED_PROBE = re.compile(r"""\{\s*["']probe["']\s*:\s*1\s*\}""")
+"""The probe as JSON, or as Python shows it, which a template that expects strings does."""
 CONTEXT_IDS = 4
 """Prompt ids decoded before the sampled ones: some tokenizers drop the leading space of a first token."""
 
@@ -40,7 +42,9 @@ class Renderer:
         self._backend = copy.deepcopy(backend)  # others may set truncation and padding, which must not affect prompts
         self._backend.no_truncation()
         self._backend.no_padding()
-        self._words = frozenset(re.findall(r"\w+", str(tokenizer.chat_template)))
+        self.template = template_text(tokenizer.chat_template)
+        self._words = frozenset(re.findall(r"\w+", self.template))
+        self._says_thinking = "thinking" in self._words and "reasoning_content" not in self._words  # gpt-oss
         self._special_ids = frozenset(tokenizer.all_special_ids)
         self._encode = functools.lru_cache(maxsize=cache_size)(self._encode_uncached)
         self._context_text = functools.lru_cache(maxsize=cache_size)(self._decode)
@@ -66,6 +70,8 @@ class Renderer:
         """
         if not self._string_arguments:
             messages = list(map(_with_parsed_arguments, messages))
+        if self._says_thinking:
+            messages = list(map(_with_thinking, messages))
         try:
             text = self._apply(messages, tools, kwargs, continue_final=continue_final, closed=closed)
             text.encode()  # raises for a lone surrogate, which no tokenizer accepts
@@ -146,18 +152,40 @@ class Renderer:
         return str(text)
 
     def _template_keeps_argument_strings(self) -> bool:
-        """Whether the template writes argument strings unchanged (Qwen3), so that they need not be parsed for it."""
-        function = {"name": "probe", "arguments": PROBE}
-        call = {"id": "call_0", "type": "function", "function": function}
+        """Whether the template writes argument strings unchanged, where it writes JSON (Qwen3), so that they need not
+        be parsed for it. Gemma's writes parsed arguments in a form of its own, but takes strings too."""
+        try:
+            if PROBE not in self._with_arguments(PROBE):
+                return False
+        except (TemplateError, TypeError, ValueError):
+            return False  # a template that accepts no strings (or no tools) gets parsed arguments
+        try:
+            return _PARSED_PROBE.search(self._with_arguments(json.loads(PROBE))) is not None
+        except (TemplateError, TypeError, ValueError):
+            return True  # it accepts nothing but strings
+
+    def _with_arguments(self, arguments: Any) -> str:
+        """Return the text of messages with a call that has these arguments."""
+        call = {"id": "call00000", "type": "function", "function": {"name": "probe", "arguments": arguments}}
         messages: list[dict[str, Any]] = [
             {"role": "user", "content": "?"},
             {"role": "assistant", "content": "", "tool_calls": [call]},
-            {"role": "tool", "content": "1", "tool_call_id": "call_0", "name": "probe"},
+            {"role": "tool", "content": "1", "tool_call_id": "call00000", "name": "probe"},
         ]
-        try:
-            return PROBE in self._apply(messages, [], {})
-        except (TemplateError, TypeError, ValueError):
-            return False  # a template that accepts no strings (or no tools) gets parsed arguments
+        return self._apply(messages, [], {})
+
+
+def template_text(template: Any) -> str:
+    """Return the text of a chat template; of all, if there are several by name."""
+    return "\n".join(map(str, template.values())) if isinstance(template, Mapping) else str(template)
+
+
+def _with_thinking(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the message with its reasoning by gpt-oss' name. Its template refuses it beside content and calls."""
+    reasoning = message.get("reasoning_content")
+    if not reasoning or "thinking" in message or (message.get("content") and message.get("tool_calls")):
+        return message
+    return {**message, "thinking": reasoning}
 
 
 MAX_INCOMPLETE = 32

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sharpen.gateway.memory import Memory
 from sharpen.types import Sampling
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
@@ -76,7 +77,7 @@ class CallRequest:
 
     model: str
     messages: tuple[Mapping[str, Any], ...]
-    rendered: tuple[dict[str, Any], ...]
+    rendered: tuple[Mapping[str, Any], ...]
     sampling: Sampling
     tools: tuple[Mapping[str, Any], ...] = ()
     other_fields: frozenset[str] = frozenset()
@@ -94,6 +95,22 @@ class CallRequest:
     def asked(self) -> str:
         """The parameter that holds what is asked."""
         return "messages" if self.prompt is None else "prompt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What the validation of a request depends on beside its body.
+
+    `defaults`: the sampling of calls that do not set their own; `greedy`: all calls are, whatever they ask for.
+    `memory`: what the rollout's earlier answers said. `beta`: the client asks for features that are not settled, so
+    that fields may be unknown.
+    """
+
+    model_name: str
+    defaults: Sampling
+    greedy: bool = False
+    memory: Memory = field(default_factory=Memory)
+    beta: bool = False
 
 
 def short_repr(value: Any) -> str:
@@ -197,15 +214,14 @@ def _tool_calls(tool_calls: Any, where: str) -> list[dict[str, Any]]:
 
 def sampling_of(
     given: Mapping[str, Any],
-    defaults: Sampling,
+    context: Context,
     *,
-    greedy: bool,
     limit: str = "max_tokens",
     stop: str = "stop",
     max_temperature: float = 100.0,
 ) -> Sampling:
-    """Return the sampling of a request's fields; `limit` and `stop` are the protocol's names. `greedy` overrides the
-    request's own temperature. Raises `ApiError`."""
+    """Return the sampling of a request's fields; `limit` and `stop` are the protocol's names. Raises `ApiError`."""
+    defaults = context.defaults
     max_tokens = integer(given, limit, defaults.max_tokens, 1, 2**31 - 1)
     temperature = number(given, "temperature", defaults.temperature, 0.0, max_temperature)
     if "temperature" in given and 0.0 < temperature < MIN_TEMPERATURE:
@@ -220,7 +236,7 @@ def sampling_of(
         )
     top_k = integer(given, "top_k", defaults.top_k, -1, 2**31 - 1)
     return Sampling(
-        temperature=0.0 if greedy else temperature,
+        temperature=0.0 if context.greedy else temperature,
         top_p=top_p,
         top_k=max(top_k, 0),
         max_tokens=max_tokens,

@@ -9,20 +9,26 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sharpen.gateway.answers import Writer
-from sharpen.gateway.protocols import chat, completions
-from sharpen.gateway.requests import ApiError, CallRequest
+from sharpen.gateway.protocols import chat, completions, messages, responses
+from sharpen.gateway.requests import ApiError, CallRequest, Context
 
 Route = tuple[str, str]
-Parse = Callable[..., tuple[CallRequest, Writer]]
+Parse = Callable[[Any, Context], tuple[CallRequest, Writer]]
 
 CHAT, COMPLETIONS, MODELS = ("POST", "/chat/completions"), ("POST", "/completions"), ("GET", "/models")
-PARSERS: Mapping[Route, Parse] = {CHAT: chat.parse_request, COMPLETIONS: completions.parse_request}
+HEALTH = frozenset({("HEAD", "/"), ("GET", "/"), ("GET", "/health")})
+"""Answered without a key: that somebody listens."""
+RESPONSES = ("POST", "/responses")
+MESSAGES, COUNT_TOKENS = ("POST", "/messages"), ("POST", "/messages/count_tokens")
+PARSERS: Mapping[Route, Parse] = {
+    CHAT: chat.parse_request,
+    COMPLETIONS: completions.parse_request,
+    RESPONSES: responses.parse_request,
+    MESSAGES: messages.parse_request,
+}
 """The protocol of each route whose requests are calls of the model."""
 OTHER_APIS = {
-    "/responses": "the client speaks OpenAI's responses API; have it speak chat completions (in the OpenAI Agents SDK "
-    "make the agent with model=OpenAIChatCompletionsModel(model=model.name, openai_client=model.client))",
     "/embeddings": "embeddings are not served; ask another server for them",
-    "/messages": "the client speaks Anthropic's API; have it speak OpenAI's chat completions",
     "/api/chat": "the client speaks Ollama's API; have it speak OpenAI's chat completions",
 }
 """By the end of a path: which API it belongs to, and what to do."""
@@ -33,10 +39,22 @@ def route_of(method: str, path: str) -> Route:
     return method, path.rstrip("/").removeprefix("/v1")
 
 
+def response_id(route: Route) -> str | None:
+    """Return the id of the stored response that a route asks for or deletes."""
+    method, path = route
+    name = path.removeprefix("/responses/")
+    return name if method in ("GET", "DELETE") and name not in ("", path) and "/" not in name else None
+
+
 def models_body(model: str) -> dict[str, Any]:
-    """Return the body that lists the one model served."""
-    entry = {"id": model, "object": "model", "created": 0, "owned_by": "sharpen"}
-    return {"object": "list", "data": [entry]}
+    """Return the body that lists the one model served, for the clients of both vendors."""
+    return {"object": "list", "data": [model_body(model)], "has_more": False, "first_id": model, "last_id": model}
+
+
+def model_body(model: str) -> dict[str, Any]:
+    """Return the body that describes a model, for the clients of both vendors."""
+    openai = {"id": model, "object": "model", "created": 0, "owned_by": "sharpen"}
+    return {**openai, "type": "model", "display_name": model, "created_at": "1970-01-01T00:00:00Z"}
 
 
 def not_found(method: str, path: str) -> ApiError:
@@ -48,7 +66,7 @@ def _remedy(method: str, path: str) -> str:
     _, end = route_of(method, path)
     if end.startswith("/v1/"):
         return "the client adds /v1 itself; give it model.base_url.removesuffix('/v1')"
-    for known_method, known in (CHAT, COMPLETIONS, MODELS):
+    for known_method, known in (*PARSERS, COUNT_TOKENS, MODELS):
         if end == known:
             return f"use {known_method}"
         if end.endswith(known):
@@ -56,7 +74,5 @@ def _remedy(method: str, path: str) -> str:
     for known, remedy in OTHER_APIS.items():
         if end.endswith(known):
             return remedy
-    return (
-        "only POST /v1/chat/completions, POST /v1/completions and GET /v1/models are served, and model.base_url ends "
-        "in /v1"
-    )
+    served = ", ".join(f"/v1{known}" for _, known in (*PARSERS, MODELS))
+    return f"{served} are served, and model.base_url ends in /v1"

@@ -15,7 +15,8 @@ import numpy as np
 from sharpen.errors import CallError, ContextOverflowError, EngineError, SamplingError
 from sharpen.gateway.answers import Choice, assistant_message
 from sharpen.gateway.busy import BusyClock
-from sharpen.gateway.formats.format import ParsedText, ReasoningFormat, ToolFormat, parse_text
+from sharpen.gateway.formats.format import ParsedText, ReasoningFormat, parse_text
+from sharpen.gateway.formats.table import Formats
 from sharpen.gateway.history import Prompt
 from sharpen.gateway.reader import AnswerReader, Give
 from sharpen.gateway.render import Renderer
@@ -28,18 +29,10 @@ from sharpen.types import Outcome
 class Sampler:
     """Samples with one engine. On the serving loop."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        renderer: Renderer,
-        busy: BusyClock,
-        *,
-        tool_format: ToolFormat | None,
-        reasoning_format: ReasoningFormat | None,
-    ) -> None:
+    def __init__(self, engine: Engine, renderer: Renderer, busy: BusyClock, formats: Formats) -> None:
         """`busy` runs while the engine has a request."""
         self._engine, self._renderer, self._busy = engine, renderer, busy
-        self._tool_format, self._reasoning_format = tool_format, reasoning_format
+        self._tool_format, self._reasoning_format = formats.tool, formats.reasoning
 
     async def choices(self, session: Session, entries: Sequence[Entry], give: Give | None = None) -> list[Choice]:
         """Sample a choice for each entry, and record it there. `give` receives their text while it is sampled."""
@@ -63,8 +56,9 @@ class Sampler:
         parsed = self._parse_sampled(request, prompt, generation, reader)
         if reader is not None and generation.finish_reason != "abort":
             reader.finish(parsed)
-        message = assistant_message(parsed, session.name(entry.index))
+        message = assistant_message(parsed, session.name(entry.index), self._tool_format)
         entry.response = message
+        session.memory.note(message)
         entry.generation = generation
         session.count("sampled_tokens", len(generation.ids))
         session.count("tool_parse_errors", int(parsed.tool_parse_error))

@@ -26,7 +26,7 @@ from sharpen.gateway.replies import reply_of
 
 START_TIMEOUT_S = 30.0
 CLIENT_CLOSED_REQUEST = 499
-METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 """All are answered, most with a 404 that says what to use instead."""
 
 

@@ -19,6 +19,7 @@ from sharpen.errors import TokenCapError
 from sharpen.gateway.caller import Caller
 from sharpen.gateway.exchange import Exchange, RawRequest
 from sharpen.gateway.history import History, Prompt
+from sharpen.gateway.memory import Memory
 from sharpen.gateway.meter import Tally
 from sharpen.gateway.model import ChatModel
 from sharpen.gateway.requests import CallRequest
@@ -106,6 +107,7 @@ class Session:
         self.tally = tally
         """Counts the calls and tokens of an auxiliary model, and may refuse calls."""
         self.history = History()
+        self.memory = Memory()
         self.failure: Outcome | None = None
         """Why a call failed: the model (context overflow, call limit) or infrastructure; None if no call failed."""
         self.failure_reason: str | None = None
@@ -126,12 +128,17 @@ class Session:
 
         From any thread; does not wait for the engine. Later calls return the same tuple. Empty with `record=False`.
         """
+        self.model.commands.stop()
         with self._lock:
             if self._calls is None:
                 self._revoke()
                 self.tasks.close()
                 self._calls = tuple(entry.call() for entry in list(self._entries)) if self._record else ()
             return self._calls
+
+    def discard(self) -> None:
+        """Remove the folders of its commands: nobody looks at them any more. From any thread."""
+        self.model.commands.remove()
 
     def allow(self, num_rollouts: int) -> None:
         """Let as many calls be made as so many rollouts may make, which one attempt makes. Before the first call."""

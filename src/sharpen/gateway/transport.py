@@ -1,9 +1,9 @@
-"""In-process httpx transports: requests of openai clients are answered on the serving loop, without a socket.
+"""In-process transports: requests of the vendors' clients are answered on the serving loop, without a socket.
 
-In: an `httpx` request on any thread or loop. Out: an `httpx` response, whose body may come chunk by chunk. The
-asynchronous transport suspends only its caller's task, the synchronous one blocks only its caller's thread; neither
-waits on the serving loop's thread, so a synchronous client inside an asynchronous workflow cannot deadlock. A request
-that is cancelled, times out or is closed before its last chunk is aborted in the engine, and its call is ABANDONED.
+In: a request on any thread or loop, of a client built on httpx or on httpx2. Out: the response, whose body may come
+chunk by chunk. An asynchronous client suspends only its task, a synchronous one blocks only its thread; neither waits
+on the serving loop's thread, so a synchronous client inside an asynchronous workflow cannot deadlock. A request that is
+cancelled, times out or is closed before its last chunk is aborted in the engine, and its call is ABANDONED.
 """
 
 from __future__ import annotations
@@ -11,17 +11,21 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import functools
+import importlib
 import queue
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
-import httpx
-
 from sharpen.gateway.caller import WhoCalls
 from sharpen.gateway.exchange import RawRequest, Reply, Start, raw_request
 from sharpen.gateway.replies import reply_of
+from sharpen.gateway.stream import Stream
+
+NO_ANSWER = "no answer within the client's timeout"
+NO_CHUNK = "no chunk within the client's timeout"
 
 
 class Mailbox:
@@ -70,20 +74,32 @@ class _Job:
         self._done(reply_of(task, self._raw))
 
 
-class AsyncTransport(httpx.AsyncBaseTransport):
-    """A transport for `openai.AsyncOpenAI`, on any running loop. All rollouts share it; their keys differ."""
+class InProcess:
+    """The way of requests to the serving loop and back. All rollouts share it; their keys differ."""
 
-    def __init__(self, start: Start, loop: asyncio.AbstractEventLoop, inbox: Mailbox, who_calls: WhoCalls) -> None:
-        self._start, self._loop, self._inbox, self._who_calls = start, loop, inbox, who_calls
+    def __init__(self, start: Start, loop: asyncio.AbstractEventLoop, who_calls: WhoCalls) -> None:
+        self._start, self._loop, self._who_calls = start, loop, who_calls
+        self._inbox = Mailbox()
         self._outboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox] = weakref.WeakKeyDictionary()
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send the request to the serving loop and await its reply."""
-        body, caller = await request.aread(), self._who_calls()
-        raw = raw_request(request.method, request.url.path, request.headers, body, caller, in_process=True)
+    def async_client(self, sdk: Any) -> Any:
+        """Return an asynchronous HTTP client for a vendor's SDK, on any running loop."""
+        library = _library_of(sdk)
+        asynchronous, _ = _transports(library)
+        return library.AsyncClient(transport=asynchronous(self), timeout=None, trust_env=False)
+
+    def sync_client(self, sdk: Any) -> Any:
+        """Return a blocking HTTP client for a vendor's SDK, on any thread but the serving loop's."""
+        library = _library_of(sdk)
+        _, synchronous = _transports(library)
+        return library.Client(transport=synchronous(self), timeout=None, trust_env=False)
+
+    async def ask(self, request: Any, body: bytes, timeout: float | None) -> Reply:
+        """Send a request and await its reply. Raises `TimeoutError`, which aborts it."""
+        raw = raw_request(request.method, request.url.path, request.headers, body, self._who_calls(), in_process=True)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Reply] = loop.create_future()
-        outbox = self._outboxes.setdefault(loop, Mailbox())
+        outbox = self._outbox(loop)
 
         def resolve(reply: Reply) -> None:
             if not future.done():
@@ -96,127 +112,141 @@ class AsyncTransport(httpx.AsyncBaseTransport):
         job = _Job(self._start, raw, done)
         self._inbox.post(self._loop, job.run)
         try:
-            async with asyncio.timeout(_read_timeout(request)):
-                reply = await future
-        except TimeoutError as error:
-            self._inbox.post(self._loop, job.cancel)
-            raise httpx.ReadTimeout("no answer within the client's timeout", request=request) from error
-        except asyncio.CancelledError:
+            async with asyncio.timeout(timeout):
+                return await future
+        except (TimeoutError, asyncio.CancelledError):
             self._inbox.post(self._loop, job.cancel)
             raise
-        if reply.stream is None:
-            reply.delivered()
-            return _response(reply)
-        chunks = _AsyncChunks(reply, self._loop, self._inbox, loop, outbox, request)
-        return httpx.Response(reply.status, headers={"content-type": reply.content_type}, stream=chunks)
 
-    async def aclose(self) -> None:
-        """Do nothing: other rollouts share this transport."""
-
-
-class SyncTransport(httpx.BaseTransport):
-    """A transport for `openai.OpenAI`, on any thread but the serving loop's."""
-
-    def __init__(self, start: Start, loop: asyncio.AbstractEventLoop, inbox: Mailbox, who_calls: WhoCalls) -> None:
-        self._start, self._loop, self._inbox, self._who_calls = start, loop, inbox, who_calls
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Send the request to the serving loop and block this thread until its reply."""
+    def ask_blocking(self, request: Any, body: bytes, timeout: float | None) -> Reply:
+        """Send a request and block this thread until its reply. Raises `TimeoutError`, which aborts it."""
         if asyncio._get_running_loop() is self._loop:
             raise RuntimeError("a synchronous client would block the serving loop; use it on another thread")
-        body, caller = request.read(), self._who_calls()
-        raw = raw_request(request.method, request.url.path, request.headers, body, caller, in_process=True)
+        raw = raw_request(request.method, request.url.path, request.headers, body, self._who_calls(), in_process=True)
         future: concurrent.futures.Future[Reply] = concurrent.futures.Future()
         job = _Job(self._start, raw, future.set_result)
         self._inbox.post(self._loop, job.run)
         try:
-            reply = future.result(_read_timeout(request))
-        except TimeoutError as error:
-            self._inbox.post(self._loop, job.cancel)
-            raise httpx.ReadTimeout("no answer within the client's timeout", request=request) from error
-        except BaseException:  # KeyboardInterrupt, or an exception raised into this thread
+            return future.result(timeout)
+        except BaseException:  # also KeyboardInterrupt, or an exception raised into this thread
             self._inbox.post(self._loop, job.cancel)
             raise
-        if reply.stream is None:
-            reply.delivered()
-            return _response(reply)
-        chunks = _SyncChunks(reply, self._loop, self._inbox, request)
-        return httpx.Response(reply.status, headers={"content-type": reply.content_type}, stream=chunks)
 
-    def close(self) -> None:
-        """Do nothing: other rollouts share this transport."""
-
-
-class _AsyncChunks(httpx.AsyncByteStream):
-    """The chunks of a streamed reply, on the agent's loop. Closing it before the last one aborts the call."""
-
-    def __init__(
-        self,
-        reply: Reply,
-        serving: asyncio.AbstractEventLoop,
-        inbox: Mailbox,
-        loop: asyncio.AbstractEventLoop,
-        outbox: Mailbox,
-        request: httpx.Request,
-    ) -> None:
-        assert reply.stream is not None
-        self._reply, self._stream, self._request = reply, reply.stream, request
-        self._serving, self._inbox = serving, inbox
-        self._chunks: asyncio.Queue[tuple[bytes, bool]] = asyncio.Queue()
+    def read(self, stream: Stream) -> asyncio.Queue[tuple[bytes, bool]]:
+        """Return the queue in which a stream's chunks arrive on the running loop, each with whether it is the last."""
+        loop = asyncio.get_running_loop()
+        outbox, chunks = self._outbox(loop), asyncio.Queue[tuple[bytes, bool]]()
 
         def sink(chunk: bytes, last: bool) -> None:
             with contextlib.suppress(RuntimeError):  # the agent's loop is closed: nobody reads
-                outbox.post(loop, self._chunks.put_nowait, (chunk, last))
+                outbox.post(loop, chunks.put_nowait, (chunk, last))
 
-        inbox.post(serving, self._stream.read, sink)
+        self._inbox.post(self._loop, stream.read, sink)
+        return chunks
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        last = False
-        while not last:
+    def read_blocking(self, stream: Stream) -> queue.SimpleQueue[tuple[bytes, bool]]:
+        """Return the queue in which a stream's chunks arrive, for any thread."""
+        chunks: queue.SimpleQueue[tuple[bytes, bool]] = queue.SimpleQueue()
+        self._inbox.post(self._loop, stream.read, lambda chunk, last: chunks.put((chunk, last)))
+        return chunks
+
+    def cancel(self, stream: Stream) -> None:
+        """Stop the sampling of a stream that nobody reads any more."""
+        self._inbox.post(self._loop, stream.cancel)
+
+    def _outbox(self, loop: asyncio.AbstractEventLoop) -> Mailbox:
+        return self._outboxes.setdefault(loop, Mailbox())
+
+
+def _library_of(sdk: Any) -> Any:
+    """Return the HTTP library that a vendor's SDK is built on: httpx, or httpx2 in newer versions."""
+    modules = (one.__module__.partition(".")[0] for one in sdk.DefaultHttpxClient.__mro__)
+    return importlib.import_module(next(name for name in modules if name.startswith("httpx")))
+
+
+def _chunks(library: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return the classes of a streamed response's body, asynchronous and blocking. Closing one before its last chunk
+    aborts the call."""
+
+    class AsyncChunks(library.AsyncByteStream):  # type: ignore[misc]
+        def __init__(self, inside: InProcess, reply: Reply, stream: Stream, request: Any) -> None:
+            self._inside, self._reply, self._stream, self._request = inside, reply, stream, request
+            self._chunks = inside.read(stream)
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            last = False
+            while not last:
+                try:
+                    async with asyncio.timeout(_read_timeout(self._request)):
+                        chunk, last = await self._chunks.get()
+                except TimeoutError as error:
+                    raise library.ReadTimeout(NO_CHUNK, request=self._request) from error
+                if last:
+                    self._reply.delivered()
+                yield chunk
+
+        async def aclose(self) -> None:
+            self._inside.cancel(self._stream)
+
+    class Chunks(library.SyncByteStream):  # type: ignore[misc]
+        def __init__(self, inside: InProcess, reply: Reply, stream: Stream, request: Any) -> None:
+            self._inside, self._reply, self._stream, self._request = inside, reply, stream, request
+            self._chunks = inside.read_blocking(stream)
+
+        def __iter__(self) -> Iterator[bytes]:
+            last = False
+            while not last:
+                try:
+                    chunk, last = self._chunks.get(timeout=_read_timeout(self._request))
+                except queue.Empty as error:
+                    raise library.ReadTimeout(NO_CHUNK, request=self._request) from error
+                if last:
+                    self._reply.delivered()
+                yield chunk
+
+        def close(self) -> None:
+            self._inside.cancel(self._stream)
+
+    return AsyncChunks, Chunks
+
+
+@functools.cache
+def _transports(library: Any) -> tuple[Callable[[InProcess], Any], Callable[[InProcess], Any]]:
+    """Return the classes of asynchronous and blocking transports for clients of this HTTP library."""
+    async_chunks, blocking_chunks = _chunks(library)
+
+    def respond(inside: InProcess, reply: Reply, request: Any, chunks: Callable[..., Any]) -> Any:
+        headers = {"content-type": reply.content_type}
+        if reply.stream is not None:
+            return library.Response(reply.status, headers=headers, stream=chunks(inside, reply, reply.stream, request))
+        reply.delivered()
+        return library.Response(reply.status, headers=headers, content=reply.body)
+
+    class AsyncTransport(library.AsyncBaseTransport):  # type: ignore[misc]
+        def __init__(self, inside: InProcess) -> None:
+            self._inside = inside
+
+        async def handle_async_request(self, request: Any) -> Any:
             try:
-                async with asyncio.timeout(_read_timeout(self._request)):
-                    chunk, last = await self._chunks.get()
+                reply = await self._inside.ask(request, await request.aread(), _read_timeout(request))
             except TimeoutError as error:
-                raise httpx.ReadTimeout("no chunk within the client's timeout", request=self._request) from error
-            if last:
-                self._reply.delivered()
-            yield chunk
+                raise library.ReadTimeout(NO_ANSWER, request=request) from error
+            return respond(self._inside, reply, request, async_chunks)
 
-    async def aclose(self) -> None:
-        self._inbox.post(self._serving, self._stream.cancel)
+    class Transport(library.BaseTransport):  # type: ignore[misc]
+        def __init__(self, inside: InProcess) -> None:
+            self._inside = inside
 
-
-class _SyncChunks(httpx.SyncByteStream):
-    """The chunks of a streamed reply, on the agent's thread. Closing it before the last one aborts the call."""
-
-    def __init__(
-        self, reply: Reply, serving: asyncio.AbstractEventLoop, inbox: Mailbox, request: httpx.Request
-    ) -> None:
-        assert reply.stream is not None
-        self._reply, self._stream, self._request = reply, reply.stream, request
-        self._serving, self._inbox = serving, inbox
-        self._chunks: queue.SimpleQueue[tuple[bytes, bool]] = queue.SimpleQueue()
-        inbox.post(serving, self._stream.read, lambda chunk, last: self._chunks.put((chunk, last)))
-
-    def __iter__(self) -> Iterator[bytes]:
-        last = False
-        while not last:
+        def handle_request(self, request: Any) -> Any:
             try:
-                chunk, last = self._chunks.get(timeout=_read_timeout(self._request))
-            except queue.Empty as error:
-                raise httpx.ReadTimeout("no chunk within the client's timeout", request=self._request) from error
-            if last:
-                self._reply.delivered()
-            yield chunk
+                reply = self._inside.ask_blocking(request, request.read(), _read_timeout(request))
+            except TimeoutError as error:
+                raise library.ReadTimeout(NO_ANSWER, request=request) from error
+            return respond(self._inside, reply, request, blocking_chunks)
 
-    def close(self) -> None:
-        self._inbox.post(self._serving, self._stream.cancel)
+    return AsyncTransport, Transport
 
 
-def _read_timeout(request: httpx.Request) -> float | None:
+def _read_timeout(request: Any) -> float | None:
     timeout = request.extensions.get("timeout", {}).get("read")
     return None if timeout is None else float(timeout)
-
-
-def _response(reply: Reply) -> httpx.Response:
-    return httpx.Response(reply.status, headers={"content-type": reply.content_type}, content=reply.body)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from sharpen.types import FinishReason, FloatArray, IntArray, Sampling
+from sharpen.types import Constraint, FinishReason, FloatArray, IntArray, Sampling
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +26,8 @@ class GenerateRequest:
 
     `noise` is a 64-bit key: the randomness of the token at position t is a function of (noise, t) only, never of other
     requests. `top_logprobs` is the number of alternatives to return at each position. `session` is a rollout's id: with
-    several engines, its requests go to the engine that has its prefix cached. Empty: to any engine.
+    several engines, its requests go to the engine that has its prefix cached. Empty: to any engine. With a
+    `constraint`, only tokens that it allows are sampled, and their logprobs are relative to these.
 
     `on_tokens` is called on the serving loop with the ids that each step adds, but for those that end the generation,
     which may be all: an engine in another process need not call it.
@@ -37,6 +38,7 @@ class GenerateRequest:
     noise: int
     top_logprobs: int = 0
     session: str = ""
+    constraint: Constraint | None = None
     on_tokens: OnTokens | None = None
 
 

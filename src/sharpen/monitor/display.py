@@ -135,13 +135,13 @@ class Display:
         picture: Path | None,
         *,
         tensorboard: bool,
-        tool_call_parser: str | None,
+        options: str,
     ) -> None:
-        """Print how to use the model that the verdict recommends (`tool_call_parser` None: no tools), where the results
-        are, and the verdict; the very last line is `run directory: PATH`."""
+        """Print how to use the model that the verdict recommends (`options` are vLLM's), where the results are, and the
+        verdict; the very last line is `run directory: PATH`."""
         self.close()
         self._print("")
-        for line in usage_lines(run_dir, verdict.model, picture, tensorboard, tool_call_parser):
+        for line in usage_lines(run_dir, verdict.model, picture, tensorboard, options):
             self._print(line)
         self._print("")
         for line in verdict.lines():
@@ -253,14 +253,11 @@ def _can_redraw(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb" and "utf" in (stream.encoding or "").lower()
 
 
-def usage_lines(
-    run_dir: Path, model: str, picture: Path | None, tensorboard: bool, tool_call_parser: str | None
-) -> list[str]:
-    """Return lines on how to use the model and where the results are."""
-    tools = f" --enable-auto-tool-choice --tool-call-parser {tool_call_parser}" if tool_call_parser else ""
+def usage_lines(run_dir: Path, model: str, picture: Path | None, tensorboard: bool, options: str) -> list[str]:
+    """Return lines on how to use the model and where the results are. `options` are those of `vllm serve`."""
     lines = [
         f'transformers:  AutoModelForCausalLM.from_pretrained("{model}")',
-        f"vLLM:          vllm serve {model}{tools}",
+        f"vLLM:          vllm serve {model}{options}",
     ]
     if picture is not None:
         lines.append(f"reward curve:  {picture}")

@@ -54,7 +54,8 @@ class Ending:
     `Rollout`. `answer` is the text that the workflow returned, if a request asked for several choices. `server_failed`:
     an unreachable server caused the failure, not the model's answer. `counts_as_attempt` is false if another attempt's
     code caused the failure. `members` are the endings of the group's rollouts, in order, if one attempt made all of
-    them; the `calls` of each are the indices of its own calls.
+    them; the `calls` of each are the indices of its own calls. `beside` are the endings of what the rollout answered to
+    other questions, by a name for each question.
     """
 
     outcome: Outcome
@@ -69,6 +70,7 @@ class Ending:
     counts_as_attempt: bool = True
     members: tuple[Ending, ...] = ()
     calls: tuple[int, ...] = ()
+    beside: Mapping[str, Ending] = field(default_factory=dict)
 
 
 class UserFunctions:
@@ -133,7 +135,8 @@ class UserFunctions:
         if self.judge is None and reward is None:
             return Ending(outcome=Outcome.OK, metrics=metrics, answer=answer)
         if self.judge is None:
-            return dataclasses.replace(self._ending_of_output(output, reward, metrics), answer=answer)
+            ending = self._with_parts(self._ending_of_output(output, reward, metrics), output)
+            return dataclasses.replace(ending, answer=answer)
         try:
             optional = self._optional_arguments(self._judge_takes, task, models)
             judgement = await self.judge(task=row, response=response, **optional)
@@ -154,7 +157,14 @@ class UserFunctions:
         if isinstance(output, Exception):
             return Ending(outcome=Outcome.WORKFLOW_ERROR, error=describe(output))
         reward, _, metrics = self._read_output(output)
-        return dataclasses.replace(self._ending_of_output(output, reward, metrics), calls=tuple(output.calls))
+        return self._with_parts(self._ending_of_output(output, reward, metrics), output)
+
+    def _with_parts(self, ending: Ending, output: Any) -> Ending:
+        """Return the ending with what an output that knows its calls has beside it."""
+        if not (self.whole_groups or getattr(self.workflow, HAS_ARGUMENTS, False)):
+            return ending
+        beside = {name: self._ending_of_member(part) for name, part in getattr(output, "beside", {}).items()}
+        return dataclasses.replace(ending, calls=tuple(output.calls), beside=beside)
 
     def _ending_of_output(self, output: Any, reward: Any, metrics: dict[str, float]) -> Ending:
         """Return the ending of a workflow that sets the reward itself."""

@@ -262,7 +262,8 @@ def _remarks(found: RolloutStatistics, calls: Sequence[Call]) -> list[str]:
     offered = [call for call in calls if call.tools]
     if offered and not any(call.response.get("tool_calls") for call in offered):
         remarks.append(
-            "tools were offered, but no answer called one: check model.tool_call_parser and the model's chat template"
+            "tools were offered, but no answer called one: check model.tool_call_parser (the format of calls; the run "
+            "says which it found) and the model's chat template"
         )
     if calls and 0 < found.num_without_calls <= IDLE_TOO_OFTEN * found.num_rollouts:
         remarks.append(without_calls_note(found, "they teach nothing"))

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sharpen.errors import ConfigError, EngineLostError
@@ -56,7 +56,8 @@ class AttemptRequest:
 class Attempt:
     """A finished attempt: how it ended, its recorded calls, the counts of its models, and its duration.
 
-    `num_answers` counts the answers that the agent received, recorded or not; None if unknown.
+    `num_answers` counts the answers that the agent received, recorded or not; None if unknown. `beside` are the
+    parts of a divided attempt that answer other questions, by the question's name (see `members`).
     """
 
     ending: Ending
@@ -64,6 +65,7 @@ class Attempt:
     counts: Mapping[str, float]
     seconds: float
     num_answers: int | None = 0
+    beside: Mapping[str, Attempt] = field(default_factory=dict)
 
 
 class AttemptRunner(Protocol):

@@ -1,7 +1,8 @@
-"""Divides an attempt that made all rollouts of a group into one attempt for each rollout.
+"""Divides an attempt that made several rollouts into one attempt for each rollout.
 
-In: the attempt, with its recorded calls and the endings of the rollouts. Out: an `Attempt` for each rollout, whose
-calls are numbered from 0.
+In: the attempt, with its recorded calls and the endings of the rollouts: all those of a group, or one and what it
+answered to other questions (`Ending.beside`). Out: an `Attempt` for each rollout, whose calls are numbered from 0. And
+the groups of the rollouts that answered other questions.
 
 A call belongs to the rollout that claims it, or that claims a call which continues it. Other calls (or all of them, if
 the attempt failed): choice k of a request belongs to rollout k, everything else to the first rollout.
@@ -10,47 +11,71 @@ the attempt failed): choice k of a request belongs to rollout k, everything else
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from sharpen.rollout.attempt import Ending
 from sharpen.rollout.in_process import Attempt
-from sharpen.types import Call
+from sharpen.types import Call, Group, Rollout
 
 V = TypeVar("V")
+Part = tuple[int, str]
+"""A rollout of an attempt: its number, and the name of the other question that it answers (`""` for the task)."""
 
 
 def divide(attempt: Attempt, group_size: int) -> list[Attempt]:
     """Return the attempt of each rollout. Its counts are the mean over the rollouts."""
-    calls, endings = attempt.calls, attempt.ending.members or (attempt.ending,) * group_size
+    calls, members = attempt.calls, attempt.ending.members or (attempt.ending,) * group_size
+    endings = {(number, ""): ending for number, ending in enumerate(members)}
+    endings |= {(number, name): part for number, one in enumerate(members) for name, part in one.beside.items()}
     owners = _owners(calls, endings)
-    counts = {name: count / group_size for name, count in attempt.counts.items()}
     answers = attempt.num_answers if attempt.num_answers is None else -(-attempt.num_answers // group_size)
-    divided = []
-    for number, ending in enumerate(endings):
-        own = [call for call in calls if owners[call.index] == number]
+    counts = {name: count / group_size for name, count in attempt.counts.items()}
+
+    def part(place: Part) -> Attempt:
+        own = [call for call in calls if owners[call.index] == place]
         indices = {call.index: index for index, call in enumerate(own)}
-        divided.append(
-            Attempt(
-                ending=_renumber_ending(ending, indices),
-                calls=tuple(_renumber(call, calls, indices) for call in own),
-                counts=counts,
-                seconds=attempt.seconds,
-                num_answers=0 if calls else answers,
-            )
+        return Attempt(
+            ending=_renumber_ending(endings[place], indices),
+            calls=tuple(_renumber(call, calls, indices) for call in own),
+            counts={} if place[1] else counts,
+            seconds=attempt.seconds,
+            num_answers=0 if calls or place[1] else answers,
         )
-    return divided
+
+    return [
+        dataclasses.replace(part((number, "")), beside={name: part((number, name)) for name in ending.beside})
+        for number, ending in enumerate(members)
+    ]
 
 
-def _owners(calls: Sequence[Call], endings: Sequence[Ending]) -> dict[int, int]:
-    """Return the number of the rollout that each call belongs to, by the call's index."""
-    owners = {index: number for number, ending in enumerate(endings) for index in ending.calls}
+def side_groups(group: Group, beside: Sequence[Mapping[str, Rollout]]) -> Group:
+    """Return the group with those at its side: for each other question, the rollouts that answered it, in order.
+
+    `beside` has for each rollout of the group what it answered to other questions.
+    """
+    by_name: dict[str, list[Rollout]] = defaultdict(list)
+    for named in beside:
+        for name, rollout in named.items():
+            place = len(by_name[name])
+            by_name[name].append(dataclasses.replace(rollout, id=f"{rollout.group_id}/{place}", index=place))
+    side = (
+        dataclasses.replace(group, id=rollouts[0].group_id, rollouts=tuple(rollouts), attempts=(), baseline=None)
+        for rollouts in by_name.values()
+    )
+    return dataclasses.replace(group, side=tuple(dataclasses.replace(one, beside=group.id) for one in side))
+
+
+def _owners(calls: Sequence[Call], endings: Mapping[Part, Ending]) -> dict[int, Part]:
+    """Return the rollout that each call belongs to, by the call's index."""
+    owners = {index: place for place, ending in endings.items() for index in ending.calls}
     for call in reversed(calls):
         if call.index in owners and call.parent is not None:
             owners.setdefault(call.parent, owners[call.index])
     for call in calls:
         choice = 0 if call.request is None else call.index - call.request
-        owners.setdefault(call.index, choice if choice < len(endings) else 0)
+        owners.setdefault(call.index, (choice if (choice, "") in endings else 0, ""))
     return owners
 
 
@@ -71,7 +96,7 @@ def _renumber(call: Call, calls: Sequence[Call], indices: Mapping[int, int]) -> 
 
 def _renumber_ending(ending: Ending, indices: Mapping[int, int]) -> Ending:
     def renumbered(values: Mapping[int, V]) -> dict[int, V]:
-        return {indices[index]: value for index, value in values.items()}
+        return {indices[index]: value for index, value in values.items() if index in indices}  # else not recorded
 
     return dataclasses.replace(
         ending,

@@ -27,7 +27,8 @@ class Access(Protocol):
     was refused because the run has used up the model's tokens.
 
     `close` revokes the access (calls in progress are abandoned, later ones refused) and returns the recorded calls. It
-    is quick and may be called from any thread. `allow` multiplies the limit of calls, for an attempt that makes several
+    is quick and may be called from any thread. After that, `discard` removes what was kept until the judge has
+    looked at it (the folders of commands). `allow` multiplies the limit of calls, for an attempt that makes several
     rollouts.
     """
 
@@ -47,6 +48,7 @@ class Access(Protocol):
     def exhausted(self) -> TokenCapError | None: ...
     def allow(self, num_rollouts: int) -> None: ...
     def close(self) -> tuple[Call, ...]: ...
+    def discard(self) -> None: ...
 
 
 class RolloutModels:
@@ -106,3 +108,5 @@ class RolloutModels:
         finally:
             for access in self.auxiliary.values():
                 access.close()
+            for access in (self.policy, *self.auxiliary.values()):
+                access.discard()

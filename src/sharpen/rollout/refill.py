@@ -10,7 +10,7 @@ Source: dynamic sampling, DAPO, arXiv 2503.14476, section 3.2 (there with rounds
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sharpen.types import Group
@@ -20,8 +20,8 @@ from sharpen.types import Group
 class StepRollouts:
     """The groups of a step: first those of its batch, then those of `refill_rounds` refill rounds.
 
-    `batch_size` usable groups were requested, and `usable` of the groups can train. The refill took `refill_s` of the
-    `seconds`.
+    `batch_size` usable groups were requested, and `usable` of the groups can train. Groups at the side of others are
+    neither requested nor counted. The refill took `refill_s` of the `seconds`.
     """
 
     groups: tuple[Group, ...]
@@ -34,7 +34,7 @@ class StepRollouts:
     @property
     def refill_tasks(self) -> int:
         """How many tasks were rolled out to replace groups that cannot train."""
-        return len(self.groups) - self.batch_size
+        return _num_tasks(self.groups) - self.batch_size
 
     def metrics(self) -> dict[str, float]:
         """Return the amount and cost of the refill, as numbers to log."""
@@ -42,9 +42,17 @@ class StepRollouts:
             "refill/tasks": float(self.refill_tasks),
             "refill/rounds": float(self.refill_rounds),
             "refill/usable_groups": float(self.usable),
-            "refill/sampled_tokens": float(sum(num_sampled_tokens(group) for group in self.groups[self.batch_size :])),
+            "refill/sampled_tokens": float(sum(map(num_sampled_tokens, self.further()))),
             "refill/s": self.refill_s,
         }
+
+    def further(self) -> Iterator[Group]:
+        """Yield the groups of the refill rounds, and those at their side."""
+        number = 0
+        for group in self.groups:
+            number += group.beside is None
+            if number > self.batch_size:
+                yield group
 
     def note(self) -> str:
         """Return one line of text about the refill; empty if there was none."""
@@ -72,12 +80,12 @@ def roll_out(
     began = time.perf_counter()
     groups = draw(batch_size, 0)
     refill_began, rounds = time.perf_counter(), 0
-    usable = sum(map(trains, groups))
-    while (count := min(batch_size - usable, max_refill_tasks - (len(groups) - batch_size))) > 0:
+    usable = sum(group.beside is None and trains(group) for group in groups)
+    while (count := min(batch_size - usable, max_refill_tasks - (_num_tasks(groups) - batch_size))) > 0:
         check(groups)
         rounds += 1
         further = draw(count, rounds)
-        usable += sum(map(trains, further))
+        usable += sum(group.beside is None and trains(group) for group in further)
         groups = [*groups, *further]
     ended = time.perf_counter()
     return StepRollouts(
@@ -88,6 +96,10 @@ def roll_out(
         seconds=ended - began,
         refill_s=ended - refill_began if rounds else 0.0,
     )
+
+
+def _num_tasks(groups: Sequence[Group]) -> int:
+    return sum(group.beside is None for group in groups)
 
 
 def num_sampled_tokens(group: Group) -> int:

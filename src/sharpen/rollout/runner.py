@@ -12,7 +12,8 @@ Failures that the model did not cause are retried (see `retries`), in a new sess
 its own message.
 
 If the workflow makes whole groups, one attempt makes all rollouts of a group and takes as many slots. It ends, fails
-and is retried as one; `members` divides its calls among the rollouts.
+and is retried as one; `members` divides its calls among the rollouts. So it does where a rollout answered
+further questions that are trained: those are groups at the side of the task's.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from sharpen.errors import RolloutError
 from sharpen.rollout.attempt import Ending
 from sharpen.rollout.choices import mark_unused, multi_choice_requests
 from sharpen.rollout.in_process import Attempt, AttemptRequest, AttemptRunner, Opener
-from sharpen.rollout.members import divide
+from sharpen.rollout.members import divide, side_groups
 from sharpen.rollout.retries import is_final
 from sharpen.types import MODEL_CAUSED, Call, CallStatus, Group, Outcome, Rollout, Task
 
@@ -58,6 +59,14 @@ class _Ticket:
     @property
     def id(self) -> str:
         return f"{self.group_id}/{self.index}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Made:
+    """One rollout, and what its workflow answered to other questions beside it."""
+
+    rollout: Rollout
+    beside: Mapping[str, Rollout]
 
 
 class RolloutRunner:
@@ -233,32 +242,33 @@ class RolloutRunner:
             raise
         finally:
             self._groups.discard(this)
-        counted = [rollout for attempts in ended for rollout in attempts[-1]]
-        return Group(
+        counted = [made for attempts in ended for made in attempts[-1]]
+        group = Group(
             id=group_id,
             task=task,
             version=version,
-            rollouts=tuple(counted[:size]),
-            baseline=counted[size] if len(counted) > size else None,
-            attempts=tuple(rollout for attempts in ended for failed in attempts[:-1] for rollout in failed),
+            rollouts=tuple(made.rollout for made in counted[:size]),
+            baseline=counted[size].rollout if len(counted) > size else None,
+            attempts=tuple(made.rollout for attempts in ended for failed in attempts[:-1] for made in failed),
         )
+        return side_groups(group, [made.beside for made in counted[:size]])
 
-    async def _rollouts(self, ticket: _Ticket, on_rollout: OnRollout | None) -> list[tuple[Rollout, ...]]:
+    async def _rollouts(self, ticket: _Ticket, on_rollout: OnRollout | None) -> list[tuple[_Made, ...]]:
         """Make all attempts of a ticket and return their rollouts. The last attempt counts."""
-        attempts: list[tuple[Rollout, ...]] = []
+        attempts: list[tuple[_Made, ...]] = []
         failed = 0
         async with self._take_slots(ticket.size):
             while True:
-                rollouts, result = await self._attempt(ticket, len(attempts))
-                attempts.append(rollouts)
+                made, result = await self._attempt(ticket, len(attempts))
+                attempts.append(made)
                 failed += result.ending.counts_as_attempt
                 if result.ending.outcome == Outcome.OK or failed >= self._config.max_attempts:
                     break
-                if is_final(rollouts[0], server_failed=result.ending.server_failed, evaluation=ticket.evaluation):
+                if is_final(made[0].rollout, server_failed=result.ending.server_failed, evaluation=ticket.evaluation):
                     break
         if on_rollout is not None:
-            for rollout in rollouts:
-                on_rollout(rollout)
+            for one in made:
+                on_rollout(one.rollout)
         return attempts
 
     @contextlib.asynccontextmanager
@@ -276,7 +286,7 @@ class RolloutRunner:
             for _ in range(held):
                 self._slots.release()
 
-    async def _attempt(self, ticket: _Ticket, attempt: int) -> tuple[tuple[Rollout, ...], Attempt]:
+    async def _attempt(self, ticket: _Ticket, attempt: int) -> tuple[tuple[_Made, ...], Attempt]:
         """Make one attempt, and return the records of its rollouts and its result."""
         request = AttemptRequest(
             task=ticket.task,
@@ -287,17 +297,25 @@ class RolloutRunner:
         )
         result = await self._attempts.run(request)
         assert self._whole_groups or not result.ending.members
-        results = divide(result, ticket.size) if self._whole_groups else [result]
-        rollouts = [self._record(ticket, ticket.index + place, attempt, part) for place, part in enumerate(results)]
-        return tuple(rollouts), result
+        several = self._whole_groups or result.ending.beside
+        results = divide(result, ticket.size) if several else [result]
+        made = [self._made(ticket, ticket.index + place, attempt, part) for place, part in enumerate(results)]
+        return tuple(made), result
 
-    def _record(self, ticket: _Ticket, index: int, attempt: int, result: Attempt) -> Rollout:
+    def _made(self, ticket: _Ticket, index: int, attempt: int, result: Attempt) -> _Made:
+        beside = {
+            name: self._record(ticket, f"{ticket.group_id}~{name}", index, attempt, part)
+            for name, part in result.beside.items()
+        }
+        return _Made(rollout=self._record(ticket, ticket.group_id, index, attempt, result), beside=beside)
+
+    def _record(self, ticket: _Ticket, group_id: str, index: int, attempt: int, result: Attempt) -> Rollout:
         """Return the record of one rollout."""
         ending, calls = result.ending, result.calls
         reward = self._config.failure_reward if ending.outcome in MODEL_CAUSED else ending.reward
         return Rollout(
-            id=f"{ticket.group_id}/{index}",
-            group_id=ticket.group_id,
+            id=f"{group_id}/{index}",
+            group_id=group_id,
             task_id=ticket.task.id,
             index=index,
             attempt=attempt,

@@ -146,22 +146,24 @@ class RolloutStatistics:
 
 
 def summarize(groups: Iterable[Group]) -> RolloutStatistics:
-    """Return the statistics of the groups' last attempts. Earlier attempts are only counted."""
+    """Return the statistics of the groups' last attempts. Earlier attempts are only counted. Groups at the side of
+    others have no part in the figures of rewards."""
     groups = tuple(groups)
+    of_tasks = [group for group in groups if group.beside is None]
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     attempts = [rollout for group in groups for rollout in group.attempts]
-    rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+    rewards = [one.reward for group in of_tasks for one in group.rollouts if one.reward is not None]
     calls = [call for rollout in rollouts for call in rollout.calls]
     failed = [rollout for rollout in rollouts if rollout.outcome not in (Outcome.OK, Outcome.FILTERED)]
     excluded = [rollout for rollout in rollouts if not rollout.scored and rollout.outcome != Outcome.FILTERED]
     silent = [rollout for rollout in rollouts if rollout.outcome == Outcome.OK and rollout.num_answers == 0]
     chosen = [failed for group in groups for failed, _ in replacements(group)]
     return RolloutStatistics(
-        num_groups=len(groups),
+        num_groups=len(of_tasks),
         num_rollouts=len(rollouts),
         num_excluded=len(excluded),
         dropped=Counter(rollout.error or "" for rollout in rollouts if rollout.outcome == Outcome.FILTERED),
-        num_flat_groups=sum(is_flat(group) for group in groups),
+        num_flat_groups=sum(is_flat(group) for group in of_tasks),
         num_without_calls=len(silent),
         seconds_without_calls=_median([rollout.seconds for rollout in silent]),
         seconds_with_calls=_median([rollout.seconds for rollout in rollouts if rollout.num_answers]),

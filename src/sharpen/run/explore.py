@@ -34,6 +34,7 @@ from sharpen.rollout.refill import StepRollouts, num_sampled_tokens
 from sharpen.rollout.statistics import summarize
 from sharpen.run.data import read_tasks
 from sharpen.run.explorer import Explorer
+from sharpen.run.former_formats import with_former_formats
 from sharpen.run.identity import Identity, model_identity, rows_identity
 from sharpen.run.lock import locked
 from sharpen.run.receiver import exchange_folder, wait_for
@@ -41,6 +42,9 @@ from sharpen.run.same_run import IDENTITY, RunRecord, check_same_run, read_recor
 from sharpen.tasks.order import Order
 from sharpen.tasks.selection import make_order
 from sharpen.types import Task
+
+EXPLORER = "explore"
+"""The explorer's folder in that of the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +63,7 @@ def explore(
     config_path: Path | None = None,
 ) -> Exploration:
     """Roll out all batches of the run that are not in its exchange yet. Raises what `tune()` raises."""
+    resolved = with_former_formats(resolved, EXPLORER)
     config = resolved.config
     job = decide_rollouts(config, workflow, judge)
     data = read_tasks(job.recipe)
@@ -72,7 +77,7 @@ def explore(
         store = stack.enter_context(
             contextlib.closing(open_store(config.exchange, run_dir, f"{config.project}/{config.name}"))
         )
-        lines = stack.enter_context(_open_folder(run_dir / "explore", resolved, config_path, identities))
+        lines = stack.enter_context(_open_folder(run_dir / EXPLORER, resolved, config_path, identities))
         stack.enter_context(stop_signals())
         stack.enter_context(lasting_output())
         display = stack.enter_context(contextlib.closing(Display(total, sys.stdout)))

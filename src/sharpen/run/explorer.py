@@ -186,7 +186,7 @@ class Explorer:
         if refill_round:
             flight = self._launch(self._order.draw(count), self._trained + 1, f"refill-{refill_round}/")
         groups = self._serving.runner.collect(flight.futures)
-        operated = self._operators.on_groups(groups)
+        operated = self._operators.on_groups([part for group in groups for part in group.with_side])
         for place, group in zip(flight.places, groups, strict=True):
             rewards = [rollout.reward for rollout in group.scored if rollout.answered and rollout.reward is not None]
             if rewards:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sharpen.certificate.certificate import write_certificate
+from sharpen.execution.model_formats import model_formats, serve_options
 from sharpen.monitor.curve import draw_loss_curve, draw_reward_curve
 from sharpen.monitor.statistics import by_mode, rewards_are_binary
 from sharpen.monitor.summary import Summary, peak_memory_mb, process_seconds, write_summary
@@ -97,7 +98,7 @@ def result(loop: Loop, site: Site, verdict: Verdict) -> TuneResult:
         verdict,
         _reward_picture(loop, site),
         tensorboard=site.job.config.monitor_type == "tensorboard",
-        tool_call_parser=site.job.config.model.tool_call_parser,
+        options=serve_options(model_formats(site.job.config.model, site.job.folder)),
     )
     last = pointed(directory.path, "latest")
     assert last is not None, "the last step is always saved"

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from sharpen.token_masks import TokenMasks
 from sharpen.trainer.checkpoint import SavedState
 from sharpen.trainer.model import Scorer, TrainedModel
 from sharpen.trainer.packing import Pack
@@ -30,12 +31,22 @@ class Loss(ABC):
 
     algorithm: Any
 
-    def __init__(self, policy: TrainedModel, *, max_tokens: int, reference: Scorer | None, team: Team) -> None:
-        """`max_tokens` is the largest number of computed tokens of a pack."""
+    def __init__(
+        self,
+        policy: TrainedModel,
+        *,
+        max_tokens: int,
+        reference: Scorer | None,
+        team: Team,
+        masks: TokenMasks | None = None,
+    ) -> None:
+        """`max_tokens` is the largest number of computed tokens of a pack. `masks` are those of the policy, for tokens
+        that were sampled under a constraint."""
         self._policy = policy
         self._max_tokens = max_tokens
         self._reference = reference
         self._team = team
+        self._masks = masks
 
     @abstractmethod
     def begin(
@@ -74,7 +85,7 @@ class Loss(ABC):
         return parts
 
     def _packs(self, experiences: Sequence[Experience]) -> list[Pack]:
-        return self._team.packs(experiences, self._max_tokens)
+        return self._team.packs(experiences, self._max_tokens, self._masks)
 
     def _each(
         self, parts: Sequence[Part], score: Callable[[Pack], torch.Tensor]

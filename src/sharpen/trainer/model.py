@@ -4,8 +4,7 @@ In: a model directory, and `Pack`s. Out: for each loss entry the logprob of its 
 entropy. Weights are kept in fp32; with `bfloat16`, matrix products are computed in it (autocast). The model is always
 in evaluation mode: with dropout, its logprobs would differ from those of the engine.
 
-Shape suffixes: N computed tokens of a pack, E loss entries, R distinct (hidden state, temperature) pairs, V vocabulary,
-C hidden size.
+Shape suffixes: N computed tokens of a pack, E loss entries, R rows (`scores.rows_of`), V vocabulary, C hidden size.
 """
 
 from __future__ import annotations
@@ -26,7 +25,16 @@ from sharpen.errors import ModelError
 from sharpen.trainer.attention import NAME, TreeLayout, choose_varlen
 from sharpen.trainer.liger import take_out, use_liger
 from sharpen.trainer.packing import IndexArray, Pack, Segment
-from sharpen.trainer.scores import OtherModel, PackScores, RowStatistic, max_logits_on, rows_of, score_rows, to_device
+from sharpen.trainer.scores import (
+    OtherModel,
+    PackScores,
+    RowStatistic,
+    max_logits_on,
+    row_masks,
+    rows_of,
+    score_rows,
+    to_device,
+)
 from sharpen.trainer.sharding import one_pass, shard
 from sharpen.trainer.varlen import Varlen
 
@@ -168,26 +176,29 @@ class TrainedModel:
         compared: OtherModel | None = None,
         statistic: RowStatistic | None = None,
     ) -> PackScores:
-        """Return logprobs and entropies of the pack's entries at each entry's temperature, and their divergence from
-        `compared` or their `statistic` (not both). Entropies have a gradient only with `entropy_gradient`."""
+        """Return logprobs and entropies of the pack's entries at each entry's temperature and under its constraint, and
+        their divergence from `compared` or their `statistic` (not both). Entropies have a gradient only with
+        `entropy_gradient`."""
         device = self.device
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16):
-            predict_R, temperatures_R, row_E = rows_of(pack)
-            tempered = bool((temperatures_R != 1.0).any())  # dividing by 1 would waste a pass over all logits
+            rows = rows_of(pack)
+            tempered = bool((rows.temperatures_R != 1.0).any())  # dividing by 1 would waste a pass over all logits
+            masks = row_masks(pack, rows, device)
 
             def compute() -> tuple[torch.Tensor, ...]:
                 hidden_NC = self._hidden(pack.ids_N, pack.positions_N, pack.segments)
-                hidden_RC = hidden_NC.index_select(0, to_device(predict_R, device))
+                hidden_RC = hidden_NC.index_select(0, to_device(rows.predict_R, device))
                 return score_rows(
                     self.module.get_output_embeddings(),
                     hidden_RC,
-                    to_device(temperatures_R, device) if tempered else None,
-                    row_E,
+                    to_device(rows.temperatures_R, device) if tempered else None,
+                    rows.row_E,
                     pack.targets_E,
                     entropy_gradient,
                     compared,
                     statistic,
                     self._max_logits,
+                    masks,
                 )
 
             scores = one_pass(self.module, compute)
@@ -224,7 +235,7 @@ class TrainedModel:
         device = self.device
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16):
             (hidden_NC,) = one_pass(self.module, lambda: (self._hidden(pack.ids_N, pack.positions_N, pack.segments),))
-            hidden_RC = hidden_NC.index_select(0, to_device(rows_of(pack)[0], device))
+            hidden_RC = hidden_NC.index_select(0, to_device(rows_of(pack).predict_R, device))
         return OtherModel(hidden_RC=hidden_RC, head=self.module.get_output_embeddings(), divergence=divergence)
 
     def read(self, pack: Pack, head: torch.nn.Linear) -> torch.Tensor:

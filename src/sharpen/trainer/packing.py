@@ -18,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpen.errors import CallError
+from sharpen.token_masks import TokenMasks
+from sharpen.trainer.constrained import ConstrainedCall, ConstrainedEntries
 from sharpen.types import BoolArray, Experience, FloatArray, IntArray
 
 IndexArray = npt.NDArray[np.int64]
@@ -47,6 +49,7 @@ class Pack:
     `predict_E` is the index in N of the token whose hidden state predicts the entry's target. `rollouts_E` indexes
     `rollout_ids`, which is the same for all packs of an update; `tokens_E` is the target's position in its sequence.
     `truncated_E` is whether the target was sampled from a truncated distribution, which `logprobs_E` is then of.
+    `constrained` has the masks of the entries that were sampled under a constraint; None if there are none.
     `num_sequence_tokens` is the length of all sequences, counting shared prefixes each time.
     """
 
@@ -67,6 +70,7 @@ class Pack:
     rollout_ids: tuple[str, ...]
     num_sequences: int
     num_sequence_tokens: int
+    constrained: ConstrainedEntries | None = None
 
     @property
     def num_computed_tokens(self) -> int:
@@ -104,29 +108,34 @@ class _Node:
 
 
 def pack(
-    experiences: Sequence[Experience], max_tokens: int, *, min_shared_tokens: int = MIN_SHARED_TOKENS
+    experiences: Sequence[Experience],
+    max_tokens: int,
+    *,
+    masks: TokenMasks | None = None,
+    min_shared_tokens: int = MIN_SHARED_TOKENS,
 ) -> list[Pack]:
     """Pack sequences in the given order, with at most `max_tokens` computed tokens per pack (a longer sequence gets its
     own).
 
-    The sequences of a group stay together if they fit. Sequences without loss tokens are left out. Raises `CallError`
-    if the first token of a sequence carries loss, because nothing predicts it.
+    The sequences of a group stay together if they fit. Sequences without loss tokens are left out. `masks` are those of
+    the model whose engine sampled the tokens, for calls with a constraint. Raises `CallError` if the first token of a
+    sequence carries loss, because nothing predicts it, or if a call has a constraint and there are no `masks`.
     """
     rollout_ids = tuple(dict.fromkeys(experience.rollout_id for experience in experiences))
     packs = []
-    builder = _Builder(max_tokens, min_shared_tokens)
+    builder = _Builder(max_tokens, min_shared_tokens, masks)
     for group in _groups(experiences):
         if builder.add(group):
             continue
         if not builder.empty:
             packs.append(builder.build(rollout_ids))
-            builder = _Builder(max_tokens, min_shared_tokens)
+            builder = _Builder(max_tokens, min_shared_tokens, masks)
         if builder.add(group):
             continue
         for experience in sorted(group, key=lambda member: member.ids_T.tolist()):  # so that neighbours share most
             if not builder.add([experience]):
                 packs.append(builder.build(rollout_ids))
-                builder = _Builder(max_tokens, min_shared_tokens)
+                builder = _Builder(max_tokens, min_shared_tokens, masks)
                 builder.add([experience])
     if not builder.empty:
         packs.append(builder.build(rollout_ids))
@@ -136,8 +145,9 @@ def pack(
 class _Builder:
     """Builds one pack."""
 
-    def __init__(self, max_tokens: int, min_shared: int) -> None:
+    def __init__(self, max_tokens: int, min_shared: int, masks: TokenMasks | None) -> None:
         self._max_tokens = max_tokens
+        self._masks = masks
         self._min_shared = min_shared
         self._chosen: list[Experience] = []
         self._root = _Node(np.empty(0, np.int32))
@@ -192,6 +202,7 @@ class _Builder:
             rollout_ids=rollout_ids,
             num_sequences=len(self._chosen),
             num_sequence_tokens=sum(len(experience.ids_T) for experience in self._chosen),
+            constrained=_constrained(self._chosen, self._masks),
             **entries,
         )
 
@@ -267,3 +278,22 @@ def _entries(
             truncated_E=experience.truncated_T[targets],
         )
     return {name: np.concatenate(arrays) for name, arrays in columns.items()}
+
+
+def _constrained(experiences: Sequence[Experience], masks: TokenMasks | None) -> ConstrainedEntries | None:
+    """Return the constrained entries of a pack, whose entries are in the order of `_entries`."""
+    calls, start = [], 0
+    for experience in experiences:
+        targets = np.flatnonzero(experience.loss_mask_T)
+        for index, constraint in experience.constraints.items():
+            at_S = np.flatnonzero(experience.calls_T[targets] == index)
+            calls.append(
+                ConstrainedCall(
+                    constraint=constraint,
+                    ids_S=experience.ids_T[targets[at_S]],
+                    entries_S=start + at_S,
+                    where=f"call {index} of rollout {experience.rollout_id}",
+                )
+            )
+        start += len(targets)
+    return ConstrainedEntries(calls, start, masks) if calls else None

@@ -23,6 +23,7 @@ from sharpen.algorithm.kl import adapt_coefficient
 from sharpen.algorithm.objective import ObjectiveSums, policy_objective
 from sharpen.algorithm.presets import Algorithm
 from sharpen.errors import ParityError
+from sharpen.token_masks import TokenMasks
 from sharpen.trainer.checkpoint import SavedState
 from sharpen.trainer.credit import Credit, assign
 from sharpen.trainer.critic import Critic
@@ -65,12 +66,13 @@ class RolloutLoss(Loss):
         teacher: Teacher | None,
         tolerance: Tolerance,
         team: Team,
+        masks: TokenMasks | None = None,
     ) -> None:
-        """Pass `reference`, `critic` and `teacher` if, and only if, the algorithm needs them."""
+        """Pass `reference`, `critic` and `teacher` if, and only if, the algorithm needs them. `masks`: see `Loss`."""
         assert (reference is not None) == algorithm.needs_reference
         assert (critic is not None) == algorithm.needs_critic
         assert (teacher is not None) == algorithm.needs_teacher
-        super().__init__(policy, max_tokens=max_tokens, reference=reference, team=team)
+        super().__init__(policy, max_tokens=max_tokens, reference=reference, team=team, masks=masks)
         self.algorithm: Algorithm = algorithm
         self.tolerance = tolerance
         self._critic = critic

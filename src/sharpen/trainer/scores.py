@@ -4,7 +4,7 @@ In: hidden states at a pack's rows, output embeddings. Out: logprob and entropy 
 another model or a statistic of its distribution. Logits are the largest tensors of training, so their number is
 limited: beyond the limit they are computed in chunks, and again in the backward pass.
 
-Shape suffixes: E loss entries, R distinct (hidden state, temperature) pairs, V vocabulary, C hidden size.
+Shape suffixes: E loss entries, R rows (distinct hidden state, temperature and mask), V vocabulary, C hidden size.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from sharpen.token_masks import forbid
+from sharpen.trainer.constrained import FORBIDDEN, UNCONSTRAINED, RowMasks
 from sharpen.trainer.output import output_logits
 from sharpen.trainer.packing import IndexArray, Pack
 from sharpen.types import FloatArray
@@ -72,9 +74,11 @@ def score_rows(
     compared: OtherModel | None,
     statistic: RowStatistic | None,
     max_logits: int,
+    masks: RowMasks | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """Return logprob, entropy, and divergence or statistic of each entry. Entries are sorted by row, so that a chunk of
-    rows (at most `max_logits` logits) covers a range of entries; results are in the original order."""
+    """Return logprob, entropy, and divergence or statistic of each entry, all among the tokens that `masks` allow.
+    Entries are sorted by row, so that a chunk of rows (at most `max_logits` logits) covers a range of entries; results
+    are in the original order."""
     device = hidden_RC.device
     order_E = np.argsort(row_E, kind="stable")
     sorted_row_E = row_E[order_E]
@@ -92,12 +96,11 @@ def score_rows(
             to_device(targets_E[order_E[first:last]], device),
         )
         other = None if compared is None else compared.rows(start, stop)
+        options = (entropy_gradient, other, statistic, None if masks is None else masks.chunk(start, stop))
         if num_rows > chunk and torch.is_grad_enabled():
-            parts.append(
-                checkpoint(_score_chunk, head, *inputs, entropy_gradient, other, statistic, use_reentrant=False)
-            )
+            parts.append(checkpoint(_score_chunk, head, *inputs, *options, use_reentrant=False))
         else:
-            parts.append(_score_chunk(head, *inputs, entropy_gradient, other, statistic))
+            parts.append(_score_chunk(head, *inputs, *options))
     back_E = to_device(np.argsort(order_E), device)
     return tuple(torch.cat(chunks)[back_E] for chunks in zip(*parts, strict=True))
 
@@ -111,13 +114,17 @@ def _score_chunk(
     entropy_gradient: bool,
     compared: OtherModel | None,
     statistic: RowStatistic | None,
+    masks: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> tuple[torch.Tensor, ...]:
-    """Return logprob and entropy of each entry, and its statistic or its divergence from `compared`, if given."""
+    """Return logprob and entropy of each entry, and its statistic or its divergence from `compared`, if given. `masks`
+    are those of `RowMasks.chunk`."""
     logits_RV = output_logits(head, hidden_RC)
     exact = torch.promote_types(logits_RV.dtype, torch.float32)
 
     def tempered(logits_RV: torch.Tensor) -> torch.Tensor:
-        return logits_RV if temperatures_R is None else logits_RV / temperatures_R.to(exact)[:, None]
+        if temperatures_R is not None:
+            logits_RV = logits_RV / temperatures_R.to(exact)[:, None]
+        return logits_RV if masks is None else forbid(logits_RV, *masks, FORBIDDEN)
 
     scaled_RV = tempered(logits_RV.to(exact))
     logprobs_RV = scaled_RV.log_softmax(dim=-1)
@@ -136,11 +143,39 @@ def _score_chunk(
     return logprobs_RV[row_E, targets_E], entropy_R[row_E], divergence_R[row_E]
 
 
-def rows_of(pack: Pack) -> tuple[IndexArray, FloatArray, IndexArray]:
-    """Return the distinct (hidden state, temperature) pairs, as two arrays, and the pair's number for each entry."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """The distinct (hidden state, temperature, mask) of a pack's entries, the mask's number or `UNCONSTRAINED`; and the
+    number of its row for each entry."""
+
+    predict_R: IndexArray
+    temperatures_R: FloatArray
+    mask_R: IndexArray
+    row_E: IndexArray
+
+
+def rows_of(pack: Pack) -> Rows:
+    """Return the rows of a pack."""
     temperatures, temperature_E = np.unique(pack.temperatures_E, return_inverse=True)
-    key_R, row_E = np.unique(pack.predict_E * len(temperatures) + temperature_E, return_inverse=True)
-    return key_R // len(temperatures), temperatures[key_R % len(temperatures)], row_E
+    key_E, num_masks = pack.predict_E * len(temperatures) + temperature_E, 0
+    if pack.constrained is not None:
+        num_masks = len(pack.constrained.masks_MW)
+        key_E = key_E * (num_masks + 1) + pack.constrained.mask_E - UNCONSTRAINED
+    key_R, row_E = np.unique(key_E, return_inverse=True)
+    key_R, mask_R = np.divmod(key_R, num_masks + 1)
+    return Rows(
+        predict_R=key_R // len(temperatures),
+        temperatures_R=temperatures[key_R % len(temperatures)],
+        mask_R=mask_R + UNCONSTRAINED,
+        row_E=row_E,
+    )
+
+
+def row_masks(pack: Pack, rows: Rows, device: torch.device) -> RowMasks | None:
+    """Return the masks of a pack's rows on a device; None if no entry has one."""
+    if pack.constrained is None:
+        return None
+    return RowMasks(mask_R=rows.mask_R, masks_MW=to_device(pack.constrained.masks_MW, device))
 
 
 def to_device(values: np.ndarray[Any, Any] | torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from sharpen.errors import SharpenError
+from sharpen.token_masks import TokenMasks
 from sharpen.trainer.packing import Pack, Segment, pack
 from sharpen.trainer.sharding import whole
 from sharpen.types import Experience
@@ -75,9 +76,9 @@ class Team:
     def divide(self, model: TrainedModel, *, cpu_offload: bool, keep_head: bool = False) -> None:
         """Shard a model that every rank has loaded; see `sharding.shard`."""
 
-    def packs(self, experiences: Sequence[Experience], max_tokens: int) -> list[Pack]:
+    def packs(self, experiences: Sequence[Experience], max_tokens: int, masks: TokenMasks | None = None) -> list[Pack]:
         """Pack sequences; see `packing.pack`. For several ranks, choose the size of packs that balances their work."""
-        return pack(experiences, max_tokens)
+        return pack(experiences, max_tokens, masks=masks)
 
     def map(self, items: Sequence[Item], compute: Callable[[Item], Result], idle: Callable[[], object]) -> list[Result]:
         """Compute each item on one of the ranks, and return all results. `idle` makes the pass of a rank that has no
@@ -132,14 +133,15 @@ class Ranks(Team):
         with torch.no_grad():
             model.score(IDLE)  # FSDP notes in the first pass which weights are trained: adapters must be on
 
-    def packs(self, experiences: Sequence[Experience], max_tokens: int) -> list[Pack]:
+    def packs(self, experiences: Sequence[Experience], max_tokens: int, masks: TokenMasks | None = None) -> list[Pack]:
         """See `Team.packs`. If the packs cannot be dealt out evenly, smaller ones are tried, to reduce waiting."""
-        largest = pack(experiences, max_tokens)
+        largest = pack(experiences, max_tokens, masks=masks)
         rounds = -(-len(largest) // self.size)
         if not largest or len(largest) == rounds * self.size:
             return largest
         share = sum(part.num_computed_tokens for part in largest) / (rounds * self.size)
-        smaller = [pack(experiences, min(max_tokens, int(share * slack) + 1)) for slack in (1.0, 1.15, 1.4)]
+        limits = [min(max_tokens, int(share * slack) + 1) for slack in (1.0, 1.15, 1.4)]
+        smaller = [pack(experiences, limit, masks=masks) for limit in limits]
         return min([largest, *smaller], key=self._cost)
 
     def map(self, items: Sequence[Item], compute: Callable[[Item], Result], idle: Callable[[], object]) -> list[Result]:

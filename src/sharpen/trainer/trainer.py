@@ -18,6 +18,7 @@ import torch
 from sharpen.algorithm.presets import Algorithm
 from sharpen.algorithm.supervised import SupervisedAlgorithm
 from sharpen.config.trainer import TrainerConfig
+from sharpen.token_masks import TokenMasks
 from sharpen.trainer import checkpoint
 from sharpen.trainer.critic import Critic
 from sharpen.trainer.lora import adapters_line
@@ -53,9 +54,11 @@ class Trainer:
         tolerance: Tolerance | None = None,
         rounding: Rounding | None = None,
         team: Team | None = None,
+        masks: TokenMasks | None = None,
     ) -> None:
         """Train `policy`. Pass `reference`, `critic` and `teacher` if, and only if, the algorithm needs them. If `team`
-        has several ranks, all models must be sharded already. `tolerance` defaults to one based on `rounding`."""
+        has several ranks, all models must be sharded already. `tolerance` defaults to one based on `rounding`. `masks`
+        are those of the policy, for tokens that were sampled under a constraint."""
         self.version = 0
         self.policy = policy
         self.rounding = rounding
@@ -76,6 +79,7 @@ class Trainer:
                 teacher=teacher,
                 tolerance=tolerance or Tolerance.of(policy.compute_dtype, measured),
                 team=self._team,
+                masks=masks,
             )
         self._optimizer = Optimizer(
             policy.parameters(), config, peak_learning_rate=learning_rate, planned_updates=planned_updates
@@ -109,6 +113,7 @@ class Trainer:
             tolerance=tolerance,
             rounding=roles.rounding,
             team=team,
+            masks=TokenMasks.of_folder(plan.model_path),
         )
 
     @property

@@ -41,6 +41,9 @@ class OwnModel:
         """Return no calls: none was recorded. Access cannot be revoked."""
         return ()
 
+    def discard(self) -> None:
+        """Do nothing: nothing was kept."""
+
 
 def with_own_models(arguments: Mapping[str, Any]) -> OpenModels:
     """Return an opener that passes `arguments` unchanged, except that a model of AgentScope is a copy that counts."""

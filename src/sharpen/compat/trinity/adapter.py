@@ -4,19 +4,9 @@ In: the class (or its registered name), the run's `task_args` and `workflow_args
 auxiliary_models)`, whose result holds the reward of each call. Each rollout gets a `Task`, a `ModelWrapper` and a
 workflow object of its own.
 
-What a workflow returns, and what comes of it:
-
-- experiences of this rollout, each with a finite reward: the rollout's reward is that of the last call, and counts
-  once; what was written on each call is kept, and never added up; calls that were not returned, or masked out, are not
-  trained
-- `exp.info["step_reward"]`: the reward of that step, which is added to those of the other steps where an algorithm uses
-  rewards of steps; `exp.info["env_state_hash"]`: the state of the environment in which the step began
-- no experience, one without a reward, or one whose reward is not finite: this rollout fails
-- something that is no list of experiences, experiences of another rollout or of an auxiliary model, of several runs, or
-  changed in place: a `ConfigError`, which stops the run
-
-A class with `can_repeat` makes all rollouts of a group in one run (`group`), unless its `run` treats the answers one by
-one (`workflow.each_alone`): then that is left to the runner.
+What comes of the experiences that a workflow returns, `results` says. A class with `can_repeat` makes all rollouts of a
+group in one run (`group`), unless its `run` treats the answers one by one (`workflow.each_alone`): then that is left to
+the runner.
 """
 
 from __future__ import annotations
@@ -24,46 +14,27 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import math
 import typing
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from sharpen.compat.trinity.experience import Experience, is_number
-from sharpen.compat.trinity.group import by_run
 from sharpen.compat.trinity.model import ModelWrapper
 from sharpen.compat.trinity.registry import REWARD_FUNCTIONS, WORKFLOWS
+from sharpen.compat.trinity.results import STEP_REWARD, WorkflowResult, differs, results_of
 from sharpen.compat.trinity.rewards import check_reward_function
 from sharpen.compat.trinity.task import TasksetConfig, generation_config, task_of
 from sharpen.compat.trinity.workflow import Workflow, overrides
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
-from sharpen.rollout.attempt import HAS_ARGUMENTS, as_number
+from sharpen.rollout.attempt import HAS_ARGUMENTS
 from sharpen.rollout.user_loop import owner
 
 log = logging.getLogger("sharpen.workflow")
 
-STEP_REWARD, STATE = "step_reward", "env_state_hash"
-"""What of `exp.info` is read, under Trinity-RFT's names."""
 LAST_STEP_COUNTS = "step_wise_grpo"
 """The advantage that is defined by the last step's reward: rewards that differ within a rollout are expected there."""
 
 WorkflowFunction = Callable[..., Awaitable["WorkflowResult | list[WorkflowResult | ValueError]"]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkflowResult:
-    """What a rollout gave, as `Rollout` has it. `call_rewards` is None where an endpoint answered, whose calls have no
-    index; `calls` are the indices of all calls that were returned, trained or not."""
-
-    reward: float
-    metrics: Mapping[str, Any]
-    call_rewards: Mapping[int, float] | None
-    calls: tuple[int, ...] = ()
-    step_rewards: Mapping[int, float] = field(default_factory=dict)
-    states: Mapping[int, str] = field(default_factory=dict)
 
 
 def configured_workflow(workflow: Any, judge: Any, config: RunConfig) -> Any:
@@ -189,8 +160,8 @@ def workflow_function(
             experiences = await _prepared(found, arguments, group_size).run_async()
         else:  # constructed in its thread too: what it opens may belong to one thread (a database connection)
             experiences = await asyncio.to_thread(lambda: _prepared(found, arguments, group_size).run())
-        results = _results(name, experiences, policy, group_size if whole_groups else None)
-        if not warned and any(_differs(result, uses_steps=uses_steps) for result in results):
+        results = results_of(name, experiences, policy, str(given.task_id), group_size if whole_groups else None)
+        if not warned and any(differs(result, uses_steps=uses_steps) for result in results):
             warned = True
             _warn_of_call_rewards(name, no_use_in, uses_steps)
         return results if whole_groups else results[0]  # type: ignore[return-value]
@@ -208,52 +179,6 @@ def _warn_of_call_rewards(name: str, algorithm: str | None, uses_steps: bool) ->
     )
 
 
-def check_experiences(name: str, returned: Any) -> Sequence[Experience]:
-    """What a workflow returned. Raises `ConfigError` if it is no list of experiences."""
-    if not isinstance(returned, Sequence) or not all(isinstance(item, Experience) for item in returned):
-        raise ConfigError(
-            f"workflow {name} returned {_shown(returned)}: return a list of Experience, e.g. those of "
-            "self.model.extract_experience_from_history(), with their reward set"
-        )
-    return returned
-
-
-def result_of(name: str, returned: Any, model: ModelWrapper) -> WorkflowResult:
-    """What a workflow's return value says. Raises `ConfigError` for what would go wrong in every rollout alike, and
-    `ValueError` for what may be this rollout's alone (see the module).
-    """
-    experiences = check_experiences(name, returned)
-    if not experiences:
-        raise ValueError(f"workflow {name} returned no experience: did it call the model before it extracted them?")
-    for experience in experiences:
-        if not experience.came_from(model):
-            raise ConfigError(
-                f"workflow {name} returned an experience of another rollout, or of an auxiliary model: return those of "
-                "self.model, and keep none from one rollout to the next"
-            )
-        experience.check()
-        if experience.reward is None:
-            raise ValueError(f"workflow {name} returned an experience without a reward: set exp.reward")
-        if not math.isfinite(experience.reward):
-            raise ValueError(f"workflow {name} set the reward {experience.reward}: it must be a finite number")
-    runs = {experience.eid.run for experience in experiences}
-    if len(runs) > 1:
-        raise ConfigError(
-            f"workflow {name} returned experiences of {len(runs)} runs (exp.eid.run): a rollout is one run, and "
-            "algorithm.group_size says how many there are of a task"
-        )
-    rewards = _call_rewards(name, experiences)
-    trained = {call.index for experience in experiences if not experience.left_out for call in experience.calls}
-    return WorkflowResult(
-        reward=rewards[max(rewards)] if rewards else _reward_of(experiences[-1]),
-        metrics=_mean_metrics(experiences),
-        call_rewards={index: reward for index, reward in rewards.items() if index in trained} if rewards else None,
-        calls=tuple({call.index: None for experience in experiences for call in experience.calls}),
-        step_rewards=_of_steps(name, experiences),
-        states=_states(experiences),
-    )
-
-
 def _labelled(function: Any, name: str, *, whole_groups: bool) -> WorkflowFunction:
     """The function with what `UserFunctions` reads of it."""
     function.__qualname__ = function.__name__ = name
@@ -264,39 +189,6 @@ def _labelled(function: Any, name: str, *, whole_groups: bool) -> WorkflowFuncti
 
 def _whole_groups(function: WorkflowFunction) -> bool:
     return bool(getattr(function, "whole_groups", False))
-
-
-def _reward_of(experience: Experience) -> float:
-    assert experience.reward is not None
-    return experience.reward
-
-
-def _results(
-    name: str, returned: Any, model: ModelWrapper, group_size: int | None
-) -> list[WorkflowResult | ValueError]:
-    """The result of each rollout of a group, or the only one."""
-    returned = model.recognize(name, check_experiences(name, returned))
-    if group_size is None:
-        return [result_of(name, returned, model)]
-    parts = by_run(name, returned, group_size)
-    return [_result_or_error(name, part, model) for part in parts]
-
-
-def _result_or_error(name: str, experiences: Sequence[Experience], model: ModelWrapper) -> WorkflowResult | ValueError:
-    """One rollout's result, or what made this one fail, of several that one run made."""
-    try:
-        return result_of(name, experiences, model)
-    except ConfigError:
-        raise
-    except ValueError as error:
-        return error
-
-
-def _differs(result: WorkflowResult | ValueError, *, uses_steps: bool) -> bool:
-    """Whether the rewards of a rollout's calls differ, and are no rewards of steps that are made use of."""
-    if isinstance(result, ValueError) or (uses_steps and result.step_rewards):
-        return False
-    return len(set((result.call_rewards or {}).values())) > 1
 
 
 def _auxiliary_argument(annotation: str, models: Mapping[str, Any]) -> list[Any] | None:
@@ -394,72 +286,3 @@ def _check_constructor(workflow: type[Workflow]) -> bool:
         f"workflow {name} cannot be constructed: {reason}; write "
         "`def __init__(self, *, task, model, auxiliary_models=None)`"
     )
-
-
-def _call_rewards(name: str, experiences: Sequence[Experience]) -> dict[int, float]:
-    rewards: dict[int, float] = {}
-    for experience in experiences:
-        assert experience.reward is not None
-        for call in experience.calls:
-            if rewards.setdefault(call.index, experience.reward) != experience.reward:
-                raise ConfigError(
-                    f"workflow {name} returned call {call.index} in two experiences with different rewards, "
-                    f"{rewards[call.index]:g} and {experience.reward:g}: return each call once"
-                )
-    return rewards
-
-
-def _of_steps(name: str, experiences: Sequence[Experience]) -> dict[int, float]:
-    """The rewards of steps, each by the last call of its step."""
-    rewards: dict[int, float] = {}
-    for experience in _once(experiences):
-        value = experience.info.get(STEP_REWARD)
-        if value is None or not experience.calls:
-            continue
-        reward = as_number(value)
-        if reward is None:
-            raise ConfigError(
-                f"workflow {name} set exp.info[{STEP_REWARD!r}] to {_shown(value)}: it must be a number, the reward of "
-                "that step"
-            )
-        if not math.isfinite(reward):
-            raise ValueError(f"workflow {name} set exp.info[{STEP_REWARD!r}] to {reward}: it must be a finite number")
-        index = experience.calls[-1].index
-        if index in rewards:
-            raise ConfigError(
-                f"workflow {name} returned call {index} in two experiences with exp.info[{STEP_REWARD!r}]: return each "
-                "call once"
-            )
-        rewards[index] = reward
-    return rewards
-
-
-def _states(experiences: Sequence[Experience]) -> dict[int, str]:
-    """The states of the environment that the workflow names, each by the first call made in it."""
-    return {
-        experience.calls[0].index: str(experience.info[STATE])
-        for experience in experiences
-        if experience.calls and experience.info.get(STATE) is not None
-    }
-
-
-def _once(experiences: Sequence[Experience]) -> list[Experience]:
-    return list({id(experience): experience for experience in experiences}.values())
-
-
-def _mean_metrics(experiences: Sequence[Experience]) -> dict[str, Any]:
-    """Each metric's mean over the experiences that have it; what is no number goes through, to be warned about."""
-    values: dict[str, list[Any]] = defaultdict(list)
-    for experience in experiences:
-        for name, value in dict(experience.metrics or {}).items():
-            values[name].append(value)
-    means: dict[str, Any] = {}
-    for name, found in values.items():
-        odd = [value for value in found if not is_number(value)]
-        means[name] = odd[0] if odd else sum(map(float, found)) / len(found)
-    return means
-
-
-def _shown(value: Any) -> str:
-    text = " ".join(repr(value).split())
-    return f"{text[:80]} ({type(value).__name__})"

@@ -1,4 +1,4 @@
-"""The workflow of the ReAct guide: AgentScope's `ReActAgent` solves a task with our client in its model.
+"""AgentScope's `ReActAgent` with our client in its model, and the workflow of the ReAct guide, an agent at a task.
 
 In: a task with a question and a truth. Out: the experiences of all the agent's calls, with the reward of its answer.
 AgentScope is imported when the workflow is constructed, not before.
@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 from sharpen.compat.agentscope.console import silence
 from sharpen.compat.trinity.experience import Experience
 from sharpen.compat.trinity.model import ModelWrapper
+from sharpen.compat.trinity.packages import AGENTSCOPE
 from sharpen.compat.trinity.rewards import MathBoxedRewardFn, total
 from sharpen.compat.trinity.task import Task
 from sharpen.compat.trinity.workflow import Workflow
@@ -48,36 +49,22 @@ class AgentScopeReActAgent:
         max_iters: int = 10,
         toolkit: Any = None,
     ) -> None:
-        parts = {
-            name: _agentscope(module, name)
-            for module, name in (
-                ("agent", "ReActAgent"),
-                ("formatter", "OpenAIChatFormatter"),
-                ("model", "OpenAIChatModel"),
-                ("message", "Msg"),
-            )
-        }
-        self.agent_model = parts["OpenAIChatModel"](
-            model_name=model_name, api_key="unused", stream=False, generate_kwargs=generate_kwargs
-        )
-        self.agent_model.client = openai_client
         self.response_structure = response_structure
-        self._message = parts["Msg"]
-        self.agent = parts["ReActAgent"](
-            name="react_agent",
-            sys_prompt=system_prompt,
-            model=self.agent_model,
-            formatter=parts["OpenAIChatFormatter"](),
+        self.agent = react_agent(
+            "react_agent",
+            system_prompt,
+            client=openai_client,
+            model_name=model_name,
+            sampling=generate_kwargs,
             toolkit=toolkit,
-            enable_meta_tool=True,
             max_iters=max_iters,
+            enable_meta_tool=True,
         )
-        silence(self.agent)
+        self.agent_model = self.agent.model
 
     async def reply(self, query: str) -> dict[str, Any]:
         """The agent's structured answer; empty if it gave none."""
-        message = self._message("user", query, role="user")
-        answer = await self.agent.reply(message, structured_model=self.response_structure)
+        answer = await self.agent.reply(user_message(query), structured_model=self.response_structure)
         return dict(answer.metadata or {})
 
 
@@ -98,12 +85,11 @@ class AgentScopeReActWorkflow(Workflow):
         self.query = task.raw_task[task.format_args.prompt_key]
         self.answer = task.raw_task[task.format_args.response_key]
         self.reward_fn = (task.reward_fn or MathBoxedRewardFn)(**task.reward_fn_args)
-        sampling = {"temperature": task.rollout_args.temperature, "max_tokens": task.rollout_args.max_tokens}
         self.agent = AgentScopeReActAgent(
             openai_client=model.get_openai_async_client(),
             model_name=model.model_path,
             system_prompt=task.format_args.system_prompt or GSM8K_PROMPT,
-            generate_kwargs={name: value for name, value in sampling.items() if value is not None},
+            generate_kwargs=sampling_of(task),
             response_structure=BoxedResult,
             max_iters=int(task.workflow_args.get("max_iters", 10)),
         )
@@ -123,15 +109,67 @@ class AgentScopeReActWorkflow(Workflow):
         experiences = self.model.extract_experience_from_history()
         for experience in experiences:
             experience.reward = total(reward)
-            experience.metrics = dict(reward) if isinstance(reward, dict) else {}
+            experience.metrics = {"react_memory_length": len(self.agent.agent.memory.content)}
+            experience.metrics |= reward if isinstance(reward, dict) else {}
         return experiences
 
 
-def _agentscope(module: str, name: str) -> Any:
+def react_agent(
+    name: str,
+    system_prompt: str,
+    *,
+    client: Any,
+    model_name: str,
+    sampling: dict[str, Any],
+    toolkit: Any = None,
+    max_iters: int = 10,
+    enable_meta_tool: bool = False,
+) -> Any:
+    """An AgentScope `ReActAgent` that prints nothing, whose model calls go through the OpenAI client `client`.
+
+    Raises `ConfigError` if AgentScope is not installed, or is not of the 1.x line.
+    """
+    model = agentscope("model", "OpenAIChatModel")(
+        model_name=model_name, api_key="unused", stream=False, generate_kwargs=sampling
+    )
+    model.client = client
+    agent = agentscope("agent", "ReActAgent")(
+        name=name,
+        sys_prompt=system_prompt,
+        model=model,
+        formatter=agentscope("formatter", "OpenAIChatFormatter")(),
+        toolkit=toolkit,
+        enable_meta_tool=enable_meta_tool,
+        max_iters=max_iters,
+    )
+    silence(agent)
+    return agent
+
+
+def user_message(text: str) -> Any:
+    """AgentScope's message of a user."""
+    return agentscope("message", "Msg")("user", text, role="user")
+
+
+def said(message: Any) -> str:
+    """What an agent's message answers: its structured `result`, else its text."""
+    metadata = message.metadata
+    if isinstance(metadata, dict) and "result" in metadata:
+        return str(metadata["result"])
+    return str(message.get_text_content() or "")
+
+
+def sampling_of(task: Task) -> dict[str, Any]:
+    """The sampling settings of the task that an agent's calls pass on; the model's own hold for the others."""
+    given = {"temperature": task.rollout_args.temperature, "max_tokens": task.rollout_args.max_tokens}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def agentscope(module: str, name: str) -> Any:
+    """A name of a module of AgentScope 1.x. Raises `ConfigError` without it."""
     try:
         return getattr(importlib.import_module(f"agentscope.{module}"), name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(
-            f"AgentScopeReActWorkflow needs AgentScope 1.x ({name} of agentscope.{module}): "
-            f'pip install "agentscope>=1.0.4,<2" ({error})'
+            f"AgentScope's agents need AgentScope 1.x ({name} of agentscope.{module}): {AGENTSCOPE.install} ({error})"
         ) from error

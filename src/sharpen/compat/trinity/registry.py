@@ -8,11 +8,10 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
-from importlib.util import find_spec
 from typing import Any, TypeVar, overload
 
+from sharpen.compat.trinity.packages import AGENTSCOPE, ALFWORLD, INTERCODE, SCIENCE_WORLD, WEB_SHOP, Package
 from sharpen.config.functions import import_function
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
@@ -20,6 +19,7 @@ from sharpen.errors import ConfigError
 C = TypeVar("C", bound=Callable[..., Any])
 
 
+<<<<<<< HEAD
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
     """What a built-in class needs beside us: modules, a program, what it is called, and how it is had."""
@@ -36,6 +36,8 @@ class Package:
         return found and (self.program is None or shutil.which(self.program) is not None)
 
 
+=======
+>>>>>>> main
 class Registry:
     """Classes by name. `built_in` says where ours are (`module:Class`); they are imported when asked for. `needs` names
     the package of those that need one, `absent` says of names that only Trinity-RFT has why, and what to do."""
@@ -101,9 +103,14 @@ class Registry:
     def missing(self, name: str) -> str | None:
         """Which package a built-in class lacks here, and how it is had; None if it lacks none."""
         package = self.needs.get(name) if name not in self._registered else None
+<<<<<<< HEAD
         if package is None or package.is_there:
             return None
         return f"the {self.kind} {name!r} needs {package.name}, which is not installed: {package.install}"
+=======
+        lacking = None if package is None else package.lacking()
+        return None if lacking is None else f"the {self.kind} {name!r} {lacking}"
+>>>>>>> main
 
     def _unknown(self, name: str) -> ConfigError:
         if name in self.absent:
@@ -135,13 +142,6 @@ class Registry:
         return found
 
 
-def _is_there(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:  # not even its parent
-        return False
-
-
 def _origin(found: Callable[..., Any]) -> tuple[str, str]:
     """The file and the qualified name of a class, which stay the same where its file is loaded a second time."""
     file = getattr(sys.modules.get(found.__module__), "__file__", None)
@@ -150,9 +150,12 @@ def _origin(found: Callable[..., Any]) -> tuple[str, str]:
 
 _HERE = "sharpen.compat.trinity"
 _WORLDS = f"{_HERE}.workflows.text_worlds"
-_ALFWORLD = Package(
-    modules=("textworld", "alfworld"), name="the package alfworld", install="pip install alfworld && alfworld-download"
-)
+_OF_AGENTSCOPE = {
+    "as_react_workflow": f"{_HERE}.react:AgentScopeReActWorkflow",
+    "agentscope_react_workflow": f"{_HERE}.react:AgentScopeReActWorkflow",
+    "agentscope_react_math_workflow": f"{_HERE}.workflows.react_math:AgentScopeReactMathWorkflow",
+    "agentscopev0_react_math_workflow": f"{_HERE}.workflows.react_math:AgentScopeV0ReactMathWorkflow",
+}
 _OWN = "name a workflow of your own (package.module:Class)"
 _AGENT = f"{_OWN}, or run your agent with as_react_workflow or as a function (docs/use/agentscope.md)"
 
@@ -173,6 +176,7 @@ WORKFLOWS = Registry(
         "toolcall_workflow": f"{_HERE}.workflows.tool_calls:ToolCallWorkflow",
         "math_ruler_workflow": f"{_HERE}.workflows.ruler:MathRULERWorkflow",
         "async_math_ruler_workflow": f"{_HERE}.workflows.ruler:AsyncMathRULERWorkflow",
+        "math_trainable_ruler_workflow": f"{_HERE}.workflows.ruler:MathTrainableRULERWorkflow",
         "rubric_judge_workflow": f"{_HERE}.workflows.rubric:RubricJudgeWorkflow",
         "rubric_judge_openai_workflow": f"{_HERE}.workflows.rubric:RubricJudgeWorkflowWithAPI",
         "frozen_lake_workflow": f"{_HERE}.workflows.frozen_lake:FrozenLakeWorkflow",
@@ -184,12 +188,12 @@ WORKFLOWS = Registry(
         "webshop_workflow": f"{_WORLDS}:WebShopWorkflow",
         "intercode_sql_workflow": f"{_WORLDS}:InterCodeSQLWorkflow",
         "sudoku_workflow": f"{_HERE}.workflows.sudoku:SudokuWorkflow",
-        "agentscope_react_workflow": f"{_HERE}.react:AgentScopeReActWorkflow",
-        "as_react_workflow": f"{_HERE}.react:AgentScopeReActWorkflow",
+        **_OF_AGENTSCOPE,
         "on_policy_distill_workflow": f"{_HERE}.distillation:OnPolicyDistillWorkflow",
         "on_policy_distill_math_workflow": f"{_HERE}.distillation:OnPolicyDistillMathWorkflow",
     },
     needs={
+<<<<<<< HEAD
         "alfworld_workflow": _ALFWORLD,
         "step_wise_alfworld_workflow": _ALFWORLD,
         "RAFT_alfworld_workflow": _ALFWORLD,
@@ -210,16 +214,22 @@ WORKFLOWS = Registry(
             name="the package intercode-bench (and Docker)",
             install="pip install intercode-bench",
         ),
+=======
+        "alfworld_workflow": ALFWORLD,
+        "step_wise_alfworld_workflow": ALFWORLD,
+        "RAFT_alfworld_workflow": ALFWORLD,
+        "RAFT_reflect_alfworld_workflow": ALFWORLD,
+        "sciworld_workflow": SCIENCE_WORLD,
+        "webshop_workflow": WEB_SHOP,
+        "intercode_sql_workflow": INTERCODE,
+        **dict.fromkeys(_OF_AGENTSCOPE, AGENTSCOPE),
+>>>>>>> main
     },
     absent={
-        "math_trainable_ruler_workflow": "it trains the judge's answers as a group beside the task's; use "
-        "math_ruler_workflow, with a judge of its own",
         "simple_mm_workflow": f"models of text only are trained; {_OWN}",
         "async_simple_mm_workflow": f"models of text only are trained; {_OWN}",
         "agentscope_workflow_adapter": f"it wraps a function that no file can name; {_AGENT}",
         "agentscope_workflow_adapter_v1": f"it wraps a function that no file can name; {_AGENT}",
-        "agentscope_react_math_workflow": f"it is one agent with a tool that runs code; {_AGENT}",
-        "agentscopev0_react_math_workflow": f"it is for AgentScope 0.x; {_AGENT}",
         "agentscope_v1_react_search_workflow": f"it searches the web by a paid service; {_AGENT}",
         "email_search_workflow": f"it searches a database of mails that it makes itself; {_AGENT}",
     },

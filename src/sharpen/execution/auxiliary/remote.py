@@ -189,9 +189,14 @@ class RemoteSession:
 
     def close(self) -> tuple[Call, ...]:
         """Cancel running requests and refuse later ones. Returns no calls, since none are recorded. From any thread."""
+        self.model.commands.stop()
         self.remote.keys.end(self.key)
         self.tasks.close()
         return ()
+
+    def discard(self) -> None:
+        """Remove the folders of its commands. From any thread."""
+        self.model.commands.remove()
 
     async def send(self, request: httpx.Request, caller: Caller | None) -> RemoteResponse:
         """Send a request whose body was read, with the endpoint's key in place of the session's. Runs on the endpoint's

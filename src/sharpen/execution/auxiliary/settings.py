@@ -13,6 +13,7 @@ from sharpen.config.run import AuxiliaryModelConfig, RunConfig
 from sharpen.errors import ConfigError
 from sharpen.execution.engine_choice import check_heads
 from sharpen.execution.model_files import check_model_path, model_folder
+from sharpen.execution.model_formats import check_formats
 
 NO_KEY = "none"
 """The key for endpoints without one, since the openai package requires a key."""
@@ -70,3 +71,4 @@ def _check_local(name: str, model: AuxiliaryModelConfig) -> None:
     if model.api_key_env is not None:
         raise ConfigError(f"{where}.api_key_env belongs to an endpoint, but there is no base_url")
     check_model_path(model.model_path)
+    check_formats(model, where)

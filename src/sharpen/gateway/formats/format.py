@@ -16,10 +16,14 @@ Tools = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """A function's name and its arguments: the text of a JSON object, as it was sampled where the format has JSON."""
+    """A function's name and its arguments: the text of a JSON object, as it was sampled where the format has JSON.
+
+    `id` is the call's id if the model sampled one, which the chat template then writes again.
+    """
 
     name: str
     arguments: str
+    id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +44,19 @@ ParsedCalls = tuple[str, tuple[ToolCall, ...], bool]
 class ToolFormat:
     """How tool calls are written.
 
-    `opens`: the texts with which markup begins. What stands before the first of them is content, and may be streamed.
+    `opens`: the texts with which markup begins, wherever it stands. What stands before the first of them is content,
+    and may be streamed, unless the text begins with one of `begins`: markup that only a whole text can be. `marks`: a
+    chat template with all texts of one of these tuples has this format. `vllm`: the name of the parser in vLLM.
+    `short_ids`: the templates of these models accept only ids of nine letters and digits.
     """
 
     name: str
     parse: Callable[[str, Tools], ParsedCalls]
     opens: tuple[str, ...]
+    marks: tuple[tuple[str, ...], ...]
+    vllm: str
+    begins: tuple[str, ...] = ()
+    short_ids: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,14 +65,18 @@ class ReasoningFormat:
     reasoning and what remains: the content, with the markup of tool calls.
 
     `opens` and `closes`: the texts around reasoning. `special_tokens`: they are made of the tokenizer's special tokens,
-    which must then stay in the text.
+    which must then stay in the text. `holds`: texts with which something else than content begins, after the reasoning
+    or instead of it. `marks` and `vllm`: as for tools.
     """
 
     name: str
     parse: Callable[[str, bool], tuple[str, str]]
     opens: tuple[str, ...]
     closes: tuple[str, ...]
+    marks: tuple[tuple[str, ...], ...]
+    vllm: str
     special_tokens: bool = False
+    holds: tuple[str, ...] = ()
 
     def opened_by(self, prompt: str) -> bool:
         """Whether the prompt ends inside reasoning that it opened itself."""

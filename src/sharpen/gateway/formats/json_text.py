@@ -61,3 +61,18 @@ def skip(text: str, at: int) -> int:
     match = WHITESPACE.match(text, at)
     assert match is not None  # it matches the empty string
     return match.end()
+
+
+def object_at(text: str, at: int) -> tuple[str, int] | None:
+    """Return the JSON object that begins at `at`, after whitespace, as a substring, and its end. None for none."""
+    start = skip(text, at)
+    try:
+        value, end = DECODER.raw_decode(text, start)
+    except (ValueError, RecursionError):
+        return None
+    return (text[start:end], end) if isinstance(value, dict) else None
+
+
+def quoted(text: str) -> str:
+    """Return a text as a JSON string, in its own characters."""
+    return json.dumps(text, ensure_ascii=False)

@@ -1,6 +1,6 @@
-"""Reasoning between two tags: `<think>` and `</think>` in Qwen's and DeepSeek's models.
+"""Reasoning between two tags: `<think>` and `</think>` in Qwen's, DeepSeek's, GLM's and Kimi's models.
 
-Source: the chat templates of Qwen/Qwen3-0.6B and deepseek-ai/DeepSeek-R1.
+Source: the chat templates of Qwen/Qwen3-0.6B, deepseek-ai/DeepSeek-R1 and zai-org/GLM-4.5-Air.
 """
 
 from __future__ import annotations
@@ -10,22 +10,33 @@ from sharpen.gateway.formats.format import ReasoningFormat
 OPEN, CLOSE = "<think>", "</think>"
 
 
-def _deepseek_r1(text: str, opened: bool) -> tuple[str, str]:
-    """The opening tag may be missing; without any tag, and if the prompt did not open the reasoning, everything is
-    content."""
-    head, tag, tail = text.partition(CLOSE)
-    if not tag and not opened and not text.lstrip().startswith(OPEN):
+def between(text: str, opens: str, closes: str, *, opened: bool) -> tuple[str, str]:
+    """Return the reasoning between two tags, and the rest, both without the newlines beside the tags.
+
+    The text has to begin with the first tag, unless it was `opened` before; else everything is content.
+    """
+    begins = text.lstrip().startswith(opens)
+    if not opened and not begins:
         return "", text
-    reasoning = head.lstrip().removeprefix(OPEN) if head.lstrip().startswith(OPEN) else head
+    head, _, tail = text.partition(closes)
+    reasoning = head.lstrip().removeprefix(opens) if begins else head
     return reasoning.strip("\n"), tail.lstrip("\n")
 
 
-def _qwen3(text: str, opened: bool) -> tuple[str, str]:
-    """As in `deepseek_r1`, but the text or the prompt must open the reasoning."""
-    if not opened and not text.lstrip().startswith(OPEN):
-        return "", text
-    return _deepseek_r1(text, opened)
-
-
-DEEPSEEK_R1 = ReasoningFormat(name="deepseek_r1", parse=_deepseek_r1, opens=(OPEN,), closes=(CLOSE,))
-QWEN3 = ReasoningFormat(name="qwen3", parse=_qwen3, opens=(OPEN,), closes=(CLOSE,))
+QWEN3 = ReasoningFormat(
+    name="qwen3",
+    parse=lambda text, opened: between(text, OPEN, CLOSE, opened=opened),
+    opens=(OPEN,),
+    closes=(CLOSE,),
+    marks=((OPEN,), (CLOSE,)),
+    vllm="qwen3",
+)
+DEEPSEEK_R1 = ReasoningFormat(
+    name="deepseek_r1",
+    # The opening tag may be missing: the closing one is enough.
+    parse=lambda text, opened: between(text, OPEN, CLOSE, opened=opened or CLOSE in text),
+    opens=(OPEN,),
+    closes=(CLOSE,),
+    marks=((CLOSE, "<｜Assistant｜>"),),
+    vllm="deepseek_r1",
+)

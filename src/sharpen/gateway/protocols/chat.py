@@ -18,6 +18,7 @@ from sharpen.gateway.requests import (
     MESSAGE_FIELDS,
     ApiError,
     CallRequest,
+    Context,
     boolean,
     given_fields,
     integer,
@@ -63,8 +64,8 @@ DONE = b"data: [DONE]\n\n"
 """Ends every stream of OpenAI's older APIs."""
 
 
-def parse_request(body: Any, *, model_name: str, defaults: Sampling, greedy: bool) -> tuple[CallRequest, ChatWriter]:
-    """Validate a decoded body. `greedy` overrides the request's own temperature. Raises `ApiError`."""
+def parse_request(body: Any, context: Context) -> tuple[CallRequest, ChatWriter]:
+    """Validate a decoded body. Raises `ApiError`."""
     given = given_fields(body)
     _refuse_unknown(given)
     messages = given.get("messages")
@@ -78,12 +79,12 @@ def parse_request(body: Any, *, model_name: str, defaults: Sampling, greedy: boo
     rendered = tuple(render_message(message, position, keep_others=True) for position, message in enumerate(messages))
     plain_text = boolean(given, "plain_text")
     request = CallRequest(
-        model=model_of(given, model_name),
+        model=model_of(given, context.model_name),
         other_fields=frozenset(key for message in rendered for key in message if key not in MESSAGE_FIELDS),
         messages=tuple(messages),
         rendered=rendered,
         tools=_tools(given),
-        sampling=_sampling(given, defaults, greedy),
+        sampling=_sampling(given, context),
         n=integer(given, "n", 1, 1, MAX_CHOICES),
         seed=integer(given, "seed", None, -(2**63), 2**63 - 1),
         top_logprobs=top_logprobs,
@@ -143,12 +144,12 @@ def _tools(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     return tuple(tools)
 
 
-def _sampling(given: Mapping[str, Any], defaults: Sampling, greedy: bool) -> Sampling:
+def _sampling(given: Mapping[str, Any], context: Context) -> Sampling:
     limit = given.get("max_completion_tokens", given.get("max_tokens"))
     if limit != given.get("max_tokens", limit):
         raise ApiError("'max_tokens' and 'max_completion_tokens' differ.", param="max_tokens")
     name = "max_completion_tokens" if "max_completion_tokens" in given else "max_tokens"
-    return sampling_of(given, defaults, greedy=greedy, limit=name)
+    return sampling_of(given, context, limit=name)
 
 
 def _include_usage(given: Mapping[str, Any], stream: bool) -> bool:
@@ -242,7 +243,7 @@ class ChatWriter:
     def _about(self, choice: Choice, renderer: Renderer) -> dict[str, Any]:
         about: dict[str, Any] = {
             "finish_reason": choice.finish_reason,
-            "logprobs": _logprobs(choice.generation, renderer) if self.logprobs else None,
+            "logprobs": logprobs_of(choice.generation, renderer) if self.logprobs else None,
         }
         if self.return_token_ids:
             about["token_ids"] = choice.generation.ids.tolist()
@@ -271,7 +272,8 @@ def usage(head: Head, choices: Sequence[Choice]) -> dict[str, Any]:
     }
 
 
-def _logprobs(generation: Generation, renderer: Renderer) -> dict[str, Any]:
+def logprobs_of(generation: Generation, renderer: Renderer) -> dict[str, Any]:
+    """Return the logprobs of each sampled token, and of the alternatives that were asked for."""
     tops = generation.top_logprobs or ((),) * len(generation.ids)
     content = []
     for token_id, logprob, top in zip(generation.ids.tolist(), generation.logprobs.tolist(), tops, strict=True):

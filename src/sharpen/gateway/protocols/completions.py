@@ -16,9 +16,8 @@ from typing import Any
 from sharpen.gateway.answers import Choice, Delta, Head
 from sharpen.gateway.protocols import chat
 from sharpen.gateway.render import Renderer
-from sharpen.gateway.requests import ApiError, CallRequest, given_fields, short_repr
+from sharpen.gateway.requests import ApiError, CallRequest, Context, given_fields, short_repr
 from sharpen.inference.engine import Generation
-from sharpen.types import Sampling
 
 SHARED = frozenset(
     {
@@ -32,10 +31,8 @@ MAX_LOGPROBS = 5
 MAX_ID = 2**31 - 1
 
 
-def parse_request(
-    body: Any, *, model_name: str, defaults: Sampling, greedy: bool
-) -> tuple[CallRequest, CompletionsWriter]:
-    """Validate a decoded body. `greedy` overrides the request's own temperature. Raises `ApiError`."""
+def parse_request(body: Any, context: Context) -> tuple[CallRequest, CompletionsWriter]:
+    """Validate a decoded body. Raises `ApiError`."""
     given = given_fields(body)
     prompt = _prompt(given.pop("prompt", None))
     logprobs = _logprobs_wanted(given.pop("logprobs", None))
@@ -49,9 +46,7 @@ def parse_request(
     for key in given.keys() - SHARED:
         raise ApiError(f"Unrecognized or unsupported request argument: {key!r}.", param=key)
     as_chat = {**given, "messages": [{"role": "user", "content": ""}], "logprobs": logprobs is not None}
-    request, writer = chat.parse_request(
-        {**as_chat, "top_logprobs": logprobs or 0}, model_name=model_name, defaults=defaults, greedy=greedy
-    )
+    request, writer = chat.parse_request({**as_chat, "top_logprobs": logprobs or 0}, context)
     return replace(request, messages=(), rendered=(), prompt=prompt, plain_text=True), CompletionsWriter(
         logprobs=writer.logprobs, include_usage=writer.include_usage, return_token_ids=writer.return_token_ids
     )

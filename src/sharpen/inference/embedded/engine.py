@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import torch
@@ -33,6 +33,11 @@ from sharpen.inference.engine import GenerateRequest, Generation
 from sharpen.inference.families import end_token_ids, inspect_model
 from sharpen.inference.requests import check_request
 from sharpen.inference.weights import copy_weights
+from sharpen.token_masks import TokenMasks, Vocabulary
+from sharpen.types import Constraint
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 _LOOP_TURNS = 8
 """Turns of the event loop between steps: a finished call's follow-up request arrives only after several callbacks."""
@@ -65,27 +70,31 @@ class EmbeddedEngine:
         alone: bool = True,
         version: int = 0,
         stop_decoder: Callable[[list[int]], str] | None = None,
+        tokenizer: Any = None,
     ) -> None:
         """Take over a loaded causal language model (its parameters become views of fused storage).
 
         `max_model_len` bounds prompt plus sampled tokens; `kv_cache_mb` bounds the KV cache (None: what `max_slots`
         needs, but at most a quarter of the free memory). `alone`: nothing else in this process computes at the same
-        time. `stop_decoder` decodes sampled ids, for stop strings only. Raises `ModelError` for a model that cannot be
-        served.
+        time. `stop_decoder` decodes sampled ids, for stop strings only; `tokenizer` is the model's, for constraints
+        only. Raises `ModelError` for a model that cannot be served.
         """
         model.eval().requires_grad_(False)
         shape = inspect_model(model, max_model_len)
-        device, dtype = model.device, model.dtype
+        device = model.device
         self.matmul = _choose_matmul(model, fixed=deterministic or not alone)
         self._model = model
         self._max_model_len = max_model_len
         self._vocab_size = shape.vocab_size
         self._decode_text = stop_decoder
+        end_ids = sorted(end_token_ids(model))
+        vocabulary = Vocabulary(tokenizer=tokenizer, vocab_size=shape.vocab_size, end_ids=end_ids)
+        self._masks = None if tokenizer is None else TokenMasks(lambda: vocabulary)
         pool = KVPool(
             num_layers=shape.num_layers,
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
-            dtype=dtype,
+            dtype=model.dtype,
             device=device,
             max_slots=max_slots,
             max_length=max_model_len,
@@ -95,21 +104,17 @@ class EmbeddedEngine:
         forward = FastForward(model, shape, max_model_len) if shape.fast else GenericForward(model)
         check_forward(model, forward, pool, reference_PV)
         self._scheduler = Scheduler(pool)
-        graphs = None
-        if device.type == "cuda" and shape.fast and not deterministic:
-            graphs = DecodeGraphs(
-                forward=forward, pool=pool, parameters=model.parameters, device=device, record=CudaRecorder(device)
-            )
         self._stepper = Stepper(
             forward=forward,
             scheduler=self._scheduler,
             device=device,
             deterministic=deterministic,
-            end_ids=sorted(end_token_ids(model)),
+            end_ids=end_ids,
             vocab_size=shape.vocab_size,
             version=version,
             decode_text=stop_decoder,
-            graphs=graphs,
+            graphs=None if deterministic or not shape.fast else _decode_graphs(model, forward, pool),
+            masks=self._masks,
         )
         self._driver: asyncio.Task[None] | None = None
         self._num_requests = 0
@@ -129,6 +134,7 @@ class EmbeddedEngine:
         alone: bool = True,
         version: int = 0,
         stop_decoder: Callable[[list[int]], str] | None = None,
+        tokenizer: Any = None,
     ) -> Self:
         """Load a Hugging Face model directory. `auto`: CUDA if available; bfloat16 on CUDA, float32 on the CPU."""
         from transformers import AutoConfig, AutoModelForCausalLM
@@ -149,6 +155,7 @@ class EmbeddedEngine:
             alone=alone,
             version=version,
             stop_decoder=stop_decoder,
+            tokenizer=tokenizer,
         )
 
     @property
@@ -176,12 +183,14 @@ class EmbeddedEngine:
     async def generate(self, request: GenerateRequest) -> Generation:
         """Sample one continuation; see `Engine.generate`.
 
-        Raises `ContextOverflowError` if the prompt leaves no room for a token, `SamplingError` for invalid parameters
-        or ids, `EngineError` if the engine is closed or a step fails.
+        Raises `ContextOverflowError` if the prompt leaves no room for a token, `SamplingError` for invalid parameters,
+        ids or constraints, `EngineError` if the engine is closed or a step fails.
         """
-        if self._closed:
-            raise EngineLostError("the engine is closed")
+        self._check_open()
         job = self._new_job(request)
+        if request.constraint is not None:
+            job.matcher = await self._matcher(request.constraint)
+            self._check_open()
         self._scheduler.waiting.append(job)
         if self._driver is None or self._driver.done():
             self._driver = asyncio.get_running_loop().create_task(self._drive())
@@ -190,6 +199,16 @@ class EmbeddedEngine:
         except asyncio.CancelledError:
             self._scheduler.remove(job)
             raise
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineLostError("the engine is closed")
+
+    async def _matcher(self, constraint: Constraint) -> LLMatcher:
+        """Return the matcher of a new response. Compiling its grammar does not hold up the loop."""
+        if self._masks is None:
+            raise SamplingError("constraints need an engine with a tokenizer")
+        return await asyncio.to_thread(self._masks.start, constraint)
 
     def _new_job(self, request: GenerateRequest) -> SlotRequest:
         max_new = check_request(request, max_model_len=self._max_model_len, vocab_size=self._vocab_size)
@@ -236,8 +255,7 @@ class EmbeddedEngine:
         may be left out, or equal to the embedding). Tensors that are `weights()` themselves are not copied; then calls
         still running fail, since their weights changed while they ran.
         """
-        if self._closed:
-            raise EngineLostError("the engine is closed")
+        self._check_open()
         if not copy_weights(self._model, tensors) and version != self.version:
             self._fail_all(EngineError("the weights changed while the call ran"))
         if self._stepper.graphs is not None:
@@ -262,6 +280,19 @@ class EmbeddedEngine:
         self._scheduler.pool.layers.clear()
         self._model = None
         self._stepper.release()
+
+
+def _decode_graphs(model: Any, forward: FastForward | GenericForward, pool: KVPool) -> DecodeGraphs | None:
+    """Return graphs of decoding steps on a GPU; None elsewhere."""
+    if model.device.type != "cuda":
+        return None
+    return DecodeGraphs(
+        forward=forward,
+        pool=pool,
+        parameters=model.parameters,
+        device=model.device,
+        record=CudaRecorder(model.device),
+    )
 
 
 def _choose_matmul(model: Any, *, fixed: bool) -> MatmulChoice:

@@ -2,10 +2,11 @@
 
 In: logits and per-row parameters. Out: token ids and the exact logprobs that they were drawn with. The token is the
 inverse of the cumulative distribution, in float64, at one uniform number per row; the logprob is the log-softmax, in
-fp32, of the same distribution: after temperature, and renormalized after truncation (top-k, then top-p). A greedy row
-(temperature 0) takes the largest logit and reports its logprob at temperature 1.
+fp32, of the same distribution: among the tokens that a constraint allows, after temperature, and renormalized after
+truncation (top-k, then top-p). A greedy row (temperature 0) takes the largest logit and reports its logprob at
+temperature 1.
 
-Shape suffixes: R rows, V vocabulary.
+Shape suffixes: R rows, C rows with a constraint, V vocabulary, W words of a mask.
 """
 
 from __future__ import annotations
@@ -15,18 +16,23 @@ from dataclasses import dataclass
 import torch
 
 from sharpen.inference.embedded.batch import on_device
+from sharpen.token_masks import forbid
 
 _CHUNK_ELEMENTS = {"cpu": 4_000_000, "cuda": 64_000_000}  # limits the float64 scratch memory of large vocabularies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingRows:
-    """The parameters of each row, on the CPU: float64 uniforms, fp32 temperatures and top-p, int64 top-k (0: off)."""
+    """The parameters of each row, on the CPU: float64 uniforms, fp32 temperatures and top-p, int64 top-k (0: off).
+
+    If some rows have a constraint, `constrained_C` are their numbers and `masks_CW` their masks (`token_masks`)."""
 
     uniform_R: torch.Tensor
     temperature_R: torch.Tensor
     top_p_R: torch.Tensor
     top_k_R: torch.Tensor
+    constrained_C: torch.Tensor | None = None
+    masks_CW: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +46,7 @@ class SampledRows:
 
 def sample(logits_RV: torch.Tensor, rows: SamplingRows) -> SampledRows:
     """Draw one token per row. `logits_RV` is fp32 and is not changed."""
-    log_distribution_RV = _log_distribution(logits_RV, rows)
+    log_distribution_RV = _log_distribution(_constrained(logits_RV, rows), rows)
     greedy_R = rows.temperature_R == 0
     if bool(greedy_R.all()):
         ids_R = log_distribution_RV.argmax(dim=-1)
@@ -50,6 +56,14 @@ def sample(logits_RV: torch.Tensor, rows: SamplingRows) -> SampledRows:
             ids_R = torch.where(on_device(greedy_R, ids_R.device), log_distribution_RV.argmax(dim=-1), ids_R)
     logprobs_R = log_distribution_RV.gather(1, ids_R.unsqueeze(1)).squeeze(1)
     return SampledRows(ids_R=ids_R, logprobs_R=logprobs_R, log_distribution_RV=log_distribution_RV)
+
+
+def _constrained(logits_RV: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+    """Return the logits with -inf for tokens that a row's constraint does not allow."""
+    if rows.constrained_C is None or rows.masks_CW is None:
+        return logits_RV
+    device = logits_RV.device
+    return forbid(logits_RV, on_device(rows.constrained_C, device), on_device(rows.masks_CW, device), -torch.inf)
 
 
 def _log_distribution(logits_RV: torch.Tensor, rows: SamplingRows) -> torch.Tensor:

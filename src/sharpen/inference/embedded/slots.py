@@ -11,12 +11,16 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from sharpen.inference.engine import GenerateRequest, Generation
 from sharpen.types import FloatArray, IntArray
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 Indices = npt.NDArray[np.int64]
 
@@ -33,6 +37,8 @@ class SlotRequest:
     logprobs_S: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
     versions_S: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))
     top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
+    matcher: LLMatcher | None = None
+    """The state of the request's constraint after the sampled tokens; None without one."""
 
     @property
     def num_prompt(self) -> int:
@@ -44,7 +50,7 @@ class SlotTable:
     """The state of all slots, as arrays. `kv_len_S` <= `num_ids_S`: ids beyond `kv_len_S` are still to be computed.
 
     `watched_S` marks slots to check after every token: their requests have stop strings, or ask for top
-    logprobs or to be told of each token.
+    logprobs or to be told of each token. `constrained_S` marks slots whose requests have a constraint.
     """
 
     def __init__(self) -> None:
@@ -65,6 +71,7 @@ class SlotTable:
         self.top_k_S = np.zeros(0, np.int64)
         self.noise_S = np.zeros(0, np.uint64)
         self.watched_S = np.zeros(0, np.bool_)
+        self.constrained_S = np.zeros(0, np.bool_)
 
     _PER_SLOT = (
         "num_ids_S",
@@ -78,6 +85,7 @@ class SlotTable:
         "top_k_S",
         "noise_S",
         "watched_S",
+        "constrained_S",
     )
 
     def resize(self, num_slots: int, length: int) -> None:
@@ -126,6 +134,7 @@ class SlotTable:
         self.noise_S[slot] = job.request.noise & 0xFFFFFFFFFFFFFFFF
         request = job.request
         self.watched_S[slot] = bool(sampling.stop) or request.top_logprobs > 0 or request.on_tokens is not None
+        self.constrained_S[slot] = job.matcher is not None
 
     def append(self, slots_R: Indices, ids_R: IntArray, logprobs_R: FloatArray, version: int) -> None:
         """Append one sampled token to each of the slots."""

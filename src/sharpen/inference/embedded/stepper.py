@@ -8,11 +8,12 @@ Shape suffixes: N rows of the step, R rows that are sampled from, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from sharpen.errors import EngineError
+from sharpen.errors import EngineError, SamplingError
 from sharpen.inference.embedded.attention import FixedShapeAttention, SlotAttention, StepAttention
 from sharpen.inference.embedded.batch import (
     FIXED_ROWS,
@@ -31,7 +32,11 @@ from sharpen.inference.embedded.scheduler import Scheduler
 from sharpen.inference.embedded.slots import Indices, SlotRequest
 from sharpen.inference.engine import Generation
 from sharpen.inference.stopping import find_stop
-from sharpen.types import FinishReason
+from sharpen.token_masks import TokenMasks, first_line
+from sharpen.types import BoolArray, FinishReason, IntArray
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 _PROMPT_TOKENS_PER_STEP = {"cpu": 2048, "cuda": 8192}
 """Enough for large products, but few enough that decoding jobs do not wait long."""
@@ -52,8 +57,10 @@ class Stepper:
         version: int,
         decode_text: Callable[[list[int]], str] | None,
         graphs: DecodeGraphs | None = None,
+        masks: TokenMasks | None = None,
     ) -> None:
-        """`graphs` compute the steps that they support; None: all steps are computed eagerly."""
+        """`graphs` compute the steps that they support; None: all steps are computed eagerly. `masks` are needed for
+        requests with a constraint."""
         self.version = version
         self.graphs = graphs
         self.steps = 0
@@ -65,6 +72,7 @@ class Stepper:
         self._device = device
         self._deterministic = deterministic
         self._decode_text = decode_text
+        self._masks = masks
         self._is_end_V = np.zeros(vocab_size, np.bool_)
         self._is_end_V[[end_id for end_id in end_ids if end_id < vocab_size]] = True
 
@@ -137,12 +145,27 @@ class Stepper:
     def _sampling_rows(self, slots_R: Indices) -> SamplingRows:
         table = self._scheduler.table
         position_R = table.num_ids_S[slots_R] - table.num_prompt_S[slots_R]
+        constrained_C = np.flatnonzero(table.constrained_S[slots_R])
         return SamplingRows(
             uniform_R=torch.from_numpy(uniforms(table.noise_S[slots_R], position_R)),
             temperature_R=torch.from_numpy(table.temperature_S[slots_R]),
             top_p_R=torch.from_numpy(table.top_p_S[slots_R]),
             top_k_R=torch.from_numpy(table.top_k_S[slots_R]),
+            **(self._row_masks(slots_R, constrained_C) if len(constrained_C) else {}),
         )
+
+    def _row_masks(self, slots_R: Indices, constrained_C: Indices) -> dict[str, torch.Tensor]:
+        """Return the masks of the rows with a constraint. On a GPU they are computed while it makes the forward
+        pass."""
+        assert self._masks is not None
+        masks_CW = self._masks.next([self._matcher(int(slots_R[row])) for row in constrained_C])
+        return {"constrained_C": torch.from_numpy(constrained_C), "masks_CW": torch.from_numpy(masks_CW)}
+
+    def _matcher(self, slot: int) -> LLMatcher:
+        job = self._scheduler.table.jobs[slot]
+        assert job is not None
+        assert job.matcher is not None
+        return job.matcher
 
     def _accept(self, slots_R: Indices, rows: SampledRows) -> None:
         """Append the sampled tokens, and finish the jobs that end with them."""
@@ -154,13 +177,17 @@ class Stepper:
         ended_R = self._is_end_V[ids_R]
         full_R = table.num_ids_S[slots_R] >= table.id_limit_S[slots_R]
         bad_R = ~np.isfinite(logprobs_R)
+        stuck_R = self._advance(slots_R, ids_R)
         alternatives = self._alternatives(slots_R, rows)
-        for row in np.flatnonzero(ended_R | full_R | bad_R | table.watched_S[slots_R]):
+        for row in np.flatnonzero(ended_R | full_R | bad_R | stuck_R | table.watched_S[slots_R]):
             slot = int(slots_R[row])
             job = table.jobs[slot]
             assert job is not None
             if bad_R[row]:
                 self._fail(slot, job)
+                continue
+            if stuck_R[row]:
+                self._refuse(job)
                 continue
             if job.request.top_logprobs:
                 job.top_logprobs.append(alternatives[int(row)])
@@ -171,6 +198,15 @@ class Stepper:
                 self._finish(slot, job, "length", None)
             elif job.request.on_tokens is not None:
                 job.request.on_tokens([int(ids_R[row])])
+
+    def _advance(self, slots_R: Indices, ids_R: IntArray) -> BoolArray:
+        """Move the constraints past the sampled tokens. Return the rows whose constraint failed."""
+        stuck_R = np.zeros(len(slots_R), np.bool_)
+        for row in np.flatnonzero(self._scheduler.table.constrained_S[slots_R]):
+            matcher = self._matcher(int(slots_R[row]))
+            matcher.consume_token(int(ids_R[row]))
+            stuck_R[row] = matcher.is_error()
+        return stuck_R
 
     def _alternatives(self, slots_R: Indices, rows: SampledRows) -> dict[int, tuple[tuple[int, float], ...]]:
         """Return the likeliest (id, logprob) pairs of each row whose request wants them, without those of probability
@@ -210,6 +246,15 @@ class Stepper:
                     text=text,
                     top_logprobs=tuple(job.top_logprobs),
                 )
+            )
+
+    def _refuse(self, job: SlotRequest) -> None:
+        """Fail a job whose constraint exceeded llguidance's limits while its tokens were sampled."""
+        self._scheduler.remove(job)
+        if not job.future.done():
+            assert job.matcher is not None
+            job.future.set_exception(
+                SamplingError(f"the response cannot be constrained further: {first_line(job.matcher.get_error())}")
             )
 
     def _fail(self, slot: int, job: SlotRequest) -> None:

@@ -1,8 +1,8 @@
-"""The package `trinity` made of our names, where Trinity-RFT is not installed.
+"""The package `trinity` made of our names, where Trinity-RFT is not installed; and a few names of verl, which it needs.
 
-In: a request to stand in. Out: a finder in `sys.meta_path`, so that `from trinity.common.workflows import Workflow`
+In: a request to stand in. Out: finders in `sys.meta_path`, so that `from trinity.common.workflows import Workflow`
 gives ours. A real Trinity-RFT that is installed is left alone, unless the request says otherwise; a folder `trinity`
-that merely lies on the path (a clone of its repository) is not an installation.
+that merely lies on the path (a clone of its repository) is not an installation. A real verl is left alone always.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from sharpen.config.functions import load_file
 from sharpen.errors import ConfigError, NotIncludedError
 
 NAME, DISTRIBUTION, PLUGINS = "trinity", "trinity-rft", "trinity.plugins"
+VERL = "verl"
 OPTION = "--trinity-imports"
 
 
@@ -42,7 +43,8 @@ def stand_in(*, shadow: bool = False) -> bool:
         raise ConfigError(
             f"the module {NAME!r} has been imported from {where} already: ours cannot stand in for it any more"
         )
-    sys.meta_path.insert(0, Finder())
+    sys.meta_path.insert(0, Finder(NAME))
+    sys.meta_path.append(Finder(VERL))  # the last to be asked
     return True
 
 
@@ -71,13 +73,18 @@ def load_plugins(folder: Path) -> list[ModuleType]:
 
 
 class Finder(MetaPathFinder):
-    """Finds `trinity` and the modules below it."""
+    """Finds `trinity` (or `verl`) and the modules below it."""
+
+    def __init__(self, package: str) -> None:
+        self.package = package
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """A spec for what we have. Raises `NotIncludedError` for the other modules of `trinity`."""
-        if name != NAME and not name.startswith(f"{NAME}."):
+        """A spec for what we have. Raises `NotIncludedError` for the package's other modules."""
+        if name != self.package and not (
+            name.startswith(f"{self.package}.") and isinstance(sys.modules.get(self.package), StandIn)
+        ):
             return None
         if name in MODULES:
             return ModuleSpec(name, StandInLoader(), is_package=True)
@@ -86,8 +93,7 @@ class Finder(MetaPathFinder):
             if (file := Path(folder, f"{stem}.py")).is_file():
                 return ModuleSpec(name, PluginLoader(file))
         raise NotIncludedError(
-            f"sharpen stands in for Trinity-RFT, and has no module {name!r}{_near(name, MODULES)}; code that needs it "
-            f"needs Trinity-RFT itself (pip install {DISTRIBUTION})"
+            f"{_stands_in_for(name)}, and has no module {name!r}{_near(name, MODULES)}; {_real(name)}"
         )
 
 
@@ -145,10 +151,16 @@ class StandIn(ModuleType):
 def _missing(module: str, name: str, known: Any) -> str:
     elsewhere = modules_with(name)
     hint = f"; it is in {elsewhere[0]}" if elsewhere else _near(name, known)
-    return (
-        f"sharpen stands in for Trinity-RFT, and has no {name!r} of {module}{hint}; code that needs it needs "
-        f"Trinity-RFT itself (pip install {DISTRIBUTION})"
-    )
+    return f"{_stands_in_for(module)}, and has no {name!r} of {module}{hint}; {_real(module)}"
+
+
+def _stands_in_for(module: str) -> str:
+    return f"sharpen stands in for {'Trinity-RFT' if module.partition('.')[0] == NAME else VERL}"
+
+
+def _real(module: str) -> str:
+    title, package = ("Trinity-RFT", DISTRIBUTION) if module.partition(".")[0] == NAME else (VERL, VERL)
+    return f"code that needs it needs {title} itself (pip install {package})"
 
 
 def _near(name: str, known: Any) -> str:

@@ -1,4 +1,4 @@
-"""Trinity-RFT's modules and the names in them that exist here.
+"""Trinity-RFT's modules and the names in them that exist here, and those of verl, which it needs.
 
 In: nothing. Out: for each module, its names and where ours are (`module:attribute`).
 """
@@ -84,12 +84,27 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     f"{_FLOWS}.agentscope.react.react_agent": _from_layer("AgentScopeReActAgent"),
     f"{_FLOWS}.agentscope.react.react_workflow": {**_USUAL, **_from_layer("AgentScopeReActWorkflow")},
     f"{_FLOWS}.envs": {},
+    f"{_FLOWS}.envs.agentscope": {},
+    f"{_FLOWS}.envs.agentscope.agentscopev0_react_workflow": {
+        **_USUAL,
+        **_from("workflows.react_math", "AgentScopeV0ReactMathWorkflow"),
+    },
+    f"{_FLOWS}.envs.agentscope.agentscopev1_react_workflow": {
+        **_USUAL,
+        **_from("workflows.react_math", "AgentScopeReactMathWorkflow"),
+    },
     f"{_FLOWS}.envs.sudoku": {},
     f"{_FLOWS}.envs.sudoku.sudoku_workflow": {**_USUAL, **_from("workflows.sudoku", "SudokuWorkflow")},
     "trinity.plugins": {},
     "trinity.utils": {},
     "trinity.utils.log": _LOGS,
     "trinity.utils.registry": _from("registry", "Registry"),
+    "verl": {},
+    "verl.utils": {},
+    "verl.utils.py_functional": _from("imports.verl", "timeout_limit"),
+    "verl.utils.reward_score": {},
+    "verl.utils.reward_score.prime_math": {},
+    "verl.utils.reward_score.prime_math.grader": _from("imports.verl", "math_equal"),
 }
 
 

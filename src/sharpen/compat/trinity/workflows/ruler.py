@@ -1,19 +1,28 @@
 """Trinity's RULER: a judge sees all answers to a question side by side and scores each of them.
 
-In: a `Task` with a question (and a truth, for comparison only), an auxiliary model as judge. Out: an experience for
-each answer, whose reward is the judge's score, 0 to 1. Source: RULER, https://openpipe.ai/blog/ruler.
+In: a `Task` with a question and a truth; as judge an auxiliary model, or the model that is trained itself. Out: an
+experience for each answer, whose reward is the judge's score, 0 to 1; and where the model is the judge, experiences of
+its judgements too. Source: RULER, https://openpipe.ai/blog/ruler.
 """
 
 from __future__ import annotations
 
 import ast
+import hashlib
 from collections.abc import Sequence
+from operator import sub
+from statistics import fmean
 from typing import Any
 
 from sharpen.compat.trinity.experience import Experience, is_number
 from sharpen.compat.trinity.rewards import total
 from sharpen.compat.trinity.simple import MathWorkflow
 from sharpen.errors import ConfigError
+
+TRUTH_IS_KNOWN = 0.2
+"""In which share of the groups the model's judgements are compared with the truth, as in Trinity-RFT."""
+GOLD_RANGE = (-0.1, 1.1)
+"""The lowest and the highest sum of scores of `MathRewardFn`."""
 
 
 class MathRULERWorkflow(MathWorkflow):
@@ -31,6 +40,7 @@ class MathRULERWorkflow(MathWorkflow):
         return self._judged(experiences, completion)
 
     def _judge(self) -> Any:
+        """The auxiliary model's client."""
         if not self.auxiliary_models:
             raise ConfigError(
                 f"{type(self).__name__} needs a judge: give an auxiliary model (auxiliary_models; in a Trinity-RFT "
@@ -57,13 +67,21 @@ class MathRULERWorkflow(MathWorkflow):
     def _judged(self, experiences: list[Experience], completion: Any) -> list[Experience]:
         """Give each answer its score, and what the reward function says of it for comparison."""
         scores = scores_in(completion.choices[0].message.content or "", len(experiences))
-        for number, (experience, score) in enumerate(zip(experiences, scores, strict=True)):
+        self._gold_rewards(experiences)
+        for experience, score in zip(experiences, scores, strict=True):
+            experience.reward, experience.metrics["judge_success"] = score, 1.0
+        return experiences
+
+    def _gold_rewards(self, experiences: list[Experience]) -> list[float]:
+        """What the reward function says of each answer, which becomes metrics; and number the answers."""
+        found = []
+        for number, experience in enumerate(experiences):
             gold = self.reward_fn(response=experience.response_text, truth=self.truth)
             experience.metrics.update(gold if isinstance(gold, dict) else {})
-            experience.metrics.update(gold_reward=total(gold), judge_success=1.0)
-            experience.reward = score
+            experience.metrics["gold_reward"] = total(gold)
             experience.eid.run = number + self.run_id_base
-        return experiences
+            found.append(total(gold))
+        return found
 
 
 class AsyncMathRULERWorkflow(MathRULERWorkflow):
@@ -77,6 +95,62 @@ class AsyncMathRULERWorkflow(MathRULERWorkflow):
         experiences = await self.model.chat_async(self.format_messages(), **self.rollout_args)
         completion = await judge.chat.completions.create(model=judge.model_path, messages=self._question(experiences))
         return self._judged(experiences, completion)
+
+
+class MathTrainableRULERWorkflow(MathRULERWorkflow):
+    """RULER with the model that is trained as its own judge, which learns to judge where the truth is known.
+
+    For a share `TRUTH_IS_KNOWN` of the groups the reward function rewards the answers, and as many judgements as
+    answers are asked for: a judgement's reward is 1 minus its mean distance from the rewards, scaled to 0 to 1, and
+    they are a group of their own (`<task>-ruler`). In the others one judgement rewards the answers, and is not trained
+    itself. A judgement that cannot be read is the model's own failure: it has reward 0, and gives 0 to all answers. In
+    an evaluation the reward function rewards the answers, and nothing is judged.
+    """
+
+    def run(self) -> list[Experience]:
+        """Ask for all answers, and judge them."""
+        experiences = self.model.chat(self.format_messages(), **self.rollout_args)
+        gold = self._gold_rewards(experiences)
+        known = self.task.is_eval or _share(str(self.task.task_id)) < TRUTH_IS_KNOWN
+        if known:
+            for experience, reward in zip(experiences, gold, strict=True):
+                experience.reward = reward
+        if self.task.is_eval:
+            return experiences
+        asked = {**self.rollout_args, "n": len(experiences) if known else 1}
+        judgements = self.model.chat(self._question(experiences), **asked)
+        read = [_scores_or_none(judgement.response_text, len(experiences)) for judgement in judgements]
+        for experience in experiences:
+            experience.metrics["judge_success"] = fmean(scores is not None for scores in read)
+        if known:
+            return experiences + self._rewarded(judgements, read, gold)
+        for experience, score in zip(experiences, read[0] or [0.0] * len(experiences), strict=True):
+            experience.reward = score
+        return experiences
+
+    def _rewarded(
+        self, judgements: list[Experience], read: Sequence[Sequence[float] | None], gold: Sequence[float]
+    ) -> list[Experience]:
+        """The judgements, as answers to a task of their own, with their rewards."""
+        lowest, highest = GOLD_RANGE
+        wanted = [(reward - lowest) / (highest - lowest) for reward in gold]
+        for number, (judgement, scores) in enumerate(zip(judgements, read, strict=True)):
+            judgement.eid.task, judgement.eid.run = f"{self.task.task_id}-ruler", number + self.run_id_base
+            judgement.reward = 0.0 if scores is None else 1.0 - fmean(map(abs, map(sub, scores, wanted)))
+            judgement.metrics["reward_for_judge"] = judgement.reward
+        return judgements
+
+
+def _share(name: str) -> float:
+    """A number from 0 to 1 that is the same whenever it is made from this name."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) / 2**64
+
+
+def _scores_or_none(text: str, count: int) -> list[float] | None:
+    try:
+        return scores_in(text, count)
+    except ValueError:
+        return None
 
 
 def scores_in(text: str, count: int) -> list[float]:

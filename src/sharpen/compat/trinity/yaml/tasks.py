@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sharpen.compat.trinity.registry import WORKFLOWS
 from sharpen.compat.trinity.yaml.draft import Draft
 from sharpen.compat.trinity.yaml.functions import DISTILL
 from sharpen.compat.trinity.yaml.rules import function_place
@@ -32,6 +33,16 @@ _AUXILIARY = {
     },
 }
 """Keys of an auxiliary model, and our settings."""
+_OF_AGENTSCOPE_0 = "agentscopev0_react_math_workflow"
+_REGISTERED_ONCE = {
+    "bots_math_boxed_workflow": "examples.bots.workflow.bots_math_boxed_workflow.BOTSMathBoxedWorkflow",
+    "bots_ref_eval_collect_math_boxed_workflow": (
+        "examples.bots.workflow.bots_math_boxed_workflow.BOTSRefEvalCollectMathBoxedWorkflow"
+    ),
+    "learn2ask_workflow": "examples.learn_to_ask.workflow.workflow_learn2ask.Learn2AskWorkflow",
+}
+"""Names that modules of Trinity-RFT's examples registered in earlier versions, and where the classes are. A file of
+today still has such a name."""
 _ENGINES = {"engine_num": "inference_engine_num", "tensor_parallel_size": "tensor_parallel_size"}
 _OF_ITS_OWN = ("model_path", "tool_call_parser", "reasoning_parser")
 """Those that are never taken from the model to train."""
@@ -74,7 +85,7 @@ def _main(draft: Draft, prefix: str, *, is_evaluation: bool) -> None:
     """The workflow and what it reads, from the tasks that the run is about."""
     key, workflow = _type(draft, prefix, "workflow", is_evaluation)
     if workflow is not None:
-        draft.set("workflow", function_place(workflow), key)
+        draft.set("workflow", _workflow(draft, key, workflow), key)
     key, reward = _type(draft, prefix, "reward_fn", is_evaluation)
     if reward is not None:
         draft.set("task_args.reward_fn", function_place(reward), key)
@@ -86,6 +97,16 @@ def _main(draft: Draft, prefix: str, *, is_evaluation: bool) -> None:
             draft.move(own, f"task_args.{name}")
     for name, place in _ARGUMENTS.items():
         draft.move(f"{prefix}.{name}", place)
+
+
+def _workflow(draft: Draft, key: str, name: str) -> str:
+    """The workflow that a name means, in our form."""
+    if name == _OF_AGENTSCOPE_0:
+        draft.say("runs the agent of AgentScope 1.x, with the same tool and as many rounds", key)
+    if name in _REGISTERED_ONCE and name not in WORKFLOWS:  # a plugin may register it still
+        draft.say(f"is {_REGISTERED_ONCE[name]}: the example's module does not register that name any more", key)
+        return function_place(_REGISTERED_ONCE[name])
+    return function_place(name)
 
 
 def _dataset(draft: Draft, prefix: str, place: Place) -> None:
@@ -126,7 +147,7 @@ def _own(draft: Draft, prefix: str, main: str, name: str) -> None:
     of_main = _type(draft, main, "workflow", "eval_tasksets" in main)[1]
     key, workflow = _type(draft, prefix, "workflow", is_evaluation=True)
     if workflow is not None and of_main is not None and workflow != of_main:
-        draft.set((*place, "workflow"), function_place(workflow), key)
+        draft.set((*place, "workflow"), _workflow(draft, key, workflow), key)
     key = f"{prefix}.workflow_args"
     arguments = draft.get(key) or {}
     if arguments != (draft.given.get(f"{main}.workflow_args") or {}):

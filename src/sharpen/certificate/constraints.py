@@ -1,0 +1,60 @@
+"""Were the tokens of constrained calls sampled under their constraints?
+
+In: the recorded calls and the model's folder. Out: a sentence for each call with a token that its constraint does not
+allow. Each call is followed by a matcher of its own, token by token; masks, which engine and trainer use, play no part.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sharpen.types import Call, Rollout
+
+
+def constraint_check(folder: Path) -> Callable[[Rollout, Call], str | None]:
+    """Return a function that says what is wrong with a call's tokens, or None. The model's tokenizer is read when the
+    first constrained call comes."""
+
+    @functools.cache
+    def vocabulary() -> Any:
+        from llguidance.hf import from_tokenizer
+        from transformers import AutoTokenizer
+
+        return from_tokenizer(AutoTokenizer.from_pretrained(folder), eos_token=_end_ids(folder))
+
+    @functools.cache
+    def compiled(grammar: str) -> Any:
+        from llguidance import LLMatcher
+
+        return LLMatcher(vocabulary(), grammar, log_level=0)
+
+    def check(rollout: Rollout, call: Call) -> str | None:
+        if call.constraint is None:
+            return None
+        where = f"rollout {rollout.id}, call {call.index}"
+        matcher = compiled(call.constraint.grammar).deep_copy()
+        if matcher.is_error():
+            return f"{where}: its constraint ({call.constraint.origin}) cannot be compiled"
+        for place, token in enumerate(call.sampled_ids_S.tolist()):
+            if not matcher.consume_token(token):
+                return (
+                    f"{where}: sampled token {place} (id {token}) is not allowed by its constraint "
+                    f"({call.constraint.origin})"
+                )
+        return None
+
+    return check
+
+
+def _end_ids(folder: Path) -> list[int] | None:
+    """The end tokens that the model's files name."""
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        ids = json.loads(path.read_text()).get("eos_token_id") if path.exists() else None
+        if ids is not None:
+            return [ids] if isinstance(ids, int) else list(ids)
+    return None

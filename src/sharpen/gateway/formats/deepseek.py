@@ -1,0 +1,55 @@
+"""DeepSeek V3, R1 and V3.1: calls in a section of special tokens.
+
+V3 and R1 write a call's type and name, then the arguments as a block of JSON code; V3.1 writes the name and the
+arguments. Source: the chat templates of deepseek-ai/DeepSeek-V3-0324 and DeepSeek-V3.1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from sharpen.gateway.formats.format import ParsedCalls, ToolCall, ToolFormat, Tools
+from sharpen.gateway.formats.json_text import is_name, object_at, skip
+from sharpen.gateway.formats.scan import past, scan
+
+SECTION, END_SECTION = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+CALL, SEPARATOR, END_CALL = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+_TAGS = (SECTION, END_SECTION, CALL, SEPARATOR, END_CALL)
+_V3_HEAD = re.compile(f"{CALL}function{SEPARATOR}([^\n<]+)\n```json\n")
+_V31_HEAD = re.compile(f"{CALL}([^\n<]+){SEPARATOR}")
+
+
+def _parser(head: re.Pattern[str], tail: str) -> Callable[[str, Tools], ParsedCalls]:
+    """Return a parser of calls whose arguments stand between `head`, which has the name, and `tail`."""
+
+    def read(text: str, start: int) -> tuple[list[ToolCall], int] | None:
+        calls = []
+        at = start + len(SECTION)
+        while (end := past(text, at, END_SECTION)) is None:
+            match = head.match(text, skip(text, at))
+            found = None if match is None else object_at(text, match.end())
+            after = None if found is None else past(text, found[1], tail)
+            if match is None or found is None or after is None or not is_name(match[1]):
+                return None
+            calls.append(ToolCall(name=match[1], arguments=found[0]))
+            at = after
+        return calls, end
+
+    return lambda text, _: scan(text, SECTION, _TAGS, read)
+
+
+DEEPSEEK_V3 = ToolFormat(
+    name="deepseek_v3",
+    parse=_parser(_V3_HEAD, f"```{END_CALL}"),
+    opens=(SECTION,),
+    marks=((SECTION, "```json"),),
+    vllm="deepseek_v3",
+)
+DEEPSEEK_V31 = ToolFormat(
+    name="deepseek_v31",
+    parse=_parser(_V31_HEAD, END_CALL),
+    opens=(SECTION,),
+    marks=((SECTION,),),
+    vllm="deepseek_v31",
+)

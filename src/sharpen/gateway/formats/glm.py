@@ -1,0 +1,42 @@
+"""GLM 4.5 to 4.7: a name with `<arg_key>` and `<arg_value>` elements between `<tool_call>` tags.
+
+A value stands unescaped and without its type, which comes from the tool's schema. GLM 4.5 and 4.6 write each element on
+a line of its own, GLM 4.7 without newlines. Source: the chat templates of zai-org/GLM-4.5-Air and GLM-4.7.
+"""
+
+from __future__ import annotations
+
+import re
+
+from sharpen.gateway.formats.format import ParsedCalls, ToolCall, ToolFormat, Tools
+from sharpen.gateway.formats.scan import past, scan
+from sharpen.gateway.formats.schema import typed_call
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_NAME = re.compile(r"<tool_call>\s*([^<>\s]+)\s*")
+_ARGUMENT = re.compile(
+    r"<arg_key>([^<]+)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*(?=<arg_key>|</tool_call>)", re.DOTALL
+)
+
+
+def parse(text: str, tools: Tools) -> ParsedCalls:
+    """Read the calls. One newline before the first call belongs to the template and is not content."""
+
+    def read(text: str, start: int) -> tuple[list[ToolCall], int] | None:
+        match = _NAME.match(text, start)
+        if match is None:
+            return None
+        name, at = match[1], match.end()
+        values: dict[str, str] = {}
+        while (match := _ARGUMENT.match(text, at)) is not None:
+            if match[1] in values:
+                return None
+            values[match[1]] = match[2]
+            at = match.end()
+        end, call = past(text, at, CLOSE), typed_call(name, values, tools)
+        return None if end is None or call is None else ([call], end)
+
+    return scan(text, OPEN, (OPEN, CLOSE, "<arg_key>", "</arg_value>"), read, newlines=1)
+
+
+GLM45 = ToolFormat(name="glm45", parse=parse, opens=(OPEN,), marks=((OPEN, "<arg_key>"),), vllm="glm45")

@@ -1,0 +1,104 @@
+"""Harmony, the format of gpt-oss: an answer is several messages, each for a channel, and some to a recipient.
+
+The `analysis` channel is reasoning, `final` and commentary without a recipient are content, and a message to
+`functions.name` is a call with JSON arguments. The reasoning parser takes out what is reasoning and the headers of
+content, and leaves messages to recipients, which the tool parser reads.
+Source: OpenAI's description of the format, and the chat template of openai/gpt-oss-20b.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from sharpen.gateway.formats.format import ParsedCalls, ReasoningFormat, ToolCall, ToolFormat, Tools
+from sharpen.gateway.formats.json_text import object_at
+
+START, CHANNEL, MESSAGE = "<|start|>assistant", "<|channel|>", "<|message|>"
+ANALYSIS = f"{CHANNEL}analysis{MESSAGE}"
+_MESSAGE = re.compile(
+    r"(?:<\|start\|>assistant)?(?:\s+to=(?P<to>[^\s<]+))?<\|channel\|>(?P<channel>\w+)(?:\s+to=(?P<also_to>[^\s<]+))?"
+    r"\s*(?:<\|constrain\|>)?\w*<\|message\|>(?P<body>.*?)(?:<\|end\|>|<\|call\|>|<\|return\|>|\Z)",
+    re.DOTALL,
+)
+_TAG = re.compile(r"<\|(?:start|channel|message|constrain|end|call|return)\|>")
+_FUNCTIONS = "functions."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Message:
+    """One message: its channel, its recipient if it has one, its body, and all of it as sampled."""
+
+    channel: str
+    recipient: str | None
+    body: str
+    text: str
+
+
+def _messages(text: str) -> tuple[str, list[_Message]] | None:
+    """Return the text before the first message, and the messages up to the text's end; None for another text."""
+    first = _MESSAGE.search(text)
+    begin = at = len(text) if first is None else first.start()
+    messages = []
+    while at < len(text):
+        match = _MESSAGE.match(text, at)
+        if match is None or _TAG.search(match["body"]) is not None:
+            return None
+        messages.append(
+            _Message(
+                channel=match["channel"],
+                recipient=match["to"] or match["also_to"],
+                body=match["body"],
+                text=match[0] if match[0].startswith(START) else START + match[0],
+            )
+        )
+        at = match.end()
+    return None if _TAG.search(text[:begin]) else (text[:begin], messages)
+
+
+def _parse_reasoning(text: str, _: bool) -> tuple[str, str]:
+    found = _messages(text)
+    if found is None:
+        return "", text
+    before, messages = found
+    reasoning = [message.body for message in messages if message.channel == "analysis" and message.recipient is None]
+    content = [message.body for message in messages if message.channel != "analysis" and message.recipient is None]
+    calls = [message.text for message in messages if message.recipient is not None]
+    return "\n".join(reasoning), before + "\n".join(content) + "".join(calls)
+
+
+def parse(text: str, _: Tools) -> ParsedCalls:
+    """Read the calls. Messages to nobody stay in the text as they are."""
+    found = _messages(text)
+    if found is None:
+        return text, (), True
+    content, calls = found[0], []
+    for message in found[1]:
+        if message.recipient is None:
+            content += message.text
+            continue
+        arguments = object_at(message.body, 0)
+        name = message.recipient.removeprefix(_FUNCTIONS)
+        if arguments is None or message.body[arguments[1] :].strip() or name == message.recipient or not name:
+            return text, (), True
+        calls.append(ToolCall(name=name, arguments=arguments[0]))
+    return (content, tuple(calls), False) if calls else (text, (), False)
+
+
+HARMONY = ToolFormat(
+    name="harmony",
+    parse=parse,
+    opens=("<|start|>", CHANNEL, " to="),
+    marks=((CHANNEL, MESSAGE, _FUNCTIONS),),
+    vllm="openai",
+)
+HARMONY_ANALYSIS = ReasoningFormat(
+    name="harmony",
+    parse=_parse_reasoning,
+    opens=(ANALYSIS,),
+    closes=("<|end|>",),
+    marks=((f"{CHANNEL}analysis",), (CHANNEL, "analysis", "final")),
+    vllm="openai_gptoss",
+    special_tokens=True,
+    holds=("<|start|>", CHANNEL),
+)

@@ -1,0 +1,73 @@
+"""Mistral: calls after `[TOOL_CALLS]`, and reasoning between `[THINK]` tags (Magistral).
+
+Tokenizers before version 11 write one JSON list of objects with `name`, `arguments` and `id`; later ones write each
+call as `[TOOL_CALLS]name[ARGS]{...}`, version 11 with `[CALL_ID]` and the id before the arguments.
+Source: the chat templates of mistralai/Mistral-Small-3.1-24B-Instruct-2503 and Mistral-Small-3.2, and the tokenizers'
+documentation in mistral-common.
+"""
+
+from __future__ import annotations
+
+import re
+
+from sharpen.gateway.formats.format import ParsedCalls, ReasoningFormat, ToolCall, ToolFormat, Tools
+from sharpen.gateway.formats.json_text import is_name, members_of, object_at, skip
+from sharpen.gateway.formats.scan import past, scan
+from sharpen.gateway.formats.think import between
+
+OPEN = "[TOOL_CALLS]"
+_HEAD = re.compile(r"\[TOOL_CALLS\]\s*([^\[\]{}\s]+)(?:\[CALL_ID\]([^\[\]{}\s]+))?(?:\[ARGS\])?(?=\s*\{)")
+
+
+def parse(text: str, _: Tools) -> ParsedCalls:
+    """Read the calls of either form."""
+    return scan(text, OPEN, (OPEN, "[ARGS]", "[CALL_ID]"), _read)
+
+
+def _read(text: str, start: int) -> tuple[list[ToolCall], int] | None:
+    if (at := past(text, start + len(OPEN), "[")) is not None:
+        return _list(text, at)
+    match = _HEAD.match(text, start)
+    found = None if match is None else object_at(text, match.end())
+    if match is None or found is None or not is_name(match[1]):
+        return None
+    return [ToolCall(name=match[1], arguments=found[0], id=match[2])], found[1]
+
+
+def _list(text: str, at: int) -> tuple[list[ToolCall], int] | None:
+    """Read a list of objects from behind its bracket."""
+    calls: list[ToolCall] = []
+    while (found := object_at(text, at)) is not None and (call := _call(found[0])) is not None:
+        calls.append(call)
+        at = skip(text, found[1])
+        separator, at = text[at : at + 1], at + 1
+        if separator == "]":
+            return calls, at
+        if separator != ",":
+            return None
+    return None
+
+
+def _call(written: str) -> ToolCall | None:
+    try:
+        members = members_of(written)
+    except ValueError:  # a member's name stands there twice
+        return None
+    if not {"name", "arguments"} <= set(members) <= {"name", "arguments", "id"}:
+        return None
+    name, (value, arguments), call_id = members["name"][0], members["arguments"], members.get("id", (None, ""))[0]
+    if not is_name(name) or not isinstance(value, dict) or not (call_id is None or is_name(call_id)):
+        return None
+    return ToolCall(name=name, arguments=arguments, id=call_id)
+
+
+MISTRAL = ToolFormat(name="mistral", parse=parse, opens=(OPEN,), marks=((OPEN,),), vllm="mistral", short_ids=True)
+MISTRAL_THINK = ReasoningFormat(
+    name="mistral",
+    parse=lambda text, opened: between(text, "[THINK]", "[/THINK]", opened=opened),
+    opens=("[THINK]",),
+    closes=("[/THINK]",),
+    marks=(("[THINK]", "[/THINK]"),),
+    vllm="mistral",
+    special_tokens=True,
+)

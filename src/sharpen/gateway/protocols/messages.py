@@ -1,0 +1,330 @@
+"""Anthropic's Messages: its requests, answers and stream events.
+
+A system prompt and the content blocks become messages of chat completions. Stated rules:
+
+- Text, tool use, tool results and thinking are read; images, documents and server tools' blocks are refused by name.
+- `cache_control` has no effect, nor have `context_management` (the client sends what it wants seen) and effort.
+- Tools without an `input_schema` (Anthropic's own) are left out of the prompt.
+- Thinking is given out if the request asks for it, as the API has it; `thinking` does not switch it on or off, which
+  `model.enable_thinking` does.
+- A last message of the assistant's is the beginning of the answer.
+- Unknown fields are refused, unless the client sends an `anthropic-beta` header: then they have no effect.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from sharpen.gateway.answers import Choice, Delta, Head
+from sharpen.gateway.render import Renderer
+from sharpen.gateway.replies import anthropic_error, dump
+from sharpen.gateway.requests import (
+    ApiError,
+    CallRequest,
+    Context,
+    boolean,
+    given_fields,
+    integer,
+    model_of,
+    render_message,
+    sampling_of,
+    short_repr,
+)
+
+HONOURED = frozenset(
+    {
+        *("max_tokens", "messages", "model", "stop_sequences", "stream", "system", "temperature", "thinking"),
+        *("tool_choice", "tools", "top_k", "top_p"),
+    }
+)
+HARMLESS = frozenset(
+    {
+        *("cache_control", "context_management", "inference_geo", "metadata", "output_config", "service_tier", "speed"),
+    }
+)
+REFUSED = frozenset({"container", "mcp_servers"})
+"""What this server does not run; null or empty is accepted."""
+STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+def parse_request(body: Any, context: Context) -> tuple[CallRequest, MessagesWriter]:
+    """Validate a decoded body. Raises `ApiError`."""
+    given = given_fields(body)
+    _refuse_unknown(given, beta=context.beta)
+    if "max_tokens" not in given:
+        raise ApiError("max_tokens: Field required", param="max_tokens")
+    request = _request(given, context)
+    return request, MessagesWriter(thinking=_thinking(given))
+
+
+def parse_count(body: Any, context: Context) -> tuple[CallRequest, MessagesWriter]:
+    """Validate the decoded body of a request to count the tokens of its prompt. Raises `ApiError`."""
+    given = given_fields(body)
+    return _request(given, context), MessagesWriter(thinking=False)
+
+
+def _request(given: Mapping[str, Any], context: Context) -> CallRequest:
+    messages = _messages(given)
+    tools, notes = _tools(given)
+    integer(given, "max_tokens", 1, 1, 2**31 - 1)
+    return CallRequest(
+        model=model_of(given, context.model_name),
+        messages=tuple(messages),
+        rendered=tuple(render_message(message, place) for place, message in enumerate(messages)),
+        tools=tools,
+        sampling=sampling_of(given, context, stop="stop_sequences", max_temperature=1.0),
+        stream=boolean(given, "stream"),
+        continue_final=messages[-1]["role"] == "assistant",
+        notes=notes,
+    )
+
+
+def _refuse_unknown(given: Mapping[str, Any], *, beta: bool) -> None:
+    for key, value in given.items():
+        if key in HONOURED or key in HARMLESS or (beta and key not in REFUSED):
+            continue
+        if key not in REFUSED:
+            raise ApiError(f"{key}: Extra inputs are not permitted", param=key)
+        if value:
+            raise ApiError(f"{key}: not supported here; this server runs no tools of its own.", param=key)
+    output = given.get("output_config")
+    if output is not None and (not isinstance(output, dict) or output.get("format") is not None):
+        raise ApiError(
+            "output_config.format: not supported here; offer a tool with this schema.", param="output_config"
+        )
+
+
+def _messages(given: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the conversation as chat completions have it, the system prompt first."""
+    said = given.get("messages")
+    if not isinstance(said, list) or not said:
+        raise ApiError("messages: a list with at least one message is required", param="messages")
+    messages = []
+    if "system" in given:
+        messages.append({"role": "system", "content": _texts(given["system"], "system")})
+    for place, message in enumerate(said):
+        where = f"messages.{place}"
+        role = message.get("role") if isinstance(message, dict) else None
+        if role not in ("user", "assistant", "system"):
+            raise ApiError(f"{where}.role: {short_repr(role)} is not 'user' or 'assistant'", param=where)
+        content = message.get("content")
+        if isinstance(content, str):
+            content = [{"type": "text", "text": content}]
+        if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
+            raise ApiError(f"{where}.content: a string or a list of blocks is required", param=where)
+        messages += [_assistant(content, where)] if role == "assistant" else _turn(role, content, where)
+    return messages
+
+
+def _assistant(blocks: Sequence[Mapping[str, Any]], where: str) -> dict[str, Any]:
+    texts, thoughts, calls = [], [], []
+    for place, block in enumerate(blocks):
+        at, kind = f"{where}.content.{place}", block.get("type")
+        if kind == "text":
+            texts.append(_string(block, "text", at))
+        elif kind == "thinking":
+            thoughts.append(_string(block, "thinking", at))
+        elif kind == "tool_use":
+            calls.append(_tool_use(block, at))
+        else:
+            raise _refused_block(kind, at)
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
+    if thoughts:
+        message["reasoning_content"] = "".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _tool_use(block: Mapping[str, Any], where: str) -> dict[str, Any]:
+    arguments = block.get("input")
+    if not isinstance(arguments, dict):
+        raise ApiError(f"{where}.input: an object is required", param=where)
+    function = {"name": _string(block, "name", where), "arguments": json.dumps(arguments, ensure_ascii=False)}
+    return {"id": _string(block, "id", where), "type": "function", "function": function}
+
+
+def _turn(role: str, blocks: Sequence[Mapping[str, Any]], where: str) -> Iterator[dict[str, Any]]:
+    """Yield what a message of the user's says: a message for each tool result, and one for the text between them."""
+    texts: list[str] = []
+    for place, block in enumerate(blocks):
+        at, kind = f"{where}.content.{place}", block.get("type")
+        if kind == "text":
+            texts.append(_string(block, "text", at))
+        elif kind == "tool_result" and role == "user":
+            if texts:
+                yield {"role": role, "content": "\n".join(texts)}
+                texts = []
+            content = _texts(block.get("content", ""), f"{at}.content")
+            yield {"role": "tool", "tool_call_id": _string(block, "tool_use_id", at), "content": content}
+        else:
+            raise _refused_block(kind, at)
+    if texts:
+        yield {"role": role, "content": "\n".join(texts)}
+
+
+def _texts(content: Any, where: str) -> str:
+    """Return a string, or the texts of a list of blocks, one below the other."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise ApiError(f"{where}: a string or a list of text blocks is required", param=where)
+    texts = []
+    for place, block in enumerate(content):
+        kind = block.get("type") if isinstance(block, dict) else type(block).__name__
+        if kind != "text":
+            raise _refused_block(kind, f"{where}.{place}")
+        texts.append(_string(block, "text", f"{where}.{place}"))
+    return "\n".join(texts)
+
+
+def _string(block: Mapping[str, Any], name: str, where: str) -> str:
+    value = block.get(name)
+    if not isinstance(value, str):
+        raise ApiError(f"{where}.{name}: a string is required, not {short_repr(value)}", param=where)
+    return value
+
+
+def _refused_block(kind: Any, where: str) -> ApiError:
+    return ApiError(f"{where}: blocks of type {short_repr(kind)} are not supported here; only text is", param=where)
+
+
+def _tools(given: Mapping[str, Any]) -> tuple[tuple[Mapping[str, Any], ...], tuple[str, ...]]:
+    """Return the tools to render, and notes on those left out. `tool_choice` "none" hides all."""
+    tools: list[dict[str, Any]] = []
+    left_out: list[str] = []
+    given_tools = given.get("tools", [])
+    if not isinstance(given_tools, list) or not all(isinstance(tool, dict) for tool in given_tools):
+        raise ApiError("tools: a list of objects is required", param="tools")
+    for place, tool in enumerate(given_tools):
+        name = _string(tool, "name", f"tools.{place}")
+        schema = tool.get("input_schema")
+        if schema is None and tool.get("type") not in (None, "custom"):
+            left_out.append(f"tool {name!r} of type {short_repr(tool['type'])} is left out: the model knows none such")
+            continue
+        if not isinstance(schema, dict):
+            raise ApiError(f"tools.{place}.input_schema: an object is required", param="tools")
+        function: dict[str, Any] = {"name": name, "parameters": schema}
+        if isinstance(tool.get("description"), str):
+            function["description"] = tool["description"]
+        tools.append({"type": "function", "function": function})
+    hidden = _tool_choice(given, {tool["function"]["name"] for tool in tools}) == "none"
+    return (() if hidden else tuple(tools)), tuple(left_out)
+
+
+def _tool_choice(given: Mapping[str, Any], names: set[str]) -> str:
+    choice = given.get("tool_choice", {"type": "auto"})
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if kind not in ("auto", "any", "tool", "none"):
+        raise ApiError(f"tool_choice.type: {short_repr(kind)} is not auto, any, tool or none", param="tool_choice")
+    if kind == "tool" and choice.get("name") not in names:
+        raise ApiError(f"tool_choice.name: there is no tool {short_repr(choice.get('name'))}", param="tool_choice")
+    if kind == "any" and not names:
+        raise ApiError("tool_choice.type: 'any' needs tools", param="tool_choice")
+    return str(kind)
+
+
+def _thinking(given: Mapping[str, Any]) -> bool:
+    thinking = given.get("thinking", {"type": "disabled"})
+    kind = thinking.get("type") if isinstance(thinking, dict) else None
+    if kind not in ("enabled", "disabled", "adaptive"):
+        raise ApiError(f"thinking.type: {short_repr(kind)} is not enabled, disabled or adaptive", param="thinking")
+    return str(kind) != "disabled"
+
+
+class MessagesWriter:
+    """Writes one answer as Messages have it. `thinking`: reasoning is given out."""
+
+    def __init__(self, *, thinking: bool) -> None:
+        self._thinking = thinking
+        self._block: str | None = None
+        self._index = -1
+
+    def whole(self, head: Head, choices: Sequence[Choice], renderer: Renderer) -> dict[str, Any]:
+        """Return the body of the whole answer."""
+        (choice,) = choices
+        reason = {"stop_reason": _stop_reason(choice), "stop_sequence": choice.stop}
+        usage = {**_usage(head), "output_tokens": len(choice.generation.ids)}
+        return {**_message(head), "content": self._blocks(choice.message), **reason, "usage": usage}
+
+    def begin(self, head: Head) -> bytes:
+        """Return the event that begins the message."""
+        message = {**_message(head), "content": [], "stop_reason": None, "stop_sequence": None}
+        return _event("message_start", message={**message, "usage": {**_usage(head), "output_tokens": 0}})
+
+    def delta(self, head: Head, delta: Delta) -> bytes:
+        """Return the events of new text, in a block of its kind."""
+        if delta.kind == "content":
+            return self._open({"type": "text", "text": ""}) + self._add({"type": "text_delta", "text": delta.text})
+        if not self._thinking:
+            return b""
+        block = {"type": "thinking", "thinking": "", "signature": ""}
+        return self._open(block) + self._add({"type": "thinking_delta", "thinking": delta.text})
+
+    def end(self, head: Head, choices: Sequence[Choice], renderer: Renderer) -> bytes:
+        """Return the events of tool use, and of the end."""
+        (choice,) = choices
+        events = [self._close()]
+        for block in self._blocks(choice.message):
+            if block["type"] == "tool_use":
+                events.append(self._open({**block, "input": {}}, anew=True))
+                arguments = next(
+                    call["function"]["arguments"] for call in choice.message["tool_calls"] if call["id"] == block["id"]
+                )
+                events.append(self._add({"type": "input_json_delta", "partial_json": arguments}))
+                events.append(self._close())
+        delta = {"stop_reason": _stop_reason(choice), "stop_sequence": choice.stop}
+        usage = {**_usage(head), "output_tokens": len(choice.generation.ids)}
+        return b"".join([*events, _event("message_delta", delta=delta, usage=usage), _event("message_stop")])
+
+    def error(self, error: ApiError) -> bytes:
+        """Return the event of an error."""
+        return _event(**anthropic_error(error))
+
+    def _blocks(self, message: Mapping[str, Any]) -> list[dict[str, Any]]:
+        blocks: list[dict[str, Any]] = []
+        if self._thinking and message.get("reasoning_content"):
+            blocks.append({"type": "thinking", "thinking": message["reasoning_content"], "signature": ""})
+        if message["content"]:
+            blocks.append({"type": "text", "text": message["content"]})
+        for call in message.get("tool_calls", ()):
+            function = call["function"]
+            arguments = json.loads(function["arguments"])
+            blocks.append({"type": "tool_use", "id": call["id"], "name": function["name"], "input": arguments})
+        return blocks
+
+    def _open(self, block: Mapping[str, Any], *, anew: bool = False) -> bytes:
+        """Return the event that begins a block, after the end of the one before; nothing if such a block is open."""
+        if self._block == block["type"] and not anew:
+            return b""
+        closed = self._close()
+        self._block, self._index = block["type"], self._index + 1
+        return closed + _event("content_block_start", index=self._index, content_block=block)
+
+    def _add(self, delta: Mapping[str, Any]) -> bytes:
+        return _event("content_block_delta", index=self._index, delta=delta)
+
+    def _close(self) -> bytes:
+        if self._block is None:
+            return b""
+        self._block = None
+        return _event("content_block_stop", index=self._index)
+
+
+def _stop_reason(choice: Choice) -> str:
+    return "stop_sequence" if choice.stop is not None else STOP_REASONS[choice.finish_reason]
+
+
+def _message(head: Head) -> dict[str, Any]:
+    return {"id": f"msg_{head.name}", "type": "message", "role": "assistant", "model": head.model}
+
+
+def _usage(head: Head) -> dict[str, Any]:
+    no_cache = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
+    return {"input_tokens": len(head.prompt_ids_P), **no_cache}
+
+
+def _event(type: str, **fields: Any) -> bytes:
+    return b"event: " + type.encode() + b"\ndata: " + dump({"type": type, **fields}) + b"\n\n"
