@@ -1,7 +1,7 @@
 """Tiny worlds for the example files that play in one: houses for ALFWorld, laboratories of ScienceWorld's own.
 
-In: the name of a workflow. Out: what its tasks ask, and a toy model that plays: some of its tokens are whole answers, so
-that some games are won in a step or two, and others not.
+In: the name of a workflow. Out: what its tasks ask, and a toy model that plays: some of its tokens are whole answers,
+so that games are won in a few steps.
 """
 
 from __future__ import annotations
@@ -15,7 +15,12 @@ from pathlib import Path
 
 from sharpen.compat.trinity.registry import WORKFLOWS
 
-HOUSES = ("alfworld_workflow", "step_wise_alfworld_workflow", "RAFT_alfworld_workflow", "RAFT_reflect_alfworld_workflow")
+HOUSES = (
+    "alfworld_workflow",
+    "step_wise_alfworld_workflow",
+    "RAFT_alfworld_workflow",
+    "RAFT_reflect_alfworld_workflow",
+)
 LABORATORIES = ("sciworld_workflow",)
 _ACTIONS = ("go to desk 1", "teleport to kitchen", "focus on picture")
 """The first wins in a house; of a laboratory's, the second gets points and the third ends the game."""

@@ -144,7 +144,7 @@ def test_explain_knows_the_names_that_a_run_knows(config: Path, capsys, setting:
 
 def test_explain_says_which_package_a_run_would_need(config: Path, capsys):
     assert main(["explain", "--config", str(config), "--set", "workflow=sciworld_workflow"]) == 0
-    words = "needs the package scienceworld (and the program java), which is not installed: pip install scienceworld"
+    words = "needs the package scienceworld (and Java), which is not installed: pip install scienceworld"
     assert f"this run would be refused: the workflow 'sciworld_workflow' {words}" in capsys.readouterr().out
     assert main(["run", "--config", str(config), "--set", "workflow=sciworld_workflow"]) == 2
     assert words in capsys.readouterr().err

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sharpen.compat.trinity import WORKFLOWS, MathWorkflow, SimpleWorkflow, Workflow
-from sharpen.compat.trinity.registry import Package, Registry
+from sharpen.compat.trinity.registry import Registry
 from sharpen.errors import ConfigError
 
 
@@ -65,10 +65,3 @@ def test_where_a_class_is():
         WORKFLOWS.get("sharpen.compat.trinity.simple.SimpelWorkflow")
     with pytest.raises(ConfigError, match="one of your own is named"):
         WORKFLOWS.get("nobodys_workflow")
-
-
-def test_a_package_may_need_a_program():
-    for program, found in (("sh", True), ("no-such-program", False), (None, True)):
-        package = Package(modules=("json",), name="json", install="nothing", program=program)
-        assert package.is_there is found
-    assert not Package(modules=("json", "no_such_module"), name="json", install="nothing", program="sh").is_there

