@@ -110,6 +110,9 @@ class RolloutConfig(Strict):
     choices: Literal["used", "all"] = "used"
     """Which answers to a request with `n` > 1 train: the one that the agent continued with or returned, or all of them,
     for agents that vote."""
+    side_models: tuple[str, ...] = ()
+    """Names of models (patterns such as `*haiku*`) that an agent asks for beside its own: titles, summaries. The one
+    model answers these calls too, but they do not train."""
     failure_reward: float | None = None
     """Reward of rollouts that the model made fail; None excludes them."""
     max_excluded_share: float = Field(default=0.5, ge=0.0, le=1.0)

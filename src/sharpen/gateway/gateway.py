@@ -149,6 +149,11 @@ class Gateway:
         self._keys.add(key, session)
         return session
 
+    @property
+    def lost(self) -> bool:
+        """Whether a call has found that the engine can serve no more."""
+        return self._lost is not None
+
     async def count_tokens(self, messages: Sequence[Mapping[str, Any]]) -> int:
         """Return the number of tokens of the prompt that these messages render to, without tools. On any loop.
 
@@ -262,7 +267,7 @@ class Gateway:
             session.fail(Outcome.CALL_LIMIT, message)
             raise ApiError(message, code="call_limit_exceeded")
         exchange = session.exchange(raw)
-        entries = [session.entry(exchange, prompt, request, constraint) for _ in range(request.n)]
+        entries = [session.entry(exchange, prompt, request, raw.agent, constraint) for _ in range(request.n)]
         for entry in entries if request.n > 1 else ():
             entry.first_choice = entries[0].index
         session.count("prompt_tokens", len(prompt.ids_P))
