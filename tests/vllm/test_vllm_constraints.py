@@ -24,6 +24,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 ANSWER = Constraint(grammar=f"start: json\njson: %json {json.dumps(SCHEMA)}", origin="response_format")
+CHOICE = Constraint(grammar='start: "yes" | "no"', origin="response_format")
 CALLS = Constraint(
     grammar='start: (opened body)* TEXT\nopened: TEXT <[508]>\nbody: "{" /[0-9]{1,3}/ "}" <[509]>\nTEXT: /(.|\\n)*/',
     origin="tools",
@@ -47,7 +48,7 @@ def test_logprobs_are_those_of_the_allowed_tokens(served, model):
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     asked = [
         replace(request(PROMPT, noise=noise, max_tokens=60, temperature=temperature), constraint=constraint)
-        for constraint in (ANSWER, CALLS)
+        for constraint in (ANSWER, CALLS, CHOICE)
         for noise, temperature in enumerate((1.0, 0.7, 1.3, 0.0, 1.0))
     ]
     found = served.generate(*asked, request(PROMPT, noise=9))
@@ -56,7 +57,9 @@ def test_logprobs_are_those_of_the_allowed_tokens(served, model):
         if one.constraint is ANSWER and generation.finish_reason == "stop":
             answer = json.loads(tokenizer.decode(generation.ids.tolist(), skip_special_tokens=True))
             assert answer["city"] in ("Bern", "Oslo")
-    assert any(generation.finish_reason == "stop" for generation in found[:5])
+        if one.constraint is CHOICE:
+            assert tokenizer.decode(generation.ids.tolist(), skip_special_tokens=True) in ("yes", "no")
+            assert (generation.finish_reason, generation.logprobs[-1]) == ("stop", 0.0)
 
 
 def test_a_grammar_that_cannot_be_compiled_is_refused(served):
