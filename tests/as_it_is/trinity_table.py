@@ -93,10 +93,16 @@ def _word(holds: bool) -> str:
     return "yes" if holds else "no"
 
 
+_SCORES = ("accuracy", "grammar", "informativeness", "coherence")
+_SCORES += ("linguistic_complexity", "conceptual_depth", "prior_knowledge", "step_complexity", "ambiguity")
+_SAID = f"```json\n{json.dumps({'dimension_scores': dict.fromkeys(_SCORES, 4)})}\n``` \\boxed{{7}}"
+"""What the endpoint answers: Data-Juicer's judges read scores in it, others a boxed answer."""
+
+
 def measure(file: str, model: Path, place: Path, make: Callable[..., Path]) -> Row:
     """Load the file and run it in the folder `place`, on the toy model; `make` writes another one, for its judge."""
     path = FOLDER / file
-    with _environment(path):
+    with _environment(path, place):
         try:
             resolved = resolve(load_config(path))
             check_names(resolved.config)
@@ -126,13 +132,16 @@ def _run(path: Path, settings: Mapping[str, Any]) -> tuple[int, str]:
 
 
 @contextlib.contextmanager
-def _environment(path: Path) -> Iterator[None]:
-    """The variables that the file cannot do without."""
+def _environment(path: Path, place: Path) -> Iterator[None]:
+    """The variables that the file cannot do without, and the folder that its own paths are seen from."""
     text = path.read_text()
     needed = {name: "not-set" for name in _VARIABLE.findall(text) if name not in os.environ}
     needed["BOTS_REF_EVAL_LOG_FILE"] = os.devnull
+    (place / "examples").symlink_to(FOLDER)
     with contextlib.ExitStack() as stack:
-        if "external_model" in text:
+        if "config_path" in text:
+            stack.enter_context(contextlib.chdir(place))
+        if "external_model" in text or "data_processor" in text:
             needed |= {"OPENAI_BASE_URL": stack.enter_context(_endpoint()), "OPENAI_API_KEY": "none"}
         os.environ.update(needed)
         try:
@@ -143,11 +152,11 @@ def _environment(path: Path) -> Iterator[None]:
 
 
 class _Answer(http.server.BaseHTTPRequestHandler):
-    """An OpenAI-compatible endpoint that always answers 7."""
+    """An OpenAI-compatible endpoint that always says the same."""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
-        message = {"role": "assistant", "content": "\\boxed{7}"}
+        message = {"role": "assistant", "content": _SAID}
         choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
         body = json.dumps({"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": choices})
         self.send_response(200)
