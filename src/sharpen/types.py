@@ -95,8 +95,9 @@ class Call:
     and truncation, among the tokens that the `constraint` allows); `versions_S` is the policy version that computed
     each token. `request` is the index of the first choice of the same request if it asked for several (`n` > 1).
     `parent` is the index of the rollout's earlier call whose `prompt_ids_P + sampled_ids_S` this call's prompt starts
-    with, if any. If no chat template rendered the prompt, `messages` is one message with its text, of the role
-    `PROMPT_ROLE`.
+    with, if any. `agent` is the name of the agent that made the call (`model.named`), and `model` that of the model it
+    asked for, if that is not the served one's. If no chat template rendered the prompt, `messages` is one message with
+    its text, of the role `PROMPT_ROLE`.
     """
 
     index: int
@@ -114,6 +115,8 @@ class Call:
     seconds: float = 0.0
     request: int | None = None
     constraint: Constraint | None = None
+    agent: str = ""
+    model: str = ""
 
     @property
     def delivered(self) -> bool:

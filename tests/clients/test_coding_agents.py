@@ -1,4 +1,4 @@
-"""Coding agents, unmodified, write a file: what they do is recorded as the engine sampled it."""
+"""The four coding agents, unmodified, write a file: what they do is recorded as the engine sampled it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def workflow_of(name: str) -> Any:
     return workflow
 
 
-@pytest.mark.parametrize("name", ["opencode", "qwen"])
+@pytest.mark.parametrize("name", AGENTS)
 def test_a_coding_agent_writes_a_file(rollouts: Any, name: str) -> None:
     served = rollouts(AGENTS[name].says)
     (rollout,) = check_records(served.engine, served.run(workflow_of(name), timeout_s=150))

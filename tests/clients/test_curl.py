@@ -12,6 +12,8 @@ from sharpen import WorkflowOutput
 from sharpen.types import Outcome
 
 CHAT = {"path": "/chat/completions", "body": {"messages": [{"role": "user", "content": "2+3"}]}}
+RESPONSES = {"path": "/responses", "body": {"input": "2+3"}}
+MESSAGES = {"path": "/messages", "body": {"messages": [{"role": "user", "content": "2+3"}], "max_tokens": 99}}
 COMPLETIONS = {"path": "/completions", "body": {"prompt": "2+3 is "}}
 SCRIPT = (
     'curl --silent --fail-with-body --no-buffer "$OPENAI_BASE_URL$1" --header "authorization: Bearer $OPENAI_API_KEY"'
@@ -32,7 +34,7 @@ def workflow_of(path: str, body: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streaming"])
-@pytest.mark.parametrize("asked", [CHAT, COMPLETIONS], ids=lambda asked: asked["path"])
+@pytest.mark.parametrize("asked", [CHAT, RESPONSES, MESSAGES, COMPLETIONS], ids=lambda asked: asked["path"])
 def test_an_answer_is_one_call(rollouts: Any, asked: dict[str, Any], stream: bool) -> None:
     served = rollouts("The answer is 5.")
     body = {**asked["body"], "stream": stream}

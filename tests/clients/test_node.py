@@ -1,4 +1,4 @@
-"""Agents in Node on our model: OpenAI's SDK, as a command."""
+"""Agents in Node on our model: the SDKs of OpenAI (chat completions, responses) and Anthropic, as a command each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,16 @@ def workflow_of(script: str, **options: str) -> Any:
 
 
 @pytest.mark.parametrize("stream", ["0", "1"], ids=["whole", "streaming"])
-@pytest.mark.parametrize(("script", "options"), [("openai_chat.cjs", {})], ids=["chat"])
+@pytest.mark.parametrize(
+    ("script", "options"),
+    [
+        ("openai_chat.cjs", {}),
+        ("openai_responses.cjs", {"STORE": "0"}),
+        ("openai_responses.cjs", {"STORE": "1"}),
+        ("anthropic_messages.cjs", {}),
+    ],
+    ids=["chat", "responses", "stored responses", "messages"],
+)
 def test_a_tool_round_is_two_calls_of_one_sequence(
     rollouts: Any, script: str, options: dict[str, str], stream: str
 ) -> None:

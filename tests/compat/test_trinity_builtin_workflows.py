@@ -74,6 +74,37 @@ def test_a_reward_model_sees_messages_and_experience(make_place: MakePlace, work
         make_place("yes").run(workflow, GSM8K, taskset=KEYS)
 
 
+@pytest.mark.parametrize(
+    ("said", "reward"), [("It is 6 * 7, so \\boxed{42}", 1.0), ("42", 1.0), ("the answer is $41$", 0.0), ("none", 0.0)]
+)
+def test_rm_gallerys_comparison_of_answers(make_place: MakePlace, said: str, reward: float):
+    """The scores of rm-gallery 0.1.7 for the same answers."""
+    taskset = {**KEYS, "reward_fn": "rm_gallery_reward", "reward_fn_args": {"reward_name": "math_verify_reward"}}
+    rollout = make_place(said).one("math_rm_workflow", GSM8K, taskset=taskset)
+    assert (rollout.reward, rollout.metrics) == (reward, {"math_verify": reward})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"reward_name": "safety_listwise_reward"}, "reward_name is 'safety_listwise_reward': of rm-gallery's rewards"),
+        ({}, "reward_name is ''"),
+        ({"reward_name": "math_verify_reward", "timeout_score": 0.5}, "timeout_score is 0.5"),
+        ({"reward_name": "math_verify_reward", "judge": 1}, "does not take task_args.reward_fn_args"),
+    ],
+)
+def test_other_rewards_of_rm_gallery_are_refused_before_anything_runs(
+    make_place: MakePlace, arguments: dict[str, Any], words: str
+):
+    place = make_place("42")
+    with pytest.raises(ConfigError) as error:
+        place.run(
+            "math_rm_workflow", GSM8K, taskset={**KEYS, "reward_fn": "rm_gallery_reward", "reward_fn_args": arguments}
+        )
+    assert words in str(error.value)
+    assert place.engine.prompts == []
+
+
 # DAPO
 
 

@@ -314,6 +314,6 @@ def test_the_countdown_reward(response: str | None, score: float):
 def test_the_registered_names():
     maths = ["math_boxed_reward", "math_dapo_reward", "math_reward"]
     names = ["accuracy_reward", "countdown_reward", "format_reward", *maths]
-    assert REWARD_FUNCTIONS.names() == names
+    assert REWARD_FUNCTIONS.names() == [*names, "rm_gallery_reward"]
     classes = [AccuracyReward, CountDownRewardFn, FormatReward, MathBoxedRewardFn, MathDAPORewardFn, MathRewardFn]
     assert [REWARD_FUNCTIONS.get(name) for name in names] == classes

@@ -432,4 +432,4 @@ def test_what_cannot_be_had_says_why_before_anything_is_loaded(name: str, words:
 def test_what_can_be_had_is_not_refused():
     assert WORKFLOWS.refusal("frozen_lake_workflow") is None
     assert WORKFLOWS.refusal("package.module:Class") is None
-    assert "beside math_rm_workflow" in str(REWARD_FUNCTIONS.refusal("rm_gallery_reward"))
+    assert REWARD_FUNCTIONS.refusal("rm_gallery_reward") is None

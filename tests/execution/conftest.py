@@ -61,7 +61,7 @@ class WithoutPolicy:
     auxiliary: AuxiliaryModels
 
     def open(self, rollout_id: str, noise_seed: int) -> RolloutModels:
-        nothing: Any = SimpleNamespace(model=None, counts={}, close=tuple)
+        nothing: Any = SimpleNamespace(model=None, counts={}, close=tuple, discard=tuple)
         return RolloutModels(nothing, self.auxiliary.open(rollout_id, noise_seed))
 
 

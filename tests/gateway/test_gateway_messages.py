@@ -203,6 +203,18 @@ def test_a_bad_request_is_refused_in_the_vendors_shape(serve: Any, changed: dict
     assert session.close() == ()
 
 
+def test_a_conversation_that_the_server_is_to_keep_is_refused_so_that_it_is_sent_whole(serve: Any) -> None:
+    """Red while a thread was an unknown beta field without effect: the model saw the new message alone."""
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        ask(
+            serve("hi").open(),
+            extra_body={"thread": {"type": "continue", "previous_message_id": "msg_1"}},
+            extra_headers={"anthropic-beta": "message-threads-2026-08-12"},
+        )
+    details = caught.value.body["error"]["details"]  # type: ignore[index]
+    assert details == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+
+
 def test_a_bad_key_is_refused_in_the_vendors_shape(serve: Any) -> None:
     session = serve("hi").open()
     reply = httpx.post(f"{session.model.base_url}/messages", headers={"x-api-key": "no"}, json={})

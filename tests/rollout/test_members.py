@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from scripted_serving import FakeServing, MakeRunner, make_call, make_task
 
-from sharpen.rollout.attempt import Ending
+from sharpen.rollout.ending import Ending
 from sharpen.rollout.in_process import Attempt
 from sharpen.rollout.members import divide
 from sharpen.types import Call, CallStatus, Outcome, Rollout

@@ -86,7 +86,8 @@ class Page:
         for message in new:
             self._message(message)
         self.line("")
-        self.line(f"call {call.index}: {self._facts(call, reported)}", "bold")
+        names = [*([f"agent {call.agent}"] if call.agent else []), *([f"asked for {call.model}"] if call.model else [])]
+        self.line(f"call {call.index}: {self._facts(call, [*names, *reported])}", "bold")
         if tokens:
             self._table(call)
         else:

@@ -159,13 +159,20 @@ class Algorithm(AlgorithmConfig):
 
 class WorkflowOutput(BaseModel):
     """The result of a workflow: a reward, or a response for the judge. Metrics are logged; those that are not numbers
-    are skipped with a warning."""
+    are skipped with a warning.
+
+    `call_rewards`, for several agents: the reward of each by its name (`model.named`); its calls are then compared with
+    those of the same agent in the group's other rollouts. Agents without one have the rollout's reward. `train` are the
+    names of the agents, or the indices of the calls (`model.calls()`), that train; None: all.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
     reward: float | None = None
     response: Any | None = None
     metrics: dict[str, Any] | None = None
+    call_rewards: dict[str, float] | None = None
+    train: list[str | int] | None = None
 
 
 class JudgeOutput(BaseModel):

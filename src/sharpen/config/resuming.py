@@ -29,7 +29,13 @@ MAY_CHANGE: Mapping[str, tuple[str, ...]] = {
     ),
     "where the run computes, and how much at once: every step is checked anyway": (
         *("execution", "cluster.ray_address", "cluster.num_workers", "cluster.rollouts_per_worker", "cluster.colocate"),
-        *("cluster.worker_output", "rollout.max_concurrent_rollouts", "rollout.env_vars"),
+        *(
+            "gateway.host",
+            "gateway.port",
+            "cluster.worker_output",
+            "rollout.max_concurrent_rollouts",
+            "rollout.env_vars",
+        ),
         *("model.tensor_parallel_size", "model.inference_engine_num"),
         *("auxiliary_models.*.tensor_parallel_size", "auxiliary_models.*.inference_engine_num"),
         *("auxiliary_models.*.base_url", "auxiliary_models.*.api_key_env"),
@@ -49,7 +55,13 @@ FIXED: Mapping[str, tuple[str, ...]] = {
     "the agent and its judge: else the rewards before and after could not be compared": (
         *("workflow", "judge", "workflow_args", "task_args"),
         *("evaluation.own.*.workflow", "evaluation.own.*.workflow_args", "evaluation.own.*.task_args"),
-        *("rollout.max_calls", "rollout.failure_reward", "rollout.model_exceptions", "rollout.choices"),
+        *(
+            "rollout.max_calls",
+            "rollout.failure_reward",
+            "rollout.model_exceptions",
+            "rollout.choices",
+            "rollout.side_models",
+        ),
         *("auxiliary_models.*.model_path", "auxiliary_models.*.max_model_len", "auxiliary_models.*.temperature"),
         *("auxiliary_models.*.top_p", "auxiliary_models.*.top_k", "auxiliary_models.*.max_tokens"),
         *("auxiliary_models.*.enable_thinking", "auxiliary_models.*.tool_call_parser"),

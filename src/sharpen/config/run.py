@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from sharpen.config.cluster import ClusterConfig
+from sharpen.config.gateway import GatewayConfig
 from sharpen.config.public import AlgorithmConfig, DatasetConfig, MonitorType, Strict, TunerModelConfig
 from sharpen.config.sync import SyncConfig
 from sharpen.config.trainer import CriticConfig, TrainerConfig
@@ -109,6 +110,9 @@ class RolloutConfig(Strict):
     choices: Literal["used", "all"] = "used"
     """Which answers to a request with `n` > 1 train: the one that the agent continued with or returned, or all of them,
     for agents that vote."""
+    side_models: tuple[str, ...] = ()
+    """Names of models (patterns such as `*haiku*`) that an agent asks for beside its own: titles, summaries. The one
+    model answers these calls too, but they do not train."""
     failure_reward: float | None = None
     """Reward of rollouts that the model made fail; None excludes them."""
     max_excluded_share: float = Field(default=0.5, ge=0.0, le=1.0)
@@ -376,6 +380,7 @@ class RunConfig(Strict):
     distill: DistillConfig = Field(default_factory=DistillConfig)
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     engine: EngineConfig = Field(default_factory=EngineConfig)
+    gateway: GatewayConfig = Field(default_factory=GatewayConfig)
     sync: SyncConfig = Field(default_factory=SyncConfig)
     mode: Literal["both", "explore", "train"] = "both"
     """What this process does: `both` is the whole run, `explore` only rolls out, `train` only trains, on the rollouts

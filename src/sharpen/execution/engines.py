@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sharpen.config.gateway import GatewayConfig
 from sharpen.config.public import TunerModelConfig
 from sharpen.config.run import RunConfig
 from sharpen.config.trainer import LoraConfig
@@ -119,9 +120,11 @@ def make_gateway(
     tokenizer: Any,
     loop: asyncio.AbstractEventLoop,
     *,
+    listen: GatewayConfig,
     max_calls: int | None = None,
 ) -> Gateway:
-    """Return a gateway for a model's engine. Raises `ConfigError` for an unknown parser."""
+    """Return a gateway for a model's engine; its server will `listen` there. Raises `ConfigError` for an unknown
+    parser."""
     return Gateway(
         engine,
         tokenizer,
@@ -135,4 +138,5 @@ def make_gateway(
         reasoning_parser=model.reasoning_parser,
         max_calls=max_calls,
         who_calls=owner.get,
+        listen=listen,
     )

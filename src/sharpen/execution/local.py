@@ -52,7 +52,12 @@ class LocalServing:
             self.auxiliary = AuxiliaryModels(config, self.thread, alone=alone)
             undo.callback(self.auxiliary.close)
             self.gateway = make_gateway(
-                config.model, self.engine, self.tokenizer, self.thread.loop, max_calls=config.rollout.max_calls
+                config.model,
+                self.engine,
+                self.tokenizer,
+                self.thread.loop,
+                listen=config.gateway,
+                max_calls=config.rollout.max_calls,
             )
             self.modes: Mapping[Mode, Opener] = openers(config, self.gateway, self.auxiliary)
             functions = user_functions(job)

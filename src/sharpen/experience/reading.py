@@ -13,7 +13,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -334,13 +334,16 @@ def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row) -> Rollout:
     notes = _read_notes(connection, row["key"])
     requests = {note["call"]: note["request"] for note in notes}
     constraints = _read_constraints(connection, row["key"])
+    names = _read_names(connection, row["key"])
     for call_row in connection.execute(
         "SELECT calls.*, texts.json AS tools_json FROM calls JOIN texts ON texts.id = calls.tools"
         " WHERE rollout_key = ? ORDER BY idx",
         (row["key"],),
     ):
         index = call_row["idx"]
-        calls.append(_read_call(calls, call_row, requests.get(index), constraints.get(index)))
+        call = _read_call(calls, call_row, requests.get(index), constraints.get(index))
+        agent, model = names.get(index, ("", ""))
+        calls.append(replace(call, agent=agent, model=model))
     return Rollout(
         id=row["id"],
         group_id=row["group_id"],
@@ -364,6 +367,14 @@ def _read_notes(connection: sqlite3.Connection, rollout_key: int) -> list[sqlite
     if not has(connection, "call_notes"):
         return []
     return connection.execute("SELECT * FROM call_notes WHERE rollout_key = ?", (rollout_key,)).fetchall()
+
+
+def _read_names(connection: sqlite3.Connection, rollout_key: int) -> dict[int, tuple[str, str]]:
+    """Return the names of agent and model of a rollout's calls by index; none in a journal without this table."""
+    if not has(connection, "call_names"):
+        return {}
+    rows = connection.execute("SELECT call, agent, model FROM call_names WHERE rollout_key = ?", (rollout_key,))
+    return {call: (agent, model) for call, agent, model in rows}
 
 
 def _read_constraints(connection: sqlite3.Connection, rollout_key: int) -> dict[int, Constraint]:

@@ -61,6 +61,10 @@ CREATE TABLE IF NOT EXISTS call_constraints (
     rollout_key INTEGER NOT NULL REFERENCES rollouts (key), call INTEGER NOT NULL,
     constraint_text INTEGER NOT NULL REFERENCES texts (id), PRIMARY KEY (rollout_key, call)
 );
+CREATE TABLE IF NOT EXISTS call_names (
+    rollout_key INTEGER NOT NULL REFERENCES rollouts (key), call INTEGER NOT NULL, agent TEXT NOT NULL,
+    model TEXT NOT NULL, PRIMARY KEY (rollout_key, call)
+);
 CREATE TABLE IF NOT EXISTS steps (
     key INTEGER PRIMARY KEY, step INTEGER NOT NULL, version INTEGER NOT NULL, metrics TEXT NOT NULL
 );
@@ -349,6 +353,9 @@ def _insert_call(
         response=_to_json(call.response),
         seconds=call.seconds,
     )
+    if call.agent or call.model:
+        names = {"agent": call.agent, "model": call.model}
+        _insert(connection, "call_names", rollout_key=rollout_key, call=call.index, **names)
     if call.constraint is not None:
         text = _to_json(dataclasses.asdict(call.constraint))
         _insert(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sharpen.gateway.caller import Caller
-from sharpen.gateway.keys import key_of, without_key
+from sharpen.gateway.keys import key_of, without_key, without_name
 from sharpen.gateway.stream import Stream
 
 RETRY_HEADER, IDEMPOTENCY_HEADER = "x-stainless-retry-count", "idempotency-key"
@@ -21,10 +21,10 @@ RETRY_HEADER, IDEMPOTENCY_HEADER = "x-stainless-retry-count", "idempotency-key"
 class RawRequest:
     """A request as received.
 
-    `key` identifies its rollout. `retry` counts the client's earlier tries. `caller` is the attempt whose code sent it,
-    if known. `idempotency_key` is shared by all tries of one request; empty if the client sends none. `in_process` says
-    that it came through one of our own clients, which report exactly when they give up. `beta`: it has Anthropic's
-    header for features that are not settled.
+    `key` identifies its rollout, and `agent` its agent, if that has a name. `retry` counts the client's earlier tries.
+    `caller` is the attempt whose code sent it, if known. `idempotency_key` is shared by all tries of one request; empty
+    if the client sends none. `in_process` says that it came through one of our own clients, which report exactly when
+    they give up. `beta`: it has Anthropic's header for features that are not settled.
     """
 
     method: str
@@ -35,6 +35,7 @@ class RawRequest:
     caller: Caller | None = None
     idempotency_key: str = ""
     in_process: bool = False
+    agent: str = ""
     beta: bool = False
 
 
@@ -86,15 +87,17 @@ def raw_request(
     A key in the path counts before one in the headers: clients that cannot be given a key may send one of their own.
     """
     key, path = without_key(path)
+    key, agent = without_name(key or key_of(headers))
     retry = headers.get(RETRY_HEADER, "0")
     return RawRequest(
         method=method,
         path=path,
-        key=key or key_of(headers),
+        key=key,
         retry=int(retry) if retry.isdecimal() and len(retry) < 10 else 0,
         body=body,
         caller=caller,
         idempotency_key=headers.get(IDEMPOTENCY_HEADER, ""),
         in_process=in_process,
+        agent=agent,
         beta="anthropic-beta" in headers,
     )

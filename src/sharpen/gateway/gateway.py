@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from sharpen.config.gateway import GatewayConfig
 from sharpen.errors import ConfigError, EngineLostError
 from sharpen.gateway.answers import Delta, Head, Writer
 from sharpen.gateway.body import decode
@@ -61,8 +62,8 @@ class Gateway:
 
     `loop` is the serving loop, which runs on its own thread. `sampling` holds the defaults for calls that do not set
     their own. `who_calls` returns the attempt that the running code belongs to: a session belongs to the attempt that
-    opens it, and a call from within another attempt makes both fail. Raises `ConfigError` for an unknown parser, and
-    `ModelError` for a tokenizer without a chat template.
+    opens it, and a call from within another attempt makes both fail. `listen` is where the HTTP server listens. Raises
+    `ConfigError` for an unknown parser, and `ModelError` for a tokenizer without a chat template.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Gateway:
         reasoning_parser: str | None = AUTO,
         max_calls: int | None = None,
         who_calls: WhoCalls = nobody,
+        listen: GatewayConfig | None = None,
     ) -> None:
         self.model_name = model_name
         self.engine = engine
@@ -97,7 +99,7 @@ class Gateway:
         self._warnings: set[str] = set()
         self._lost: EngineLostError | None = None
         self._who_calls = who_calls
-        self._server = Server(self.start, loop, who_calls)
+        self._server = Server(self.start, loop, who_calls, listen)
         self._inside = InProcess(self.start, loop, who_calls)
 
     def open(
@@ -144,6 +146,11 @@ class Gateway:
         )
         self._keys.add(key, session)
         return session
+
+    @property
+    def lost(self) -> bool:
+        """Whether a call has found that the engine can serve no more."""
+        return self._lost is not None
 
     async def count_tokens(self, messages: Sequence[Mapping[str, Any]]) -> int:
         """Return the number of tokens of the prompt that these messages render to, without tools. On any loop.
@@ -257,7 +264,7 @@ class Gateway:
             session.fail(Outcome.CALL_LIMIT, message)
             raise ApiError(message, code="call_limit_exceeded")
         exchange = session.exchange(raw)
-        entries = [session.entry(exchange, prompt, request) for _ in range(request.n)]
+        entries = [session.entry(exchange, prompt, request, raw.agent) for _ in range(request.n)]
         for entry in entries if request.n > 1 else ():
             entry.first_choice = entries[0].index
         session.count("prompt_tokens", len(prompt.ids_P))

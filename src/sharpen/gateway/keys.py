@@ -11,6 +11,7 @@ import secrets
 import weakref
 from typing import Any, Generic, Protocol, TypeVar
 
+from sharpen.errors import ConfigError
 from sharpen.gateway.caller import Caller, describe_foreign_use
 from sharpen.gateway.requests import ApiError
 
@@ -23,11 +24,27 @@ HOW = (
 MAX_ENDED = 10_000
 """How many keys of ended rollouts are remembered, for better error messages."""
 PREFIX = "at-"
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def new_key() -> str:
     """Return a new random key."""
     return f"{PREFIX}{secrets.token_urlsafe(24)}"
+
+
+def with_name(key: str, name: str) -> str:
+    """Return the key of one of a rollout's agents. Raises `ConfigError` for a name that is none."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"an agent's name is up to 64 letters, digits, '-' and '_', not {name!r}")
+    return f"{key}.{name}"
+
+
+def without_name(key: str) -> tuple[str, str]:
+    """Split a key into that of the rollout and the agent's name (empty if it has none)."""
+    if not key.startswith(PREFIX):
+        return key, ""
+    own, _, name = key.partition(".")
+    return own, name
 
 
 def without_key(path: str) -> tuple[str, str]:

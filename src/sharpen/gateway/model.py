@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Never
 from urllib.parse import urlsplit
 
+from sharpen.gateway.keys import with_name, without_name
 from sharpen.gateway.model_object import ModelObject
 from sharpen.types import Call
 
@@ -49,11 +50,30 @@ class ChatModel(ModelObject):
         super().__init__(name=name, api_key=api_key, address=server)
         self.recorded = recorded
         """Whether its calls are recorded: false for auxiliary models."""
+        self._shared: dict[str, Any] = {
+            "server": server,
+            "inside": inside,
+            "calls": calls,
+            "prompt_text": prompt_text,
+            "count_tokens": count_tokens,
+            "version": version,
+        }
+        self._named: dict[str, ChatModel] = {}
         self._inside = inside
         self._calls = calls
         self._prompt_text = prompt_text
         self._count_tokens = count_tokens
         self._version = version
+
+    def named(self, agent: str) -> ChatModel:
+        """Return this model for one agent of several: its calls are recorded with the agent's name, whichever client
+        makes them, so that they can have a reward of their own (`WorkflowOutput`). Raises `ConfigError` for a name with
+        other characters than letters, digits, `-` and `_`."""
+        if agent not in self._named:
+            rollout_key, _ = without_name(self.api_key)
+            key = with_name(rollout_key, agent)
+            self._named[agent] = ChatModel(name=self.name, api_key=key, recorded=self.recorded, **self._shared)
+        return self._named[agent]
 
     @cached_property
     def client(self) -> AsyncOpenAI:

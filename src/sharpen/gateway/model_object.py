@@ -18,8 +18,8 @@ from sharpen.sandbox.local import Subprocess
 class Address(Protocol):
     """Where a model is served."""
 
-    def url(self) -> str:
-        """Return the base URL, which ends in `/v1`."""
+    def url(self, host: str | None = None) -> str:
+        """Return the base URL, which ends in `/v1`: for agents here, or for those that know this machine as `host`."""
 
 
 class ModelObject:
@@ -49,9 +49,10 @@ class ModelObject:
     def environment(self, host: str | None = None) -> dict[str, str]:
         """Return the environment variables from which agents learn where their model is, its name and its key.
 
-        `host` is the name or address by which they reach this machine, if they run elsewhere (a container).
+        `host` is the name or address by which they reach this machine, if they run elsewhere (a container). Raises
+        `ConfigError` if the gateway does not listen there (`gateway.host`).
         """
-        return environment_of(self.base_url, self.api_key, self.name)
+        return environment_of(self._address.url(host), self.api_key, self.name)
 
     async def run(
         self,

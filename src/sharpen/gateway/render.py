@@ -181,11 +181,14 @@ def template_text(template: Any) -> str:
 
 
 def _with_thinking(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the message with its reasoning by gpt-oss' name. Its template refuses it beside content and calls."""
+    """Return the message with its reasoning by gpt-oss' name. Its template raises an error for reasoning beside content
+    and calls, which its model may well write: there the content is kept."""
     reasoning = message.get("reasoning_content")
-    if not reasoning or "thinking" in message or (message.get("content") and message.get("tool_calls")):
+    if not reasoning:
         return message
-    return {**message, "thinking": reasoning}
+    if message.get("content") and message.get("tool_calls"):
+        return {name: value for name, value in message.items() if name not in ("reasoning_content", "thinking")}
+    return {"thinking": reasoning, **message}
 
 
 MAX_INCOMPLETE = 32

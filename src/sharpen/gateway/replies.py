@@ -13,6 +13,8 @@ from sharpen.gateway.exchange import Exchange, RawRequest, Reply
 from sharpen.gateway.requests import ApiError, PromptTooLongError
 
 JSON_TYPE, EVENTS_TYPE = "application/json", "text/event-stream"
+NO_THREADS = "thread_unsupported_request"
+"""The code at which Anthropic's SDKs send the whole conversation from then on."""
 _ANTHROPIC_KINDS = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -51,7 +53,10 @@ def anthropic_error(error: ApiError) -> dict[str, Any]:
     if isinstance(error, PromptTooLongError):
         message = f"prompt is too long: {error.num_tokens} tokens > {error.limit} maximum"
     kind = _ANTHROPIC_KINDS.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": message}}
+    body: dict[str, Any] = {"type": kind, "message": message}
+    if error.code == NO_THREADS:
+        body["details"] = {"error_code": NO_THREADS, "unsupported": [error.param]}
+    return {"type": "error", "error": body}
 
 
 def reply_of(task: asyncio.Task[Reply], raw: RawRequest) -> Reply:

@@ -1,15 +1,14 @@
-"""The gateway's HTTP server on the loopback interface, for code that cannot use an in-process client (LangChain,
-subprocesses).
+"""The gateway's HTTP server, for code that cannot use an in-process client (LangChain, subprocesses, containers).
 
-In: HTTP requests on 127.0.0.1, at a port chosen by the system, each with its rollout's key. Out: responses. The server
-starts when a `base_url` is first read, and runs on the serving loop. A client that disconnects aborts its request. A
-connection with a known opener serves one request only (see `connections`).
+In: HTTP requests, each with its rollout's key, on the loopback interface or where the configuration says. Out:
+responses. The server starts when a `base_url` is first read, and runs on the serving loop. A client that disconnects
+aborts its request. A connection with a known opener serves one request only (see `connections`). A body that is too
+large or too slow is refused.
 """
 
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 
 import uvicorn
@@ -19,13 +18,19 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from sharpen.gateway.caller import WhoCalls
+from sharpen.config.gateway import GatewayConfig
+from sharpen.gateway.caller import Caller, WhoCalls
 from sharpen.gateway.connections import Connections
 from sharpen.gateway.exchange import Reply, Start, raw_request
-from sharpen.gateway.replies import reply_of
+from sharpen.gateway.listening import listen, url_of
+from sharpen.gateway.replies import error_reply, reply_of
+from sharpen.gateway.requests import ApiError
 
 START_TIMEOUT_S = 30.0
 CLIENT_CLOSED_REQUEST = 499
+MAX_BODY_BYTES = 64 << 20
+BODY_TIMEOUT_S = 60.0
+"""How long a request's body may take to arrive."""
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 """All are answered, most with a 404 that says what to use instead."""
 
@@ -33,7 +38,14 @@ METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 class Server:
     """The HTTP server of a gateway."""
 
-    def __init__(self, start: Start, loop: asyncio.AbstractEventLoop, who_calls: WhoCalls) -> None:
+    def __init__(
+        self,
+        start: Start,
+        loop: asyncio.AbstractEventLoop,
+        who_calls: WhoCalls,
+        config: GatewayConfig | None = None,
+    ) -> None:
+        self._config = config or GatewayConfig()
         self._start_request = start
         self._who_calls = who_calls
         self._connections: Connections | None = None
@@ -41,17 +53,21 @@ class Server:
         self._lock = threading.Lock()
         self._server: uvicorn.Server | None = None
         self._serving: asyncio.Task[None] | None = None
-        self._url: str | None = None
+        self._port: int | None = None
 
-    def url(self) -> str:
-        """Return the base URL, starting the server on the first call. From any thread but the serving loop's."""
+    def url(self, host: str | None = None) -> str:
+        """Return the base URL, starting the server on the first call. From any thread but the serving loop's.
+
+        `host` is the name by which an agent elsewhere knows this machine. Raises `ConfigError` if the server cannot
+        listen where it should, or is not reached by that name.
+        """
         with self._lock:
-            if self._url is None:
+            if self._port is None:
                 if asyncio._get_running_loop() is self._loop:
                     raise RuntimeError("base_url was read on the serving loop's thread: read it on another thread")
                 listening = asyncio.run_coroutine_threadsafe(self._listen(), self._loop)
-                self._url = listening.result(START_TIMEOUT_S)
-            return self._url
+                self._port = listening.result(START_TIMEOUT_S)
+            return url_of(self._config, self._port, host)
 
     async def stop(self) -> None:
         """Stop the server if it was started. On the serving loop."""
@@ -61,24 +77,26 @@ class Server:
         await self._serving
         self._server = self._serving = None
 
-    async def _listen(self) -> str:
+    async def _listen(self) -> int:
         app = Starlette(routes=[Route("/{path:path}", self._endpoint, methods=METHODS)])
         config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", ws="none")
-        listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
-        self._connections = Connections(listener.getsockname()[1], self._who_calls)
+        listener = listen(self._config)
+        port: int = listener.getsockname()[1]
+        self._connections = Connections(port, self._who_calls)
         self._server = uvicorn.Server(config)
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
         while not self._server.started:
             await asyncio.sleep(0.001)
-        return f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        return port
 
     async def _endpoint(self, request: Request) -> Response:
-        assert self._connections is not None
-        caller = self._connections.opener(request.client.port) if request.client is not None else None
+        caller = self._opener(request)
         try:
-            body = await request.body()
+            body = await read_body(request)
         except ClientDisconnect:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
+        except ApiError as error:
+            return _ReplyResponse(error_reply(error, request.url.path), close=True)
         raw = raw_request(request.method, request.url.path, request.headers, body, caller, in_process=False)
         task = self._start_request(raw)
         gone = asyncio.create_task(_disconnected(request))
@@ -91,6 +109,31 @@ class Server:
             return _StreamResponse(reply, gone, close=caller is not None)
         gone.cancel()
         return _ReplyResponse(reply, close=caller is not None)
+
+    def _opener(self, request: Request) -> Caller | None:
+        """Return whose code opened the connection, if it came from this machine: ports of others mean nothing here."""
+        assert self._connections is not None
+        server = request.scope.get("server")
+        if request.client is None or server is None or request.client.host != server[0]:
+            return None
+        return self._connections.opener(request.client.port)
+
+
+async def read_body(request: Request, timeout_s: float = BODY_TIMEOUT_S) -> bytes:
+    """Read the body. Raises `ApiError` if it is too large or too slow, `ClientDisconnect` if the client leaves."""
+    parts: list[bytes] = []
+    num_bytes = 0
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for part in request.stream():
+                num_bytes += len(part)
+                if num_bytes > MAX_BODY_BYTES:
+                    raise ApiError(f"A request has {MAX_BODY_BYTES >> 20} MiB at most.", status=413, code="too_large")
+                parts.append(part)
+    except TimeoutError:
+        reason = f"The request's body did not arrive within {timeout_s:g} s."
+        raise ApiError(reason, status=408, code="timeout") from None
+    return b"".join(parts)
 
 
 class _ReplyResponse(Response):

@@ -32,7 +32,8 @@ from sharpen.types import PROMPT_ROLE, Call, CallStatus, Outcome, Sampling
 class Entry:
     """A call in progress: the request, then the response. `generation` is set last.
 
-    `first_choice` is the index of the request's first choice, if the request asked for several.
+    `first_choice` is the index of the request's first choice, if the request asked for several. `agent` and
+    `asked_model` are the names of `Call`.
     """
 
     index: int
@@ -43,6 +44,8 @@ class Entry:
     seconds: float = 0.0
     generation: Generation | None = None
     first_choice: int | None = None
+    agent: str = ""
+    asked_model: str = ""
 
     @property
     def used(self) -> bool:
@@ -74,6 +77,8 @@ class Entry:
             response=self.response,
             seconds=self.seconds,
             request=self.first_choice,
+            agent=self.agent,
+            model=self.asked_model,
         )
 
     def _prompt_message(self) -> tuple[Mapping[str, Any], ...]:
@@ -114,6 +119,8 @@ class Session:
         """One line about the failure."""
         self.tasks = TaskSet(loop)
         """The tasks that answer its calls."""
+        self.seeds = noise_seed
+        """What the noise of a request with a seed of its own is made of, beside that seed."""
         self._noise_seed = noise_seed
         self._record = record
         self._entries: list[Entry] = []
@@ -224,9 +231,17 @@ class Session:
         for one in repeated:
             one.repeated = one.abandoned = True
 
-    def entry(self, exchange: Exchange, prompt: Prompt, request: CallRequest) -> Entry:
-        """Add a new entry with the next index, and return it."""
-        entry = Entry(index=len(self._entries), exchange=exchange, prompt=prompt, request=request)
+    def entry(self, exchange: Exchange, prompt: Prompt, request: CallRequest, agent: str = "") -> Entry:
+        """Add a new entry with the next index, and return it. `agent` is the name of the agent that asks."""
+        asked_model = "" if request.model == self.model.name else request.model
+        entry = Entry(
+            index=len(self._entries),
+            exchange=exchange,
+            prompt=prompt,
+            request=request,
+            agent=agent,
+            asked_model=asked_model,
+        )
         self._entries.append(entry)
         return entry
 
@@ -239,7 +254,10 @@ class Session:
     def noise(self, index: int, choice: int, seed: int | None) -> int:
         """Return a call's noise key: made from its index, or from the request's own seed (then equal seeds in this
         rollout repeat)."""
-        digest = self._digest(f"call/{index}" if seed is None else f"seed/{seed}/{choice}")
+        if seed is None:
+            digest = self._digest(f"call/{index}")
+        else:
+            digest = _digest(self.seeds, f"seed/{seed}/{choice}")
         return int.from_bytes(digest[:8], "little") >> 1  # 63 bits: fits a signed integer too
 
     def name(self, index: int) -> str:
@@ -247,4 +265,8 @@ class Session:
         return self._digest(f"name/{index}").hex()
 
     def _digest(self, what: str) -> bytes:
-        return hashlib.blake2b(f"{self._noise_seed}/{what}".encode(), digest_size=11).digest()
+        return _digest(self._noise_seed, what)
+
+
+def _digest(seed: int, what: str) -> bytes:
+    return hashlib.blake2b(f"{seed}/{what}".encode(), digest_size=11).digest()

@@ -14,15 +14,16 @@ import logging
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 from sharpen.errors import ConfigError, DatasetError
 from sharpen.rollout.choices import returned_text
+from sharpen.rollout.ending import Ending
 from sharpen.rollout.model_exceptions import declares_unusable, named_outcome
 from sharpen.rollout.models import AUXILIARY, GATEWAY, RolloutModels
 from sharpen.rollout.places import causes, describe, place_of_error
 from sharpen.rollout.signature import judge_arguments, name_of, workflow_arguments
+from sharpen.rollout.team import with_team
 from sharpen.rollout.user_loop import owner
 from sharpen.types import MODEL_CAUSED, Outcome, Task
 
@@ -43,34 +44,6 @@ JUDGE = "judge/"
 """Prefix of the judge's own metrics."""
 HAS_ARGUMENTS = "has_workflow_args"
 """Attribute of a workflow function that was made with the run's `workflow_args`: it is not given them again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
-    """How an attempt ended. `reward` is set if the outcome is OK; it may be None if no reward is needed.
-
-    If the workflow chose which calls take part, `call_rewards` holds its reward for each of them, by the call's index;
-    the other calls are left out of training. None means that all take part. `step_rewards` and `states` are those of
-    `Rollout`. `answer` is the text that the workflow returned, if a request asked for several choices. `server_failed`:
-    an unreachable server caused the failure, not the model's answer. `counts_as_attempt` is false if another attempt's
-    code caused the failure. `members` are the endings of the group's rollouts, in order, if one attempt made all of
-    them; the `calls` of each are the indices of its own calls. `beside` are the endings of what the rollout answered to
-    other questions, by a name for each question.
-    """
-
-    outcome: Outcome
-    reward: float | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    call_rewards: Mapping[int, float] | None = None
-    step_rewards: Mapping[int, float] = field(default_factory=dict)
-    states: Mapping[int, str] = field(default_factory=dict)
-    answer: str | None = None
-    error: str | None = None
-    server_failed: bool = False
-    counts_as_attempt: bool = True
-    members: tuple[Ending, ...] = ()
-    calls: tuple[int, ...] = ()
-    beside: Mapping[str, Ending] = field(default_factory=dict)
 
 
 class UserFunctions:
@@ -133,10 +106,10 @@ class UserFunctions:
             raise
         answer = returned_text(response) if any(call.request is not None for call in calls) else None
         if self.judge is None and reward is None:
-            return Ending(outcome=Outcome.OK, metrics=metrics, answer=answer)
+            return with_team(Ending(outcome=Outcome.OK, metrics=metrics, answer=answer), output, calls)
         if self.judge is None:
             ending = self._with_parts(self._ending_of_output(output, reward, metrics), output)
-            return dataclasses.replace(ending, answer=answer)
+            return with_team(dataclasses.replace(ending, answer=answer), output, calls)
         try:
             optional = self._optional_arguments(self._judge_takes, task, models)
             judgement = await self.judge(task=row, response=response, **optional)
@@ -150,7 +123,7 @@ class UserFunctions:
         of_judge = self._read_metrics(getattr(judgement, "metrics", None))
         metrics = {**metrics, **{f"{JUDGE}{name}": value for name, value in of_judge.items()}}
         ending = self._ending_of_reward(judged, metrics, Outcome.JUDGE_ERROR, f"judge_func `{name_of(self.judge)}`")
-        return dataclasses.replace(ending, answer=answer)
+        return with_team(dataclasses.replace(ending, answer=answer), output, calls)
 
     def _ending_of_member(self, output: Any) -> Ending:
         """Return the ending of one rollout of a whole group."""
@@ -171,7 +144,7 @@ class UserFunctions:
         who = f"workflow_func `{name_of(self.workflow)}`"
         return dataclasses.replace(
             self._ending_of_reward(reward, metrics, Outcome.WORKFLOW_ERROR, who),
-            call_rewards=getattr(output, "call_rewards", None),
+            call_rewards=_by_index(getattr(output, "call_rewards", None)),
             step_rewards=getattr(output, "step_rewards", None) or {},
             states=getattr(output, "states", None) or {},
         )
@@ -323,3 +296,10 @@ def is_connection_error(error: BaseException) -> bool:
 def _short_repr(value: Any) -> str:
     text = " ".join(repr(value).split())
     return f"{text[:80]} ({type(value).__name__})"
+
+
+def _by_index(call_rewards: Mapping[Any, float] | None) -> Mapping[int, float] | None:
+    """Return rewards of calls by their indices; None if there are none, or they are of agents (see `team`)."""
+    if call_rewards is None or any(isinstance(key, str) for key in call_rewards):
+        return None
+    return call_rewards

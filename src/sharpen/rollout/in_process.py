@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sharpen.errors import ConfigError, EngineLostError
-from sharpen.rollout.attempt import Ending, UserFunctions
+from sharpen.rollout.attempt import UserFunctions
+from sharpen.rollout.ending import Ending
 from sharpen.rollout.models import RolloutModels
 from sharpen.rollout.places import describe, place_of_task
 from sharpen.rollout.user_loop import (

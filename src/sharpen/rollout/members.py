@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from sharpen.rollout.attempt import Ending
+from sharpen.rollout.ending import Ending
 from sharpen.rollout.in_process import Attempt
 from sharpen.types import Call, Group, Rollout
 
@@ -101,6 +101,7 @@ def _renumber_ending(ending: Ending, indices: Mapping[int, int]) -> Ending:
     return dataclasses.replace(
         ending,
         call_rewards=None if ending.call_rewards is None else renumbered(ending.call_rewards),
+        trained=None if ending.trained is None else frozenset(indices[one] for one in ending.trained if one in indices),
         step_rewards=renumbered(ending.step_rewards),
         states=renumbered(ending.states),
     )

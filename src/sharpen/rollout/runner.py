@@ -22,10 +22,11 @@ import asyncio
 import concurrent.futures
 import contextlib
 import dataclasses
+import fnmatch
 import hashlib
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
@@ -33,8 +34,8 @@ from typing import Any
 
 from sharpen.config.run import RolloutConfig
 from sharpen.errors import RolloutError
-from sharpen.rollout.attempt import Ending
 from sharpen.rollout.choices import mark_unused, multi_choice_requests
+from sharpen.rollout.ending import Ending
 from sharpen.rollout.in_process import Attempt, AttemptRequest, AttemptRunner, Opener
 from sharpen.rollout.members import divide, side_groups
 from sharpen.rollout.retries import is_final
@@ -332,8 +333,11 @@ class RolloutRunner:
         )
 
     def _mark_calls(self, calls: tuple[Call, ...], ending: Ending) -> tuple[Call, ...]:
-        """Return the calls with those marked that the workflow left out; if it does not say which calls take part, mark
-        the choices that it did not use."""
+        """Return the calls with those marked that asked for a side model, or that the workflow left out; if it does not
+        say which calls take part, mark the choices that it did not use."""
+        calls = _leave_out(calls, {call.index for call in calls if not self._is_side_call(call)})
+        if ending.trained is not None:
+            calls = _leave_out(calls, ending.trained)
         if ending.call_rewards is not None:
             return _leave_out(calls, ending.call_rewards)
         if self._config.choices == "all":
@@ -350,6 +354,9 @@ class RolloutRunner:
                 )
         return marked
 
+    def _is_side_call(self, call: Call) -> bool:
+        return any(fnmatch.fnmatchcase(call.model, pattern) for pattern in self._config.side_models)
+
 
 def _retrieve(group: asyncio.Task[Any]) -> None:
     """Retrieve a group's error, so that asyncio does not log it: the caller of `collect` gets the first one."""
@@ -357,11 +364,11 @@ def _retrieve(group: asyncio.Task[Any]) -> None:
         group.exception()
 
 
-def _leave_out(calls: Sequence[Call], call_rewards: Mapping[int, float]) -> tuple[Call, ...]:
-    """Mark used calls without a reward as LEFT_OUT."""
+def _leave_out(calls: Sequence[Call], kept: Container[int]) -> tuple[Call, ...]:
+    """Mark used calls whose indices are not among those `kept` as LEFT_OUT."""
     return tuple(
         dataclasses.replace(call, status=CallStatus.LEFT_OUT)
-        if call.status == CallStatus.USED and call.index not in call_rewards
+        if call.status == CallStatus.USED and call.index not in kept
         else call
         for call in calls
     )

@@ -40,7 +40,7 @@ TRAINER_GONE = "the end of the trainer"
 
 class Order(TypedDict):
     """What to run: arguments, environment, folder, limits (None is no limit). `memory_bytes` bounds the data of each
-    process. `afterwards` is a further command, run at the end with the same environment (removes a container).
+    process. `afterwards` is a further command, run if this one did not end by itself (removes a container).
     `remove` is a folder to be removed if the trainer is gone (empty: none). `trainer` is an open file that can be read
     from when the trainer has died (a pidfd), in case another process holds the lifeline open; -1 if there is none."""
 
@@ -109,7 +109,8 @@ def keep(order: Order) -> Report:
             ended_by = "time"
     seconds = time.monotonic() - began
     ends, survivors = end_all()
-    _run_afterwards(order)
+    if ended_by:
+        _run_afterwards(order)
     if ended_by == TRAINER_GONE and order["remove"]:
         shutil.rmtree(order["remove"], ignore_errors=True)
     status = ends.get(command, 0) if status is None else status

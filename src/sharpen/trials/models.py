@@ -10,7 +10,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from sharpen.rollout.attempt import Ending, UserFunctions
+from sharpen.rollout.attempt import UserFunctions
+from sharpen.rollout.ending import Ending
 from sharpen.rollout.in_process import Attempt, AttemptRequest, OpenModels
 from sharpen.rollout.models import RolloutModels
 from sharpen.trials.agent import Trial

@@ -94,7 +94,40 @@ def test_the_next_prompt_extends_the_sampled_ids(serve: Any, family: Family, rea
     assert [call.parent for call in session.close()] == [None, 0]
 
 
-NAMES = st.sampled_from(["f", "look_up", "unknown"])
+@pytest.mark.parametrize("name", ["qwen3.5", "gemma4", "llama3", "qwen3"])
+def test_arguments_that_an_agent_writes_anew_are_the_same(serve: Any, name: str) -> None:
+    """As LangChain's agents do."""
+    tokenizer = family_tokenizer(FAMILIES[name])
+    says, _ = written(Renderer(tokenizer), FAMILIES[name], [call_of("f", ARGUMENTS, 0)])
+    answers = iter([says, "done"])
+    session = serve(lambda _: next(answers), tokenizer=tokenizer).open()
+    create = session.model.sync_client.chat.completions.create
+    message = create(model="toy", messages=[USER], tools=TOOLS).choices[0].message.model_dump(exclude_none=True)
+    (call,) = message["tool_calls"]
+    call["function"]["arguments"] = json.dumps(json.loads(call["function"]["arguments"]), indent=1)
+    result = {"role": "tool", "tool_call_id": call["id"], "content": "4"}
+    create(model="toy", messages=[USER, message, result], tools=TOOLS)
+    assert [call.parent for call in session.close()] == [None, 0]
+
+
+def test_a_preamble_with_reasoning_and_a_call_is_no_error_for_gpt_oss(serve: Any) -> None:
+    """The template of gpt-oss refuses the three together, though its model writes them: the agent must not get that
+    error for a message that it only sends back."""
+    says = (
+        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
+        "<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}"
+    )
+    answers = iter([says, "<|channel|>final<|message|>done"])
+    session = serve(lambda _: next(answers), tokenizer=family_tokenizer(FAMILIES["harmony"])).open()
+    create = session.model.sync_client.chat.completions.create
+    message = create(model="toy", messages=[USER], tools=TOOLS).choices[0].message
+    assert (message.content, message.reasoning_content, len(message.tool_calls)) == ("I look.", "hm", 1)
+    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "4"}
+    again = create(model="toy", messages=[USER, message, result], tools=TOOLS).choices[0].message
+    assert again.content == "done"
+    assert [call.parent for call in session.close()] == [None, None]
+
+
 LEAF = st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False, allow_infinity=False)
 TEXT = st.text(st.sampled_from("aé🙂 \n\t\\\"'<>{}[](),:=;/_0"), max_size=12)
 JSON = st.recursive(LEAF | TEXT, lambda inner: st.lists(inner, max_size=3), max_leaves=5)

@@ -128,9 +128,7 @@ def workflow_function(
     asynchronous = _is_asynchronous(found)
     takes_auxiliary = _check_constructor(found)
     annotation = _annotation(found)
-    reward_fn = None
-    if taskset.reward_fn is not None:
-        reward_fn = check_reward_function(REWARD_FUNCTIONS.get(taskset.reward_fn), taskset.reward_fn)
+    reward_fn = _reward_function(taskset)
     generation_config(taskset.rollout_args)
     whole_groups = _makes_groups(found, asynchronous=asynchronous)
     warned = no_use_in is None
@@ -167,6 +165,23 @@ def workflow_function(
         return results if whole_groups else results[0]  # type: ignore[return-value]
 
     return _labelled(run_workflow, name, whole_groups=whole_groups)
+
+
+def _reward_function(taskset: TasksetConfig) -> Callable[..., Any] | None:
+    """The class of the reward function. Raises `ConfigError` for one that does not exist, and for `reward_fn_args`
+    that a built-in one does not take."""
+    if taskset.reward_fn is None:
+        return None
+    reward_fn = check_reward_function(REWARD_FUNCTIONS.get(taskset.reward_fn), taskset.reward_fn)
+    if taskset.reward_fn in REWARD_FUNCTIONS.built_in:
+        try:
+            reward_fn(**taskset.reward_fn_args)
+        except TypeError as error:
+            raise ConfigError(
+                f"the reward function {taskset.reward_fn!r} does not take task_args.reward_fn_args "
+                f"{dict(taskset.reward_fn_args)}: {error}"
+            ) from error
+    return reward_fn
 
 
 def _warn_of_call_rewards(name: str, algorithm: str | None, uses_steps: bool) -> None:

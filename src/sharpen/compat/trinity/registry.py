@@ -196,10 +196,7 @@ REWARD_FUNCTIONS = Registry(
         "accuracy_reward": f"{_HERE}.rewards:AccuracyReward",
         "format_reward": f"{_HERE}.rewards:FormatReward",
         "countdown_reward": f"{_HERE}.rewards:CountDownRewardFn",
-    },
-    absent={
-        "rm_gallery_reward": "earlier versions took it from the package rm-gallery; name a reward function of your own "
-        "(package.module:Class) beside math_rm_workflow",
+        "rm_gallery_reward": f"{_HERE}.rm_gallery:RMGalleryFn",
     },
 )
 

@@ -25,8 +25,8 @@ class Fixed:
 
     base_url: str
 
-    def url(self) -> str:
-        """Return it."""
+    def url(self, host: str | None = None) -> str:
+        """Return it: an endpoint has the same address everywhere."""
         return self.base_url
 
 

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from sharpen.config.gateway import GatewayConfig
 from sharpen.config.run import AuxiliaryModelConfig, RunConfig
 from sharpen.execution.auxiliary.remote import RemoteModel
 from sharpen.execution.engines import load_engine, make_gateway
@@ -69,13 +70,14 @@ class AuxiliaryModels(AuxiliaryMeters):
         def load_here(_: str, model: AuxiliaryModelConfig) -> tuple[Any, Engine]:
             return load_engine(model, config, model_folder(model.model_path), alone=alone)
 
+        listen = config.gateway.model_copy(update={"port": 0})  # the port is the trained model's
         self._sources: dict[str, _Source] = {}
         try:
             for name, model in config.auxiliary_models.items():
                 if model.base_url is not None:
-                    self._sources[name] = RemoteModel.of(name, model)
+                    self._sources[name] = RemoteModel.of(name, model, listen)
                     continue
-                self._sources[name] = _LocalModel(model, *(load or load_here)(name, model), thread)
+                self._sources[name] = _LocalModel(model, *(load or load_here)(name, model), thread, listen)
         except BaseException:  # whatever it is: close the models loaded before
             self.close()
             raise
@@ -97,10 +99,17 @@ class AuxiliaryModels(AuxiliaryMeters):
 class _LocalModel:
     """A model served load_here, with its own weights, tokenizer, context length and sampling defaults."""
 
-    def __init__(self, model: AuxiliaryModelConfig, tokenizer: Any, engine: Engine, thread: ServingThread) -> None:
+    def __init__(
+        self,
+        model: AuxiliaryModelConfig,
+        tokenizer: Any,
+        engine: Engine,
+        thread: ServingThread,
+        listen: GatewayConfig,
+    ) -> None:
         self._engine = engine
         self._thread = thread
-        self._gateway = make_gateway(model, engine, tokenizer, thread.loop)
+        self._gateway = make_gateway(model, engine, tokenizer, thread.loop, listen=listen)
 
     def open(self, rollout_id: str, noise_seed: int, tally: Tally) -> Access:
         return self._gateway.open(rollout_id, noise_seed, record=False, tally=tally)

@@ -18,6 +18,7 @@ from typing import Any, Self
 
 import httpx
 
+from sharpen.config.gateway import GatewayConfig
 from sharpen.config.run import AuxiliaryModelConfig
 from sharpen.errors import TokenCapError
 from sharpen.execution.auxiliary.endpoint import Endpoint
@@ -57,7 +58,14 @@ class RemoteModel:
     """One endpoint. `defaults` are added to the bodies of chat completions that do not set these fields."""
 
     def __init__(
-        self, *, name: str, model_name: str, base_url: str, api_key: str, defaults: Mapping[str, Any] | None = None
+        self,
+        *,
+        name: str,
+        model_name: str,
+        base_url: str,
+        api_key: str,
+        defaults: Mapping[str, Any] | None = None,
+        listen: GatewayConfig | None = None,
     ) -> None:
         self.name, self.model_name = name, model_name
         self.base_url = base_url.rstrip("/")
@@ -66,12 +74,12 @@ class RemoteModel:
         self.defaults = defaults or {}
         self.thread = ServingThread()
         self.http = httpx.AsyncClient(timeout=LOOPBACK_TIMEOUT_S, limits=CONNECTIONS)
-        self.server = Server(self._start, self.thread.loop, owner.get)
+        self.server = Server(self._start, self.thread.loop, owner.get, listen)
         self.keys: Keys[RemoteSession] = Keys()
         self._warned = False
 
     @classmethod
-    def of(cls, name: str, model: AuxiliaryModelConfig) -> Self:
+    def of(cls, name: str, model: AuxiliaryModelConfig, listen: GatewayConfig | None = None) -> Self:
         """Make an auxiliary model. Raises `ConfigError` if its key is not in the environment."""
         assert model.base_url is not None
         return cls(
@@ -80,6 +88,7 @@ class RemoteModel:
             base_url=model.base_url,
             api_key=endpoint_key(name, model),
             defaults=_defaults(model),
+            listen=listen,
         )
 
     def open(self, rollout_id: str, noise_seed: int, tally: Tally | None = None) -> RemoteSession:

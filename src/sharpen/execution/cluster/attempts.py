@@ -21,7 +21,7 @@ from sharpen.config.run import RunConfig
 from sharpen.errors import EngineLostError, RolloutError
 from sharpen.execution.auxiliary.models import AuxiliaryMeters
 from sharpen.execution.cluster.engine import first_line
-from sharpen.rollout.attempt import Ending
+from sharpen.rollout.ending import Ending
 from sharpen.rollout.in_process import Attempt, AttemptRequest
 from sharpen.rollout.models import AUXILIARY
 from sharpen.types import Outcome

@@ -125,6 +125,7 @@ class RolloutWorker:
             _single_engine(self._policy),
             tokenizer,
             thread.loop,
+            listen=setup.config.gateway,
             max_calls=setup.config.rollout.max_calls,
         )
         self._modes = openers(setup.config, gateway, models)

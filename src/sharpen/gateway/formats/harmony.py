@@ -15,7 +15,9 @@ from sharpen.gateway.formats.format import ParsedCalls, ReasoningFormat, ToolCal
 from sharpen.gateway.formats.json_text import object_at
 
 START, CHANNEL, MESSAGE = "<|start|>assistant", "<|channel|>", "<|message|>"
+END = "<|end|>"
 ANALYSIS = f"{CHANNEL}analysis{MESSAGE}"
+_ANALYSIS = re.compile(r"\s*(?:<\|start\|>assistant)?<\|channel\|>analysis<\|message\|>")
 _MESSAGE = re.compile(
     r"(?:<\|start\|>assistant)?(?:\s+to=(?P<to>[^\s<]+))?<\|channel\|>(?P<channel>\w+)(?:\s+to=(?P<also_to>[^\s<]+))?"
     r"\s*(?:<\|constrain\|>)?\w*<\|message\|>(?P<body>.*?)(?:<\|end\|>|<\|call\|>|<\|return\|>|\Z)",
@@ -56,14 +58,20 @@ def _messages(text: str) -> tuple[str, list[_Message]] | None:
     return None if _TAG.search(text[:begin]) else (text[:begin], messages)
 
 
-def _parse_reasoning(text: str, _: bool) -> tuple[str, str]:
-    found = _messages(text)
-    if found is None:
-        return "", text
+def _parse_reasoning(text: str, opened: bool) -> tuple[str, str]:
+    """Take out the messages of the analysis channel. The first ones end at `<|end|>`, whatever stands in them."""
+    reasoning = []
+    rest = ANALYSIS + text if opened and _ANALYSIS.match(text) is None else text
+    while (match := _ANALYSIS.match(rest)) is not None:
+        body, _, rest = rest[match.end() :].partition(END)
+        reasoning.append(body.strip("\n"))
+        rest = rest.lstrip("\n")
+    if (found := _messages(rest)) is None:
+        return "\n".join(reasoning), rest
     before, messages = found
-    reasoning = [message.body for message in messages if message.channel == "analysis" and message.recipient is None]
     content = [message.body for message in messages if message.channel != "analysis" and message.recipient is None]
     calls = [message.text for message in messages if message.recipient is not None]
+    reasoning += [message.body for message in messages if message.channel == "analysis" and message.recipient is None]
     return "\n".join(reasoning), before + "\n".join(content) + "".join(calls)
 
 
@@ -96,7 +104,7 @@ HARMONY_ANALYSIS = ReasoningFormat(
     name="harmony",
     parse=_parse_reasoning,
     opens=(ANALYSIS,),
-    closes=("<|end|>",),
+    closes=(END,),
     marks=((f"{CHANNEL}analysis",), (CHANNEL, "analysis", "final")),
     vllm="openai_gptoss",
     special_tokens=True,

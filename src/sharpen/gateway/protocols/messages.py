@@ -8,6 +8,7 @@ A system prompt and the content blocks become messages of chat completions. Stat
 - Thinking is given out if the request asks for it, as the API has it; `thinking` does not switch it on or off, which
   `model.enable_thinking` does.
 - A last message of the assistant's is the beginning of the answer.
+- A `thread`, in whose name a client leaves out the earlier messages, is refused in the words at which SDKs send them.
 - Unknown fields are refused, unless the client sends an `anthropic-beta` header: then they have no effect.
 """
 
@@ -19,7 +20,7 @@ from typing import Any
 
 from sharpen.gateway.answers import Choice, Delta, Head
 from sharpen.gateway.render import Renderer
-from sharpen.gateway.replies import anthropic_error, dump
+from sharpen.gateway.replies import NO_THREADS, anthropic_error, dump
 from sharpen.gateway.requests import (
     ApiError,
     CallRequest,
@@ -44,7 +45,7 @@ HARMLESS = frozenset(
         *("cache_control", "context_management", "inference_geo", "metadata", "output_config", "service_tier", "speed"),
     }
 )
-REFUSED = frozenset({"container", "mcp_servers"})
+REFUSED = frozenset({"container", "mcp_servers", "thread"})
 """What this server does not run; null or empty is accepted."""
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -82,6 +83,8 @@ def _request(given: Mapping[str, Any], context: Context) -> CallRequest:
 
 
 def _refuse_unknown(given: Mapping[str, Any], *, beta: bool) -> None:
+    if given.get("thread"):
+        raise ApiError("thread: conversations are not kept here; send all messages.", param="thread", code=NO_THREADS)
     for key, value in given.items():
         if key in HONOURED or key in HARMLESS or (beta and key not in REFUSED):
             continue
