@@ -27,7 +27,7 @@ def test_the_deltas_are_the_answer(family: Family, data: st.DataObject) -> None:
     tool, reasoning = formats.tool, formats.reasoning
     assert tool is not None
     good = GOOD.get(tool.name, HERMES)
-    tags = [*tool.opens, *tool.begins, good, good[: len(good) // 2]]
+    tags = [*tool.opens, *tool.begins, good, good[: len(good) // 2], f"a\n\n{good}", "<|channel|>final<|message|>"]
     if reasoning is not None:
         tags += [*reasoning.opens, *reasoning.closes, *reasoning.holds]
     text = "".join(data.draw(st.lists(st.sampled_from([*tags, "\n", " ", "a", "é", "<", "🙂"]), max_size=8)))
