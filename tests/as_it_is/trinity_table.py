@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import worlds
 from judge import REPLIES, write_judge
 
 from sharpen.algorithm.supervised import learns_from_rows
@@ -102,6 +103,8 @@ def measure(file: str, model: Path, place: Path, make: Callable[..., Path]) -> R
             check_names(resolved.config)
         except ConfigError as error:
             return Row(file=file, loads=False, runs=False, reason=_refused(error))
+        if worlds.has(resolved.config.workflow):
+            model = worlds.player(model, place / "player")
         settings = _settings(resolved.config, model, place)
         if resolved.config.workflow in REPLIES:
             judge = write_judge(make, place / "judge", str(resolved.config.workflow))
@@ -114,7 +117,14 @@ def measure(file: str, model: Path, place: Path, make: Callable[..., Path]) -> R
     if not resolved.evaluate_only and resolved.config.mode != "explore":
         summary = next((place / "runs").glob("*/*/summary.json"))
         assert json.loads(summary.read_text())["steps"] == 2, file
+        if worlds.has(resolved.config.workflow):  # RAFT's leave out the games that were lost
+            assert _trained_tokens(summary.with_name("metrics.jsonl")) > 0, file
     return Row(file=file, loads=True, runs=True)
+
+
+def _trained_tokens(metrics: Path) -> float:
+    """The tokens that all steps of a run trained."""
+    return sum(json.loads(line).get("trainer/trained_tokens", 0) for line in metrics.read_text().splitlines())
 
 
 def _run(path: Path, settings: Mapping[str, Any]) -> tuple[int, str]:
@@ -178,8 +188,10 @@ def _set(name: str, value: Any) -> tuple[str, str]:
 def _settings(config: RunConfig, model: Path, place: Path) -> dict[str, Any]:
     """Paths and sizes, nothing else."""
     rows = place / "rows.jsonl"
-    rows.write_text("".join(json.dumps(_row(config, number)) + "\n" for number in range(8)))
+    rows.write_text("".join(json.dumps(_row(config, number, place)) + "\n" for number in range(8)))
     found: dict[str, Any] = {**_SIZES, "checkpoint_root_dir": str(place / "runs"), "model.model_path": str(model)}
+    if worlds.has(config.workflow):
+        found |= {"model.max_tokens": 1, "rollout.max_concurrent_rollouts": 4}
     found["algorithm.group_size"] = min(config.algorithm.group_size, 4)
     datasets = ["train_dataset", *(["eval_dataset"] if config.eval_dataset else [])]
     datasets += [f"evaluation.further.{name}" for name in config.evaluation.further]
@@ -199,10 +211,11 @@ def _settings(config: RunConfig, model: Path, place: Path) -> dict[str, Any]:
     return found
 
 
-def _row(config: RunConfig, number: int) -> dict[str, Any]:
+def _row(config: RunConfig, number: int, place: Path) -> dict[str, Any]:
     """A task, or a row to learn, with every field that the file's settings name."""
     keys = config.supervised
-    question = f"{number} + 1 = ?"
+    has_world = worlds.has(config.workflow)
+    question = worlds.question(config.workflow, number, place) if has_world else f"{number} + 1 = ?"
     row: dict[str, Any] = {keys.messages_key: _CONVERSATION, keys.text_key: question}
     if learns_from_rows(config):
         texts = {keys.chosen_key: "7", keys.rejected_key: "8", keys.response_key: "7", keys.prompt_key: question}
