@@ -62,6 +62,7 @@ IMPORTS: Mapping[str, set[str]] = {
     "trials": {"monitor", "rollout"},
     "model_selection": {"tasks", "monitor", "rollout", "recipe", "execution", "decide", "trials"},
     "prompt_tune": {"tasks", "monitor", "rollout", "compat", "recipe", "execution", "decide", "trials"},
+    "serve": {"gateway", "trainer", "execution", "decide", "run"},
     "tuning": {"algorithm", "rollout", "compat", "decide", "run"},
     "cli": {
         "algorithm",
@@ -76,7 +77,9 @@ IMPORTS: Mapping[str, set[str]] = {
         "certificate",
         "diagnose",
         "run",
+        "serve",
         "tuning",
+        "gateway",
     },
 }
 """What each room imports beside the ground, from the ground up: a room imports only what stands above it here."""

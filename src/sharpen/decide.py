@@ -121,6 +121,18 @@ def decide_evaluation(config: RunConfig, workflow: Function, judge: Function | N
     return Job(recipe=recipe, workflow=workflow, judge=judge, folder=folder, engine=engine, notices=notices)
 
 
+def decide_serving(config: RunConfig) -> Job[Recipe]:
+    """Return the job of a server, which runs no functions of the user's."""
+    problems = Problems()
+    config, notices, engine = _fit(problems, config)
+    problems.check(check_model_path, config.model.model_path)
+    problems.check(check_formats, config.model)
+    problems.raise_found()
+    folder = _model_folders(config, serves=True)
+    notices += (formats_line(config.model, folder),)
+    return Job(recipe=Recipe(config=config), workflow=None, judge=None, folder=folder, engine=engine, notices=notices)
+
+
 def fit_to_machine(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
     """Return the configuration with the engines that fit this machine, and notices about the changes. Unchanged on
     Ray."""

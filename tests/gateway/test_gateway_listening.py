@@ -19,6 +19,7 @@ from starlette.requests import Request
 
 from sharpen.config.gateway import GatewayConfig
 from sharpen.errors import ConfigError
+from sharpen.gateway.listening import listen
 from sharpen.gateway.requests import ApiError
 from sharpen.gateway.server import MAX_BODY_BYTES, read_body
 
@@ -99,3 +100,8 @@ def test_a_body_that_does_not_arrive_is_given_up() -> None:
     with pytest.raises(ApiError) as error:
         asyncio.run(read_body(request, timeout_s=0.05))
     assert error.value.status == 408
+
+
+def test_an_answer_does_not_wait_for_the_client_to_acknowledge_its_headers():
+    with listen(GatewayConfig()) as listener:
+        assert listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -147,6 +147,11 @@ class Gateway:
         self._keys.add(key, session)
         return session
 
+    @property
+    def lost(self) -> bool:
+        """Whether a call has found that the engine can serve no more."""
+        return self._lost is not None
+
     async def count_tokens(self, messages: Sequence[Mapping[str, Any]]) -> int:
         """Return the number of tokens of the prompt that these messages render to, without tools. On any loop.
 

@@ -27,10 +27,12 @@ def listen(config: GatewayConfig) -> socket.socket:
             f"gateway.host={config.host!r}, gateway.port={config.port}: cannot listen there ({error.strerror}); name "
             "an address of this machine, and a port that is free (0 finds one)"
         ) from error
+    # Connections inherit it. Without it the body of an answer waits until the client acknowledges the headers: 40 ms.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if not config.is_loopback:
         logger.warning(
-            "the gateway listens on %s, port %d (gateway.host): whoever reaches that address and knows the key of a "
-            "running rollout can call its model; what is sent is not encrypted",
+            "the gateway listens on %s, port %d (gateway.host): whoever reaches that address and knows a key that is "
+            "valid then can call the model; what is sent is not encrypted",
             config.host,
             listener.getsockname()[1],
         )

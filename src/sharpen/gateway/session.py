@@ -119,6 +119,8 @@ class Session:
         """One line about the failure."""
         self.tasks = TaskSet(loop)
         """The tasks that answer its calls."""
+        self.seeds = noise_seed
+        """What the noise of a request with a seed of its own is made of, beside that seed."""
         self._noise_seed = noise_seed
         self._record = record
         self._entries: list[Entry] = []
@@ -252,7 +254,10 @@ class Session:
     def noise(self, index: int, choice: int, seed: int | None) -> int:
         """Return a call's noise key: made from its index, or from the request's own seed (then equal seeds in this
         rollout repeat)."""
-        digest = self._digest(f"call/{index}" if seed is None else f"seed/{seed}/{choice}")
+        if seed is None:
+            digest = self._digest(f"call/{index}")
+        else:
+            digest = _digest(self.seeds, f"seed/{seed}/{choice}")
         return int.from_bytes(digest[:8], "little") >> 1  # 63 bits: fits a signed integer too
 
     def name(self, index: int) -> str:
@@ -260,4 +265,8 @@ class Session:
         return self._digest(f"name/{index}").hex()
 
     def _digest(self, what: str) -> bytes:
-        return hashlib.blake2b(f"{self._noise_seed}/{what}".encode(), digest_size=11).digest()
+        return _digest(self._noise_seed, what)
+
+
+def _digest(seed: int, what: str) -> bytes:
+    return hashlib.blake2b(f"{seed}/{what}".encode(), digest_size=11).digest()

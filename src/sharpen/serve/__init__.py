@@ -1,0 +1,1 @@
+"""A model served to applications, outside of any run."""

@@ -1,0 +1,111 @@
+"""The model that a server serves, and how it samples: from a run's checkpoint, or from any model's own files.
+
+In: a path (a model's folder, a run's folder, or a name on the hub) and the settings given. Out: `ServedModel`, and the
+configuration of the server.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sharpen.config.load import ResolvedConfig, resolve
+from sharpen.errors import ConfigError, ModelError
+from sharpen.execution.model_files import model_folder
+from sharpen.run.same_run import read_recorded
+from sharpen.trainer.checkpoint import pointed
+
+DEFAULT_PORT = 8000
+MOST_TOKENS = 32_768
+"""The longest context that is served unless one is named: a model's own may need more memory than there is."""
+SECTIONS = ("model", "engine", "gateway", "deterministic")
+"""The settings that a server has."""
+_OF_A_RUN = (
+    *("model.max_model_len", "model.temperature", "model.top_p", "model.top_k", "model.max_tokens"),
+    *("model.enable_thinking", "model.tool_call_parser", "model.reasoning_parser", "engine.dtype"),
+)
+"""The settings of a run that its checkpoints are served with."""
+_SAMPLING = ("temperature", "top_p", "top_k")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """A model's files, the `name` that clients see, the `settings` that belong to it, by dotted name, and where these
+    come from."""
+
+    folder: Path
+    name: str
+    settings: Mapping[str, Any]
+    origin: str
+
+
+def find_model(path: str) -> ServedModel:
+    """Return the model at `path`: of a run's folder the best checkpoint, or the latest if none was evaluated.
+
+    Raises `ModelError` if there is none, `ConfigError` if the records of its run cannot be read.
+    """
+    given = Path(path).expanduser()
+    checkpoint = _of_run(given)
+    folder = checkpoint or model_folder(path, "the model")
+    run = folder.parent if folder.is_dir() and (folder.parent / "resolved.json").is_file() else None
+    if run is not None and (record := read_recorded(run)) is not None:
+        settings = {name: record.values[name] for name in _OF_A_RUN if name in record.values}
+        return ServedModel(folder=folder, name=run.name, settings=settings, origin=f"as {run.name} was trained")
+    name = given.absolute().name if given.is_dir() else path
+    return ServedModel(folder=folder, name=name, settings=_own_settings(folder), origin="from the model's own files")
+
+
+def serving_config(model: ServedModel, given: Mapping[str, Any]) -> ResolvedConfig:
+    """Return the configuration of a server of `model`; `given` (dotted names) replace the settings that belong to it.
+
+    Raises `ConfigError` with every problem at once, also for settings that a server does not have.
+    """
+    without = sorted(name for name in given if name.partition(".")[0] not in SECTIONS or name == "model.model_path")
+    if without:
+        raise ConfigError(
+            f"{', '.join(without)}: a server has no such setting; it has those of model (but model_path), engine and "
+            "gateway, and deterministic"
+        )
+    settings = {"gateway.port": DEFAULT_PORT, **model.settings, **given, "model.model_path": str(model.folder)}
+    if "model.max_model_len" not in settings:
+        raise ConfigError(
+            f"{model.folder / 'config.json'} does not say how long a context the model takes: give --max-model-len"
+        )
+    return resolve(None, settings, {"train_dataset": {"path": "-"}})
+
+
+def _of_run(folder: Path) -> Path | None:
+    """Return the checkpoint to serve of a run's folder; None if it is no run's folder. Raises `ModelError`."""
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        raise ModelError(
+            f"{folder} has adapters alone: serve the checkpoint that it lies in, whose weights have them merged in"
+        )
+    if not folder.is_dir() or (folder / "config.json").is_file():
+        return None
+    checkpoint = pointed(folder, "best") or pointed(folder, "latest")
+    if checkpoint is None and (folder / "resolved.json").is_file():
+        raise ModelError(f"the run {folder} has no checkpoint yet (best, latest): there is nothing to serve")
+    return checkpoint
+
+
+def _own_settings(folder: Path) -> dict[str, Any]:
+    """Return the settings in a model's own files: the length of its context, and how it should be sampled."""
+    config, generation = _read(folder / "config.json"), _read(folder / "generation_config.json")
+    length = config.get("max_position_embeddings", (config.get("text_config") or {}).get("max_position_embeddings"))
+    settings = {} if length is None else {"model.max_model_len": min(length, MOST_TOKENS)}
+    if generation.get("do_sample"):
+        settings |= {f"model.{name}": generation[name] for name in _SAMPLING if generation.get(name) is not None}
+    return settings
+
+
+def _read(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{file} cannot be read: {error}") from error
+    return content if isinstance(content, dict) else {}

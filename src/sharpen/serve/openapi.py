@@ -1,0 +1,56 @@
+"""What a server answers, as an OpenAPI document.
+
+In: the paths served beside the vendors' own. Out: the document. The bodies of the vendors' APIs are the vendors' to
+describe: the document names them, and links there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+OPENAI, ANTHROPIC = "https://platform.openai.com/docs/api-reference", "https://docs.anthropic.com/en/api"
+CALLS: Mapping[str, tuple[str, str]] = {
+    "/v1/chat/completions": ("OpenAI's Chat Completions", f"{OPENAI}/chat"),
+    "/v1/responses": ("OpenAI's Responses", f"{OPENAI}/responses"),
+    "/v1/completions": ("OpenAI's Completions", f"{OPENAI}/completions"),
+    "/v1/messages": ("Anthropic's Messages", f"{ANTHROPIC}/messages"),
+    "/v1/messages/count_tokens": ("Anthropic's token count", f"{ANTHROPIC}/messages-count-tokens"),
+}
+"""The paths whose requests are calls of the model: whose API it is, and where that is described."""
+
+
+def document(version: str, further: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the document; `further` are paths that this server has beside the usual ones."""
+    paths: dict[str, Any] = {path: {"post": _call(*about)} for path, about in CALLS.items()}
+    paths["/v1/responses/{id}"] = {
+        "get": _operation("A stored response", {}),
+        "delete": _operation("Forget a stored response", {}),
+        "parameters": [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}],
+    }
+    paths["/v1/models"] = {"get": _operation("The model that is served", {})}
+    paths["/metrics"] = {"get": _operation("Counts for Prometheus", {"text/plain": {"schema": {"type": "string"}}})}
+    paths["/health"] = {"get": {**_operation("Whether the model can be called", {}), "security": []}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Sharpen", "version": version},
+        "paths": {**paths, **(further or {})},
+        "components": {
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            }
+        },
+        "security": [{"bearer": []}, {"x-api-key": []}],
+    }
+
+
+def _call(title: str, url: str) -> dict[str, Any]:
+    body = {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}
+    content = {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {"schema": {"type": "string"}}}
+    return {**_operation(title, content), "requestBody": body, "externalDocs": {"url": url}}
+
+
+def _operation(summary: str, content: Mapping[str, Any]) -> dict[str, Any]:
+    content = content or {"application/json": {"schema": {"type": "object"}}}
+    return {"summary": summary, "responses": {"200": {"description": "OK", "content": content}}}
