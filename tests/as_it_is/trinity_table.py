@@ -69,7 +69,6 @@ _ROWS: Mapping[str, Mapping[str, Any]] = {
 _REASONS = (
     (r"there is no (workflow|reward function) '([^']+)'", r"there is no \1 `\2`"),
     (r"there is no module '(examples\.[^']+)'", r"the project's own module `\1` is not in this repository"),
-    (r"data_juicer: there is no recipe (\S+)", r"the project's own recipe `\1` is not in this repository"),
     (r"is (a recipe of Data-Juicer's)", r"no file of Trinity-RFT: \1"),
     (r"Data-Juicer's package is not installed", "needs Data-Juicer (`py-data-juicer`)"),
     (r"needs the package ([\w-]+)", r"needs `\1`"),
