@@ -279,3 +279,13 @@ def test_the_beginning_of_an_answer_cannot_be_given_too(serve: Any) -> None:
         session.model.sync_client.chat.completions.create(
             model="toy", messages=said, response_format=JSON_X, extra_body={"continue_final_message": True}
         )
+
+
+def test_a_forced_call_after_the_beginning_of_an_answer_is_a_wish(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
+    session = serve("hi").open()
+    said = [*USER, {"role": "assistant", "content": "I"}]
+    session.model.sync_client.chat.completions.create(
+        model="toy", messages=said, extra_body={"continue_final_message": True}, **REQUIRED
+    )
+    assert "tool_choice: accepted, but not enforced" in caplog.text
+    assert session.close()[0].constraint is None

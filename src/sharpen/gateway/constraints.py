@@ -77,9 +77,14 @@ def schema_of(form: Any, name: str) -> tuple[Mapping[str, Any] | None, bool]:
 
 
 def not_enforced(request: CallRequest, formats: Formats) -> str | None:
-    """Return a warning if the request wants tool calls that cannot be enforced in the model's format."""
+    """Return a warning if the request wants tool calls that cannot be enforced: in the model's format, or after the
+    beginning of an answer."""
     form = request.form
-    if form is None or form.schema is not None or formats.tool in (HERMES, None):
+    if form is None or form.schema is not None or formats.tool is None:
+        return None
+    if request.continue_final:
+        return f"{form.origin}: accepted, but not enforced in answers whose beginning is given"
+    if formats.tool is HERMES:
         return None
     return f"{form.origin}: accepted, but not enforced: there is no grammar for the tool calls of {formats.tool.name}"
 
@@ -88,7 +93,7 @@ def constraint_of(request: CallRequest, prompt_text: str, formats: Formats, toke
     """Return the constraint of a request's answer; None without one. Raises `ApiError` if the answer's schema cannot be
     combined with what else the request or the model's format asks."""
     form = request.form
-    if form is None or (form.schema is None and formats.tool is not HERMES):
+    if form is None or (form.schema is None and (formats.tool is not HERMES or request.continue_final)):
         return None
     if request.continue_final:
         raise ApiError(f"'{form.origin}' cannot constrain an answer whose beginning is given.", param=form.origin)
