@@ -178,6 +178,9 @@ MISTRAL = """
     {%- endif %}
 {%- endfor %}"""
 
+MISTRAL_IDS = MISTRAL.replace("call.function.name + '[ARGS]'", "call.function.name + '[CALL_ID]' + call.id + '[ARGS]'")
+"""Version 11 of the tokenizer."""
+
 _GEMMA = """
 {%- macro shown(value) %}
     {%- if value is string %}{{- DELIMITER + value + DELIMITER }}
@@ -352,6 +355,7 @@ FAMILIES = {
         content=False,
     ),
     "mistral_list": Family(template=MISTRAL_LIST, end="</s>", tool="mistral", special=_MISTRAL_TOKENS, content=False),
+    "mistral_ids": Family(template=MISTRAL_IDS, end="</s>", tool="mistral", special=_MISTRAL_TOKENS),
     "mistral": Family(template=MISTRAL, end="</s>", tool="mistral", special=_MISTRAL_TOKENS),
     "gemma4": Family(
         template=GEMMA4,

@@ -153,7 +153,7 @@ def _conversation(given: Mapping[str, Any], memory: Memory) -> list[dict[str, An
             item = _referenced(item, memory, where)
         kind = item.get("type", "message")
         by_model = kind != "message" or item.get("role") == "assistant"
-        rank = _RANKS.get(kind) if by_model else None
+        rank = _RANKS.get(kind) if by_model and isinstance(kind, str) else None
         if rank is None:
             messages.append(_input(item, kind, where))
             last_rank = len(_RANKS)
@@ -273,7 +273,7 @@ def _tool_choice(given: Mapping[str, Any], names: set[str]) -> str:
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind == "allowed_tools":
         return "auto"
-    if kind not in ("function", "custom") or choice.get("name") not in names:
+    if kind not in ("function", "custom") or choice.get("name") not in list(names):
         raise ApiError(
             f"'tool_choice' is {short_repr(choice)}; it must be 'none', 'auto', 'required' or one of 'tools'.",
             param="tool_choice",

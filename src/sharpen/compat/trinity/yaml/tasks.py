@@ -33,7 +33,7 @@ _AUXILIARY = {
     },
 }
 """Keys of an auxiliary model, and our settings."""
-_OF_AGENTSCOPE_0 = "agentscopev0_react_math_workflow"
+_OF_AGENTSCOPE_0 = ("agentscopev0_react_math_workflow", "agentscope_reactv2_math_workflow")
 _REGISTERED_ONCE = {
     "bots_math_boxed_workflow": "examples.bots.workflow.bots_math_boxed_workflow.BOTSMathBoxedWorkflow",
     "bots_ref_eval_collect_math_boxed_workflow": (
@@ -101,7 +101,7 @@ def _main(draft: Draft, prefix: str, *, is_evaluation: bool) -> None:
 
 def _workflow(draft: Draft, key: str, name: str) -> str:
     """The workflow that a name means, in our form."""
-    if name == _OF_AGENTSCOPE_0:
+    if name in _OF_AGENTSCOPE_0:
         draft.say("runs the agent of AgentScope 1.x, with the same tool and as many rounds", key)
     if name in _REGISTERED_ONCE and name not in WORKFLOWS:  # a plugin may register it still
         draft.say(f"is {_REGISTERED_ONCE[name]}: the example's module does not register that name any more", key)
