@@ -125,7 +125,7 @@ def test_it_learns_from_sessions_while_it_answers_and_after_a_restart(config: Pa
     groups = list(read_groups(run_dir(config) / "run.db"))
     assert len(groups) == 2 * STEPS
     continued = next(one for group in groups for one in group.rollouts if len(one.calls) == 4)
-    assert [call.parent for call in continued.calls] == [None, 0, None, 2]
+    assert [call.index for call in continued.calls] == [0, 1, 2, 3]
     assert {one.id for group in groups for one in group.rollouts if one.reward == 0.5} == {"step-2/b2/1"}
     assert certify(run_dir(config), logprobs=True).holds
 

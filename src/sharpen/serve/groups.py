@@ -65,8 +65,10 @@ def choose(visits: Sequence[Visit], sizes: Sizes) -> list[list[Visit]] | None:
     return None
 
 
-def make_batch(chosen: Sequence[Sequence[Visit]], number: int, algorithm: Algorithm, sizes: Sizes) -> ExploredBatch:
-    """Return the chosen sessions as the batch of step `number`."""
+def make_batch(
+    chosen: Sequence[Sequence[Visit]], number: int, algorithm: Algorithm, sizes: Sizes, *, generate_s: float
+) -> ExploredBatch:
+    """Return the chosen sessions as the batch of step `number`; `generate_s` as in `ExploredBatch`."""
     ids = distinct([f"step-{number - 1}/{members[0].task.id}" for members in chosen])
     groups = tuple(
         Group(
@@ -96,6 +98,6 @@ def make_batch(chosen: Sequence[Sequence[Visit]], number: int, algorithm: Algori
         session=oldest[0],
         version=oldest[1],
         order={SESSIONS: [one.id for one in visits]},
-        generate_s=sum(call.seconds for one in visits for call in one.before),
+        generate_s=generate_s,
         further=tuple(further),
     )

@@ -167,6 +167,7 @@ class Learning:
     trainer: TrainerProcess | None = None
     _failed: bool = field(default=False, init=False)
     _batches: int = field(default=0, init=False)
+    _busy_s: float = field(default=0.0, init=False)
 
     def run(self, front: Front) -> None:
         """Look after sessions, batches and weights until told to end; then save what is there."""
@@ -232,7 +233,10 @@ class Learning:
         sizes = Sizes.of(self.recipe.config)
         if (chosen := choose(usable, sizes)) is None:
             return
-        self.store.put(number, make_batch(chosen, number, self.recipe.algorithm, sizes).to_bytes())
+        busy_s = self.model.gateway.busy.seconds()
+        batch = make_batch(chosen, number, self.recipe.algorithm, sizes, generate_s=busy_s - self._busy_s)
+        self.store.put(number, batch.to_bytes())
+        self._busy_s = busy_s
         used = [visit for members in chosen for visit in members]
         self.sessions.remove(used)
         self._batches += 1
