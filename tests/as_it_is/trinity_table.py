@@ -69,7 +69,6 @@ _ROWS: Mapping[str, Mapping[str, Any]] = {
 _REASONS = (
     (r"there is no (workflow|reward function) '([^']+)'", r"there is no \1 `\2`"),
     (r"there is no module '(examples\.[^']+)'", r"the project's own module `\1` is not in this repository"),
-    (r"data_juicer: there is no recipe (\S+)", r"the project's own recipe `\1` is not in this repository"),
     (r"is (a recipe of Data-Juicer's)", r"no file of Trinity-RFT: \1"),
     (r"Data-Juicer's package is not installed", "needs Data-Juicer (`py-data-juicer`)"),
     (r"needs the package ([\w-]+)", r"needs `\1`"),
@@ -95,6 +94,12 @@ class Row:
 
 def _word(holds: bool) -> str:
     return "yes" if holds else "no"
+
+
+_SCORES = ("accuracy", "grammar", "informativeness", "coherence")
+_SCORES += ("linguistic_complexity", "conceptual_depth", "prior_knowledge", "step_complexity", "ambiguity")
+_SAID = f"```json\n{json.dumps({'dimension_scores': dict.fromkeys(_SCORES, 4)})}\n``` \\boxed{{7}}"
+"""What the endpoint answers: Data-Juicer's judges read scores in it, others a boxed answer."""
 
 
 def measure(file: str, model: Path, place: Path, make: Callable[..., Path]) -> Row:
@@ -149,14 +154,18 @@ def _run(path: Path, settings: Mapping[str, Any]) -> tuple[int, str]:
 
 @contextlib.contextmanager
 def _environment(path: Path, place: Path) -> Iterator[None]:
-    """The variables that the file cannot do without; what they name is in the folder `place`, or stands for it."""
+    """The variables that the file cannot do without; what they name is in the folder `place`, or stands for it.
+    The paths of a recipe are seen from there."""
     text = path.read_text()
     needed = {name: "not-set" for name in _VARIABLE.findall(text) if name not in os.environ}
     needed |= {"DEFAULT_EMAIL_DB_PATH": str(_mails(place / "mails.db")), "BOTS_REF_EVAL_LOG_FILE": str(place / "log")}
     needed |= {"TAVILY_API_KEY": "none", "SEARXNG_URL": "http://localhost"}
     needed["PATH"] = f"{STAND_INS / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    (place / "examples").symlink_to(FOLDER)
     with contextlib.ExitStack() as stack:
-        if "external_model" in text:
+        if "config_path" in text:
+            stack.enter_context(contextlib.chdir(place))
+        if "external_model" in text or "data_processor" in text:
             needed |= {"OPENAI_BASE_URL": stack.enter_context(_endpoint()), "OPENAI_API_KEY": "none"}
         before = dict(os.environ)
         os.environ.update(needed)
@@ -180,11 +189,11 @@ def _mails(path: Path) -> Path:
 
 
 class _Answer(http.server.BaseHTTPRequestHandler):
-    """An OpenAI-compatible endpoint that always answers 7."""
+    """An OpenAI-compatible endpoint that always says the same."""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
-        message = {"role": "assistant", "content": "\\boxed{7}"}
+        message = {"role": "assistant", "content": _SAID}
         choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
         body = json.dumps({"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": choices})
         self.send_response(200)

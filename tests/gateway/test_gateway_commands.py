@@ -60,6 +60,7 @@ def test_any_language_is_an_agent(serve: Any) -> None:
     result = session.model.run_sync(["sh", "-c", CURL])
     assert '"content":"hi"' in result.stdout.replace(" ", "")
     assert len(session.close()) == 1
+    session.discard()
 
 
 def test_the_end_of_a_rollout_ends_its_commands(serve: Any) -> None:

@@ -7,6 +7,7 @@ import dataclasses
 import fcntl
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -146,6 +147,7 @@ def test_folders_last_until_the_end_of_the_rollout(commands: Commands) -> None:
     with pytest.raises(CommandError, match="rollout has ended"):
         result.read_text("a")
     assert kept.read_text("a") == "a\n"
+    shutil.rmtree(kept.folder.parent)
     with pytest.raises(CommandError, match="runs no further command"):
         run(commands, shell("true"))
 
@@ -383,7 +385,8 @@ def test_many_commands_are_no_matter_of_open_files() -> None:
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(7)[1]))\n"
         "from sharpen.sandbox.commands import Commands, Request\n"
-        "print(Commands(lambda host: {}).run_sync(Request(arguments=['sh', '-c', 'ulimit -n'])).stdout.strip())\n"
+        "commands = Commands(lambda host: {})\n"
+        "print(commands.run_sync(Request(arguments=['sh', '-c', 'ulimit -n'])).stdout.strip()); commands.remove()\n"
         "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()

@@ -232,11 +232,17 @@ def _reap(groups: set[int] | None = None) -> tuple[dict[int, int], bool]:
     Their process groups are added to `groups`."""
     ends: dict[int, int] = {}
     with contextlib.suppress(ChildProcessError):
-        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
-            if groups is not None:
-                groups.add(os.getpgid(ended.si_pid))
-            ends[ended.si_pid] = os.waitstatus_to_exitcode(os.waitpid(ended.si_pid, 0)[1])
-        return ends, True
+        while True:
+            process = -1
+            if groups is not None and hasattr(os, "waitid"):  # macOS has none before Python 3.13
+                waiting = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                if waiting is not None:
+                    process = waiting.si_pid
+                    groups.add(os.getpgid(process))
+            process, status = os.waitpid(process, os.WNOHANG)
+            if process == 0:
+                return ends, True
+            ends[process] = os.waitstatus_to_exitcode(status)
     return ends, False
 
 
