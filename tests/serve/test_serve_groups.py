@@ -1,13 +1,18 @@
 """Sessions on their way to the trainer: which are compared, which cannot be trained, and what survives a restart."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import torch
 
 from sharpen.exchange.batch import ExploredBatch
-from sharpen.exchange.weights import SessionSpan, TrainerNote
+from sharpen.exchange.store import FolderStore
+from sharpen.exchange.weights import SessionSpan, TrainerNote, read_note
+from sharpen.run.receiver import Inbox, Receiver
 from sharpen.serve.groups import SESSIONS, Sizes, choose, make_batch, unusable
 from sharpen.serve.visit import Visit, _shifted
+from sharpen.sync.schedule import Schedule
 from sharpen.types import Call, CallStatus, Sampling, Task
 
 SIZES = Sizes(batch_size=2, group_size=2)
@@ -114,3 +119,28 @@ def test_calls_after_a_restart_have_their_place_among_all():
     moved = _shifted(call(1, parent=0, request=1), 3)
     assert (moved.index, moved.parent, moved.request) == (4, 3, 4)
     assert _shifted(call(0), 3).parent is None
+
+
+class Trainer:
+    """What a receiver asks of a trainer."""
+
+    version = 3
+
+    def state_tensors(self):
+        return {"weight": torch.zeros(1)}
+
+
+def test_a_trainer_refuses_a_batch_if_any_of_its_weights_is_gone(tmp_path: Path):
+    store = FolderStore(tmp_path / "batches")
+    inbox = Inbox(store=store, folder=tmp_path, announcement=None)
+    schedule = Schedule(style="fully_async", interval=1, offset=0, max_behind=99)
+    receiver = Receiver(inbox, schedule, total_steps=9, display=None, trainer=Trainer(), trained=3)
+    session = read_note(tmp_path).session
+
+    def problem(*weights: tuple[str, int]) -> str:
+        chosen = [[visit("a", weights=weights), visit("a")]]
+        return receiver._problem(make_batch(chosen, 4, Compared(), SIZES, generate_s=0.0), 3)
+
+    assert problem((session, 3)) == ""
+    assert "interrupted" in problem((session, 3), ("gone", 2))
+    receiver.close()
