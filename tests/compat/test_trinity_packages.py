@@ -37,3 +37,13 @@ def test_another_release_than_the_one_that_is_needed(
         (tmp_path / "some_things-x.dist-info/METADATA").write_text(f"Name: some_things\nVersion: {release}\n")
     found = things.lacking()
     assert (found is None) if words is None else words in str(found)
+
+
+def test_a_package_that_starts_a_program():
+    def lacking(program: str) -> str | None:
+        return Package(modules=("json",), name="JSON (and X)", install="pip install it", program=program).lacking()
+
+    assert lacking("sh") is None
+    assert lacking("no-such-program") == (
+        "needs JSON (and X), but there is no program no-such-program on the PATH: pip install it"
+    )

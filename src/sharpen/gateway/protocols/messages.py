@@ -9,7 +9,8 @@ A system prompt and the content blocks become messages of chat completions. Stat
   `model.enable_thinking` does.
 - A last message of the assistant's is the beginning of the answer.
 - A `thread`, in whose name a client leaves out the earlier messages, is refused in the words at which SDKs send them.
-- Unknown fields are refused, unless the client sends an `anthropic-beta` header: then they have no effect.
+- Unknown fields are refused, unless the client sends an `anthropic-beta` header: then they have no effect, and that is
+  reported once.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sharpen.gateway.answers import Choice, Delta, Head
+from sharpen.gateway.constraints import form_of
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.replies import NO_THREADS, anthropic_error, dump
 from sharpen.gateway.requests import (
     ApiError,
     CallRequest,
     Context,
+    Form,
     boolean,
     given_fields,
     integer,
@@ -47,6 +50,7 @@ HARMLESS = frozenset(
 )
 REFUSED = frozenset({"container", "mcp_servers", "thread"})
 """What this server does not run; null or empty is accepted."""
+NO_EFFECT = "a request of Anthropic's has no effect here in its field"
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
@@ -78,25 +82,23 @@ def _request(given: Mapping[str, Any], context: Context) -> CallRequest:
         sampling=sampling_of(given, context, stop="stop_sequences", max_temperature=1.0),
         stream=boolean(given, "stream"),
         continue_final=messages[-1]["role"] == "assistant",
-        notes=notes,
+        form=_form(given, tools),
+        notes=(*notes, *(f"{NO_EFFECT} {short_repr(key)}" for key in given if not _is_known(key))),
     )
+
+
+def _is_known(field: str) -> bool:
+    return field in HONOURED or field in HARMLESS or field in REFUSED
 
 
 def _refuse_unknown(given: Mapping[str, Any], *, beta: bool) -> None:
     if given.get("thread"):
         raise ApiError("thread: conversations are not kept here; send all messages.", param="thread", code=NO_THREADS)
     for key, value in given.items():
-        if key in HONOURED or key in HARMLESS or (beta and key not in REFUSED):
-            continue
-        if key not in REFUSED:
+        if not _is_known(key) and not beta:
             raise ApiError(f"{key}: Extra inputs are not permitted", param=key)
-        if value:
+        if key in REFUSED and value:
             raise ApiError(f"{key}: not supported here; this server runs no tools of its own.", param=key)
-    output = given.get("output_config")
-    if output is not None and (not isinstance(output, dict) or output.get("format") is not None):
-        raise ApiError(
-            "output_config.format: not supported here; offer a tool with this schema.", param="output_config"
-        )
 
 
 def _messages(given: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -115,8 +117,8 @@ def _messages(given: Mapping[str, Any]) -> list[dict[str, Any]]:
         content = message.get("content")
         if isinstance(content, str):
             content = [{"type": "text", "text": content}]
-        if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
-            raise ApiError(f"{where}.content: a string or a list of blocks is required", param=where)
+        if not isinstance(content, list) or not content or not all(isinstance(block, dict) for block in content):
+            raise ApiError(f"{where}.content: a string or a list of blocks is required, not empty", param=where)
         messages += [_assistant(content, where)] if role == "assistant" else _turn(role, content, where)
     return messages
 
@@ -222,11 +224,32 @@ def _tool_choice(given: Mapping[str, Any], names: set[str]) -> str:
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind not in ("auto", "any", "tool", "none"):
         raise ApiError(f"tool_choice.type: {short_repr(kind)} is not auto, any, tool or none", param="tool_choice")
-    if kind == "tool" and choice.get("name") not in names:
+    if kind == "tool" and choice.get("name") not in list(names):
         raise ApiError(f"tool_choice.name: there is no tool {short_repr(choice.get('name'))}", param="tool_choice")
     if kind == "any" and not names:
         raise ApiError("tool_choice.type: 'any' needs tools", param="tool_choice")
     return str(kind)
+
+
+def _form(given: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> Form | None:
+    output = given.get("output_config", {})
+    form = output.get("format") if isinstance(output, dict) else output
+    schema = form.get("schema") if isinstance(form, dict) and form.get("type") == "json_schema" else None
+    if form is not None and not isinstance(schema, dict):
+        raise ApiError(
+            "output_config.format: the type 'json_schema' with an object 'schema' is required", param="output_config"
+        )
+    choice, called = given.get("tool_choice", {}), None
+    if tools and choice.get("type") in ("any", "tool"):
+        called = [choice["name"]] if choice["type"] == "tool" else []
+    return form_of(
+        ("output_config", "tool_choice", "tools"),
+        schema=schema,
+        strict=True,
+        strict_tools=[tool["name"] for tool in given.get("tools", []) if tools and boolean(tool, "strict")],
+        called=called,
+        single=bool(called) or boolean(choice, "disable_parallel_tool_use"),
+    )
 
 
 def _thinking(given: Mapping[str, Any]) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import typing
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -35,29 +36,43 @@ _CALL = re.compile(r"(.+)\[(.*)\]")
 
 
 class SciWorldWorkflow(Game):
-    """The question is JSON with `task_name`, `var_num` and `jar_path`. Reward: the best score so far, by 100."""
+    """The question is JSON with `task_name`, `var_num` and `jar_path`. Reward: the best score so far, by 100.
+
+    Each game has a Java process. They are kept for later games: there are as many as games at once
+    (`rollout.max_concurrent_rollouts`).
+    """
 
     system = LABORATORY
     max_env_steps = 30
+    laboratories: dict[str, list[Any]] = {}  # noqa: RUF012 - by `jar_path`; shared by all games of the process
+    _lock = threading.Lock()
     env: Any = None
 
     def begin(self) -> str:
         game = json.loads(self.task.raw_task[self.task.format_args.prompt_key])
-        self.env = import_module("scienceworld").ScienceWorldEnv("", game["jar_path"], envStepLimit=100)
-        self.env.load(game["task_name"], game["var_num"], "easy", generateGoldPath=True)
-        observation, _ = self.env.reset()
-        self.score, self.reward = 0.0, 0.0
-        return f"Observation:\nTask Description: {self.env.get_task_description()}\n{observation}"
+        self.jar = str(game["jar_path"])
+        with self._lock:
+            idle = self.laboratories.setdefault(self.jar, [])
+            env = idle.pop() if idle else None
+        if env is None:
+            env = import_module("scienceworld").ScienceWorldEnv("", self.jar, envStepLimit=100)
+        env.load(game["task_name"], game["var_num"], "easy")
+        observation, _ = env.reset()
+        self.env, self.score, self.reward = env, 0.0, 0.0
+        return f"Observation:\nTask Description: {env.get_task_description()}\n{observation}"
 
     def act(self, action: str) -> str:
-        observation, points, self.done, _ = self.env.step(action)
+        env, self.env = self.env, None  # if it fails, it is not kept
+        observation, points, self.done, _ = env.step(action)
+        self.env = env
         self.score += points
         self.reward = max(self.reward, self.score / 100)
         return f"Observation:\n{observation}"
 
     def close(self) -> None:
         if self.env is not None:
-            self.env.close()
+            with self._lock:
+                self.laboratories[self.jar].append(self.env)
 
 
 class WebShopWorkflow(Game):
@@ -166,3 +181,6 @@ def _database(record: dict[str, Any]) -> str:
 
 def _use_database(record: dict[str, Any]) -> str:
     return f"use {_database(record)}"
+
+
+_use_database.__annotations__ = {"record": typing.Dict, "return": str}  # noqa: UP006 - the package compares them
