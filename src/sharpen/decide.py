@@ -133,6 +133,33 @@ def decide_serving(config: RunConfig) -> Job[Recipe]:
     return Job(recipe=Recipe(config=config), workflow=None, judge=None, folder=folder, engine=engine, notices=notices)
 
 
+def decide_learning_server(config: RunConfig) -> Job[RolloutRecipe]:
+    """Return the job of a server that learns from its use, with the algorithm of a trainer in another process."""
+    problems = Problems()
+    config, notices, engine = _fit(problems, config)
+    recipe = _recipe(problems, config)
+    _check_machine(problems, config, serves=True, has_tasks=False)
+    problems.check(_check_learns_from_use, config, recipe)
+    problems.raise_found()
+    assert isinstance(recipe, RolloutRecipe)
+    folder = _model_folders(config, serves=True)
+    notices += (formats_line(config.model, folder),)
+    return Job(recipe=recipe, workflow=None, judge=None, folder=folder, engine=engine, notices=notices)
+
+
+def _check_learns_from_use(config: RunConfig, recipe: TrainingRecipe | None) -> None:
+    name = config.algorithm.algorithm_type
+    if recipe is not None and not isinstance(recipe, RolloutRecipe):
+        raise ConfigError(f"algorithm.algorithm_type is {name!r}, which learns from rows: a server has sessions alone")
+    if recipe is not None and recipe.algorithm.needs_baseline:
+        raise ConfigError(
+            f"algorithm.algorithm_type is {name!r}, which compares with a further greedy rollout of each task: a "
+            "server cannot ask an application for one"
+        )
+    if config.uses_ray:
+        raise ConfigError("execution is ray, but a server that learns serves on this machine: leave execution out")
+
+
 def fit_to_machine(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
     """Return the configuration with the engines that fit this machine, and notices about the changes. Unchanged on
     Ray."""
@@ -230,7 +257,7 @@ def _model_folders(config: RunConfig, *, serves: bool) -> Path:
     return folder
 
 
-def _check_machine(problems: Problems, config: RunConfig, *, serves: bool) -> None:
+def _check_machine(problems: Problems, config: RunConfig, *, serves: bool, has_tasks: bool = True) -> None:
     """Check what else the run needs on this machine, as far as possible without the network."""
     problems.check(check_place, config)
     problems.check(check_auxiliary_models, config)
@@ -242,6 +269,6 @@ def _check_machine(problems: Problems, config: RunConfig, *, serves: bool) -> No
     problems.check(check_model_path, config.model.model_path)
     problems.check(check_formats, config.model)
     datasets = (config.train_dataset, config.eval_dataset, *config.evaluation.further.values())
-    for dataset in datasets if config.mode != "train" else ():  # the tasks are the explorer's
+    for dataset in datasets if has_tasks and config.mode != "train" else ():  # the tasks are the explorer's
         if dataset is not None:
             problems.check(check_path, dataset)

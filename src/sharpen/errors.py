@@ -9,6 +9,7 @@
     │   ├── ModelError (ValueError)            a model directory
     │   ├── CommandError (ValueError)          a command of `model.run`, its files or its limits
     │   └── SamplingError (ValueError)         sampling that is not supported or cannot be trained on
+    │       └── ConstraintError                an answer's schema or grammar
     ├── caused by the model: becomes the rollout's outcome, and the run continues
     │   ├── UnusableAnswerError (ValueError)   raised by workflows, tools and judges
     │   └── ContextOverflowError (ValueError)  a prompt that does not fit
@@ -64,6 +65,10 @@ class CommandError(SharpenError, ValueError):
 
 class SamplingError(SharpenError, ValueError):
     """Sampling parameters are not supported, or the chosen algorithm cannot train on their tokens."""
+
+
+class ConstraintError(SamplingError):
+    """An answer cannot be constrained as asked: its schema cannot be compiled, or its tokens were not sampled so."""
 
 
 class UnusableAnswerError(SharpenError, ValueError):

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sharpen.errors import SamplingError
+from sharpen.errors import ConstraintError
 from sharpen.types import Constraint
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class TokenMasks:
 
     def start(self, constraint: Constraint) -> LLMatcher:
         """Return a matcher at the beginning of a response. It takes milliseconds for a new grammar, and a second for
-        the first one of all. Raises `SamplingError` for a grammar that llguidance cannot compile, or a tokenizer that
+        the first one of all. Raises `ConstraintError` for a grammar that llguidance cannot compile, or a tokenizer that
         it cannot read."""
         return self._compile(constraint.grammar).deep_copy()
 
@@ -76,7 +76,7 @@ class TokenMasks:
         return masks_RW
 
     def of_response(self, constraint: Constraint, ids_S: npt.NDArray[np.integer[Any]]) -> MaskArray:
-        """Return the masks under which the ids of a response were sampled, shape (S, W). Raises `SamplingError` like
+        """Return the masks under which the ids of a response were sampled, shape (S, W). Raises `ConstraintError` like
         `start`, and if an id is not allowed at its place."""
         from llguidance.numpy import fill_next_token_bitmask_par_with_draft_tokens
 
@@ -87,7 +87,7 @@ class TokenMasks:
         forbidden = np.flatnonzero((words_S >> (ids_S % 32)) & 1 == 0)
         if len(forbidden):
             first = int(forbidden[0])
-            raise SamplingError(
+            raise ConstraintError(
                 f"token {first} of the response (id {int(ids_S[first])}) is not allowed by its constraint "
                 f"({constraint.origin}): it was not sampled under it"
             )
@@ -103,7 +103,7 @@ class TokenMasks:
             tokenizer = self._tokenizer
         matcher = LLMatcher(tokenizer, grammar, log_level=0)
         if matcher.is_error():
-            raise SamplingError(f"it cannot be compiled: {first_line(matcher.get_error())}")
+            raise ConstraintError(f"it cannot be compiled: {first_line(matcher.get_error())}")
         return matcher
 
     @functools.cached_property
@@ -115,7 +115,7 @@ class TokenMasks:
         try:
             return from_tokenizer(vocabulary.tokenizer, n_vocab=num_ids, eos_token=sorted(vocabulary.end_ids) or None)
         except ValueError as error:
-            raise SamplingError(f"llguidance cannot read this model's tokenizer: {first_line(str(error))}") from error
+            raise ConstraintError(f"llguidance cannot read this model's tokenizer: {first_line(str(error))}") from error
 
 
 def _read_vocabulary(folder: str | Path) -> Vocabulary:
@@ -137,6 +137,21 @@ def _end_ids(folder: str | Path, config: Any) -> list[int]:
         config = GenerationConfig.from_pretrained(folder)
     ids = config.eos_token_id
     return [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
+
+
+def check_grammar(constraint: Constraint) -> None:
+    """Raise `ConstraintError` for a grammar that llguidance cannot compile, whatever the tokenizer."""
+    from llguidance import LLMatcher
+
+    if message := LLMatcher.validate_grammar(constraint.grammar):
+        raise ConstraintError(f"it cannot be compiled: {first_line(message)}")
+
+
+def with_end(constraint: Constraint, end_ids: Sequence[int]) -> str:
+    """Return the constraint's grammar with the end tokens in it, for an engine that knows only its tokenizer's own."""
+    ends = " | ".join(f"<[{token}]>" for token in end_ids)
+    answer = constraint.grammar.replace("start:", "whole_answer:", 1)
+    return f"start: whole_answer ({ends})?\n{answer}"
 
 
 def forbid(logits_RV: torch.Tensor, rows_C: torch.Tensor, masks_CW: torch.Tensor, value: float) -> torch.Tensor:

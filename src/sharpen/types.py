@@ -65,9 +65,9 @@ class Sampling:
 class Constraint:
     """What the text of a response must match: tokens that lead to no such text have probability 0.
 
-    `grammar` is a grammar in llguidance's Lark syntax, for the whole response up to its end token. It does not depend
-    on the engine, so that whoever scores the tokens later finds the same ones allowed. `origin` is the field of the
-    request that asked for it, such as `response_format`.
+    `grammar` is a grammar in llguidance's Lark syntax, for the whole response up to its end token; it begins with
+    `start:`. It does not depend on the engine, so that whoever scores the tokens later finds the same ones allowed.
+    `origin` is the field of the request that asked for it, such as `response_format`.
     """
 
     grammar: str

@@ -20,6 +20,8 @@ from sharpen.errors import NotIncludedError
 NOT_INCLUDED = {"TinkerConfig"}
 OWN = {"TunerModelConfig": {"top_k": 0}}
 """Fields that AgentScope's class lacks, with their defaults."""
+FOUND = {"tool_call_parser": ("hermes", "auto"), "reasoning_parser": ("deepseek_r1", "auto")}
+"""Fields of the model with another default, AgentScope's and ours: the formats are those of the chat template."""
 CLASSES = {
     "DatasetConfig": "_dataset",
     "TunerModelConfig": "_model",
@@ -64,6 +66,8 @@ def test_fields_and_defaults(agentscope_tuner: ModuleType, name: str) -> None:
     if name == "TunerModelConfig":
         assert expected.pop("tinker_config") is None  # taken as None only, see tests/config
     ours = fields(getattr(sharpen, name))
+    for field in FOUND.keys() & ours.keys():
+        assert (expected.pop(field), ours.pop(field)) == FOUND[field]
     assert {field: ours.pop(field) for field in OWN.get(name, ())} == OWN.get(name, {})
     assert ours == expected
 

@@ -168,7 +168,7 @@ def test_after_max_iters_one_more_call_without_tools(rollouts: Any) -> None:
 
 
 def test_a_structured_call_of_the_model_itself(rollouts: Any) -> None:
-    """AgentScope asks for a `response_format`, is refused, and asks by a tool call instead."""
+    """AgentScope asks for a `response_format`, which is recorded with the call."""
     found: list[Any] = []
 
     async def workflow(task: dict[str, Any], model: OpenAIChatModel) -> WorkflowOutput:
@@ -177,9 +177,9 @@ def test_a_structured_call_of_the_model_itself(rollouts: Any) -> None:
             found.append(response.metadata)
         return WorkflowOutput(reward=1.0)
 
-    calls = calls_of(rollouts(call("Answer", '{"result": 5}')), workflow)
+    calls = calls_of(rollouts('{"result": 5}'), workflow)
     assert found == [{"result": 5}] * 2
-    assert len(calls) == 2
+    assert [each.constraint.origin for each in calls if each.constraint] == ["response_format"] * 2
 
 
 def test_parallel_tool_calls(rollouts: Any) -> None:

@@ -17,6 +17,7 @@ _RATED = "{}\n</response>\n<rubrics>\nNone are given: rate the response as a who
 _RATING = '```json\n{{"rating": {}}}\n```'
 REPLIES: Mapping[str, Mapping[str, str]] = {
     "math_ruler_workflow": {_SCORES.format(4): "[0, 1, 0, 1]", _SCORES.format(1): "[1]"},
+    "agentscope_v1_react_search_workflow": {f"Correct answer: 7{_TURN}": "Correctness: YES"},
     "rubric_judge_workflow": {
         "\n": _RATING.format(3),
         **{_RATED.format(letter): _RATING.format(7) for letter in string.ascii_letters},

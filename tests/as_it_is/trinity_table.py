@@ -15,6 +15,7 @@ import io
 import json
 import os
 import re
+import sqlite3
 import sys
 import tempfile
 import threading
@@ -37,7 +38,8 @@ from sharpen.errors import ConfigError
 FOLDER = Path(__file__).parent / "trinity"
 PAGE = Path(__file__).parents[2] / "docs/use/trinity-yaml.md"
 BEGIN, END = "<!-- made by tests/as_it_is/trinity_table.py -->", "<!-- until here -->"
-sys.path.append(str(Path(__file__).parent / "stand_ins"))
+STAND_INS = Path(__file__).parent / "stand_ins"
+sys.path.append(str(STAND_INS))
 FILES = sorted(str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.yaml"))
 _VARIABLE = re.compile(r"\$\{oc\.env:([A-Z_a-z0-9]+)\}")
 _SIZES = {
@@ -54,6 +56,7 @@ _BOTS = {"prompt": _CONVERSATION[:1], "reward_model": {"ground_truth": "7"}}
 _BOTS_MODULE = "examples.bots.workflow.bots_math_boxed_workflow"
 _ROWS: Mapping[str, Mapping[str, Any]] = {
     "countdown_reward": {"response": {"numbers": [1, 2, 3], "target": 6}},
+    "email_search_workflow": {"inbox_address": "ann@x.com", "query_date": "2001-05-02", "message_ids": ["<a>"]},
     "frozen_lake_workflow": _LAKE,
     "examples.agentscope_frozenlake.workflow:FrozenLakeWorkflow": _LAKE,
     "examples.learn_to_ask.workflow.workflow_learn2ask:Learn2AskWorkflow": {"prompt": _CONVERSATION[:1]},
@@ -66,7 +69,6 @@ _ROWS: Mapping[str, Mapping[str, Any]] = {
 _REASONS = (
     (r"there is no (workflow|reward function) '([^']+)'", r"there is no \1 `\2`"),
     (r"there is no module '(examples\.[^']+)'", r"the project's own module `\1` is not in this repository"),
-    (r"data_juicer: there is no recipe (\S+)", r"the project's own recipe `\1` is not in this repository"),
     (r"is (a recipe of Data-Juicer's)", r"no file of Trinity-RFT: \1"),
     (r"Data-Juicer's package is not installed", "needs Data-Juicer (`py-data-juicer`)"),
     (r"needs the package ([\w-]+)", r"needs `\1`"),
@@ -94,10 +96,16 @@ def _word(holds: bool) -> str:
     return "yes" if holds else "no"
 
 
+_SCORES = ("accuracy", "grammar", "informativeness", "coherence")
+_SCORES += ("linguistic_complexity", "conceptual_depth", "prior_knowledge", "step_complexity", "ambiguity")
+_SAID = f"```json\n{json.dumps({'dimension_scores': dict.fromkeys(_SCORES, 4)})}\n``` \\boxed{{7}}"
+"""What the endpoint answers: Data-Juicer's judges read scores in it, others a boxed answer."""
+
+
 def measure(file: str, model: Path, place: Path, make: Callable[..., Path]) -> Row:
     """Load the file and run it in the folder `place`, on the toy model; `make` writes another one, for its judge."""
     path = FOLDER / file
-    with _environment(path):
+    with _environment(path, place):
         try:
             resolved = resolve(load_config(path))
             check_names(resolved.config)
@@ -122,6 +130,15 @@ def measure(file: str, model: Path, place: Path, make: Callable[..., Path]) -> R
     return Row(file=file, loads=True, runs=True)
 
 
+class _Printed(io.StringIO):
+    """What is printed; the processes that a run starts (a search service) print elsewhere."""
+
+    def fileno(self) -> int:
+        """Where those print."""
+        assert sys.__stderr__ is not None
+        return sys.__stderr__.fileno()
+
+
 def _trained_tokens(metrics: Path) -> float:
     """The tokens that all steps of a run trained."""
     return sum(json.loads(line).get("trainer/trained_tokens", 0) for line in metrics.read_text().splitlines())
@@ -129,35 +146,54 @@ def _trained_tokens(metrics: Path) -> float:
 
 def _run(path: Path, settings: Mapping[str, Any]) -> tuple[int, str]:
     """The exit code, and what was printed."""
-    printed = io.StringIO()
+    printed = _Printed()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         code = main(["run", "--config", str(path), *(part for pair in settings.items() for part in _set(*pair))])
     return code, printed.getvalue()
 
 
 @contextlib.contextmanager
-def _environment(path: Path) -> Iterator[None]:
-    """The variables that the file cannot do without."""
+def _environment(path: Path, place: Path) -> Iterator[None]:
+    """The variables that the file cannot do without; what they name is in the folder `place`, or stands for it.
+    The paths of a recipe are seen from there."""
     text = path.read_text()
     needed = {name: "not-set" for name in _VARIABLE.findall(text) if name not in os.environ}
-    needed["BOTS_REF_EVAL_LOG_FILE"] = os.devnull
+    needed |= {"DEFAULT_EMAIL_DB_PATH": str(_mails(place / "mails.db")), "BOTS_REF_EVAL_LOG_FILE": str(place / "log")}
+    needed |= {"TAVILY_API_KEY": "none", "SEARXNG_URL": "http://localhost"}
+    needed["PATH"] = f"{STAND_INS / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    (place / "examples").symlink_to(FOLDER)
     with contextlib.ExitStack() as stack:
-        if "external_model" in text:
+        if "config_path" in text:
+            stack.enter_context(contextlib.chdir(place))
+        if "external_model" in text or "data_processor" in text:
             needed |= {"OPENAI_BASE_URL": stack.enter_context(_endpoint()), "OPENAI_API_KEY": "none"}
+        before = dict(os.environ)
         os.environ.update(needed)
         try:
             yield
         finally:
             for name in needed:
                 del os.environ[name]
+            os.environ.update(before)
+
+
+def _mails(path: Path) -> Path:
+    """A database of mails, empty, as the search for mails reads it."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript(
+            "CREATE TABLE emails (id INTEGER PRIMARY KEY, message_id, subject, from_address, date, body, file_name);"
+            "CREATE TABLE recipients (email_id, recipient_address, recipient_type);"
+            "CREATE VIRTUAL TABLE emails_fts USING fts5(subject, body, content='emails', content_rowid='id');"
+        )
+    return path
 
 
 class _Answer(http.server.BaseHTTPRequestHandler):
-    """An OpenAI-compatible endpoint that always answers 7."""
+    """An OpenAI-compatible endpoint that always says the same."""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
-        message = {"role": "assistant", "content": "\\boxed{7}"}
+        message = {"role": "assistant", "content": _SAID}
         choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
         body = json.dumps({"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": choices})
         self.send_response(200)

@@ -528,7 +528,19 @@ def test_engines_that_leave_the_trainer_no_gpu_are_refused():
 def test_what_only_evaluation_does_with_its_samples_is_no_reason_to_refuse():
     taskset = {"path": "x", "rollout_args": {"top_k": 20, "top_p": 0.8, "n": 4}}
     found = convert_({"buffer": {"explorer_input": {"eval_tasksets": [taskset]}}, "mode": "both"})
-    assert "top_k" in found.notices[0]
+    assert found.settings["task_args"]["rollout_args"] == {"top_p": 0.8, "top_k": 20}
+    assert "rollout_args.n" in found.notices[0]
+
+
+def test_an_evaluation_set_samples_by_its_own_rollout_args():
+    """What it leaves out is training's. Red where a set's sampling is named as without effect."""
+    training = {"path": "x", "rollout_args": {"temperature": 0.9, "max_tokens": 8}}
+    sets = [{"path": "y", "name": "a", "rollout_args": {"top_p": 0.7, "top_k": 20}}, {"path": "z", "name": "b"}]
+    found = convert_({"buffer": {"explorer_input": {"taskset": training, "eval_tasksets": sets}}})
+    (name, own), *others = found.settings["evaluation"]["own"].items()
+    assert (name, others) == ("held-out", [])
+    assert own["task_args"]["rollout_args"] == {"temperature": 0.9, "max_tokens": 8, "top_p": 0.7, "top_k": 20}
+    assert not any("rollout_args" in notice for notice in found.notices)
 
 
 def test_top_k_is_a_setting_of_the_model_and_of_the_workflow():

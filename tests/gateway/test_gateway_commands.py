@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted_rollouts import Rollouts, rollouts_of
 
+from sharpen import WorkflowOutput
 from sharpen.errors import CommandError
 from sharpen.sandbox.commands import CommandResult
 from sharpen.types import CallStatus
@@ -55,6 +60,7 @@ def test_any_language_is_an_agent(serve: Any) -> None:
     result = session.model.run_sync(["sh", "-c", CURL])
     assert '"content":"hi"' in result.stdout.replace(" ", "")
     assert len(session.close()) == 1
+    session.discard()
 
 
 def test_the_end_of_a_rollout_ends_its_commands(serve: Any) -> None:
@@ -75,3 +81,51 @@ def test_the_end_of_a_rollout_ends_its_commands(serve: Any) -> None:
     while results[0].folder.exists():
         assert time.monotonic() < until
         time.sleep(0.01)
+
+
+@pytest.fixture
+def rollouts(tokenizer: Any, serving: Any) -> Iterator[Rollouts]:
+    made = rollouts_of(tokenizer, serving, "hi")
+    yield made
+    serving.run(made.gateway.close())
+
+
+def gone(folder: Path) -> bool:
+    until = time.monotonic() + 10
+    while folder.exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    return not folder.exists()
+
+
+def test_the_judge_reads_the_folder_which_then_goes(rollouts: Rollouts) -> None:
+    folders: list[Path] = []
+
+    async def workflow(task: Any, model: Any) -> WorkflowOutput:
+        return WorkflowOutput(response=await model.run([sys.executable, "-c", ASK], files={"question": "a"}))
+
+    async def judge(task: Any, response: Any) -> float:
+        folders.append(response.folder)
+        return float(response.read_text("answer") == "hi")
+
+    (group,) = rollouts.run(workflow, judge, group_size=2)
+    assert [(rollout.outcome, rollout.reward, len(rollout.calls)) for rollout in group.rollouts] == [("ok", 1.0, 1)] * 2
+    assert all(map(gone, folders))
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_the_time_limit_of_a_rollout_ends_its_commands(rollouts: Rollouts, tmp_path: Path, blocking: bool) -> None:
+    """In blocking code too, whose thread nobody can cancel. What lives holds the lock."""
+    command = ["sh", "-c", f"exec 9> {tmp_path}/lives; flock 9; trap '' TERM; pwd > {tmp_path}/folder; sleep 60"]
+
+    async def workflow(task: Any, model: Any) -> float:
+        if blocking:
+            await asyncio.to_thread(model.run_sync, command)
+        else:
+            await model.run(command)
+        return 1.0
+
+    (group,) = rollouts.run(workflow, timeout_s=3.0)
+    assert [rollout.outcome for rollout in group.rollouts] == ["timeout"]
+    assert gone(Path((tmp_path / "folder").read_text().strip()))
+    with (tmp_path / "lives").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from sharpen.errors import SamplingError
 from sharpen.inference.embedded.engine import EmbeddedEngine
 from sharpen.inference.engine import GenerateRequest, Generation
+from sharpen.token_masks import with_end
 from sharpen.types import Constraint, Sampling
 
 SCHEMA = {
@@ -168,6 +169,23 @@ def test_a_grammar_that_cannot_be_compiled_fails_its_request_alone(toy_model_dir
     assert isinstance(refused, SamplingError)
     assert re.search("cannot be compiled.*nothing of the kind", str(refused))
     assert all(isinstance(one, Generation) for one in answered)
+
+
+@pytest.mark.parametrize("constraint", [CHOICE, ANSWER])
+def test_a_grammar_with_its_end_tokens_needs_no_others(judge: Judge, constraint: Constraint) -> None:
+    """For vLLM, which knows its tokenizer's own end token alone: the masks are the same. Break: `with_end` without the
+    end tokens."""
+    tokenizer, ends = judge.tokenizer, [judge.tokenizer.eos_token_id, judge.tokenizer.pad_token_id]
+    ours = LLMatcher(from_tokenizer(tokenizer, eos_token=ends), constraint.grammar)
+    theirs = LLMatcher(from_tokenizer(tokenizer), with_end(constraint, ends))
+    text = "yes" if constraint is CHOICE else '{"city": "Bern", "days": 12, "note": "x y"}'
+    for token in [*tokenizer.encode(text, add_special_tokens=False), None]:
+        assert ours.compute_bitmask() == theirs.compute_bitmask()
+        if token is not None:
+            assert ours.consume_token(token)
+            assert theirs.consume_token(token)
+    bits = np.unpackbits(np.frombuffer(theirs.compute_bitmask(), np.uint8), bitorder="little")
+    assert np.flatnonzero(bits).tolist() == sorted(ends)
 
 
 def test_an_engine_without_a_tokenizer_refuses(toy_model_dir: Path) -> None:

@@ -59,6 +59,13 @@ class ServiceMapper(Operator):
         raise ConnectionError("no server at http://localhost:7070")
 
 
+class LazyMapper(Operator):
+    def __init__(self, **arguments):
+        from data_juicer.utils.lazy_loader import LazyLoader
+
+        LazyLoader._install_package("ray", None)
+
+
 class OPERATORS:
     modules = {
         "text_length_filter": TextLengthFilter,
@@ -67,6 +74,7 @@ class OPERATORS:
         "reward_mapper": RewardMapper,
         "twice_mapper": TwiceMapper,
         "service_mapper": ServiceMapper,
+        "lazy_mapper": LazyMapper,
     }
 
 
@@ -91,6 +99,13 @@ class NestedDataset:
         return self.rows
 '''
 
+LAZY = """
+class LazyLoader:
+    @classmethod
+    def _install_package(cls, package_spec, pip_args=None):
+        raise AssertionError(f"installs {package_spec}")
+"""
+
 LOGURU = '''
 """A logger without output."""
 
@@ -102,7 +117,8 @@ class logger:
 
 def write_stand_in(folder: Path) -> None:
     """Write the packages `data_juicer` and `loguru` into a folder."""
-    files = {"ops.py": OPS, "core/data.py": DATA, "core/__init__.py": "", "__init__.py": ""}
+    files = {"ops.py": OPS, "core/data.py": DATA, "utils/lazy_loader.py": LAZY}
+    files |= dict.fromkeys(("__init__.py", "core/__init__.py", "utils/__init__.py"), "")
     for name, text in files.items():
         path = folder / "data_juicer" / name
         path.parent.mkdir(parents=True, exist_ok=True)

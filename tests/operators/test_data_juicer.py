@@ -152,6 +152,7 @@ def test_a_recipe_file_names_the_operators(tmp_path, caplog):
         ({"operators": ["quality_filter"]}, ("{name: arguments}", "'quality_filter'")),
         ({"operators": [{"quality_filtre": {}}]}, ("'quality_filtre'", "did you mean 'quality_filter'?")),
         ({"operators": [{"service_mapper": {}}]}, ("service_mapper", "no server at http://localhost:7070")),
+        ({"operators": [{"lazy_mapper": {}}]}, ("lazy_mapper", "not installed: pip install ray")),
         ({"config_path": "none.yaml"}, ("no recipe none.yaml",)),
         ({"operators": [{"quality_filter": {}}], "rows": 3}, ("does not take the arguments", "rows")),
     ],

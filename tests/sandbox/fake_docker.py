@@ -114,7 +114,7 @@ class Daemon:
                     start_new_session=True,
                     text=True,
                 )
-            except FileNotFoundError:
+            except OSError:
                 place.with_suffix(".missing").touch()
                 self._end(name, 127)
 

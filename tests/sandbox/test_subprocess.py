@@ -6,6 +6,8 @@ import asyncio
 import dataclasses
 import fcntl
 import os
+import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +22,7 @@ import pytest
 from sharpen.errors import CommandError, SandboxError
 from sharpen.sandbox.command import Sandbox
 from sharpen.sandbox.commands import CommandResult, Commands, Request
-from sharpen.sandbox.local import Subprocess, namespace
+from sharpen.sandbox.local import Subprocess, _death_of, namespace
 
 STUBBORN = Path(__file__).with_name("stubborn.py")
 NAMES = {"child", "session", "orphan", "forking"}
@@ -145,6 +147,7 @@ def test_folders_last_until_the_end_of_the_rollout(commands: Commands) -> None:
     with pytest.raises(CommandError, match="rollout has ended"):
         result.read_text("a")
     assert kept.read_text("a") == "a\n"
+    shutil.rmtree(kept.folder.parent)
     with pytest.raises(CommandError, match="runs no further command"):
         run(commands, shell("true"))
 
@@ -361,6 +364,34 @@ def test_many_at_once(commands: Commands) -> None:
         return await asyncio.gather(*(commands.run(shell(f"sleep 0.2; echo {i}")) for i in range(40)))
 
     assert [int(result.stdout) for result in asyncio.run(main())] == list(range(40))
+
+
+def test_where_more_than_a_thousand_files_are_open(commands: Commands) -> None:
+    """The keeper inherits a file under its number here. Red with `select.select`, which takes no number above 1,023."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4096)), hard))
+    opened = [os.dup(0) for _ in range(1100)]
+    try:
+        _death_of.cache_clear()
+        assert run(commands, shell("echo a")).stdout == "a\n"
+    finally:
+        for file in opened:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_many_commands_are_no_matter_of_open_files() -> None:
+    """This process may have more of them open than it started with; commands may have as many as before."""
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(7)[1]))\n"
+        "from sharpen.sandbox.commands import Commands, Request\n"
+        "commands = Commands(lambda host: {})\n"
+        "print(commands.run_sync(Request(arguments=['sh', '-c', 'ulimit -n'])).stdout.strip()); commands.remove()\n"
+        "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert shown[0] == "256"
+    assert int(shown[1]) == min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], 65_536)
 
 
 def test_run_sync_does_not_block_a_loop(commands: Commands) -> None:

@@ -1,23 +1,37 @@
-"""`sharpen serve`: serve a model to applications over HTTP.
+"""`sharpen serve`: serve a model to applications over HTTP; with `--config` it also learns from its use.
 
-In: a model's folder, or a run's. Out: a server, until Ctrl-C or SIGTERM. The exit code is 0 if it ended when it was
-told to, 1 if the engine failed, 2 for bad input, and 130 if it was interrupted before it served or while it ended.
+In: a model's folder, a run's, or a configuration. Out: a server, until Ctrl-C or SIGTERM. The exit code is 0 if it
+ended when it was told to, 1 if the engine or the trainer failed, 2 for bad input, and 130 if it was interrupted before
+it served or while it ended.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from sharpen.errors import ConfigError
 
 KEY_VARIABLE = "SHARPEN_API_KEY"
+IDLE_S = 600.0
+_NO_DATASET = "train_dataset.path"
 
 
 def add_serve(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("model", metavar="MODEL_DIR", help="a model's folder, a run's (its best checkpoint), or a name")
+    parser.add_argument(
+        "model", metavar="MODEL_DIR", nargs="?", help="a model's folder, a run's (its best checkpoint), or a name"
+    )
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="instead: serve the model of this configuration, and learn"
+    )
+    parser.add_argument(
+        "--idle-s", type=_seconds, metavar="S", help=f"with --config: a session ends when idle so long ({IDLE_S:g})"
+    )
     parser.add_argument(
         "--host", metavar="ADDRESS", help="address to listen on (default: 127.0.0.1, this machine only)"
     )
@@ -44,6 +58,10 @@ def run_serve(arguments: argparse.Namespace) -> int:
     from sharpen.config.load import parse_assignments
     from sharpen.execution.threads import let_idle_workers_sleep
 
+    if (arguments.model is None) == (arguments.config is None):
+        raise ConfigError("give either MODEL_DIR, to serve a model, or --config FILE, to serve one that learns")
+    if arguments.config is None and arguments.idle_s is not None:
+        raise ConfigError("--idle-s belongs to --config, which was not given: nothing else has sessions")
     key, line = _key(arguments.api_key)
     options: dict[str, Any] = {
         "gateway.host": arguments.host,
@@ -53,6 +71,9 @@ def run_serve(arguments: argparse.Namespace) -> int:
     }
     given = parse_assignments(arguments.set) | {name: value for name, value in options.items() if value is not None}
     let_idle_workers_sleep()
+    if arguments.config is not None:
+        _serve_and_learn(arguments, given, key, line)
+        return 0
     from sharpen.serve.model import find_model, serving_config
     from sharpen.serve.server import serve
 
@@ -62,6 +83,44 @@ def run_serve(arguments: argparse.Namespace) -> int:
     say(line)
     serve(config, name=arguments.name or model.name, key=key, say=say)
     return 0
+
+
+def _serve_and_learn(arguments: argparse.Namespace, given: Mapping[str, Any], key: str, line: str) -> None:
+    from sharpen.compat.files import load_config
+    from sharpen.config.load import resolve
+    from sharpen.serve.learning import Options, serve_and_learn
+    from sharpen.serve.model import DEFAULT_PORT
+
+    file = load_config(arguments.config)
+    settings = dict(given)
+    if "path" not in (file.settings.get("train_dataset") or {}) and _NO_DATASET not in settings:
+        settings[_NO_DATASET] = "sessions"  # there are no tasks to read
+    started_here = settings.get("mode", file.settings.get("mode", "both")) == "both"
+    assigned = [part for name, value in settings.items() for part in ("--set", f"{name}={_yaml(value)}")]
+    trainer = ["--config", str(arguments.config), *assigned, "--set", "mode=train"] if started_here else None
+    if "port" not in (file.settings.get("gateway") or {}):
+        settings.setdefault("gateway.port", DEFAULT_PORT)
+    resolved = resolve(file, {**settings, "mode": "explore"})
+    say(line)
+    options = Options(
+        name=arguments.name or str(resolved.config.name),
+        key=key,
+        idle_s=IDLE_S if arguments.idle_s is None else arguments.idle_s,
+        trainer=trainer,
+    )
+    serve_and_learn(resolved, options, say, arguments.config)
+
+
+def _yaml(value: Any) -> str:
+    """Return a setting as it can be given on a command line: JSON is YAML."""
+    return json.dumps(value)
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be more than 0 seconds, got {text}")
+    return value
 
 
 def say(line: str) -> None:

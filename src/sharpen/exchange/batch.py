@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +16,7 @@ from sharpen.errors import JournalError
 from sharpen.experience.reading import read_groups_from
 from sharpen.experience.records import SCHEMA, SCHEMA_VERSION, insert_group
 from sharpen.rollout.refill import StepRollouts
+from sharpen.types import Group
 
 _ABOUT = "explored"
 
@@ -31,6 +32,13 @@ class ExploredBatch:
     version: int
     order: Mapping[str, Any]
     generate_s: float
+    further: tuple[tuple[str, int], ...] = ()
+    """Sessions and versions of further weights that sampled parts of it."""
+
+    @property
+    def sampled_by(self) -> tuple[tuple[str, int], ...]:
+        """The names of all weights that sampled it."""
+        return ((self.session, self.version), *self.further)
 
     def to_bytes(self) -> bytes:
         """The batch as an SQLite file."""
@@ -44,29 +52,41 @@ class ExploredBatch:
             "version": self.version,
             "order": dict(self.order),
             "generate_s": self.generate_s,
+            "further": self.further,
         }
-        with closing(sqlite3.connect(":memory:")) as connection:
-            connection.executescript(SCHEMA)
-            rows = [("schema_version", str(SCHEMA_VERSION)), (_ABOUT, json.dumps(about))]
-            connection.executemany("INSERT INTO meta (key, value) VALUES (?, ?)", rows)
-            for group in self.rollouts.groups:
-                insert_group(connection, group)
-            connection.commit()
-            return connection.serialize()
+        return pack(self.rollouts.groups, about)
 
     @classmethod
     def from_bytes(cls, content: bytes) -> ExploredBatch:
         """Read a batch back. Raises `JournalError` for bytes that are not a batch, or were written by another
         version."""
-        with closing(sqlite3.connect(":memory:")) as connection:
-            connection.row_factory = sqlite3.Row
-            about = _read_about(connection, content)
-            groups = tuple(read_groups_from(connection))
+        about, groups = unpack(content)
         fields = ("batch_size", "usable", "refill_rounds", "seconds", "refill_s")
         return cls(
             rollouts=StepRollouts(groups=groups, **{name: about[name] for name in fields}),
             **{name: about[name] for name in ("session", "version", "order", "generate_s")},
+            further=tuple((session, version) for session, version in about.get("further", ())),
         )
+
+
+def pack(groups: Iterable[Group], about: Mapping[str, Any]) -> bytes:
+    """Return groups, and what is to be known about them, as an SQLite file."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(SCHEMA)
+        rows = [("schema_version", str(SCHEMA_VERSION)), (_ABOUT, json.dumps(about))]
+        connection.executemany("INSERT INTO meta (key, value) VALUES (?, ?)", rows)
+        for group in groups:
+            insert_group(connection, group)
+        connection.commit()
+        return connection.serialize()
+
+
+def unpack(content: bytes) -> tuple[dict[str, Any], tuple[Group, ...]]:
+    """Return what `pack` took. Raises `JournalError` for other bytes, and those of another version."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.row_factory = sqlite3.Row
+        about = _read_about(connection, content)
+        return about, tuple(read_groups_from(connection))
 
 
 def _read_about(connection: sqlite3.Connection, content: bytes) -> dict[str, Any]:

@@ -9,12 +9,13 @@ from the run's tasks measure the rounding (`trainer.rounding`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
 from sharpen.config.run import RunConfig
-from sharpen.execution.place import Serving
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.requests import ApiError
 from sharpen.inference.engine import Engine, GenerateRequest, Generation
@@ -36,7 +37,15 @@ async def sample_probes(
     return tuple(_experience(prompt_ids_P, one, temperature) for one in found)
 
 
-def probe_at_start(config: RunConfig, serving: Serving, tasks: Sequence[Task]) -> tuple[Experience, ...]:
+class Probed(Protocol):
+    """What is asked for probes: a model's folder and its engines; see `execution.place.Serving`."""
+
+    @property
+    def folder(self) -> Path: ...
+    def probe(self, prompt_ids_P: IntArray, *, noise: int, temperature: float) -> Future[tuple[Experience, ...]]: ...
+
+
+def probe_at_start(config: RunConfig, serving: Probed, tasks: Sequence[Task]) -> tuple[Experience, ...]:
     """Sample probes of a few prompts with the original weights, on each replica; none if both engine and trainer
     compute in float32. Raises `EngineError` as the engine does."""
     if not may_round(config):

@@ -21,6 +21,7 @@ from sharpen.gateway.answers import Delta, Head, Writer
 from sharpen.gateway.body import decode
 from sharpen.gateway.busy import BusyClock
 from sharpen.gateway.caller import WhoCalls, foreign_error, foreign_use, nobody
+from sharpen.gateway.constraints import constraint_of, not_enforced
 from sharpen.gateway.exchange import Exchange, RawRequest, Reply
 from sharpen.gateway.formats.table import AUTO, formats_of, no_format
 from sharpen.gateway.history import Prompt
@@ -92,6 +93,7 @@ class Gateway:
         formats = formats_of(
             self._renderer.template, tool_call_parser=tool_call_parser, reasoning_parser=reasoning_parser
         )
+        self._formats = formats
         self._lacks_tool_format = tool_call_parser == AUTO and formats.tool is None
         self._sampler = Sampler(engine, self._renderer, self.busy, formats)
         self._max_calls = max_calls
@@ -259,12 +261,13 @@ class Gateway:
         if session.tally is not None and (refusal := session.tally.admit()) is not None:
             raise refusal
         prompt = self._prompt(session, request)
+        constraint = constraint_of(request, prompt.text, self._formats, self._renderer.added_token)
         if not session.admits(request.n):
             message = f"This rollout may make {session.max_calls} calls at most."
             session.fail(Outcome.CALL_LIMIT, message)
             raise ApiError(message, code="call_limit_exceeded")
         exchange = session.exchange(raw)
-        entries = [session.entry(exchange, prompt, request, raw.agent) for _ in range(request.n)]
+        entries = [session.entry(exchange, prompt, request, raw.agent, constraint) for _ in range(request.n)]
         for entry in entries if request.n > 1 else ():
             entry.first_choice = entries[0].index
         session.count("prompt_tokens", len(prompt.ids_P))
@@ -335,6 +338,8 @@ class Gateway:
         ]
         if request.tools and self._lacks_tool_format:
             warnings.append(no_format(self.model_name))
+        if (warning := not_enforced(request, self._formats)) is not None:
+            warnings.append(warning)
         if request.model != self.model_name:
             warnings.append(
                 f"a call asks for the model {short_repr(request.model)}: its key is for {self.model_name}, "

@@ -96,6 +96,6 @@ class ModelObject:
         return await self.commands.run(request)
 
     def run_sync(self, arguments: Sequence[str | os.PathLike[str]], **options: Any) -> CommandResult:
-        """As `run`, for blocking workflows: blocks the calling thread."""
+        """As `run`, for blocking code in a thread of its own."""
         given = {name: value for name, value in options.items() if value is not None}
         return self.commands.run_sync(Request(arguments=arguments, **given))

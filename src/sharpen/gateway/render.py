@@ -46,6 +46,7 @@ class Renderer:
         self._words = frozenset(re.findall(r"\w+", self.template))
         self._says_thinking = "thinking" in self._words and "reasoning_content" not in self._words  # gpt-oss
         self._special_ids = frozenset(tokenizer.all_special_ids)
+        self._added = {token.content: number for number, token in self._backend.get_added_tokens_decoder().items()}
         self._encode = functools.lru_cache(maxsize=cache_size)(self._encode_uncached)
         self._context_text = functools.lru_cache(maxsize=cache_size)(self._decode)
         self._string_arguments = self._template_keeps_argument_strings()
@@ -110,6 +111,10 @@ class Renderer:
     def text_stream(self, prompt_ids_P: IntArray, *, keep_special: bool) -> TextStream:
         """Return a decoder of ids that come one after the other, after those of a prompt."""
         return TextStream(self, prompt_ids_P, keep_special=keep_special)
+
+    def added_token(self, text: str) -> int | None:
+        """Return the id of the token that was added to the tokenizer for exactly this text, if there is one."""
+        return self._added.get(text)
 
     def spell(self, ids: Sequence[int]) -> str:
         """Return the text of a whole sequence of ids, including special tokens."""

@@ -64,6 +64,18 @@ class PromptTooLongError(ApiError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """What an answer has to be (`constraints.form_of`)."""
+
+    origin: str
+    schema: Mapping[str, Any] | None = None
+    strict: bool = False
+    strict_tools: frozenset[str] = frozenset()
+    called: tuple[str, ...] | None = None
+    single: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CallRequest:
     """One validated request: `messages` as chat completions has them, `rendered` as the template receives them, `tools`
     empty for none.
@@ -71,8 +83,8 @@ class CallRequest:
     `plain_text`: the sampled text is not parsed. `continue_final`: the last message is the beginning of the answer.
     `model` is any name that the client sent. `other_fields` are the fields of messages that are not OpenAI's and that a
     chat template may read. `prompt` is the prompt itself, text or token ids, of a request that has no messages to
-    render (see `protocols.completions`). `notes` are what was left out of the request by a stated rule, to be reported
-    once.
+    render (see `protocols.completions`). `form` is what the answer has to be; None: any text. `notes` are what was left
+    out of the request by a stated rule, to be reported once.
     """
 
     model: str
@@ -90,6 +102,7 @@ class CallRequest:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     prompt: str | tuple[int, ...] | None = None
+    form: Form | None = None
 
     @property
     def asked(self) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sharpen.errors import CallError, ContextOverflowError, EngineError, SamplingError
+from sharpen.errors import CallError, ConstraintError, ContextOverflowError, EngineError, SamplingError
 from sharpen.gateway.answers import Choice, assistant_message
 from sharpen.gateway.busy import BusyClock
 from sharpen.gateway.formats.format import ParsedText, ReasoningFormat, parse_text
@@ -87,6 +87,7 @@ class Sampler:
             noise=session.noise(entry.index, number, entry.request.seed),
             top_logprobs=entry.request.top_logprobs,
             session=session.rollout_id,
+            constraint=entry.constraint,
             on_tokens=None if reader is None else reader.add,
         )
         try:
@@ -94,6 +95,10 @@ class Sampler:
                 return await self._engine.generate(request)
         except ContextOverflowError:
             raise overflow(session, entry.prompt, entry.request, self._engine.max_model_len) from None
+        except ConstraintError as error:
+            assert entry.constraint is not None
+            origin = entry.constraint.origin
+            raise ApiError(f"'{origin}': {error}.", code="invalid_schema", param=origin) from error
         except SamplingError as error:
             raise ApiError(f"{error}.", code="invalid_sampling") from error
 

@@ -25,7 +25,7 @@ from sharpen.gateway.model import ChatModel
 from sharpen.gateway.requests import CallRequest
 from sharpen.gateway.tasks import TaskSet
 from sharpen.inference.engine import Generation
-from sharpen.types import PROMPT_ROLE, Call, CallStatus, Outcome, Sampling
+from sharpen.types import PROMPT_ROLE, Call, CallStatus, Constraint, Outcome, Sampling
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -44,6 +44,7 @@ class Entry:
     seconds: float = 0.0
     generation: Generation | None = None
     first_choice: int | None = None
+    constraint: Constraint | None = None
     agent: str = ""
     asked_model: str = ""
 
@@ -77,6 +78,7 @@ class Entry:
             response=self.response,
             seconds=self.seconds,
             request=self.first_choice,
+            constraint=self.constraint,
             agent=self.agent,
             model=self.asked_model,
         )
@@ -231,7 +233,14 @@ class Session:
         for one in repeated:
             one.repeated = one.abandoned = True
 
-    def entry(self, exchange: Exchange, prompt: Prompt, request: CallRequest, agent: str = "") -> Entry:
+    def entry(
+        self,
+        exchange: Exchange,
+        prompt: Prompt,
+        request: CallRequest,
+        agent: str = "",
+        constraint: Constraint | None = None,
+    ) -> Entry:
         """Add a new entry with the next index, and return it. `agent` is the name of the agent that asks."""
         asked_model = "" if request.model == self.model.name else request.model
         entry = Entry(
@@ -239,6 +248,7 @@ class Session:
             exchange=exchange,
             prompt=prompt,
             request=request,
+            constraint=constraint,
             agent=agent,
             asked_model=asked_model,
         )

@@ -11,7 +11,7 @@ import contextlib
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,7 @@ def explore(
         store = stack.enter_context(
             contextlib.closing(open_store(config.exchange, run_dir, f"{config.project}/{config.name}"))
         )
-        lines = stack.enter_context(_open_folder(run_dir / EXPLORER, resolved, config_path, identities))
+        lines = stack.enter_context(open_folder(run_dir / EXPLORER, resolved, config_path, identities))
         stack.enter_context(stop_signals())
         stack.enter_context(lasting_output())
         display = stack.enter_context(contextlib.closing(Display(total, sys.stdout)))
@@ -106,8 +106,8 @@ def explore(
 
 
 @contextlib.contextmanager
-def _open_folder(
-    path: Path, resolved: ResolvedConfig, config_path: Path | None, identities: dict[str, Identity]
+def open_folder(
+    path: Path, resolved: ResolvedConfig, config_path: Path | None, identities: Mapping[str, Identity]
 ) -> Iterator[list[str]]:
     """Hold the explorer's folder in the run's and note the settings there; yields what to tell the user. Raises
     `ConfigError` if another explorer holds it, or the run is another one."""

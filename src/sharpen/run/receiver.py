@@ -133,8 +133,9 @@ class Receiver:
         self._store.close()
 
     def _problem(self, batch: ExploredBatch, version: int) -> str:
-        if not self._publisher.note.leads_here(batch.session, batch.version):
-            return f"it was sampled by weights (version {batch.version}) that an interrupted session had trained"
+        for session, sampled_by in batch.sampled_by:
+            if not self._publisher.note.leads_here(session, sampled_by):
+                return f"it was sampled by weights (version {sampled_by}) that an interrupted session had trained"
         behind = version - batch.version
         if behind > self.schedule.max_staleness:
             return f"it is {behind} policy versions behind, sync.max_staleness allows {self.schedule.max_staleness}"

@@ -16,7 +16,7 @@ from pathlib import Path
 from sharpen.errors import CommandError, SandboxError
 from sharpen.sandbox.command import Command, Ended, Lifeline
 from sharpen.sandbox.keeper import Order
-from sharpen.sandbox.local import keep
+from sharpen.sandbox.local import keep, open_files
 
 PROGRAMS = {"docker": "host.docker.internal", "podman": "host.containers.internal"}
 """Programs with the same `run`, and the name by which their containers reach this machine."""
@@ -72,6 +72,7 @@ class Container:
             "afterwards": [client, "rm", "--force", name],
             "remove": str(command.root),
             "trainer": -1,
+            "open_files": open_files(),
         }
         ended = keep(order, command, lifeline, prefix=(), watch=False)
         if ended.ended_by == "" and ended.exit_code == CLIENT_FAILED:

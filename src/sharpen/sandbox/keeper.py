@@ -42,7 +42,8 @@ class Order(TypedDict):
     """What to run: arguments, environment, folder, limits (None is no limit). `memory_bytes` bounds the data of each
     process. `afterwards` is a further command, run if this one did not end by itself (removes a container).
     `remove` is a folder to be removed if the trainer is gone (empty: none). `trainer` is an open file that can be read
-    from when the trainer has died (a pidfd), in case another process holds the lifeline open; -1 if there is none."""
+    from when the trainer has died (a pidfd), in case another process holds the lifeline open; -1 if there is none.
+    `open_files` is how many files the command may have open."""
 
     arguments: list[str]
     environment: dict[str, str]
@@ -52,6 +53,7 @@ class Order(TypedDict):
     afterwards: list[str]
     remove: str
     trainer: int
+    open_files: int
 
 
 class Report(TypedDict, total=False):
@@ -81,7 +83,6 @@ def main() -> None:
 def keep(order: Order) -> Report:
     """Run the command to its end, and end what is left of it."""
     parent, trainer = os.getppid(), order["trainer"]
-    watched = [LIFELINE] if trainer < 0 else [LIFELINE, trainer]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -89,6 +90,10 @@ def keep(order: Order) -> Report:
     os.set_blocking(woken, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+    watched = select.poll()  # not select.select: the numbers of inherited files may be above 1,024
+    for file in (LIFELINE, trainer, wake):
+        if file >= 0:
+            watched.register(file, select.POLLIN)
     began = time.monotonic()
     command, error = start(order)
     if error:
@@ -97,7 +102,7 @@ def keep(order: Order) -> Report:
     ended_by = ""
     while status is None and not ended_by:
         left = LOOK_EVERY_S if order["time_s"] is None else began + order["time_s"] - time.monotonic()
-        ready = select.select([*watched, wake], [], [], max(0.0, min(left, LOOK_EVERY_S)))[0]
+        ready = {file for file, _ in watched.poll(1000 * max(0.0, min(left, LOOK_EVERY_S)))}
         if wake in ready:
             os.read(wake, 4096)
         status = _reap()[0].get(command)
@@ -148,6 +153,7 @@ def _become(order: Order) -> None:
         signal.signal(number, signal.SIG_DFL)
     os.dup2(os.open(os.devnull, os.O_RDONLY), LIFELINE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (order["open_files"], resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     if order["memory_bytes"] is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (order["memory_bytes"], order["memory_bytes"]))
     os.chdir(order["folder"])
@@ -226,11 +232,17 @@ def _reap(groups: set[int] | None = None) -> tuple[dict[int, int], bool]:
     Their process groups are added to `groups`."""
     ends: dict[int, int] = {}
     with contextlib.suppress(ChildProcessError):
-        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
-            if groups is not None:
-                groups.add(os.getpgid(ended.si_pid))
-            ends[ended.si_pid] = os.waitstatus_to_exitcode(os.waitpid(ended.si_pid, 0)[1])
-        return ends, True
+        while True:
+            process = -1
+            if groups is not None and hasattr(os, "waitid"):  # macOS has none before Python 3.13
+                waiting = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                if waiting is not None:
+                    process = waiting.si_pid
+                    groups.add(os.getpgid(process))
+            process, status = os.waitpid(process, os.WNOHANG)
+            if process == 0:
+                return ends, True
+            ends[process] = os.waitstatus_to_exitcode(status)
     return ends, False
 
 

@@ -11,12 +11,13 @@ import functools
 import json
 import logging
 import os
+import resource
 import selectors
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -32,6 +33,7 @@ log = logging.getLogger("sharpen.sandbox")
 KEEPER = Path(__file__).with_name("keeper.py")
 LEFT_OVER_S = 1.0
 """How long output is read after the keeper has ended: a process that could not be killed may hold it open."""
+MAX_OPEN_FILES = 65_536
 REASONS = {
     errno.ENOENT: "is not found: give its whole path, or a name in PATH",
     errno.EACCES: "may not be run: it has no permission to, or is a folder",
@@ -68,6 +70,7 @@ class Subprocess:
             "afterwards": [],
             "remove": str(command.root),
             "trainer": -1,
+            "open_files": open_files(),
         }
         apart: Sequence[str] = ()
         if self.own_processes is not False:
@@ -111,11 +114,8 @@ def keep(order: Order, command: Command, lifeline: Lifeline, *, prefix: Sequence
     Raises `CommandError` if it cannot be started, `SandboxError` if the keeper was killed.
     """
     kept, line = os.pipe()
-    with (
-        tempfile.TemporaryFile("w+", encoding="utf-8") as papers,
-        _Line(line) as end,
-        _death_of_this_process() as death,
-    ):
+    death = _death_of(os.getpid())
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as papers, _Line(line) as end:
         json.dump({**order, "trainer": death}, papers)
         papers.flush()
         papers.seek(0)
@@ -139,18 +139,24 @@ def keep(order: Order, command: Command, lifeline: Lifeline, *, prefix: Sequence
         return _ended(papers, order, stdout, stderr, keeper.returncode)
 
 
-@contextlib.contextmanager
-def _death_of_this_process() -> Iterator[int]:
-    """Open a file that can be read from when this process has died; -1 where there is no such thing."""
+@functools.cache
+def open_files() -> int:
+    """Let this process have as many files open as it may: each running command needs five. Return how many it could
+    have before, which is what commands get."""
+    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = MAX_OPEN_FILES if most == resource.RLIM_INFINITY else min(most, MAX_OPEN_FILES)
+    if before != resource.RLIM_INFINITY and before < enough:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (enough, most))
+    return before
+
+
+@functools.cache
+def _death_of(process: int) -> int:
+    """Open, once, a file that can be read from when a process has died; -1 where there is no such thing."""
     try:
-        file = os.pidfd_open(os.getpid())
+        return os.pidfd_open(process)
     except (AttributeError, OSError):
-        yield -1
-        return
-    try:
-        yield file
-    finally:
-        os.close(file)
+        return -1
 
 
 class _Line:

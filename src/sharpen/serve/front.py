@@ -10,7 +10,7 @@ import hmac
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -22,7 +22,7 @@ from sharpen.gateway.replies import error_reply, json_reply
 from sharpen.gateway.requests import ApiError
 from sharpen.gateway.routes import HEALTH, route_of
 from sharpen.gateway.session import Session
-from sharpen.serve.metrics import CONTENT_TYPE, Requests, exposition, single
+from sharpen.serve.metrics import CONTENT_TYPE, Metric, Requests, exposition, single
 from sharpen.serve.openapi import CALLS
 
 MAX_RUNNING = 1024
@@ -95,7 +95,8 @@ def _unauthorized(message: str) -> ApiError:
 class Front:
     """Answers the requests of applications. `lost` is set when the engine can serve no more.
 
-    `pages` are further routes, which need the server's `key`, each with what answers it.
+    `pages` are further routes, which need the server's `key`, each with what answers it; `further` returns metrics of
+    its user's.
     """
 
     def __init__(
@@ -105,12 +106,13 @@ class Front:
         key: str,
         description: Mapping[str, Any],
         pages: Mapping[tuple[str, str], Callable[[RawRequest], Any]] | None = None,
+        further: Callable[[], Iterable[Metric]] = tuple,
     ) -> None:
         self.lost = threading.Event()
         self.requests = Requests()
         self._gateway, self._entrance, self._key = gateway, entrance, key
         self._description = description
-        self._pages = pages or {}
+        self._pages, self._further = pages or {}, further
         self._ending = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -206,7 +208,7 @@ class Front:
             single("policy_version", "gauge", "Updates that the weights have had.", gateway.engine.version),
             single("engine_busy_seconds_total", "counter", "Seconds with a request.", gateway.busy.seconds()),
         )
-        return exposition((*self.requests.metrics(), *engine))
+        return exposition((*self.requests.metrics(), *engine, *self._further()))
 
 
 def _later(why: str) -> ApiError:

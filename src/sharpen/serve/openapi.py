@@ -54,3 +54,23 @@ def _call(title: str, url: str) -> dict[str, Any]:
 def _operation(summary: str, content: Mapping[str, Any]) -> dict[str, Any]:
     content = content or {"application/json": {"schema": {"type": "object"}}}
     return {"summary": summary, "responses": {"200": {"description": "OK", "content": content}}}
+
+
+def _json_call(summary: str, required: tuple[str, ...], fields: Mapping[str, Any]) -> dict[str, Any]:
+    schema = {"type": "object", "properties": dict(fields), "required": list(required), "additionalProperties": False}
+    body = {"required": bool(required), "content": {"application/json": {"schema": schema}}}
+    return {"post": {**_operation(summary, {}), "requestBody": body}}
+
+
+_TEXT = {"type": "string"}
+SESSION_PATHS: Mapping[str, Any] = {
+    "/sessions": _json_call(
+        "Open a session: calls with its key belong together", (), {"task_id": _TEXT, "task": {"type": "object"}}
+    ),
+    "/feedback": _json_call(
+        "The reward of a session, or of one of its calls",
+        (),
+        {"session": _TEXT, "call": _TEXT, "reward": {"type": "number"}, "end": {"type": "boolean"}},
+    ),
+}
+"""The paths of a server that learns."""

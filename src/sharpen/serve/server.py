@@ -7,8 +7,10 @@ were running have been answered. Raises `EngineLostError` if the engine fails fo
 from __future__ import annotations
 
 import contextlib
-import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Never
 
 from sharpen import __version__
 from sharpen.config.run import RunConfig
@@ -18,14 +20,30 @@ from sharpen.execution.engines import load_policy, make_gateway
 from sharpen.execution.model_files import quiet_transformers
 from sharpen.execution.serving import ServingThread
 from sharpen.gateway.caller import nobody
+from sharpen.gateway.gateway import Gateway
 from sharpen.gateway.server import Server
+from sharpen.inference.engine import Engine
 from sharpen.interrupts import stop_signals
+from sharpen.recipe import Job
 from sharpen.serve.front import Front, OneKey
 from sharpen.serve.openapi import document
 
-logger = logging.getLogger(__name__)
 GRACE_S = 30.0
 """How long running requests may still take when the server ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A model that is ready to be called: its files, the serving thread, the engine and the gateway on it."""
+
+    folder: Path
+    thread: ServingThread
+    engine: Engine
+    gateway: Gateway
+
+    def raise_lost(self) -> Never:
+        """Raise the error of an engine that can serve no more."""
+        raise EngineLostError("the engine can serve no more requests: start the server again")
 
 
 def serve(config: RunConfig, *, name: str, key: str, say: Callable[[str], None]) -> None:
@@ -34,28 +52,46 @@ def serve(config: RunConfig, *, name: str, key: str, say: Callable[[str], None])
     Raises `ConfigError` or `ModelError` for bad input, `EngineLostError` if the engine fails for good.
     """
     job = decide_serving(config)
-    quiet_transformers()
     with contextlib.ExitStack() as stack:
         stack.enter_context(stop_signals())
         for line in job.notices:
             say(line)
-        assert job.engine is not None
-        say(job.engine.line)
+        model = stack.enter_context(loaded(job, name, say))
+        front = Front(model.gateway, OneKey(model.gateway, key), key, document(__version__))
+        stack.enter_context(listening(front, model, config, say))
+        _wait(front, model, say)
+
+
+@contextlib.contextmanager
+def loaded(job: Job[Any], name: str, say: Callable[[str], None]) -> Iterator[Loaded]:
+    """Load the model of a job, which clients see by `name`, for the time of a block."""
+    quiet_transformers()
+    assert job.engine is not None
+    say(job.engine.line)
+    with contextlib.ExitStack() as stack:
         thread = ServingThread()
         stack.callback(thread.close)
         tokenizer, engine = load_policy(job.config, job.folder, thread, type=job.engine.type, alone=True)
         stack.callback(lambda: thread.call(engine.close(), timeout_s=30))
         model = job.config.model.model_copy(update={"model_path": name})
-        gateway = make_gateway(model, engine, tokenizer, thread.loop, listen=config.gateway)
+        gateway = make_gateway(model, engine, tokenizer, thread.loop, listen=job.config.gateway)
         stack.callback(lambda: thread.call(gateway.close(), timeout_s=10))
-        front = Front(gateway, OneKey(gateway, key), key, document(__version__))
-        server = Server(front.start, thread.loop, nobody, config.gateway)
-        stack.callback(lambda: thread.call(server.stop(), timeout_s=30))
-        say(f"serving {name} at {server.url()}  (context: {config.model.max_model_len} tokens; Ctrl-C ends)")
-        wait(front, thread, say)
+        yield Loaded(folder=job.folder, thread=thread, engine=engine, gateway=gateway)
 
 
-def wait(front: Front, thread: ServingThread, say: Callable[[str], None]) -> None:
+@contextlib.contextmanager
+def listening(front: Front, model: Loaded, config: RunConfig, say: Callable[[str], None]) -> Iterator[Server]:
+    """Listen for the requests of applications for the time of a block."""
+    server = Server(front.start, model.thread.loop, nobody, config.gateway)
+    try:
+        name, length = model.gateway.model_name, config.model.max_model_len
+        say(f"serving {name} at {server.url()}  (context: {length} tokens; Ctrl-C ends)")
+        yield server
+    finally:
+        model.thread.call(server.stop(), timeout_s=30)
+
+
+def _wait(front: Front, model: Loaded, say: Callable[[str], None]) -> None:
     """Wait until the server is told to end, then until its requests have been answered. A second Ctrl-C ends it at
     once. Raises `EngineLostError` if the engine is lost first."""
     try:
@@ -63,6 +99,6 @@ def wait(front: Front, thread: ServingThread, say: Callable[[str], None]) -> Non
     except KeyboardInterrupt:
         running = front.requests.running
         say(f"ending; waiting for {running} requests (at most {GRACE_S:g} s, or Ctrl-C again)" if running else "ending")
-        thread.call(front.end(GRACE_S))
+        model.thread.call(front.end(GRACE_S))
         return
-    raise EngineLostError("the engine can serve no more requests: start the server again")
+    model.raise_lost()

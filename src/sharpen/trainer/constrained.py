@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sharpen.errors import CallError, SamplingError
+from sharpen.errors import CallError, ConstraintError
 from sharpen.token_masks import MaskArray, TokenMasks
 from sharpen.types import Constraint, IntArray
 
@@ -67,7 +67,7 @@ class ConstrainedEntries:
         for call in self._calls:
             try:
                 masks_SW = self._masks.of_response(call.constraint, call.ids_S)
-            except SamplingError as error:
+            except ConstraintError as error:
                 raise CallError(f"{call.where} cannot be trained on: {error}") from error
             mask_E[call.entries_S] = [numbers.setdefault(mask.tobytes(), len(numbers)) for mask in masks_SW]
         return np.stack([np.frombuffer(mask, np.int32) for mask in numbers]), mask_E

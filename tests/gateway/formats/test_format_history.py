@@ -7,6 +7,7 @@ were sampled: `parse` must give what the template writes again.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -108,6 +109,24 @@ def test_arguments_that_an_agent_writes_anew_are_the_same(serve: Any, name: str)
     result = {"role": "tool", "tool_call_id": call["id"], "content": "4"}
     create(model="toy", messages=[USER, message, result], tools=TOOLS)
     assert [call.parent for call in session.close()] == [None, 0]
+
+
+def test_made_ids_are_those_that_the_templates_accept(serve: Any) -> None:
+    """Nine letters and digits for Mistral, whose templates refuse others; each call of a rollout has its own."""
+    says = "[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]f[ARGS]{}"
+    session = serve(lambda _: says, tokenizer=family_tokenizer(FAMILIES["mistral"])).open()
+    create = session.model.sync_client.chat.completions.create
+    messages = [create(model="toy", messages=[USER], tools=TOOLS).choices[0].message for _ in range(2)]
+    ids = [call.id for message in messages for call in message.tool_calls]
+    assert len(set(ids)) == 4
+    assert all(re.fullmatch("[a-z0-9]{9}", one) for one in ids)
+
+
+def test_an_id_that_the_model_samples_twice_is_not_used(serve: Any) -> None:
+    says = "[TOOL_CALLS]f[CALL_ID]123456789[ARGS]{}[TOOL_CALLS]f[CALL_ID]123456789[ARGS]{}"
+    session = serve(lambda _: says, tokenizer=family_tokenizer(FAMILIES["mistral_ids"])).open()
+    message = session.model.sync_client.chat.completions.create(model="toy", messages=[USER], tools=TOOLS)
+    assert len({call.id for call in message.choices[0].message.tool_calls}) == 2
 
 
 def test_a_preamble_with_reasoning_and_a_call_is_no_error_for_gpt_oss(serve: Any) -> None:

@@ -27,7 +27,7 @@ def test_the_deltas_are_the_answer(family: Family, data: st.DataObject) -> None:
     tool, reasoning = formats.tool, formats.reasoning
     assert tool is not None
     good = GOOD.get(tool.name, HERMES)
-    tags = [*tool.opens, *tool.begins, good, good[: len(good) // 2]]
+    tags = [*tool.opens, *tool.begins, good, good[: len(good) // 2], f"a\n\n{good}", "<|channel|>final<|message|>"]
     if reasoning is not None:
         tags += [*reasoning.opens, *reasoning.closes, *reasoning.holds]
     text = "".join(data.draw(st.lists(st.sampled_from([*tags, "\n", " ", "a", "é", "<", "🙂"]), max_size=8)))
@@ -83,3 +83,13 @@ def test_text_comes_before_the_end(name: str, text: str, first: str) -> None:
     for token in tokenizer.encode(text, add_special_tokens=False):
         reader.add([token])
     assert "".join(given_out).startswith(first)
+
+
+def test_the_markup_between_messages_is_never_streamed(serve: Any) -> None:
+    """gpt-oss answers in several messages, also without tools."""
+    says = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>yes"
+    session = serve(says, tokenizer=family_tokenizer(FAMILIES["harmony"])).open()
+    options: Any = {"model": "toy", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+    deltas = [chunk.choices[0].delta for chunk in session.model.sync_client.chat.completions.create(**options)]
+    assert "".join(delta.content or "" for delta in deltas) == "yes"
+    assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == "hm"

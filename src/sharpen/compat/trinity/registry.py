@@ -129,6 +129,9 @@ _OF_AGENTSCOPE = {
     "agentscope_react_workflow": f"{_HERE}.react:AgentScopeReActWorkflow",
     "agentscope_react_math_workflow": f"{_HERE}.workflows.react_math:AgentScopeReactMathWorkflow",
     "agentscopev0_react_math_workflow": f"{_HERE}.workflows.react_math:AgentScopeV0ReactMathWorkflow",
+    "agentscope_reactv2_math_workflow": f"{_HERE}.workflows.react_math:AgentScopeV0ReactMathWorkflow",
+    "agentscope_v1_react_search_workflow": f"{_HERE}.workflows.web_search:AgentScopeV1ReactSearchWorkflow",
+    "email_search_workflow": f"{_HERE}.workflows.email_search:EmailSearchWorkflow",
 }
 _OWN = "name a workflow of your own (package.module:Class)"
 _AGENT = f"{_OWN}, or run your agent with as_react_workflow or as a function (docs/use/agentscope.md)"
@@ -181,8 +184,6 @@ WORKFLOWS = Registry(
         "async_simple_mm_workflow": f"models of text only are trained; {_OWN}",
         "agentscope_workflow_adapter": f"it wraps a function that no file can name; {_AGENT}",
         "agentscope_workflow_adapter_v1": f"it wraps a function that no file can name; {_AGENT}",
-        "agentscope_v1_react_search_workflow": f"it searches the web by a paid service; {_AGENT}",
-        "email_search_workflow": f"it searches a database of mails that it makes itself; {_AGENT}",
     },
 )
 

@@ -1,7 +1,6 @@
 """OpenAI's Chat Completions: its requests, answers and stream events.
 
-Nothing is silently ignored: a parameter is honoured, harmless (`HARMLESS`), a preference that is not enforced
-(`NOT_FORCED`), or refused by name.
+Nothing is silently ignored: a parameter is honoured, harmless (`HARMLESS`), or refused by name.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sharpen.gateway.answers import Choice, Delta, Head
+from sharpen.gateway.constraints import form_of, schema_of
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.replies import dump
 from sharpen.gateway.requests import (
@@ -19,6 +19,7 @@ from sharpen.gateway.requests import (
     ApiError,
     CallRequest,
     Context,
+    Form,
     boolean,
     given_fields,
     integer,
@@ -33,16 +34,11 @@ from sharpen.types import Sampling
 HARMLESS = frozenset({"metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user"})
 """Parameters accepted without effect: they change neither the prompt nor the distribution."""
 
-NOT_FORCED = frozenset({"parallel_tool_calls"})
-"""Parameters accepted as preferences, like `tool_choice` "required" (or a function's name) and a tool's `strict`.
-
-Enforcing them would sample from a different distribution than the one that is trained.
-"""
-
 HONOURED = frozenset(
     {
         *("chat_template_kwargs", "continue_final_message", "logprobs", "max_completion_tokens", "max_tokens"),
-        *("messages", "model", "n", "plain_text", "return_token_ids", "seed", "stop", "stream", "stream_options"),
+        *("messages", "model", "n", "parallel_tool_calls", "plain_text", "response_format", "return_token_ids"),
+        *("seed", "stop", "stream", "stream_options"),
         *("temperature", "tool_choice", "tools", "top_k", "top_logprobs", "top_p"),
     }
 )
@@ -51,9 +47,9 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
     "logit_bias": ({},),
-    "response_format": ({"type": "text"},),
 }
-"""Parameters that change the distribution sampled from, with the only accepted values: those without effect."""
+"""Parameters that change the distribution in ways that are not recorded, with the only accepted values: those without
+effect."""
 
 RESERVED_TEMPLATE_KWARGS = frozenset(
     {"conversation", "messages", "tools", "documents", "chat_template", "tokenize", "add_generation_prompt"}
@@ -78,12 +74,13 @@ def parse_request(body: Any, context: Context) -> tuple[CallRequest, ChatWriter]
         raise ApiError("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
     rendered = tuple(render_message(message, position, keep_others=True) for position, message in enumerate(messages))
     plain_text = boolean(given, "plain_text")
+    tools = _tools(given)
     request = CallRequest(
         model=model_of(given, context.model_name),
         other_fields=frozenset(key for message in rendered for key in message if key not in MESSAGE_FIELDS),
         messages=tuple(messages),
         rendered=rendered,
-        tools=_tools(given),
+        tools=tools,
         sampling=_sampling(given, context),
         n=integer(given, "n", 1, 1, MAX_CHOICES),
         seed=integer(given, "seed", None, -(2**63), 2**63 - 1),
@@ -92,6 +89,7 @@ def parse_request(body: Any, context: Context) -> tuple[CallRequest, ChatWriter]
         plain_text=plain_text,
         continue_final=_continue_final(given, messages),
         template_kwargs=_template_kwargs(given),
+        form=_form(given, tools),
     )
     writer = ChatWriter(
         logprobs=logprobs,
@@ -104,21 +102,16 @@ def parse_request(body: Any, context: Context) -> tuple[CallRequest, ChatWriter]
 
 def _refuse_unknown(given: Mapping[str, Any]) -> None:
     for key, value in given.items():
-        if key in NOT_FORCED:
-            boolean(given, key)
-        if key in HONOURED or key in HARMLESS or key in NOT_FORCED:
+        if key in HONOURED or key in HARMLESS:
             continue
         if key not in NEUTRAL:
             raise ApiError(f"Unrecognized or unsupported request argument: {key!r}.", param=key)
         if value not in NEUTRAL[key]:
-            instead = " Offer a tool with this schema instead." if key == "response_format" else ""
-            raise ApiError(
-                f"{key!r} is not supported: it would change the distribution sampled from.{instead}", param=key
-            )
+            raise ApiError(f"{key!r} is not supported: it would change the distribution sampled from.", param=key)
 
 
 def _tools(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    """Return the tools to render. `tool_choice` "none" hides them; "required" or a function's name is not enforced."""
+    """Return the tools to render; `tool_choice` "none" hides them."""
     tools = given.get("tools", [])
     if not isinstance(tools, list):
         raise ApiError("'tools' must be a list.", param="tools")
@@ -142,6 +135,24 @@ def _tools(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     elif choice == "required" and not tools:
         raise ApiError("'tool_choice' is 'required' but there are no 'tools'.", param="tool_choice")
     return tuple(tools)
+
+
+def _form(given: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> Form | None:
+    schema, strict = schema_of(given.get("response_format", {"type": "text"}), "response_format")
+    choice, called = given.get("tool_choice"), None
+    if tools and choice == "required":
+        called = []
+    elif tools and isinstance(choice, dict):
+        called = [choice["function"]["name"]]
+    boolean(given, "parallel_tool_calls")
+    return form_of(
+        ("response_format", "tool_choice", "tools"),
+        schema=schema,
+        strict=strict,
+        strict_tools=[tool["function"]["name"] for tool in tools if tool["function"].get("strict") is True],
+        called=called,
+        single=bool(called) or given.get("parallel_tool_calls") is False,
+    )
 
 
 def _sampling(given: Mapping[str, Any], context: Context) -> Sampling:

@@ -20,12 +20,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sharpen.gateway.answers import Choice, Delta, Head
+from sharpen.gateway.constraints import form_of
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.replies import NO_THREADS, anthropic_error, dump
 from sharpen.gateway.requests import (
     ApiError,
     CallRequest,
     Context,
+    Form,
     boolean,
     given_fields,
     integer,
@@ -80,6 +82,7 @@ def _request(given: Mapping[str, Any], context: Context) -> CallRequest:
         sampling=sampling_of(given, context, stop="stop_sequences", max_temperature=1.0),
         stream=boolean(given, "stream"),
         continue_final=messages[-1]["role"] == "assistant",
+        form=_form(given, tools),
         notes=(*notes, *(f"{NO_EFFECT} {short_repr(key)}" for key in given if not _is_known(key))),
     )
 
@@ -96,11 +99,6 @@ def _refuse_unknown(given: Mapping[str, Any], *, beta: bool) -> None:
             raise ApiError(f"{key}: Extra inputs are not permitted", param=key)
         if key in REFUSED and value:
             raise ApiError(f"{key}: not supported here; this server runs no tools of its own.", param=key)
-    output = given.get("output_config")
-    if output is not None and (not isinstance(output, dict) or output.get("format") is not None):
-        raise ApiError(
-            "output_config.format: not supported here; offer a tool with this schema.", param="output_config"
-        )
 
 
 def _messages(given: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -231,6 +229,27 @@ def _tool_choice(given: Mapping[str, Any], names: set[str]) -> str:
     if kind == "any" and not names:
         raise ApiError("tool_choice.type: 'any' needs tools", param="tool_choice")
     return str(kind)
+
+
+def _form(given: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> Form | None:
+    output = given.get("output_config", {})
+    form = output.get("format") if isinstance(output, dict) else output
+    schema = form.get("schema") if isinstance(form, dict) and form.get("type") == "json_schema" else None
+    if form is not None and not isinstance(schema, dict):
+        raise ApiError(
+            "output_config.format: the type 'json_schema' with an object 'schema' is required", param="output_config"
+        )
+    choice, called = given.get("tool_choice", {}), None
+    if tools and choice.get("type") in ("any", "tool"):
+        called = [choice["name"]] if choice["type"] == "tool" else []
+    return form_of(
+        ("output_config", "tool_choice", "tools"),
+        schema=schema,
+        strict=True,
+        strict_tools=[tool["name"] for tool in given.get("tools", []) if tools and boolean(tool, "strict")],
+        called=called,
+        single=bool(called) or boolean(choice, "disable_parallel_tool_use"),
+    )
 
 
 def _thinking(given: Mapping[str, Any]) -> bool:

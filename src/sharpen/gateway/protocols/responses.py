@@ -19,6 +19,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sharpen.gateway.constraints import form_of, schema_of
 from sharpen.gateway.memory import Memory
 from sharpen.gateway.protocols.responses_events import SEALED, ResponsesWriter
 from sharpen.gateway.requests import (
@@ -26,6 +27,7 @@ from sharpen.gateway.requests import (
     ApiError,
     CallRequest,
     Context,
+    Form,
     boolean,
     given_fields,
     integer,
@@ -37,13 +39,14 @@ from sharpen.gateway.requests import (
 
 HONOURED = frozenset(
     {
-        *("include", "input", "instructions", "max_output_tokens", "model", "previous_response_id", "reasoning"),
+        *("include", "input", "instructions", "max_output_tokens", "model", "parallel_tool_calls"),
+        *("previous_response_id", "reasoning"),
         *("store", "stream", "temperature", "text", "tool_choice", "tools", "top_logprobs", "top_p"),
     }
 )
 HARMLESS = frozenset(
     {
-        *("client_metadata", "max_tool_calls", "metadata", "moderation", "parallel_tool_calls", "prompt_cache_key"),
+        *("client_metadata", "max_tool_calls", "metadata", "moderation", "prompt_cache_key"),
         *("prompt_cache_options", "prompt_cache_retention", "safety_identifier", "service_tier", "stream_options"),
         *("truncation", "user"),
     }
@@ -82,6 +85,7 @@ def parse_request(body: Any, context: Context) -> tuple[CallRequest, ResponsesWr
         sampling=sampling_of(given, context, limit="max_output_tokens", max_temperature=2.0),
         top_logprobs=integer(given, "top_logprobs", 0, 0, MAX_TOP_LOGPROBS),
         stream=stream,
+        form=_form(given, tools),
         notes=notes,
     )
     writer = ResponsesWriter(
@@ -103,9 +107,35 @@ def _refuse_unknown(given: Mapping[str, Any]) -> None:
             raise ApiError(f"'{key}' is not supported: {REFUSED[key]}.", param=key)
         if key not in HONOURED and key not in HARMLESS and key not in REFUSED:
             raise ApiError(f"Unknown parameter: '{key}'.", code="unknown_parameter", param=key)
+
+
+def _form(given: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> Form | None:
     text = given.get("text", {})
-    if not isinstance(text, dict) or text.get("format") not in (None, {"type": "text"}):
-        raise ApiError("'text.format' is not supported here: offer a tool with this schema instead.", param="text")
+    if not isinstance(text, dict):
+        raise ApiError(f"'text' is {short_repr(text)}; it must be an object.", param="text")
+    schema, strict = schema_of(text.get("format") or {"type": "text"}, "text.format")
+    boolean(given, "parallel_tool_calls")
+    choice = given.get("tool_choice")
+    named = isinstance(choice, dict) and choice["type"] != "allowed_tools"
+    return form_of(
+        ("text.format", "tool_choice", "tools"),
+        schema=schema,
+        strict=strict,
+        strict_tools=[tool["name"] for tool in given.get("tools", []) if tools and tool.get("strict") is True],
+        called=_called(choice) if tools else None,
+        single=named or given.get("parallel_tool_calls") is False,
+    )
+
+
+def _called(choice: Any) -> list[str] | None:
+    """Return the tools of which one must be called, empty for all; None: none need be."""
+    if not isinstance(choice, dict):
+        return [] if choice == "required" else None
+    if choice["type"] != "allowed_tools":
+        return [choice["name"]]
+    if choice.get("mode") != "required":
+        return None
+    return [tool["name"] for tool in choice.get("tools", []) if isinstance(tool, dict) and "name" in tool]
 
 
 def _include(given: Mapping[str, Any]) -> frozenset[str]:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from sharpen.config.architectures import refuse_architecture
-from sharpen.errors import EngineError, EngineLostError, SamplingError
+from sharpen.errors import ConstraintError, EngineError, EngineLostError, SamplingError
 from sharpen.inference.embedded.forward import FastForward, GenericForward
 from sharpen.inference.embedded.graphs import CudaRecorder, DecodeGraphs
 from sharpen.inference.embedded.kv import KVPool, default_budget_bytes
@@ -207,7 +207,7 @@ class EmbeddedEngine:
     async def _matcher(self, constraint: Constraint) -> LLMatcher:
         """Return the matcher of a new response. Compiling its grammar does not hold up the loop."""
         if self._masks is None:
-            raise SamplingError("constraints need an engine with a tokenizer")
+            raise ConstraintError("constraints need an engine with a tokenizer")
         return await asyncio.to_thread(self._masks.start, constraint)
 
     def _new_job(self, request: GenerateRequest) -> SlotRequest:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from sharpen.errors import EngineError, SamplingError
+from sharpen.errors import ConstraintError, EngineError
 from sharpen.inference.embedded.attention import FixedShapeAttention, SlotAttention, StepAttention
 from sharpen.inference.embedded.batch import (
     FIXED_ROWS,
@@ -254,7 +254,7 @@ class Stepper:
         if not job.future.done():
             assert job.matcher is not None
             job.future.set_exception(
-                SamplingError(f"the response cannot be constrained further: {first_line(job.matcher.get_error())}")
+                ConstraintError(f"the response cannot be constrained further: {first_line(job.matcher.get_error())}")
             )
 
     def _fail(self, slot: int, job: SlotRequest) -> None:

@@ -31,6 +31,7 @@ from sharpen.inference.vllm.adapters import Adapter, Adapters, in_use, max_rank
 from sharpen.inference.vllm.loading import Loader
 from sharpen.inference.vllm.start import MAX_TOP_LOGPROBS, make_folder, read_skeleton, start_llm
 from sharpen.inference.weights import match_weights
+from sharpen.token_masks import check_grammar, with_end
 from sharpen.types import FinishReason, FloatArray, IntArray
 
 MIN_TEMPERATURE = 0.01
@@ -153,6 +154,9 @@ class VLLMEngine:
         self._check_open()
         vocab_size = self._skeleton.config.vocab_size
         max_new = check_request(request, max_model_len=self._max_model_len, vocab_size=vocab_size)
+        if request.constraint is not None:
+            await asyncio.to_thread(check_grammar, request.constraint)
+            self._check_open()
         call = asyncio.get_running_loop().create_task(self._sample(request, self._params(request, max_new)))
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
@@ -165,7 +169,7 @@ class VLLMEngine:
 
     def _params(self, request: GenerateRequest, max_new: int) -> Any:
         from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
         sampling = request.sampling
         if 0.0 < sampling.temperature < MIN_TEMPERATURE:
@@ -191,6 +195,9 @@ class VLLMEngine:
             skip_special_tokens=False,
             spaces_between_special_tokens=False,
             output_kind=RequestOutputKind.FINAL_ONLY if request.on_tokens is None else RequestOutputKind.CUMULATIVE,
+            structured_outputs=None
+            if request.constraint is None
+            else StructuredOutputsParams(grammar=with_end(request.constraint, self._end_ids)),
         )
 
     async def _sample(self, request: GenerateRequest, params: Any) -> Generation:

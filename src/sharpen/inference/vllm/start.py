@@ -139,6 +139,7 @@ def _start(model_path: str, **arguments: Any) -> Any:
                 **arguments,
                 worker_extension_cls="sharpen.inference.vllm.worker.WorkerExtension",
                 weight_transfer_config={"backend": BACKEND},
+                structured_outputs_config={"backend": "guidance"},  # llguidance, which the trainer's masks are of
                 logprobs_mode="processed_logprobs",
                 max_logprobs=MAX_TOP_LOGPROBS,
                 generation_config="vllm",

@@ -122,8 +122,12 @@ def _load(process: str) -> Loaded:
 
 
 def _package() -> tuple[Mapping[str, Any], Any]:
-    """Its operators by name, and what makes them. It prints its progress with loguru: only warnings stay."""
+    """Its operators by name, and what makes them. It prints its progress with loguru: only warnings stay. And it
+    installs packages of its own accord, into whatever environment it runs in: that is refused."""
     is_first = "data_juicer" not in sys.modules
+    from data_juicer.utils.lazy_loader import LazyLoader
+
+    LazyLoader._install_package = classmethod(_refuse_to_install)
     from data_juicer.ops import OPERATORS, load_ops
 
     if is_first:
@@ -132,6 +136,10 @@ def _package() -> tuple[Mapping[str, Any], Any]:
         logger.remove()
         logger.add(sys.stderr, level="WARNING")
     return OPERATORS.modules, load_ops
+
+
+def _refuse_to_install(_: type, package: str, *__: Any) -> None:
+    raise ImportError(f"Data-Juicer needs the package {package} for it, which is not installed: pip install {package}")
 
 
 def _missing(name: str, arguments: Mapping[str, Any]) -> list[str]:

@@ -93,6 +93,13 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         **_USUAL,
         **_from("workflows.react_math", "AgentScopeReactMathWorkflow"),
     },
+    f"{_FLOWS}.envs.agentscope.agentscopev1_search_workflow": {
+        **_USUAL,
+        **_from("workflows.web_search", "AgentScopeV1ReactSearchWorkflow"),
+    },
+    f"{_FLOWS}.envs.email_searcher": {},
+    f"{_FLOWS}.envs.email_searcher.react_agent": _from("workflows.email_search", "EmailSearchAgent"),
+    f"{_FLOWS}.envs.email_searcher.workflow": {**_USUAL, **_from("workflows.email_search", "EmailSearchWorkflow")},
     f"{_FLOWS}.envs.sudoku": {},
     f"{_FLOWS}.envs.sudoku.sudoku_workflow": {**_USUAL, **_from("workflows.sudoku", "SudokuWorkflow")},
     "trinity.plugins": {},

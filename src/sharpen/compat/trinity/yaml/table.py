@@ -149,7 +149,8 @@ _TASKSET: dict[str, Rule] = {
 _EVAL_TASKSET: dict[str, Rule] = {
     **_ANY_TASKSET,
     "name default_eval_workflow_type": word,
-    "repeat_times rollout_args.top_k": _EVALUATION,
+    "repeat_times": _EVALUATION,
+    "rollout_args.top_k": later,
 }
 _EXPLORER: dict[str, Rule] = {
     "name": _ITSELF,

@@ -22,7 +22,8 @@ _FORMAT = {"prompt_key": "prompt", "response_key": "response", "system_prompt": 
 """Parts of a taskset's format that workflows read, with Trinity-RFT's defaults."""
 _ARGUMENTS = {"workflow_args": "workflow_args", "reward_fn_args": "task_args.reward_fn_args"}
 """What is passed on, and where we keep it."""
-_SAMPLING = tuple(f"rollout_args.{name}" for name in ("temperature", "top_p", "max_tokens"))
+_SAMPLING = ("temperature", "top_p", "top_k", "max_tokens")
+"""The sampling that a taskset may have of its own."""
 _AUXILIARY = {
     "model_path": "model_path",
     "max_model_len": "max_model_len",
@@ -33,7 +34,7 @@ _AUXILIARY = {
     },
 }
 """Keys of an auxiliary model, and our settings."""
-_OF_AGENTSCOPE_0 = "agentscopev0_react_math_workflow"
+_OF_AGENTSCOPE_0 = ("agentscopev0_react_math_workflow", "agentscope_reactv2_math_workflow")
 _REGISTERED_ONCE = {
     "bots_math_boxed_workflow": "examples.bots.workflow.bots_math_boxed_workflow.BOTSMathBoxedWorkflow",
     "bots_ref_eval_collect_math_boxed_workflow": (
@@ -101,7 +102,7 @@ def _main(draft: Draft, prefix: str, *, is_evaluation: bool) -> None:
 
 def _workflow(draft: Draft, key: str, name: str) -> str:
     """The workflow that a name means, in our form."""
-    if name == _OF_AGENTSCOPE_0:
+    if name in _OF_AGENTSCOPE_0:
         draft.say("runs the agent of AgentScope 1.x, with the same tool and as many rounds", key)
     if name in _REGISTERED_ONCE and name not in WORKFLOWS:  # a plugin may register it still
         draft.say(f"is {_REGISTERED_ONCE[name]}: the example's module does not register that name any more", key)
@@ -135,8 +136,6 @@ def _evaluation(draft: Draft, prefix: str, index: int, names: set[str]) -> str:
     _dataset(draft, prefix, ("evaluation", "further", name) if index else ("eval_dataset",))
     if index == 0:
         draft.idle("the first evaluation set is the held-out one, without a name", key)
-    sampled = [key for name in _SAMPLING if (key := f"{prefix}.{name}") in draft.unanswered()]
-    draft.idle("evaluation runs each task once greedy and once as in training", *sampled)
     return name if index else HELD_OUT
 
 
@@ -155,10 +154,12 @@ def _own(draft: Draft, prefix: str, main: str, name: str) -> None:
         if not arguments:
             draft.say(f"{key} is not given: these tasks have none, as there ({main.rpartition('.')[2]} has its own)")
     own, of_run = _task_args(draft, prefix), _task_args(draft, main)
-    if own != of_run:
-        rollout_args = draft.tree.get("task_args", {}).get("rollout_args")
-        sampled = {"rollout_args": rollout_args} if rollout_args else {}
-        draft.set((*place, "task_args"), {name: value for name, value in own.items() if value} | sampled, prefix)
+    of_training = dict(draft.tree.get("task_args", {}).get("rollout_args") or {})
+    keys = {name: f"{prefix}.rollout_args.{name}" for name in _SAMPLING}
+    sampled = of_training | {name: draft.get(key) for name, key in keys.items() if key in draft.given}
+    if own != of_run or sampled != of_training:
+        rollout_args = {"rollout_args": sampled} if sampled else {}
+        draft.set((*place, "task_args"), {name: value for name, value in own.items() if value} | rollout_args, prefix)
 
 
 def _task_args(draft: Draft, prefix: str) -> dict[str, Any]:

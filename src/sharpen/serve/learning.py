@@ -1,0 +1,252 @@
+"""`sharpen serve --config FILE`: a model that is served and learns from its use, until it is told to end.
+
+In: a run's configuration, the key, and how the trainer is started. Out: sessions become batches in the run's exchange,
+for a trainer in another process (`run.receiver`); its weights are loaded as they come, while requests are running.
+
+    applications ─► front ─► sessions ─► groups ─► exchange ─► trainer
+                      ▲                                           │
+                    engine ◄────────── published weights ◄────────┘
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sharpen import __version__
+from sharpen.config.load import ResolvedConfig
+from sharpen.decide import decide_learning_server
+from sharpen.errors import ConfigError, RolloutError
+from sharpen.exchange.announcement import Announcement
+from sharpen.exchange.batch import ExploredBatch
+from sharpen.exchange.store import Store, open_store
+from sharpen.exchange.weights import PublishedWeights, read_note
+from sharpen.execution.probe import probe_at_start, sample_probes
+from sharpen.interrupts import stop_signals
+from sharpen.recipe import RolloutRecipe
+from sharpen.run.explore import open_folder
+from sharpen.run.identity import model_identity
+from sharpen.run.receiver import exchange_folder
+from sharpen.serve.front import Front
+from sharpen.serve.groups import SESSIONS, Sizes, choose, make_batch, unusable
+from sharpen.serve.metrics import Metric, single
+from sharpen.serve.openapi import SESSION_PATHS, document
+from sharpen.serve.server import GRACE_S, Loaded, listening, loaded
+from sharpen.serve.sessions import Sessions
+from sharpen.serve.trainer import TrainerProcess, start_trainer
+from sharpen.types import Experience, IntArray, Task
+
+LOOK_S = 0.2
+"""How often the server looks for new weights, for sessions to save, and for a batch."""
+_TASK = Task(id="probe", index=0, row={"text": "What is the capital of France, and how many people live there?"})
+
+_TASKS_ONLY = (
+    *("workflow", "judge", "task_args", "workflow_args", "eval_dataset", "evaluation.", "rollout.", "check."),
+    *("sampling.", "auxiliary_models", "train_dataset.total_epochs", "train_dataset.split"),
+)
+"""Settings that need tasks, and a workflow that is run here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the command adds to the configuration: the name of the model and the key for clients, when a session has
+    been idle for too long, and the arguments of the trainer to start, None if it is started elsewhere."""
+
+    name: str
+    key: str
+    idle_s: float
+    trainer: Sequence[str] | None
+
+
+def serve_and_learn(
+    resolved: ResolvedConfig, options: Options, say: Callable[[str], None], config_path: Path | None = None
+) -> None:
+    """Serve until told to end. Raises `ConfigError` or `ModelError` for bad input, `EngineLostError` if the engine
+    fails for good, `RolloutError` at the end if the trainer failed meanwhile."""
+    job = decide_learning_server(resolved.config)
+    config = job.config
+    total = config.train_dataset.total_steps
+    if total is None:
+        raise ConfigError("train_dataset.total_steps is missing: how many steps the model learns from its use")
+    run_dir = (Path(config.checkpoint_root_dir) / config.project / str(config.name)).absolute()
+    identity = {"model": model_identity(job.folder)}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(stop_signals())
+        store = stack.enter_context(
+            contextlib.closing(open_store(config.exchange, run_dir, f"{config.project}/{config.name}"))
+        )
+        for line in (
+            *resolved.notices,
+            *resolved.overrides,
+            *job.notices,
+            *_without_effect(resolved),
+            *stack.enter_context(open_folder(run_dir / "explore", resolved, config_path, identity)),
+        ):
+            say(line)
+        model = stack.enter_context(loaded(job, options.name, say))
+        probe = probe_at_start(config, _Probing(model), [_TASK])
+        announcement = Announcement.of(config, total_steps=total, model=identity["model"], probe=probe)
+        store.put(0, announcement.to_bytes())
+        learning = _learning(job.recipe, model, store, run_dir, options, say)
+        front = Front(
+            model.gateway,
+            learning.sessions,
+            options.key,
+            document(__version__, SESSION_PATHS),
+            {("POST", "/sessions"): learning.sessions.open, ("POST", "/feedback"): learning.sessions.rate},
+            learning.metrics,
+        )
+        if options.trainer is not None:
+            learning.trainer = stack.enter_context(start_trainer(options.trainer, run_dir / "explore" / "trainer.log"))
+            say(f"trainer: {learning.trainer.log}")
+        learning.sessions.address = stack.enter_context(listening(front, model, config, say)).url
+        learning.run(front)
+    learning.raise_if_failed()
+
+
+def _learning(
+    recipe: RolloutRecipe,
+    model: Loaded,
+    store: Store,
+    run_dir: Path,
+    options: Options,
+    say: Callable[[str], None],
+) -> Learning:
+    """Return the loop, with the sessions of before a restart."""
+    config = recipe.config
+    sessions = Sessions(
+        model.gateway,
+        options.key,
+        run_dir / "explore" / "sessions",
+        idle_s=options.idle_s,
+        group_size=config.algorithm.group_size,
+    )
+    last = next((content for one in reversed(store.numbers()) if (content := store.get(one)) is not None), None)
+    taken = set() if last is None else set(ExploredBatch.from_bytes(last).order.get(SESSIONS, ()))
+    if number := sessions.restore(taken):
+        say(f"{number} sessions of before go on")
+    folder = exchange_folder(config.exchange, run_dir)
+    return Learning(
+        recipe=recipe, model=model, store=store, folder=folder, weights=PublishedWeights(folder), sessions=sessions,
+        say=say,
+    )  # fmt: skip
+
+
+def _without_effect(resolved: ResolvedConfig) -> list[str]:
+    """Return a line that lists the given settings that have no effect in a server, if any."""
+    idle = [name for name, origin in resolved.origins.items() if origin != "default" and name.startswith(_TASKS_ONLY)]
+    return [f"without effect, since sessions come from applications: {', '.join(idle)}"] if idle else []
+
+
+class _Probing:
+    """What probes at the start need; see `execution.place.Serving`."""
+
+    def __init__(self, model: Loaded) -> None:
+        self.folder, self._thread, self._engine = model.folder, model.thread, model.engine
+
+    def probe(self, prompt_ids_P: IntArray, *, noise: int, temperature: float) -> Future[tuple[Experience, ...]]:
+        """See `Serving.probe`."""
+        return self._thread.start(sample_probes(self._engine, prompt_ids_P, temperature=temperature, noise=noise))
+
+
+@dataclass(slots=True, kw_only=True)
+class Learning:
+    """The loop of a server that learns, on the thread that started it."""
+
+    recipe: RolloutRecipe
+    model: Loaded
+    store: Store
+    folder: Path
+    weights: PublishedWeights
+    sessions: Sessions
+    say: Callable[[str], None]
+    trainer: TrainerProcess | None = None
+    _failed: bool = field(default=False, init=False)
+    _batches: int = field(default=0, init=False)
+    _busy_s: float = field(default=0.0, init=False)
+
+    def run(self, front: Front) -> None:
+        """Look after sessions, batches and weights until told to end; then save what is there."""
+        try:
+            while not front.lost.wait(LOOK_S):
+                self._load_newer()
+                self.sessions.save()
+                self._make_batch()
+                self._look_at_trainer()
+        except KeyboardInterrupt:
+            self.say("ending: answering what is running, saving sessions, and waiting for the trainer's step")
+            self.model.thread.call(front.end(GRACE_S))
+        finally:
+            time.sleep(LOOK_S)  # the last answers are on their way to their clients
+            self.sessions.save()
+        if front.lost.is_set():
+            self.model.raise_lost()
+
+    def metrics(self) -> Iterator[Metric]:
+        """Yield what only a server that learns has to tell."""
+        yield from self.sessions.metrics()
+        yield single("batches_total", "counter", "Batches given to the trainer.", self._batches)
+        if self.trainer is not None:
+            yield single("trainer_running", "gauge", "Whether the trainer runs.", int(self.trainer.running))
+
+    def raise_if_failed(self) -> None:
+        """Raise `RolloutError` if the trainer ended with an error."""
+        if self._failed and self.trainer is not None:
+            raise RolloutError(
+                f"the trainer had failed with exit code {self.trainer.exit_code}, so nothing was learnt since: "
+                f"{self.trainer.log} says why"
+            )
+
+    def _load_newer(self) -> None:
+        if (tensors := self.weights.newer()) is None:
+            return
+        name = (self.weights.session, self.weights.version)
+
+        async def move() -> None:
+            await self.model.engine.load(name[1], tensors)
+            self.sessions.moved(name)
+
+        self.model.thread.call(move())
+        self.say(f"serving the weights of step {self.weights.step} (policy version {name[1]})")
+
+    def _make_batch(self) -> None:
+        """Give the trainer a batch, if it needs one and there is one."""
+        total = self.recipe.config.train_dataset.total_steps
+        assert total is not None
+        there = set(self.store.numbers())
+        number = next((one for one in range(1, total + 1) if one not in there), None)
+        if number is None or not (visits := self.sessions.rated()):
+            return
+        note, needs_ratio = read_note(self.folder), self.recipe.algorithm.needs_ratio
+        usable = []
+        for visit in visits:
+            reason = unusable(visit, note, self.recipe.schedule.max_staleness, needs_ratio=needs_ratio)
+            if reason:
+                self.say(f"session {visit.id} of task {visit.task.id} is not trained: {reason}")
+                self.sessions.remove([visit])
+            else:
+                usable.append(visit)
+        sizes = Sizes.of(self.recipe.config)
+        if (chosen := choose(usable, sizes)) is None:
+            return
+        busy_s = self.model.gateway.busy.seconds()
+        batch = make_batch(chosen, number, self.recipe.algorithm, sizes, generate_s=busy_s - self._busy_s)
+        self.store.put(number, batch.to_bytes())
+        self._busy_s = busy_s
+        used = [visit for members in chosen for visit in members]
+        self.sessions.remove(used)
+        self._batches += 1
+        mean = sum(visit.reward or 0.0 for visit in used) / len(used)
+        self.say(f"batch {number} of {total}: {len(used)} sessions, mean reward {mean:.3g}")
+
+    def _look_at_trainer(self) -> None:
+        trainer = self.trainer
+        if trainer is None or trainer.running or self._failed:
+            return
+        if trainer.exit_code:
+            self._failed = True
+            self.say(f"the trainer failed with exit code {trainer.exit_code}: {trainer.log} says why; serving goes on")

@@ -1,0 +1,247 @@
+"""The sessions of a server that learns: who may call, which calls belong together, and what they are worth.
+
+In: keys, requests for sessions, feedback, on the serving loop. Out: sessions that have ended, to be trained, and their
+files, on the server's own thread. A restart loses only what has not been saved yet: some tenths of a second.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from sharpen.exchange.store import write_whole
+from sharpen.gateway.body import decode
+from sharpen.gateway.exchange import RawRequest
+from sharpen.gateway.gateway import Gateway
+from sharpen.gateway.requests import ApiError, given_fields, short_repr
+from sharpen.gateway.session import Session
+from sharpen.serve.front import check_key
+from sharpen.serve.metrics import Metric, single
+from sharpen.serve.visit import Visit, Weights
+from sharpen.types import Task
+
+SUFFIX = ".session"
+MAX_OPEN = 10_000
+"""Sessions that may be open at once."""
+FORGOTTEN_S = 7 * 86_400.0
+"""A session that nobody has rated for so long after its end is removed."""
+_NAME = re.compile(r"[0-9a-f]{22}$")
+_NO_TASK = "any"
+"""The task of a session that was opened without one."""
+
+
+class Sessions:
+    """The sessions of a server, by id, by key, and by the ids of their answers. Satisfies `serve.front.Entrance`.
+
+    Whoever has the server's `key` instead of a session's own has the session of all who have it, which ends when it has
+    been idle for `idle_s` seconds. With `group_size` above 1 a session needs a task, to be compared with others of it.
+    """
+
+    def __init__(self, gateway: Gateway, key: str, folder: Path, *, idle_s: float, group_size: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.weights: Weights = ("", 0)
+        """The weights that are served."""
+        self.address: Callable[[], str] = lambda: ""
+        self._gateway, self._key, self._folder = gateway, key, folder
+        self._idle_s, self._group_size = idle_s, group_size
+        self._lock = threading.Lock()
+        self._visits: dict[str, Visit] = {}
+        self._by_key: dict[str, Visit] = {}
+        self._shared: Visit | None = None
+
+    def restore(self, taken: set[str]) -> int:
+        """Read the sessions of before; `taken` are those that are in a batch already. Return how many there are.
+
+        Raises `JournalError` for a file that cannot be read.
+        """
+        for file in sorted(self._folder.glob(f"*{SUFFIX}")):
+            if file.stem in taken:
+                file.unlink()
+                continue
+            visit = Visit.from_bytes(file.read_bytes())
+            self._visits[visit.id] = self._by_key[visit.key] = visit
+        return len(self._visits)
+
+    # On the serving loop.
+
+    def enter(self, raw: RawRequest) -> Session:
+        """See `Entrance.enter`."""
+        with self._lock:
+            visit = self._visit_of(raw.key)
+            if visit.session is None:
+                visit.session = self._gateway.open(visit.id, secrets.randbits(63))
+            visit.running += 1
+            visit.used = time.time()
+            visit.weights.add(self.weights)
+            return visit.session
+
+    def leave(self, session: Session) -> None:
+        """See `Entrance.leave`."""
+        with self._lock:
+            visit = self._visits.get(session.rollout_id)
+            if visit is None or visit.session is not session:
+                return
+            visit.running -= 1
+            visit.used, visit.changed = time.time(), True
+            visit.note_names()
+
+    def moved(self, weights: Weights) -> None:
+        """Other weights are served from now on, also to what is running."""
+        with self._lock:
+            self.weights = weights
+            for visit in self._visits.values():
+                if visit.running:
+                    visit.weights.add(weights)
+
+    def open(self, raw: RawRequest) -> dict[str, Any]:
+        """`POST /sessions`: open a session, for a task if one is named."""
+        given = given_fields(decode(raw.body)) if raw.body else {}
+        _refuse_others(given, ("task_id", "task"))
+        task_id, row = given.get("task_id", _NO_TASK), given.get("task", {})
+        if not isinstance(task_id, str) or not task_id or len(task_id) > 200:
+            raise ApiError(f"'task_id' is {short_repr(task_id)}; it must be a text of at most 200.", param="task_id")
+        if not isinstance(row, dict):
+            raise ApiError(f"'task' is {short_repr(row)}; it must be an object.", param="task")
+        if "task_id" not in given and self._group_size > 1:
+            raise ApiError(
+                f"'task_id' is missing: sessions of one task are compared, {self._group_size} at a time "
+                "(algorithm.group_size).",
+                param="task_id",
+            )
+        with self._lock:
+            visit = self._new(Task(id=task_id, index=0, row=row))
+        url = self.address()
+        return {
+            "id": visit.id,
+            "task_id": task_id,
+            "api_key": visit.key,
+            "base_url": url,
+            "anthropic_base_url": url.removesuffix("/v1"),
+        }
+
+    def rate(self, raw: RawRequest) -> dict[str, Any]:
+        """`POST /feedback`: the reward of a session, which ends with it, or of one of its calls."""
+        given = given_fields(decode(raw.body))
+        _refuse_others(given, ("session", "call", "reward", "end"))
+        reward, end = given.get("reward"), given.get("end", "call" not in given)
+        number = isinstance(reward, int | float) and not isinstance(reward, bool)
+        if not isinstance(end, bool):
+            raise ApiError(f"'end' is {short_repr(end)}; it must be true or false.", param="end")
+        if (reward is None and not end) or (reward is not None and not (number and math.isfinite(reward))):
+            raise ApiError(f"'reward' is {short_repr(reward)}; it must be a finite number.", param="reward")
+        with self._lock:
+            visit, index = self._rated(given)
+            if reward is not None:
+                visit.reward = float(reward)
+                if index is not None:
+                    visit.call_rewards[index] = float(reward)
+            visit.changed = True
+            if end and not visit.ended:
+                visit.finish()
+            return {"session": visit.id, "reward": visit.reward, "ended": visit.ended}
+
+    def metrics(self) -> Iterator[Metric]:
+        """Yield how many sessions are open, and how many have ended and wait: for a reward, or to be trained."""
+        visits = list(self._visits.values())
+        rated = sum(one.ended and one.reward is not None for one in visits)
+        ended = sum(one.ended for one in visits)
+        yield single("sessions_open", "gauge", "Sessions that have not ended.", len(visits) - ended)
+        yield single("sessions_unrated", "gauge", "Sessions that have ended without a reward.", ended - rated)
+        yield single("sessions_rated", "gauge", "Sessions that wait to be trained.", rated)
+
+    # On the server's own thread.
+
+    def save(self) -> None:
+        """End the sessions that are idle, forget those that nobody rated, and write what has changed."""
+        now, forgotten = time.time(), []
+        with self._lock:
+            for visit in self._visits.values():
+                if not visit.ended and not visit.running and now - visit.used > self._idle_s:
+                    visit.finish()
+                if visit.ended and now - visit.used > FORGOTTEN_S and visit.reward is None:
+                    forgotten.append(visit)
+            changed = [visit for visit in self._visits.values() if visit.changed and not visit.running]
+            contents = {}
+            for visit in changed:
+                contents[visit.id], visit.changed = visit.to_bytes(), False
+        for id_, content in contents.items():
+            write_whole(self._folder / f"{id_}{SUFFIX}", content)
+        self.remove(forgotten)
+
+    def rated(self) -> list[Visit]:
+        """Return the sessions that have ended and have a reward, in the order of their last use."""
+        with self._lock:
+            found = [one for one in self._visits.values() if one.ended and one.reward is not None]
+        return sorted(found, key=lambda one: one.used)
+
+    def remove(self, visits: list[Visit]) -> None:
+        """Forget sessions."""
+        with self._lock:
+            for visit in visits:
+                self._visits.pop(visit.id, None)
+                self._by_key.pop(visit.key, None)
+        for visit in visits:
+            (self._folder / f"{visit.id}{SUFFIX}").unlink(missing_ok=True)
+
+    def _visit_of(self, key: str) -> Visit:
+        visit = self._by_key.get(key)
+        if visit is None:
+            check_key(key, self._key)
+            if self._shared is None or self._shared.ended:
+                if self._group_size > 1:
+                    raise ApiError(
+                        "This is the server's own key: open a session for a task first (POST /sessions), and call with "
+                        "its key.",
+                        status=403,
+                        code="no_session",
+                        kind="permission_error",
+                    )
+                self._shared = self._new(Task(id=_NO_TASK, index=0, row={}))
+            visit = self._shared
+        if visit.ended:
+            raise ApiError("This session has ended.", status=401, code="invalid_api_key", kind="authentication_error")
+        return visit
+
+    def _new(self, task: Task) -> Visit:
+        if sum(not one.ended for one in self._visits.values()) >= MAX_OPEN:
+            raise ApiError(f"{MAX_OPEN} sessions are open already.", status=503, code="overloaded", kind="server_error")
+        visit = Visit.new(task, self.weights[1])
+        self._visits[visit.id] = self._by_key[visit.key] = visit
+        return visit
+
+    def _rated(self, given: dict[str, Any]) -> tuple[Visit, int | None]:
+        """Return the session that feedback is for, and the index of the call if it is for one."""
+        session, call = given.get("session"), given.get("call")
+        if (session is None) == (call is None):
+            raise ApiError("Feedback is for a 'session' or for a 'call': name one of them by its id.", param="session")
+        if call is None:
+            visit = self._visits.get(session) if isinstance(session, str) else None
+            if visit is None:
+                raise _unknown("session", session)
+            return visit, None
+        match = _NAME.search(call) if isinstance(call, str) else None
+        name = "" if match is None else match[0]
+        found = next((visit for visit in self._visits.values() if name in visit.names), None)
+        if found is None:
+            raise _unknown("call", call)
+        return found, found.names[name]
+
+
+def _refuse_others(given: dict[str, Any], known: tuple[str, ...]) -> None:
+    if others := sorted(set(given) - set(known)):
+        raise ApiError(f"{short_repr(others[0])} is not known here; known are {', '.join(known)}.", param=others[0])
+
+
+def _unknown(what: str, value: Any) -> ApiError:
+    return ApiError(
+        f"There is no {what} {short_repr(value)} here: it may have been trained already.",
+        status=404,
+        code="not_found",
+        param=what,
+    )

@@ -1,0 +1,202 @@
+"""`sharpen serve --config`: an application in use talks to a model that learns from it."""
+
+import json
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import anthropic
+import httpx
+import openai
+import pytest
+from processes import line_of, python, wait_for
+
+from sharpen.certificate.certify import certify
+from sharpen.cli.main import BAD_INPUT, main
+from sharpen.experience.reading import read_groups, read_steps
+
+STEPS = 3
+KEY = "the-key"
+
+
+@pytest.fixture
+def config(tmp_path: Path, toy_model_dir: Path) -> Path:
+    path = tmp_path / "serve.yaml"
+    path.write_text(
+        f"checkpoint_root_dir: {tmp_path / 'runs'}\n"
+        "name: used\n"
+        f"train_dataset: {{total_steps: {STEPS}}}\n"
+        f"model: {{model_path: {toy_model_dir}, max_model_len: 96}}\n"
+        "algorithm: {algorithm_type: grpo, group_size: 2, batch_size: 2, learning_rate: 0.01}\n"
+    )
+    return path
+
+
+class Client:
+    """An application: opens sessions, talks in them, and says what they were worth."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.removesuffix("/v1")
+
+    def post(self, path: str, **body):
+        reply = httpx.post(f"{self.url}{path}", headers={"authorization": f"Bearer {KEY}"}, json=body, timeout=60)
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
+    def talk(self, session, turns: int = 2) -> list[str]:
+        client = openai.OpenAI(base_url=session["base_url"], api_key=session["api_key"], max_retries=0)
+        messages, ids = [{"role": "user", "content": "question"}], []
+        for _ in range(turns):
+            reply = client.chat.completions.create(model="m", messages=messages, max_tokens=5)
+            messages += [reply.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "yes"}]
+            ids.append(reply.id)
+        return ids
+
+    def session(self, task: str, reward: float) -> str:
+        session = self.post("/sessions", task_id=task, task={"question": task})
+        self.talk(session)
+        self.post("/feedback", session=session["id"], reward=reward)
+        return session["id"]
+
+    def metric(self, name: str) -> float:
+        text = httpx.get(f"{self.url}/metrics", headers={"x-api-key": KEY}).text
+        return next(float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"sharpen_{name} "))
+
+
+@contextmanager
+def running(config: Path, *options: str):
+    arguments = ("serve", "--config", str(config), "--port", "0", "--api-key", KEY, *options)
+    with python("-m", "sharpen.cli.main", *arguments) as process:
+        while not (line := line_of(process)).startswith("serving used at"):
+            pass
+        yield process, Client(line.split()[3])
+
+
+def end(process) -> str:
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, (output, errors)
+    return output
+
+
+def run_dir(config: Path) -> Path:
+    return config.parent / "runs" / "Sharpen" / "used"
+
+
+def test_it_learns_from_sessions_while_it_answers_and_after_a_restart(config: Path):
+    with running(config) as (process, client):
+        stop = False
+
+        def keep_asking() -> int:
+            asked = 0
+            session = client.post("/sessions", task_id="never rated")
+            while not stop:
+                client.talk(session, turns=1)
+                asked += 1
+            return asked
+
+        with ThreadPoolExecutor() as pool:
+            asking = pool.submit(keep_asking)
+            for step in range(2):
+                for task in ("a", "b"):
+                    client.session(f"{task}{step}", 1.0)
+                    client.session(f"{task}{step}", 0.0)
+                wait_for(lambda step=step: client.metric("policy_version") > step, process)
+            stop = True
+            assert asking.result() > 3  # not one request failed
+        client.session("a2", 1.0)  # waits for others
+        open_ = client.post("/sessions", task_id="a2")
+        client.talk(open_)
+        end(process)
+    assert len(read_steps(run_dir(config) / "run.db")) == 2
+
+    with running(config) as (process, client):
+        assert client.metric("sessions_rated") == 1
+        open_["base_url"] = f"{client.url}/v1"
+        client.talk(open_)  # with the key of before
+        client.post("/feedback", session=open_["id"], reward=0.0)
+        client.session("b2", 1.0)
+        client.session("b2", 0.5)
+        wait_for(lambda: len(read_steps(run_dir(config) / "run.db")) == STEPS, process)
+        wait_for(lambda: client.metric("trainer_running") == 0, process)
+        wait_for(lambda: client.metric("policy_version") == STEPS, process)
+        end(process)
+    groups = list(read_groups(run_dir(config) / "run.db"))
+    assert len(groups) == 2 * STEPS
+    continued = next(one for group in groups for one in group.rollouts if len(one.calls) == 4)
+    assert [call.index for call in continued.calls] == [0, 1, 2, 3]
+    assert {one.id for group in groups for one in group.rollouts if one.reward == 0.5} == {"step-2/b2/1"}
+    assert certify(run_dir(config), logprobs=True).holds
+
+
+def test_sessions_by_idle_time_and_rewards_of_calls(config: Path):
+    """With single rollouts nobody needs to open a session."""
+    settings = ("algorithm.group_size=1", "algorithm.algorithm_type=reinforceplusplus", "mode=explore")
+    chosen = [part for setting in settings for part in ("--set", setting)]
+    with running(config, *chosen, "--idle-s", "3") as (process, client):
+        shared = {"base_url": f"{client.url}/v1", "api_key": KEY}
+        first, second = client.talk(shared)
+        assert client.post("/feedback", call=second, reward=0.5) == {
+            "session": client.post("/feedback", call=first, reward=0.25)["session"],
+            "reward": 0.5,
+            "ended": False,
+        }
+        wait_for(lambda: client.metric("sessions_rated") == 1, process)
+        claude = anthropic.Anthropic(base_url=client.url, api_key=KEY)
+        ask = [{"role": "user", "content": "question"}]
+        with claude.messages.stream(model="m", max_tokens=4, messages=ask) as stream:
+            stream.until_done()
+            message = stream.get_final_message()
+        client.post("/feedback", call=message.id, reward=1.0, end=True)
+        wait_for(lambda: client.metric("batches_total") == 1, process)
+        assert client.metric("sessions_rated") == 0
+        end(process)
+
+
+def refused(client: Client, path: str, body, key: str = KEY) -> tuple[int, str]:
+    reply = httpx.post(f"{client.url}{path}", headers={"x-api-key": key}, content=json.dumps(body))
+    return reply.status_code, reply.json()["error"]["message"]
+
+
+def test_what_cannot_be_is_refused(config: Path):
+    with running(config, "--set", "mode=explore") as (process, client):
+        assert refused(client, "/sessions", {"task_id": 3})[0] == 400
+        assert refused(client, "/sessions", {})[0] == 400
+        assert refused(client, "/sessions", {"task_id": "a", "tsk": 1})[0] == 400
+        assert refused(client, "/sessions", {"task_id": "a"}, key="other")[0] == 401
+        assert refused(client, "/feedback", {"session": "none", "reward": 1})[0] == 404
+        assert refused(client, "/feedback", {"call": "chatcmpl-1", "reward": 1})[0] == 404
+        session = client.post("/sessions", task_id="a")
+        for reward in ("1", True, None):
+            assert refused(client, "/feedback", {"session": session["id"], "reward": reward, "end": False})[0] == 400
+        assert refused(client, "/feedback", {"reward": 1})[0] == 400
+        assert refused(client, "/feedback", {"session": session["id"], "reward": 1}, key=session["api_key"])[0] == 401
+        assert refused(client, "/v1/chat/completions", {"messages": []})[0] == 403
+        client.talk(session)
+        assert client.post("/feedback", session=session["id"], reward=1.0)["ended"]
+        with pytest.raises(openai.AuthenticationError):
+            client.talk(session)
+        end(process)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["train_dataset.total_steps=null"], "train_dataset.total_steps"),
+        (["name=null"], "needs a name"),
+        (["algorithm.algorithm_type=sft"], "sft"),
+        (["algorithm.algorithm_type=remax"], "remax"),
+    ],
+)
+def test_settings_that_no_server_can_have(settings, message, config: Path, capsys):
+    chosen = [part for setting in settings for part in ("--set", setting)]
+    assert main(["serve", "--config", str(config), *chosen]) == BAD_INPUT
+    assert message in capsys.readouterr().err
+
+
+def test_a_model_or_a_configuration(config: Path, toy_model_dir: Path, capsys):
+    assert main(["serve"]) == BAD_INPUT
+    assert main(["serve", str(toy_model_dir), "--config", str(config)]) == BAD_INPUT
+    assert main(["serve", str(toy_model_dir), "--idle-s", "3"]) == BAD_INPUT
+    assert "--idle-s" in capsys.readouterr().err
