@@ -19,6 +19,7 @@ import cProfile
 import gc
 import json
 import pstats
+import resource
 import statistics
 import sys
 import threading
@@ -29,7 +30,6 @@ from typing import Any
 
 import httpx2
 import numpy as np
-import psutil
 from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 from report import finish
@@ -338,8 +338,8 @@ def idle_kb(bench: Bench) -> float:
 
 
 def rss_kb() -> float:
-    """The memory of this process in kilobytes."""
-    return float(psutil.Process().memory_info().rss / 1024)
+    """The memory of this process in kilobytes (Linux)."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1024
 
 
 def main() -> int:
