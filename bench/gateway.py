@@ -1,8 +1,8 @@
 """What the gateway adds to a call: CPU time beyond the SDK's own, with 1,000 rollouts in flight.
 
 In: nothing (a tokenizer is made here from the quickstart's questions, its chat template is the quickstart's). Out: a
-table and `bench/out/gateway.json` with `added_cpu_ms` (in-process, at most 1.0) and `http_added_cpu_ms` (reported:
-sockets, client and server side together, 64 rollouts at a time).
+table and `bench/out/gateway.json` with, for each protocol, `added_cpu_ms` (in-process) and `http_added_cpu_ms` (over
+sockets, client and server side together, 64 rollouts at a time); and `idle_kb`, the memory of a rollout that waits.
 
 Each rollout opens a session, asks two questions (a tool call, then an answer; tool schema in the prompt), and closes.
 The other side is the same agent and SDK on a transport that answers from memory. All 1,000 wait at the same time:
@@ -19,6 +19,7 @@ import cProfile
 import gc
 import json
 import pstats
+import resource
 import statistics
 import sys
 import threading
@@ -27,8 +28,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import numpy as np
+from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 from report import finish
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -38,14 +40,10 @@ from sharpen.gateway.gateway import Gateway
 from sharpen.inference.engine import GenerateRequest, Generation
 
 QUICKSTART = Path(__file__).parent.parent / "examples" / "quickstart"
-TOOL: Any = {
-    "type": "function",
-    "function": {
-        "name": "calculator",
-        "description": "Work out an expression.",
-        "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}},
-    },
-}
+SCHEMA: Any = {"type": "object", "properties": {"expression": {"type": "string"}}}
+FUNCTION: Any = {"name": "calculator", "description": "Work out an expression."}
+TOOL: Any = {"type": "function", "function": {**FUNCTION, "parameters": SCHEMA}}
+SYSTEM = "Solve the problem. End with #### and the number."
 SAID = ('<tool_call>\n{"name": "calculator", "arguments": {"expression": "12 * (3 + 4)"}}\n</tool_call>', "#### 84")
 SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 NUM_CALLS = 2
@@ -133,39 +131,88 @@ class NullEngine:
         )
 
 
-class NullTransport(httpx.AsyncBaseTransport):
+class NullTransport(httpx2.AsyncBaseTransport):
     """Answers from memory with the bytes that the gateway gave to the same agent."""
 
     def __init__(self, bodies: list[bytes], crowd: Crowd) -> None:
         self._bodies, self._crowd = bodies, crowd
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """The first body to a first question, the second to one with a tool's result."""
-        body = self._bodies[b'"role":"tool"' in request.content]
+        body = self._bodies[b'"84"' in request.content]
         await self._crowd.join()
-        return httpx.Response(200, headers={"content-type": "application/json"}, content=body)
+        return httpx2.Response(200, headers={"content-type": "application/json"}, content=body)
 
 
-async def agent(client: AsyncOpenAI, question: str) -> str | None:
+async def chat(client: Any, question: str) -> str | None:
     """The quickstart's agent: two calls."""
-    messages: list[Any] = [
-        {"role": "system", "content": "Solve the problem. End with #### and the number."},
-        {"role": "user", "content": question},
-    ]
+    messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
     for _ in range(NUM_CALLS):
         reply = await client.chat.completions.create(model="m", messages=messages, tools=[TOOL], max_tokens=48)
         message = reply.choices[0].message
         if not message.tool_calls:
-            return message.content
+            return str(message.content)
         messages.append(message.model_dump(exclude_none=True))
         messages += [{"role": "tool", "tool_call_id": call.id, "content": "84"} for call in message.tool_calls]
     return None
 
 
-class Bench:
-    """A gateway on its serving thread, and the three ways to run the same rollouts."""
+async def responses(client: Any, question: str) -> str | None:
+    """The same agent in OpenAI's Responses."""
+    tool: Any = {"type": "function", **FUNCTION, "parameters": SCHEMA, "strict": False}
+    items: list[Any] = [{"role": "user", "content": question}]
+    for _ in range(NUM_CALLS):
+        reply = await client.responses.create(
+            model="m", instructions=SYSTEM, input=items, tools=[tool], max_output_tokens=48, store=False
+        )
+        calls = [item for item in reply.output if item.type == "function_call"]
+        if not calls:
+            return str(reply.output_text)
+        items += [item.model_dump(exclude_none=True) for item in reply.output]
+        items += [{"type": "function_call_output", "call_id": call.call_id, "output": "84"} for call in calls]
+    return None
 
-    def __init__(self, num_rollouts: int) -> None:
+
+async def messages(client: Any, question: str) -> str | None:
+    """The same agent in Anthropic's Messages."""
+    tool: Any = {**FUNCTION, "input_schema": SCHEMA}
+    said: list[Any] = [{"role": "user", "content": question}]
+    for _ in range(NUM_CALLS):
+        reply = await client.messages.create(model="m", system=SYSTEM, messages=said, tools=[tool], max_tokens=48)
+        uses = [block for block in reply.content if block.type == "tool_use"]
+        if not uses:
+            return str(reply.content[0].text)
+        said.append({"role": "assistant", "content": [block.model_dump(exclude_none=True) for block in reply.content]})
+        results = [{"type": "tool_result", "tool_use_id": use.id, "content": "84"} for use in uses]
+        said.append({"role": "user", "content": results})
+    return None
+
+
+AGENTS: Mapping[str, Callable[[Any, str], Awaitable[str | None]]] = {
+    "chat": chat,
+    "responses": responses,
+    "messages": messages,
+}
+
+
+def client_of(protocol: str, http_client: Any, url: str, key: str) -> Any:
+    """The vendor's client of a protocol, which never retries."""
+    options: dict[str, Any] = {"api_key": key, "http_client": http_client, "max_retries": 0, "timeout": None}
+    if protocol == "messages":
+        return AsyncAnthropic(base_url=url.removesuffix("/v1"), **options)
+    return AsyncOpenAI(base_url=url, **options)
+
+
+def in_process(protocol: str, model: Any) -> Any:
+    """The model's own client of a protocol."""
+    return model.anthropic_client if protocol == "messages" else model.client
+
+
+class Bench:
+    """A gateway on its serving thread, and the three ways to run the same rollouts in one protocol."""
+
+    def __init__(self, protocol: str, num_rollouts: int) -> None:
+        self.protocol, self.agent = protocol, AGENTS[protocol]
         texts = questions()
         self.questions = [texts[number // GROUP_SIZE] for number in range(num_rollouts)]
         self.loop = asyncio.new_event_loop()
@@ -184,7 +231,7 @@ class Bench:
 
         async def rollout(number: int, question: str) -> None:
             session = gateway.open(f"g/{number}", noise_seed=number)
-            answer = await agent(session.model.client, question)
+            answer = await self.agent(in_process(self.protocol, session.model), question)
             calls = session.close()
             assert answer == SAID[1]
             assert [call.parent for call in calls] == [None, 0]
@@ -196,11 +243,9 @@ class Bench:
         transport = NullTransport(self.bodies, Crowd(len(self.questions)))
 
         async def rollout(question: str) -> None:
-            http_client: Any = httpx.AsyncClient(transport=transport, timeout=None, trust_env=False)
-            client = AsyncOpenAI(
-                api_key="k", base_url="http://null.invalid/v1", http_client=http_client, max_retries=0, timeout=None
-            )
-            assert await agent(client, question) == SAID[1]
+            http_client: Any = httpx2.AsyncClient(transport=transport, timeout=None, trust_env=False)
+            client = client_of(self.protocol, http_client, "http://null.invalid/v1", "k")
+            assert await self.agent(client, question) == SAID[1]
 
         await asyncio.gather(*(rollout(question) for question in self.questions))
 
@@ -209,16 +254,14 @@ class Bench:
         gateway = self.gateway(Crowd(1))
         http_clients: asyncio.Queue[Any] = asyncio.Queue()
         for _ in range(HTTP_CONNECTIONS):
-            http_clients.put_nowait(httpx.AsyncClient(timeout=None, trust_env=False, verify=False))
+            http_clients.put_nowait(httpx2.AsyncClient(timeout=None, trust_env=False, verify=False))
 
         async def rollout(number: int, question: str) -> None:
             http_client = await http_clients.get()
             session = gateway.open(f"g/{number}", noise_seed=number)
             model = session.model
-            client = AsyncOpenAI(
-                api_key=model.api_key, base_url=model.base_url, http_client=http_client, max_retries=0, timeout=None
-            )
-            assert await agent(client, question) == SAID[1]
+            client = client_of(self.protocol, http_client, model.base_url, model.api_key)
+            assert await self.agent(client, question) == SAID[1]
             assert all(call.trainable for call in session.close())
             http_clients.put_nowait(http_client)
 
@@ -234,12 +277,12 @@ class Bench:
         async def record() -> None:
             session = gateway.open("g/0", noise_seed=0)
 
-            async def keep(response: httpx.Response) -> None:
+            async def keep(response: httpx2.Response) -> None:
                 bodies.append(await response.aread())
 
-            http_client: Any = session.model.client._client
-            http_client.event_hooks = {"response": [keep]}
-            await agent(session.model.client, self.questions[0])
+            client = in_process(self.protocol, session.model)
+            client._client.event_hooks = {"response": [keep]}
+            await self.agent(client, self.questions[0])
             session.close()
 
         asyncio.run(record())
@@ -268,43 +311,80 @@ def profile(bench: Bench) -> None:
     pstats.Stats(profiler).sort_stats("tottime").print_stats(32)
 
 
+def idle_kb(bench: Bench) -> float:
+    """Kilobytes of memory for each rollout that has asked once and waits for its agent."""
+    gateway = bench.gateway(Crowd(1))
+    sessions: list[Any] = []
+
+    async def ask(number: int, question: str) -> None:
+        session = gateway.open(f"g/{number}", noise_seed=number)
+        messages: Any = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
+        client = session.model.client
+        await client.chat.completions.create(model="m", messages=messages, tools=[TOOL], max_tokens=48)
+        sessions.append(session)
+
+    async def everyone(questions: list[str]) -> None:
+        await asyncio.gather(*(ask(number, question) for number, question in enumerate(questions)))
+
+    asyncio.run(everyone(bench.questions[:100]))  # what the first ones load
+    gc.collect()
+    before = rss_kb()
+    asyncio.run(everyone(bench.questions))
+    gc.collect()
+    used = (rss_kb() - before) / len(bench.questions)
+    for session in sessions:
+        session.close()
+    return used
+
+
+def rss_kb() -> float:
+    """The memory of this process in kilobytes (Linux)."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1024
+
+
 def main() -> int:
-    """Measure, print, write; 1 if the target is missed."""
+    """Measure, print, write; 1 if a target is missed."""
     parser = argparse.ArgumentParser(description="CPU time that the gateway adds to a call")
     parser.add_argument("--rollouts", type=int, default=1000)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--protocols", nargs="+", choices=[*AGENTS], default=[*AGENTS])
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
-    bench = Bench(options.rollouts)
     if options.profile:
-        profile(bench)
+        profile(Bench(options.protocols[0], options.rollouts))
         return 0
-    num_calls = options.rollouts * NUM_CALLS
+    rows, ratios, measured = [], {}, {}
+    for protocol in options.protocols:
+        bench = Bench(protocol, options.rollouts)
+        times = measured[protocol] = measure(bench, options.repeats)
+        for side, of_side in times.items():
+            added = statistics.median(ms - base for ms, base in zip(of_side, times["sdk alone"], strict=True))
+            rows.append((f"{protocol}, {side}", statistics.median(of_side), min(of_side), max(of_side), added))
+            if side != "sdk alone":
+                ratios[f"{protocol}_{'http_' if side == 'http' else ''}added_cpu_ms"] = added
+    ratios["idle_kb"] = idle_kb(Bench("chat", options.rollouts))
+    targets = {name: 1.5 if "http" in name else 0.6 for name in ratios if name.endswith("cpu_ms")}
+    return finish(
+        "gateway",
+        header=("protocol and transport", "cpu ms/call", "min", "max", "added"),
+        rows=rows,
+        ratios=ratios,
+        at_most={**targets, "idle_kb": 50.0},
+        extra={"measured": measured, "rollouts": options.rollouts},
+    )
+
+
+def measure(bench: Bench, repeats: int) -> dict[str, list[float]]:
+    """CPU milliseconds a call of each side, in each repeat."""
+    num_calls = len(bench.questions) * NUM_CALLS
     sides = {"sdk alone": bench.through_nothing, "in-process": bench.through_gateway, "http": bench.through_http}
     measured: dict[str, list[float]] = {name: [] for name in sides}
-    for repeat in range(options.repeats + 1):
+    for repeat in range(repeats + 1):
         for name, run in sides.items():
             cpu_ms = cpu_ms_per_call(run, num_calls)
             if repeat > 0:  # the first one warms up
                 measured[name].append(cpu_ms)
-    alone = measured["sdk alone"]
-    added = {
-        name: statistics.median(ms - base for ms, base in zip(times, alone, strict=True))
-        for name, times in measured.items()
-    }
-    print(
-        f"{options.rollouts} rollouts in flight, {bench.engine.num_prompt_tokens / num_calls:.0f} prompt tokens a call"
-    )
-    return finish(
-        "gateway",
-        header=("transport", "cpu ms/call", "min", "max", "added"),
-        rows=[
-            (name, statistics.median(times), min(times), max(times), added[name]) for name, times in measured.items()
-        ],
-        ratios={"added_cpu_ms": added["in-process"], "http_added_cpu_ms": added["http"]},
-        at_most={"added_cpu_ms": 1.0},
-        extra={"measured": measured, "rollouts": options.rollouts},
-    )
+    return measured
 
 
 if __name__ == "__main__":
