@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
+from sharpen.cli.page import open_console, print_wrapped
 from sharpen.config.load import ResolvedConfig, value_leaves
 from sharpen.errors import ConfigError, ModelError
 
@@ -40,8 +41,12 @@ def explain(resolved: ResolvedConfig, out: IO[str] | None = None) -> None:
         for section, rows in sections.items():
             for name, value, origin in rows:
                 print(f"{section}{'.' if section else ''}{name} = {value}  [{origin}]", file=out)
+    console = open_console(out)
     for line in filter(None, (*resolved.overrides, *resolved.notices, *formats, refused)):
-        print(line, file=out)
+        if out.isatty():
+            print_wrapped(console, line)
+        else:
+            print(line, file=out)
 
 
 def _sections(resolved: ResolvedConfig, defaults: Mapping[str, tuple[Any, str]]) -> Iterator[tuple[str, list[Row]]]:
