@@ -61,7 +61,7 @@ def refusal(content: dict[str, Any], **environment: str) -> str:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ("mode: serve", "'mode' is 'serve': serve a checkpoint with any server"),
+        ("mode: serve", "'mode' is 'serve': leave the mode out and run `sharpen serve"),
         ("mode: bot", "'mode' must be both, bench, colocate, explore, train or serve, got 'bot'"),
         ("mode: bench", "'buffer.explorer_input.eval_tasksets' is empty, so that mode bench has nothing to evaluate"),
         ("stages: [{stage_name: rl, explorr: {}}]", "'stages[0].explorr' is no section of a stage; did you mean"),

@@ -17,7 +17,7 @@ from sharpen.compat.trinity.yaml.rules import answer_section
 from sharpen.config.former import former_run
 from sharpen.config.run import DEFAULT_PROJECT
 
-_SERVE = "serve a checkpoint with any server: it is a Hugging Face directory; to train: mode both"
+_SERVE = "leave the mode out and run `sharpen serve --config FILE`, which serves the model and learns from its use"
 _VERL = {
     "actor_rollout_ref.actor.ppo_epochs": "trainer.epochs",
     "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": "trainer.max_tokens_per_micro_batch",
