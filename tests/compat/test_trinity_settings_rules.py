@@ -1064,7 +1064,7 @@ def test_rows_are_trained_in_mode_train_only_and_rollouts_never(mode):
         {**content, "mode": mode}
     )
     assert convert_({key: value for key, value in content.items() if key != "mode"}).settings["train_dataset"]
-    assert "'mode' is 'serve': serve a checkpoint" in refusal(
+    assert "'mode' is 'serve': leave the mode out and run `sharpen serve" in refusal(
         {"mode": "serve", "algorithm": {"algorithm_type": "grpo"}}
     )
 
