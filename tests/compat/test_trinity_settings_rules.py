@@ -61,7 +61,6 @@ def refusal(content: dict[str, Any], **environment: str) -> str:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ("mode: serve", "'mode' is 'serve': leave the mode out and run `sharpen serve"),
         ("mode: bot", "'mode' must be both, bench, colocate, explore, train or serve, got 'bot'"),
         ("mode: bench", "'buffer.explorer_input.eval_tasksets' is empty, so that mode bench has nothing to evaluate"),
         ("stages: [{stage_name: rl, explorr: {}}]", "'stages[0].explorr' is no section of a stage; did you mean"),
@@ -1064,9 +1063,13 @@ def test_rows_are_trained_in_mode_train_only_and_rollouts_never(mode):
         {**content, "mode": mode}
     )
     assert convert_({key: value for key, value in content.items() if key != "mode"}).settings["train_dataset"]
-    assert "'mode' is 'serve': leave the mode out and run `sharpen serve" in refusal(
-        {"mode": "serve", "algorithm": {"algorithm_type": "grpo"}}
-    )
+
+
+def test_a_file_that_serves_is_an_explorer_for_sharpen_serve():
+    """Red when `draft.in_two_processes` leaves mode serve out."""
+    found = convert_({"mode": "serve", "algorithm": {"algorithm_type": "grpo"}})
+    assert found.settings["mode"] == "explore"
+    assert any("sharpen serve --config FILE" in notice for notice in found.notices)
 
 
 @pytest.mark.parametrize(

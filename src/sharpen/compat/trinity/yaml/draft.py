@@ -47,7 +47,7 @@ class Draft:
     @property
     def in_two_processes(self) -> bool:
         """Whether the file is for the explorer or the trainer alone, of an algorithm with rollouts."""
-        return self.given.get("mode") in ("explore", "train") and not self.trains_by(("sft", "cpt", "dpo"))
+        return self.given.get("mode") in ("explore", "train", "serve") and not self.trains_by(("sft", "cpt", "dpo"))
 
     def trains_by(self, algorithms: Collection[str]) -> bool:
         """Whether the file trains, by one of these algorithms."""

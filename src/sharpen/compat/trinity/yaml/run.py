@@ -17,7 +17,7 @@ from sharpen.compat.trinity.yaml.rules import answer_section
 from sharpen.config.former import former_run
 from sharpen.config.run import DEFAULT_PROJECT
 
-_SERVE = "leave the mode out and run `sharpen serve --config FILE`, which serves the model and learns from its use"
+_SERVE = "run `sharpen serve --config FILE`: it answers applications, and the trainer (mode train) learns from them"
 _VERL = {
     "actor_rollout_ref.actor.ppo_epochs": "trainer.epochs",
     "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": "trainer.max_tokens_per_micro_batch",
@@ -46,14 +46,14 @@ def mode(draft: Draft) -> None:
     elif value == "bench":
         draft.say("the model is evaluated on the evaluation tasks, nothing is trained", "mode")
     elif draft.in_two_processes:
-        draft.set("mode", value, "mode")
+        draft.set("mode", "explore" if value == "serve" else value, "mode")
         draft.set_default("project", "Trinity-RFT", "project")  # the other process must find the run
         draft.set_default("name", "rft", "name")
         for part in ("engine", "trainer"):  # the two files may say it of one side alone
             draft.set_default(f"{part}.dtype", "bfloat16", "explorer.rollout_model.dtype")
         draft.say("explorer and trainer are two processes; nothing is evaluated (docs/use/two-processes.md)", "mode")
-    elif value == "serve":
-        draft.refuse("mode", _SERVE)
+        if value == "serve":
+            draft.say(_SERVE, "mode")
     elif value not in (None, "both"):
         draft.wrong("mode", f"must be both, bench, colocate, explore, train or serve, got {value!r}")
 
