@@ -285,7 +285,7 @@ def test_replay_takes_part_within_its_own_bound(tmp_path, toy_model_dir, toy_dat
     assert sum(row["batch/groups_replayed"] for row in shown) >= 10
     assert 1 < max(row["batch/replay_age_max"] for row in shown) <= bound
     assert max(row["sync/staleness_max"] for row in shown) <= shown[0]["sync/staleness_allowed"] <= 2
-    assert shown[1]["trainer/logprob_gap_tokens"] == 16, "the probe of the sync behind step 1"
+    assert shown[1]["trainer/logprob_gap_tokens"] >= 16, "the probe of the sync behind step 1"
     check_accounted(result.run_dir, 8, replays=True)
     certificate = certify(result.run_dir)
     assert certificate.holds, certificate.problems

@@ -28,9 +28,9 @@ async def plan_and_code(task: Any, model: Any) -> WorkflowOutput:
     """The planner asks twice, once over HTTP; the coder once; an unnamed agent once, and a side call."""
     planner, coder = model.named("planner"), model.named("coder")
     plan = await ask(planner, task["question"])
-    client = openai.AsyncOpenAI(base_url=planner.base_url, api_key=planner.api_key)
     again: Any = [{"role": "user", "content": f"again {task['question']}"}]
-    await client.chat.completions.create(model=model.name, messages=again, max_tokens=4)
+    async with openai.AsyncOpenAI(base_url=planner.base_url, api_key=planner.api_key) as client:
+        await client.chat.completions.create(model=model.name, messages=again, max_tokens=4)
     code = await ask(coder, f"code {task['question']}")
     answer = await ask(model, f"say {task['question']}")
     await ask(model, "a title", name="toy-haiku-1")

@@ -69,16 +69,16 @@ def test_text_arrives_before_the_answer_is_complete(serve: Any) -> None:
 def test_over_http_too(serve: Any) -> None:
     served = serve("one two three")
     session = served.open()
-    client = openai.OpenAI(base_url=session.model.base_url, api_key=session.model.api_key, max_retries=0)
     allow = step_by_step(served)
     allow(3)
-    chunks = iter(client.chat.completions.create(model="toy", messages=USER, stream=True))
-    text = ""
-    while not text:
-        text += next(chunks).choices[0].delta.content or ""
-    assert text != "one two three"
-    allow(100)
-    text += "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    with openai.OpenAI(base_url=session.model.base_url, api_key=session.model.api_key, max_retries=0) as client:
+        chunks = iter(client.chat.completions.create(model="toy", messages=USER, stream=True))
+        text = ""
+        while not text:
+            text += next(chunks).choices[0].delta.content or ""
+        assert text != "one two three"
+        allow(100)
+        text += "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
     assert (text, session.close()[0].status) == ("one two three", CallStatus.USED)
 
 
@@ -109,6 +109,7 @@ def test_an_agent_that_hangs_up_stops_the_sampling(serve: Any, over_http: bool) 
     next(iter(stream))
     stream.close()
     until(lambda: served.engine.cancelled == 1)
+    client.close()
     assert [call.status for call in session.close()] == [CallStatus.ABANDONED]
 
 

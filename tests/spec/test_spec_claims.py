@@ -136,7 +136,8 @@ def test_reward_none_needs_a_judge(math_agent, toy_model_dir):
 
 
 def test_fields_of_the_outputs():
-    assert WorkflowOutput().model_dump() == {"reward": None, "response": None, "metrics": None}
+    ours = {"call_rewards": None, "train": None}
+    assert WorkflowOutput().model_dump() == {"reward": None, "response": None, "metrics": None, **ours}
     assert JudgeOutput(reward=0.5).metrics is None
     with pytest.raises(ValidationError, match="reward"):  # "This field must be filled."
         JudgeOutput()
