@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,15 +10,6 @@ import pytest
 from levels import write
 
 from sharpen import DatasetConfig
-
-
-@pytest.fixture(autouse=True)
-def no_leftovers() -> None:
-    """Collect what earlier tests left: agents do not close their clients, and DSPy's work would collect them here,
-    where their sockets' warnings are failures."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
 
 
 @pytest.fixture(autouse=True)

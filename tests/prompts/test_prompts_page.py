@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
-
-import pytest
-from levels import scripted
 
 from sharpen import PromptTuneConfig
 from sharpen.prompt_tune.settings import SIZES
@@ -19,7 +18,8 @@ PAGE = (ROOT / "docs" / "use" / "prompts.md").read_text(encoding="utf-8")
 sys.path.insert(0, str(ROOT / "examples"))
 
 
-def test_the_first_program(toy_dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_program(toy_dataset: Path) -> None:
+    """In a process of its own, as a reader runs it: its client, made at the top, is open until the process ends."""
     from parts.stand_in import stand_in
 
     def answer(messages: Any) -> str:
@@ -33,13 +33,14 @@ def test_the_first_program(toy_dataset: Path, monkeypatch: pytest.MonkeyPatch) -
     }.items():
         assert old in code
         code = code.replace(old, new)
-    names: dict[str, Any] = {"__name__": "__main__", "LM": scripted(2, 8, 5)[0]}
+    code = f"from levels import scripted\nLM = scripted(2, 8, 5)[0]\n{code}\nprint([prompt, figures['after']])"
     with stand_in(answer) as base_url:
-        monkeypatch.setenv("OPENAI_BASE_URL", base_url)
-        monkeypatch.setenv("OPENAI_API_KEY", "none")
-        exec(compile(code, "prompts.md", "exec"), names)
-    assert names["prompt"] == "You are of level 8."
-    assert names["figures"]["after"] == 1.0
+        environment = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": "none", "PYTHONPATH": os.pathsep.join(sys.path)}
+        done = subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, timeout=300
+        )
+    assert done.returncode == 0, done.stderr
+    assert ast.literal_eval(done.stdout.splitlines()[-1]) == ["You are of level 8.", 1.0]
 
 
 def test_the_others_are_python_and_the_tables_are_what_the_code_does() -> None:
