@@ -20,7 +20,7 @@ from sharpen.errors import ConfigError, EngineLostError, RolloutError
 from sharpen.rollout.attempt import UserFunctions
 from sharpen.rollout.in_process import InProcess
 from sharpen.rollout.runner import RolloutRunner, noise_seed
-from sharpen.rollout.user_loop import BlockTimer
+from sharpen.rollout.user_loop import BlockTimer, Run, UserLoop
 from sharpen.types import Outcome, Rollout
 
 
@@ -203,6 +203,21 @@ def test_a_short_block_is_warned_of_once_for_each_place(
     (message,) = [record.getMessage() for record in caplog.records]
     assert "in workflow blocks the event loop" in message
     assert "asyncio.to_thread" in message
+
+
+def test_what_follows_the_users_code_is_not_called_its_blocking(caplog: pytest.LogCaptureFixture) -> None:
+    """Red when `UserLoop._check` warns of a run that is resolved: the thread may be anywhere in our own code then."""
+    watched = UserLoop(warn_after_s=0.3)
+    run = Run("g/0", timeout_s=60.0)
+    run.future.add_done_callback(lambda _: time.sleep(1.0))  # on the loop's thread, once the result is there
+    try:
+        with caplog.at_level(logging.WARNING, "sharpen.rollout"):
+            watched.start(run, lambda: asyncio.sleep(0.0))
+            run.future.result(60)
+            time.sleep(1.2)
+    finally:
+        watched.close()
+    assert not caplog.records
 
 
 def test_a_first_import_is_not_taken_for_the_users_own_blocking(

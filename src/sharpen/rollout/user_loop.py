@@ -293,6 +293,8 @@ class UserLoop:
         blocked_s = self._block_timer.update(task if task is not None else place, now, current.cpu_s())
         if self._block_timer.activity is None or not blocked_s:
             return
+        if run is not None and task is run.task and run.future.done():
+            return  # the user's code has returned: the rest of this task is ours
         if blocked_s < self._warn_after_s and not (run is not None and run.overdue(now)):
             return
         self._warn(run, place, blocked_s, current.importing())
