@@ -76,6 +76,7 @@ IMPORTS: Mapping[str, set[str]] = {
         "decide",
         "run",
     },
+    "record": {"experience", "exchange", "rollout", "gateway", "execution", "run", "serve"},
     "tuning": {"algorithm", "rollout", "compat", "decide", "run"},
     "cli": {
         "algorithm",
@@ -91,6 +92,7 @@ IMPORTS: Mapping[str, set[str]] = {
         "diagnose",
         "run",
         "serve",
+        "record",
         "tuning",
         "gateway",
     },

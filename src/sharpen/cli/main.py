@@ -1,5 +1,5 @@
 """The `sharpen` command: `run`, `check`, `plan`, `eval`, `explain`, `algorithms`, `certify`, `diagnose`, `show`,
-`serve`.
+`serve`, `record`.
 
 In: the command line. Out: an exit code: 0 the requested work was done, 1 it failed, 2 bad input, 130 interrupted (by
 Ctrl-C, or by SIGTERM while a run is open). Each command imports what it needs when it runs, so that `sharpen --help` is
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from sharpen import __version__
 from sharpen.cli.diagnose import add_diagnose, run_diagnose
 from sharpen.cli.plan import add_plan, run_plan
+from sharpen.cli.record import add_record, run_record
 from sharpen.cli.serve import add_serve, run_serve
 from sharpen.cli.show import add_show, run_show
 from sharpen.errors import ConfigError, DatasetError, ModelError, SamplingError, SharpenError
@@ -124,6 +125,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_plan(commands.add_parser("plan", help="predict the memory of a run before anything starts"))
     add_show(commands.add_parser("show", help="print a rollout of a run, token by token"))
     add_serve(commands.add_parser("serve", help="serve a model to applications, in OpenAI's and Anthropic's protocols"))
+    add_record(commands.add_parser("record", help="forward calls to another server and record them, token by token"))
     return parser
 
 
@@ -335,6 +337,7 @@ COMMANDS: Mapping[str, Command] = {
     "plan": run_plan,
     "show": run_show,
     "serve": run_serve,
+    "record": run_record,
 }
 
 
