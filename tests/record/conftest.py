@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -81,6 +82,12 @@ def start(tmp_path: Path) -> Iterator[Start]:
         ) -> Recorder:
             thread = stack.enter_context(contextlib.closing(ServingThread()))
             served, said = Fake(**fake), []
+            servers: list[AppServer] = []
+
+            async def stop() -> None:
+                await asyncio.gather(*(server.stop() for server in servers))
+
+            stack.callback(lambda: thread.call(stop()))
 
             def listen(app: Any) -> str:
                 async def begin() -> AppServer:
@@ -89,7 +96,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
                     return server
 
                 server = thread.call(begin())
-                stack.callback(lambda: thread.call(server.stop()))
+                servers.append(server)
                 return f"http://127.0.0.1:{server.port}"
 
             upstream = Upstream(f"{listen(served)}{path}", upstream_key)

@@ -24,8 +24,14 @@ def test_a_conversation_is_kept_as_the_server_computed_it_and_given_as_if_it_had
         messages = [*ASK, answer, {"role": "user", "content": "sure?"}]
         client.chat.completions.create(model="served", messages=messages)
     assert recorder.fake.received[0] == {
-        **{"model": "served", "messages": ASK, "tools": TOOLS, "temperature": 0.7, "max_tokens": 9, "odd": 1},
-        **{"return_token_ids": True, "logprobs": True},
+        "model": "served",
+        "messages": ASK,
+        "tools": TOOLS,
+        "temperature": 0.7,
+        "max_tokens": 9,
+        "odd": 1,
+        "return_token_ids": True,
+        "logprobs": True,
     }
     extra = first.model_dump()
     assert extra["former"] == FORMER

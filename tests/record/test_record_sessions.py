@@ -54,7 +54,9 @@ def test_feedback_is_written_at_once_for_open_and_for_ended_sessions(recorder):
     assert (rollout.reward, rollout.call_rewards) == (0.5, {1: 0.25})
     assert recorder.post("/v1/chat/completions", key=session["api_key"], messages=ASK).status_code == 401
     assert recorder.post("/feedback", call=first, reward=1).json() == {
-        **{"session": session["id"], "reward": 1.0, "ended": True}
+        "session": session["id"],
+        "reward": 1.0,
+        "ended": True,
     }
     (rollout,) = recorder.rollouts()
     assert (rollout.reward, rollout.call_rewards) == (1.0, {0: 1.0, 1: 0.25})

@@ -17,6 +17,7 @@ from typing import IO, TYPE_CHECKING
 from sharpen.cli.page import Decode, Page, open_console, print_wrapped
 from sharpen.errors import ConfigError, ModelError
 from sharpen.experience.records import EVALUATIONS
+from sharpen.record.folder import is_record, model_of_record, summary
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -69,7 +70,8 @@ def run_show(arguments: argparse.Namespace, out: IO[str] | None = None) -> int:
     if arguments.call is not None and not 0 <= arguments.call < len(rollout.calls):
         raise ConfigError(f"--call {arguments.call}: rollout {rollout.id} has {len(rollout.calls)} calls, from 0")
     decode, number_name = _decoder(console, arguments.run_dir), _number_name(arguments.run_dir)
-    page = Page(console, decode, _trained_calls(journal, rollout), number_name)
+    untrained = "a recording" if is_record(arguments.run_dir) else "its rollout was not trained"
+    page = Page(console, decode, _trained_calls(journal, rollout), number_name, untrained=untrained)
     page.rollout(rollout, only=arguments.call, tokens=arguments.tokens)
     return 0
 
@@ -109,6 +111,10 @@ def _list(console: Console, journal: Path, run_dir: Path) -> None:
     for group_id, entries in groups.items():
         rewards = " ".join(entry.outcome if entry.reward is None else f"{entry.reward:g}" for entry in entries)
         print_wrapped(console, f"{group_id:<{width}}  {rewards}", hanging=width + 2)
+    if is_record(run_dir):
+        console.print()
+        for line in summary(run_dir):
+            print_wrapped(console, line)
     if shares := spent.shares(record.metrics for record in read_steps(journal)):
         console.print(f"\ntime of all steps: {spent.line(shares)}", markup=False)
     if not groups:
@@ -151,13 +157,17 @@ def _number_name(run_dir: Path) -> str:
 
 def _decoder(console: Console, run_dir: Path) -> Decode | None:
     """Return a function from ids to text, with the tokenizer of the latest checkpoint, else of the model before
-    training."""
+    training; None if there is no tokenizer, as in a recording that names no model."""
     from sharpen.execution.model_files import model_folder
     from sharpen.trainer.checkpoint import pointed
 
     folder = pointed(run_dir, "latest")
     try:
-        if folder is None:
+        if is_record(run_dir):
+            if (model := model_of_record(run_dir)) is None:
+                return None
+            folder = model_folder(model)
+        elif folder is None:
             resolved = json.loads((run_dir / "resolved.json").read_text(encoding="utf-8"))
             folder = model_folder(resolved["model.model_path"]["value"])
     except (ModelError, OSError) as error:

@@ -154,3 +154,40 @@ def find_answer(path: Path | str, name: str) -> tuple[str, int] | None:
     with closing(open_journal(path)) as connection:
         found = connection.execute("SELECT session, call FROM answers WHERE name = ?", (name,)).fetchone()
     return None if found is None else (found["session"], found["call"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedCounts:
+    """What a recording holds: sessions (still open, with a reward and its mean), calls and tokens; and calls without
+    token ids, abandoned, cut at their token limit, and `apart`: with ids that continue no earlier call, though their
+    session has one."""
+
+    sessions: int
+    open: int
+    rated: int
+    mean_reward: float | None
+    calls: int
+    prompt_tokens: int
+    sampled_tokens: int
+    without_ids: int
+    abandoned: int
+    cut: int
+    apart: int
+
+
+def count_recorded(path: Path | str) -> RecordedCounts:
+    """Count what a recording holds."""
+    with closing(open_journal(path)) as connection:
+        sessions = connection.execute(
+            "SELECT COUNT(*) AS sessions, COALESCE(SUM(NOT ended), 0) AS open, COUNT(reward) AS rated,"
+            " AVG(reward) AS mean_reward FROM recorded JOIN rollouts ON rollouts.key = rollout_key"
+        ).fetchone()
+        calls = connection.execute(
+            "SELECT COUNT(*) AS calls, COALESCE(SUM(prompt_kept + length(prompt_suffix) / 4), 0) AS prompt_tokens,"
+            " COALESCE(SUM(length(sampled) / 4), 0) AS sampled_tokens,"
+            " COALESCE(SUM(length(sampled) = 0), 0) AS without_ids,"
+            " COALESCE(SUM(status = 'abandoned'), 0) AS abandoned,"
+            " COALESCE(SUM(finish_reason = 'length'), 0) AS cut,"
+            " COALESCE(SUM(parent IS NULL AND idx > 0 AND length(sampled) > 0), 0) AS apart FROM calls"
+        ).fetchone()
+    return RecordedCounts(**dict(sessions), **dict(calls))

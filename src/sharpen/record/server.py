@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,21 +15,18 @@ from pathlib import Path
 
 from sharpen import __version__
 from sharpen.config.gateway import GatewayConfig
-from sharpen.errors import ConfigError
-from sharpen.exchange.store import write_whole
+from sharpen.execution.model_files import model_folder
 from sharpen.execution.serving import ServingThread
 from sharpen.experience.journal import Journal
-from sharpen.experience.recorded import is_recording
 from sharpen.gateway.listening import AppServer, url_of
 from sharpen.interrupts import stop_signals
+from sharpen.record.folder import JOURNAL, open_folder
 from sharpen.record.proxy import Proxy
 from sharpen.record.sessions import RecordedSessions
 from sharpen.record.upstream import Upstream
 from sharpen.run.lock import locked
 from sharpen.serve.openapi import recorder_document
 
-ABOUT = "record.json"
-"""The file of a recording's folder that says what was recorded."""
 LOOK_S = 1.0
 """How often it looks for sessions that have been idle for too long."""
 GRACE_S = 30
@@ -52,17 +48,19 @@ class Options:
 
 
 def record(options: Options, say: Callable[[str], None]) -> None:
-    """Record until told to end. Raises `ConfigError` for bad input, `JournalError` at the end if something could not
-    be recorded."""
+    """Record until told to end. Raises `ConfigError` or `ModelError` for bad input, `JournalError` at the end if
+    something could not be recorded."""
     upstream = Upstream(options.upstream, options.upstream_key)
+    if options.model is not None:
+        model_folder(options.model)
     with contextlib.ExitStack() as stack:
         stack.enter_context(stop_signals())
         options.folder.mkdir(parents=True, exist_ok=True)
         if note := stack.enter_context(locked(options.folder)):
             say(note)
-        _open_folder(options, upstream.url)
+        open_folder(options.folder, upstream.url, options.model)
         sessions = RecordedSessions(
-            stack.enter_context(Journal(options.folder / "run.db")), idle_s=options.idle_s, say=say
+            stack.enter_context(Journal(options.folder / JOURNAL)), idle_s=options.idle_s, say=say
         )
         if number := sessions.restore():
             say(f"{number} sessions of before go on")
@@ -104,12 +102,3 @@ def _running(
         finally:
             thread.call(server.stop())
             thread.call(upstream.close())
-
-
-def _open_folder(options: Options, url: str) -> None:
-    """Note what is recorded in the folder. Raises `ConfigError` if it is another run's."""
-    journal = options.folder / "run.db"
-    if journal.exists() and not is_recording(journal):
-        raise ConfigError(f"--dir {options.folder} is the folder of a run, not of a recording: name another")
-    about = {"upstream": url, "model": options.model, "version": __version__}
-    write_whole(options.folder / ABOUT, f"{json.dumps(about, indent=2)}\n".encode())
