@@ -77,6 +77,7 @@ IMPORTS: Mapping[str, set[str]] = {
         "run",
     },
     "tuning": {"algorithm", "rollout", "compat", "decide", "run"},
+    "view": {"monitor", "diagnose"},
     "cli": {
         "algorithm",
         "monitor",
@@ -93,6 +94,7 @@ IMPORTS: Mapping[str, set[str]] = {
         "serve",
         "tuning",
         "gateway",
+        "view",
     },
 }
 """What each room imports beside the ground, from the ground up: a room imports only what stands above it here."""

@@ -1,5 +1,5 @@
 """The `sharpen` command: `run`, `check`, `plan`, `eval`, `explain`, `algorithms`, `certify`, `diagnose`, `show`,
-`serve`.
+`view`, `serve`.
 
 In: the command line. Out: an exit code: 0 the requested work was done, 1 it failed, 2 bad input, 130 interrupted (by
 Ctrl-C, or by SIGTERM while a run is open). Each command imports what it needs when it runs, so that `sharpen --help` is
@@ -22,6 +22,7 @@ from sharpen.cli.diagnose import add_diagnose, run_diagnose
 from sharpen.cli.plan import add_plan, run_plan
 from sharpen.cli.serve import add_serve, run_serve
 from sharpen.cli.show import add_show, run_show
+from sharpen.cli.view import add_view, run_view
 from sharpen.errors import ConfigError, DatasetError, ModelError, SamplingError, SharpenError
 
 if TYPE_CHECKING:
@@ -123,6 +124,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_diagnose(commands.add_parser("diagnose", help="why is the reward (or the loss) flat? causes, with evidence"))
     add_plan(commands.add_parser("plan", help="predict the memory of a run before anything starts"))
     add_show(commands.add_parser("show", help="print a rollout of a run, token by token"))
+    add_view(commands.add_parser("view", help="look at runs in a browser: curves, tasks, rollouts token by token"))
     add_serve(commands.add_parser("serve", help="serve a model to applications, in OpenAI's and Anthropic's protocols"))
     return parser
 
@@ -334,6 +336,7 @@ COMMANDS: Mapping[str, Command] = {
     "diagnose": run_diagnose,
     "plan": run_plan,
     "show": run_show,
+    "view": run_view,
     "serve": run_serve,
 }
 
