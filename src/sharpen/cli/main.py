@@ -117,7 +117,7 @@ def build_parser() -> argparse.ArgumentParser:
     algorithms.add_argument("--names", action="store_true", help="only the names, one per line")
 
     certify = commands.add_parser("certify", help="recompute the certificate of a run from its records")
-    certify.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    certify.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="run directory")
     certify.add_argument("--no-logprobs", action="store_true", help="do not score the tokens again (loads no model)")
     certify.add_argument("--json", action="store_true", help="print the certificate as JSON")
 
