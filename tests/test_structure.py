@@ -22,6 +22,7 @@ IMPORTS: Mapping[str, set[str]] = {
     "config": {"tasks"},
     "algorithm": set(),
     "token_masks": set(),
+    "transcript": set(),
     "inference": {"token_masks"},
     "monitor": set(),
     "rollout": set(),
@@ -94,6 +95,7 @@ IMPORTS: Mapping[str, set[str]] = {
         "serve",
         "tuning",
         "gateway",
+        "transcript",
         "view",
     },
 }
