@@ -17,3 +17,11 @@ def test_each_public_name_is_on_the_page() -> None:
     assert set(sharpen._HOMES) == set(listed) - {"ChatModel"}
     for name, home in listed.items():
         assert hasattr(importlib.import_module(home), name), f"{home}.{name}"
+
+
+def test_each_page_is_in_the_sites_contents() -> None:
+    """Red when a page is written that no reader of the site finds (`make docs` refuses it too)."""
+    listed = set(re.findall(r"- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
+    pages = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")} - {"README.md"}
+    examples = {str(path.relative_to(ROOT)) for path in (ROOT / "examples").rglob("README.md")}
+    assert listed == pages | examples | {"index.md", "CHANGELOG.md", "CONTRIBUTING.md"}
