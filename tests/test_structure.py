@@ -24,6 +24,7 @@ IMPORTS: Mapping[str, set[str]] = {
     "token_masks": set(),
     "inference": {"token_masks"},
     "monitor": set(),
+    "starter": set(),
     "rollout": set(),
     "sync": set(),
     "experience": {"algorithm"},
@@ -93,6 +94,7 @@ IMPORTS: Mapping[str, set[str]] = {
         "serve",
         "tuning",
         "gateway",
+        "starter",
     },
 }
 """What each room imports beside the ground, from the ground up: a room imports only what stands above it here."""
