@@ -78,6 +78,7 @@ IMPORTS: Mapping[str, set[str]] = {
         "run",
     },
     "tuning": {"algorithm", "rollout", "compat", "decide", "run"},
+    "view": {"monitor", "diagnose"},
     "cli": {
         "algorithm",
         "monitor",
@@ -95,6 +96,7 @@ IMPORTS: Mapping[str, set[str]] = {
         "tuning",
         "gateway",
         "starter",
+        "view",
     },
 }
 """What each room imports beside the ground, from the ground up: a room imports only what stands above it here."""

@@ -1,5 +1,5 @@
 """The `sharpen` command: `run`, `check`, `plan`, `eval`, `explain`, `algorithms`, `certify`, `diagnose`, `show`,
-`serve`.
+`view`, `serve`.
 
 In: the command line. Out: an exit code: 0 the requested work was done, 1 it failed, 2 bad input, 130 interrupted (by
 Ctrl-C, or by SIGTERM while a run is open). Each command imports what it needs when it runs, so that `sharpen --help` is
@@ -23,6 +23,7 @@ from sharpen.cli.init import add_init, run_init
 from sharpen.cli.plan import add_plan, run_plan
 from sharpen.cli.serve import add_serve, run_serve
 from sharpen.cli.show import add_show, run_show
+from sharpen.cli.view import add_view, run_view
 from sharpen.errors import ConfigError, DatasetError, ModelError, SamplingError, SharpenError
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def build_parser() -> argparse.ArgumentParser:
     algorithms.add_argument("--names", action="store_true", help="only the names, one per line")
 
     certify = commands.add_parser("certify", help="recompute the certificate of a run from its records")
-    certify.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    certify.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="run directory")
     certify.add_argument("--no-logprobs", action="store_true", help="do not score the tokens again (loads no model)")
     certify.add_argument("--json", action="store_true", help="print the certificate as JSON")
 
@@ -125,6 +126,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_diagnose(commands.add_parser("diagnose", help="why is the reward (or the loss) flat? causes, with evidence"))
     add_plan(commands.add_parser("plan", help="predict the memory of a run before anything starts"))
     add_show(commands.add_parser("show", help="print a rollout of a run, token by token"))
+    add_view(commands.add_parser("view", help="look at runs in a browser: curves, tasks, rollouts token by token"))
     add_serve(commands.add_parser("serve", help="serve a model to applications, in OpenAI's and Anthropic's protocols"))
     return parser
 
@@ -337,6 +339,7 @@ COMMANDS: Mapping[str, Command] = {
     "diagnose": run_diagnose,
     "plan": run_plan,
     "show": run_show,
+    "view": run_view,
     "serve": run_serve,
 }
 
