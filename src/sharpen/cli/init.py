@@ -25,8 +25,8 @@ def add_init(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         metavar="PATH",
-        help="model to train: a folder, or a name on the hub (default: a tiny model, made in half a minute, which needs "
-        "no download and can learn these tasks only)",
+        help="model to train: a folder, or a name on the hub (default: a tiny model, made in half a minute, which "
+        "needs no download and can learn these tasks only)",
     )
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
 

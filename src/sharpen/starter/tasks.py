@@ -1,7 +1,7 @@
 """The starter's tasks: sums of two numbers below ten, asked in three ways.
 
-Out: rows `{"question": ..., "answer": ...}`. A pair of numbers is in one split only, so that held-out tasks ask for sums
-that were not trained on.
+Out: rows `{"question": ..., "answer": ...}`. A pair of numbers is in one split only, so that held-out tasks ask for
+sums that were not trained on.
 """
 
 from __future__ import annotations
