@@ -22,6 +22,7 @@ IMPORTS: Mapping[str, set[str]] = {
     "config": {"tasks"},
     "algorithm": set(),
     "token_masks": set(),
+    "transcript": set(),
     "inference": {"token_masks"},
     "monitor": set(),
     "starter": set(),
@@ -80,6 +81,7 @@ IMPORTS: Mapping[str, set[str]] = {
     "tuning": {"algorithm", "rollout", "compat", "decide", "run"},
     "view": {"monitor", "diagnose"},
     "cli": {
+        "starter",
         "algorithm",
         "monitor",
         "rollout",
@@ -95,7 +97,7 @@ IMPORTS: Mapping[str, set[str]] = {
         "serve",
         "tuning",
         "gateway",
-        "starter",
+        "transcript",
         "view",
     },
 }

@@ -14,9 +14,10 @@ import sys
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from sharpen.cli.page import Decode, Page, open_console, print_wrapped
+from sharpen.cli.page import Page, open_console, print_wrapped
 from sharpen.errors import ConfigError, ModelError
 from sharpen.experience.records import EVALUATIONS
+from sharpen.transcript import Decode
 
 if TYPE_CHECKING:
     from rich.console import Console
