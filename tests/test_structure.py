@@ -22,8 +22,10 @@ IMPORTS: Mapping[str, set[str]] = {
     "config": {"tasks"},
     "algorithm": set(),
     "token_masks": set(),
+    "transcript": set(),
     "inference": {"token_masks"},
     "monitor": set(),
+    "starter": set(),
     "rollout": set(),
     "sync": set(),
     "experience": {"algorithm"},
@@ -77,7 +79,9 @@ IMPORTS: Mapping[str, set[str]] = {
         "run",
     },
     "tuning": {"algorithm", "rollout", "compat", "decide", "run"},
+    "view": {"monitor", "diagnose"},
     "cli": {
+        "starter",
         "algorithm",
         "monitor",
         "rollout",
@@ -93,6 +97,8 @@ IMPORTS: Mapping[str, set[str]] = {
         "serve",
         "tuning",
         "gateway",
+        "transcript",
+        "view",
     },
 }
 """What each room imports beside the ground, from the ground up: a room imports only what stands above it here."""

@@ -19,8 +19,8 @@ from sharpen.cli.main import BAD_INPUT, COMMANDS, build_parser, main
 from sharpen.errors import ConfigError
 from sharpen.run.lock import locked
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "command-line.md"
-ANSWERS_NOTHING = {"serve"}
+DOCUMENT = Path(__file__).parents[2] / "docs" / "use" / "command-line.md"
+ANSWERS_NOTHING = {"serve", "view"}
 """Commands without `--json`."""
 
 
@@ -118,6 +118,9 @@ def test_bad_input_is_exit_code_2_and_one_line_on_stderr(name, tmp_path: Path, c
     monkeypatch.chdir(tmp_path)
     (commands,) = (action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction))
     flags = [flag for action in commands.choices[name]._actions for flag in action.option_strings]
+    if name == "init":  # writes none of the files that are there
+        (tmp_path / "nowhere").mkdir()
+        (tmp_path / "nowhere" / "run.yaml").touch()
     takes_config = any(action.required for action in commands.choices[name]._actions if action.dest == "config")
     argv = ["--config", "nowhere.yaml"] if takes_config or name == "plan" else ["nowhere"]
     assert main([name, *argv, *(["--json"] if "--json" in flags else [])]) == BAD_INPUT

@@ -8,11 +8,11 @@ import re
 import numpy as np
 import pytest
 
-from sharpen.cli.page import clean, pieces
 from sharpen.cli.show import add_show, run_show
 from sharpen.errors import ConfigError
 from sharpen.experience.draw import make_batch
 from sharpen.experience.journal import Journal
+from sharpen.transcript import clean, pieces
 from sharpen.types import Call, CallStatus, Group, Outcome, Rollout, Sampling, Task
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")

@@ -19,11 +19,13 @@ from sharpen.cli.algorithms import add_algorithms, run_algorithms
 from sharpen.cli.certify import add_certify, run_certify
 from sharpen.cli.diagnose import add_diagnose, run_diagnose
 from sharpen.cli.explain import add_explain, run_explain
+from sharpen.cli.init import add_init, run_init
 from sharpen.cli.list_runs import add_ls, run_ls
 from sharpen.cli.plan import add_plan, run_plan
 from sharpen.cli.serve import add_serve, run_serve
 from sharpen.cli.show import add_show, run_show
 from sharpen.cli.training import add_check, add_eval, add_run_command, run_check, run_eval, run_run
+from sharpen.cli.view import add_view, run_view
 from sharpen.errors import ConfigError, DatasetError, ModelError, SamplingError, SharpenError
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
@@ -41,6 +43,7 @@ class Command:
 
 
 COMMANDS: Mapping[str, Command] = {
+    "init": Command("write a folder to start from: agent, judge, tasks, settings, a test", add_init, run_init),
     "run": Command("train, from a configuration file", add_run_command, run_run),
     "check": Command("send a few tasks through agent and judge, before any training", add_check, run_check),
     "eval": Command("evaluate a model or an OpenAI-compatible endpoint on a dataset", add_eval, run_eval),
@@ -49,6 +52,7 @@ COMMANDS: Mapping[str, Command] = {
     "algorithms": Command("list the algorithms with formulas, defaults and sources", add_algorithms, run_algorithms),
     "ls": Command("list the runs with their results", add_ls, run_ls),
     "show": Command("print rollouts of a run, token by token if asked", add_show, run_show),
+    "view": Command("look at runs in a browser: curves, tasks, rollouts token by token", add_view, run_view),
     "diagnose": Command("why is the reward (or the loss) flat? causes, with evidence", add_diagnose, run_diagnose),
     "certify": Command("recompute the certificate of a run from its records", add_certify, run_certify),
     "serve": Command("serve a model to applications, in OpenAI's and Anthropic's protocols", add_serve, run_serve),

@@ -1,0 +1,1 @@
+// what the pages do beside being read
