@@ -22,8 +22,10 @@ IMPORTS: Mapping[str, set[str]] = {
     "config": {"tasks"},
     "algorithm": set(),
     "token_masks": set(),
+    "transcript": set(),
     "inference": {"token_masks"},
     "monitor": set(),
+    "starter": set(),
     "rollout": set(),
     "sync": set(),
     "experience": {"algorithm"},
@@ -79,6 +81,7 @@ IMPORTS: Mapping[str, set[str]] = {
     "tuning": {"algorithm", "rollout", "compat", "decide", "run"},
     "view": {"monitor", "diagnose"},
     "cli": {
+        "starter",
         "algorithm",
         "monitor",
         "rollout",
@@ -94,6 +97,7 @@ IMPORTS: Mapping[str, set[str]] = {
         "serve",
         "tuning",
         "gateway",
+        "transcript",
         "view",
     },
 }
