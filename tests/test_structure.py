@@ -25,6 +25,7 @@ IMPORTS: Mapping[str, set[str]] = {
     "transcript": set(),
     "inference": {"token_masks"},
     "monitor": set(),
+    "starter": set(),
     "rollout": set(),
     "sync": set(),
     "experience": {"algorithm"},
@@ -80,6 +81,7 @@ IMPORTS: Mapping[str, set[str]] = {
     "tuning": {"algorithm", "rollout", "compat", "decide", "run"},
     "view": {"monitor", "rollout", "experience", "diagnose", "transcript"},
     "cli": {
+        "starter",
         "algorithm",
         "monitor",
         "rollout",
