@@ -18,6 +18,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from sharpen.view import drawing
 from sharpen.view.data.measures import to_json
 from sharpen.view.data.run import run_page, series
 from sharpen.view.data.runs import runs_page
@@ -92,6 +93,7 @@ def _environment() -> jinja2.Environment:
     environment.filters["json"] = to_json
     environment.filters["time"] = _time
     environment.globals["url"] = _url
+    drawing.register(environment)
     return environment
 
 
