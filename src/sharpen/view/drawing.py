@@ -1,7 +1,7 @@
 """Turns numbers into the geometry of small drawings, and into text.
 
-In: values of a run. Out: places in percent of a drawing's width and height (SVG paths in a box of 100 x 100), the number
-of a colour, or a number as people read it. No HTML: the macros of the templates place these.
+In: values of a run. Out: places in percent of a drawing's width and height (SVG paths in a box of 100 x 100), the
+number of a colour, or a number as people read it. No HTML: the macros of the templates place these.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Scale:
 
     @classmethod
     def over(cls, *values: Iterable[float | None], zero: bool = False) -> Scale:
-        """The scale that shows all of these values with a little air; with `zero`, it starts at 0 if they are positive."""
+        """The scale that shows all of these values, with a little air; `zero` makes it start at 0 if they are positive."""
         known = [value for some in values for value in some if value is not None and math.isfinite(value)]
         low, high = min(known, default=0.0), max(known, default=1.0)
         if zero and low > 0.0:
