@@ -38,17 +38,15 @@ class Scale:
     high: float
 
     @classmethod
-    def over(cls, *values: Iterable[float | None], zero: bool = False) -> Scale:
-        """The scale that shows all of these values, with a little air; `zero` makes it start at 0 if they are positive."""
+    def over(cls, *values: Iterable[float | None]) -> Scale:
+        """The scale that shows all of these values, with a little air."""
         known = [value for some in values for value in some if value is not None and math.isfinite(value)]
         low, high = min(known, default=0.0), max(known, default=1.0)
-        if zero and low > 0.0:
-            low = 0.0
         if low == high:
             air = abs(low) / 2 or 0.5
             return cls(low=low - air, high=high + air)
         air = 0.06 * (high - low)
-        return cls(low=low if zero and low == 0.0 else low - air, high=high + air)
+        return cls(low=low - air, high=high + air)
 
     def at(self, value: float) -> float:
         """The place of a value, 0 at `low` to 100 at `high`, cut there."""
