@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from sharpen import __version__
 from sharpen.cli.diagnose import add_diagnose, run_diagnose
+from sharpen.cli.doctor import add_doctor, run_doctor
 from sharpen.cli.init import add_init, run_init
 from sharpen.cli.plan import add_plan, run_plan
 from sharpen.cli.serve import add_serve, run_serve
@@ -122,6 +123,7 @@ def build_parser() -> argparse.ArgumentParser:
     certify.add_argument("--no-logprobs", action="store_true", help="do not score the tokens again (loads no model)")
     certify.add_argument("--json", action="store_true", help="print the certificate as JSON")
 
+    add_doctor(commands.add_parser("doctor", help="is this machine ready? what is here, a tiny step, what to do"))
     add_init(commands.add_parser("init", help="write a folder to start from: agent, judge, tasks, settings, a test"))
     add_diagnose(commands.add_parser("diagnose", help="why is the reward (or the loss) flat? causes, with evidence"))
     add_plan(commands.add_parser("plan", help="predict the memory of a run before anything starts"))
@@ -335,6 +337,7 @@ COMMANDS: Mapping[str, Command] = {
     "explain": _explain,
     "algorithms": _algorithms,
     "certify": _certify,
+    "doctor": run_doctor,
     "init": run_init,
     "diagnose": run_diagnose,
     "plan": run_plan,
