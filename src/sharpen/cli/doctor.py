@@ -7,13 +7,14 @@ is possible (there may be warnings), 1 if not.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
+
+from sharpen.cli.arguments import add_json, print_json
 
 if TYPE_CHECKING:
     from sharpen.doctor.checks import Finding
@@ -24,7 +25,7 @@ _SIGNS = {"ok": "ok     ", "warning": "warning", "problem": "PROBLEM"}
 def add_doctor(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("--no-step", action="store_true", help="do not train the step of a tiny model")
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    add_json(parser)
 
 
 def run_doctor(arguments: argparse.Namespace, out: IO[str] | None = None) -> int:
@@ -40,7 +41,7 @@ def run_doctor(arguments: argparse.Namespace, out: IO[str] | None = None) -> int
     problems = [finding.name for finding in findings if finding.state == "problem"]
     warnings = [finding.name for finding in findings if finding.state == "warning"]
     if arguments.json:
-        print(json.dumps({"ready": not problems, "findings": [asdict(finding) for finding in findings]}, indent=2))
+        print_json({"ready": not problems, "findings": [asdict(finding) for finding in findings]}, out)
     elif problems:
         print(f"\nnot ready: {', '.join(problems)}", file=out)
     else:

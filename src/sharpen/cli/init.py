@@ -6,13 +6,13 @@ In: the folder, the framework of the agent, the model. Out: the files; without a
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from sharpen.cli.arguments import add_json, print_json
 from sharpen.starter.folder import FRAMEWORKS, TINY, write_starter
 
 
@@ -28,7 +28,7 @@ def add_init(parser: argparse.ArgumentParser) -> None:
         help="model to train: a folder, or a name on the hub (default: a tiny model, made in half a minute, which "
         "needs no download and can learn these tasks only)",
     )
-    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
+    add_json(parser)
 
 
 def run_init(arguments: argparse.Namespace) -> int:
@@ -48,7 +48,7 @@ def run_init(arguments: argparse.Namespace) -> int:
     ]
     if arguments.json:
         content = {"folder": str(starter.folder), "files": starter.files, "model": model or TINY, "commands": commands}
-        print(json.dumps(content, indent=2))
+        print_json(content)
         return 0
     print(f"{starter.folder}: {', '.join(starter.files)}")
     print("\nnext:\n" + "\n".join(f"  {command}" for command in commands))

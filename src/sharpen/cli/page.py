@@ -47,9 +47,11 @@ class Page:
         self._number_name = number_name
         self._untrained = untrained
 
-    def rollout(self, rollout: Rollout, *, only: int | None, tokens: bool) -> None:
-        """Print all calls, or only one with its whole prompt."""
+    def rollout(self, rollout: Rollout, *, only: int | None, tokens: bool, row: Sequence[str] = ()) -> None:
+        """Print the lines of the task's row, and all calls, or only one with its whole prompt."""
         self._head(rollout)
+        for line in row:
+            self.line(f"  {line}", "cyan")
         for call in rollout.calls:
             if only is None or call.index == only:
                 before = rollout.calls[call.index - 1] if call.index and only is None else None
