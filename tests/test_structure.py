@@ -80,7 +80,7 @@ IMPORTS: Mapping[str, set[str]] = {
         "run",
     },
     "tuning": {"algorithm", "rollout", "compat", "decide", "run"},
-    "view": {"monitor", "diagnose"},
+    "view": {"monitor", "rollout", "experience", "diagnose", "transcript"},
     "cli": {
         "starter",
         "doctor",

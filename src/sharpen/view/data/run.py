@@ -176,14 +176,15 @@ def _learning(row: RunRow, files: RunFiles) -> Learning:
     verdict = files.summary.get("verdict")
     remarks = verdict.get("remarks", ()) if isinstance(verdict, Mapping) else ()
     return Learning(
-        training=_training(row, files),
-        evaluations=tuple(_evaluations(files)),
+        training=training(row, files),
+        evaluations=tuple(evaluations(files)),
         verdict_text=row.verdict_text,
         remarks=tuple(map(str, remarks)),
     )
 
 
-def _training(row: RunRow, files: RunFiles) -> Series:
+def training(row: RunRow, files: RunFiles) -> Series:
+    """Return the training reward with the deviation of a step's rollouts as band, or the training loss."""
     if row.learns_from == "rows":
         return series(files, "trainer/loss", label="training loss")
     rewards = series(files, "reward/mean", label="training reward")
@@ -196,7 +197,8 @@ def _training(row: RunRow, files: RunFiles) -> Series:
     )
 
 
-def _evaluations(files: RunFiles) -> Iterable[Series]:
+def evaluations(files: RunFiles) -> Iterable[Series]:
+    """Yield the evaluations, a series for each dataset and mode."""
     names = dict.fromkeys(name for row in files.rows for name in row if name.startswith("eval"))
     for name in names:
         place, _, last = name.rpartition("/")
