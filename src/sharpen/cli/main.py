@@ -18,8 +18,8 @@ from sharpen import __version__
 from sharpen.cli.algorithms import add_algorithms, run_algorithms
 from sharpen.cli.certify import add_certify, run_certify
 from sharpen.cli.diagnose import add_diagnose, run_diagnose
-from sharpen.cli.explain import add_explain, run_explain
 from sharpen.cli.doctor import add_doctor, run_doctor
+from sharpen.cli.explain import add_explain, run_explain
 from sharpen.cli.init import add_init, run_init
 from sharpen.cli.list_runs import add_ls, run_ls
 from sharpen.cli.plan import add_plan, run_plan
