@@ -19,6 +19,7 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from sharpen.view import drawing
 from sharpen.view.data.compare import compare_page
 from sharpen.view.data.measures import to_json
 from sharpen.view.data.rollout import call_tokens, rollout_page
@@ -238,6 +239,7 @@ def _environment() -> jinja2.Environment:
     environment.filters["json"] = to_json
     environment.filters["time"] = _time
     environment.globals["url"] = _url
+    drawing.register(environment)
     return environment
 
 
