@@ -38,6 +38,7 @@ def run_record(arguments: argparse.Namespace) -> int:
 
     from sharpen.config.gateway import GatewayConfig
     from sharpen.record.server import Options, record
+    from sharpen.record.upstream import base_url
 
     try:
         listen = GatewayConfig(
@@ -46,11 +47,12 @@ def run_record(arguments: argparse.Namespace) -> int:
     except ValidationError as error:
         problems = "; ".join(f"--{one['loc'][0]}: {one['msg']} (given: {one['input']!r})" for one in error.errors())
         raise ConfigError(problems) from error
+    upstream = base_url(arguments.upstream)
     key, line = own_key(arguments.api_key)
     say(line)
     record(
         Options(
-            upstream=arguments.upstream,
+            upstream=upstream,
             upstream_key=os.environ.get(UPSTREAM_KEY_VARIABLE),
             folder=arguments.dir,
             key=key,

@@ -32,10 +32,7 @@ class Upstream:
     with a session's key or the recorder's own. On one event loop."""
 
     def __init__(self, url: str, key: str | None) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise ConfigError(f"--upstream is {url!r}; it must be a base URL such as http://127.0.0.1:8000/v1")
-        self.url = url.rstrip("/") if parts.path.strip("/") else f"{url.rstrip('/')}/v1"
+        self.url = base_url(url)
         self._key = key
         timeout = httpx.Timeout(None, connect=CONNECT_S)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
@@ -70,6 +67,14 @@ class Upstream:
     async def close(self) -> None:
         """Close its connections."""
         await self._client.aclose()
+
+
+def base_url(url: str) -> str:
+    """Return a server's base URL; of one without a path it ends in /v1. Raises `ConfigError` for what is none."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise ConfigError(f"--upstream is {url!r}; it must be a base URL such as http://127.0.0.1:8000/v1")
+    return url.rstrip("/") if parts.path.strip("/") else f"{url.rstrip('/')}/v1"
 
 
 def forwarded(headers: Headers) -> list[tuple[str, str]]:
