@@ -22,8 +22,10 @@ IMPORTS: Mapping[str, set[str]] = {
     "config": {"tasks"},
     "algorithm": set(),
     "token_masks": set(),
+    "transcript": set(),
     "inference": {"token_masks"},
     "monitor": set(),
+    "starter": set(),
     "rollout": set(),
     "sync": set(),
     "experience": {"algorithm"},
@@ -32,6 +34,7 @@ IMPORTS: Mapping[str, set[str]] = {
     "exchange": {"rollout", "experience"},
     "operators": set(),
     "trainer": {"algorithm", "token_masks"},
+    "doctor": {"trainer", "starter"},
     "compat": {"algorithm", "rollout", "operators", "gateway"},
     "recipe": {"algorithm", "sync", "experience"},
     "execution": {"algorithm", "inference", "rollout", "gateway", "trainer", "compat", "recipe"},
@@ -77,7 +80,10 @@ IMPORTS: Mapping[str, set[str]] = {
         "run",
     },
     "tuning": {"algorithm", "rollout", "compat", "decide", "run"},
+    "view": {"monitor", "rollout", "experience", "diagnose", "transcript"},
     "cli": {
+        "starter",
+        "doctor",
         "algorithm",
         "monitor",
         "rollout",
@@ -93,6 +99,8 @@ IMPORTS: Mapping[str, set[str]] = {
         "serve",
         "tuning",
         "gateway",
+        "transcript",
+        "view",
     },
 }
 """What each room imports beside the ground, from the ground up: a room imports only what stands above it here."""

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sharpen.cli.arguments import add_set
 from sharpen.errors import ConfigError
 
 KEY_VARIABLE = "SHARPEN_API_KEY"
@@ -44,13 +45,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--max-model-len", type=int, metavar="N", help="most prompt plus sampled tokens of a request")
     parser.add_argument("--engine", choices=("auto", "embedded", "vllm"), help="what computes (default: auto)")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="another setting of model, engine or gateway, e.g. model.temperature=0.7",
-    )
+    add_set(parser, "model.temperature=0.7 (of model, engine or gateway)")
 
 
 def run_serve(arguments: argparse.Namespace) -> int:
