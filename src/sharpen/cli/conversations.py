@@ -7,10 +7,10 @@ conversations, with what each was asked. All of it comes from the records: which
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from sharpen.transcript import content_text
 from sharpen.types import Call
 
 _ASKED = 60
@@ -84,7 +84,7 @@ def _shared(earlier: Sequence[Call], call: Call) -> str:
 
 def _system(call: Call) -> str:
     return "\n".join(
-        _text(one.get("content")) for one in call.messages[:1] if one.get("role") in ("system", "developer")
+        content_text(one.get("content")) for one in call.messages[:1] if one.get("role") in ("system", "developer")
     )
 
 
@@ -95,11 +95,5 @@ def _tools(call: Call) -> tuple[str, ...]:
 def _asked(call: Call) -> str:
     """Return the end of a call's last user message in one line, or of its last message if no user speaks."""
     spoken = [one for one in call.messages if one.get("role") == "user"] or call.messages[-1:]
-    text = " ".join(_text(spoken[-1].get("content")).split()) if spoken else ""
+    text = " ".join(content_text(spoken[-1].get("content")).split()) if spoken else ""
     return text if len(text) <= _ASKED else f"...{text[3 - _ASKED :]}"
-
-
-def _text(content: Any) -> str:
-    if not isinstance(content, Sequence) or isinstance(content, str):
-        return str(content or "")
-    return " ".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))

@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median, pstdev
+from typing import Any
 
 from sharpen.config.public import TunerModelConfig
 from sharpen.rollout.agent_habits import cached_answers, own_temperature, own_truncation
@@ -67,6 +68,12 @@ class CheckReport:
         """The durations of a rollout and of a step's rollouts, as text."""
         of_step = "" if self.step_s is None else f", {self.step_s:.3g} s for a step's at this pace"
         return f"{self.seconds:.2f} s a rollout (median){of_step}"
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON."""
+        content = {**asdict(self), "statistics": self.statistics.metrics()}
+        content["failures"] = {outcome.value: count for outcome, count in self.statistics.failures.items()}
+        return content
 
     def lines(self) -> list[str]:
         """Return the report as plain text, at most 80 columns wide."""
