@@ -20,6 +20,8 @@ from sharpen.trainer.checkpoint import step_of
 MARK = "<!-- This card is written by Sharpen at the end of the run -->"
 _KEPT = ("license", "license_name", "license_link", "language")
 """What a tuned model has in common with its base model."""
+_SHOWN = re.compile(r"(algorithm|loss|trainer|sampling|critic|sync)\.|seed$|model\.max_")
+"""Settings of the training; paths and names of this machine are nobody's business."""
 
 
 def write_cards(run_dir: Path, *, replace: bool = True) -> list[Path]:
@@ -52,12 +54,20 @@ def card(report: Report, checkpoint: Path, base: Mapping[str, Any]) -> str:
     run = report.page.run
     head: dict[str, Any] = {name: base[name] for name in _KEPT if name in base}
     head |= {"library_name": "transformers", "pipeline_tag": "text-generation"}
-    if run.model and re.fullmatch(r"[\w.-]+/[\w.-]+", run.model) and not Path(run.model).exists():
+    on_hub = bool(run.model and re.fullmatch(r"[\w.-]+/[\w.-]+", run.model)) and not Path(run.model or "").exists()
+    if on_hub:
         head["base_model"] = run.model
     head["tags"] = ["sharpen", "reinforcement-learning", *([run.algorithm] if run.algorithm else [])]
     name, step = checkpoint.name, step_of(checkpoint)
     best = report.use is not None and not report.use.original and Path(report.use.model).name == name
     body = markdown_template("card.md").render(
-        report=report, page=report.page, mark=MARK, step=step, is_chosen=best, is_last=step == run.steps
+        report=report,
+        page=report.page,
+        mark=MARK,
+        step=step,
+        base=run.model if on_hub else Path(run.model or "").name,
+        settings=[(name, value) for name, value in report.settings if _SHOWN.match(name)],
+        is_chosen=best,
+        is_last=step == run.steps,
     )
     return f"---\n{yaml.safe_dump(head, sort_keys=False, allow_unicode=True)}---\n\n{body.strip()}\n"

@@ -47,11 +47,10 @@ class Evaluations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """A curve. `training` and `band` are SVG paths, empty if nothing was measured."""
+    """A curve. `training` is an SVG path, empty if nothing was measured."""
 
     training_name: str
     training: str
-    band: str
     evaluations: tuple[Evaluations, ...]
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
@@ -69,14 +68,12 @@ def chart(training: Series, evaluations: Sequence[Series]) -> Chart | None:
     if not drawn:
         return None
     steps = [step for series in drawn for step in series.steps]
-    values = [v for series in drawn for some in (series.values, series.low, series.high) for v in some if v is not None]
-    low, high = _bounds([value for series in drawn for value in series.values if value is not None], values)
+    low, high = _bounds([value for series in drawn for value in series.values if value is not None])
     across = _Axis(min(steps), max(max(steps), min(steps) + 1), LEFT, WIDTH - RIGHT)
     up = _Axis(low, high, HEIGHT - BOTTOM, TOP)
     return Chart(
         training_name=training.name,
         training=_path(_places(training, training.values, across, up)),
-        band=_band(training, across, up),
         evaluations=tuple(_evaluations(series, across, up) for series in evaluations if series in drawn),
         x_ticks=tuple(Tick(at=across.at(value), text=f"{value:g}") for value in across.round_values(8, whole=True)),
         y_ticks=tuple(Tick(at=up.at(value), text=f"{value:g}") for value in up.round_values(5)),
@@ -107,11 +104,11 @@ class _Axis:
         return [round((first + place) * distance, 10) for place in range(count + 1)]
 
 
-def _bounds(values: Sequence[float], further: Sequence[float]) -> tuple[float, float]:
-    """Return the ends of the axis: 0 to 1 if all values are within, else all of them with the bands."""
+def _bounds(values: Sequence[float]) -> tuple[float, float]:
+    """Return the ends of the axis: 0 to 1 if all values are within, else the least and the greatest with some air."""
     if all(0.0 <= value <= 1.0 for value in values):
         return 0.0, 1.0
-    low, high = min(further), max(further)
+    low, high = min(values), max(values)
     air = 0.05 * (high - low) or 0.5
     return low - air, high + air
 
@@ -136,13 +133,6 @@ def _thinned(pairs: Sequence[tuple[int, float | None]]) -> Iterable[tuple[int, f
 
 def _path(parts: Iterable[Sequence[tuple[float, float]]]) -> str:
     return " ".join("M" + " L".join(f"{x:g},{y:g}" for x, y in part) for part in parts)
-
-
-def _band(series: Series, across: _Axis, up: _Axis) -> str:
-    if not series.low or not series.high:
-        return ""
-    lows, highs = _places(series, series.low, across, up), _places(series, series.high, across, up)
-    return " ".join(f"{_path([[*high, *reversed(low)]])} Z" for low, high in zip(lows, highs, strict=False))
 
 
 def _evaluations(series: Series, across: _Axis, up: _Axis) -> Evaluations:

@@ -16,8 +16,8 @@ from sharpen.errors import SharpenError
 from sharpen.report.chart import Chart, chart
 from sharpen.report.evaluations import Evaluated, read_evaluated
 from sharpen.trainer.checkpoint import step_of
-from sharpen.transcript import clean_for_page
 from sharpen.view.data.run import RunPage, run_page
+from sharpen.view.diagnoses import diagnosed
 from sharpen.view.files import read_files
 from sharpen.view.folders import Folder
 
@@ -71,7 +71,7 @@ class Report:
 def read_report(run_dir: Path, *, price_per_hour: float | None = None, now: datetime | None = None) -> Report:
     """Read a run directory, whatever state it is in."""
     folder, files = Folder.of(run_dir), read_files(run_dir)
-    page = run_page(folder, files, price_per_hour=price_per_hour)
+    page = run_page(folder, files, diagnosed(folder), price_per_hour=price_per_hour)
     problems = list(files.problems)
     try:
         evaluated = read_evaluated(folder.evaluations, str(files.setting("evaluation.decided_by") or "sampled"))
@@ -83,7 +83,7 @@ def read_report(run_dir: Path, *, price_per_hour: float | None = None, now: date
         evaluated=evaluated,
         chart=chart(page.learning.training, page.learning.evaluations),
         use=_use(run_dir, files.summary),
-        settings=tuple((clean_for_page(name), clean_for_page(value)) for name, value in page.settings),
+        settings=page.settings,
         problems=tuple(problems),
         written=now or datetime.now(UTC),
         version=__version__,
@@ -103,4 +103,4 @@ def _use(run_dir: Path, summary: Mapping[str, object]) -> Use | None:
     if not isinstance(model, str):
         return None
     kept = tuple(path.name for path in kept_checkpoints(run_dir))
-    return Use(model=clean_for_page(model), original=bool(verdict.get("original")), kept=kept)
+    return Use(model=model, original=bool(verdict.get("original")), kept=kept)

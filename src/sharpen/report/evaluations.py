@@ -14,7 +14,7 @@ from statistics import fmean
 
 from sharpen.experience.reading import find_rollouts, read_groups
 from sharpen.monitor.statistics import accuracy, is_binary, paired_difference
-from sharpen.transcript import clean_for_page, message_text
+from sharpen.transcript import message_text
 from sharpen.types import Outcome, Rollout
 from sharpen.view.data.measures import Measure
 
@@ -38,6 +38,12 @@ class Comparison:
     better: int
     worse: int
     same: int
+
+    @property
+    def count(self) -> int:
+        """The tasks that are compared; of a single evaluation, all."""
+        shown = self.difference or self.before
+        return 0 if shown is None else shown.count
 
     @property
     def name(self) -> str:
@@ -168,5 +174,5 @@ def _answer(rollouts: Sequence[Rollout]) -> Answer:
 
 
 def _short(text: str) -> str:
-    text = clean_for_page(text.strip())
+    text = text.strip()
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]} [... {len(text) - MAX_TEXT:,} more characters]"

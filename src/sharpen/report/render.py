@@ -16,12 +16,13 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from sharpen.report.contents import Report, read_report
+from sharpen.transcript import clean_for_page
 from sharpen.view.data.measures import Count, Measure
 from sharpen.view.data.run import Cost
 
 NAME = "report.html"
 _TEMPLATES = Path(__file__).with_name("templates")
-_MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+!|~-])")
+_MARKDOWN = re.compile(r"([\\`*_\[\]#|~])")
 
 
 def write_report(run_dir: Path, *, price_per_hour: float | None = None) -> Path:
@@ -62,6 +63,7 @@ def _environment(*, markup: bool) -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=lambda value: clean_for_page(value) if isinstance(value, str) else value,
     )
     environment.filters |= {
         "interval": interval,
