@@ -81,6 +81,7 @@ IMPORTS: Mapping[str, set[str]] = {
         "decide",
         "run",
     },
+    "record": {"experience", "exchange", "rollout", "gateway", "execution", "run", "serve"},
     "tuning": {"algorithm", "rollout", "compat", "decide", "run", "report"},
     "cli": {
         "starter",
@@ -99,6 +100,7 @@ IMPORTS: Mapping[str, set[str]] = {
         "diagnose",
         "run",
         "serve",
+        "record",
         "tuning",
         "gateway",
         "transcript",
