@@ -17,6 +17,7 @@ from pathlib import Path
 from sharpen import __version__
 from sharpen.cli.algorithms import add_algorithms, run_algorithms
 from sharpen.cli.certify import add_certify, run_certify
+from sharpen.cli.compare import add_compare, run_compare
 from sharpen.cli.diagnose import add_diagnose, run_diagnose
 from sharpen.cli.doctor import add_doctor, run_doctor
 from sharpen.cli.explain import add_explain, run_explain
@@ -58,6 +59,7 @@ COMMANDS: Mapping[str, Command] = {
     "ls": Command("list the runs with their results", add_ls, run_ls),
     "show": Command("print rollouts of a run, token by token if asked", add_show, run_show),
     "view": Command("look at runs in a browser: curves, tasks, rollouts token by token", add_view, run_view),
+    "compare": Command("which run is better on the tasks that both have, and what differs", add_compare, run_compare),
     "report": Command("write the report of a run: one page to send, or Markdown", add_report, run_report),
     "diagnose": Command("why is the reward (or the loss) flat? causes, with evidence", add_diagnose, run_diagnose),
     "certify": Command("recompute the certificate of a run from its records", add_certify, run_certify),
