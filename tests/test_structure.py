@@ -78,7 +78,7 @@ IMPORTS: Mapping[str, set[str]] = {
         "decide",
         "run",
     },
-    "tuning": {"algorithm", "rollout", "compat", "decide", "run"},
+    "tuning": {"algorithm", "monitor", "rollout", "compat", "decide", "run"},
     "view": {"monitor", "diagnose"},
     "cli": {
         "starter",
