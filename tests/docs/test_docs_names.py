@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import tomllib
 
 from pages import ROOT
 
@@ -25,3 +26,13 @@ def test_each_page_is_in_the_sites_contents() -> None:
     pages = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")} - {"README.md"}
     examples = {str(path.relative_to(ROOT)) for path in (ROOT / "examples").rglob("README.md")}
     assert listed == pages | examples | {"index.md", "CHANGELOG.md", "CONTRIBUTING.md"}
+
+
+def test_each_extra_is_on_the_page_of_installation() -> None:
+    """Red when an extra is added and nobody is told what it is for."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    rows = re.findall(
+        r"^\| (`.*`) \|", (ROOT / "docs" / "start" / "install.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert named == extras.keys() - {"dev"}

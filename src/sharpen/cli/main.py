@@ -18,10 +18,13 @@ from sharpen import __version__
 from sharpen.cli.algorithms import add_algorithms, run_algorithms
 from sharpen.cli.certify import add_certify, run_certify
 from sharpen.cli.diagnose import add_diagnose, run_diagnose
+from sharpen.cli.doctor import add_doctor, run_doctor
 from sharpen.cli.explain import add_explain, run_explain
+from sharpen.cli.export import add_export, run_export
 from sharpen.cli.init import add_init, run_init
 from sharpen.cli.list_runs import add_ls, run_ls
 from sharpen.cli.plan import add_plan, run_plan
+from sharpen.cli.record import add_record, run_record
 from sharpen.cli.serve import add_serve, run_serve
 from sharpen.cli.show import add_show, run_show
 from sharpen.cli.training import add_check, add_eval, add_run_command, run_check, run_eval, run_run
@@ -44,6 +47,7 @@ class Command:
 
 COMMANDS: Mapping[str, Command] = {
     "init": Command("write a folder to start from: agent, judge, tasks, settings, a test", add_init, run_init),
+    "doctor": Command("is this machine ready? what is here, a tiny step, what to do", add_doctor, run_doctor),
     "run": Command("train, from a configuration file", add_run_command, run_run),
     "check": Command("send a few tasks through agent and judge, before any training", add_check, run_check),
     "eval": Command("evaluate a model or an OpenAI-compatible endpoint on a dataset", add_eval, run_eval),
@@ -56,6 +60,8 @@ COMMANDS: Mapping[str, Command] = {
     "diagnose": Command("why is the reward (or the loss) flat? causes, with evidence", add_diagnose, run_diagnose),
     "certify": Command("recompute the certificate of a run from its records", add_certify, run_certify),
     "serve": Command("serve a model to applications, in OpenAI's and Anthropic's protocols", add_serve, run_serve),
+    "record": Command("forward calls to another server and record them, token by token", add_record, run_record),
+    "export": Command("write what was recorded as rows for SFT or DPO", add_export, run_export),
 }
 
 

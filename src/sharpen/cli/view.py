@@ -6,6 +6,7 @@ In: folders with runs. Out: a server on this machine's loopback, and a browser t
 from __future__ import annotations
 
 import argparse
+import contextlib
 import webbrowser
 from pathlib import Path
 
@@ -40,5 +41,6 @@ def run_view(arguments: argparse.Namespace) -> int:
         if not arguments.no_browser:
             webbrowser.open(address)
 
-    serve(Library(roots), port=arguments.port, opened=opened, price_per_hour=arguments.price_per_hour)
+    with contextlib.closing(Library(roots)) as library:
+        serve(library, port=arguments.port, opened=opened, price_per_hour=arguments.price_per_hour)
     return 0

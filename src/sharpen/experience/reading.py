@@ -42,6 +42,8 @@ from sharpen.types import (
     Task,
 )
 
+_AT_REST = "mode=ro&immutable=1"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
@@ -121,6 +123,20 @@ def read_groups(path: Path | str, *, group_id: str | None = None, last: int | No
         ]
         for key in reversed(keys):
             yield _read_group(connection, key)
+
+
+def read_rollout_from(connection: sqlite3.Connection, key: int) -> tuple[Rollout, Task, int] | None:
+    """Return the rollout with this key of an open journal, its task and the policy version that its group started at;
+    None if there is none."""
+    row = connection.execute("SELECT * FROM rollouts WHERE key = ?", (key,)).fetchone()
+    if row is None:
+        return None
+    group = connection.execute(
+        "SELECT groups.*, texts.json AS row FROM groups JOIN texts ON texts.id = groups.task_row WHERE key = ?",
+        (row["group_key"],),
+    ).fetchone()
+    task = Task(id=group["task_id"], index=group["task_index"], row=json.loads(group["row"]))
+    return _read_rollout(connection, row), task, group["version"]
 
 
 def read_groups_from(connection: sqlite3.Connection) -> Iterator[Group]:
@@ -286,10 +302,11 @@ def has(connection: sqlite3.Connection, table: str) -> bool:
     return connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone() is not None
 
 
-def open_journal(path: Path | str) -> sqlite3.Connection:
-    """Open a journal for reading. Raises `JournalError` if the file is not a journal or has another schema version."""
+def open_journal(path: Path | str, *, at_rest: bool = False) -> sqlite3.Connection:
+    """Open a journal for reading. Raises `JournalError` if the file is not a journal or has another schema version.
+    `at_rest` says that nobody writes it meanwhile: then SQLite leaves no files of its own beside it."""
     try:
-        connection, row = _opened(Path(path))
+        connection, row = _connected(Path(path), _AT_REST) if at_rest else _opened(Path(path))
     except sqlite3.Error as error:
         raise JournalError(f"cannot read the journal {path}: {error}") from error
     if row is None or row["value"] != str(SCHEMA_VERSION):
@@ -307,7 +324,7 @@ def _opened(path: Path) -> tuple[sqlite3.Connection, sqlite3.Row | None]:
     except sqlite3.OperationalError:
         if os.access(path.parent, os.W_OK):
             raise
-        return _connected(path, "mode=ro&immutable=1")
+        return _connected(path, _AT_REST)
 
 
 def _connected(path: Path, options: str) -> tuple[sqlite3.Connection, sqlite3.Row | None]:
