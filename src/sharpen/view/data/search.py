@@ -225,21 +225,25 @@ def _hits(
     connection: sqlite3.Connection, query: SearchQuery, noted: Mapping[str, str], facets: Facets
 ) -> tuple[tuple[Hit, ...], int]:
     conditions, values = _conditions(query, noted)
-    source, rise = "rollouts", "NULL"
+    source, rise, order = "rollouts", "NULL", ORDERS[query.order]
+    counted = None
     if query.text and (match := match_of(query.text)):
-        source = "texts JOIN rollouts ON rollouts.number = texts.rowid"
+        # The words first: CROSS JOIN keeps the order, which SQLite would choose by the number of rows alone.
+        source = "texts CROSS JOIN rollouts ON rollouts.number = texts.rowid"
+        order = order.replace("rollouts.number", "texts.rowid")
+        counted = "texts" if not conditions and query.order != "rising" else None
         conditions.append("texts MATCH ?")
         values.append(match)
     if query.order == "rising":
         rise = _add_rise(connection, conditions, values, facets)
         source += " JOIN rises ON rises.task = rollouts.task"
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-    total = connection.execute(f"SELECT COUNT(*) FROM {source}{where}", values).fetchone()[0]
+    total = connection.execute(f"SELECT COUNT(*) FROM {counted or source}{where}", values).fetchone()[0]
     chosen = connection.execute(
-        f"SELECT rollouts.*, {rise} AS rise FROM {source}{where} ORDER BY {ORDERS[query.order]} LIMIT ? OFFSET ?",
+        f"SELECT rollouts.*, {rise} AS rise FROM {source}{where} ORDER BY {order} LIMIT ? OFFSET ?",
         [*values, PAGE, PAGE * (query.page - 1)],
     ).fetchall()
-    return tuple(_hit(connection, row, query.text) for row in chosen), total
+    return tuple(_hit(connection, row) for row in chosen), total
 
 
 def _conditions(query: SearchQuery, noted: Mapping[str, str]) -> tuple[list[str], list[Any]]:
@@ -254,7 +258,7 @@ def _conditions(query: SearchQuery, noted: Mapping[str, str]) -> tuple[list[str]
         ("rollouts.tokens <= ?", query.tokens_high),
         ("rollouts.step >= ?", query.step_low),
         ("rollouts.step <= ?", query.step_high),
-        ("rollouts.number IN (SELECT number FROM tools WHERE tool = ?)", query.tool or None),
+        ("EXISTS (SELECT 1 FROM tools WHERE tools.number = rollouts.number AND tool = ?)", query.tool or None),
         ("rollouts.outcome = ?", query.outcome if query.outcome != "failed" and query.outcome else None),
     ]
     conditions = [condition for condition, value in wanted if value is not None]
@@ -288,7 +292,7 @@ def _add_rise(connection: sqlite3.Connection, conditions: list[str], values: lis
     return "rises.rise"
 
 
-def _hit(connection: sqlite3.Connection, row: sqlite3.Row, text: str) -> Hit:
+def _hit(connection: sqlite3.Connection, row: sqlite3.Row) -> Hit:
     words = connection.execute("SELECT * FROM words WHERE number = ?", (row["number"],)).fetchone()
     tools = connection.execute("SELECT tool FROM tools WHERE number = ? ORDER BY tool", (row["number"],)).fetchall()
     return Hit(
@@ -312,7 +316,7 @@ def _facets(connection: sqlite3.Connection) -> Facets:
         return tuple((name, count) for name, count in connection.execute(sql))
 
     steps = connection.execute(
-        "SELECT MIN(step), MAX(step) FROM rollouts WHERE place = ? AND step IS NOT NULL", (TRAINING,)
+        "SELECT MIN(step), MAX(step) FROM groups WHERE place = ? AND step IS NOT NULL", (TRAINING,)
     ).fetchone()
     rewards = connection.execute("SELECT MIN(low), MAX(high) FROM groups").fetchone()
     moments = connection.execute("SELECT moment FROM groups WHERE moment <> '' GROUP BY moment ORDER BY MIN(number)")
