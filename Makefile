@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # tests start hundreds of processes that import the same; compiling it takes each of them longer than all else.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed test-ray test-clients test-as-it-is docs environments check format bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-async bench-agentscope bench-trl bench-gpu clean
+.PHONY: quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed test-ray test-clients test-as-it-is docs environments check format bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-view bench-async bench-agentscope bench-trl bench-gpu clean
 
 quickstart: .venv/installed
 	@$(BIN)/python examples/quickstart/main.py --seed $(SEED)
@@ -140,6 +140,10 @@ bench: bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync
 
 bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync: bench-%: .venv/installed
 	$(BIN)/python bench/$*.py
+
+# The pages of `sharpen view` over 100,000 rollouts, which are made first; about three minutes.
+bench-view: .venv/installed
+	$(BIN)/python bench/view/measure.py
 
 # Rollouts ahead of the training against synchronous ones, with tools that wait; about ten minutes.
 bench-async: .venv/installed

@@ -34,6 +34,7 @@ IMPORTS: Mapping[str, set[str]] = {
     "exchange": {"rollout", "experience"},
     "operators": set(),
     "trainer": {"algorithm", "token_masks"},
+    "doctor": {"trainer", "starter"},
     "compat": {"algorithm", "rollout", "operators", "gateway"},
     "recipe": {"algorithm", "sync", "experience"},
     "execution": {"algorithm", "inference", "rollout", "gateway", "trainer", "compat", "recipe"},
@@ -82,6 +83,7 @@ IMPORTS: Mapping[str, set[str]] = {
     "view": {"monitor", "rollout", "experience", "diagnose", "transcript"},
     "cli": {
         "starter",
+        "doctor",
         "algorithm",
         "monitor",
         "rollout",

@@ -18,6 +18,7 @@ from sharpen import __version__
 from sharpen.cli.algorithms import add_algorithms, run_algorithms
 from sharpen.cli.certify import add_certify, run_certify
 from sharpen.cli.diagnose import add_diagnose, run_diagnose
+from sharpen.cli.doctor import add_doctor, run_doctor
 from sharpen.cli.explain import add_explain, run_explain
 from sharpen.cli.init import add_init, run_init
 from sharpen.cli.list_runs import add_ls, run_ls
@@ -44,6 +45,7 @@ class Command:
 
 COMMANDS: Mapping[str, Command] = {
     "init": Command("write a folder to start from: agent, judge, tasks, settings, a test", add_init, run_init),
+    "doctor": Command("is this machine ready? what is here, a tiny step, what to do", add_doctor, run_doctor),
     "run": Command("train, from a configuration file", add_run_command, run_run),
     "check": Command("send a few tasks through agent and judge, before any training", add_check, run_check),
     "eval": Command("evaluate a model or an OpenAI-compatible endpoint on a dataset", add_eval, run_eval),

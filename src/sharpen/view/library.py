@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sharpen.errors import JournalError
+from sharpen.view.diagnoses import Diagnoses
 from sharpen.view.files import RunFiles, read_files
 from sharpen.view.folders import Folder, find_folders
 from sharpen.view.index import Index, reason
@@ -32,6 +33,7 @@ class Library:
 
     def __init__(self, roots: Sequence[Path], cache: Path | None = None) -> None:
         self.roots = tuple(roots)
+        self.diagnoses = Diagnoses()
         self._lock = threading.Lock()
         self._files: dict[Path, tuple[Stamp, RunFiles]] = {}
         self._indexes: dict[str, Index] = {}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ import jinja2
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -28,7 +28,8 @@ from sharpen.view.data.runs import runs_page
 from sharpen.view.data.search import SearchQuery, name_of, number_of, search_page
 from sharpen.view.data.tasks import step_page, task_page, tasks_page
 from sharpen.view.folders import Folder
-from sharpen.view.library import Library
+from sharpen.view.follow import Follower, events
+from sharpen.view.library import Library, stamp
 from sharpen.view.notes import MAX_CHARACTERS, Note, new_note, read_notes, write_note
 from sharpen.view.tokens import Decoders
 
@@ -40,11 +41,15 @@ T = TypeVar("T")
 
 
 class Pages:
-    """The pages over a library. `price_per_hour` is what the machine costs, None if it was not given."""
+    """The pages over a library. `price_per_hour` is what the machine costs, None if it was not given. `ending` says
+    whether the server is about to end, so that no stream keeps it."""
 
-    def __init__(self, library: Library, price_per_hour: float | None = None) -> None:
+    def __init__(
+        self, library: Library, price_per_hour: float | None = None, ending: Callable[[], bool] = lambda: False
+    ) -> None:
         self._library = library
         self._price = price_per_hour
+        self._ending = ending
         self._decoders = Decoders()
         self._templates = _environment()
 
@@ -54,6 +59,7 @@ class Pages:
         return [
             Route("/", self._runs, name="runs"),
             Route("/run/{run}", self._run, name="run"),
+            Route("/events", self._events, name="events"),
             Route("/compare", self._compare, name="compare"),
             Route("/run/{run}/tasks", self._tasks, name="tasks"),
             Route("/run/{run}/task", self._task, name="task"),
@@ -80,13 +86,18 @@ class Pages:
 
     def _run(self, request: Request) -> Response:
         folder = self._folder(request)
-        page = run_page(folder, self._library.files(folder), price_per_hour=self._price)
+        diagnosis = self._library.diagnoses.of(folder, stamp(folder.path), wait_s=FRESH_S)
+        page = run_page(folder, self._library.files(folder), diagnosis, price_per_hour=self._price)
         return self._answer(request, "run.html", page, run=folder)
 
     def _series(self, request: Request) -> Response:
         files = self._library.files(self._folder(request))
         names = request.query_params.getlist("name")
         return JSONResponse(to_json([series(files, name) for name in names]))
+
+    async def _events(self, request: Request) -> Response:
+        follower = Follower(self._library, request.query_params.get("run"))
+        return StreamingResponse(events(follower, self._ending), media_type="text/event-stream")
 
     def _compare(self, request: Request) -> Response:
         keys = dict.fromkeys(request.query_params.getlist("run"))

@@ -26,9 +26,16 @@ from sharpen.view.security import Gate
 HOST = "127.0.0.1"
 
 
-def make_app(library: Library, *, token: str, port: int, price_per_hour: float | None = None) -> ASGIApp:
+def make_app(
+    library: Library,
+    *,
+    token: str,
+    port: int,
+    price_per_hour: float | None = None,
+    ending: Callable[[], bool] = lambda: False,
+) -> ASGIApp:
     """Return the application."""
-    pages = Pages(library, price_per_hour)
+    pages = Pages(library, price_per_hour, ending)
     app = Starlette(routes=pages.routes, exception_handlers={HTTPException: _refused})
     return Gate(app, token, port)
 
@@ -39,18 +46,26 @@ def serve(library: Library, *, port: int, opened: Callable[[str], None], price_p
     listener = _listen(port)
     port = listener.getsockname()[1]
     token = secrets.token_urlsafe(24)
-    app = make_app(library, token=token, port=port, price_per_hour=price_per_hour)
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        lifespan="off",
-        ws="none",
-        timeout_graceful_shutdown=1,  # a page that follows a run never ends its request
+    server: uvicorn.Server | None = None
+
+    def ending() -> bool:
+        return server is not None and server.should_exit
+
+    app = make_app(library, token=token, port=port, price_per_hour=price_per_hour, ending=ending)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            server_header=False,
+            timeout_graceful_shutdown=5,
+        )
     )
     with listener, stop_signals(), contextlib.suppress(KeyboardInterrupt):
         opened(f"http://{HOST}:{port}/?token={token}")
-        uvicorn.Server(config).run(sockets=[listener])
+        server.run(sockets=[listener])
 
 
 def _listen(port: int) -> socket.socket:

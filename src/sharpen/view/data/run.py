@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sharpen.diagnose.diagnosis import diagnose, read_run
-from sharpen.diagnose.finding import Finding
-from sharpen.errors import SharpenError
 from sharpen.monitor import spent
 from sharpen.view.data.measures import Count, Series, counts, finite, thinned
 from sharpen.view.data.runs import SPARK_POINTS, RunRow, run_row
+from sharpen.view.diagnoses import Diagnosis
 from sharpen.view.files import RunFiles
 from sharpen.view.folders import Folder
+
+if TYPE_CHECKING:
+    from sharpen.diagnose.finding import Finding
 
 MODES = ("sampled", "greedy")
 
@@ -127,7 +128,8 @@ class MetricGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPage:
-    """One run. `no_findings` says why there are no findings if the diagnosis could not be made."""
+    """One run. `no_findings` says why there are no findings: none was found, the diagnosis is being made, or cannot be
+    made."""
 
     run: RunRow
     learning: Learning
@@ -140,16 +142,15 @@ class RunPage:
     settings: tuple[tuple[str, str], ...]
 
 
-def run_page(folder: Folder, files: RunFiles, *, price_per_hour: float | None = None) -> RunPage:
+def run_page(folder: Folder, files: RunFiles, diagnosis: Diagnosis, *, price_per_hour: float | None = None) -> RunPage:
     """Return the page of a run; `price_per_hour` is what the machine costs."""
     row = run_row(folder, files)
-    findings, no_findings = _findings(folder)
     return RunPage(
         run=row,
         learning=_learning(row, files),
         soundness=_soundness(files),
-        findings=findings,
-        no_findings=no_findings,
+        findings=tuple(map(_card, diagnosis.findings)),
+        no_findings=_why_no_findings(diagnosis),
         time=_time(files),
         cost=_cost(row, files, price_per_hour),
         metrics=_metrics(files),
@@ -255,12 +256,12 @@ def _texts(found: Any) -> tuple[str, ...]:
     return tuple(map(str, found)) if isinstance(found, list) else ()
 
 
-def _findings(folder: Folder) -> tuple[tuple[FindingCard, ...], str]:
-    """Return what the diagnosis finds, or why it cannot be made."""
-    try:
-        return tuple(map(_card, diagnose(read_run(folder.path)))), ""
-    except (SharpenError, OSError, ValueError, KeyError, TypeError) as error:
-        return (), f"no diagnosis: {error}"
+def _why_no_findings(diagnosis: Diagnosis) -> str:
+    if diagnosis.pending:
+        return "the diagnosis is being made"
+    if diagnosis.problem:
+        return f"no diagnosis: {diagnosis.problem}"
+    return "" if diagnosis.findings else "no cause found for a flat reward"
 
 
 def _card(finding: Finding) -> FindingCard:
