@@ -79,6 +79,7 @@ IMPORTS: Mapping[str, set[str]] = {
         "decide",
         "run",
     },
+    "record": {"experience", "exchange", "rollout", "gateway", "execution", "run", "serve"},
     "tuning": {"algorithm", "rollout", "compat", "decide", "run"},
     "view": {"monitor", "rollout", "experience", "diagnose", "transcript"},
     "cli": {
@@ -97,6 +98,7 @@ IMPORTS: Mapping[str, set[str]] = {
         "diagnose",
         "run",
         "serve",
+        "record",
         "tuning",
         "gateway",
         "transcript",

@@ -23,6 +23,7 @@ from sharpen.cli.explain import add_explain, run_explain
 from sharpen.cli.init import add_init, run_init
 from sharpen.cli.list_runs import add_ls, run_ls
 from sharpen.cli.plan import add_plan, run_plan
+from sharpen.cli.record import add_record, run_record
 from sharpen.cli.serve import add_serve, run_serve
 from sharpen.cli.show import add_show, run_show
 from sharpen.cli.training import add_check, add_eval, add_run_command, run_check, run_eval, run_run
@@ -58,6 +59,7 @@ COMMANDS: Mapping[str, Command] = {
     "diagnose": Command("why is the reward (or the loss) flat? causes, with evidence", add_diagnose, run_diagnose),
     "certify": Command("recompute the certificate of a run from its records", add_certify, run_certify),
     "serve": Command("serve a model to applications, in OpenAI's and Anthropic's protocols", add_serve, run_serve),
+    "record": Command("forward calls to another server and record them, token by token", add_record, run_record),
 }
 
 

@@ -88,8 +88,11 @@ class Page:
         self.line("")
         names = [*([f"agent {call.agent}"] if call.agent else []), *([f"asked for {call.model}"] if call.model else [])]
         self.line(f"call {call.index}: {self._facts(call, [*names, *reported])}", "bold")
+        text = content_text(call.response.get("content"))
         if tokens:
             self._table(call)
+        elif text and (self._decode is None or not len(call.sampled_ids_S)):
+            self._body(text)
         else:
             self._body(self._sampled(call))
         for tool_call in call.response.get("tool_calls") or ():
