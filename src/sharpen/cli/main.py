@@ -20,6 +20,7 @@ from sharpen.cli.certify import add_certify, run_certify
 from sharpen.cli.diagnose import add_diagnose, run_diagnose
 from sharpen.cli.doctor import add_doctor, run_doctor
 from sharpen.cli.explain import add_explain, run_explain
+from sharpen.cli.export import add_export, run_export
 from sharpen.cli.init import add_init, run_init
 from sharpen.cli.list_runs import add_ls, run_ls
 from sharpen.cli.plan import add_plan, run_plan
@@ -60,6 +61,7 @@ COMMANDS: Mapping[str, Command] = {
     "certify": Command("recompute the certificate of a run from its records", add_certify, run_certify),
     "serve": Command("serve a model to applications, in OpenAI's and Anthropic's protocols", add_serve, run_serve),
     "record": Command("forward calls to another server and record them, token by token", add_record, run_record),
+    "export": Command("write what was recorded as rows for SFT or DPO", add_export, run_export),
 }
 
 
