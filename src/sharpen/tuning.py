@@ -110,7 +110,21 @@ def run_config(
             verdict = judge_run(loop, site)
         finally:  # also after a failure
             write_outcome(loop, site, verdict)
+            _write_report(site.directory.path, site.display.message)
         return result(loop, site, verdict)
+
+
+def _write_report(run_dir: Path, message: Callable[[str], None]) -> None:
+    """Write the report and the cards of the checkpoints, for reading only: whatever goes wrong here is said, and takes
+    no result away."""
+    from sharpen.report.card import write_cards
+    from sharpen.report.render import write_report
+
+    try:
+        write_report(run_dir)
+        write_cards(run_dir)
+    except Exception as error:
+        message(f"the report could not be written ({type(error).__name__}: {error}); try: sharpen report {run_dir}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -261,6 +261,8 @@ def usage_lines(run_dir: Path, model: str, picture: Path | None, tensorboard: bo
     ]
     if picture is not None:
         lines.append(f"reward curve:  {picture}")
+    if (report := run_dir / "report.html").exists():
+        lines.append(f"report:        {report}")
     if tensorboard:
         lines.append(f"TensorBoard:   tensorboard --logdir {run_dir / 'monitor' / 'tensorboard'}")
     return lines

@@ -20,6 +20,16 @@ CALLS: Mapping[str, tuple[str, str]] = {
 """The paths whose requests are calls of the model: whose API it is, and where that is described."""
 
 
+RECORDED = ("/v1/chat/completions", "/v1/completions")
+"""The paths whose requests are recorded by a recorder."""
+
+
+def recorder_document(version: str) -> dict[str, Any]:
+    """Return the document of a recorder, which passes all other paths through."""
+    paths = {path: {"post": _call(*CALLS[path])} for path in RECORDED}
+    return _document(version, {**paths, **_OWN_PATHS, **SESSION_PATHS})
+
+
 def document(version: str, further: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the document; `further` are paths that this server has beside the usual ones."""
     paths: dict[str, Any] = {path: {"post": _call(*about)} for path, about in CALLS.items()}
@@ -29,12 +39,14 @@ def document(version: str, further: Mapping[str, Any] | None = None) -> dict[str
         "parameters": [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}],
     }
     paths["/v1/models"] = {"get": _operation("The model that is served", {})}
-    paths["/metrics"] = {"get": _operation("Counts for Prometheus", {"text/plain": {"schema": {"type": "string"}}})}
-    paths["/health"] = {"get": {**_operation("Whether the model can be called", {}), "security": []}}
+    return _document(version, {**paths, **_OWN_PATHS, **(further or {})})
+
+
+def _document(version: str, paths: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {"title": "Sharpen", "version": version},
-        "paths": {**paths, **(further or {})},
+        "paths": dict(paths),
         "components": {
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
@@ -73,4 +85,9 @@ SESSION_PATHS: Mapping[str, Any] = {
         {"session": _TEXT, "call": _TEXT, "reward": {"type": "number"}, "end": {"type": "boolean"}},
     ),
 }
-"""The paths of a server that learns."""
+"""The paths of a server that has sessions."""
+_OWN_PATHS: Mapping[str, Any] = {
+    "/metrics": {"get": _operation("Counts for Prometheus", {"text/plain": {"schema": {"type": "string"}}})},
+    "/health": {"get": {**_operation("Whether the model can be called", {}), "security": []}},
+    "/openapi.json": {"get": {**_operation("This description", {}), "security": []}},
+}

@@ -6,7 +6,6 @@ files, on the server's own thread. A restart loses only what has not been saved 
 
 from __future__ import annotations
 
-import math
 import re
 import secrets
 import threading
@@ -16,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from sharpen.exchange.store import write_whole
-from sharpen.gateway.body import decode
 from sharpen.gateway.exchange import RawRequest
 from sharpen.gateway.gateway import Gateway
-from sharpen.gateway.requests import ApiError, given_fields, short_repr
+from sharpen.gateway.requests import ApiError
 from sharpen.gateway.session import Session
+from sharpen.serve.feedback import Feedback, Opening, unknown
 from sharpen.serve.front import check_key
 from sharpen.serve.metrics import Metric, single
 from sharpen.serve.visit import Visit, Weights
@@ -32,6 +31,7 @@ MAX_OPEN = 10_000
 FORGOTTEN_S = 7 * 86_400.0
 """A session that nobody has rated for so long after its end is removed."""
 _NAME = re.compile(r"[0-9a-f]{22}$")
+_GONE = "it may have been trained already"
 _NO_TASK = "any"
 """The task of a session that was opened without one."""
 
@@ -101,25 +101,19 @@ class Sessions:
 
     def open(self, raw: RawRequest) -> dict[str, Any]:
         """`POST /sessions`: open a session, for a task if one is named."""
-        given = given_fields(decode(raw.body)) if raw.body else {}
-        _refuse_others(given, ("task_id", "task"))
-        task_id, row = given.get("task_id", _NO_TASK), given.get("task", {})
-        if not isinstance(task_id, str) or not task_id or len(task_id) > 200:
-            raise ApiError(f"'task_id' is {short_repr(task_id)}; it must be a text of at most 200.", param="task_id")
-        if not isinstance(row, dict):
-            raise ApiError(f"'task' is {short_repr(row)}; it must be an object.", param="task")
-        if "task_id" not in given and self._group_size > 1:
+        opening = Opening.of(raw)
+        if opening.task_id is None and self._group_size > 1:
             raise ApiError(
                 f"'task_id' is missing: sessions of one task are compared, {self._group_size} at a time "
                 "(algorithm.group_size).",
                 param="task_id",
             )
         with self._lock:
-            visit = self._new(Task(id=task_id, index=0, row=row))
+            visit = self._new(Task(id=opening.task_id or _NO_TASK, index=0, row=opening.row))
         url = self.address()
         return {
             "id": visit.id,
-            "task_id": task_id,
+            "task_id": visit.task.id,
             "api_key": visit.key,
             "base_url": url,
             "anthropic_base_url": url.removesuffix("/v1"),
@@ -127,22 +121,15 @@ class Sessions:
 
     def rate(self, raw: RawRequest) -> dict[str, Any]:
         """`POST /feedback`: the reward of a session, which ends with it, or of one of its calls."""
-        given = given_fields(decode(raw.body))
-        _refuse_others(given, ("session", "call", "reward", "end"))
-        reward, end = given.get("reward"), given.get("end", "call" not in given)
-        number = isinstance(reward, int | float) and not isinstance(reward, bool)
-        if not isinstance(end, bool):
-            raise ApiError(f"'end' is {short_repr(end)}; it must be true or false.", param="end")
-        if (reward is None and not end) or (reward is not None and not (number and math.isfinite(reward))):
-            raise ApiError(f"'reward' is {short_repr(reward)}; it must be a finite number.", param="reward")
+        given = Feedback.of(raw)
         with self._lock:
             visit, index = self._rated(given)
-            if reward is not None:
-                visit.reward = float(reward)
+            if given.reward is not None:
+                visit.reward = given.reward
                 if index is not None:
-                    visit.call_rewards[index] = float(reward)
+                    visit.call_rewards[index] = given.reward
             visit.changed = True
-            if end and not visit.ended:
+            if given.end and not visit.ended:
                 visit.finish()
             return {"session": visit.id, "reward": visit.reward, "ended": visit.ended}
 
@@ -215,33 +202,17 @@ class Sessions:
         self._visits[visit.id] = self._by_key[visit.key] = visit
         return visit
 
-    def _rated(self, given: dict[str, Any]) -> tuple[Visit, int | None]:
+    def _rated(self, given: Feedback) -> tuple[Visit, int | None]:
         """Return the session that feedback is for, and the index of the call if it is for one."""
-        session, call = given.get("session"), given.get("call")
-        if (session is None) == (call is None):
-            raise ApiError("Feedback is for a 'session' or for a 'call': name one of them by its id.", param="session")
-        if call is None:
-            visit = self._visits.get(session) if isinstance(session, str) else None
+        if given.session is not None:
+            visit = self._visits.get(given.session)
             if visit is None:
-                raise _unknown("session", session)
+                raise unknown("session", given.session, _GONE)
             return visit, None
-        match = _NAME.search(call) if isinstance(call, str) else None
+        assert given.call is not None
+        match = _NAME.search(given.call)
         name = "" if match is None else match[0]
         found = next((visit for visit in self._visits.values() if name in visit.names), None)
         if found is None:
-            raise _unknown("call", call)
+            raise unknown("call", given.call, _GONE)
         return found, found.names[name]
-
-
-def _refuse_others(given: dict[str, Any], known: tuple[str, ...]) -> None:
-    if others := sorted(set(given) - set(known)):
-        raise ApiError(f"{short_repr(others[0])} is not known here; known are {', '.join(known)}.", param=others[0])
-
-
-def _unknown(what: str, value: Any) -> ApiError:
-    return ApiError(
-        f"There is no {what} {short_repr(value)} here: it may have been trained already.",
-        status=404,
-        code="not_found",
-        param=what,
-    )

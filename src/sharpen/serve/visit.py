@@ -12,10 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sharpen.exchange.batch import pack, unpack
+from sharpen.gateway.requests import ApiError
 from sharpen.gateway.session import Session
 from sharpen.rollout.choices import mark_unused
 from sharpen.types import Call, CallStatus, Group, Outcome, Rollout, Task
 
+MAX_CALLS, MAX_TOKENS = 1_000, 16_000_000
+"""How many calls a session may have, and how many tokens in all prompts and answers of these."""
 Weights = tuple[str, int]
 """The name of the weights that sampled something: the trainer's session (empty: the model's files) and the version."""
 
@@ -115,6 +118,16 @@ class Visit:
 
 
 _PLAIN = ("id", "key", "opened", "used", "version", "reward", "names", "ended")
+
+
+def full_error() -> ApiError:
+    """Return the error for a further call of a session that has had all it may have."""
+    return ApiError(
+        f"This session has had its {MAX_CALLS} calls, or {MAX_TOKENS} tokens: open another.",
+        status=403,
+        code="session_full",
+        kind="permission_error",
+    )
 
 
 def _pairs(listed: Sequence[Sequence[Any]]) -> list[tuple[Any, Any]]:

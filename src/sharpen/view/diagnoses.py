@@ -50,7 +50,7 @@ class Diagnoses:
             return Diagnosis(pending=True) if made is None else made[1]
 
     def _make(self, folder: Folder, stamp: object) -> None:
-        diagnosis = _diagnosed(folder)
+        diagnosis = diagnosed(folder)
         with self._changed:
             self._made[folder.path] = (stamp, diagnosis)
             self._busy.discard(folder.path)
@@ -58,7 +58,8 @@ class Diagnoses:
             self._changed.notify_all()
 
 
-def _diagnosed(folder: Folder) -> Diagnosis:
+def diagnosed(folder: Folder) -> Diagnosis:
+    """Diagnose a run, whatever state its records are in."""
     from sharpen.diagnose.diagnosis import diagnose, read_run
 
     try:

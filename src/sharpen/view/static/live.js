@@ -65,7 +65,7 @@ export function follow(enliven) {
     missed = false;
     await refresh(location.href, enliven);
   };
-  source.addEventListener("change", () => {
+  source.addEventListener("changed", () => {
     if (sign) sign.hidden = false;
     void update();
   });
