@@ -27,8 +27,10 @@ from sharpen.cli.list_runs import add_ls, run_ls
 from sharpen.cli.plan import add_plan, run_plan
 from sharpen.cli.record import add_record, run_record
 from sharpen.cli.report import add_report, run_report
+from sharpen.cli.seeds import add_seeds, run_seeds
 from sharpen.cli.serve import add_serve, run_serve
 from sharpen.cli.show import add_show, run_show
+from sharpen.cli.sweep import add_sweep, run_sweep
 from sharpen.cli.training import add_check, add_eval, add_run_command, run_check, run_eval, run_run
 from sharpen.cli.view import add_view, run_view
 from sharpen.errors import ConfigError, DatasetError, ModelError, SamplingError, SharpenError
@@ -53,6 +55,8 @@ COMMANDS: Mapping[str, Command] = {
     "run": Command("train, from a configuration file", add_run_command, run_run),
     "check": Command("send a few tasks through agent and judge, before any training", add_check, run_check),
     "eval": Command("evaluate a model or an OpenAI-compatible endpoint on a dataset", add_eval, run_eval),
+    "seeds": Command("train with several seeds: means with intervals over them", add_seeds, run_seeds),
+    "sweep": Command("search the settings with which a run gains most, by Optuna", add_sweep, run_sweep),
     "plan": Command("predict the memory of a run before anything starts", add_plan, run_plan),
     "explain": Command("print every setting and where its value comes from", add_explain, run_explain),
     "algorithms": Command("list the algorithms with formulas, defaults and sources", add_algorithms, run_algorithms),
