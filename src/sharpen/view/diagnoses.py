@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sharpen.errors import SharpenError
 from sharpen.view.folders import Folder
 
 if TYPE_CHECKING:
@@ -65,5 +64,5 @@ def diagnosed(folder: Folder) -> Diagnosis:
 
     try:
         return Diagnosis(findings=diagnose(read_run(folder.path)))
-    except (SharpenError, OSError, ArithmeticError, LookupError, TypeError, ValueError) as error:  # damaged records
+    except Exception as error:  # whatever damaged records lead to: the page says it
         return Diagnosis(problem=(str(error).strip() or type(error).__name__).splitlines()[0])
