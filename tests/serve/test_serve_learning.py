@@ -1,6 +1,7 @@
 """`sharpen serve --config`: an application in use talks to a model that learns from it."""
 
 import json
+import re
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from sharpen.exchange.batch import ExploredBatch
 from sharpen.experience.reading import read_groups, read_steps, read_trained
 from sharpen.serve.visit import Visit
 
+PAGE = Path(__file__).parents[2] / "docs" / "use" / "serve.md"
 STEPS = 3
 KEY = "the-key"
 
@@ -119,6 +121,9 @@ def test_it_learns_from_sessions_while_it_answers_and_after_a_restart(config: Pa
             stop = True
             assert asking.result() > 3  # not one request failed
             assert streaming.result() > 3
+        text = httpx.get(f"{client.url}/metrics", headers={"x-api-key": KEY}).text
+        names = set(re.findall(r"`(sharpen_\w+)`", PAGE.read_text()))
+        assert set(re.findall(r"^# TYPE (\w+) ", text, re.MULTILINE)) == names
         client.session("a2", 1.0)  # waits for others
         open_ = client.post("/sessions", task_id="a2")
         client.talk(open_)
