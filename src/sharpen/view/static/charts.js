@@ -115,7 +115,7 @@ function drawCurves(place, curves, byTime) {
       stroke,
       width: 1.5,
       spanGaps: true,
-      dash: isSparse ? [5, 4] : undefined,
+      paths: isSparse ? () => null : undefined, // points alone: no line where nothing was measured
       points: { show: isSparse || places.length < 2, size: 8, fill: stroke },
     });
     lines.push({ show: true, points: { show: false } }, { show: true, points: { show: false } });
