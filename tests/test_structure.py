@@ -82,7 +82,7 @@ IMPORTS: Mapping[str, set[str]] = {
         "run",
     },
     "record": {"experience", "exchange", "rollout", "gateway", "execution", "run", "serve"},
-    "tuning": {"algorithm", "rollout", "compat", "decide", "run", "report"},
+    "tuning": {"algorithm", "monitor", "rollout", "compat", "decide", "run", "report"},
     "cli": {
         "starter",
         "doctor",
