@@ -128,9 +128,7 @@ def test_a_sweep_finds_the_best_and_is_the_same_again():
 
 
 def test_whole_numbers_stay_whole():
-    done = sweep(
-        [Range(setting="n", low=2.0, high=4.0)], lambda n, s: trained(n, s, 0.1), base="run", trials=4, seed=0
-    )
+    done = sweep([Range(setting="n", low=2.0, high=4.0)], lambda n, s: trained(n, s, 0.1), base="run", trials=4, seed=0)
     assert {type(one.settings["n"]) for one in done} == {int}
 
 
