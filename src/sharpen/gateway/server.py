@@ -31,6 +31,8 @@ CLIENT_CLOSED_REQUEST = 499
 MAX_BODY_BYTES = 64 << 20
 BODY_TIMEOUT_S = 60.0
 """How long a request's body may take to arrive."""
+STOP_TIMEOUT_S = 0.5
+"""How long a client may take to read the end of its answer when the server stops."""
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 """All are answered, most with a 404 that says what to use instead."""
 
@@ -74,6 +76,9 @@ class Server:
         if self._server is None or self._serving is None:
             return
         self._server.should_exit = True
+        await asyncio.wait({self._serving}, timeout=STOP_TIMEOUT_S)
+        for connection in list(self._server.server_state.connections):  # whose clients do not read what they get
+            connection.transport.abort()
         await self._serving
         self._server = self._serving = None
 
