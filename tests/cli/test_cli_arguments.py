@@ -20,7 +20,7 @@ from sharpen.errors import ConfigError
 from sharpen.run.lock import locked
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "use" / "command-line.md"
-ANSWERS_NOTHING = {"serve", "view"}
+ANSWERS_NOTHING = {"record", "serve", "view"}
 """Commands without `--json`."""
 
 
@@ -123,6 +123,8 @@ def test_bad_input_is_exit_code_2_and_one_line_on_stderr(name, tmp_path: Path, c
         (tmp_path / "nowhere" / "run.yaml").touch()
     takes_config = any(action.required for action in commands.choices[name]._actions if action.dest == "config")
     argv = ["--config", "nowhere.yaml"] if takes_config or name == "plan" else ["nowhere"]
+    further = {"record": ["--upstream", "nowhere"], "export": ["nowhere", "--for", "sft", "--to", "x"]}
+    argv = further.get(name, argv)
     assert main([name, *argv, *(["--json"] if "--json" in flags else [])]) == BAD_INPUT
     written = capsys.readouterr()
     assert written.out == ""

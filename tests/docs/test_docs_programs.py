@@ -33,6 +33,8 @@ from sharpen.types import Group, Outcome, Task
 ELSEWHERE = {
     "README.md": "tests/package/test_readme.py",
     "docs/start/guide.md": "tests/spec/test_guide.py",
+    "docs/start/zh.md": "tests/package/test_readme.py",
+    "docs/use/record.md": "tests/record/test_record_command.py",
     "docs/use/model-selection.md": "tests/selection/test_selection_page.py",
     "docs/use/trinity.md": "tests/compat/test_trinity_page.py",
 }

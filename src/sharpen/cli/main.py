@@ -20,9 +20,12 @@ from sharpen.cli.certify import add_certify, run_certify
 from sharpen.cli.diagnose import add_diagnose, run_diagnose
 from sharpen.cli.doctor import add_doctor, run_doctor
 from sharpen.cli.explain import add_explain, run_explain
+from sharpen.cli.export import add_export, run_export
 from sharpen.cli.init import add_init, run_init
 from sharpen.cli.list_runs import add_ls, run_ls
 from sharpen.cli.plan import add_plan, run_plan
+from sharpen.cli.record import add_record, run_record
+from sharpen.cli.report import add_report, run_report
 from sharpen.cli.serve import add_serve, run_serve
 from sharpen.cli.show import add_show, run_show
 from sharpen.cli.training import add_check, add_eval, add_run_command, run_check, run_eval, run_run
@@ -55,9 +58,12 @@ COMMANDS: Mapping[str, Command] = {
     "ls": Command("list the runs with their results", add_ls, run_ls),
     "show": Command("print rollouts of a run, token by token if asked", add_show, run_show),
     "view": Command("look at runs in a browser: curves, tasks, rollouts token by token", add_view, run_view),
+    "report": Command("write the report of a run: one page to send, or Markdown", add_report, run_report),
     "diagnose": Command("why is the reward (or the loss) flat? causes, with evidence", add_diagnose, run_diagnose),
     "certify": Command("recompute the certificate of a run from its records", add_certify, run_certify),
     "serve": Command("serve a model to applications, in OpenAI's and Anthropic's protocols", add_serve, run_serve),
+    "record": Command("forward calls to another server and record them, token by token", add_record, run_record),
+    "export": Command("write what was recorded as rows for SFT or DPO", add_export, run_export),
 }
 
 

@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
+from sharpen.cli.conversations import continued, conversations, relation
 from sharpen.transcript import Decode, clean, content_text, pieces
 
 if TYPE_CHECKING:
@@ -52,9 +53,14 @@ class Page:
         self._head(rollout)
         for line in row:
             self.line(f"  {line}", "cyan")
+        if only is None:
+            self._conversations(rollout)
         for call in rollout.calls:
             if only is None or call.index == only:
-                before = rollout.calls[call.index - 1] if call.index and only is None else None
+                before = continued(rollout.calls, call) if only is None else None
+                if only is None and (said := relation(rollout.calls, call)):
+                    self.line("")
+                    self.line(f"({said})", "dim")
                 self._call(call, before, _reported(rollout, call.index), tokens=tokens)
         if not tokens and self._decode is not None and self._console.is_terminal:
             self._legend()
@@ -78,18 +84,31 @@ class Page:
         if rollout.error:
             self.line(f"error: {rollout.error}", "red")
 
+    def _conversations(self, rollout: Rollout) -> None:
+        """Print the rollout's conversations, and what of each was trained, if there is more than one."""
+        found = conversations(rollout.calls)
+        if len(found) < 2:
+            return
+        self.line(f"{len(found)} conversations:")
+        for conversation in found:
+            trained = [rollout.calls[index] for index in conversation.calls if index in self._trained]
+            num_tokens = sum(len(call.sampled_ids_S) for call in trained)
+            calls = f"call{'s' * (len(conversation.calls) > 1)} {', '.join(map(str, conversation.calls))}"
+            tools = f"{len(conversation.tools) or 'no'} tool{'s' * (len(conversation.tools) != 1)}"
+            count = f"{len(trained)} of {len(conversation.calls)} trained ({num_tokens} tokens)"
+            self.line(f"  {calls}: {tools}, {count}, asked: {conversation.asked}")
+
     def _call(self, call: Call, before: Call | None, reported: Sequence[str], *, tokens: bool) -> None:
-        new = _new_messages(call, before)
-        if before is not None and len(new) == len(call.messages):
-            self.line("")
-            self.line("(a separate conversation)", "dim")
-        for message in new:
+        for message in _new_messages(call, before):
             self._message(message)
         self.line("")
         names = [*([f"agent {call.agent}"] if call.agent else []), *([f"asked for {call.model}"] if call.model else [])]
         self.line(f"call {call.index}: {self._facts(call, [*names, *reported])}", "bold")
+        text = content_text(call.response.get("content"))
         if tokens:
             self._table(call)
+        elif text and (self._decode is None or not len(call.sampled_ids_S)):
+            self._body(text)
         else:
             self._body(self._sampled(call))
         for tool_call in call.response.get("tool_calls") or ():

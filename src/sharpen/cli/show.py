@@ -20,6 +20,7 @@ from sharpen.cli.page import Page, open_console
 from sharpen.cli.show_list import Filter, choose, last_groups, print_chosen, print_groups, rollout_json, row_lines
 from sharpen.errors import ConfigError, ModelError
 from sharpen.experience.records import EVALUATIONS
+from sharpen.record.folder import is_record, model_of_record
 from sharpen.transcript import Decode
 
 if TYPE_CHECKING:
@@ -104,7 +105,8 @@ def _show_rollout(arguments: argparse.Namespace, run_dir: Path, out: IO[str]) ->
         return 0
     console = open_console(out)
     decode, number_name = _decoder(console, run_dir), _number_name(run_dir)
-    page = Page(console, decode, _trained_calls(journal, rollout), number_name)
+    untrained = "a recording" if is_record(run_dir) else "its rollout was not trained"
+    page = Page(console, decode, _trained_calls(journal, rollout), number_name, untrained=untrained)
     page.rollout(rollout, only=arguments.call, tokens=arguments.tokens, row=tuple(row_lines(group.task.row)))
     return 0
 
@@ -189,13 +191,17 @@ def _number_name(run_dir: Path) -> str:
 
 def _decoder(console: Console, run_dir: Path) -> Decode | None:
     """Return a function from ids to text, with the tokenizer of the latest checkpoint, else of the model before
-    training."""
+    training; None if there is no tokenizer, as in a recording that names no model."""
     from sharpen.execution.model_files import model_folder
     from sharpen.trainer.checkpoint import pointed
 
     folder = pointed(run_dir, "latest")
     try:
-        if folder is None:
+        if is_record(run_dir):
+            if (model := model_of_record(run_dir)) is None:
+                return None
+            folder = model_folder(model)
+        elif folder is None:
             resolved = json.loads((run_dir / "resolved.json").read_text(encoding="utf-8"))
             folder = model_folder(resolved["model.model_path"]["value"])
     except (ModelError, OSError) as error:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sharpen.cli.page import print_wrapped
 from sharpen.errors import ConfigError
+from sharpen.record.folder import is_record, summary
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -117,6 +118,10 @@ def print_groups(console: Console, journal: Path, run_dir: Path, limit: int | No
     for group_id, entries in groups.items():
         rewards = " ".join(entry.outcome if entry.reward is None else f"{entry.reward:g}" for entry in entries)
         print_wrapped(console, f"{group_id:<{width}}  {rewards}", hanging=width + 2)
+    if is_record(run_dir):
+        console.print()
+        for line in summary(run_dir):
+            print_wrapped(console, line)
     if shares := spent.shares(record.metrics for record in read_steps(journal)):
         console.print(f"\ntime of all steps: {spent.line(shares)}", markup=False)
     if not groups:

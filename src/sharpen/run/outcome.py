@@ -40,6 +40,7 @@ def judge_run(loop: Loop, site: Site) -> Verdict:
 def write_outcome(loop: Loop, site: Site, verdict: Verdict | None) -> None:
     """Write the files of the results so far; `verdict` is None if the run has not ended."""
     progress, directory, display = loop.progress, site.directory, site.display
+    display.doing("writing the results", alone=True)
     before, after = progress.before or _NOTHING, progress.after or _NOTHING
     summary = Summary(
         before=before.rewards,
@@ -115,6 +116,17 @@ def result(loop: Loop, site: Site, verdict: Verdict) -> TuneResult:
         steps=progress.step,
         loss_before=None if before.loss is None else before.loss["loss"],
         loss_after=None if after.loss is None else after.loss["loss"],
+    )
+
+
+def end_early(site: Site) -> None:
+    """Say where a run is that an interrupt or an error ended, and how it goes on."""
+    directory = site.directory
+    saved = pointed(directory.path, "latest")
+    site.display.stopped(
+        directory.path,
+        step=None if saved is None else step_of(saved),
+        named=site.job.config.name is not None,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -247,6 +248,12 @@ def spoken(name: str) -> str:
     return name.replace("_", " ")
 
 
+def changed(query: Mapping[str, Any], **values: Any) -> str:
+    """The query of an address with some values replaced; those that are empty are left out."""
+    kept = {name: value for name, value in {**query, **values}.items() if value not in (None, "")}
+    return urllib.parse.urlencode(kept)
+
+
 def register(environment: Environment) -> None:
     """Give the templates these functions: formats as filters, geometry as globals."""
     formats: Mapping[str, Any] = {
@@ -271,4 +278,5 @@ def register(environment: Environment) -> None:
         stacked=stacked,
         span_of=held_out_scale,
         shade=shade,
+        changed=changed,
     )

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import sqlite3
 import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from sharpen.errors import JournalError
 from sharpen.view.diagnoses import Diagnoses
 from sharpen.view.files import RunFiles, read_files
 from sharpen.view.folders import Folder, find_folders
@@ -103,7 +101,7 @@ class Library:
                 index = self._wanted[-1]
             try:
                 more, problem = index.update(), ""
-            except (JournalError, sqlite3.Error, OSError) as error:
+            except Exception as error:  # whatever a damaged record leads to: other runs' indexes go on
                 more, problem = False, reason(error)
             with self._changed:
                 index.problem = problem

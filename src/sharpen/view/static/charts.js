@@ -6,13 +6,15 @@ import uPlot from "./vendor/uplot/uPlot.esm.js";
  * A curve: for each place its step, time (seconds) and value; `low` and `high` may be empty.
  * @typedef {{name: string, steps: number[], times: (number | null)[], values: (number | null)[],
  *   low: (number | null)[], high: (number | null)[]}} Series
- * @typedef {{training: Series, evaluations: Series[]}} Course
+ * @typedef {{name: string, training: Series, evaluations: Series[]}} Course
  * @typedef {{parts: Series[], total: Series}} Stack
- * @typedef {{series: Series, color: string, isSparse: boolean}} Curve
+ * @typedef {{series: Series, color: string, isSparse: boolean, start: number}} Curve
  */
 
 const HEIGHT = 240;
 const MARKS = ["part-2", "part-4", "part-3", "part-1"];
+const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000];
+const RUNS = ["part-0", "part-2", "part-4", "part-3"];
 
 /** What a person chose for the figures of this page. */
 const chosen = { byTime: false };
@@ -37,8 +39,7 @@ export function drawCharts(root) {
     if (!(place instanceof HTMLElement) || !json) continue;
     const data = JSON.parse(json);
     if (figure.getAttribute("data-chart") === "course") drawCourse(figure, place, data);
-    else if (figure.getAttribute("data-chart") === "stack") drawStack(place, data);
-    else drawCurves(place, data.map(asCurve), "step");
+    else drawStack(place, data);
     for (const still of figure.querySelectorAll(".still, .unit")) still.toggleAttribute("hidden", true);
   }
 }
@@ -49,30 +50,27 @@ export function drawCharts(root) {
  * @param {Series} series
  */
 export function drawSeries(place, series) {
-  drawCurves(place, [{ series, color: "part-0", isSparse: false }], "step");
-}
-
-/**
- * @param {Series} series
- * @param {number} index
- * @returns {Curve}
- */
-function asCurve(series, index) {
-  return { series, color: ["part-0", ...MARKS][index % 5], isSparse: false };
+  drawCurves(place, [{ series, color: "part-0", isSparse: false, start: 0 }], false);
 }
 
 /**
  * @param {Element} figure
  * @param {HTMLElement} place
- * @param {Course} data
+ * @param {Course[]} runs
  */
-function drawCourse(figure, place, data) {
-  /** @type {Curve[]} */
-  const curves = data.evaluations.map((series, index) => ({ series, color: MARKS[index % 4], isSparse: true }));
-  if (data.training.steps.length) curves.unshift({ series: data.training, color: "part-0", isSparse: false });
+function drawCourse(figure, place, runs) {
+  const isOne = runs.length === 1;
+  const curves = runs.flatMap(({ name, training, evaluations }, number) => {
+    const start = startOf([training, ...evaluations]);
+    const color = isOne ? "part-0" : RUNS[number % RUNS.length];
+    /** @type {(series: Series) => Series} */
+    const named = (series) => (isOne ? series : { ...series, name: `${name}: ${series.name}` });
+    const sparse = evaluations.map((series, index) => ({ series: named(series), color: isOne ? MARKS[index % 4] : color, isSparse: true, start }));
+    return training.steps.length ? [{ series: named(training), color, isSparse: false, start }, ...sparse] : sparse;
+  });
   const hasTimes = curves.every((curve) => curve.series.times.every((time) => time !== null));
   const byTime = chosen.byTime && hasTimes;
-  drawCurves(place, curves, byTime ? "minutes" : "step");
+  drawCurves(place, curves, byTime);
   const tools = figure.querySelector(".chart-tools");
   if (!(tools instanceof HTMLElement) || !hasTimes) return;
   tools.hidden = false;
@@ -85,7 +83,7 @@ function drawCourse(figure, place, data) {
       button.setAttribute("aria-pressed", String(isTime === byTime));
       button.addEventListener("click", () => {
         chosen.byTime = isTime;
-        drawCourse(figure, place, data);
+        drawCourse(figure, place, runs);
         document.getElementById(button.id)?.focus();
       });
       return button;
@@ -93,42 +91,47 @@ function drawCourse(figure, place, data) {
   );
 }
 
+/** @param {Series[]} all */
+function startOf(all) {
+  return all.flatMap((series) => series.times).reduce((/** @type {number} */ least, time) => Math.min(least, time ?? least), Infinity);
+}
+
 /**
- * Draws curves with bands (dense ones) or intervals (sparse ones) over steps or minutes.
+ * Draws curves with bands (dense ones) or intervals (sparse ones) over steps, or over minutes since each run began.
  * @param {HTMLElement} place
  * @param {Curve[]} curves
- * @param {"step" | "minutes"} over
+ * @param {boolean} byTime
  */
-function drawCurves(place, curves, over) {
-  const { places, columns } = aligned(curves, over);
+function drawCurves(place, curves, byTime) {
+  const { places, columns } = aligned(curves, byTime);
   const colors = palette();
   /** @type {uPlot.Series[]} */
   const lines = [{}];
   /** @type {uPlot.Band[]} */
   const bands = [];
-  for (const { color, isSparse } of curves) {
+  for (const { series, color, isSparse } of curves) {
     const stroke = colors[color];
     const at = lines.length;
     lines.push({
       stroke,
       width: 1.5,
-      spanGaps: isSparse,
-      dash: isSparse ? [5, 4] : undefined,
+      spanGaps: true,
+      paths: isSparse ? () => null : undefined, // points alone: no line where nothing was measured
       points: { show: isSparse || places.length < 2, size: 8, fill: stroke },
     });
     lines.push({ show: true, points: { show: false } }, { show: true, points: { show: false } });
-    if (!isSparse) bands.push({ series: [at + 2, at + 1], fill: `${stroke}24` });
+    if (!isSparse && series.low.length) bands.push({ series: [at + 2, at + 1], fill: `${stroke}24` });
   }
   const readout = prepare(place);
   const plot = new uPlot(
     {
-      ...frame(place, colors),
+      ...frame(place, colors, !byTime),
       scales: { x: { time: false }, y: { range: () => valueRange(curves) } },
       series: lines,
       bands,
       hooks: {
         draw: [(self) => drawIntervals(self, curves, colors)],
-        setCursor: [(self) => read(self, readout, curves, over)],
+        setCursor: [(self) => read(self, readout, curves, byTime)],
       },
     },
     /** @type {uPlot.AlignedData} */ ([places, ...columns]),
@@ -138,27 +141,20 @@ function drawCurves(place, curves, over) {
 }
 
 /**
- * Puts series that were measured at different steps over the same places.
+ * Puts series that were measured at different steps or times over the same places.
  * @param {Curve[]} curves
- * @param {"step" | "minutes"} over
+ * @param {boolean} byTime
  */
-function aligned(curves, over) {
-  /** @type {Map<number, number>} */
-  const placeOf = new Map();
-  const times = curves.flatMap(({ series }) => series.times.filter((time) => time !== null));
-  const start = times.reduce((least, time) => Math.min(least, time), Infinity);
-  for (const { series } of curves) {
-    series.steps.forEach((step, index) => {
-      const time = series.times[index];
-      if (!placeOf.has(step)) placeOf.set(step, over === "step" || time === null ? step : (time - start) / 60);
-    });
-  }
-  const steps = [...placeOf.keys()].sort((a, b) => (placeOf.get(a) ?? a) - (placeOf.get(b) ?? b));
-  const columns = curves.flatMap(({ series }) => {
-    const index = new Map(series.steps.map((step, at) => [step, at]));
-    return [series.values, series.low, series.high].map((values) => steps.map((step) => values[index.get(step) ?? -1] ?? null));
+function aligned(curves, byTime) {
+  const placed = curves.map(({ series, start }) =>
+    series.steps.map((step, index) => (byTime ? Math.round(((series.times[index] ?? start) - start) * 1000) / 60000 : step)),
+  );
+  const places = [...new Set(placed.flat())].sort((a, b) => a - b);
+  const columns = curves.flatMap(({ series }, number) => {
+    const index = new Map(placed[number].map((x, at) => [x, at]));
+    return [series.values, series.low, series.high].map((values) => places.map((x) => values[index.get(x) ?? -1] ?? null));
   });
-  return { places: steps.map((step) => placeOf.get(step) ?? step), columns };
+  return { places, columns };
 }
 
 /**
@@ -216,7 +212,7 @@ function drawStack(place, data) {
   const readout = prepare(place);
   const plot = new uPlot(
     {
-      ...frame(place, colors),
+      ...frame(place, colors, true),
       scales: { x: { time: false, range: (_, low, high) => [low - 0.6, high + 0.6] }, y: { range: (_, _low, high) => [0, high * 1.04 || 1] } },
       // the highest first, so that the lower ones are drawn over it
       series: [
@@ -244,8 +240,9 @@ function drawStack(place, data) {
  * What all plots have in common.
  * @param {HTMLElement} place
  * @param {Record<string, string>} colors
+ * @param {boolean} hasSteps whether whole steps are across
  */
-function frame(place, colors) {
+function frame(place, colors, hasSteps) {
   const axis = {
     stroke: colors["ink-faint"],
     grid: { stroke: colors.line, width: 1 },
@@ -259,7 +256,7 @@ function frame(place, colors) {
     legend: { show: false },
     cursor: { y: false, points: { size: 7 }, drag: { x: true, y: false } },
     scales: { x: { time: false } },
-    axes: [{ ...axis, grid: { show: false }, size: 28 }, { ...axis, size: 48 }],
+    axes: [{ ...axis, grid: { show: false }, size: 28, ...(hasSteps ? { incrs: WHOLE } : {}) }, { ...axis, size: 48 }],
   };
 }
 
@@ -268,9 +265,9 @@ function frame(place, colors) {
  * @param {uPlot} plot
  * @param {HTMLElement} readout
  * @param {Curve[]} curves
- * @param {string} over
+ * @param {boolean} byTime
  */
-function read(plot, readout, curves, over) {
+function read(plot, readout, curves, byTime) {
   const at = plot.cursor.idx;
   if (at == null) return;
   const texts = curves.flatMap(({ series }, number) => {
@@ -278,7 +275,8 @@ function read(plot, readout, curves, over) {
     if (value == null) return [];
     return [`${series.name} ${format(value)}${low == null ? "" : ` [${format(low)}, ${format(high)}]`}`];
   });
-  readout.textContent = `${over === "step" ? "step " : ""}${format(plot.data[0][at])}${over === "step" ? "" : " min"}: ${texts.join(" · ")}`;
+  const x = format(plot.data[0][at]);
+  readout.textContent = `${byTime ? `${x} min` : `step ${x}`}: ${texts.join(" · ")}`;
 }
 
 /** @param {number | null | undefined} value */

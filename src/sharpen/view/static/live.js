@@ -65,7 +65,7 @@ export function follow(enliven) {
     missed = false;
     await refresh(location.href, enliven);
   };
-  source.addEventListener("change", () => {
+  source.addEventListener("changed", () => {
     if (sign) sign.hidden = false;
     void update();
   });
@@ -76,6 +76,19 @@ export function follow(enliven) {
     if (!document.hidden && missed) void update();
   });
   addEventListener("pagehide", () => source.close());
+}
+
+/**
+ * Asks again and again while a part of the page is still being made (`data-pending`).
+ * @param {Enliven} enliven
+ * @param {number} failures how often there was no answer, one after the other
+ */
+export function awaitPending(enliven, failures = 0) {
+  if (failures > 5 || !document.querySelector("[data-pending]")) return;
+  setTimeout(async () => {
+    const came = document.hidden || (await refresh(location.href, enliven));
+    awaitPending(enliven, came ? 0 : failures + 1);
+  }, PAUSE_MS);
 }
 
 /**
