@@ -26,7 +26,7 @@ IMPORTS: Mapping[str, set[str]] = {
     "inference": {"token_masks"},
     "monitor": set(),
     "starter": set(),
-    "rollout": set(),
+    "rollout": {"transcript"},
     "sync": set(),
     "experience": {"algorithm"},
     "sandbox": set(),
