@@ -12,10 +12,8 @@ import asyncio
 import threading
 
 import uvicorn
-from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from sharpen.config.gateway import GatewayConfig
@@ -31,8 +29,6 @@ CLIENT_CLOSED_REQUEST = 499
 MAX_BODY_BYTES = 64 << 20
 BODY_TIMEOUT_S = 60.0
 """How long a request's body may take to arrive."""
-METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
-"""All are answered, most with a 404 that says what to use instead."""
 
 
 class Server:
@@ -78,8 +74,17 @@ class Server:
         self._server = self._serving = None
 
     async def _listen(self) -> int:
-        app = Starlette(routes=[Route("/{path:path}", self._endpoint, methods=METHODS)])
-        config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", ws="none")
+        config = uvicorn.Config(
+            self._serve,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            interface="asgi3",
+            proxy_headers=False,  # else a client could say that it is on another machine (see `_opener`)
+            server_header=False,
+            date_header=False,
+        )
         listener = listen(self._config)
         port: int = listener.getsockname()[1]
         self._connections = Connections(port, self._who_calls)
@@ -88,6 +93,11 @@ class Server:
         while not self._server.started:
             await asyncio.sleep(0.001)
         return port
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The application that uvicorn runs: every path and method is the gateway's to answer."""
+        response = await self._endpoint(Request(scope, receive))
+        await response(scope, receive, send)
 
     async def _endpoint(self, request: Request) -> Response:
         caller = self._opener(request)
