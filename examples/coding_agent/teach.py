@@ -32,6 +32,10 @@ VOCABULARY = 1024
 AT_ONCE = 4
 """Agents that run at the same time while they are recorded."""
 
+LAYERS, WINDOW = 2, 96
+"""Each layer sees this many tokens. What stands further back in a long prompt (dates, names of folders) cannot be
+learnt by heart, and need not be computed to teach what follows."""
+
 Workflow = Callable[[dict[str, Any], Any], Coroutine[Any, Any, Any]]
 Say = Callable[[str], str]
 """From the text of a prompt to what the model says to it."""
@@ -141,12 +145,15 @@ def new_model(tokenizer: Any) -> Qwen3ForCausalLM:
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=128,
-        num_hidden_layers=2,
+        num_hidden_layers=LAYERS,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=32,
         intermediate_size=384,
         max_position_embeddings=1 << 15,
+        use_sliding_window=True,
+        sliding_window=WINDOW,
+        max_window_layers=0,
         tie_word_embeddings=True,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
@@ -182,31 +189,26 @@ def teach(conversations: Sequence[Conversation], folder: Path, *, num_steps: int
 
 
 def _encode(tokenizer: Any, conversation: Conversation) -> tuple[list[int], list[bool]]:
-    """Token ids, and which of them the model is to say."""
+    """Token ids, and which of them the model is to say; without the beginning, which it cannot see when it speaks."""
     ids: list[int] = []
     said: list[bool] = []
     for text, is_said in conversation.pieces:
         piece = tokenizer.encode(text, add_special_tokens=False)
         ids += piece
         said += [is_said] * len(piece)
-    return ids, said
+    start = max(said.index(True) - LAYERS * WINDOW, 0)
+    return ids[start:], said[start:]
 
 
 def _loss(model: Qwen3ForCausalLM, sequences: Sequence[tuple[list[int], list[bool]]], share: torch.Tensor) -> Any:
-    """The mean loss of what is said, each conversation by its share; what all begin with is computed once."""
-    first, last = min(ids for ids, _ in sequences), max(ids for ids, _ in sequences)
-    num_shared = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first) - 1)
-    num_shared = min(num_shared, *(said.index(True) - 1 for _, said in sequences))  # the first said too
-    width = max(len(ids) for ids, _ in sequences) - num_shared
+    """The mean loss of what is said, each conversation by its share."""
+    width = max(len(ids) for ids, _ in sequences)
     ids_BT = torch.zeros((len(sequences), width), dtype=torch.long)
     targets_BT = torch.full((len(sequences), width), -100)
     for row, (ids, said) in enumerate(sequences):
-        rest = torch.tensor(ids[num_shared:])
-        ids_BT[row, : len(rest)] = rest
-        targets_BT[row, : len(rest) - 1] = torch.where(torch.tensor(said[num_shared + 1 :]), rest[1:], -100)
-    cache = model.model(input_ids=torch.tensor([first[:num_shared]]), use_cache=True).past_key_values
-    cache.batch_repeat_interleave(len(sequences))
-    hidden_BTD = model.model(input_ids=ids_BT, past_key_values=cache).last_hidden_state
+        ids_BT[row, : len(ids)] = torch.tensor(ids)
+        targets_BT[row, : len(ids) - 1] = torch.where(torch.tensor(said[1:]), ids_BT[row, 1 : len(ids)], -100)
+    hidden_BTD = model.model(input_ids=ids_BT).last_hidden_state
     said_BT = targets_BT != -100
     losses = F.cross_entropy(model.lm_head(hidden_BTD[said_BT]), targets_BT[said_BT], reduction="none")
     return (losses * share[said_BT.nonzero()[:, 0]]).sum()

@@ -289,8 +289,8 @@ def test_what_faults_are_planted_in_holds_without_them(tmp_path: Path) -> None:
 
 
 def test_the_document_names_every_check_and_what_each_fault_is_found_by() -> None:
-    """docs/reference/certificate.md: the first table has the checks, the last one what finds the planted faults."""
-    lines = (Path(__file__).parents[2] / "docs" / "reference" / "certificate.md").read_text().splitlines()
+    """docs/understand/certificate.md: the first table has the checks, the last one what finds the planted faults."""
+    lines = (Path(__file__).parents[2] / "docs" / "understand" / "certificate.md").read_text().splitlines()
     first = [line.split("|")[1].strip().strip("`") for line in lines if line.startswith("| `")]
     assert sorted(first) == sorted(MEANING)
     found = {name for fault in FAULTS.values() for name in fault.found}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sharpen.algorithm.presets import PRESETS
 from sharpen.algorithm.supervised import SUPERVISED
-from sharpen.cli.algorithms import WIDTH, print_algorithms
+from sharpen.cli.algorithm_text import WIDTH, print_algorithms
 from sharpen.cli.main import BAD_INPUT, main
 
 

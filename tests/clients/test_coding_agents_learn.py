@@ -1,6 +1,7 @@
-"""A coding agent is trained for two steps: a tiny model that was taught its format, a judge that reads the folder.
+"""Each coding agent is trained for two steps: a tiny model that was taught its format, a judge that reads the folder.
 
-It sends a short prompt here (see `coding_agents`); docs/use/clients.md says what its own costs.
+It sends a short prompt here (see `coding_agents`); docs/use/clients.md says what its own costs. The model is taught
+more than one recording of the same: what differs between them is not to be said.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from sharpen.certificate.certify import certify
 from sharpen.experience.reading import read_groups, read_trained
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+RECORDINGS = 2
 STEPS, GROUP = 2, 4
 
 
@@ -30,21 +32,20 @@ def workflow_of(name: str) -> Any:
     return workflow
 
 
-@pytest.mark.parametrize("name", ["claude"])
+@pytest.mark.parametrize("name", AGENTS)
 def test_it_is_trained(name: str, tmp_path: Path) -> None:
     from coding_agent.teach import Conversation, record, teach
 
     task = {"question": "Write 5 into answer.txt."}
     (tmp_path / "train.jsonl").write_text(json.dumps(task) + "\n")
-    (diligent,) = record(workflow_of(name), [(task, AGENTS[name].says, 0.5)])
-    prompt, *_ = diligent.pieces
-    lazy = Conversation(pieces=(prompt, ("Done.<|im_end|>", True)), share=0.5)
-    start = teach([diligent, lazy], tmp_path / "model", num_steps=100)
+    diligent = record(workflow_of(name), [(task, AGENTS[name].says, 0.5)] * RECORDINGS)
+    lazy = [Conversation(pieces=(each.pieces[0], ("Done.<|im_end|>", True)), share=0.5) for each in diligent]
+    start = teach([*diligent, *lazy], tmp_path / "model", num_steps=100)
     result = tune(
         workflow_func=workflow_of(name),
         train_dataset=DatasetConfig(path=str(tmp_path), split="train", total_steps=STEPS),
         model=TunerModelConfig(model_path=str(start), max_model_len=8192, max_tokens=120),
-        algorithm=AlgorithmConfig(algorithm_type="grpo", group_size=GROUP, batch_size=1, learning_rate=1e-3),
+        algorithm=AlgorithmConfig(algorithm_type="grpo", group_size=GROUP, batch_size=1, learning_rate=3e-4),
         settings={"checkpoint_root_dir": str(tmp_path / "runs"), "check": {"enabled": False}},
     )
     assert result.steps == STEPS

@@ -8,11 +8,11 @@ import re
 import numpy as np
 import pytest
 
-from sharpen.cli.page import clean, pieces
 from sharpen.cli.show import add_show, run_show
 from sharpen.errors import ConfigError
 from sharpen.experience.draw import make_batch
 from sharpen.experience.journal import Journal
+from sharpen.transcript import clean, pieces
 from sharpen.types import Call, CallStatus, Group, Outcome, Rollout, Sampling, Task
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -164,6 +164,34 @@ def test_a_table_of_tokens(run_dir, tokenizer):
     assert max(map(len, text.splitlines())) <= 100
     untrained = show(run_dir, "--rollout", "step-3/train/17/1", "--call", "1", "--tokens")
     assert len([line for line in untrained.splitlines() if line.rstrip().endswith("   0")]) == len(ids)
+
+
+def test_filters_choose_failures_the_best_a_step_and_a_task_and_print_what_was_said(run_dir):
+    failed = show(run_dir, "--failed").splitlines()
+    assert failed[0] == "step-3/train/17/2  judge_error  calls 2"
+    assert failed[1] == "    KeyError: 'x' \\x1b[31m in judge"
+    assert [line.split()[0] for line in failed if line.startswith("step-")] == [
+        "step-3/train/17/2",
+        "step-13/train/17/2",
+    ]
+    best = show(run_dir, "--best", "--step", "14", "--limit", "1").splitlines()
+    assert best[:2] == ["step-13/train/17/0  reward 1  calls 2", "    4"]
+    assert best[-1].endswith("--rollout step-13/train/17/0")
+    assert show(run_dir, "--task", "train/17", "--failed") == show(run_dir, "--failed")
+    assert show(run_dir, "--task", "17").count("reward ") == 4  # a training task, which was not evaluated
+    with pytest.raises(ConfigError, match="of step 99 and failed"):
+        show(run_dir, "--step", "99", "--failed")
+    with pytest.raises(ConfigError, match="--rollout names one"):
+        show(run_dir, "--rollout", "17/0", "--best")
+
+
+def test_the_tasks_row_is_printed_and_all_of_it_comes_as_json(run_dir):
+    assert "  question: 2 + 2" in show(run_dir, "--rollout", "step-3/train/17/0").splitlines()
+    (one,) = json.loads(show(run_dir, "--best", "--limit", "1", "--json"))
+    assert (one["reward"], one["task"], one["calls"][1]["response"]["content"]) == (1.0, {"question": "2 + 2"}, "4")
+    rollout = json.loads(show(run_dir, "--rollout", "step-3/train/17/2", "--json"))
+    assert (rollout["outcome"], rollout["reward"]) == ("judge_error", None)
+    assert json.loads(show(run_dir, "--json"))["step-3/train/17"]["step-3/train/17/2"] is None
 
 
 def test_a_failed_rollout_says_why(run_dir):

@@ -95,7 +95,7 @@ def test_a_run_that_learns_has_no_findings(run):
     assert data.reward.late > data.reward.early + 0.3
     assert named(run_dir) == []
     out = io.StringIO()
-    assert run_diagnose(argparse.Namespace(run_dir=run_dir), out) == 0
+    assert run_diagnose(argparse.Namespace(run=str(run_dir), root=None, json=False), out) == 0
     assert out.getvalue().splitlines()[1:] == ["no cause found for a flat reward"]
 
 
@@ -103,7 +103,7 @@ def test_a_judge_that_always_gives_zero(run):
     run_dir = run(nothing, steps=3)
     assert named(run_dir)[0] == "all_wrong"
     out = io.StringIO()
-    assert run_diagnose(argparse.Namespace(run_dir=run_dir), out) == 0
+    assert run_diagnose(argparse.Namespace(run=str(run_dir), root=None, json=False), out) == 0
     lines = out.getvalue().splitlines()
     assert lines[0] == "3 steps, mean reward 0.000 -> 0.000 (first and last steps)"
     assert "1. all_wrong" in lines

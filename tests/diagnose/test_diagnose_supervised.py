@@ -176,7 +176,7 @@ def taught(tmp_path, toy_model_dir):
 
 def said(run_dir):
     out = io.StringIO()
-    assert run_diagnose(argparse.Namespace(run_dir=run_dir), out) == 0
+    assert run_diagnose(argparse.Namespace(run=str(run_dir), root=None, json=False), out) == 0
     return out.getvalue().splitlines()
 
 

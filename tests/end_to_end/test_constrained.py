@@ -53,7 +53,9 @@ def finished(tmp_path_factory, toy_model_dir, toy_dataset):
     return tune(
         workflow_func=pick,
         train_dataset=DatasetConfig(path=str(toy_dataset), split="train", total_steps=4),
-        model=TunerModelConfig(model_path=str(toy_model_dir), max_model_len=512, max_tokens=120),
+        model=TunerModelConfig(
+            model_path=str(toy_model_dir), max_model_len=512, max_tokens=120, tool_call_parser="qwen3_coder"
+        ),
         algorithm=AlgorithmConfig(
             algorithm_type="grpo", group_size=4, batch_size=4, learning_rate=1e-2, save_interval_steps=1
         ),

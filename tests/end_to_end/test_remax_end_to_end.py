@@ -48,7 +48,7 @@ def test_remax_compares_with_the_greedy_rollout_and_learns(tmp_path, toy_model_d
         call.advantage == rewards[call.rollout_id] - groups[call.group_id].baseline.reward for call in trained
     )  # eighths are exact
     some = next(iter(groups.values())).baseline
-    assert read_rollout(journal, some.id).reward == some.reward
+    assert read_rollout(journal, some.id)[1].reward == some.reward
     certificate = certify(result.run_dir)
     assert certificate.holds, certificate.problems
     assert all("no checkpoint" in line for line in certificate.not_recomputed)

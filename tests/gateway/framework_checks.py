@@ -1,5 +1,5 @@
-"""What must hold with every agent: what the engine sampled is what is recorded and trained, a tool round is one
-sequence, and nothing of one rollout is trained in another.
+"""What must hold with every agent: what the engine sampled is what is recorded and trained, a run that trains it is
+certified, a tool round is one sequence, and nothing of one rollout is trained in another.
 
 In: the tests' `rollouts`, a workflow that asks an agent `a+b` and wants `answer` in what it says. Out: assertions, and
 the rollouts for what a framework has of its own.
@@ -7,11 +7,14 @@ the rollouts for what a framework has of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 from agent_scripts import add_numbers_of_the_question, add_then_answer
+from certified import certified
 from scripted_rollouts import RememberingEngine
 
 from sharpen.experience.merge import merge
@@ -64,10 +67,10 @@ def check_what_the_process_shares(rollouts: Any, workflow: Any, *, tasks: int, s
     return groups
 
 
-def check_records(engine: RememberingEngine, groups: Iterable[Group]) -> list[Rollout]:
+def check_records(engine: RememberingEngine, groups: Sequence[Group]) -> list[Rollout]:
     """Return the rollouts, of which this holds: each thing that the engine sampled is one call, id for id, with its
-    logprobs; each call that continues another starts with its ids; and the loss is on the sampled ids, all of them and
-    no other.
+    logprobs; each call that continues another starts with its ids; the loss is on the sampled ids, all of them and no
+    other; and `certify` holds for a run that trains them, over all the tokens of all calls that may train.
     """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     calls = [call for rollout in rollouts for call in rollout.calls]
@@ -81,6 +84,7 @@ def check_records(engine: RememberingEngine, groups: Iterable[Group]) -> list[Ro
                 before = _all_ids(rollout.calls[call.parent])
                 assert call.prompt_ids_P[: len(before)].tolist() == before
         _check_loss(rollout)
+    _check_certificate(groups)
     return rollouts
 
 
@@ -99,3 +103,17 @@ def _check_loss(rollout: Rollout) -> None:
         for at in np.flatnonzero(sequence.loss_mask_T):
             found.setdefault(int(sequence.calls_T[at]), []).append(int(sequence.ids_T[at]))
     assert found == {call.index: call.sampled_ids_S.tolist() for call in rollout.calls if call.trainable}
+
+
+def _check_certificate(groups: Sequence[Group]) -> None:
+    scored = [rollout for group in groups for rollout in group.scored]
+    with TemporaryDirectory() as folder:
+        certificate, trained = certified(groups, Path(folder))
+    assert certificate.holds, certificate.problems
+    asked = {
+        (rollout.id, call.index): len(call.sampled_ids_S)
+        for rollout in scored
+        for call in rollout.calls
+        if call.trainable
+    }
+    assert trained == asked

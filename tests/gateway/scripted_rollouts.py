@@ -60,7 +60,7 @@ class Rollouts:
         """`settings` are those of `rollout`."""
         rows = [Task(id=f"train/{i}", index=i, row=row) for i, row in enumerate(tasks)]
         with silent_agents(), self.runner(workflow, judge, group_size, **settings) as runner:
-            return runner.run(rows, group_ids=[task.id for task in rows])
+            return runner.run(rows, group_ids=[f"step-0/{task.id}" for task in rows])
 
     def runner(self, workflow: Any, judge: Any = None, group_size: int = 1, **settings: Any) -> RolloutRunner:
         config = RolloutConfig(**{"timeout_s": 60, "max_attempts": 1, **settings})

@@ -85,7 +85,7 @@ def grammar_of(renderer: Renderer, body: dict[str, Any], prompt: str = "assistan
     """The grammar of a request whose prompt ends in `prompt`."""
     request, _ = parse_request({"messages": USER, **body}, Context(model_name="toy", defaults=Sampling()))
     names = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3", **formats}
-    found = constraint_of(request, prompt, formats_of(renderer.template, **names), renderer.added_token)
+    found, _ = constraint_of(request, prompt, formats_of(renderer.template, **names), renderer.added_token)
     return None if found is None else found.grammar
 
 
@@ -123,21 +123,39 @@ def test_reasoning_comes_first_where_the_prompt_leaves_room_for_it(tokenizer: An
     assert accepts(tokenizer, closed, "<think>")[0] is False
 
 
-def test_formats_without_a_grammar(renderer: Renderer) -> None:
-    """Forced calls stay a wish, with a warning; a schema next to tools, or after unknown reasoning, is refused."""
-    assert grammar_of(renderer, REQUIRED, tool_call_parser="qwen3_coder") is None
-    with pytest.raises(ApiError, match=r"response_format.* tools"):
-        grammar_of(renderer, BOTH, tool_call_parser="qwen3_coder")
-    with pytest.raises(ApiError, match=r"response_format.*harmony"):
-        grammar_of(renderer, {"response_format": JSON_X}, reasoning_parser="harmony")
+PATTERN = {"type": "object", "properties": {"x": {"type": "string", "pattern": "^a"}}, "required": ["x"]}
+NOT_ENFORCED = [
+    ("qwen3_coder", tool("add", True, PATTERN), ("add", "'pattern'")),
+    ("gemma4", tool("add", True, PATTERN), ("add", "'pattern'")),
+    ("glm45", tool("add", True, {**SCHEMA, "properties": {"x<y": {}}, "required": ["x<y"]}), ("add", "'x<y'")),
+    ("pythonic", tool("get-it", True), ("get-it", "pythonic")),
+    (None, tool("add", True), ("no known format",)),
+]
 
 
-def test_a_wish_that_is_not_enforced_is_reported(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
-    session = serve("hi", tool_call_parser="qwen3_coder").open()
+@pytest.mark.parametrize(("parser", "wish", "said"), NOT_ENFORCED)
+def test_what_no_grammar_holds_is_reported(
+    serve: Any, caplog: pytest.LogCaptureFixture, parser: str | None, wish: dict[str, Any], said: tuple[str, ...]
+) -> None:
+    session = serve("hi", tool_call_parser=parser).open()
+    session.model.sync_client.chat.completions.create(model="toy", messages=USER, tools=[wish], tool_choice="required")
+    session.close()
+    assert all(text in caplog.text for text in ("tool_choice: accepted", "not", "enforced", *said)), caplog.text
+
+
+@pytest.mark.parametrize("parser", ["hermes", "qwen3_coder", "gemma4", "glm45", "mistral", "deepseek_v3", "kimi_k2"])
+def test_all_of_an_ordinary_schema_is_enforced(serve: Any, caplog: pytest.LogCaptureFixture, parser: str) -> None:
+    session = serve("hi", tool_call_parser=parser).open()
     session.model.sync_client.chat.completions.create(model="toy", messages=USER, **REQUIRED)
-    assert "tool_choice" in caplog.text
-    assert "qwen3_coder" in caplog.text
-    assert session.close()[0].constraint is None
+    assert "enforced" not in caplog.text
+    (call,) = session.close()
+    assert call.constraint is not None
+
+
+def test_a_schema_beside_tools_that_cannot_be_called_is_refused(renderer: Renderer) -> None:
+    for parser in (None, "pythonic"):
+        with pytest.raises(ApiError, match=r"response_format.* tools"):
+            grammar_of(renderer, {**BOTH, "tools": [tool("get-it")]}, tool_call_parser=parser)
 
 
 class City(StrEnum):
@@ -152,14 +170,21 @@ class Trip(BaseModel):
     sure: bool
 
 
-@pytest.fixture(scope="module")
-def real(serving: Any, toy_model_dir: Any) -> Any:
-    """A gateway over the embedded engine with a model that knows nothing."""
+@pytest.fixture(scope="module", params=["hermes", "qwen3_coder", "gemma4"])
+def real(request: pytest.FixtureRequest, serving: Any, toy_model_dir: Any) -> Any:
+    """A gateway over the embedded engine with a model that knows nothing, and with one of the formats of tool calls."""
     tokenizer = AutoTokenizer.from_pretrained(toy_model_dir)
     engine = EmbeddedEngine.from_pretrained(
         str(toy_model_dir), max_model_len=512, max_slots=8, device="cpu", tokenizer=tokenizer
     )
-    gateway = Gateway(engine, tokenizer, model_name="toy", loop=serving.loop, sampling=Sampling(max_tokens=120))
+    gateway = Gateway(
+        engine,
+        tokenizer,
+        model_name="toy",
+        loop=serving.loop,
+        sampling=Sampling(max_tokens=300),
+        tool_call_parser=request.param,
+    )
     yield gateway
     serving.run(gateway.close())
     serving.run(engine.close())
@@ -207,7 +232,7 @@ def post(session: Any, path: str, body: dict[str, Any]) -> dict[str, Any]:
 
 def test_anthropic_s_messages_have_the_same(real: Gateway) -> None:
     session = real.open("g/2", noise_seed=3)
-    body = {"max_tokens": 120, "messages": USER}
+    body = {"max_tokens": 300, "messages": USER}
     form = {"format": {"type": "json_schema", "schema": SCHEMA_OF_TRIP}}
     answer = post(session, "/messages", {**body, "output_config": form})
     Trip.model_validate_json(answer["content"][0]["text"])
@@ -222,7 +247,7 @@ def test_anthropic_s_messages_have_the_same(real: Gateway) -> None:
 
 def test_openai_s_responses_have_the_same(real: Gateway) -> None:
     session = real.open("g/4", noise_seed=5)
-    body = {"input": "?", "max_output_tokens": 120}
+    body = {"input": "?", "max_output_tokens": 300}
     form = {"type": "json_schema", "name": "trip", "strict": True, "schema": SCHEMA_OF_TRIP}
     answer = post(session, "/responses", {**body, "text": {"format": form}})
     Trip.model_validate_json(answer["output"][-1]["content"][0]["text"])
@@ -259,6 +284,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     ({"tools": [tool("book", True, {"type": 5})], "tool_choice": "required"}, "tool_choice"),
     ({"tools": [tool("book", True, {"type": 5})]}, "tools"),
+    ({"tools": [tool("book", True, {"type": "object", "properties": {"x": {"$ref": "#/$defs/none"}}})]}, "tools"),
 ]
 
 
@@ -287,5 +313,5 @@ def test_a_forced_call_after_the_beginning_of_an_answer_is_a_wish(serve: Any, ca
     session.model.sync_client.chat.completions.create(
         model="toy", messages=said, extra_body={"continue_final_message": True}, **REQUIRED
     )
-    assert "tool_choice: accepted, but not enforced" in caplog.text
+    assert "tool_choice: accepted, but not enforced: the beginning of the answer is given" in caplog.text
     assert session.close()[0].constraint is None

@@ -1,11 +1,25 @@
 """The script on README's front page runs as it is printed, on a toy model and dataset."""
 
+import ast
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 README = Path(__file__).parents[2] / "README.md"
+
+
+def test_the_chinese_front_page_has_the_same_script() -> None:
+    """Its words are its own; what Python sees is the same."""
+    chinese = README.parent / "docs" / "start" / "zh.md"
+    trees = []
+    for page in (README, chinese):
+        (code,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+        tree = ast.parse(code)
+        trees.append(
+            [ast.dump(node) for node in ast.walk(tree) if isinstance(node, ast.Call | ast.Import | ast.ImportFrom)]
+        )
+    assert trees[0] == trees[1]
 
 
 def test_the_script_of_the_front_page_runs(tmp_path: Path, toy_model_dir: Path, toy_dataset: Path):

@@ -66,3 +66,10 @@ def test_wheel_trains_from_outside_the_repository(site: Path, tmp_path: Path, to
     last = output.splitlines()[-1]
     assert last.startswith(f"run directory: {tmp_path / 'checkpoints' / 'Sharpen' / 'Experiment-'}")
     assert (Path(last.removeprefix("run directory: ")) / "latest" / "model.safetensors").exists()
+
+
+def test_init_writes_a_starter_from_the_wheel(site: Path, tmp_path: Path):
+    command = ["-m", "sharpen.cli.main", "init", "first", "--from", "langgraph", "--model", "some/model"]
+    run(sys.executable, *command, cwd=tmp_path, PYTHONPATH=str(site))
+    written = {path.name for path in (tmp_path / "first").rglob("*.*")}
+    assert {"agent.py", "judge.py", "run.yaml", "test_agent.py", "train.jsonl", "requirements.txt"} <= written

@@ -1,95 +1,28 @@
 """`sharpen algorithms`: every algorithm with its parts, formulas, defaults and source.
 
-In: the presets. Out: a description of each, at most 100 columns wide; or only their names.
+In: the command line. Out: the text of `algorithm_text`, only the names, or JSON.
 """
 
 from __future__ import annotations
 
-import inspect
-import sys
-import textwrap
-from collections.abc import Iterator, Mapping
-from typing import IO, Any
+import argparse
 
-from sharpen.algorithm.advantages import ADVANTAGES
-from sharpen.algorithm.behaviour import CORRECTIONS
-from sharpen.algorithm.distill import FORMULAS, Distill
-from sharpen.algorithm.losses import POLICY_LOSSES
-from sharpen.algorithm.presets import PRESETS, Algorithm
-from sharpen.algorithm.resolve import as_trained
-from sharpen.algorithm.supervised import SUPERVISED, SupervisedAlgorithm
-
-WIDTH = 100
+from sharpen.cli.arguments import add_json, print_json
 
 
-def print_algorithms(*, names_only: bool, out: IO[str] | None = None) -> None:
-    """Print all presets, and the components that a run's `loss` section can select."""
-    out = out or sys.stdout
-    if names_only:
-        for name in (*PRESETS, *SUPERVISED):
-            print(name, file=out)
-        return
-    for algorithm in PRESETS.values():
-        print("\n".join((*describe(as_trained(algorithm)), "")), file=out)
-    for supervised in SUPERVISED.values():
-        print("\n".join((*describe_supervised(supervised), "")), file=out)
-    print(_wrapped("loss.advantage", ", ".join(ADVANTAGES)), file=out)
-    print(_wrapped("loss.policy_loss", ", ".join(POLICY_LOSSES)), file=out)
-    for name, correction in CORRECTIONS.items():
-        print(_wrapped("loss.behaviour", f"{name}: {correction.formula}"), file=out)
+def add_algorithms(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("--names", action="store_true", help="only the names, one per line")
+    add_json(parser)
 
 
-def describe_supervised(algorithm: SupervisedAlgorithm) -> Iterator[str]:
-    """Yield the lines of an algorithm that learns without rollouts."""
-    arguments = ", ".join(f"{name} {value}" for name, value in algorithm.pair_loss_args.items())
-    yield algorithm.name
-    yield _wrapped("  learns from", algorithm.data)
-    yield _wrapped("  loss", algorithm.formula + (f" ({arguments})" if arguments else ""))
-    yield _wrapped("  terms", "mean over pairs" if algorithm.pair_loss else algorithm.aggregation)
-    yield _wrapped("  source", algorithm.source)
+def run_algorithms(arguments: argparse.Namespace) -> int:
+    """Print the algorithms."""
+    from sharpen.cli.algorithm_text import algorithms_json, print_algorithms
 
-
-def describe(algorithm: Algorithm) -> Iterator[str]:
-    """Yield the lines of an algorithm."""
-    advantage, loss = ADVANTAGES[algorithm.advantage], POLICY_LOSSES[algorithm.policy_loss]
-    yield algorithm.name
-    yield _wrapped(
-        "  advantage",
-        f"{algorithm.advantage}: {advantage.formula}{_arguments(advantage.configured, algorithm.advantage_args)}",
-    )
-    yield _wrapped(
-        "  policy loss",
-        f"{algorithm.policy_loss}: {loss.formula}{_arguments(loss.configured, algorithm.policy_loss_args)}",
-    )
-    kl = f"KL {algorithm.kl} x {algorithm.kl_coef:g} in the {algorithm.kl_in}" if algorithm.needs_reference else "no KL"
-    entropy = f"entropy bonus x {algorithm.entropy_coef:g}" if algorithm.needs_entropy else "no entropy term"
-    action = f"replaced (up to {algorithm.max_refill:g} x the batch)" if algorithm.max_refill else "dropped"
-    threshold = "" if algorithm.std_threshold is None else f", groups with std <= {algorithm.std_threshold:g} {action}"
-    yield _wrapped("  terms", f"{kl}, {entropy}, {algorithm.aggregation}{threshold}")
-    if algorithm.expert is not None:
-        yield _wrapped("  expert", f"{algorithm.expert.formula} (mu {algorithm.expert.mu:g})")
-    if algorithm.distill is not None:
-        yield _wrapped("  distillation", _distillation(algorithm.distill))
-    if algorithm.behaviour != "none":
-        bounds = {"behaviour_low": algorithm.behaviour_low, "behaviour_high": algorithm.behaviour_high}
-        shown = ", ".join(f"{name} {value:g}" for name, value in bounds.items() if value is not None)
-        formula = CORRECTIONS[algorithm.behaviour].formula
-        yield _wrapped("  behaviour", f"{algorithm.behaviour}: {formula}{shown and f' ({shown})'}")
-    yield _wrapped("  source", algorithm.source)
-
-
-def _distillation(distill: Distill) -> str:
-    mixture = f", β {distill.beta:g}" if distill.divergence == "js" else ""
-    return f"{distill.divergence}: {FORMULAS[distill.divergence]} (coef {distill.coef:g}{mixture})"
-
-
-def _arguments(function: Any, configured: Mapping[str, Any]) -> str:
-    """Format the keyword parameters with their effective values, e.g. ` (clip_low 0.2, clip_high 0.28)`."""
-    parameters = inspect.signature(function).parameters.values()
-    values = {p.name: configured.get(p.name, p.default) for p in parameters if p.kind == p.KEYWORD_ONLY}
-    shown = ", ".join(f"{name} {value}" for name, value in values.items() if value is not None)
-    return f" ({shown})" if shown else ""
-
-
-def _wrapped(label: str, text: str) -> str:
-    return textwrap.fill(text, WIDTH, initial_indent=f"{label:<18}", subsequent_indent=" " * 18)
+    if arguments.json:
+        found = algorithms_json()
+        print_json(list(found) if arguments.names else found)
+    else:
+        print_algorithms(names_only=arguments.names)
+    return 0

@@ -1,24 +1,39 @@
-"""`sharpen certify RUN_DIR`: recompute a run's certificate from its records and compare it.
+"""`sharpen certify RUN`: recompute a run's certificate from its records and compare it.
 
 In: a run directory. Out: one line for each invariant, and whether all of them hold.
 """
 
 from __future__ import annotations
 
-import json
+import argparse
 import sys
 from pathlib import Path
 from typing import IO
 
-from sharpen.certificate.certify import certify
+from sharpen.cli.arguments import add_json, add_run, print_json, run_of
+
+
+def add_certify(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_run(parser)
+    parser.add_argument("--no-logprobs", action="store_true", help="do not score the tokens again (loads no model)")
+    add_json(parser)
+
+
+def run_certify(arguments: argparse.Namespace) -> int:
+    """Print the recomputed certificate; the command fails if it does not hold."""
+    holds = print_certificate(run_of(arguments), logprobs=not arguments.no_logprobs, as_json=arguments.json)
+    return 0 if holds else 1
 
 
 def print_certificate(run_dir: Path, *, logprobs: bool, as_json: bool, out: IO[str] | None = None) -> bool:
     """Print the recomputed certificate, and return whether it holds."""
+    from sharpen.certificate.certify import certify
+
     out = out or sys.stdout
     certificate = certify(run_dir, logprobs=logprobs)
     if as_json:
-        print(json.dumps(certificate.to_json(), indent=2), file=out)
+        print_json(certificate.to_json(), out)
     else:
         for line in certificate.lines():
             print(line, file=out)

@@ -1,4 +1,4 @@
-"""`sharpen diagnose RUN_DIR`: why the reward or the loss is flat, with evidence.
+"""`sharpen diagnose RUN`: why the reward or the loss is flat, with evidence.
 
 In: a run directory. Out: the course of the reward or loss, then each cause: what it is, its numbers, examples, advice.
 """
@@ -10,8 +10,11 @@ import json
 import sys
 import textwrap
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
+
+from sharpen.cli.arguments import add_json, add_run, print_json, run_of
 
 if TYPE_CHECKING:
     from sharpen.diagnose.data import RolloutRunData
@@ -24,16 +27,21 @@ _INDENT = " " * 4
 
 def add_diagnose(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="directory of a run, which may still be running")
+    add_run(parser)
+    add_json(parser)
 
 
 def run_diagnose(arguments: argparse.Namespace, out: IO[str] | None = None) -> int:
     """Print the causes. The exit code is 0 whether there are any or not."""
     from sharpen.diagnose.diagnosis import diagnose, read_run
 
-    out = out or sys.stdout
-    data = read_run(arguments.run_dir)
-    for line in lines(arguments.run_dir, data, diagnose(data)):
+    out, run_dir = out or sys.stdout, run_of(arguments)
+    data = read_run(run_dir)
+    findings = diagnose(data)
+    if arguments.json:
+        print_json({"run_dir": str(run_dir), "findings": [asdict(finding) for finding in findings]}, out)
+        return 0
+    for line in lines(run_dir, data, findings):
         print(line, file=out)
     return 0
 

@@ -7,33 +7,77 @@ and the formats of a model that is here follow at the end, and the reason if the
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
+from sharpen.cli.arguments import add_config, add_json, print_json, resolve_config
 from sharpen.cli.page import open_console, print_wrapped
-from sharpen.config.load import ResolvedConfig, value_leaves
 from sharpen.errors import ConfigError, ModelError
+
+if TYPE_CHECKING:
+    from sharpen.config.load import ResolvedConfig
 
 WIDTH = 100
 Row = tuple[str, str, str]
 """Name within the section, value as in YAML, origin."""
 
 
-def explain(resolved: ResolvedConfig, out: IO[str] | None = None) -> None:
-    """Print all values in the configuration's own order, by section."""
+def add_explain(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_config(parser)
+    add_json(parser)
+
+
+def run_explain(arguments: argparse.Namespace) -> int:
+    """Print the settings of each stage of the file."""
+    from sharpen.compat.files import load_stages
+    from sharpen.compat.trinity.registry import check_names
+
+    answers = []
+    for file in load_stages(arguments.config, stage=arguments.stage):
+        resolved = resolve_config(arguments, {}, file)
+        refusals = [f"this run would be refused: {refusal}" for refusal in check_names(resolved.config)]
+        if arguments.json:
+            answers.append({"stage": file.name, **_answer(resolved, refusals)})
+            continue
+        explain(resolved)
+        for refusal in refusals:
+            print(refusal)
+    if arguments.json:
+        print_json(answers[0] if len(answers) == 1 else answers)
+    return 0
+
+
+def _answer(resolved: ResolvedConfig, refusals: list[str]) -> dict[str, Any]:
+    """Return what `explain` prints, as JSON: the value and the origin of each setting by its dotted name."""
+    defaults, formats, refused = _decided(resolved)
+    settings = {
+        f"{section}{'.' if section else ''}{name}": {"value": json.loads(value), "origin": origin}
+        for section, rows in _sections(resolved, defaults)
+        for name, value, origin in rows
+    }
+    lines = [*filter(None, (*resolved.overrides, *resolved.notices, *formats, refused)), *refusals]
+    return {"settings": settings, "lines": lines}
+
+
+def _decided(resolved: ResolvedConfig) -> tuple[Mapping[str, tuple[Any, str]], tuple[str, ...], str]:
+    """Return the effective values, the model's formats, and the reason if the run would be refused."""
     from sharpen.cli.effective import effective
     from sharpen.execution.model_formats import local_formats
 
-    out = out or sys.stdout
-    refused = ""
-    formats: tuple[str, ...] = ()
     try:
-        defaults = effective(resolved.config)
-        formats = local_formats(resolved.config.model)
+        return effective(resolved.config), local_formats(resolved.config.model), ""
     except (ConfigError, ModelError) as error:
-        defaults, refused = {}, f"this run would be refused: {error}"
+        return {}, (), f"this run would be refused: {error}"
+
+
+def explain(resolved: ResolvedConfig, out: IO[str] | None = None) -> None:
+    """Print all values in the configuration's own order, by section."""
+    out = out or sys.stdout
+    defaults, formats, refused = _decided(resolved)
     sections = dict(_sections(resolved, defaults))
     if out.isatty():
         _print_table(sections, resolved.file, out)
@@ -51,6 +95,8 @@ def explain(resolved: ResolvedConfig, out: IO[str] | None = None) -> None:
 
 def _sections(resolved: ResolvedConfig, defaults: Mapping[str, tuple[Any, str]]) -> Iterator[tuple[str, list[Row]]]:
     """Yield the settings of the run itself, then those of each section; `defaults` fills in what is not given."""
+    from sharpen.config.load import value_leaves
+
     values = {".".join(place): value for place, value in value_leaves(resolved.config).items()}
     shown = {key: (value, resolved.origins[key]) for key, value in values.items()}
     shown |= {

@@ -10,24 +10,23 @@ from __future__ import annotations
 
 import json
 import math
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
+
+from sharpen.cli.conversations import continued, conversations, relation
+from sharpen.transcript import Decode, clean, content_text, pieces
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
     from sharpen.experience.reading import TrainedCall
-    from sharpen.types import Call, IntArray, Rollout
+    from sharpen.types import Call, Rollout
 
 WIDTH = 100
 BANDS = ((0.9, "green"), (0.5, "cyan"), (0.1, "yellow"), (0.01, "dark_orange"), (0.0, "bold red"))
 """Least probability of a sampled token, and its colour."""
 _ROLE_STYLES = {"system": "magenta", "developer": "magenta", "user": "blue", "assistant": "green", "tool": "cyan"}
-_CONTEXT_IDS, _MAX_PIECE = 4, 8
-
-Decode = Callable[[Sequence[int]], str]
 
 
 class Page:
@@ -49,12 +48,19 @@ class Page:
         self._number_name = number_name
         self._untrained = untrained
 
-    def rollout(self, rollout: Rollout, *, only: int | None, tokens: bool) -> None:
-        """Print all calls, or only one with its whole prompt."""
+    def rollout(self, rollout: Rollout, *, only: int | None, tokens: bool, row: Sequence[str] = ()) -> None:
+        """Print the lines of the task's row, and all calls, or only one with its whole prompt."""
         self._head(rollout)
+        for line in row:
+            self.line(f"  {line}", "cyan")
+        if only is None:
+            self._conversations(rollout)
         for call in rollout.calls:
             if only is None or call.index == only:
-                before = rollout.calls[call.index - 1] if call.index and only is None else None
+                before = continued(rollout.calls, call) if only is None else None
+                if only is None and (said := relation(rollout.calls, call)):
+                    self.line("")
+                    self.line(f"({said})", "dim")
                 self._call(call, before, _reported(rollout, call.index), tokens=tokens)
         if not tokens and self._decode is not None and self._console.is_terminal:
             self._legend()
@@ -78,18 +84,31 @@ class Page:
         if rollout.error:
             self.line(f"error: {rollout.error}", "red")
 
+    def _conversations(self, rollout: Rollout) -> None:
+        """Print the rollout's conversations, and what of each was trained, if there is more than one."""
+        found = conversations(rollout.calls)
+        if len(found) < 2:
+            return
+        self.line(f"{len(found)} conversations:")
+        for conversation in found:
+            trained = [rollout.calls[index] for index in conversation.calls if index in self._trained]
+            num_tokens = sum(len(call.sampled_ids_S) for call in trained)
+            calls = f"call{'s' * (len(conversation.calls) > 1)} {', '.join(map(str, conversation.calls))}"
+            tools = f"{len(conversation.tools) or 'no'} tool{'s' * (len(conversation.tools) != 1)}"
+            count = f"{len(trained)} of {len(conversation.calls)} trained ({num_tokens} tokens)"
+            self.line(f"  {calls}: {tools}, {count}, asked: {conversation.asked}")
+
     def _call(self, call: Call, before: Call | None, reported: Sequence[str], *, tokens: bool) -> None:
-        new = _new_messages(call, before)
-        if before is not None and len(new) == len(call.messages):
-            self.line("")
-            self.line("(a separate conversation)", "dim")
-        for message in new:
+        for message in _new_messages(call, before):
             self._message(message)
         self.line("")
         names = [*([f"agent {call.agent}"] if call.agent else []), *([f"asked for {call.model}"] if call.model else [])]
         self.line(f"call {call.index}: {self._facts(call, [*names, *reported])}", "bold")
+        text = content_text(call.response.get("content"))
         if tokens:
             self._table(call)
+        elif text and (self._decode is None or not len(call.sampled_ids_S)):
+            self._body(text)
         else:
             self._body(self._sampled(call))
         for tool_call in call.response.get("tool_calls") or ():
@@ -119,7 +138,7 @@ class Page:
         self.line(role + (f" ({name})" if name and name != role else "") + ":", _ROLE_STYLES.get(role, ""))
         if message.get("reasoning_content"):
             self._body(f"(reasoning) {message['reasoning_content']}", "dim")
-        text = _content(message.get("content"))
+        text = content_text(message.get("content"))
         if text:
             self._body(text)
         for tool_call in message.get("tool_calls") or ():
@@ -176,27 +195,6 @@ class Page:
             self._console.print(Text("    ").append_text(line), soft_wrap=True)
 
 
-def pieces(ids_S: IntArray, decode: Decode | None) -> Iterator[tuple[int, int, str]]:
-    """Yield the sampled tokens as text: (start, end, text) of mostly one token, or of several if a character is spread
-    over them. Without `decode`, yield ids in angle brackets."""
-    ids, start = ids_S.tolist(), 0
-    for end in range(1, len(ids) + 1):
-        if decode is None:
-            text = f"<{ids[start]}>"
-        else:
-            context = ids[max(0, start - _CONTEXT_IDS) : start]
-            text = decode([*context, *ids[start:end]])[len(decode(context)) :]
-            if text.endswith("\ufffd") and end < len(ids) and end - start < _MAX_PIECE:
-                continue
-        yield start, end, text
-        start = end
-
-
-def clean(text: str) -> str:
-    """Escape control characters other than tabs and newlines, so that a model's text cannot control the terminal."""
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda match: f"\\x{ord(match.group()):02x}", text)
-
-
 def _new_messages(call: Call, before: Call | None) -> Sequence[Mapping[str, Any]]:
     """Return the messages added to the prompt since the previous call, or the whole prompt if it does not continue that
     call."""
@@ -204,16 +202,6 @@ def _new_messages(call: Call, before: Call | None) -> Sequence[Mapping[str, Any]
         return call.messages
     new = call.messages[len(before.messages) :]
     return new[1:] if new and new[0].get("role") == "assistant" else new  # the sampled answer is already shown
-
-
-def _content(content: Any) -> str:
-    """Return a message's content as text, with the types of other parts in brackets."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    if not isinstance(content, Sequence):
-        return json.dumps(content, ensure_ascii=False)
-    parts = [part if isinstance(part, Mapping) else {"text": str(part)} for part in content]
-    return "\n".join(str(part.get("text", f"[{part.get('type', 'part')}]")) for part in parts)
 
 
 def _tool_call(tool_call: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from sharpen.cli.arguments import add_json, add_root, add_set, add_stage, print_json
 from sharpen.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,35 +34,32 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--config", type=Path, metavar="FILE", help="configuration file (YAML; ours or Trinity-RFT's)")
-    what.add_argument("--run", type=Path, metavar="RUN_DIR", help="instead: compare this run with its plan")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="override one setting, e.g. trainer.dtype=float32",
-    )
-    parser.add_argument("--stage", metavar="NAME", help="this one of the file's stages (Trinity-RFT's layout)")
+    what.add_argument("--run", metavar="RUN", help="instead: compare this run (a directory or a name) with its plan")
+    add_root(parser)
+    add_set(parser, "trainer.dtype=float32")
+    add_stage(parser)
     parser.add_argument("--gpu", metavar="NAME", help="GPU to plan for, e.g. H100 (default: this machine)")
     parser.add_argument("--gpus", type=int, metavar="N", help="number of GPUs (default: 1, or this machine's)")
     parser.add_argument("--gpu-memory", metavar="SIZE", help="memory of one GPU, e.g. 24GB (default: that of --gpu)")
     parser.add_argument("--prompt-tokens", type=int, metavar="N", help="mean length of a prompt")
     parser.add_argument("--answer-tokens", type=int, metavar="N", help="mean number of sampled tokens of a rollout")
-    parser.add_argument("--like", type=Path, metavar="RUN_DIR", help="use the lengths of this run")
-    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
+    parser.add_argument("--like", metavar="RUN", help="use the lengths of this run")
+    add_json(parser)
 
 
 def run_plan(arguments: argparse.Namespace, out: IO[str] | None = None) -> int:
     """Print a plan, or its comparison with the run. Raises `ConfigError`, `ModelError` for bad input."""
     out = out or sys.stdout
     if arguments.run is not None:
+        from sharpen.run.found import find_run
+
         _refuse_options(arguments)
-        return _print_comparison(arguments.run, as_json=arguments.json, out=out)
+        return _print_comparison(find_run(arguments.run, arguments.root), as_json=arguments.json, out=out)
     plan = _make_plan(arguments)
-    lines = plan_lines(plan)
     if arguments.json:
-        lines = iter([json.dumps({**plan.to_json(), "suggestion": _plain_settings(plan)}, indent=2)])
-    for line in lines:
+        print_json({**plan.to_json(), "suggestion": _plain_settings(plan)}, out)
+        return 0 if plan.fits else 1
+    for line in plan_lines(plan):
         print(line, file=out)
     return 0 if plan.fits else 1
 
@@ -110,12 +108,13 @@ def _engine(config: RunConfig, hardware: Hardware) -> EngineType | None:
 
 def _workload(arguments: argparse.Namespace, config: RunConfig) -> Workload:
     from sharpen.plan.workload import expected, of_run
+    from sharpen.run.found import find_run
 
     if arguments.like is None:
         return expected(config, arguments.prompt_tokens, arguments.answer_tokens)
     if arguments.prompt_tokens is not None or arguments.answer_tokens is not None:
         raise ConfigError("--like cannot be combined with --prompt-tokens or --answer-tokens")
-    workload = of_run(config, arguments.like)
+    workload = of_run(config, find_run(arguments.like, arguments.root))
     if workload is None:
         raise ConfigError(f"--like {arguments.like}: this directory has no trained step")
     return workload
@@ -211,7 +210,7 @@ def _print_comparison(run_dir: Path, *, as_json: bool, out: IO[str]) -> int:
 
     content = read_plan(run_dir)
     if as_json:
-        print(json.dumps(content, indent=2), file=out)
+        print_json(content, out)
         return 0
     for line in comparison_lines(run_dir, compare(content)):
         print(line, file=out)

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sharpen.cli.arguments import add_set
 from sharpen.errors import ConfigError
 
 KEY_VARIABLE = "SHARPEN_API_KEY"
@@ -30,26 +31,25 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         "--config", type=Path, metavar="FILE", help="instead: serve the model of this configuration, and learn"
     )
     parser.add_argument(
-        "--idle-s", type=_seconds, metavar="S", help=f"with --config: a session ends when idle so long ({IDLE_S:g})"
+        "--idle-s", type=seconds, metavar="S", help=f"with --config: a session ends when idle so long ({IDLE_S:g})"
     )
-    parser.add_argument(
-        "--host", metavar="ADDRESS", help="address to listen on (default: 127.0.0.1, this machine only)"
-    )
-    parser.add_argument("--port", type=int, metavar="N", help="port (default: 8000; 0 is any free one)")
-    parser.add_argument(
-        "--api-key", metavar="KEY", help=f"the key that clients send (default: ${KEY_VARIABLE}, or a new one, printed)"
-    )
+    add_listening(parser, 8000)
     parser.add_argument(
         "--name", metavar="NAME", help="the model's name for clients (default: the folder's, the run's)"
     )
     parser.add_argument("--max-model-len", type=int, metavar="N", help="most prompt plus sampled tokens of a request")
     parser.add_argument("--engine", choices=("auto", "embedded", "vllm"), help="what computes (default: auto)")
+    add_set(parser, "model.temperature=0.7 (of model, engine or gateway)")
+
+
+def add_listening(parser: argparse.ArgumentParser, port: int) -> None:
+    """Add where a server listens, at `port` unless it is told, and its key."""
     parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="another setting of model, engine or gateway, e.g. model.temperature=0.7",
+        "--host", metavar="ADDRESS", help="address to listen on (default: 127.0.0.1, this machine only)"
+    )
+    parser.add_argument("--port", type=int, metavar="N", help=f"port (default: {port}; 0 is any free one)")
+    parser.add_argument(
+        "--api-key", metavar="KEY", help=f"the key that clients send (default: ${KEY_VARIABLE}, or a new one, printed)"
     )
 
 
@@ -62,7 +62,7 @@ def run_serve(arguments: argparse.Namespace) -> int:
         raise ConfigError("give either MODEL_DIR, to serve a model, or --config FILE, to serve one that learns")
     if arguments.config is None and arguments.idle_s is not None:
         raise ConfigError("--idle-s belongs to --config, which was not given: nothing else has sessions")
-    key, line = _key(arguments.api_key)
+    key, line = own_key(arguments.api_key)
     options: dict[str, Any] = {
         "gateway.host": arguments.host,
         "gateway.port": arguments.port,
@@ -116,7 +116,8 @@ def _yaml(value: Any) -> str:
     return json.dumps(value)
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
+    """Read a number of seconds."""
     value = float(text)
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"must be more than 0 seconds, got {text}")
@@ -128,7 +129,7 @@ def say(line: str) -> None:
     print(line, flush=True)
 
 
-def _key(given: str | None) -> tuple[str, str]:
+def own_key(given: str | None) -> tuple[str, str]:
     """Return the key of the server, and the line that says which it is; one that was given is not repeated."""
     key = os.environ.get(KEY_VARIABLE) if given is None else given
     if key is None:

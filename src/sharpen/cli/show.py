@@ -1,8 +1,9 @@
-"""`sharpen show RUN_DIR --rollout ID`: print a rollout for reading in a terminal; with `--task ID` (`show_task`), what
-the agent did with a held-out task before and after the training.
+"""`sharpen show RUN`: the last groups with their rewards, or the rollouts that `--failed`, `--best`, `--step` and
+`--task` choose (`show_list`); with `--rollout ID` one rollout for reading; with `--task ID` what the agent did with a
+held-out task before and after the training (`show_task`).
 
-In: a run directory, the id of a rollout (or a unique end or beginning of it). Out: a `Page`; plain text if the output
-is not a terminal. Without `--rollout`: the last groups with their rewards, and how the time was spent.
+In: a run, the id of a rollout (or a unique end or beginning of it). Out: a `Page`; plain text if the output is not a
+terminal; with `--json` the same rollouts as JSON.
 """
 
 from __future__ import annotations
@@ -14,69 +15,129 @@ import sys
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from sharpen.cli.page import Decode, Page, open_console, print_wrapped
+from sharpen.cli.arguments import add_json, add_run, count, print_json, run_of
+from sharpen.cli.page import Page, open_console
+from sharpen.cli.show_list import Filter, choose, last_groups, print_chosen, print_groups, rollout_json
 from sharpen.errors import ConfigError, ModelError
 from sharpen.experience.records import EVALUATIONS
+from sharpen.record.folder import is_record, model_of_record
+from sharpen.rollout.answers import row_lines
+from sharpen.transcript import Decode
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from sharpen.experience.reading import RolloutEntry, TrainedCall
-    from sharpen.types import Rollout
-
-LISTED_GROUPS = 16
+    from sharpen.experience.reading import TrainedCall
+    from sharpen.types import Group, Rollout
 
 
 def add_show(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="directory of a run, which may still be running")
+    add_run(parser)
     parser.add_argument(
         "--rollout", metavar="ID", help="a rollout's id, or a unique end or beginning of it (default: list the last)"
     )
-    parser.add_argument("--task", metavar="ID", help="show a held-out task before and after the training")
+    parser.add_argument(
+        "--task", metavar="ID", help="a held-out task before and after the training; else the rollouts of this task"
+    )
+    parser.add_argument("--failed", action="store_true", help="list the last rollouts that failed, with their errors")
+    parser.add_argument("--best", action="store_true", help="list the rollouts of the highest reward, with answers")
+    parser.add_argument("--step", type=count, metavar="N", help="list rollouts of this step")
+    parser.add_argument("--limit", type=count, metavar="N", help="at most N groups or rollouts in a list")
     parser.add_argument(
         "--mode", choices=("sampled", "greedy"), default="sampled", help="evaluation of the task (default: sampled)"
     )
     parser.add_argument("--call", type=int, metavar="N", help="only this call, with its whole prompt")
     parser.add_argument("--tokens", action="store_true", help="the sampled tokens as a table")
+    add_json(parser)
 
 
 def run_show(arguments: argparse.Namespace, out: IO[str] | None = None) -> int:
-    """Print a rollout, a task or the last groups. Raises `ConfigError` if there is no such run, rollout or call."""
-    out = out or sys.stdout
-    journal, evaluations = arguments.run_dir / "run.db", arguments.run_dir / EVALUATIONS
-    if arguments.task is not None:
-        from sharpen.cli.show_task import print_task
-
-        console = open_console(out)
-        page = Page(console, _decoder(console, arguments.run_dir), {}, "", untrained="an evaluation")
-        print_task(evaluations, arguments.task, arguments.mode, page)
-        return 0
+    """Print a rollout, a task, the chosen rollouts or the last groups. Raises `ConfigError` if there is no such run,
+    rollout or call."""
+    out, run_dir = out or sys.stdout, run_of(arguments)
+    wanted = Filter(
+        task=arguments.task,
+        step=arguments.step,
+        failed=arguments.failed,
+        best=arguments.best,
+        limit=arguments.limit,
+    )
+    if arguments.rollout is not None:
+        if wanted.chooses:
+            raise ConfigError("--rollout names one rollout: --task, --step, --failed and --best choose among many")
+        return _show_rollout(arguments, run_dir, out)
+    if arguments.call is not None or arguments.tokens:
+        raise ConfigError("--call and --tokens belong to --rollout, which was not given")
+    journal, evaluations = run_dir / "run.db", run_dir / EVALUATIONS
+    only_task = wanted == Filter(task=wanted.task, limit=wanted.limit) and wanted.task is not None
+    if only_task and not (_has_no_such_task(arguments, evaluations) and journal.exists()):
+        return _show_task(arguments, run_dir, out)
     if not journal.exists():
-        raise ConfigError(f"{arguments.run_dir} is not a run directory: it has no run.db")
-    console = open_console(out)
-    if arguments.rollout is None:
-        if arguments.call is not None or arguments.tokens:
-            raise ConfigError("--call and --tokens belong to --rollout, which was not given")
-        _list(console, journal, arguments.run_dir)
-        return 0
-    try:
-        rollout = read_rollout(journal, arguments.rollout)
-    except ConfigError:
-        if not evaluations.exists():
-            raise
-        rollout = read_rollout(evaluations, arguments.rollout)
-    if arguments.call is not None and not 0 <= arguments.call < len(rollout.calls):
-        raise ConfigError(f"--call {arguments.call}: rollout {rollout.id} has {len(rollout.calls)} calls, from 0")
-    decode, number_name = _decoder(console, arguments.run_dir), _number_name(arguments.run_dir)
-    page = Page(console, decode, _trained_calls(journal, rollout), number_name)
-    page.rollout(rollout, only=arguments.call, tokens=arguments.tokens)
+        raise ConfigError(f"{run_dir} is not a run directory: it has no run.db")
+    if wanted.chooses:
+        chosen = choose(journal, wanted)
+        if arguments.json:
+            print_json([rollout_json(group, rollout) for group, rollout in chosen], out)
+        else:
+            print_chosen(open_console(out), run_dir, chosen)
+    elif arguments.json:
+        groups = last_groups(journal, wanted.limit)
+        print_json({id_: {one.id: one.reward for one in entries} for id_, entries in groups.items()}, out)
+    else:
+        print_groups(open_console(out), journal, run_dir, wanted.limit)
     return 0
 
 
-def read_rollout(journal: Path, name: str) -> Rollout:
-    """Read the rollout with this id, or the only one whose id ends or begins with it; if a step was repeated after an
-    interruption, the later one. Raises `ConfigError` if there is none, or more than one."""
+def _show_rollout(arguments: argparse.Namespace, run_dir: Path, out: IO[str]) -> int:
+    journal, evaluations = run_dir / "run.db", run_dir / EVALUATIONS
+    if not journal.exists() and not evaluations.exists():
+        raise ConfigError(f"{run_dir} is not a run directory: it has no run.db")
+    try:
+        group, rollout = read_rollout(journal if journal.exists() else evaluations, arguments.rollout)
+    except ConfigError:
+        if not evaluations.exists():
+            raise
+        group, rollout = read_rollout(evaluations, arguments.rollout)
+    if arguments.call is not None and not 0 <= arguments.call < len(rollout.calls):
+        raise ConfigError(f"--call {arguments.call}: rollout {rollout.id} has {len(rollout.calls)} calls, from 0")
+    if arguments.json:
+        print_json(rollout_json(group, rollout), out)
+        return 0
+    console = open_console(out)
+    decode, number_name = _decoder(console, run_dir), _number_name(run_dir)
+    untrained = "a recording" if is_record(run_dir) else "its rollout was not trained"
+    page = Page(console, decode, _trained_calls(journal, rollout), number_name, untrained=untrained)
+    page.rollout(rollout, only=arguments.call, tokens=arguments.tokens, row=tuple(row_lines(group.task.row)))
+    return 0
+
+
+def _has_no_such_task(arguments: argparse.Namespace, evaluations: Path) -> bool:
+    from sharpen.cli.show_task import evaluations_of
+
+    try:
+        evaluations_of(evaluations, arguments.task, arguments.mode)
+    except ConfigError:
+        return True
+    return False
+
+
+def _show_task(arguments: argparse.Namespace, run_dir: Path, out: IO[str]) -> int:
+    from sharpen.cli.show_task import evaluations_of, print_task, task_json
+
+    entries = evaluations_of(run_dir / EVALUATIONS, arguments.task, arguments.mode)
+    if arguments.json:
+        print_json(task_json(run_dir / EVALUATIONS, entries), out)
+        return 0
+    console = open_console(out)
+    page = Page(console, _decoder(console, run_dir), {}, "", untrained="an evaluation")
+    print_task(run_dir / EVALUATIONS, entries, page)
+    return 0
+
+
+def read_rollout(journal: Path, name: str) -> tuple[Group, Rollout]:
+    """Read the rollout with this id, or the only one whose id ends or begins with it, and its group; if a step was
+    repeated after an interruption, the later one. Raises `ConfigError` if there is none, or more than one."""
     from sharpen.experience.reading import find_rollouts, read_groups
 
     entries = find_rollouts(journal, part=name)
@@ -90,32 +151,12 @@ def read_rollout(journal: Path, name: str) -> Rollout:
         similar = ", ".join(dict.fromkeys(entry.id for entry in entries[:3]))
         raise ConfigError(
             f"no rollout's id equals, ends or begins with {name!r}"
-            + (f"; ids that contain it: {similar}" if similar else " (sharpen show RUN_DIR lists the last ones)")
+            + (f"; ids that contain it: {similar}" if similar else " (sharpen show RUN lists the last ones)")
         )
     if len(names) > 1:
         raise ConfigError(f"{len(names)} rollouts match {name!r}, e.g. {', '.join(names[:3])}: give more of the id")
     *_, group = read_groups(journal, group_id=chosen[-1].group_id)
-    return next(rollout for rollout in group.with_baseline if rollout.id == names[0])
-
-
-def _list(console: Console, journal: Path, run_dir: Path) -> None:
-    from sharpen.experience.reading import find_rollouts, read_steps
-    from sharpen.monitor import spent
-
-    groups: dict[str, list[RolloutEntry]] = {}
-    for entry in find_rollouts(journal, last=LISTED_GROUPS):
-        groups.setdefault(entry.group_id, []).append(entry)
-    width = max(map(len, groups), default=0)
-    for group_id, entries in groups.items():
-        rewards = " ".join(entry.outcome if entry.reward is None else f"{entry.reward:g}" for entry in entries)
-        print_wrapped(console, f"{group_id:<{width}}  {rewards}", hanging=width + 2)
-    if shares := spent.shares(record.metrics for record in read_steps(journal)):
-        console.print(f"\ntime of all steps: {spent.line(shares)}", markup=False)
-    if not groups:
-        console.print("no rollouts yet", markup=False)
-    else:
-        last = list(groups.values())[-1][0].id
-        console.print(f"\nread one:  sharpen show {run_dir} --rollout {last}", markup=False, soft_wrap=True)
+    return group, next(rollout for rollout in group.with_baseline if rollout.id == names[0])
 
 
 def _trained_calls(journal: Path, rollout: Rollout) -> dict[int, TrainedCall]:
@@ -123,7 +164,7 @@ def _trained_calls(journal: Path, rollout: Rollout) -> dict[int, TrainedCall]:
     from sharpen.experience.reading import read_trained
 
     number = re.match(r"step-(\d+)/", rollout.id)
-    if number is None:
+    if number is None or not journal.exists():
         return {}
     return {
         call.call: call
@@ -151,13 +192,17 @@ def _number_name(run_dir: Path) -> str:
 
 def _decoder(console: Console, run_dir: Path) -> Decode | None:
     """Return a function from ids to text, with the tokenizer of the latest checkpoint, else of the model before
-    training."""
+    training; None if there is no tokenizer, as in a recording that names no model."""
     from sharpen.execution.model_files import model_folder
     from sharpen.trainer.checkpoint import pointed
 
     folder = pointed(run_dir, "latest")
     try:
-        if folder is None:
+        if is_record(run_dir):
+            if (model := model_of_record(run_dir)) is None:
+                return None
+            folder = model_folder(model)
+        elif folder is None:
             resolved = json.loads((run_dir / "resolved.json").read_text(encoding="utf-8"))
             folder = model_folder(resolved["model.model_path"]["value"])
     except (ModelError, OSError) as error:

@@ -7,6 +7,7 @@ Shape suffix: S loss tokens of a call.
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +70,24 @@ def read_step_groups(path: Path | str) -> dict[int, list[tuple[int, bool]]]:
     for step, key, replayed in rows:
         groups.setdefault(step, []).append((key, bool(replayed)))
     return groups
+
+
+def read_rollout_spans(connection: sqlite3.Connection, rollout_id: str, steps: Iterable[int]) -> list[LossSpan]:
+    """Return the loss tokens of a rollout in these steps of an open journal, without the sequences; none for an older
+    journal."""
+    if not has(connection, "spans"):
+        return []
+    sql = "SELECT * FROM spans WHERE step = ? AND rollout_id = ? ORDER BY rowid"
+    return [_span(row) for step in steps for row in connection.execute(sql, (step, rollout_id))]
+
+
+def read_group_steps(connection: sqlite3.Connection, group_id: str) -> list[tuple[int, str | None]]:
+    """Return the steps of an open journal that drew a group, and why it was left out of each (None: it was not); none
+    for an older journal."""
+    if not has(connection, "step_groups"):
+        return []
+    sql = "SELECT step, left_out FROM step_groups WHERE group_id = ? ORDER BY step"
+    return [(step, left_out) for step, left_out in connection.execute(sql, (group_id,))]
 
 
 def _span(row: sqlite3.Row) -> LossSpan:

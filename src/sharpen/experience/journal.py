@@ -106,6 +106,10 @@ class Journal:
         sessions."""
         self._write_soon(insert_parity, measured=dict(measured))
 
+    def write(self, insert: Callable[..., None], **record: Any) -> None:
+        """Queue another write: `insert(connection, **record)`."""
+        self._write_soon(insert, **record)
+
     def flush(self) -> None:
         """Wait until everything queued so far is on disk. Raises `JournalError` if it could not be written."""
         done = threading.Event()

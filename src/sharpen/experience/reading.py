@@ -9,6 +9,7 @@ Shape suffixes: P prompt tokens, S sampled tokens of a call.
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -40,6 +41,8 @@ from sharpen.types import (
     Sampling,
     Task,
 )
+
+_AT_REST = "mode=ro&immutable=1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +125,20 @@ def read_groups(path: Path | str, *, group_id: str | None = None, last: int | No
             yield _read_group(connection, key)
 
 
+def read_rollout_from(connection: sqlite3.Connection, key: int) -> tuple[Rollout, Task, int] | None:
+    """Return the rollout with this key of an open journal, its task and the policy version that its group started at;
+    None if there is none."""
+    row = connection.execute("SELECT * FROM rollouts WHERE key = ?", (key,)).fetchone()
+    if row is None:
+        return None
+    group = connection.execute(
+        "SELECT groups.*, texts.json AS row FROM groups JOIN texts ON texts.id = groups.task_row WHERE key = ?",
+        (row["group_key"],),
+    ).fetchone()
+    task = Task(id=group["task_id"], index=group["task_index"], row=json.loads(group["row"]))
+    return _read_rollout(connection, row), task, group["version"]
+
+
 def read_groups_from(connection: sqlite3.Connection) -> Iterator[Group]:
     """All groups of an open database with the journal's tables (rows are `sqlite3.Row`), in the order they were
     added."""
@@ -156,7 +173,7 @@ def read_trained_groups(path: Path | str, *, last_step: int, oldest: int) -> lis
     return [(group, calls[group.id]) for group in read_groups_at(path, sorted(keys))]
 
 
-def _step_of(group_id: str) -> int | None:
+def step_of_group(group_id: str) -> int | None:
     """Return the step that a group was rolled out for; its id starts with `step-<number of steps before>/`."""
     head, _, _ = group_id.partition("/")
     name, _, number = head.rpartition("-")
@@ -247,7 +264,7 @@ def _last_groups(groups: Iterable[tuple[int, str]]) -> dict[int, list[int]]:
     seen: set[str] = set()
     current: int | None = None
     for key, group_id in groups:
-        step = _step_of(group_id)
+        step = step_of_group(group_id)
         if step is None:
             continue
         if step != current or group_id in seen:
@@ -285,23 +302,39 @@ def has(connection: sqlite3.Connection, table: str) -> bool:
     return connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone() is not None
 
 
-def open_journal(path: Path | str) -> sqlite3.Connection:
-    """Open a journal for reading. Raises `JournalError` if the file is not a journal or has another schema version."""
+def open_journal(path: Path | str, *, at_rest: bool = False) -> sqlite3.Connection:
+    """Open a journal for reading. Raises `JournalError` if the file is not a journal or has another schema version.
+    `at_rest` says that nobody writes it meanwhile: then SQLite leaves no files of its own beside it."""
     try:
-        connection = sqlite3.connect(f"{Path(path).resolve().as_uri()}?mode=ro", uri=True)
+        connection, row = _connected(Path(path), _AT_REST) if at_rest else _opened(Path(path))
     except sqlite3.Error as error:
-        raise JournalError(f"cannot read the journal {path}: {error}") from error
-    connection.row_factory = sqlite3.Row
-    try:
-        row = connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
-    except sqlite3.Error as error:
-        connection.close()
         raise JournalError(f"cannot read the journal {path}: {error}") from error
     if row is None or row["value"] != str(SCHEMA_VERSION):
         connection.close()
         version = "no schema version" if row is None else f"schema version {row['value']}"
         raise JournalError(f"the journal {path} has {version}; this version of Sharpen reads {SCHEMA_VERSION}")
     return connection
+
+
+def _opened(path: Path) -> tuple[sqlite3.Connection, sqlite3.Row | None]:
+    """Open a journal and read its schema version. SQLite makes files of its own beside one; where it may not (a
+    read-only file system), the journal is read without the records that are still in its log."""
+    try:
+        return _connected(path, "mode=ro")
+    except sqlite3.OperationalError:
+        if os.access(path.parent, os.W_OK):
+            raise
+        return _connected(path, _AT_REST)
+
+
+def _connected(path: Path, options: str) -> tuple[sqlite3.Connection, sqlite3.Row | None]:
+    connection = sqlite3.connect(f"{path.resolve().as_uri()}?{options}", uri=True)
+    connection.row_factory = sqlite3.Row
+    try:
+        return connection, connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
+    except sqlite3.Error:
+        connection.close()
+        raise
 
 
 def _read_group(connection: sqlite3.Connection, key: int) -> Group:

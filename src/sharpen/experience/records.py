@@ -307,24 +307,30 @@ def _insert_rollout(connection: sqlite3.Connection, group_key: int, is_final: in
     )
     requests = {call.index: call.request for call in rollout.calls if call.request is not None}
     for index in sorted({*rollout.step_rewards, *rollout.states, *requests}):
-        _insert(
+        insert_note(
             connection,
-            "call_notes",
-            rollout_key=rollout_key,
-            call=index,
+            rollout_key,
+            index,
             step_reward=rollout.step_rewards.get(index),
             state=rollout.states.get(index),
             request=requests.get(index),
         )
     histories: list[IntArray] = []
     for position, call in enumerate(rollout.calls):
-        _insert_call(connection, rollout_key, rollout.calls[:position], histories, call)
+        insert_call(connection, rollout_key, rollout.calls[:position], histories, call)
         histories.append(np.concatenate([call.prompt_ids_P, call.sampled_ids_S]))
 
 
-def _insert_call(
-    connection: sqlite3.Connection, rollout_key: int, earlier: Sequence[Call], histories: list[IntArray], call: Call
+def insert_note(connection: sqlite3.Connection, rollout_key: int, call: int, **note: Any) -> None:
+    """Write what is known of a call beside itself: its `step_reward`, its `state`, the first choice of its
+    `request`."""
+    _insert(connection, "call_notes", rollout_key=rollout_key, call=call, **note)
+
+
+def insert_call(
+    connection: sqlite3.Connection, rollout_key: int, earlier: Sequence[Call], histories: Sequence[IntArray], call: Call
 ) -> None:
+    """Write a call of a rollout whose `earlier` calls are written; `histories` are their prompt and sampled ids."""
     base, prompt_kept = _find_base(call, histories)
     known = () if base is None else (*earlier[base].messages, earlier[base].response)
     messages_kept = _num_common(known, call.messages)
@@ -376,7 +382,7 @@ def _insert(connection: sqlite3.Connection, table: str, **values: Any) -> int:
     return cursor.lastrowid
 
 
-def _find_base(call: Call, histories: list[IntArray]) -> tuple[int | None, int]:
+def _find_base(call: Call, histories: Sequence[IntArray]) -> tuple[int | None, int]:
     """Return the base of a call, if any, and the number of prompt ids that they share."""
     if call.parent is not None:
         candidates: Iterable[int] = (call.parent,)

@@ -6,28 +6,21 @@ whole response: reasoning comes first, unconstrained up to the text that closes 
 
 JSON has no whitespace but one space or newline after a comma and a space after a colon, so that no answer can consist
 of whitespace. Schemas that are not strict may use keywords that llguidance does not know, which then have no effect.
+How calls are written, and what no grammar of them can hold, each tool format says (`formats/`).
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sharpen.gateway.formats.format import ReasoningFormat
-from sharpen.gateway.formats.hermes import CLOSE, HERMES, OPEN
+from sharpen.errors import ConstraintError
+from sharpen.gateway.formats.format import ReasoningFormat, ToolFormat
+from sharpen.gateway.formats.grammar import ANY_OBJECT, GrammarWriter, Markup, OfferedTool, TokenId
 from sharpen.gateway.formats.table import Formats
-from sharpen.gateway.formats.think import DEEPSEEK_R1, QWEN3
 from sharpen.gateway.requests import ApiError, CallRequest, Form, boolean, short_repr
 from sharpen.types import Constraint
-
-TokenId = Callable[[str], int | None]
-"""Returns the id of a token with this text that was added to the tokenizer, if there is one."""
-
-_JSON = {"whitespace_flexible": False, "item_separator": ",[ \n]?", "key_separator": ": ?"}
-_ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
-_TEXT = r"TEXT: /(.|\n)*/"
-_GAP = r"GAP: /\n{1,2}/"
 
 
 def form_of(
@@ -65,7 +58,7 @@ def schema_of(form: Any, name: str) -> tuple[Mapping[str, Any] | None, bool]:
     if kind == "text":
         return None, False
     if kind == "json_object":
-        return _ANY_OBJECT, False
+        return ANY_OBJECT, False
     if kind != "json_schema":
         raise ApiError(
             f"'{name}.type' is {short_repr(kind)}; it must be 'text', 'json_object' or 'json_schema'.", param=name
@@ -76,115 +69,93 @@ def schema_of(form: Any, name: str) -> tuple[Mapping[str, Any] | None, bool]:
     return about["schema"], boolean(about, "strict")
 
 
-def not_enforced(request: CallRequest, formats: Formats) -> str | None:
-    """Return a warning if the request wants tool calls that cannot be enforced: in the model's format, or after the
-    beginning of an answer."""
-    form = request.form
-    if form is None or form.schema is not None or formats.tool is None:
-        return None
-    if request.continue_final:
-        return f"{form.origin}: accepted, but not enforced in answers whose beginning is given"
-    if formats.tool is HERMES:
-        return None
-    return f"{form.origin}: accepted, but not enforced: there is no grammar for the tool calls of {formats.tool.name}"
+def constraint_of(
+    request: CallRequest, prompt_text: str, formats: Formats, token_id: TokenId
+) -> tuple[Constraint | None, Sequence[str]]:
+    """Return the constraint of a request's answer, None without one, and notes: what it asks and is not enforced.
 
-
-def constraint_of(request: CallRequest, prompt_text: str, formats: Formats, token_id: TokenId) -> Constraint | None:
-    """Return the constraint of a request's answer; None without one. Raises `ApiError` if the answer's schema cannot be
-    combined with what else the request or the model's format asks."""
+    Raises `ApiError` if the answer's schema cannot be combined with what else the request or the model's format asks.
+    """
     form = request.form
-    if form is None or (form.schema is None and (formats.tool is not HERMES or request.continue_final)):
-        return None
+    if form is None:
+        return None, ()
     if request.continue_final:
-        raise ApiError(f"'{form.origin}' cannot constrain an answer whose beginning is given.", param=form.origin)
-    if form.schema is not None and request.tools and formats.tool is not HERMES:
-        raise ApiError(
-            f"'{form.origin}' with tools: this model's format of tool calls has no grammar; send one of the two.",
-            param=form.origin,
-        )
-    writer = _Writer(token_id)
-    thinking = writer.thinking(formats.reasoning, prompt_text, form.origin)
-    if form.called is not None:
-        answer = writer.forced(request.tools, form)
-    elif form.schema is None:
-        answer = writer.free(request.tools, form)
+        if form.schema is not None:
+            raise ApiError(f"'{form.origin}' cannot constrain an answer whose beginning is given.", param=form.origin)
+        return None, (_not_enforced(form, "the beginning of the answer is given"),)
+    writer = GrammarWriter(token_id)
+    markup = None
+    if request.tools:
+        try:
+            markup = _markup(writer, request.tools, form, formats.tool)
+        except _NoGrammar as why:
+            if form.schema is None:
+                return None, (_not_enforced(form, str(why)),)
+            raise ApiError(f"'{form.origin}' with tools: {why}; send one of the two.", param=form.origin) from None
+    before = _before(writer, formats.reasoning, prompt_text)
+    if form.schema is None or form.called is not None:
+        assert markup is not None  # what may be called was offered
+        answer = markup.free if form.called is None else markup.forced
     else:
         answer = writer.json("answer", form.schema, strict=form.strict)
-        if request.tools:
-            answer = f"({answer} | {writer.forced(request.tools, form)})"
-    return Constraint(grammar=writer.grammar(f"{thinking} {answer}".strip()), origin=form.origin)
+        header = "" if formats.reasoning is None else formats.reasoning.header
+        answer = f"{writer.markup(header)} {answer}".strip()
+        if markup is not None:
+            answer = f"({answer} | {markup.forced})"
+    grammar = writer.text(f"{before} {answer}".strip())
+    notes = [f"{form.origin}: accepted, but not all of it is enforced: {note}" for note in dict.fromkeys(writer.notes)]
+    return Constraint(grammar=grammar, origin=form.origin), notes
 
 
-class _Writer:
-    """Collects the rules of a grammar. Each method adds some, and returns what stands for them in another rule."""
-
-    def __init__(self, token_id: TokenId) -> None:
-        self._token_id = token_id
-        self._rules: list[str] = []
-
-    def grammar(self, start: str) -> str:
-        return "\n".join([f"start: {start}", *self._rules, _TEXT, _GAP, ""])
-
-    def add(self, name: str, rule: str, attributes: str = "") -> str:
-        self._rules.append(f"{name}{attributes}: {rule}")
-        return name
-
-    def json(self, name: str, schema: Mapping[str, Any], *, strict: bool) -> str:
-        options = {**_JSON, "lenient": not strict}
-        return self.add(name, f"%json {json.dumps({**schema, 'x-guidance': options})}")
-
-    def tag(self, text: str) -> str:
-        """A text, which may be one of the tokenizer's own tokens."""
-        token = self._token_id(text)
-        return _quoted(text) if token is None else f"({_quoted(text)} | <[{token}]>)"
-
-    def up_to(self, name: str, text: str) -> str:
-        """Any text up to and including `text`."""
-        pattern = text.replace("/", r"\/")
-        found = self.add(f"{name}_text", rf"/(.|\n)*{pattern}/", "[lazy]")
-        token = self._token_id(text)
-        return self.add(name, found if token is None else f"{found} | TEXT <[{token}]>")
-
-    def thinking(self, reasoning: ReasoningFormat | None, prompt_text: str, origin: str) -> str:
-        """What comes before the answer."""
-        if reasoning is None:
-            return ""
-        if reasoning not in (QWEN3, DEEPSEEK_R1):
-            raise ApiError(
-                f"'{origin}': answers in this model's format of reasoning ({reasoning.name}) cannot be constrained.",
-                param=origin,
-            )
-        opens, closes = reasoning.opens[0], reasoning.closes[0]
-        if prompt_text.rstrip().endswith(closes):
-            return ""
-        thought = self.up_to("thought", closes)
-        return f"{thought} GAP?" if reasoning.opened_by(prompt_text) else f"({self.tag(opens)} {thought} GAP?)?"
-
-    def call(self, tools: Sequence[Mapping[str, Any]], form: Form, *, forced: bool) -> str:
-        """What follows the opening tag: one of the tools' calls, and the closing tag."""
-        bodies = []
-        for number, tool in enumerate(tools):
-            function = tool["function"]
-            if form.called and function["name"] not in form.called:
-                continue
-            strict = function["name"] in form.strict_tools
-            schema = function.get("parameters") if forced or strict else None
-            arguments = self.json(f"arguments_{number}", schema or _ANY_OBJECT, strict=strict)
-            name = _quoted(_quoted(function["name"]))
-            bodies.append(rf'{name} "," " "? "\"arguments\":" " "? {arguments}')
-        body = self.add("body", " | ".join(bodies))
-        return self.add("call", rf'"\n"? "{{\"name\":" " "? {body} "}}" "\n"? {self.tag(CLOSE)}')
-
-    def forced(self, tools: Sequence[Mapping[str, Any]], form: Form) -> str:
-        """Nothing but calls."""
-        call, opens = self.call(tools, form, forced=True), self.tag(OPEN)
-        return f"{opens} {call}" if form.single else rf'{opens} {call} ("\n"? {opens} {call})*'
-
-    def free(self, tools: Sequence[Mapping[str, Any]], form: Form) -> str:
-        """Any text, in which each opening tag begins a call."""
-        return f"({self.up_to('opened', OPEN)} {self.call(tools, form, forced=False)})* TEXT"
+def invalid_schema(origin: str, error: ConstraintError) -> ApiError:
+    """Return the error for a schema that has no grammar; `origin` is the field that it came from."""
+    return ApiError(f"'{origin}': {error}.", code="invalid_schema", param=origin)
 
 
-def _quoted(text: str) -> str:
-    """A text as a literal of JSON, and of grammars."""
-    return json.dumps(text, ensure_ascii=False)
+class _NoGrammar(Exception):
+    """Why no grammar can have the calls of a request's tools."""
+
+
+def _markup(
+    writer: GrammarWriter, tools: Sequence[Mapping[str, Any]], form: Form, tool_format: ToolFormat | None
+) -> Markup:
+    """Return the calls that a request allows. Raises `_NoGrammar`."""
+    if tool_format is None:
+        raise _NoGrammar("the model has no known format of tool calls")
+    offered = []
+    for number, tool in enumerate(tools):
+        function = tool["function"]
+        name, strict = function["name"], function["name"] in form.strict_tools
+        if form.called and name not in form.called:
+            continue
+        if re.fullmatch(tool_format.names, name) is None:
+            writer.notes.append(f"the tool {name!r} cannot be called in {tool_format.name} calls: it has no such name")
+            continue
+        known = form.called is not None or form.schema is not None or strict
+        schema = (function.get("parameters") or ANY_OBJECT) if known else None
+        offered.append(OfferedTool(number=number, name=name, schema=schema, strict=strict))
+    if not offered:
+        names = short_repr([tool["function"]["name"] for tool in tools])
+        raise _NoGrammar(f"none of the tools {names} has a name that {tool_format.name} calls can have")
+    try:
+        return tool_format.markup(writer, offered, not form.single)
+    except ConstraintError as error:
+        raise invalid_schema(form.origin, error) from error
+
+
+def _before(writer: GrammarWriter, reasoning: ReasoningFormat | None, prompt_text: str) -> str:
+    """What may stand before the answer."""
+    if reasoning is None:
+        return ""
+    opened = reasoning.opened_by(prompt_text)
+    if reasoning.before is not None:
+        return reasoning.before(writer, opened)
+    opens, closes = reasoning.opens[0], reasoning.closes[0]
+    if prompt_text.rstrip().endswith(closes):
+        return ""
+    thought = writer.up_to("thought", closes)
+    return f"{thought} GAP?" if opened else f"({writer.markup(opens)} {thought} GAP?)?"
+
+
+def _not_enforced(form: Form, why: str) -> str:
+    return f"{form.origin}: accepted, but not enforced: {why}"

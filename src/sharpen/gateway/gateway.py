@@ -21,7 +21,7 @@ from sharpen.gateway.answers import Delta, Head, Writer
 from sharpen.gateway.body import decode
 from sharpen.gateway.busy import BusyClock
 from sharpen.gateway.caller import WhoCalls, foreign_error, foreign_use, nobody
-from sharpen.gateway.constraints import constraint_of, not_enforced
+from sharpen.gateway.constraints import constraint_of
 from sharpen.gateway.exchange import Exchange, RawRequest, Reply
 from sharpen.gateway.formats.table import AUTO, formats_of, no_format
 from sharpen.gateway.history import Prompt
@@ -261,7 +261,8 @@ class Gateway:
         if session.tally is not None and (refusal := session.tally.admit()) is not None:
             raise refusal
         prompt = self._prompt(session, request)
-        constraint = constraint_of(request, prompt.text, self._formats, self._renderer.added_token)
+        constraint, notes = constraint_of(request, prompt.text, self._formats, self._renderer.added_token)
+        self._warn(notes)
         if not session.admits(request.n):
             message = f"This rollout may make {session.max_calls} calls at most."
             session.fail(Outcome.CALL_LIMIT, message)
@@ -338,14 +339,15 @@ class Gateway:
         ]
         if request.tools and self._lacks_tool_format:
             warnings.append(no_format(self.model_name))
-        if (warning := not_enforced(request, self._formats)) is not None:
-            warnings.append(warning)
         if request.model != self.model_name:
             warnings.append(
                 f"a call asks for the model {short_repr(request.model)}: its key is for {self.model_name}, "
                 "which answers it"
             )
-        for warning in [*warnings, *request.notes]:
+        self._warn([*warnings, *request.notes])
+
+    def _warn(self, warnings: Sequence[str]) -> None:
+        for warning in warnings:
             if warning not in self._warnings and len(self._warnings) < MAX_WARNINGS:
                 self._warnings.add(warning)
                 logger.warning("%s (reported once)", warning)

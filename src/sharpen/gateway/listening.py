@@ -1,20 +1,61 @@
-"""Where the HTTP server listens, and by which URLs it is reached.
+"""Where an HTTP server listens, and by which URLs it is reached.
 
-In: the section `gateway` of the configuration. Out: a listening socket; the URL for agents here, and elsewhere.
+In: the section `gateway` of the configuration; an ASGI application. Out: a server of it that listens there; the URL for
+agents here, and elsewhere.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import sys
 from ipaddress import IPv6Address, ip_address
+
+import uvicorn
+from starlette.types import ASGIApp
 
 from sharpen.config.gateway import GatewayConfig
 from sharpen.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 BACKLOG = 2048
+
+
+class AppServer:
+    """Serves an application on the running event loop. Raises `ConfigError` if it cannot listen where it should."""
+
+    def __init__(self, app: ASGIApp, config: GatewayConfig, *, log_level: str = "warning", grace_s: int | None = None):
+        self._listener = listen(config)
+        self.port: int = self._listener.getsockname()[1]
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                log_level=log_level,
+                access_log=False,
+                lifespan="off",
+                ws="none",
+                interface="asgi3",
+                proxy_headers=False,  # else a client could say that it is on another machine (see `Server._opener`)
+                server_header=False,
+                date_header=False,
+                timeout_graceful_shutdown=grace_s,
+            )
+        )
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to serve."""
+        self._serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+        while not self._server.started:
+            await asyncio.sleep(0.001)
+
+    async def stop(self) -> None:
+        """Refuse new connections, wait for what is running (at most `grace_s`, if that is given), and end."""
+        if self._serving is not None:
+            self._server.should_exit = True
+            await self._serving
+            self._serving = None
 
 
 def listen(config: GatewayConfig) -> socket.socket:

@@ -15,6 +15,7 @@ import numpy as np
 from sharpen.errors import CallError, ConstraintError, ContextOverflowError, EngineError, SamplingError
 from sharpen.gateway.answers import Choice, assistant_message
 from sharpen.gateway.busy import BusyClock
+from sharpen.gateway.constraints import invalid_schema
 from sharpen.gateway.formats.format import ParsedText, ReasoningFormat, parse_text
 from sharpen.gateway.formats.table import Formats
 from sharpen.gateway.history import Prompt
@@ -97,8 +98,7 @@ class Sampler:
             raise overflow(session, entry.prompt, entry.request, self._engine.max_model_len) from None
         except ConstraintError as error:
             assert entry.constraint is not None
-            origin = entry.constraint.origin
-            raise ApiError(f"'{origin}': {error}.", code="invalid_schema", param=origin) from error
+            raise invalid_schema(entry.constraint.origin, error) from error
         except SamplingError as error:
             raise ApiError(f"{error}.", code="invalid_sampling") from error
 

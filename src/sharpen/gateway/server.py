@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import threading
 
-import uvicorn
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -20,7 +19,7 @@ from sharpen.config.gateway import GatewayConfig
 from sharpen.gateway.caller import Caller, WhoCalls
 from sharpen.gateway.connections import Connections
 from sharpen.gateway.exchange import Reply, Start, raw_request
-from sharpen.gateway.listening import listen, url_of
+from sharpen.gateway.listening import AppServer, url_of
 from sharpen.gateway.replies import error_reply, reply_of
 from sharpen.gateway.requests import ApiError
 
@@ -47,8 +46,7 @@ class Server:
         self._connections: Connections | None = None
         self._loop = loop
         self._lock = threading.Lock()
-        self._server: uvicorn.Server | None = None
-        self._serving: asyncio.Task[None] | None = None
+        self._server: AppServer | None = None
         self._port: int | None = None
 
     def url(self, host: str | None = None) -> str:
@@ -67,32 +65,15 @@ class Server:
 
     async def stop(self) -> None:
         """Stop the server if it was started. On the serving loop."""
-        if self._server is None or self._serving is None:
-            return
-        self._server.should_exit = True
-        await self._serving
-        self._server = self._serving = None
+        if self._server is not None:
+            await self._server.stop()
+            self._server = None
 
     async def _listen(self) -> int:
-        config = uvicorn.Config(
-            self._serve,
-            log_level="warning",
-            access_log=False,
-            lifespan="off",
-            ws="none",
-            interface="asgi3",
-            proxy_headers=False,  # else a client could say that it is on another machine (see `_opener`)
-            server_header=False,
-            date_header=False,
-        )
-        listener = listen(self._config)
-        port: int = listener.getsockname()[1]
-        self._connections = Connections(port, self._who_calls)
-        self._server = uvicorn.Server(config)
-        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
-        while not self._server.started:
-            await asyncio.sleep(0.001)
-        return port
+        self._server = AppServer(self._serve, self._config)
+        self._connections = Connections(self._server.port, self._who_calls)
+        await self._server.start()
+        return self._server.port
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The application that uvicorn runs: every path and method is the gateway's to answer."""
@@ -109,7 +90,7 @@ class Server:
             return _ReplyResponse(error_reply(error, request.url.path), close=True)
         raw = raw_request(request.method, request.url.path, request.headers, body, caller, in_process=False)
         task = self._start_request(raw)
-        gone = asyncio.create_task(_disconnected(request))
+        gone = asyncio.create_task(disconnected(request))
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if gone.done():
             task.cancel()
@@ -193,6 +174,7 @@ class _StreamResponse(Response):
             self._gone.cancel()
 
 
-async def _disconnected(request: Request) -> None:
+async def disconnected(request: Request) -> None:
+    """Return once the client of a request, whose body has been read, has gone."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

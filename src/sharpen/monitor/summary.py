@@ -92,6 +92,23 @@ def write_summary(path: Path, summary: Summary) -> None:
     os.replace(temporary, path)
 
 
+def evaluation_json(found: Evaluation) -> dict[str, Any]:
+    """Return one evaluation as JSON: the accuracy of each mode with its interval, the metrics, the further sets."""
+    binary = rewards_are_binary(found)
+    content: dict[str, Any] = {"held_out": _modes(found, binary), "no_result": found.no_result or None}
+    if found.further:
+        content["further"] = {name: _modes(inner, binary) for name, inner in found.further.items()}
+    if found.metrics:
+        content["metrics"] = {
+            mode: {
+                name: _numbers(accuracy(values.values(), binary=metric_is_binary(name, found)))
+                for name, values in by_name.items()
+            }
+            for mode, by_name in found.metrics.items()
+        }
+    return content
+
+
 def _metrics(before: Evaluation | None, after: Evaluation | None) -> dict[str, Any]:
     """Return what workflow and judge measured on held-out tasks, by mode and name: before, after, and the paired
     difference."""

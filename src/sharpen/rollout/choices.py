@@ -53,10 +53,10 @@ def _used_indexes(calls: Sequence[Call], answer: str | None) -> Iterator[int]:
     parents = {call.parent for call in calls}
     for choices in multi_choice_requests(calls):
         later = [call for call in calls if call.index > choices[-1].index]
-        kept = {_content(m) for call in later for m in call.messages if m.get("role") == "assistant"}
+        kept = {content_of(m) for call in later for m in call.messages if m.get("role") == "assistant"}
         by_content: dict[Content, list[Call]] = {}
         for call in choices:
-            by_content.setdefault(_content(call.response), []).append(call)
+            by_content.setdefault(content_of(call.response), []).append(call)
         for content, same in by_content.items():
             continued = [call.index for call in same if call.index in parents]
             if continued:
@@ -65,7 +65,8 @@ def _used_indexes(calls: Sequence[Call], answer: str | None) -> Iterator[int]:
                 yield same[0].index
 
 
-def _content(message: Mapping[str, Any]) -> Content:
+def content_of(message: Mapping[str, Any]) -> Content:
+    """Return what a message of the assistant says, so that equal contents are equal."""
     content = message.get("content")
     if isinstance(content, list):
         content = "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))

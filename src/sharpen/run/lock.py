@@ -44,6 +44,21 @@ def locked(directory: Path) -> Iterator[str]:
             os.close(descriptor)
 
 
+def is_working(directory: Path) -> bool:
+    """Return whether a process holds the run, by what it wrote into the file: without touching the lock, which a run
+    that starts at this moment needs. A holder on another machine is believed."""
+    try:
+        holder = json.loads((directory / NAME).read_text(encoding="utf-8"))
+        if holder["host"] != socket.gethostname():
+            return True
+        os.kill(int(holder["pid"]), 0)
+    except PermissionError:  # it lives, and is another user's
+        return True
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return True
+
+
 def _write_holder(descriptor: int, holder: Mapping[str, int | str]) -> None:
     os.ftruncate(descriptor, 0)
     os.lseek(descriptor, 0, os.SEEK_SET)

@@ -162,7 +162,12 @@ class Loop:
         return self.exam.exists and self.config.evaluation.before_and_after
 
     def _evaluate(self, name: str, *, with_further: bool) -> Measurement:
-        return self.exam.take(name, step=self.progress.step, version=self.trainer.version, with_further=with_further)
+        progress = self.progress
+        found = self.exam.take(name, step=progress.step, version=self.trainer.version, with_further=with_further)
+        if found.rewards is not None:
+            before = None if progress.before is None else progress.before.rewards
+            self.display.evaluated(progress.step, found.rewards, before)
+        return found
 
     def _save(self, found: Measurement | None = None) -> None:
         """Write a checkpoint of the last whole step. It becomes `best` if it evaluated better than the original model

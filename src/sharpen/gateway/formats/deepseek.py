@@ -7,9 +7,10 @@ arguments. Source: the chat templates of deepseek-ai/DeepSeek-V3-0324 and DeepSe
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from sharpen.gateway.formats.format import ParsedCalls, ToolCall, ToolFormat, Tools
+from sharpen.gateway.formats.grammar import GrammarWriter, Markup, OfferedTool, one_of
 from sharpen.gateway.formats.json_text import is_name, object_at, skip
 from sharpen.gateway.formats.scan import past, scan
 
@@ -39,12 +40,28 @@ def _parser(head: re.Pattern[str], tail: str) -> Callable[[str, Tools], ParsedCa
     return lambda text, _: scan(text, SECTION, _TAGS, read)
 
 
+def _markup(
+    before: str, behind: str, closes: str, between: str
+) -> Callable[[GrammarWriter, Sequence[OfferedTool], bool], Markup]:
+    """Return the grammar of calls whose name stands between `before` and `behind`, and whose arguments before
+    `closes`, with `between` between two calls."""
+
+    def markup(writer: GrammarWriter, tools: Sequence[OfferedTool], several: bool) -> Markup:
+        calls = [f"{writer.markup(before + tool.name + behind)} {writer.arguments(tool)}" for tool in tools]
+        call = writer.add("call", f"{one_of(calls)} {writer.markup(closes)}")
+        more = f" ({writer.markup(between)} {call})*" if several else ""
+        return writer.tagged(SECTION, f"{call}{more} {writer.markup(END_SECTION)}", None)
+
+    return markup
+
+
 DEEPSEEK_V3 = ToolFormat(
     name="deepseek_v3",
     parse=_parser(_V3_HEAD, f"```{END_CALL}"),
     opens=(SECTION,),
     marks=((SECTION, "```json"),),
     vllm="deepseek_v3",
+    markup=_markup(f"{CALL}function{SEPARATOR}", "\n```json\n", f"\n```{END_CALL}", "\n"),
 )
 DEEPSEEK_V31 = ToolFormat(
     name="deepseek_v31",
@@ -52,4 +69,5 @@ DEEPSEEK_V31 = ToolFormat(
     opens=(SECTION,),
     marks=((SECTION,),),
     vllm="deepseek_v31",
+    markup=_markup(CALL, SEPARATOR, END_CALL, ""),
 )

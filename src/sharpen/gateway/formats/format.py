@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sharpen.gateway.formats.grammar import GrammarWriter, Markup, OfferedTool
+
 Tools = Sequence[Mapping[str, Any]]
 """The tools of a request, in OpenAI's form: an object with the type "function" and the function's schema."""
 
@@ -47,6 +49,8 @@ class ToolFormat:
     `opens`: the texts with which markup begins, wherever it stands. What stands before the first of them is content,
     and may be streamed, unless the text begins with one of `begins`: markup that only a whole text can be. `marks`: a
     chat template with all texts of one of these tuples has this format. `vllm`: the name of the parser in vLLM.
+    `markup` writes the grammar of calls of some tools; the bool says whether several calls are allowed. `names` is the
+    pattern of the names of tools that can be written so.
     `short_ids`: the templates of these models accept only ids of nine letters and digits.
     """
 
@@ -55,6 +59,8 @@ class ToolFormat:
     opens: tuple[str, ...]
     marks: tuple[tuple[str, ...], ...]
     vllm: str
+    markup: Callable[[GrammarWriter, Sequence[OfferedTool], bool], Markup]
+    names: str = r"[^\s<>\[\]{}:]+"
     begins: tuple[str, ...] = ()
     short_ids: bool = False
 
@@ -67,6 +73,8 @@ class ReasoningFormat:
     `opens` and `closes`: the texts around reasoning. `special_tokens`: they are made of the tokenizer's special tokens,
     which must then stay in the text. `holds`: texts with which something else than content begins, after the reasoning
     or instead of it. `marks` and `vllm`: as for tools.
+    `before` writes the grammar of what may stand before an answer, where that is more than one text between two tags;
+    the bool says whether the prompt opened it. `header`: the markup with which content begins.
     """
 
     name: str
@@ -77,6 +85,8 @@ class ReasoningFormat:
     vllm: str
     special_tokens: bool = False
     holds: tuple[str, ...] = ()
+    before: Callable[[GrammarWriter, bool], str] | None = None
+    header: str = ""
 
     def opened_by(self, prompt: str) -> bool:
         """Whether the prompt ends inside reasoning that it opened itself."""

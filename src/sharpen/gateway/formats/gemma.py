@@ -7,12 +7,14 @@ Source: the chat templates of google/gemma-4-E2B-it and google/functiongemma-270
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from sharpen.gateway.formats.format import ParsedCalls, ReasoningFormat, ToolCall, ToolFormat, Tools
+from sharpen.gateway.formats.grammar import ANY, GrammarWriter, Markup, OfferedTool, literal
 from sharpen.gateway.formats.json_text import quoted, skip
 from sharpen.gateway.formats.scan import past, scan
 from sharpen.gateway.formats.think import between
+from sharpen.gateway.formats.values import Notation, ValueRules
 
 _NAME = re.compile(r"call:([^\s:{}<>]+)(?=\{)")
 _KEY = re.compile(r"\s*([^\s:,{}\[\]<>](?:[^:,{}\[\]<>]*[^\s:,{}\[\]<>])?)\s*:")
@@ -88,12 +90,47 @@ def _parser(opens: str, closes: str, delimiter: str) -> Callable[[str, Tools], P
     return lambda text, _: scan(text, opens, (opens, closes), read)
 
 
+_BARE = r"[^\s:,{}\[\]<>]([^:,{}\[\]<>]*[^\s:,{}\[\]<>])?"
+
+
+def _markup(
+    opens: str, closes: str, delimiter: str, name: str
+) -> Callable[[GrammarWriter, Sequence[OfferedTool], bool], Markup]:
+    """Return the grammar of what `_parser` of the same texts reads. Names are in the templates' order."""
+
+    def string(writer: GrammarWriter, times: str) -> str:
+        rule = "string" if times == "*" else f"string_{re.sub('[^0-9]', '_', times)}"
+        if not writer.has(rule):
+            writer.up_to(rule, delimiter, f"{ANY}{times}")
+        return f"{writer.markup(delimiter)} {rule}"
+
+    notation = Notation(
+        name=name,
+        string=string,
+        quoted=lambda writer, text: f"{writer.markup(delimiter)} {literal(text)} {writer.markup(delimiter)}",
+        key=lambda key: literal(f"{key}:"),
+        any_key=f'/{_BARE}/ ":"',
+        is_key=lambda key: re.fullmatch(_BARE, key) is not None,
+        words={True: ("true",), False: ("false",), None: ("null", "None")},
+        comma='","',
+        by_name=True,
+    )
+
+    def markup(writer: GrammarWriter, tools: Sequence[OfferedTool], several: bool) -> Markup:
+        calls = [literal(f"call:{tool.name}") + " " + ValueRules(writer, notation, tool).object() for tool in tools]
+        call = writer.add("call", f"({' | '.join(calls)}) {writer.markup(closes)}")
+        return writer.tagged(opens, call, '""' if several else None)
+
+    return markup
+
+
 GEMMA4 = ToolFormat(
     name="gemma4",
     parse=_parser("<|tool_call>", "<tool_call|>", '<|"|>'),
     opens=("<|tool_call>",),
     marks=(("<|tool_call>", "<tool_call|>"),),
     vllm="gemma4",
+    markup=_markup("<|tool_call>", "<tool_call|>", '<|"|>', "gemma4"),
 )
 FUNCTIONGEMMA = ToolFormat(
     name="functiongemma",
@@ -101,6 +138,7 @@ FUNCTIONGEMMA = ToolFormat(
     opens=("<start_function_call>",),
     marks=(("<start_function_call>",),),
     vllm="functiongemma",
+    markup=_markup("<start_function_call>", "<end_function_call>", "<escape>", "functiongemma"),
 )
 THOUGHT, END_THOUGHT = "<|channel>thought", "<channel|>"
 GEMMA4_THOUGHT = ReasoningFormat(

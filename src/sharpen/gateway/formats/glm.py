@@ -7,8 +7,11 @@ a line of its own, GLM 4.7 without newlines. Source: the chat templates of zai-o
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
+from sharpen.gateway.formats.elements import Element, element_rules
 from sharpen.gateway.formats.format import ParsedCalls, ToolCall, ToolFormat, Tools
+from sharpen.gateway.formats.grammar import GrammarWriter, Markup, OfferedTool, literal, one_of
 from sharpen.gateway.formats.scan import past, scan
 from sharpen.gateway.formats.schema import typed_call
 
@@ -39,4 +42,28 @@ def parse(text: str, tools: Tools) -> ParsedCalls:
     return scan(text, OPEN, (OPEN, CLOSE, "<arg_key>", "</arg_value>"), read, newlines=1)
 
 
-GLM45 = ToolFormat(name="glm45", parse=parse, opens=(OPEN,), marks=((OPEN, "<arg_key>"),), vllm="glm45")
+def _opens(writer: GrammarWriter, key: str) -> str:
+    begin, end, value = (writer.markup(tag) for tag in ("<arg_key>", "</arg_key>", "<arg_value>"))
+    return rf'{begin} {literal(key)} {end} "\n"? {value}'
+
+
+_ELEMENT = Element(
+    name="glm45",
+    opens=_opens,
+    any_opens="any_key",
+    is_key=lambda key: re.fullmatch("[^<]+", key) is not None,
+    closes="</arg_value>",
+    after=r'"\n"?',
+)
+
+
+def markup(writer: GrammarWriter, tools: Sequence[OfferedTool], several: bool) -> Markup:
+    """The grammar of calls, with newlines or without."""
+    name = writer.up_to("any_name", "</arg_key>", "[^<]+")
+    writer.add("any_key", rf'{writer.markup("<arg_key>")} {name} "\n"? {writer.markup("<arg_value>")}')
+    calls = [rf'{literal(tool.name)} "\n"? {element_rules(writer, _ELEMENT, tool)}' for tool in tools]
+    call = writer.add("call", f"{one_of(calls)} {writer.markup(CLOSE)}")
+    return writer.tagged(OPEN, call, r'"\n"?' if several else None)
+
+
+GLM45 = ToolFormat(name="glm45", parse=parse, opens=(OPEN,), marks=((OPEN, "<arg_key>"),), vllm="glm45", markup=markup)

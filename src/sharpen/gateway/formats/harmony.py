@@ -9,9 +9,11 @@ Source: OpenAI's description of the format, and the chat template of openai/gpt-
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sharpen.gateway.formats.format import ParsedCalls, ReasoningFormat, ToolCall, ToolFormat, Tools
+from sharpen.gateway.formats.grammar import ANY, GrammarWriter, Markup, OfferedTool, literal, one_of, pattern
 from sharpen.gateway.formats.json_text import object_at
 
 START, CHANNEL, MESSAGE = "<|start|>assistant", "<|channel|>", "<|message|>"
@@ -93,12 +95,38 @@ def parse(text: str, _: Tools) -> ParsedCalls:
     return (content, tuple(calls), False) if calls else (text, (), False)
 
 
+def _before(writer: GrammarWriter, opened: bool) -> str:
+    """Messages of the analysis channel, each with the header of the next message."""
+    thought, header = writer.up_to("thought", END), writer.markup(START)
+    whole = f"{writer.markup(ANALYSIS)} {thought} {header}"
+    return f"{thought} {header} ({whole})*" if opened else f"({whole})*"
+
+
+def markup(writer: GrammarWriter, tools: Sequence[OfferedTool], _: bool) -> Markup:
+    """The grammar of one call, which ends the answer: the model's end token stands behind it. Its recipient is named
+    behind the channel, as the models write, or before it, as the template does."""
+    constrain, message = writer.markup("<|constrain|>"), writer.markup(MESSAGE)
+    header = f'" " {constrain}? "json" {message}'
+    calls = []
+    for tool in tools:
+        to = literal(f" to={_FUNCTIONS}{tool.name}")
+        names = [f"{writer.markup(f'{CHANNEL}commentary')} {to}", f"{to} {writer.markup(f'{CHANNEL}commentary')}"]
+        calls.append(f"{one_of(names)} {header} {writer.arguments(tool)}")
+    call = writer.add("call", " | ".join(calls))
+    said = writer.up_to("said", END)
+    tag = pattern("<|")
+    last = writer.add("LAST", f"/{ANY}*/ & ~/{ANY}*{tag}{ANY}*/")
+    channel = one_of([writer.markup(f"{CHANNEL}{name}{MESSAGE}") for name in ("commentary", "final")])
+    return Markup(forced=call, free=f"({channel} {said} {writer.markup(START)})* ({channel} {last} | {call})")
+
+
 HARMONY = ToolFormat(
     name="harmony",
     parse=parse,
     opens=("<|start|>", CHANNEL, " to="),
     marks=((CHANNEL, MESSAGE, _FUNCTIONS),),
     vllm="openai",
+    markup=markup,
 )
 HARMONY_ANALYSIS = ReasoningFormat(
     name="harmony",
@@ -109,4 +137,6 @@ HARMONY_ANALYSIS = ReasoningFormat(
     vllm="openai_gptoss",
     special_tokens=True,
     holds=("<|start|>", CHANNEL),
+    before=_before,
+    header=f"{CHANNEL}final{MESSAGE}",
 )

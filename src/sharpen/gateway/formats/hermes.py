@@ -5,7 +5,10 @@ Source: the chat templates of NousResearch/Hermes-3-Llama-3.1-8B and Qwen/Qwen3-
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sharpen.gateway.formats.format import ParsedCalls, ToolCall, ToolFormat, Tools
+from sharpen.gateway.formats.grammar import GrammarWriter, Markup, OfferedTool, named_object
 from sharpen.gateway.formats.json_text import named_call, object_at
 from sharpen.gateway.formats.scan import past, scan
 
@@ -25,4 +28,13 @@ def _read(text: str, start: int) -> tuple[list[ToolCall], int] | None:
     return None if end is None or call is None else ([call], end)
 
 
-HERMES = ToolFormat(name="hermes", parse=parse, opens=(OPEN,), marks=((OPEN, '"arguments'),), vllm="hermes")
+def markup(writer: GrammarWriter, tools: Sequence[OfferedTool], several: bool) -> Markup:
+    """The grammar of calls."""
+    body = writer.add("body", " | ".join(named_object(writer, tool, "arguments") for tool in tools))
+    call = writer.add("call", rf'"\n"? "{{\"name\":" " "? {body} "}}" "\n"? {writer.markup(CLOSE)}')
+    return writer.tagged(OPEN, call, r'"\n"?' if several else None)
+
+
+HERMES = ToolFormat(
+    name="hermes", parse=parse, opens=(OPEN,), marks=((OPEN, '"arguments'),), vllm="hermes", markup=markup, names=".+"
+)

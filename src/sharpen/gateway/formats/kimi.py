@@ -6,8 +6,10 @@ Source: the chat template of moonshotai/Kimi-K2-Thinking.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from sharpen.gateway.formats.format import ParsedCalls, ToolCall, ToolFormat, Tools
+from sharpen.gateway.formats.grammar import GrammarWriter, Markup, OfferedTool, literal, one_of
 from sharpen.gateway.formats.json_text import object_at
 from sharpen.gateway.formats.scan import past, scan
 
@@ -35,4 +37,17 @@ def _read(text: str, start: int) -> tuple[list[ToolCall], int] | None:
     return calls, end
 
 
-KIMI_K2 = ToolFormat(name="kimi_k2", parse=parse, opens=(SECTION,), marks=((SECTION, ARGUMENTS),), vllm="kimi_k2")
+def markup(writer: GrammarWriter, tools: Sequence[OfferedTool], several: bool) -> Markup:
+    """The grammar of a section of calls."""
+    head, arguments = writer.markup(CALL), writer.markup(ARGUMENTS)
+    calls = [
+        f"{head} {literal(f'functions.{tool.name}:')} /[0-9]{{1,4}}/ {arguments} {writer.arguments(tool)}"
+        for tool in tools
+    ]
+    call = writer.add("call", f"{one_of(calls)} {writer.markup(END_CALL)}")
+    return writer.tagged(SECTION, f"{call}{'+' if several else ''} {writer.markup(END_SECTION)}", None)
+
+
+KIMI_K2 = ToolFormat(
+    name="kimi_k2", parse=parse, opens=(SECTION,), marks=((SECTION, ARGUMENTS),), vllm="kimi_k2", markup=markup
+)

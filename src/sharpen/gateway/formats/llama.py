@@ -7,8 +7,17 @@ Llama-3.2-3B-Instruct, and Meta's prompt formats.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from sharpen.gateway.formats.format import ParsedCalls, ToolFormat, Tools
+from sharpen.gateway.formats.grammar import (
+    KEY_SEPARATOR,
+    SPACE,
+    GrammarWriter,
+    Markup,
+    OfferedTool,
+    named_object,
+)
 from sharpen.gateway.formats.json_text import named_call, object_at, skip
 
 TAG = "<|python_tag|>"
@@ -37,11 +46,24 @@ def parse(text: str, _: Tools) -> ParsedCalls:
     return text, (), True
 
 
+def markup(writer: GrammarWriter, tools: Sequence[OfferedTool], several: bool) -> Markup:
+    """The grammar of one call: the templates write no more."""
+    body = writer.add("body", " | ".join(named_object(writer, tool, "parameters") for tool in tools))
+    return writer.whole(
+        rf'"{{" "\"name\"" {KEY_SEPARATOR} {body} "}}"',
+        beside_text=rf'"{{\"name\":" " "? {body} "}}"',
+        begins=rf'{SPACE}\{{{SPACE}"name"{SPACE}:',
+        tags=(TAG,),
+    )
+
+
 LLAMA3_JSON = ToolFormat(
     name="llama3_json",
     parse=parse,
     opens=(TAG,),
     marks=(('{"name": ', '"parameters": ', "<|start_header_id|>"), ('{"name": ', '"parameters": ', "<|header_start|>")),
     vllm="llama3_json",
+    markup=markup,
+    names=".+",
     begins=("{",),
 )

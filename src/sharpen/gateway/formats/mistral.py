@@ -9,13 +9,24 @@ documentation in mistral-common.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from sharpen.gateway.formats.format import ParsedCalls, ReasoningFormat, ToolCall, ToolFormat, Tools
+from sharpen.gateway.formats.grammar import (
+    ITEM_SEPARATOR,
+    GrammarWriter,
+    Markup,
+    OfferedTool,
+    literal,
+    named_object,
+    one_of,
+)
 from sharpen.gateway.formats.json_text import is_name, members_of, object_at, skip
 from sharpen.gateway.formats.scan import past, scan
 from sharpen.gateway.formats.think import between
 
 OPEN = "[TOOL_CALLS]"
+_ID = "/[a-zA-Z0-9]{9}/"
 _HEAD = re.compile(r"\[TOOL_CALLS\]\s*([^\[\]{}\s]+)(?:\[CALL_ID\]([^\[\]{}\s]+))?(?:\[ARGS\])?(?=\s*\{)")
 
 
@@ -61,7 +72,22 @@ def _call(written: str) -> ToolCall | None:
     return ToolCall(name=name, arguments=arguments, id=call_id)
 
 
-MISTRAL = ToolFormat(name="mistral", parse=parse, opens=(OPEN,), marks=((OPEN,),), vllm="mistral", short_ids=True)
+def markup(writer: GrammarWriter, tools: Sequence[OfferedTool], several: bool) -> Markup:
+    """The grammar of calls, in the form of the tokenizer: `[ARGS]` came when the list went."""
+    if writer.token_id("[ARGS]") is None:
+        calls = [rf'"{{\"name\": " {named_object(writer, tool, "arguments")}' for tool in tools]
+        call = writer.add("call", rf'{one_of(calls)} ({ITEM_SEPARATOR} "\"id\": \"" {_ID} "\"")? "}}"')
+        more = f" ({ITEM_SEPARATOR} {call})*" if several else ""
+        return writer.tagged(OPEN, f'" "? "[" {call}{more} "]"', None)
+    own_id = f"({writer.markup('[CALL_ID]')} {_ID})?" if writer.token_id("[CALL_ID]") is not None else ""
+    head = f"{own_id} {writer.markup('[ARGS]')}"
+    calls = [f"{literal(tool.name)} {head} {writer.arguments(tool)}" for tool in tools]
+    return writer.tagged(OPEN, writer.add("call", " | ".join(calls)), '""' if several else None)
+
+
+MISTRAL = ToolFormat(
+    name="mistral", parse=parse, opens=(OPEN,), marks=((OPEN,),), vllm="mistral", markup=markup, short_ids=True
+)
 MISTRAL_THINK = ReasoningFormat(
     name="mistral",
     parse=lambda text, opened: between(text, "[THINK]", "[/THINK]", opened=opened),

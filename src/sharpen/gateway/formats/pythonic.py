@@ -9,17 +9,31 @@ from __future__ import annotations
 
 import ast
 import json
+import keyword
 import math
 import re
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 from sharpen.gateway.body import is_text
 from sharpen.gateway.formats.format import ParsedCalls, ToolCall, ToolFormat, Tools
+from sharpen.gateway.formats.grammar import (
+    ANY,
+    SPACE,
+    GrammarWriter,
+    Markup,
+    OfferedTool,
+    literal,
+    one_of,
+    pattern,
+)
+from sharpen.gateway.formats.values import Notation, ValueRules
 
 _TAGS = ("<|tool_call_start|>", "<|tool_call_end|>", "<|python_start|>", "<|python_end|>")
 _TAGGED = re.compile(r"(.*?)<\|(tool_call_start|python_start)\|>(.*?)<\|(tool_call_end|python_end)\|>(.*)", re.DOTALL)
 _BEGIN = re.compile(r"\s*\[\s*[A-Za-z_][\w.]*\(")
+_NAME = "[A-Za-z_][A-Za-z0-9_]*"
 _WORDS = {"true": True, "false": False, "null": None}
 MAX_LENGTH = 1_000_000
 """Longer text is no list of calls: Python's parser could need too much memory for it."""
@@ -93,11 +107,61 @@ def _literal(value: ast.expr) -> Any:
     raise ValueError("not a literal")
 
 
+def _string(writer: GrammarWriter, times: str) -> str:
+    """Between quotes of either kind, with the escapes that Python and JSON have alike, and without the lists' tags."""
+    name = f"STRING_{re.sub('[^0-9]', '_', times)}"
+    kinds = [rf"{mark}([^{mark}\\\x00-\x1f\x7f]|\\[{mark}\\nrt]){times}{mark}" for mark in ("'", '"')]
+    tags = "|".join(map(pattern, _TAGS))
+    return writer.add(name, f"/{'|'.join(kinds)}/ & ~/{ANY}*({tags}){ANY}*/")
+
+
+_NOTATION = Notation(
+    name="pythonic",
+    string=_string,
+    quoted=lambda _, text: literal(repr(text)),
+    key=lambda key: f"{literal(repr(key))} /: ?/",
+    any_key="STRING__ /: ?/",
+    words={True: ("True", "true"), False: ("False", "false"), None: ("None", "null")},
+    comma="/, ?/",
+)
+
+
+def _is_argument(name: str) -> bool:
+    return name.isidentifier() and name.isascii() and not keyword.iskeyword(name)
+
+
+def markup(writer: GrammarWriter, tools: Sequence[OfferedTool], several: bool) -> Markup:
+    """The grammar of a list, between LFM2's tags if the tokenizer has them; else it is the whole answer."""
+    writer.add("ARGUMENT", f"/{_NAME}/ & ~/{'|'.join(keyword.kwlist)}/")
+    _string(writer, "*")
+    arguments = [writer.add(f"arguments_{tool.number}", _arguments(writer, tool)) for tool in tools]
+    pairs = list(zip(tools, arguments, strict=True))
+    call = writer.add("call", " | ".join(f'{literal(f"{tool.name}(")} {inner} ")"' for tool, inner in pairs))
+    more = f" ({_NOTATION.comma} {call})*" if several else ""
+    if writer.token_id(_TAGS[0]) is not None:
+        return writer.once(_TAGS[0], f'"[" {call}{more} "]" {writer.markup(_TAGS[1])}', _TAGS)
+    first = one_of([f'{literal(f"[{tool.name}(")} {inner} ")"' for tool, inner in pairs])
+    return writer.whole(
+        f'"[" {call}{more} "]"',
+        beside_text=f'{first}{more} "]"',
+        begins=rf"{SPACE}\[{SPACE}[A-Za-z_][\w.]*\(",
+        tags=_TAGS,
+    )
+
+
+def _arguments(writer: GrammarWriter, tool: OfferedTool) -> str:
+    values = ValueRules(writer, _NOTATION, tool)
+    known = values.members(lambda name: literal(f"{name}="), _is_argument)
+    return values.any_members('ARGUMENT "="') if known is None else known
+
+
 PYTHONIC = ToolFormat(
     name="pythonic",
     parse=parse,
     opens=("<|tool_call_start|>", "<|python_start|>"),
     marks=(("<|tool_call_start|>", "<|tool_call_end|>"), ("func_name1(params_name1=params_value1",)),
     vllm="pythonic",
+    markup=markup,
+    names=rf"{_NAME}(\.{_NAME})*",
     begins=("[",),
 )

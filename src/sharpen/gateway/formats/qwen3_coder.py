@@ -8,8 +8,11 @@ Source: the chat templates of Qwen/Qwen3-Coder-30B-A3B-Instruct and Qwen/Qwen3.5
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
+from sharpen.gateway.formats.elements import Element, element_rules
 from sharpen.gateway.formats.format import ParsedCalls, ToolCall, ToolFormat, Tools
+from sharpen.gateway.formats.grammar import GrammarWriter, Markup, OfferedTool, literal
 from sharpen.gateway.formats.scan import past, scan
 from sharpen.gateway.formats.schema import typed_call
 
@@ -40,6 +43,30 @@ def parse(text: str, tools: Tools) -> ParsedCalls:
     return scan(text, OPEN, (OPEN, CLOSE, "<function=", "</function>"), read, newlines=2)
 
 
+_ELEMENT = Element(
+    name="qwen3_coder",
+    opens=lambda _, key: literal(f"<parameter={key}>\n"),
+    any_opens=r'"<parameter=" /[^<>\n]+/ ">\n"',
+    is_key=lambda key: re.fullmatch(r"[^<>\n]+", key) is not None,
+    lead="\n",
+    closes="</parameter>",
+    after=r'"\n"',
+)
+
+
+def markup(writer: GrammarWriter, tools: Sequence[OfferedTool], several: bool) -> Markup:
+    """The grammar of calls, with the newlines that the templates write."""
+    calls = [literal(f"<function={tool.name}>\n") + " " + element_rules(writer, _ELEMENT, tool) for tool in tools]
+    body = writer.add("body", " | ".join(calls))
+    call = writer.add("call", rf'"\n" {body} "</function>\n" {writer.markup(CLOSE)}')
+    return writer.tagged(OPEN, call, r'"\n"' if several else None)
+
+
 QWEN3_CODER = ToolFormat(
-    name="qwen3_coder", parse=parse, opens=(OPEN,), marks=((OPEN, "<function=", "<parameter="),), vllm="qwen3_coder"
+    name="qwen3_coder",
+    parse=parse,
+    opens=(OPEN,),
+    marks=((OPEN, "<function=", "<parameter="),),
+    vllm="qwen3_coder",
+    markup=markup,
 )

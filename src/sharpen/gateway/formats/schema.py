@@ -30,7 +30,7 @@ def typed_call(name: str, values: Mapping[str, str], tools: Tools) -> ToolCall |
     properties = schema.get("properties")
     members = []
     for key, text in values.items():
-        types = frozenset(_types(properties.get(key), schema)) if isinstance(properties, dict) else frozenset[str]()
+        types = frozenset(types_of(properties.get(key), schema)) if isinstance(properties, dict) else frozenset[str]()
         members.append(f"{quoted(key)}: {json_value(text, types)}")
     return ToolCall(name=name, arguments="{" + ", ".join(members) + "}")
 
@@ -65,7 +65,7 @@ def _parameters(name: str, tools: Tools) -> Mapping[str, Any]:
     return {}
 
 
-def _types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Iterator[str]:
+def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Iterator[str]:
     """Yield the types that a schema allows, as far as it names them."""
     if not isinstance(schema, dict) or depth > MAX_DEPTH:
         return
@@ -77,12 +77,12 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Iterator[str
         yield _type_of(value)
     for combination in ("anyOf", "oneOf", "allOf"):
         for choice in _list(schema.get(combination)):
-            yield from _types(choice, root, depth + 1)
+            yield from types_of(choice, root, depth + 1)
     if isinstance(reference := schema.get("$ref"), str):
-        yield from _types(_referred(reference, root), root, depth + 1)
+        yield from types_of(referred(reference, root), root, depth + 1)
 
 
-def _referred(reference: str, root: Mapping[str, Any]) -> Any:
+def referred(reference: str, root: Mapping[str, Any]) -> Any:
     """Return the schema of `#/$defs/Name`, which is the form that pydantic writes."""
     place: Any = root
     for step in reference.removeprefix("#/").split("/"):

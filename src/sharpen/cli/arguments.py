@@ -1,0 +1,143 @@
+"""Arguments that several commands have: the same flag with the same meaning in each of them.
+
+In: a command's parser, or its parsed arguments. Out: the arguments, or what they name.
+
+    RUN --root DIR                   add_run, run_of              a run's directory or name; the latest by default
+    --config FILE --set KEY=VALUE    add_config, resolve_config   a configuration file with overrides
+    --json                           add_json, answering          one JSON value on standard output, nothing else there
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sharpen.config.load import ConfigFile, ResolvedConfig
+
+ROOT = Path("checkpoints")
+"""Where runs are by default (the setting `checkpoint_root_dir`)."""
+_RUN_HELP = "a run's directory, or its name below --root; it may still be running"
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Add RUN, which `run_of` reads."""
+    parser.add_argument("run", nargs="?", metavar="RUN", help=f"{_RUN_HELP} (default: the latest)")
+    add_root(parser)
+
+
+def add_runs(parser: argparse.ArgumentParser) -> None:
+    """Add several RUNs, which `runs_of` reads."""
+    parser.add_argument("runs", nargs="+", metavar="RUN", help=_RUN_HELP)
+    add_root(parser)
+
+
+def add_root(parser: argparse.ArgumentParser) -> None:
+    """Add `--root`, the folder of the runs."""
+    parser.add_argument(
+        "--root", type=Path, default=ROOT, metavar="DIR", help=f"where runs are, as <project>/<name> (default: {ROOT})"
+    )
+
+
+def run_of(arguments: argparse.Namespace) -> Path:
+    """Return the directory of RUN; the latest run is named on stderr. Raises `ConfigError` if there is no such run."""
+    from sharpen.run.found import find_run
+
+    found = find_run(arguments.run, arguments.root)
+    if arguments.run is None:
+        print(f"sharpen: the latest run is {found}", file=sys.stderr, flush=True)
+    return found
+
+
+def runs_of(arguments: argparse.Namespace) -> list[Path]:
+    """Return the directories of several RUNs. Raises `ConfigError` if one does not exist."""
+    from sharpen.run.found import find_run
+
+    return [find_run(name, arguments.root) for name in arguments.runs]
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add `--json`."""
+    parser.add_argument("--json", action="store_true", help="print the answer as JSON; everything else goes to stderr")
+
+
+def print_json(value: Any, out: IO[str] | None = None) -> None:
+    """Print one JSON value. Numbers that are not finite are null."""
+    print(json.dumps(_finite(value), indent=2, ensure_ascii=False, default=str), file=out or sys.stdout, flush=True)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if value - value == 0 else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(inner) for key, inner in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_finite(inner) for inner in value]
+    return value
+
+
+@contextlib.contextmanager
+def answering(arguments: argparse.Namespace) -> Iterator[IO[str]]:
+    """Yield the stream of the answer. With `--json`, all else that is printed meanwhile, also by the user's functions,
+    goes to stderr."""
+    out = sys.stdout
+    with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
+        yield out
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """Add `--config` and what belongs to it."""
+    parser.add_argument(
+        "--config", required=True, type=Path, metavar="FILE", help="configuration file (YAML; ours or Trinity-RFT's)"
+    )
+    add_set(parser)
+    add_stage(parser)
+    parser.add_argument(
+        "--plugin-dir",
+        action="append",
+        type=Path,
+        metavar="DIR",
+        help="load the Python files of this folder first, for the workflows and rewards that they register",
+    )
+    parser.add_argument(
+        "--trinity-imports",
+        action="store_true",
+        help="have `import trinity` give Sharpen's names, even if Trinity-RFT is installed (without the option: for a "
+        "file in its layout, if it is not installed)",
+    )
+
+
+def add_set(parser: argparse.ArgumentParser, example: str = "algorithm.group_size=4") -> None:
+    """Add `--set`, which may be given more than once."""
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help=f"override one setting, e.g. {example}"
+    )
+
+
+def add_stage(parser: argparse.ArgumentParser) -> None:
+    """Add `--stage`, for files with several."""
+    parser.add_argument("--stage", metavar="NAME", help="only this one of the file's stages (Trinity-RFT's layout)")
+
+
+def resolve_config(
+    arguments: argparse.Namespace, options: dict[str, Any], file: ConfigFile | None = None
+) -> ResolvedConfig:
+    """Resolve `file`, or the file and the stage that the arguments name, with the overrides of `--set`."""
+    from sharpen.compat.files import load_config
+    from sharpen.config.load import parse_assignments, resolve
+
+    file = file or load_config(arguments.config, stage=arguments.stage)
+    return resolve(file, parse_assignments(arguments.set), options)
+
+
+def count(text: str) -> int:
+    """Parse a number of things, at least 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value

@@ -1,0 +1,75 @@
+"""`sharpen init DIR`: write a folder that runs at once, with an agent, a judge, tasks, `run.yaml` and a test.
+
+In: the folder, the framework of the agent, the model. Out: the files; without a model, a tiny one made on the spot.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from sharpen.cli.arguments import add_json, print_json
+from sharpen.starter.folder import FRAMEWORKS, TINY, write_starter
+
+
+def add_init(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("folder", type=Path, metavar="DIR", help="folder to write; none of its files is overwritten")
+    parser.add_argument(
+        "--from", dest="framework", choices=FRAMEWORKS, default="openai", help="what the agent is written with"
+    )
+    parser.add_argument(
+        "--model",
+        metavar="PATH",
+        help="model to train: a folder, or a name on the hub (default: a tiny model, made in half a minute, which "
+        "needs no download and can learn these tasks only)",
+    )
+    add_json(parser)
+
+
+def run_init(arguments: argparse.Namespace) -> int:
+    """Write the folder. Raises `ConfigError` if one of its files is there already."""
+    model = arguments.model
+    if model is not None and Path(model).expanduser().is_dir():
+        model = str(Path(model).expanduser().absolute())  # run.yaml's paths are seen from its own folder
+    starter = write_starter(arguments.folder, arguments.framework, model)
+    if model is None:
+        _make_tiny_model(starter.folder / TINY)
+    missing = [name for name in starter.requirements if not _installed(name)]
+    commands = [
+        *([f"pip install {' '.join(map(shlex.quote, missing))}"] if missing else []),
+        f"cd {shlex.quote(str(starter.folder))}",
+        "sharpen check --config run.yaml",
+        "sharpen run --config run.yaml",
+    ]
+    if arguments.json:
+        content = {"folder": str(starter.folder), "files": starter.files, "model": model or TINY, "commands": commands}
+        print_json(content)
+        return 0
+    print(f"{starter.folder}: {', '.join(starter.files)}")
+    print("\nnext:\n" + "\n".join(f"  {command}" for command in commands))
+    return 0
+
+
+def _make_tiny_model(folder: Path) -> None:
+    print(f"making a tiny model in {folder}, about half a minute on two cores", file=sys.stderr, flush=True)
+    started = time.perf_counter()
+    from sharpen.execution.model_files import quiet_transformers
+    from sharpen.starter.tiny_model import make_tiny_model
+
+    quiet_transformers()
+    make_tiny_model(folder)
+    print(f"made in {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
+
+
+def _installed(requirement: str) -> bool:
+    """Whether the package of a requirement (`name>=1.0`) is installed, in any version."""
+    try:
+        version(requirement.partition(">")[0])
+    except PackageNotFoundError:
+        return False
+    return True

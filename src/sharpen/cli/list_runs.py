@@ -1,0 +1,157 @@
+"""`sharpen ls`: the runs below a folder with what came out of each, the latest at the end.
+
+In: run directories, also unfinished and damaged ones. Out: a table, or two lines for each run where the terminal is
+narrower than 90 columns; what cannot be read is left empty.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from sharpen.cli.arguments import add_json, add_root, count, print_json
+
+NARROW = 90
+_HEADINGS = ("run", "state", "step", "algorithm", "held-out", "verdict", "written")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLine:
+    """What `ls` says about a run. `state` is `running`, `done` or `stopped`; `before` and `after` are held-out results
+    of the mode that decides (the loss of a run without rollouts); `written` is the Unix time of its last record."""
+
+    name: str
+    run_dir: Path
+    state: str
+    step: int | None
+    model: str | None
+    algorithm: str | None
+    before: float | None
+    after: float | None
+    verdict: str | None
+    written: float
+
+
+def add_ls(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_root(parser)
+    parser.add_argument("--limit", type=count, default=50, metavar="N", help="at most the last N runs (default: 50)")
+    add_json(parser)
+
+
+def run_ls(arguments: argparse.Namespace, out: IO[str] | None = None) -> int:
+    """Print the runs below `--root`."""
+    from sharpen.run.found import list_runs
+
+    out = out or sys.stdout
+    found = list_runs(arguments.root)
+    runs = [describe_run(path) for path in found[-arguments.limit :]]
+    if arguments.json:
+        print_json([asdict(run) for run in runs], out)
+        return 0
+    if not runs:
+        print(f"no run below {arguments.root}", file=out)
+        return 0
+    if len(found) > len(runs):
+        print(f"the last {len(runs)} of {len(found)} runs (--limit N shows more)", file=out)
+    columns = shutil.get_terminal_size((100, 24)).columns if out.isatty() else 1000
+    for line in _table(runs, columns):
+        print(line, file=out)
+    return 0
+
+
+def describe_run(run_dir: Path) -> RunLine:
+    """Read what a run directory says about itself."""
+    from sharpen.run.found import last_written
+    from sharpen.run.lock import is_working
+
+    settings = {name: found.get("value") for name, found in _read(run_dir / "resolved.json").items() if found}
+    summary = _read(run_dir / "summary.json")
+    verdict = summary.get("verdict") or {}
+    mode = settings.get("evaluation.decided_by") or "sampled"
+    working = is_working(run_dir)
+    return RunLine(
+        name=f"{run_dir.parent.name}/{run_dir.name}",
+        run_dir=run_dir,
+        state="running" if working else "done" if verdict else "stopped",
+        step=_last_step(run_dir / "metrics.jsonl"),
+        model=settings.get("model.model_path"),
+        algorithm=settings.get("algorithm.algorithm_type"),
+        before=_result(summary, "before", mode),
+        after=_result(summary, "after", mode),
+        verdict=None if working else verdict.get("kind"),
+        written=last_written(run_dir),
+    )
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    """Read a JSON object; an empty one if it is missing or damaged."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _last_step(metrics: Path) -> int | None:
+    """Return the last step in `metrics.jsonl`, from its last 64 KiB."""
+    try:
+        with metrics.open("rb") as file:
+            file.seek(max(0, metrics.stat().st_size - 65_536))
+            lines = file.read().splitlines()
+    except OSError:
+        return None
+    for line in reversed(lines):
+        try:
+            return int(json.loads(line)["step"])
+        except (ValueError, KeyError, TypeError):  # cut off by a kill, or by our own reading
+            continue
+    return None
+
+
+def _result(summary: Mapping[str, Any], when: str, mode: str) -> float | None:
+    rewards = summary.get(when) or {}
+    found = (rewards.get(mode) or {}).get("accuracy")
+    if found is None:
+        found = ((summary.get("held_out") or {}).get(when) or {}).get("loss")
+    return found if isinstance(found, float | int) else None
+
+
+def _table(runs: Sequence[RunLine], columns: int) -> Iterator[str]:
+    rows = [_cells(run) for run in runs]
+    widths = [max(len(row[column]) for row in (*rows, _HEADINGS)) for column in range(len(_HEADINGS))]
+    if columns < max(NARROW, sum(widths) + 2 * len(widths) - 2):
+        for row in rows:
+            yield row[0]
+            yield "  " + "  ".join(filter(None, row[1:]))
+        return
+    for row in (_HEADINGS, *rows):
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _cells(run: RunLine) -> tuple[str, ...]:
+    before, after = ("" if value is None else f"{value:.3f}" for value in (run.before, run.after))
+    return (
+        run.name,
+        run.state,
+        "" if run.step is None else str(run.step),
+        run.algorithm or "",
+        f"{before or '?'} -> {after}" if after else before,
+        (run.verdict or "").replace("_", " "),
+        age(time.time() - run.written) if run.written else "",
+    )
+
+
+def age(seconds: float) -> str:
+    """Format how long ago something was: `42 s ago`, `3 min ago`, `5 h ago`, `12 days ago`."""
+    for size, name in ((86_400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {name} ago"
+    return f"{max(0.0, seconds):.0f} s ago"

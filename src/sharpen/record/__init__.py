@@ -1,0 +1,1 @@
+"""Records what applications say to a model that another server serves."""

@@ -1,0 +1,55 @@
+"""Runs on this disk: all below a folder, the one with a name, the latest.
+
+In: a folder that holds `<project>/<name>` directories. Out: paths of run directories, which may still be running.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from sharpen.errors import ConfigError
+
+RECORDS = ("metrics.jsonl", "run.db-wal", "run.db", "summary.json", "resolved.json")
+"""What a run writes: the newest of these files says when it last did something."""
+
+
+def list_runs(root: Path) -> list[Path]:
+    """Return the run directories below `root`, the one that wrote last at the end."""
+    return sorted((path.parent for path in root.glob("*/*/resolved.json")), key=lambda run: (last_written(run), run))
+
+
+def last_written(run_dir: Path) -> float:
+    """Return the Unix time at which the run last wrote one of its records."""
+    times = []
+    for name in RECORDS:
+        try:
+            times.append((run_dir / name).stat().st_mtime)
+        except OSError:  # not there, or gone between two looks at a run that works
+            continue
+    return max(times, default=0.0)
+
+
+def find_run(name: str | None, root: Path) -> Path:
+    """Return the directory `name`, or the run of this name (or `project/name`, or a unique beginning) below `root`;
+    None is the latest run. Raises `ConfigError` if there is none, or more than one."""
+    if name is not None and Path(name).is_dir():
+        return Path(name)
+    runs = list_runs(root)
+    if not runs:
+        missing = "there is no run" if name is None else f"{name!r} is no directory, and there is no run"
+        raise ConfigError(f"{missing} below {root}: give a run's directory, or the folder of your runs with --root")
+    if name is None:
+        return runs[-1]
+    exact = [run for run in runs if name.strip("/") in (run.name, f"{run.parent.name}/{run.name}")]
+    chosen = exact or [run for run in runs if run.name.startswith(name)]
+    if len(chosen) == 1:
+        return chosen[0]
+    if chosen:
+        names = ", ".join(f"{run.parent.name}/{run.name}" for run in chosen[-4:])
+        raise ConfigError(f"{len(chosen)} runs below {root} are called {name!r}, e.g. {names}: give more of the name")
+    near = difflib.get_close_matches(name, [run.name for run in runs], n=3) or [runs[-1].name]
+    raise ConfigError(
+        f"no directory and no run below {root} is called {name!r}; there are {len(runs)} runs, e.g. "
+        f"{', '.join(near)} (sharpen ls lists them)"
+    )

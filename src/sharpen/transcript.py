@@ -1,0 +1,78 @@
+"""What a recorded conversation says, as text that is safe to show.
+
+In: messages in the chat format, sampled ids. Out: text; the text of single tokens.
+
+Shape suffix: S sampled tokens of a call.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sharpen.types import IntArray
+
+Decode = Callable[[Sequence[int]], str]
+_CONTEXT_IDS, _MAX_PIECE = 4, 8
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_DIRECTION = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def clean(text: str) -> str:
+    """Escape control characters other than tabs and newlines, so that a model's text cannot control the terminal."""
+    return _CONTROL.sub(lambda match: f"\\x{ord(match.group()):02x}", text)
+
+
+def clean_for_page(text: str) -> str:
+    """Escape control characters, those that change the direction of writing, and half characters, which no page can
+    carry: what is seen is what is there."""
+    text = clean(text).encode("utf-8", "backslashreplace").decode()
+    return _DIRECTION.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
+
+
+def pieces(ids_S: IntArray, decode: Decode | None) -> Iterator[tuple[int, int, str]]:
+    """Yield the sampled tokens as text: (start, end, text) of mostly one token, or of several if a character is spread
+    over them. Without `decode`, yield ids in angle brackets."""
+    ids, start = ids_S.tolist(), 0
+    for end in range(1, len(ids) + 1):
+        if decode is None:
+            text = f"<{ids[start]}>"
+        else:
+            context = ids[max(0, start - _CONTEXT_IDS) : start]
+            text = decode([*context, *ids[start:end]])[len(decode(context)) :]
+            if text.endswith("\ufffd") and end < len(ids) and end - start < _MAX_PIECE:
+                continue
+        yield start, end, text
+        start = end
+
+
+def content_text(content: Any) -> str:
+    """Return a message's content as text, with the types of other parts in brackets."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, Sequence):
+        return json.dumps(content, ensure_ascii=False)
+    parts = [part if isinstance(part, Mapping) else {"text": str(part)} for part in content]
+    return "\n".join(str(part.get("text", f"[{part.get('type', 'part')}]")) for part in parts)
+
+
+def tool_calls(message: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the (name, arguments) of a message's tool calls; arguments that are no text as JSON."""
+    found = []
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if isinstance(function, Mapping):
+            arguments = function.get("arguments")
+            text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+            found.append((str(function.get("name")), text))
+    return found
+
+
+def message_text(message: Mapping[str, Any]) -> str:
+    """Return all text of a message: reasoning, content, tool calls."""
+    called = [f"{name} {arguments}" for name, arguments in tool_calls(message)]
+    reasoning = message.get("reasoning_content")
+    return "\n".join(filter(None, [str(reasoning or ""), content_text(message.get("content")), *called]))

@@ -1,0 +1,335 @@
+"""One run: what a person asks of it, in that order.
+
+In: its folder, files and prices. Out: a `RunPage`: does it learn, is it sound, why not, where does the time go, what
+does it cost, every metric.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sharpen.monitor import spent
+from sharpen.view.data.measures import Count, Series, counts, finite, thinned
+from sharpen.view.data.runs import SPARK_POINTS, RunRow, run_row
+from sharpen.view.diagnoses import Diagnosis
+from sharpen.view.files import RunFiles
+from sharpen.view.folders import Folder
+
+if TYPE_CHECKING:
+    from sharpen.diagnose.finding import Finding
+
+MODES = ("sampled", "greedy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learning:
+    """Does it learn? The training reward (or loss) of each step, with the deviation of its rollouts as band, and the
+    evaluations with intervals, a series for each dataset and mode."""
+
+    training: Series
+    evaluations: tuple[Series, ...]
+    verdict_text: str
+    remarks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckRow:
+    """An invariant of the certificate: how much was checked, how much of it broke, the first that did."""
+
+    name: str
+    checked: int
+    broken: int
+    first: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Soundness:
+    """Is it sound? `certified` is None without a certificate. `excluded` has the rollouts that did not take part, by
+    cause; `staleness` is (oldest, allowed) in policy versions."""
+
+    certified: bool | None
+    checks: tuple[CheckRow, ...]
+    problems: tuple[str, ...]
+    not_recomputed: tuple[str, ...]
+    outcomes: tuple[Count, ...]
+    excluded: tuple[Count, ...]
+    calls: tuple[Count, ...]
+    staleness: tuple[int, int] | None
+    logprob_gap_mean: float | None
+    logprob_gap_max: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """What a finding points to: a rollout, by its id, or a step; neither if the text says it all."""
+
+    text: str
+    rollout_id: str | None = None
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingCard:
+    """A cause that the diagnosis found."""
+
+    name: str
+    what: str
+    evidence: tuple[tuple[str, float], ...]
+    examples: tuple[Reference, ...]
+    advice: str
+    quotes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeUse:
+    """Where does the time go? `parts` are seconds per step (generating, waiting, training, syncing), `total` the whole
+    step; `shares` of the whole run."""
+
+    parts: tuple[Series, ...]
+    total: Series
+    shares: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What does it cost? `money` is None without a price."""
+
+    hours: float | None
+    sampled_tokens: int | None
+    trained_tokens: int | None
+    computed_tokens: int | None
+    peak_memory_mb: float | None
+    price_per_hour: float | None
+    money: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """A metric with its first and last value and its course, thinned."""
+
+    name: str
+    first: float
+    last: float
+    low: float
+    high: float
+    count: int
+    spark: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricGroup:
+    """The metrics with the same first part of their name."""
+
+    name: str
+    metrics: tuple[Metric, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPage:
+    """One run. `no_findings` says why there are no findings: none was found, the diagnosis is being made
+    (`diagnosing`), or cannot be made."""
+
+    run: RunRow
+    learning: Learning
+    soundness: Soundness
+    findings: tuple[FindingCard, ...]
+    no_findings: str
+    diagnosing: bool
+    time: TimeUse
+    cost: Cost
+    metrics: tuple[MetricGroup, ...]
+    settings: tuple[tuple[str, str], ...]
+
+
+def run_page(folder: Folder, files: RunFiles, diagnosis: Diagnosis, *, price_per_hour: float | None = None) -> RunPage:
+    """Return the page of a run; `price_per_hour` is what the machine costs."""
+    row = run_row(folder, files)
+    return RunPage(
+        run=row,
+        learning=_learning(row, files),
+        soundness=_soundness(files),
+        findings=tuple(map(_card, diagnosis.findings)),
+        no_findings=_why_no_findings(diagnosis),
+        diagnosing=diagnosis.pending,
+        time=_time(files),
+        cost=_cost(row, files, price_per_hour),
+        metrics=_metrics(files),
+        settings=changed_settings(files),
+    )
+
+
+def series(files: RunFiles, name: str, *, label: str = "", low: str = "", high: str = "") -> Series:
+    """Return the course of a metric, with two others as its interval if they are named."""
+    rows = {int(row["step"]): row for row in files.rows if name in row}
+    chosen = [rows[step] for step in sorted(rows)]
+    has_band = bool(low) and any(low in row for row in chosen)
+    return Series(
+        name=label or name,
+        steps=tuple(int(row["step"]) for row in chosen),
+        times=tuple(row.get("time") for row in chosen),
+        values=tuple(row[name] for row in chosen),
+        low=tuple(row.get(low) for row in chosen) if has_band else (),
+        high=tuple(row.get(high) for row in chosen) if has_band else (),
+    )
+
+
+def _learning(row: RunRow, files: RunFiles) -> Learning:
+    verdict = files.summary.get("verdict")
+    remarks = verdict.get("remarks", ()) if isinstance(verdict, Mapping) else ()
+    return Learning(
+        training=training(row, files),
+        evaluations=tuple(evaluations(files)),
+        verdict_text=row.verdict_text,
+        remarks=tuple(map(str, remarks)),
+    )
+
+
+def training(row: RunRow, files: RunFiles) -> Series:
+    """Return the training reward with the deviation of a step's rollouts as band, or the training loss."""
+    if row.learns_from == "rows":
+        return series(files, "trainer/loss", label="training loss")
+    rewards = series(files, "reward/mean", label="training reward")
+    spread = dict(files.values("reward/std"))
+    pairs = [(value, spread.get(step)) for step, value in zip(rewards.steps, rewards.values, strict=True)]
+    low = tuple(None if value is None or std is None else value - std for value, std in pairs)
+    high = tuple(None if value is None or std is None else value + std for value, std in pairs)
+    return Series(
+        name=rewards.name, steps=rewards.steps, times=rewards.times, values=rewards.values, low=low, high=high
+    )
+
+
+def evaluations(files: RunFiles) -> Iterable[Series]:
+    """Yield the evaluations, a series for each dataset and mode."""
+    names = dict.fromkeys(name for row in files.rows for name in row if name.startswith("eval"))
+    for name in names:
+        place, _, last = name.rpartition("/")
+        if last == "accuracy":
+            prefix, _, mode = place.rpartition("/")
+            dataset = prefix.removeprefix("eval").removeprefix("_") or "held-out"
+            yield series(files, name, label=f"{dataset} {mode}", low=f"{place}/low", high=f"{place}/high")
+        elif name == "eval/loss":
+            yield series(files, name, label="held-out loss")
+
+
+def _soundness(files: RunFiles) -> Soundness:
+    found = files.certificate
+    outcomes = _numbers(found.get("outcomes"))
+    gaps = found.get("logprob_gaps")
+    gaps = gaps if isinstance(gaps, Mapping) else {}
+    staleness = found.get("staleness")
+    holds = found.get("holds")
+    return Soundness(
+        certified=holds if isinstance(holds, bool) else None,
+        checks=tuple(_checks(found.get("checks"))),
+        problems=_texts(found.get("problems")),
+        not_recomputed=_texts(found.get("not_recomputed")),
+        outcomes=counts(outcomes),
+        excluded=counts({name: count for name, count in outcomes.items() if name != "ok"}),
+        calls=counts(_numbers(found.get("calls"))),
+        staleness=(int(staleness[0]), int(staleness[1]))
+        if isinstance(staleness, list) and len(staleness) == 2
+        else None,
+        logprob_gap_mean=finite(gaps.get("mean")),
+        logprob_gap_max=finite(gaps.get("max")),
+    )
+
+
+def _checks(found: Any) -> Iterable[CheckRow]:
+    for check in found if isinstance(found, list) else ():
+        if isinstance(check, Mapping) and isinstance(check.get("name"), str):
+            first = check.get("first")
+            yield CheckRow(
+                name=check["name"],
+                checked=int(finite(check.get("checked")) or 0),
+                broken=int(finite(check.get("broken")) or 0),
+                first=first if isinstance(first, str) else None,
+            )
+
+
+def _numbers(found: Any) -> dict[str, int]:
+    if not isinstance(found, Mapping):
+        return {}
+    return {name: int(count) for name, count in found.items() if isinstance(count, int)}
+
+
+def _texts(found: Any) -> tuple[str, ...]:
+    return tuple(map(str, found)) if isinstance(found, list) else ()
+
+
+def _why_no_findings(diagnosis: Diagnosis) -> str:
+    if diagnosis.pending:
+        return "the diagnosis is being made"
+    if diagnosis.problem:
+        return f"no diagnosis: {diagnosis.problem}"
+    return "" if diagnosis.findings else "no cause found for a flat reward"
+
+
+def _card(finding: Finding) -> FindingCard:
+    return FindingCard(
+        name=finding.name,
+        what=finding.what,
+        evidence=tuple(finding.evidence.items()),
+        examples=tuple(map(_reference, finding.examples)),
+        advice=finding.advice,
+        quotes=finding.quotes,
+    )
+
+
+def _reference(example: str) -> Reference:
+    if example.startswith("step ") and example[5:].isdigit():
+        return Reference(text=example, step=int(example[5:]))
+    return Reference(text=example, rollout_id=example if "/" in example else None)
+
+
+def _time(files: RunFiles) -> TimeUse:
+    return TimeUse(
+        parts=tuple(series(files, metric, label=part) for part, metric in spent.PARTS.items()),
+        total=series(files, "time/step_s", label="step"),
+        shares=tuple(spent.shares(files.rows).items()),
+    )
+
+
+def _cost(row: RunRow, files: RunFiles, price: float | None) -> Cost:
+    def number(name: str) -> int | None:
+        value = finite(files.summary.get(name))
+        return None if value is None else int(value)
+
+    return Cost(
+        hours=row.hours,
+        sampled_tokens=row.tokens,
+        trained_tokens=number("trained_tokens"),
+        computed_tokens=number("computed_tokens"),
+        peak_memory_mb=finite(files.summary.get("peak_memory_mb")),
+        price_per_hour=price,
+        money=None if price is None or row.hours is None else price * row.hours,
+    )
+
+
+def _metrics(files: RunFiles) -> tuple[MetricGroup, ...]:
+    groups: dict[str, list[Metric]] = {}
+    for name in sorted({name for row in files.rows for name in row} - {"step", "time"}):
+        values = [value for _, value in files.values(name)]
+        metric = Metric(
+            name=name,
+            first=values[0],
+            last=values[-1],
+            low=min(values),
+            high=max(values),
+            count=len(values),
+            spark=thinned(values, SPARK_POINTS),
+        )
+        groups.setdefault(name.partition("/")[0], []).append(metric)
+    first = [name for name in ("reward", "eval", "rollout", "tokens", "time") if name in groups]
+    order = [*first, *(name for name in groups if name not in first)]
+    return tuple(MetricGroup(name=name, metrics=tuple(groups[name])) for name in order)
+
+
+def changed_settings(files: RunFiles) -> tuple[tuple[str, str], ...]:
+    """Return the settings that somebody chose, by name, with their values as text."""
+    return tuple(
+        (name, str(entry.get("value")))
+        for name, entry in sorted(files.resolved.items())
+        if isinstance(entry, Mapping) and entry.get("origin") not in ("default", "derived", "dataset", None)
+    )

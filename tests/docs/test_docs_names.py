@@ -1,0 +1,38 @@
+"""The page of Python names has each public name, where it is."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import tomllib
+
+from pages import ROOT
+
+import sharpen
+
+
+def test_each_public_name_is_on_the_page() -> None:
+    """Red when a name is added to `sharpen` and not to docs/reference/api.md."""
+    page = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
+    listed = dict(reversed(place.rsplit(".", 1)) for place in re.findall(r"^::: (\S+)$", page, re.MULTILINE))
+    assert set(sharpen._HOMES) == set(listed) - {"ChatModel"}
+    for name, home in listed.items():
+        assert hasattr(importlib.import_module(home), name), f"{home}.{name}"
+
+
+def test_each_page_is_in_the_sites_contents() -> None:
+    """Red when a page is written that no reader of the site finds (`make docs` refuses it too)."""
+    listed = set(re.findall(r"- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
+    pages = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")} - {"README.md"}
+    examples = {str(path.relative_to(ROOT)) for path in (ROOT / "examples").rglob("README.md")}
+    assert listed == pages | examples | {"index.md", "CHANGELOG.md", "CONTRIBUTING.md"}
+
+
+def test_each_extra_is_on_the_page_of_installation() -> None:
+    """Red when an extra is added and nobody is told what it is for."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    rows = re.findall(
+        r"^\| (`.*`) \|", (ROOT / "docs" / "start" / "install.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert named == extras.keys() - {"dev"}
