@@ -30,6 +30,8 @@ CLIENT_CLOSED_REQUEST = 499
 MAX_BODY_BYTES = 64 << 20
 BODY_TIMEOUT_S = 60.0
 """How long a request's body may take to arrive."""
+STOP_TIMEOUT_S = 0.5
+"""How long a client may take to read the end of its answer when the server stops."""
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 """All are answered, most with a 404 that says what to use instead."""
 
@@ -70,7 +72,7 @@ class Server:
     async def stop(self) -> None:
         """Stop the server if it was started. On the serving loop."""
         if self._server is not None:
-            await self._server.stop()
+            await self._server.stop(read_s=STOP_TIMEOUT_S)
             self._server = None
 
     async def _listen(self) -> int:
