@@ -82,8 +82,8 @@ def test_tensorboard_reads_what_we_write_and_forgets_what_a_resume_repeats(tmp_p
     second.log(2, {"reward/mean": 0.75})
     second.close()
     events = accumulated(tmp_path)
-    assert events.Tags()["scalars"] == ["reward/training", "training/loss"]
-    assert [(event.step, event.value) for event in events.Scalars("reward/training")] == [(1, 0.25), (2, 0.75)]
+    assert events.Tags()["scalars"] == ["reward/mean", "training/loss"]
+    assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(1, 0.25), (2, 0.75)]
 
 
 def test_tensorboard_shows_what_matters_first_and_nothing_that_never_changes_or_is_there_twice(tmp_path: Path):
@@ -103,9 +103,9 @@ def test_tensorboard_shows_what_matters_first_and_nothing_that_never_changes_or_
     sink.close()
     events = accumulated(tmp_path)
     tags = events.Tags()["scalars"]
-    assert sorted(tags) == ["reward parts/judge/right", "reward/training", "~debug/batch/calls"]
+    assert sorted(tags) == ["reward parts/judge/right", "reward/mean", "~debug/batch/calls"]
     assert [(one.step, one.value) for one in events.Scalars("~debug/batch/calls")] == [(1, 7.0), (3, 8.0)]
-    assert len(events.Scalars("reward/training")) == 3, "what matters is shown also where it stays the same"
+    assert len(events.Scalars("reward/mean")) == 3, "what matters is shown also where it stays the same"
 
 
 def test_tensorboard_shows_samples_as_texts_and_settings_as_hyperparameters(tmp_path: Path):

@@ -24,12 +24,12 @@ from tensorboard.compat.proto.types_pb2 import DT_STRING as _STRING
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionStartInfo
 
 FIRST: Mapping[str, str] = {
-    "reward/mean": "reward/training",
+    "reward/mean": "reward/mean",
     "eval/sampled/accuracy": "reward/held-out sampled",
     "eval/greedy/accuracy": "reward/held-out greedy",
     "eval/loss": "reward/held-out loss",
-    "reward/std": "reward/spread",
-    "reward/flat_groups": "reward/flat groups",
+    "reward/std": "reward/std",
+    "reward/flat_groups": "reward/flat_groups",
     "rollout/excluded_share": "rollouts/excluded share",
     "rollout/truncated_share": "rollouts/truncated share",
     "rollout/sampled_tokens": "rollouts/tokens",
@@ -45,7 +45,7 @@ FIRST: Mapping[str, str] = {
 }
 """The numbers to look at first, by their name in `metrics.jsonl`."""
 OWN = ("judge/", "workflow/")
-"""What the owner's functions measured is looked at first too, below `rewards of parts/`."""
+"""What the owner's functions measured is looked at first too, below `reward parts/`."""
 TWICE = frozenset({"batch/reward_mean", "batch/reward_std", "batch/groups_zero_variance", "batch/rollouts"})
 """Numbers that other names have too."""
 
