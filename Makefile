@@ -153,7 +153,7 @@ bench: bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync
 bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync: bench-%: .venv/installed
 	$(BIN)/python bench/$*.py
 
-# The pages of `sharpen view` over 100,000 rollouts, which are made first; about three minutes.
+# The pages of `sharpen view` over 100,000 rollouts, which are made first, in some minutes.
 bench-view: .venv/installed
 	$(BIN)/python bench/view/measure.py
 

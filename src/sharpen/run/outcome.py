@@ -6,6 +6,7 @@ directory; a `TuneResult`.
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +70,16 @@ def write_outcome(loop: Loop, site: Site, verdict: Verdict | None) -> None:
         loop.journal.flush()
         write_certificate(directory.path)
     if isinstance(site.job.recipe, RowRecipe):
-        draw_loss_curve(directory.metrics, directory.loss_picture, title=directory.path.name)
+        draw_loss_curve(directory.metrics, directory.loss_picture, title=_title(site, verdict))
     if _reward_picture(loop, site) is not None:
-        draw_reward_curve(directory.metrics, directory.picture, title=directory.path.name)
+        draw_reward_curve(directory.metrics, directory.picture, title=_title(site, verdict))
+
+
+def _title(site: Site, verdict: Verdict | None) -> str:
+    """Return the title of a curve: the run, its model and algorithm; below it the verdict."""
+    config = site.job.config
+    head = f"{site.directory.path.name}: {Path(config.model.model_path).name}, {config.algorithm.algorithm_type}"
+    return head if verdict is None else "\n".join([head, *textwrap.wrap(f"verdict: {verdict.text}", 90)[:2]])
 
 
 def result(loop: Loop, site: Site, verdict: Verdict) -> TuneResult:

@@ -103,6 +103,12 @@ def test_the_curve_says_its_numbers_and_goes_over_time(window: Window, served: S
     assert plot.get_by_role("button", name="over time").get_attribute("aria-pressed") == "true"
 
 
+def test_what_is_still_being_made_arrives(window: Window, served: Served):
+    page = window.open(f"/run/{served.keys['other']}")
+    until(page, "!document.querySelector('[data-pending]')")
+    assert "being made" not in page.locator("#findings").inner_text()
+
+
 def test_the_theme_is_chosen_and_kept(window: Window):
     page = window.open("/")
     before = page.evaluate("getComputedStyle(document.body).backgroundColor")
