@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # tests start hundreds of processes that import the same; compiling it takes each of them longer than all else.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed test-ray test-clients test-as-it-is docs environments check format bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-view bench-async bench-agentscope bench-trl bench-gpu clean
+.PHONY: quickstart test test-slow test-gpu test-agentscope test-agentscope1 test-agentscope2 test-agentscope-slow test-vllm test-distributed test-ray test-clients test-view test-as-it-is docs environments check format bench bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync bench-view bench-async bench-agentscope bench-trl bench-gpu clean
 
 quickstart: .venv/installed
 	@$(BIN)/python examples/quickstart/main.py --seed $(SEED)
@@ -107,6 +107,18 @@ test-clients: .venv-clients/installed
 	cd .venv-clients/node/node_modules/opencode-ai && node postinstall.mjs
 	@touch $@
 
+# The pages of `sharpen view` in a browser, Debian's Chromium; the types of their scripts and their accessibility by two
+# packages for Node, in .venv/node.
+test-view: .venv/installed .venv/node/installed
+	command -v chromium >/dev/null || apt-get install --yes --no-install-recommends chromium
+	PYTHONPATH=tests/sessions NODE_MODULES=.venv/node/node_modules $(BIN)/python -m pytest -p all_or_nothing --all-of tests/view/browser -m browser tests/view/browser
+
+.venv/node/installed: .venv/installed tests/view/package.json tests/view/package-lock.json
+	mkdir -p .venv/node
+	cp tests/view/package.json tests/view/package-lock.json .venv/node
+	cd .venv/node && npm install --no-save --ignore-scripts --no-audit --no-fund --loglevel=error
+	@touch $@
+
 # Files and programs of other projects as they are, but for paths and sizes: the table of docs/use/trinity-yaml.md.
 test-as-it-is: .venv-agentscope1/installed
 	PYTHONPATH=tests/sessions .venv-agentscope1/bin/python -m pytest -p all_or_nothing --all-of tests/as_it_is -m as_it_is tests/as_it_is
@@ -123,7 +135,7 @@ docs: .venv-docs/installed
 	@touch $@
 
 # What the suites beside `make test` run in, made one after the other: for each, pip writes the same files into src/.
-environments: .venv/installed
+environments: .venv/installed .venv/node/installed
 	$(MAKE) --no-print-directory --jobs 1 $(patsubst %,.venv-%/installed,vllm ray agentscope1 agentscope2 clients docs)
 
 check: .venv/installed
@@ -141,7 +153,7 @@ bench: bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync
 bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync: bench-%: .venv/installed
 	$(BIN)/python bench/$*.py
 
-# The pages of `sharpen view` over 100,000 rollouts, which are made first; about three minutes.
+# The pages of `sharpen view` over 100,000 rollouts, which are made first, in some minutes.
 bench-view: .venv/installed
 	$(BIN)/python bench/view/measure.py
 

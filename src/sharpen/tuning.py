@@ -7,23 +7,23 @@ directory. Everything that can be checked without loading a model is checked fir
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sharpen.algorithm.supervised import learns_from_rows
 from sharpen.compat.files import load_config
 from sharpen.compat.trinity import configured_workflow
 from sharpen.config.environment import environment
 from sharpen.config.load import ResolvedConfig, resolve
 from sharpen.config.problems import Problems
 from sharpen.config.public import AlgorithmConfig, DatasetConfig, MonitorType, TunerModelConfig
-from sharpen.decide import check_arguments, decide
 from sharpen.errors import SharpenError
 from sharpen.rollout.signature import name_of
-from sharpen.run.assembly import open_loop
-from sharpen.run.result import TuneResult
+
+if TYPE_CHECKING:
+    from sharpen.monitor.display import Display
+    from sharpen.run.result import TuneResult
 
 
 def tune(
@@ -67,6 +67,8 @@ def tune(
     problems, path = Problems(), None if config_path is None else Path(config_path)
     found = problems.check(_resolve_arguments, path, settings, arguments, workflow_func, judge_func)
     if found is None:  # without a configuration, report the other problems of the arguments too
+        from sharpen.decide import check_arguments
+
         check_arguments(problems, arguments, workflow_func, judge_func)
         problems.raise_found()
     assert found is not None
@@ -86,8 +88,11 @@ def _resolve_arguments(
     if file is not None and "workflow" in file.settings and workflow_func is not None:
         arguments["workflow"] = workflow_func if isinstance(workflow_func, str) else name_of(workflow_func)
     resolved = resolve(file, settings, arguments)
-    of_file = workflow_func is None and learns_from_rows(resolved.config)
-    chosen = resolved.config.workflow if of_file else workflow_func
+    chosen = workflow_func
+    if workflow_func is None:
+        from sharpen.algorithm.supervised import learns_from_rows
+
+        chosen = resolved.config.workflow if learns_from_rows(resolved.config) else None
     with environment(resolved.config):
         return resolved, configured_workflow(chosen, judge_func, resolved.config)
 
@@ -97,20 +102,42 @@ def run_config(
     workflow: Any,
     judge: Callable[..., Any] | None,
     config_path: Path | None = None,
+    display: Display | None = None,
 ) -> TuneResult:
-    """Run a resolved configuration, for `tune()` and `sharpen run`. `workflow` may be any object, and is checked."""
-    from sharpen.run.check import check_first
-    from sharpen.run.outcome import judge_run, result, write_outcome
+    """Run a resolved configuration, for `tune()` and `sharpen run`. `workflow` may be any object, and is checked.
+    `display` shows the run's panel already; without it, this shows it before anything heavy is imported."""
+    from sharpen.run.panel import open_display
 
-    with open_loop(resolved, workflow, judge, config_path) as (loop, site):
-        verdict = None
-        try:
-            check_first(loop, site)
-            loop.run()
-            verdict = judge_run(loop, site)
-        finally:  # also after a failure
-            write_outcome(loop, site, verdict)
-        return result(loop, site, verdict)
+    with closing(display or open_display(resolved)) as display:
+        from sharpen.run.assembly import open_loop
+        from sharpen.run.check import check_first
+        from sharpen.run.outcome import end_early, judge_run, result, write_outcome
+
+        with open_loop(resolved, workflow, judge, config_path, display) as (loop, site):
+            verdict = None
+            try:
+                check_first(loop, site)
+                loop.run()
+                verdict = judge_run(loop, site)
+            finally:  # also after a failure
+                write_outcome(loop, site, verdict)
+                _write_report(site.directory.path, site.display.message)
+                if verdict is None:
+                    end_early(site)
+            return result(loop, site, verdict)
+
+
+def _write_report(run_dir: Path, message: Callable[[str], None]) -> None:
+    """Write the report and the cards of the checkpoints, for reading only: whatever goes wrong here is said, and takes
+    no result away."""
+    from sharpen.report.card import write_cards
+    from sharpen.report.render import write_report
+
+    try:
+        write_report(run_dir)
+        write_cards(run_dir)
+    except Exception as error:
+        message(f"the report could not be written ({type(error).__name__}: {error}); try: sharpen report {run_dir}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +151,8 @@ class Stage:
 def run_stages(stages: Sequence[Stage], config_path: Path | None = None) -> TuneResult:
     """Run stages one after the other, each on the model of the one before; the result is that of the last one. All are
     checked before the first one loads anything. Raises what `tune()` raises, with the stage's name."""
+    from sharpen.decide import decide
+
     for stage in stages:
         with _named_errors(stage.name), stage.open({}) as (resolved, workflow, judge):
             decide(resolved.config, workflow, judge)

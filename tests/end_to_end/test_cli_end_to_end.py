@@ -75,6 +75,19 @@ def test_eval_of_a_checkpoint_agrees_with_the_run(config, tmp_path, capsys):
     assert "tokens are shown as ids" not in shown  # the settings beside it name the tokenizer
 
 
+def test_a_run_ends_with_its_report_and_a_card_in_the_checkpoint(config, tmp_path, capsys):
+    from sharpen.trainer.checkpoint import is_whole
+
+    assert main(["run", "--config", str(config), "--set", "name=told"]) == 0
+    run = tmp_path / "runs/Sharpen/told"
+    assert f"report:        {run / 'report.html'}" in capsys.readouterr().out
+    assert "told" in (run / "report.html").read_text()
+    assert "step 2" in (run / "latest" / "README.md").read_text()
+    assert is_whole((run / "latest").resolve())
+    assert main(["certify", str(run)]) == 0
+    assert main(["run", "--config", str(config), "--set", "name=told", "--set", "train_dataset.total_steps=3"]) == 0
+
+
 class Canned(BaseHTTPRequestHandler):
     """An OpenAI-compatible endpoint that always says 'here'."""
 

@@ -92,7 +92,7 @@ def test_what_lost_weights_sampled_is_rolled_out_again(config):
         assert main([*half(config, "explore", saving), *all_]) == 0
         output, errors = trainer.communicate(timeout=300)
     assert trainer.returncode == 0, errors
-    assert "batch 4 is rolled out again" in output
+    assert "batch 4 is refused, it is rolled out again" in output
     assert batches.get(STEPS) != lost
     assert [step.step for step in read_steps(run_dir(config) / "run.db")] == [1, 2, 3, 3, 4]
     assert not certify(run_dir(config)).problems

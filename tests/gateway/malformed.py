@@ -11,7 +11,16 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "a": {"type": "integer", "minimum": 1},
+        "b": {"type": ["string", "null"], "maxLength": 9},
+        "c": {"anyOf": [{"$ref": "#/$defs/C"}, {"enum": ["x", 1]}]},
+    },
+    "required": ["a"],
+    "$defs": {"C": {"type": "array", "items": {"$ref": "#/$defs/C"}, "minItems": 1}},
+}
 BASE: dict[str, Any] = {
     "model": "toy",
     "messages": [
@@ -26,7 +35,9 @@ BASE: dict[str, Any] = {
         {"role": "tool", "tool_call_id": "c", "content": "4", "name": "add"},
         {"role": "assistant", "content": "4"},
     ],
-    "tools": [{"type": "function", "function": {"name": "add", "description": "adds", "parameters": SCHEMA}}],
+    "tools": [
+        {"type": "function", "function": {"name": "add", "description": "adds", "parameters": SCHEMA, "strict": True}}
+    ],
     "tool_choice": {"type": "function", "function": {"name": "add"}},
     "parallel_tool_calls": True,
     "stop": ["x", "yz"],
@@ -116,7 +127,28 @@ RESPONSES: dict[str, Any] = {
     "metadata": {"a": "b"},
     "truncation": "auto",
 }
-BODIES = {"/v1/chat/completions": BASE, "/v1/messages": MESSAGES, "/v1/responses": RESPONSES}
+COMPLETIONS: dict[str, Any] = {
+    "model": "toy",
+    "prompt": "2+2",
+    "max_tokens": 9,
+    "n": 2,
+    "logprobs": 2,
+    "stop": ["x"],
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "temperature": 0.7,
+    "top_p": 0.9,
+    "seed": 3,
+    "user": "u",
+}
+COUNTED = {key: MESSAGES[key] for key in ("model", "messages", "system", "tools", "tool_choice", "thinking")}
+BODIES = {
+    "/v1/chat/completions": BASE,
+    "/v1/messages": MESSAGES,
+    "/v1/responses": RESPONSES,
+    "/v1/completions": COMPLETIONS,
+    "/v1/messages/count_tokens": COUNTED,
+}
 """A valid request for each path."""
 RAW = (
     *("null", "true", "false", "0", "-1", "1", "0.5", "1e-320", "1e-30", "1e999", "-1e999", "NaN", "Infinity"),

@@ -69,6 +69,18 @@ def test_a_conversation_with_tools_continues_the_sampled_ids(serve: Any) -> None
     assert two.messages[-1] == {"role": "tool", "tool_call_id": use.id, "content": "3"}
 
 
+@pytest.mark.parametrize(
+    "said", [{"content": "no such file"}, {"content": [{"type": "text", "text": "no such file"}]}, {}]
+)
+def test_the_model_is_told_that_a_tool_failed(serve: Any, said: dict[str, Any]) -> None:
+    session = serve(scripted(CALL, "so")).open()
+    first = ask(session, tools=[TOOL])
+    result = {"type": "tool_result", "tool_use_id": first.content[0].id, "is_error": True, **said}
+    history = [*USER, {"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
+    ask(session, tools=[TOOL], messages=history)
+    assert session.close()[-1].messages[-1]["content"] == ("Error: no such file" if said else "Error: ")
+
+
 def test_a_stream_has_the_events_of_the_sdk(serve: Any) -> None:
     session = serve(f"<think>\nlet me see\n</think>\n\nadding\n{CALL}").open()
     options: Any = {"model": "toy", "max_tokens": 100, "messages": USER, "tools": [TOOL], "thinking": ADAPTIVE}

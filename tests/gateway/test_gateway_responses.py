@@ -192,11 +192,17 @@ def test_logprobs(serve: Any) -> None:
 
 
 def test_an_overflow_has_the_code_from_which_agents_compact(serve: Any) -> None:
+    """Codex reads it in a stream's event alone, where the vendor has it."""
     session = serve("hi", max_model_len=16).open()
-    with pytest.raises(openai.BadRequestError) as caught:
-        ask(session, input="long " * 50, stream=True)
+    with pytest.raises(openai.BadRequestError, match="exceeds the context window") as caught:
+        ask(session, input="long " * 50)
     assert caught.value.code == "context_length_exceeded"
+    events = list(ask(session, input="long " * 50, stream=True))
+    assert [event.type for event in events] == ["response.created", "response.in_progress", "response.failed"]
+    assert events[-1].response.error.code == "context_length_exceeded"
+    assert "exceeds the context window" in events[-1].response.error.message
     assert session.failure == Outcome.CONTEXT_OVERFLOW
+    assert session.close() == ()
 
 
 def test_an_engine_that_fails_in_the_middle_fails_the_response(serve: Any) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sharpen.monitor.display import Display, StepReport, duration, metrics_line, sparkline
+from sharpen.monitor.display import Display, StepReport, duration, metrics_line, own_names, scale, sparkline
 from sharpen.monitor.statistics import Evaluation
 from sharpen.monitor.table import comparison_lines
 from sharpen.monitor.verdict import Verdict
@@ -48,8 +48,8 @@ def test_a_log_gets_one_plain_line_for_each_step():
     assert stream.getvalue().splitlines() == [
         "512 tasks held out",
         "evaluated before, greedy: 512 tasks in 0.0s",
-        "step   1/100  reward  0.500     12,346 tokens/s    2.00 s  left 3:18",
-        "step   2/100  reward   none     12,346 tokens/s    2.00 s  left 3:16",
+        "step   1/100  reward  0.500  2.00 s  left 3:18",
+        "step   2/100  reward   none  2.00 s  left 3:16",
         "  step 2: every rollout of this step was excluded",
     ]
 
@@ -69,28 +69,38 @@ def test_the_table_fits_a_log_and_holds_every_number():
 METRICS = {"judge/right": 0.5234, "judge/format": 1.0, "workflow/seconds": 123.456, "workflow/characters": 12345.6}
 
 
-def test_a_steps_metrics_are_a_line_of_their_own_that_fits():
+def test_a_step_is_one_line_with_the_owners_metrics_that_fits():
+    """Red where they stand on a line of their own, or only in a file."""
     stream = io.StringIO()
-    Display(100, stream).step(report(1, metrics=METRICS))
+    Display(100, stream).step(report(1, metrics=METRICS, flat="3/16", certified=True))
     many = {f"judge/part of the reward number {n}": n / 7 for n in range(9)}
-    Display(100, stream).step(report(2, metrics=many))
-    _, few, _, cut = stream.getvalue().splitlines()
-    assert few == "  judge/right 0.523  judge/format 1.000  workflow/seconds 123.5  workflow/characters 12,346"
-    assert cut == "  judge/part of the reward number 0 0.000  judge/part of the reward number 1 0.143  (+7)"
+    Display(100, stream).step(report(2, metrics=many, certified=False))
+    few, cut = stream.getvalue().splitlines()
+    assert few == "step   1/100  reward  0.500  right 0.523  format 1.000  (+2)  flat 3/16  2.00 s  left 3:18"
+    assert "part of ..number 0 0.000" in cut
+    assert "(+8)" in cut
+    assert cut.endswith("2.00 s  left 3:16  NOT CERTIFIED")
+    assert max(map(len, (few, cut))) <= 100
     assert metrics_line({"judge/" + "x" * 200: 1.0}, 40) == "judge/xxx..xxxxxxxxx 1.000"
     assert metrics_line(many, 8) == "(9 metrics)"
+    assert list(own_names({"judge/right": 1.0, "workflow/right": 2.0, "judge/a": 3.0})) == [
+        "judge/right",
+        "workflow/right",
+        "a",
+    ]
 
 
-@pytest.mark.parametrize("columns", [80, 120])
-def test_the_live_block_shows_metrics_within_the_terminal(columns, monkeypatch):
+@pytest.mark.parametrize("columns", [60, 80, 160])
+def test_a_terminals_lines_fit_it(columns, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
     stream = Terminal()
     display = Display(10, stream)
     display.step(report(1, metrics=METRICS, flat="3/16", certified=True))
+    display.evaluated(1, evaluation(0.75), evaluation(0.25))
     display.close()
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())
-    assert "judge/right 0.523  judge/format 1.000  (+2)" in text
-    assert max(len(line) for line in text.replace("\r", "\n").splitlines()) <= columns
+    assert max(len(line) for line in text.replace("\r", "\n").splitlines()) < columns
+    assert ("characters 12,346" in text) == (columns == 160)
 
 
 def with_metrics(share: float, **more: dict[str, float]) -> Evaluation:
@@ -117,6 +127,29 @@ def test_the_table_has_what_workflow_and_judge_measured_with_paired_intervals():
         "sampled accuracy       0.250 [0.112, 0.469]  0.750 [0.531, 0.888]  +0.500 [+0.223, +0.675]",
     ]
     assert max(map(len, lines)) <= 100
+
+
+def test_a_narrow_table_is_stacked_and_loses_no_number():
+    lines = comparison_lines(evaluation(0.25), evaluation(0.75), width=60)
+    assert max(map(len, lines)) < 60
+    assert lines[2:6] == [
+        "greedy accuracy",
+        "    before      0.250 [0.112, 0.469]",
+        "    after       0.750 [0.531, 0.888]",
+        "    difference  +0.500 [+0.223, +0.675]",
+    ]
+
+
+def test_an_evaluation_is_one_line_with_its_result_and_the_change():
+    stream = io.StringIO()
+    display = Display(10, stream)
+    display.evaluated(0, evaluation(0.25), None)
+    display.evaluated(8, evaluation(0.75, hard=evaluation(0.5, 10)), evaluation(0.25, hard=evaluation(0.0, 10)))
+    assert stream.getvalue().splitlines() == [
+        "held-out @0  greedy 0.250 [0.112, 0.469]  sampled 0.250 [0.112, 0.469]",
+        "held-out @8  greedy 0.750 [0.531, 0.888]  +0.500  sampled 0.750 [0.531, 0.888]  +0.500",
+        "hard @8  greedy 0.500 [0.237, 0.763]  +0.500  sampled 0.500 [0.237, 0.763]  +0.500",
+    ]
 
 
 def test_a_table_of_many_long_names_fits_and_says_how_many_there_are():
@@ -219,10 +252,13 @@ def test_a_terminal_without_the_bars_letters_gets_plain_lines():
 
 
 def test_sparkline_and_durations():
-    assert sparkline([0.0, 0.5, 1.0], 24) == "▁▅█"
-    assert sparkline([0.3, 0.3], 24) == "▁▁"
-    assert sparkline([0, 0, 1, 1], 2) == "▁█"
-    assert sparkline([], 24) == ""
+    assert sparkline([0.0, 0.5, 1.0], 24, 0, 1) == "▁▅█"
+    assert sparkline([0.3, 0.3], 24, 0, 1) == "▃▃", "the scale is fixed: a curve that stays low looks low"
+    assert sparkline([0, 0, 1, 1], 2, 0, 1) == "▁█"
+    assert sparkline([], 24, 0, 1) == ""
+    assert scale([0.2, 0.4]) == (0.0, 1.0)
+    assert scale([-3.0, 0.4]) == (-3.0, 1.0)
+    assert scale([]) == (0.0, 1.0)
     assert [duration(seconds) for seconds in (0, 9.96, 59.7, 187, 7387)] == ["0.0s", "10.0s", "1:00", "3:07", "2:03:07"]
 
 

@@ -110,3 +110,22 @@ def test_a_check_in_which_every_first_attempt_failed_stops_the_run() -> None:
     assert "2 x infrastructure" in check_groups([group(0, *late)]).all_failed
     punished = rollout(0, 0, Outcome.UNUSABLE_ANSWER, reward=-1.0)
     assert check_groups([group(0, punished, rollout(0, 1, error))]).all_failed == ""
+
+
+def test_the_best_and_the_worst_try_can_be_read() -> None:
+    """What was asked and expected, what the model said, the reward: red where the report has numbers alone."""
+    groups = [group(n, rollout(n, 0, 0.25 + n / 2), rollout(n, 1, Outcome.WORKFLOW_ERROR)) for n in range(2)]
+    report = check_groups(groups, model=MODEL)
+    assert report.best is not None
+    assert report.worst is not None
+    assert (report.best.rollout_id, report.best.reward) == ("g1/0", 0.75)
+    assert (report.worst.rollout_id, report.worst.reward) == ("g0/0", 0.25)
+    text = "\n".join(report.lines())
+    field, value = next(iter(groups[1].task.row.items()))
+    assert f"best try: reward 0.75 (g1/0)\n  {field}: {value}" in text
+    assert "worst try: reward 0.25 (g0/0)" in text
+    assert f"  said: {report.best.said}" in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert report.to_json()["worst"]["reward"] == 0.25
+    failed = check_groups([group(0, rollout(0, 0, Outcome.WORKFLOW_ERROR))], model=MODEL)
+    assert (failed.best, failed.worst) == (None, None)

@@ -1,8 +1,10 @@
 """The front of a server, over a scripted engine and real HTTP: who may call, what is counted, what is kept."""
 
 import asyncio
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import anthropic
 import httpx
@@ -14,6 +16,7 @@ from sharpen.config.gateway import GatewayConfig
 from sharpen.errors import EngineLostError
 from sharpen.gateway.caller import nobody
 from sharpen.gateway.gateway import Gateway
+from sharpen.gateway.routes import COUNT_TOKENS, MODELS, PARSERS
 from sharpen.gateway.server import Server
 from sharpen.serve.front import MAX_RUNNING, Front, OneKey, Recent
 from sharpen.serve.metrics import Metric, exposition
@@ -106,6 +109,32 @@ def test_health_and_description_need_no_key(served):
     for path in CALLS:  # what is described is there
         reply = httpx.post(f"{served.address}{path}", headers={"x-api-key": KEY}, json={})
         assert reply.status_code == 400, (path, reply.text)
+
+
+def test_the_description_is_of_what_is_served_all_of_it(served):
+    """Each path that is described is answered, and each route that is answered is described."""
+    described = httpx.get(f"{served.address}/openapi.json").json()["paths"]
+    stored = served.openai.responses.create(model="toy", input="hi").id
+    for path, methods in described.items():
+        place = path.replace("{id}", stored).replace("{model}", "toy")
+        for method in sorted(methods.keys() - {"parameters"}, reverse=True):  # get it, then delete it
+            reply = httpx.request(method, f"{served.address}{place}", headers={"x-api-key": KEY}, content=b"{}")
+            assert reply.status_code in (200, 400), (method, path, reply.text)
+            open_ = methods[method].get("security") == []
+            without = httpx.request(method, f"{served.address}{place}", content=b"{}")
+            assert (without.status_code != 401) == open_, (method, path)
+    routes = {(method.lower(), f"/v1{path}") for method, path in (*PARSERS, COUNT_TOKENS, MODELS)}
+    assert routes <= {(method, path) for path, methods in described.items() for method in methods}
+
+
+def test_what_is_measured_is_what_the_page_lists(served):
+    page = (Path(__file__).parents[2] / "docs" / "use" / "serve.md").read_text()
+    text = served.get("/metrics").text
+    for kind in ("HELP", "TYPE"):
+        assert len(re.findall(rf"^# {kind} sharpen_\w+ ", text, re.MULTILINE)) == text.count(f"# {kind} ")
+    plain, learning = (set(re.findall(r"`(sharpen_\w+)`", part)) for part in page.split("# Serve a model that learns"))
+    assert set(re.findall(r"^# TYPE (\w+) ", text, re.MULTILINE)) == plain
+    assert not plain & learning
 
 
 def test_metrics_count_calls_tokens_and_what_is_running(served):

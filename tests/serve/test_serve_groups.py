@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from sharpen.exchange.batch import ExploredBatch
+from sharpen.exchange.batch import SESSIONS, ExploredBatch
 from sharpen.exchange.store import FolderStore
 from sharpen.exchange.weights import SessionSpan, TrainerNote, read_note
 from sharpen.run.receiver import Inbox, Receiver
-from sharpen.serve.groups import SESSIONS, Sizes, choose, make_batch, unusable
+from sharpen.serve.groups import Sizes, choose, make_batch, teaches, too_old
 from sharpen.serve.visit import Visit, _shifted
 from sharpen.sync.schedule import Schedule
 from sharpen.types import Call, CallStatus, Sampling, Task
@@ -85,15 +85,17 @@ def test_a_batch_names_its_sessions_and_all_weights_and_reads_back():
 
 def test_what_cannot_be_trained_is_told():
     def reason(one: Visit, max_staleness: float = 10) -> str:
-        return unusable(one, NOTE, max_staleness, needs_ratio=True)
+        return too_old(one, NOTE, max_staleness)
 
     assert reason(visit("a")) == ""
-    assert "no answer" in reason(visit("a", call(status=CallStatus.ABANDONED)))
-    assert "no answer" in reason(visit("a", call(sampling=Sampling(top_p=0.9))))
-    assert unusable(visit("a", call(sampling=Sampling(top_p=0.9))), NOTE, 10, needs_ratio=False) == ""
     assert reason(visit("a", weights=[("old", 2), ("now", 4)])) == ""
     assert "interrupted" in reason(visit("a", weights=[("old", 3)]))
     assert "max_staleness" in reason(visit("a", weights=[("now", 3)]), max_staleness=0)
+    assert reason(visit("a", weights=[])) == ""
+    assert teaches(visit("a"), needs_ratio=True)
+    assert not teaches(visit("a", call(status=CallStatus.ABANDONED)), needs_ratio=True)
+    assert not teaches(visit("a", call(sampling=Sampling(top_p=0.9))), needs_ratio=True)
+    assert teaches(visit("a", call(sampling=Sampling(top_p=0.9))), needs_ratio=False)
 
 
 def test_truncated_calls_and_unrated_ones_do_not_train():

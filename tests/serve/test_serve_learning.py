@@ -1,6 +1,7 @@
 """`sharpen serve --config`: an application in use talks to a model that learns from it."""
 
 import json
+import re
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -10,12 +11,15 @@ import anthropic
 import httpx
 import openai
 import pytest
-from processes import line_of, python, wait_for
+from processes import ends, line_of, python, wait_for
 
 from sharpen.certificate.certify import certify
 from sharpen.cli.main import BAD_INPUT, main
-from sharpen.experience.reading import read_groups, read_steps
+from sharpen.exchange.batch import ExploredBatch
+from sharpen.experience.reading import read_groups, read_steps, read_trained
+from sharpen.serve.visit import Visit
 
+PAGE = Path(__file__).parents[2] / "docs" / "use" / "serve.md"
 STEPS = 3
 KEY = "the-key"
 
@@ -96,8 +100,19 @@ def test_it_learns_from_sessions_while_it_answers_and_after_a_restart(config: Pa
                 asked += 1
             return asked
 
+        def keep_streaming() -> int:
+            streamed = 0
+            session = client.post("/sessions", task_id="never rated")
+            with openai.OpenAI(base_url=session["base_url"], api_key=session["api_key"], max_retries=0) as own:
+                while not stop:
+                    ask = [{"role": "user", "content": "question"}]
+                    stream = own.chat.completions.create(model="m", messages=ask, max_tokens=64, stream=True)
+                    assert [one.choices[0].finish_reason for one in stream if one.choices][-1] in ("stop", "length")
+                    streamed += 1
+            return streamed
+
         with ThreadPoolExecutor() as pool:
-            asking = pool.submit(keep_asking)
+            asking, streaming = pool.submit(keep_asking), pool.submit(keep_streaming)
             for step in range(2):
                 for task in ("a", "b"):
                     client.session(f"{task}{step}", 1.0)
@@ -105,6 +120,10 @@ def test_it_learns_from_sessions_while_it_answers_and_after_a_restart(config: Pa
                 wait_for(lambda step=step: client.metric("policy_version") > step, process)
             stop = True
             assert asking.result() > 3  # not one request failed
+            assert streaming.result() > 3
+        text = httpx.get(f"{client.url}/metrics", headers={"x-api-key": KEY}).text
+        names = set(re.findall(r"`(sharpen_\w+)`", PAGE.read_text()))
+        assert set(re.findall(r"^# TYPE (\w+) ", text, re.MULTILINE)) == names
         client.session("a2", 1.0)  # waits for others
         open_ = client.post("/sessions", task_id="a2")
         client.talk(open_)
@@ -127,6 +146,45 @@ def test_it_learns_from_sessions_while_it_answers_and_after_a_restart(config: Pa
     continued = next(one for group in groups for one in group.rollouts if len(one.calls) == 4)
     assert [call.index for call in continued.calls] == [0, 1, 2, 3]
     assert {one.id for group in groups for one in group.rollouts if one.reward == 0.5} == {"step-2/b2/1"}
+    assert certify(run_dir(config), logprobs=True).holds
+
+
+def trainer_of(config: Path) -> int:
+    return json.loads((run_dir(config) / "run.lock").read_text())["pid"]
+
+
+def saved(config: Path) -> list[Visit]:
+    files = (run_dir(config) / "explore" / "sessions").glob("*.session")
+    return [Visit.from_bytes(file.read_bytes()) for file in files]
+
+
+def test_after_a_kill_everything_that_was_recorded_is_there_and_trains_once(config: Path):
+    settings = ("--set", "train_dataset.total_steps=2")
+    with running(config, *settings) as (process, client):
+        rated = [client.session(task, reward) for task in "ab" for reward in (1.0, 0.0)]
+        wait_for(lambda: client.metric("policy_version") == 1, process)
+        rated += [client.session("c", 1.0), client.session("c", 0.0), client.session("d", 1.0)]
+        open_ = client.post("/sessions", task_id="d", task={"question": "d"})
+        answers = client.talk(open_)
+        wait_for(lambda: sorted(len(one.calls) for one in saved(config)) == [2, 2, 2, 2], process)
+        wait_for(lambda: sum(one.waits for one in saved(config)) == 3, process)
+        trainer = trainer_of(config)
+        process.kill()
+        process.wait()
+    with running(config, *settings) as (process, client):
+        assert ends(trainer)  # with its server; the new one waited for it
+        assert (client.metric("sessions_rated"), client.metric("sessions_open")) == (3, 1)
+        client.post("/feedback", call=answers[1], reward=0.5, end=True)
+        wait_for(lambda: client.metric("policy_version") == 2, process)
+        wait_for(lambda: client.metric("sessions_in_batches") == 0, process)
+        assert refused(client, "/feedback", {"session": rated[0], "reward": 1})[0] == 404
+        end(process)
+    batches = [file.read_bytes() for file in sorted((run_dir(config) / "exchange" / "batches").glob("*[1-9].batch"))]
+    given = [id_ for content in batches for id_ in ExploredBatch.from_bytes(content).sessions]
+    assert sorted(given) == sorted([*rated, open_["id"]])
+    trained = [call.rollout_id for call in read_trained(run_dir(config) / "run.db")]
+    assert len(read_steps(run_dir(config) / "run.db")) == 2
+    assert len(set(trained)) == 8
     assert certify(run_dir(config), logprobs=True).holds
 
 

@@ -17,10 +17,11 @@ from typing import IO, TYPE_CHECKING
 
 from sharpen.cli.arguments import add_json, add_run, count, print_json, run_of
 from sharpen.cli.page import Page, open_console
-from sharpen.cli.show_list import Filter, choose, last_groups, print_chosen, print_groups, rollout_json, row_lines
+from sharpen.cli.show_list import Filter, choose, last_groups, print_chosen, print_groups, rollout_json
 from sharpen.errors import ConfigError, ModelError
 from sharpen.experience.records import EVALUATIONS
 from sharpen.record.folder import is_record, model_of_record
+from sharpen.rollout.answers import row_lines
 from sharpen.transcript import Decode
 
 if TYPE_CHECKING:

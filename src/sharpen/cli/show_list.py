@@ -6,7 +6,7 @@ failures and the highest rewards can be read one below the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sharpen.cli.page import print_wrapped
 from sharpen.errors import ConfigError
 from sharpen.record.folder import is_record, summary
+from sharpen.rollout.answers import last_answer
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 LISTED_GROUPS = 16
 LISTED_ROLLOUTS = 12
-SHOWN = 300
-"""The most characters of an answer in a list."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,18 +95,6 @@ def print_chosen(console: Console, run_dir: Path, chosen: Sequence[tuple[Group, 
     _say_how(console, run_dir, chosen[-1][1].id)
 
 
-def last_answer(rollout: Rollout, most: int = SHOWN) -> str:
-    """Return the text that the model said last, on one line; the tools that it called if it said nothing."""
-    for call in reversed(rollout.calls):
-        content = call.response.get("content")
-        text = " ".join(content.split()) if isinstance(content, str) else ""
-        if not text and (tools := call.response.get("tool_calls")):
-            text = " ".join(f"-> {tool['function']['name']}({tool['function']['arguments']})" for tool in tools)
-        if text:
-            return text if len(text) <= most else f"{text[: most - 3]}..."
-    return ""
-
-
 def print_groups(console: Console, journal: Path, run_dir: Path, limit: int | None) -> None:
     """Print the last groups with their rewards, and how the time was spent."""
     from sharpen.experience.reading import read_steps
@@ -169,11 +156,3 @@ def _call_json(call: Any) -> dict[str, Any]:
         "status": call.status.value,
         "agent": call.agent,
     }
-
-
-def row_lines(row: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each field of a task's row."""
-    for name, value in row.items():
-        text = value if isinstance(value, str) else repr(value)
-        text = " ".join(text.split())
-        yield f"{name}: {text if len(text) <= SHOWN else f'{text[: SHOWN - 3]}...'}"

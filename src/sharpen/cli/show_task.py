@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from sharpen.cli.page import Page
-from sharpen.cli.show_list import rollout_json, row_lines
+from sharpen.cli.show_list import rollout_json
 from sharpen.errors import ConfigError
 from sharpen.experience.reading import RolloutEntry, find_rollouts, read_groups
+from sharpen.rollout.answers import row_lines
 
 HELD_OUT = "held-out"
 

@@ -81,17 +81,22 @@ def _run_stages(arguments: argparse.Namespace, files: Sequence[ConfigFile]) -> A
 
 def _run_one(arguments: argparse.Namespace, file: ConfigFile) -> Any:
     """Train, explore or evaluate as the file says, and return what came out, as JSON."""
-    with _loaded(arguments, {}, file) as (resolved, workflow, judge):
-        if resolved.evaluate_only:
+    resolved = resolve_config(arguments, {}, file)
+    if resolved.evaluate_only:
+        with _functions(arguments, resolved) as (workflow, judge):
             return _evaluate_resolved(resolved, workflow, judge, endpoint=resolved.endpoint)
-        if resolved.config.mode == "explore":
+    if resolved.config.mode == "explore":
+        with _functions(arguments, resolved) as (workflow, judge):
             from sharpen.run.explore import explore
 
             done = explore(resolved, workflow, judge, arguments.config)
             return {"run_dir": str(done.run_dir), "batches": done.batches, "total": done.total}
+    from sharpen.run.panel import open_display
+
+    with contextlib.closing(open_display(resolved)) as display, _functions(arguments, resolved) as (workflow, judge):
         from sharpen.tuning import run_config
 
-        return _summary(run_config(resolved, workflow, judge, arguments.config).run_dir)
+        return _summary(run_config(resolved, workflow, judge, arguments.config, display).run_dir)
 
 
 def _summary(run_dir: Path) -> Any:
@@ -167,12 +172,18 @@ def _endpoint(arguments: argparse.Namespace) -> dict[str, str] | None:
 @contextlib.contextmanager
 def _loaded(arguments: argparse.Namespace, options: dict[str, Any], file: ConfigFile | None = None) -> Iterator[Run]:
     """Yield configuration, workflow (None if the algorithm needs none) and judge, in their environment."""
+    resolved = resolve_config(arguments, options, file)
+    with _functions(arguments, resolved) as (workflow, judge):
+        yield resolved, workflow, judge
+
+
+@contextlib.contextmanager
+def _functions(arguments: argparse.Namespace, resolved: ResolvedConfig) -> Iterator[tuple[Any, Function | None]]:
+    """Yield workflow (None if the algorithm needs none) and judge, in their environment."""
     from sharpen.config.environment import environment
 
-    resolved = resolve_config(arguments, options, file)
     with environment(resolved.config):
-        workflow, judge = _load_functions(arguments, resolved.config)
-        yield resolved, workflow, judge
+        yield _load_functions(arguments, resolved.config)
 
 
 def _load_functions(arguments: argparse.Namespace, config: RunConfig) -> tuple[Any, Function | None]:

@@ -1,25 +1,31 @@
-"""`sharpen view [DIR ...]`: a local web page over run directories.
+"""`sharpen view [RUN ...]`: a local web page over run directories.
 
-In: folders with runs. Out: a server on this machine's loopback, and a browser that it is opened in, until Ctrl-C.
+In: runs, or folders with runs. Out: a server on this machine's loopback, and a browser that it is opened in, until
+Ctrl-C.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import os
+import sys
 import webbrowser
 from pathlib import Path
 
+from sharpen.cli.arguments import add_root
 from sharpen.errors import ConfigError
-
-DEFAULT = Path("checkpoints")
 
 
 def add_view(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
-        "dirs", nargs="*", type=Path, metavar="DIR", help=f"a run's folder, or one with runs in it (default: {DEFAULT})"
+        "runs",
+        nargs="*",
+        metavar="RUN",
+        help="a run's directory or name, or a folder with runs (default: all of --root)",
     )
+    add_root(parser)
     parser.add_argument("--port", type=int, default=0, metavar="N", help="port of 127.0.0.1 (default: any free one)")
     parser.add_argument("--no-browser", action="store_true", help="only print the address")
     parser.add_argument(
@@ -28,19 +34,31 @@ def add_view(parser: argparse.ArgumentParser) -> None:
 
 
 def run_view(arguments: argparse.Namespace) -> int:
-    """Serve until Ctrl-C. Raises `ConfigError` for a folder that is not there, or a port that is taken."""
+    """Serve until Ctrl-C. Raises `ConfigError` for a run or a folder that is not there, or a port that is taken."""
     from sharpen.view.library import Library
     from sharpen.view.server import serve
 
-    roots = arguments.dirs or [DEFAULT]
-    if missing := [str(root) for root in roots if not root.is_dir()]:
-        raise ConfigError(f"no such folder: {', '.join(missing)}; name a run's folder, or one with runs in it")
+    roots = [_folder(name, arguments.root) for name in arguments.runs] or [arguments.root]
+    if not roots[0].is_dir():
+        raise ConfigError(f"there is no folder {roots[0]}: name a run's directory, or --root, where runs are")
 
     def opened(address: str) -> None:
         print(f"view: {address}  (Ctrl-C ends it)", flush=True)
-        if not arguments.no_browser:
+        if _has_desktop() and not arguments.no_browser:
             webbrowser.open(address)
 
     with contextlib.closing(Library(roots)) as library:
         serve(library, port=arguments.port, opened=opened, price_per_hour=arguments.price_per_hour)
     return 0
+
+
+def _folder(name: str, root: Path) -> Path:
+    """Return the folder with this path, or the directory of the run with this name."""
+    from sharpen.run.found import find_run
+
+    return Path(name) if Path(name).is_dir() else find_run(name, root)
+
+
+def _has_desktop() -> bool:
+    """Whether a browser would open in a window; one of the terminal's would take the terminal."""
+    return sys.platform in ("darwin", "win32") or bool({"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys())

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,8 @@ class ConfigFile:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedConfig:
     """A run's configuration, the origin of every value (by dotted key), and lines to print: one for each override, and
-    the `notices` of a file in another layout. `file` is the file's name, empty without one."""
+    the `notices` of a file in another layout. `file` is the file's name, empty without one. `fresh_name` is that of a
+    run without a name, known from the beginning on."""
 
     config: RunConfig
     origins: Mapping[str, Origin]
@@ -71,6 +73,7 @@ class ResolvedConfig:
     evaluate_only: bool = False
     endpoint: Mapping[str, str] | None = field(default=None, repr=False)
     file: str = ""
+    fresh_name: str = field(default_factory=lambda: f"Experiment-{datetime.now():%Y%m%d%H%M%S}")
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

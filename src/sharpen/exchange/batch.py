@@ -18,6 +18,8 @@ from sharpen.experience.records import SCHEMA, SCHEMA_VERSION, insert_group
 from sharpen.rollout.refill import StepRollouts
 from sharpen.types import Group
 
+SESSIONS = "sessions"
+"""Where the `order` of a batch names the sessions that it was made of, if applications had them."""
 _ABOUT = "explored"
 
 
@@ -34,6 +36,11 @@ class ExploredBatch:
     generate_s: float
     further: tuple[tuple[str, int], ...] = ()
     """Sessions and versions of further weights that sampled parts of it."""
+
+    @property
+    def sessions(self) -> tuple[str, ...]:
+        """The sessions of applications that it was made of; none of an explorer's."""
+        return tuple(self.order.get(SESSIONS, ()))
 
     @property
     def sampled_by(self) -> tuple[tuple[str, int], ...]:

@@ -73,6 +73,11 @@ class Writer(Protocol):
     def error(self, error: ApiError) -> bytes:
         """Return the events that end a stream which has begun and cannot be completed."""
 
+    @property
+    def streams_overflow(self) -> bool:
+        """Whether the vendor answers a prompt that is too long with a stream, if one was asked for, in which the error
+        is an event: clients read it there alone."""
+
 
 def assistant_message(parsed: ParsedText, name: str, form: ToolFormat | None) -> dict[str, Any]:
     """Return the assistant message of a choice. Its tool calls have the ids that the model sampled, if each has one of

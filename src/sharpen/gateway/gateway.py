@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from sharpen.config.gateway import GatewayConfig
 from sharpen.errors import ConfigError, EngineLostError
 from sharpen.gateway.answers import Delta, Head, Writer
@@ -31,7 +33,14 @@ from sharpen.gateway.model import ChatModel
 from sharpen.gateway.protocols import messages
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.replies import EVENTS_TYPE, JSON_TYPE, error_reply, json_reply, rollout_ended
-from sharpen.gateway.requests import ApiError, CallRequest, Context, render_message, short_repr
+from sharpen.gateway.requests import (
+    ApiError,
+    CallRequest,
+    Context,
+    PromptTooLongError,
+    render_message,
+    short_repr,
+)
 from sharpen.gateway.routes import (
     COUNT_TOKENS,
     HEALTH,
@@ -51,7 +60,7 @@ from sharpen.gateway.session import Entry, Session
 from sharpen.gateway.stream import Stream
 from sharpen.gateway.transport import InProcess
 from sharpen.inference.engine import Engine
-from sharpen.types import Outcome, Sampling
+from sharpen.types import IntArray, Outcome, Sampling
 
 logger = logging.getLogger(__name__)
 
@@ -211,7 +220,7 @@ class Gateway:
             return json_reply(model_body(self.model_name))
         if route == COUNT_TOKENS:
             request, _ = self._parse(session, raw, messages.parse_count)
-            return json_reply({"input_tokens": len(self._render(session, request).ids_P)})
+            return json_reply({"input_tokens": self._count(session, request)})
         if (name := response_id(route)) is not None:
             return self._stored(session, name, delete=raw.method == "DELETE")
         raise not_found(raw.method, raw.path)
@@ -260,6 +269,15 @@ class Gateway:
         self._warn_of_no_effect(request)
         if session.tally is not None and (refusal := session.tally.admit()) is not None:
             raise refusal
+        try:
+            return await self._answer_to(session, raw, request, writer)
+        except PromptTooLongError as error:
+            if not (request.stream and writer.streams_overflow):
+                raise
+            told = writer.begin(self._head(session.name(-1), np.zeros(0, np.int32), request)) + writer.error(error)
+            return Reply(status=200, content_type=EVENTS_TYPE, body=told)
+
+    async def _answer_to(self, session: Session, raw: RawRequest, request: CallRequest, writer: Writer) -> Reply:
         prompt = self._prompt(session, request)
         constraint, notes = constraint_of(request, prompt.text, self._formats, self._renderer.added_token)
         self._warn(notes)
@@ -273,13 +291,7 @@ class Gateway:
             entry.first_choice = entries[0].index
         session.count("prompt_tokens", len(prompt.ids_P))
         session.count("forks", int(entries[0].index > 0 and prompt.parent is None))
-        head = Head(
-            name=session.name(entries[0].index),
-            model=self.model_name,
-            created=int(time.time()),
-            prompt_ids_P=prompt.ids_P,
-            num_choices=request.n,
-        )
+        head = self._head(session.name(entries[0].index), prompt.ids_P, request)
         if request.stream:
             return await self._stream(session, entries, head, writer)
         try:
@@ -287,6 +299,15 @@ class Gateway:
         finally:
             exchange.ended = True
         return json_reply(writer.whole(head, choices, self._renderer), exchange)
+
+    def _head(self, name: str, prompt_ids_P: IntArray, request: CallRequest) -> Head:
+        return Head(
+            name=name,
+            model=self.model_name,
+            created=int(time.time()),
+            prompt_ids_P=prompt_ids_P,
+            num_choices=request.n,
+        )
 
     async def _stream(self, session: Session, entries: list[Entry], head: Head, writer: Writer) -> Reply:
         """Return a reply that is being sampled, once there is something to send. Raises the error of a call that failed
@@ -352,17 +373,42 @@ class Gateway:
                 self._warnings.add(warning)
                 logger.warning("%s (reported once)", warning)
 
-    def _render(self, session: Session, request: CallRequest) -> Prompt:
-        if request.prompt is not None:
-            return session.history.raw_prompt(self._renderer, request.prompt)
-        kwargs = {**self._template_kwargs, **request.template_kwargs}
-        text = self._renderer.render(request.rendered, request.tools, kwargs, continue_final=request.continue_final)
-        return session.history.prompt(self._renderer, request.rendered, text)
+    def _count(self, session: Session, request: CallRequest) -> int:
+        try:
+            text = self._text(request)
+        except PromptTooLongError as error:
+            return error.num_tokens
+        return len(session.history.prompt(self._renderer, request.rendered, text).ids_P)
+
+    def _text(self, request: CallRequest) -> str:
+        """Return the text of a prompt. Raises `PromptTooLongError` for one that is far too long, which its beginning
+        shows: all else would wait on this loop for the rest."""
+        if request.prompt is None:
+            self._check_length("".join(message["content"] for message in request.rendered), request)
+            kwargs = {**self._template_kwargs, **request.template_kwargs}
+            text = self._renderer.render(request.rendered, request.tools, kwargs, continue_final=request.continue_final)
+        else:
+            text = request.prompt if isinstance(request.prompt, str) else ""
+        self._check_length(text, request)
+        return text
+
+    def _check_length(self, text: str, request: CallRequest) -> None:
+        limit = self.engine.max_model_len
+        if (num_tokens := self._renderer.count_if_over(text, limit)) is not None:
+            raise PromptTooLongError(num_tokens, limit, request.asked)
 
     def _prompt(self, session: Session, request: CallRequest) -> Prompt:
-        prompt = self._render(session, request)
+        limit = self.engine.max_model_len
+        try:
+            text = self._text(request)
+        except PromptTooLongError as error:
+            raise overflow(session, error.num_tokens, request, limit) from None
+        if request.prompt is None:
+            prompt = session.history.prompt(self._renderer, request.rendered, text)
+        else:
+            prompt = session.history.raw_prompt(self._renderer, request.prompt)
         if len(prompt.ids_P) == 0:
             raise ApiError(f"The prompt that {request.asked!r} makes is empty.", param=request.asked)
-        if len(prompt.ids_P) >= self.engine.max_model_len:
-            raise overflow(session, prompt, request, self.engine.max_model_len)
+        if len(prompt.ids_P) >= limit:
+            raise overflow(session, len(prompt.ids_P), request, limit)
         return prompt

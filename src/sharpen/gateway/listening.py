@@ -35,6 +35,10 @@ class AppServer:
                 access_log=False,
                 lifespan="off",
                 ws="none",
+                interface="asgi3",
+                proxy_headers=False,  # else a client could say that it is on another machine (see `Server._opener`)
+                server_header=False,
+                date_header=False,
                 timeout_graceful_shutdown=grace_s,
             )
         )
@@ -46,10 +50,15 @@ class AppServer:
         while not self._server.started:
             await asyncio.sleep(0.001)
 
-    async def stop(self) -> None:
-        """Refuse new connections, wait for what is running (at most `grace_s`, if that is given), and end."""
+    async def stop(self, *, read_s: float | None = None) -> None:
+        """Refuse new connections, wait for what is running (at most `grace_s`, if that is given), and end. With
+        `read_s`, clients have so long to read what was sent to them; then their connections are cut."""
         if self._serving is not None:
             self._server.should_exit = True
+            if read_s is not None:
+                await asyncio.wait({self._serving}, timeout=read_s)
+                for connection in list(self._server.server_state.connections):
+                    connection.transport.abort()
             await self._serving
             self._serving = None
 

@@ -25,6 +25,8 @@ REPLACEMENT = "\ufffd"
 PROBE = '{"probe" :1}'
 _PARSED_PROBE = re.compile(r"""\{\s*["']probe["']\s*:\s*1\s*\}""")
 """The probe as JSON, or as Python shows it, which a template that expects strings does."""
+MAX_CHARACTERS = 16
+"""A text with more characters for each token of the context is looked at from its beginning first."""
 CONTEXT_IDS = 4
 """Prompt ids decoded before the sampled ones: some tokenizers drop the leading space of a first token."""
 
@@ -111,6 +113,15 @@ class Renderer:
     def text_stream(self, prompt_ids_P: IntArray, *, keep_special: bool) -> TextStream:
         """Return a decoder of ids that come one after the other, after those of a prompt."""
         return TextStream(self, prompt_ids_P, keep_special=keep_special)
+
+    def count_if_over(self, text: str, limit: int) -> int | None:
+        """Return the number of a text's tokens, extrapolated from its beginning, if that alone has clearly more than
+        `limit`; None for any other text."""
+        beginning = text[: MAX_CHARACTERS * limit]
+        if len(beginning) == len(text):
+            return None
+        num_tokens = len(self._backend.encode(beginning, add_special_tokens=False).ids)
+        return num_tokens * len(text) // len(beginning) if num_tokens > 2 * limit else None
 
     def added_token(self, text: str) -> int | None:
         """Return the id of the token that was added to the tokenizer for exactly this text, if there is one."""

@@ -51,12 +51,13 @@ class ApiError(Exception):
 
 
 class PromptTooLongError(ApiError):
-    """The prompt leaves no room for an answer: it has `num_tokens`, and the context `limit`."""
+    """The prompt leaves no room for an answer: it has `num_tokens`, and the context `limit`. The words are those by
+    which agents know that they have to compact."""
 
     def __init__(self, num_tokens: int, limit: int, asked: str) -> None:
         super().__init__(
-            f"This model's maximum context length is {limit} tokens, but the prompt has {num_tokens}: no room for an "
-            "answer.",
+            f"This model's maximum context length is {limit} tokens, but the prompt has {num_tokens}: your input "
+            "exceeds the context window.",
             code="context_length_exceeded",
             param=asked,
         )

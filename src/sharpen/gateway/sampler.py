@@ -95,7 +95,7 @@ class Sampler:
             with self._busy:
                 return await self._engine.generate(request)
         except ContextOverflowError:
-            raise overflow(session, entry.prompt, entry.request, self._engine.max_model_len) from None
+            raise overflow(session, len(entry.prompt.ids_P), entry.request, self._engine.max_model_len) from None
         except ConstraintError as error:
             assert entry.constraint is not None
             raise invalid_schema(entry.constraint.origin, error) from error
@@ -168,8 +168,8 @@ def _check(generation: Generation) -> None:
         raise CallError("the engine sampled no token")
 
 
-def overflow(session: Session, prompt: Prompt, request: CallRequest, limit: int) -> ApiError:
+def overflow(session: Session, num_tokens: int, request: CallRequest, limit: int) -> ApiError:
     """Record that a prompt leaves no room in the context, and return the error for the agent."""
-    error = PromptTooLongError(len(prompt.ids_P), limit, request.asked)
+    error = PromptTooLongError(num_tokens, limit, request.asked)
     session.fail(Outcome.CONTEXT_OVERFLOW, str(error))
     return error

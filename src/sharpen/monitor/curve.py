@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,6 +59,19 @@ def smoothed(values: Sequence[float]) -> list[float]:
     return [fmean(values[max(0, index - reach) : index + reach + 1]) for index in range(len(values))]
 
 
+def with_gaps(steps: Sequence[int], values: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Return the points with one that is not a number where steps are missing, so that no line is drawn across."""
+    xs: list[float] = []
+    ys: list[float] = []
+    for step, value in zip(steps, values, strict=True):
+        if xs and step > xs[-1] + 1:
+            xs.append(math.nan)
+            ys.append(math.nan)
+        xs.append(step)
+        ys.append(value)
+    return xs, ys
+
+
 def draw_reward_curve(metrics: Path, picture: Path, title: str = "Reward") -> None:
     """Draw `metrics.jsonl` to a PNG of 1600 x 900 pixels."""
     curve = read_curve(metrics)
@@ -67,7 +81,7 @@ def draw_reward_curve(metrics: Path, picture: Path, title: str = "Reward") -> No
         if steps:
             dots = {"alpha": 0.25, "markersize": 3.5, "markeredgewidth": 0}
             axes.plot(steps, rewards, "o", color=REWARD, label="training reward", **dots)
-            axes.plot(steps, smoothed(rewards), color=REWARD, linewidth=2, label="smoothed")
+            axes.plot(*with_gaps(steps, smoothed(rewards)), color=REWARD, linewidth=2, label="smoothed")
         _draw_evaluations(axes, curve.greedy, GREEDY, "held-out greedy", "D")
         _draw_evaluations(axes, curve.sampled, SAMPLED, "held-out sampled", "s")
         everything = [*curve.reward, *curve.greedy, *curve.sampled]
@@ -87,6 +101,7 @@ def draw_loss_curve(metrics: Path, picture: Path, title: str = "Loss") -> None:
             points = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
             if points:
                 style = {"marker": marker, "color": color, "markersize": 4, "linewidth": 1.5}
+                style |= {"linestyle": "none"} if name.startswith("eval/") else {}  # measured at these steps alone
                 axes.plot(*zip(*points, strict=True), label=label, **style)
 
 
@@ -100,7 +115,7 @@ def _picture(path: Path, title: str, measure: str) -> Iterator[Any]:
     figure = Figure(figsize=(8, 4.5), dpi=200, layout="constrained")
     FigureCanvasAgg(figure)
     axes: Any = figure.add_subplot()
-    axes.set_title(title, loc="left", fontsize=12, fontweight="bold", color=INK, pad=12)
+    axes.set_title(title, loc="left", fontsize=10, fontweight="bold", color=INK, pad=12)
     axes.set_xlabel("step", color=MUTED)
     axes.set_ylabel(measure, color=MUTED)
     axes.grid(axis="y", color=GRID, linewidth=0.8)
@@ -122,7 +137,6 @@ def _draw_evaluations(axes: Any, points: Sequence[Point], color: str, label: str
     if not points:
         return
     steps = [point.step for point in points]
-    axes.plot(steps, [point.value for point in points], linestyle=(0, (1, 2)), color=color, linewidth=1)
     with_bars = [point for point in points if point.low is not None and point.high is not None]
     bars = ([getattr(point, name) for point in with_bars] for name in ("step", "low", "high"))
     axes.vlines(*bars, color=color, linewidth=1.8, alpha=0.7)

@@ -1,25 +1,26 @@
 """The display of a run, while it works and at its end.
 
-In: steps, evaluations, messages. Out: on a terminal one live block that is redrawn in place; elsewhere (a CI log, a
-pipe, a notebook) one plain line for each step, at most 100 columns, without control characters. Numbers here are
-rounded: `metrics.jsonl` and `summary.json` hold them exactly. If the stream closes, the run continues without it.
+In: steps, evaluations, messages. Out: one line for each step and each evaluation; on a terminal also a live block below
+them (`monitor.live`) that says how far the run is and what it does now; elsewhere (a CI log, a pipe) plain lines of at
+most 100 columns, without control characters. Numbers here are rounded: `metrics.jsonl` and `summary.json` hold them
+exactly. If the stream closes, the run continues without it.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, TextIO, cast
 
 from sharpen.monitor import spent
+from sharpen.monitor.live import LiveBlock, can_redraw, columns_of
 from sharpen.monitor.stream import LastingStream
-from sharpen.monitor.table import comparison_lines, number, shortened
+from sharpen.monitor.table import comparison_lines, evaluation_line, number, shortened
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -28,11 +29,12 @@ if TYPE_CHECKING:
     from sharpen.monitor.verdict import Verdict
 
 PLAIN_WIDTH = 100
-LIVE_WIDTH = 80
 BARS = "▁▂▃▄▅▆▇█"
-_COLOUR = {True: "green", False: "bold red"}
+SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _PART_COLOURS = {"generating": "green", "waiting": "bright_black", "training": "blue", "syncing": "yellow"}
 _BAR = 24
+_REMIND_S = 60.0
+"""On a stream without redrawing, how often a long evaluation says how far it is."""
 _MOVED = 0.1  # on a stream without redrawing, shares are printed again when one has changed by this much
 
 
@@ -59,73 +61,118 @@ class StepReport:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class _Count:
+    """Something of which the number is known: an evaluation's tasks, the rollouts of a step."""
+
+    what: str
+    done: int
+    total: int
+    started: float
+    reminded: float
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Estimate the remaining seconds, once something is done."""
+        return (time.monotonic() - self.started) * (self.total - self.done) / self.done if self.done else None
+
+
 class Display:
     """Shows one run on `stream`: live if that is a terminal, else line by line. Used from one thread."""
 
     def __init__(self, total_steps: int, stream: TextIO) -> None:
         self._total_steps = total_steps
         self._stream = LastingStream(stream)
-        self._rewards: deque[float] = deque(maxlen=400)
+        self._values: list[float] = []
         self._seconds: deque[float] = deque(maxlen=20)
         self._last: StepReport | None = None
-        self._activity = ""
+        self._count: _Count | None = None
         self._doing, self._doing_since = "", 0.0
         self._printed_shares: Mapping[str, float] = {}
-        self._evaluation_started: dict[str, float] = {}
-        self._live: Any = None
-        if _can_redraw(stream):
-            self._live = self._start_live()
+        self._block: LiveBlock | None = None
+        self._is_live = can_redraw(stream)
+        if self._is_live:
+            self._block = LiveBlock(cast(TextIO, self._stream), self._block_lines)
+            self._block.start()
 
-    def message(self, text: str) -> None:
+    def set_total_steps(self, total: int) -> None:
+        """Say how many steps the run has, once its data are read."""
+        self._total_steps = total
+
+    def message(self, text: str, style: str = "") -> None:
         """Print one message; it stays above the live block."""
-        if self._live is None:
-            self._print(text)
+        if self._is_live and self._block is not None:
+            self._block.print_above(f"{text}\n", style=style)
         else:
-            self._live.console.print(text, markup=False, highlight=False)
+            self._print(text)
+
+    def panel(self, title: str, rows: Mapping[str, str]) -> None:
+        """Print what a run is, at its very beginning. Paths stay whole, on one line of their own."""
+        width = max(map(len, rows), default=0)
+        self.message(title, "bold")
+        for name, text in rows.items():
+            self.message(f"  {name:<{width}}  {text}")
 
     def step(self, report: StepReport) -> None:
-        """Show a finished step."""
+        """Show a finished step: one line, and remarks below it."""
         self._last = report
-        self._activity = ""
+        self._count = None
         self._seconds.append(report.seconds)
         shown = report.reward if report.loss is None else report.loss
         if shown is not None:
-            self._rewards.append(shown)
-        if self._live is None:
-            self._print(self._step_line(report))
-            if report.metrics:
-                self._print(f"  {metrics_line(report.metrics, PLAIN_WIDTH - 2)}")
-            self._print_spent(report.spent)
-        else:
-            self._live.refresh()
+            self._values.append(shown)
+        columns = columns_of(self._stream) - 1 if self._is_live else PLAIN_WIDTH
+        self.message(self._step_line(report, columns))
+        if not self._is_live:
+            self._print_spent(report)
         if report.note:
             self.message(f"  step {report.step}: {report.note}")
 
     def rollouts(self, done: int, total: int) -> None:
         """Show how many of the current step's rollouts are done (on a terminal only)."""
-        self._activity = f"rollouts {done}/{total}"
+        self._counted("rollouts", done, total)
 
-    def doing(self, what: str) -> None:
+    def doing(self, what: str, *, alone: bool = False) -> None:
         """Show what the coordinator is doing (`training`) and for how long; an empty text ends it (on a terminal
-        only)."""
-        self._doing, self._doing_since = what, time.monotonic()
+        only). With `alone`, whatever was counted has ended."""
+        if alone:
+            self._count = None
+        self._doing_since = time.monotonic()
+        self._doing = what
 
     def evaluation(self, name: str, done: int, total: int) -> None:
-        """Show the progress of an evaluation; without a terminal only its end."""
-        started = self._evaluation_started.setdefault(name, time.monotonic())
-        self._activity = f"evaluating {name} {done}/{total}"
-        if done < total:
+        """Show the progress of an evaluation; without a terminal once a minute, and its end."""
+        count = self._counted(f"evaluating {name}", done, total)
+        now = time.monotonic()
+        if self._is_live:
             return
-        del self._evaluation_started[name]
-        self._activity = ""
-        if self._live is None:
-            self._print(f"evaluated {name}: {total} tasks in {duration(time.monotonic() - started)}")
+        if done >= total:
+            self._print(f"evaluated {name}: {total} tasks in {duration(now - count.started)}")
+        elif now - count.reminded >= _REMIND_S:
+            count.reminded = now
+            self._print(f"evaluating {name}: {done} of {total} tasks")
+
+    def checking(self, done: int, total: int) -> None:
+        """Show how many rollouts of the check before the first step are done (on a terminal only)."""
+        self._counted("checking agent and judge", done, total)
+
+    def evaluated(self, step: int, found: Evaluation, before: Evaluation | None) -> None:
+        """Print the result of an evaluation after `step`, with the change since `before` (None: this is the first)."""
+        columns = columns_of(self._stream) - 1 if self._is_live else PLAIN_WIDTH
+        further = {} if before is None else before.further
+        for name, one, first in (
+            ("held-out", found, before),
+            *((name, inner, further.get(name)) for name, inner in found.further.items()),
+        ):
+            for line in evaluation_line(f"{name} @{step}", one, first, found, columns):
+                self.message(line, "bold")
 
     def table(self, before: Evaluation, after: Evaluation) -> None:
         """Print the table *before -> after*; ends the live block."""
         self.close()
         self._print("")
-        for line in comparison_lines(before, after):
+        width = columns_of(self._stream) if self._is_live else PLAIN_WIDTH
+        for line in comparison_lines(before, after, width=width):
             self._print(line)
 
     def usage(
@@ -148,109 +195,133 @@ class Display:
             self._print(line)
         self.run_directory(run_dir)
 
+    def stopped(self, run_dir: Path, *, step: int | None, named: bool) -> None:
+        """Print how to go on with a run that ended early: after `step`, the last one saved (None: there is none)."""
+        self.close()
+        self._print("")
+        if step is None:
+            self._print("no step was saved: the next start begins anew")
+        elif named:
+            self._print(f"to go on after step {step}: start the same again")
+        else:
+            self._print(
+                f"to go on after step {step}: start the same again with --set name={run_dir.name} "
+                f'(from Python: experiment_name="{run_dir.name}")'
+            )
+        self._print(f"what it did:   sharpen show {run_dir}")
+        self.run_directory(run_dir)
+
     def run_directory(self, run_dir: Path) -> None:
         """Print the last line of every run, plain and unwrapped."""
         self.close()
         self._print(f"run directory: {run_dir}")
 
     def close(self) -> None:
-        """End the live block, leaving its last state above what follows. May be called twice."""
-        if self._live is not None:
-            self._activity = self._doing = ""
-            self._live.refresh()
-            self._live.stop()
-            self._live = None
+        """End the live block. May be called twice."""
+        if self._block is not None:
+            self._count, self._doing = None, ""
+            self._block.stop(keep=False)
+
+    def _counted(self, what: str, done: int, total: int) -> _Count:
+        """Take note of how much is done of something, and return the note."""
+        count, now = self._count, time.monotonic()
+        if count is None or count.what != what:
+            count = _Count(what, done, total, now, now)
+        count.done, count.total = done, total
+        self._count = count if done < total else None
+        return count
 
     def _print(self, text: str) -> None:
         self._stream.write(f"{text}\n")
         self._stream.flush()
 
-    def _print_spent(self, shares: spent.Shares) -> None:
-        """Print how the time was spent for the first step, and again when the shares have changed."""
+    def _print_spent(self, report: StepReport) -> None:
+        """Print the speed and how the time was spent for the first step, and again when the shares have changed."""
+        shares = report.spent
         if shares and any(
             abs(share - self._printed_shares.get(part, -1.0)) >= _MOVED for part, share in shares.items()
         ):
             self._printed_shares = shares
-            self._print(f"  time: {spent.line(shares)}")
+            self._print(f"  time: {spent.line(shares)}; {report.tokens_per_s:,.0f} tokens/s")
 
-    def _step_line(self, report: StepReport) -> str:
+    def _step_line(self, report: StepReport, columns: int) -> str:
+        """Return the step in one line: its reward, as many of the owner's metrics as fit, what is wrong with it."""
         width = len(str(self._total_steps))
-        parts = [
-            f"step {report.step:>{width}}/{self._total_steps}",
-            _measure(report),
-            *([f"flat {report.flat:>5}"] if report.flat else []),
-            f"{report.tokens_per_s:>9,.0f} tokens/s",
-            f"{report.seconds:6.2f} s",
-            f"left {duration(self._seconds_left(report))}",
-            *([] if report.certified is None else ["certified" if report.certified else "NOT CERTIFIED"]),
+        head = f"step {report.step:>{width}}/{self._total_steps}  {_measure(report)}"
+        tail = [
+            *([f"flat {report.flat}"] if report.flat else []),
+            f"{report.seconds:.2f} s",
+            *([] if self._is_live else [f"left {duration(self._seconds_left(report))}"]),
+            *(["NOT CERTIFIED"] if report.certified is False else []),
         ]
-        return "  ".join(parts)
+        end = "  ".join(tail)
+        room = columns - len(head) - len(end) - 4
+        metrics = metrics_line(own_names(report.metrics), room) if report.metrics and room >= 12 else ""
+        return "  ".join(filter(None, (head, metrics, end)))
 
     def _seconds_left(self, report: StepReport) -> float:
         """Estimate the remaining seconds from the last steps."""
         return fmean(self._seconds) * max(0, self._total_steps - report.step)
 
-    def _start_live(self) -> Any:
-        from rich.console import Console
-        from rich.live import Live
+    def _block_lines(self, columns: int) -> list[Text]:
+        """Return the live block: how far the run is, the reward's course, and what happens now."""
+        return [*self._progress_lines(columns), *self._now_lines(columns)]
 
-        live = Live(
-            console=Console(file=cast(TextIO, self._stream), highlight=False),
-            get_renderable=self._block,
-            refresh_per_second=8,
-            transient=False,
-            redirect_stderr=False,
-        )
-        live.start()
-        return live
-
-    def _block(self) -> Text:
-        """Return the live block: a bar with the step, speed and time left; the reward with its history; how the last
-        step's time was spent, and the current activity."""
+    def _progress_lines(self, columns: int) -> Iterator[Text]:
         from rich.text import Text
 
-        report = self._last
-        done = report.step if report else 0
-        filled = round(_BAR * done / max(1, self._total_steps))
-        block = Text(no_wrap=True, overflow="ellipsis")
-        block.append("━" * filled, "bold blue").append("━" * (_BAR - filled), "bright_black")
-        block.append(f"  step {done}/{self._total_steps}", "bold")
-        if report:
-            left = f"{duration(self._seconds_left(report))} left" if done < self._total_steps else "done"
-            block.append(f"   {report.tokens_per_s:,.0f} tokens/s   {report.seconds:.2f} s/step   {left}")
-        block.append("\n")
-        block.append(sparkline(self._rewards, _BAR).ljust(_BAR), "green")
-        block.append("  " + " ".join(_measure(report).split()), "bold")
-        if report and report.flat:
-            block.append(f"   flat groups {report.flat}")
-        if report and report.certified is not None:
-            block.append("   ✓ certified" if report.certified else "   ✗ not certified", _COLOUR[report.certified])
-        if report and report.metrics:
-            block.append(f"\n{'':{_BAR}}  {metrics_line(report.metrics, LIVE_WIDTH - _BAR - 2)}", "bright_black")
-        if report and report.spent:
-            _append_shares(block, report.spent)
-        doing = f"{self._doing} {duration(time.monotonic() - self._doing_since)}" if self._doing else ""
-        if now := ", ".join(filter(None, (doing, self._activity))):
-            block.append(f"\n{'now:':>{_BAR}}  {now}", "cyan")
-        return block
+        report, bar = self._last, _BAR if columns >= 80 else _BAR // 2
+        if report is None:
+            return
+        line = bar_of(report.step, self._total_steps, bar).append(f"  step {report.step}/{self._total_steps}", "bold")
+        left = f"{duration(self._seconds_left(report))} left" if report.step < self._total_steps else "done"
+        yield line.append(f"  {left}  {fmean(self._seconds):.2f} s/step  {report.tokens_per_s:,.0f} tokens/s")
+        low, high = scale(self._values)
+        curve = Text(sparkline(self._values[-400:], bar, low, high).ljust(bar), "green")
+        curve.append(f"  {' '.join(_measure(report).split())}", "bold").append(f"  (bars: {low:g} to {high:g})", "dim")
+        if report.certified is not None:
+            certified = report.certified
+            curve.append("  certified" if certified else "  NOT CERTIFIED", "green" if certified else "bold red")
+        yield curve
+        if report.spent:
+            yield Text("  ").join(
+                Text(f"{part} {share:.0%}", _PART_COLOURS[part]) for part, share in report.spent.items()
+            )
+
+    def _now_lines(self, columns: int) -> Iterator[Text]:
+        from rich.text import Text
+
+        bar, count, doing = _BAR if columns >= 80 else _BAR // 2, self._count, self._doing
+        if count is not None:
+            left = count.seconds_left
+            shown = "" if left is None else f"  {duration(left)} left"
+            yield bar_of(count.done, count.total, bar, "cyan").append(
+                f"  {count.what} {count.done}/{count.total}{shown}", "cyan"
+            )
+        if doing:
+            now = time.monotonic()
+            wheel = SPINNER[int(now * 5) % len(SPINNER)]
+            yield Text(f"{wheel} {doing} {duration(now - self._doing_since)}", "cyan")
 
 
-def _append_shares(block: Text, shares: spent.Shares) -> None:
-    """Append a bar of the parts with their names, on a line of at most 80 columns."""
-    block.append("\n")
-    whole, begin = max(1.0, sum(shares.values())), 0.0
-    for part, share in shares.items():
-        end = begin + _BAR * share / whole
-        block.append("━" * (round(end) - round(begin)), _PART_COLOURS[part])
-        begin = end
-    block.append(" " * (_BAR - round(begin)))
-    for part, share in shares.items():
-        block.append(f"  {part} {share:.0%}", _PART_COLOURS[part])
+def bar_of(done: int, total: int, width: int, style: str = "bold blue") -> Text:
+    """Return a bar; what is done and what is left are different letters, so that it can be read without colours."""
+    from rich.text import Text
+
+    filled = round(width * min(done, total) / max(1, total))
+    return Text("━" * filled, style).append("╌" * (width - filled), "bright_black")
 
 
-def _can_redraw(stream: TextIO) -> bool:
-    """Return whether `stream` is a terminal that can move its cursor and show the bars."""
-    return stream.isatty() and os.environ.get("TERM") != "dumb" and "utf" in (stream.encoding or "").lower()
+def scale(values: Sequence[float]) -> tuple[float, float]:
+    """Return the lowest and the highest value of a curve's bars: 0 and 1, unless a value lies outside."""
+    return min(0.0, *values, 0.0), max(1.0, *values, 1.0)
+
+
+def own_names(metrics: Mapping[str, float]) -> Mapping[str, float]:
+    """Return the metrics without the prefix that says who measured them, where that is clear without it."""
+    short = {name: name.rpartition("/")[2] for name in metrics}
+    names = list(short.values())
+    return {short[name] if names.count(short[name]) == 1 else name: value for name, value in metrics.items()}
 
 
 def usage_lines(run_dir: Path, model: str, picture: Path | None, tensorboard: bool, options: str) -> list[str]:
@@ -261,6 +332,8 @@ def usage_lines(run_dir: Path, model: str, picture: Path | None, tensorboard: bo
     ]
     if picture is not None:
         lines.append(f"reward curve:  {picture}")
+    if (report := run_dir / "report.html").exists():
+        lines.append(f"report:        {report}")
     if tensorboard:
         lines.append(f"TensorBoard:   tensorboard --logdir {run_dir / 'monitor' / 'tensorboard'}")
     return lines
@@ -277,17 +350,15 @@ def metrics_line(metrics: Mapping[str, float], width: int) -> str:
     return f"({len(parts)} metrics)"
 
 
-def sparkline(values: Sequence[float] | deque[float], width: int) -> str:
-    """Draw the values as at most `width` bars, averaged in equal parts, from the minimum (lowest bar) to the
-    maximum."""
-    values = list(values)
+def sparkline(values: Sequence[float], width: int, low: float, high: float) -> str:
+    """Draw the values as at most `width` bars, averaged in equal parts, from `low` (lowest bar) to `high`."""
     if not values:
         return ""
     width = min(width, len(values))
     bounds = [index * len(values) // width for index in range(width + 1)]
     means = [fmean(values[start:end]) for start, end in pairwise(bounds)]
-    least, spread = min(means), max(means) - min(means)
-    return "".join(BARS[round((mean - least) / spread * (len(BARS) - 1)) if spread else 0] for mean in means)
+    spread = (high - low) or 1.0
+    return "".join(BARS[round(min(1.0, max(0.0, (mean - low) / spread)) * (len(BARS) - 1))] for mean in means)
 
 
 def duration(seconds: float) -> str:

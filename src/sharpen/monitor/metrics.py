@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, Protocol, runtime_checkable
 
 from sharpen.config.extras import install_command
 from sharpen.errors import ConfigError, JournalError
@@ -30,6 +30,14 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Finish writing."""
+
+
+@runtime_checkable
+class TakesSamples(Protocol):
+    """A destination that can also show texts."""
+
+    def sample(self, step: int, text: str) -> None:
+        """Show what the model said in a step, in Markdown."""
 
 
 class TolerantSink:
@@ -51,6 +59,12 @@ class TolerantSink:
             if self._sink is None:
                 raise ConnectionError("it could not be opened")
             self._sink.log(step, metrics)
+
+    def sample(self, step: int, text: str) -> None:
+        """Show a text of a step, if the sink takes some."""
+        if isinstance(self._sink, TakesSamples):
+            with self._attempt(f"take the sample of step {step}"):
+                self._sink.sample(step, text)
 
     def close(self) -> None:
         """Finish writing, if the sink was opened."""
@@ -98,6 +112,11 @@ class Monitor:
         self._file.log(step, numbers)
         if self._sink is not None:
             self._sink.log(step, numbers)
+
+    def sample(self, step: int, text: str) -> None:
+        """Show what the model said in a step, where texts are shown on this machine: they hold prompts."""
+        if self._sink is not None and text:
+            self._sink.sample(step, text)
 
     @property
     def line(self) -> str:
@@ -251,7 +270,7 @@ def open_monitor(
         from sharpen.monitor.tensorboard import TensorBoardSink
 
         title = "TensorBoard"
-        open_ = partial(TensorBoardSink, run_dir / "monitor" / "tensorboard", resume_step)
+        open_ = partial(TensorBoardSink, run_dir / "monitor" / "tensorboard", resume_step, config)
     elif monitor_type == "wandb":
         title, open_ = "W&B", partial(WandbSink, _import_extra("wandb"), run_dir, project, name, config)
     elif monitor_type == "mlflow":

@@ -12,7 +12,7 @@ Below the reward of each mode are the metrics of workflow and judge, prefixed wi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from sharpen.monitor.statistics import (
     Accuracy,
@@ -25,14 +25,16 @@ from sharpen.monitor.statistics import (
 )
 
 WIDTH = 100
+NARROW = 90
+"""Columns below which a table is stacked."""
 MAX_METRICS = 12
 """Metrics shown for each mode; `summary.json` has all."""
 Row = tuple[str, str, str, str]
 
 
-def comparison_lines(before: Evaluation, after: Evaluation) -> list[str]:
+def comparison_lines(before: Evaluation, after: Evaluation, *, width: int = WIDTH) -> list[str]:
     """Return the table: a block for the held-out tasks, then one for each further dataset that both evaluations
-    have."""
+    have. On a screen narrower than 90 columns the numbers of a row stand below each other."""
     scale = _Scale(before, after)
     blocks = [_block("held-out", before, after, scale)]
     blocks += [
@@ -40,6 +42,8 @@ def comparison_lines(before: Evaluation, after: Evaluation) -> list[str]:
         for name, further in before.further.items()
         if name in after.further
     ]
+    if width < NARROW:
+        return _stacked(blocks, width)
     numbers = [max(len(row[column]) for block in blocks for row in block) for column in range(1, 4)]
     room = max(16, WIDTH - sum(numbers) - 2 * 3)
     blocks = [[(shortened(row[0], room), *row[1:]) for row in block] for block in blocks]
@@ -49,6 +53,37 @@ def comparison_lines(before: Evaluation, after: Evaluation) -> list[str]:
     for heading, *rows in blocks:
         lines += [_row(heading, widths), rule, *(_row(row, widths) for row in rows), ""]
     return [*lines, "in brackets: 95% intervals; the difference is paired by task"]
+
+
+def _stacked(blocks: Sequence[Sequence[Row]], width: int) -> list[str]:
+    lines: list[str] = []
+    for (heading, *titles), *rows in blocks:
+        lines += [heading, "-" * min(len(heading), width - 1)]
+        for name, *cells in rows:
+            lines.append(name)
+            lines += [f"    {title:<10}  {cell}" for title, cell in zip(titles, cells, strict=True) if cell]
+        lines.append("")
+    return [*lines, "in brackets: 95% intervals;", "the difference is paired by task"]
+
+
+def evaluation_line(
+    name: str, found: Evaluation, before: Evaluation | None, whole: Evaluation, width: int
+) -> list[str]:
+    """Return one evaluation in a line, with the paired difference to `before`; a line for each mode where one is too
+    long for `width`. `whole` is the evaluation that `found` is a part of."""
+    binary = rewards_are_binary(whole, before)
+    parts = []
+    for mode, rewards in found.rewards.items():
+        if not rewards:
+            continue
+        first = {} if before is None else before.rewards.get(mode, {})
+        change = ""
+        if first.keys() & rewards.keys():
+            gain = paired_difference(first, rewards, binary=binary).difference
+            change = f"  {gain:+,.{_digits(gain)}f}"
+        parts.append(f"{mode} {with_interval(accuracy(rewards.values(), binary=binary))}{change}")
+    line = "  ".join([name, *parts])
+    return [line] if len(line) <= width else [f"{name}  {part}" for part in parts]
 
 
 class _Scale:

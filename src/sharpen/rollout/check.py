@@ -14,7 +14,9 @@ from typing import Any
 
 from sharpen.config.public import TunerModelConfig
 from sharpen.rollout.agent_habits import cached_answers, own_temperature, own_truncation
+from sharpen.rollout.answers import last_answer, row_lines
 from sharpen.rollout.statistics import NAME_IT, RolloutStatistics, replaced_note, summarize, without_calls_note
+from sharpen.transcript import clean
 from sharpen.types import Call, CallStatus, Group, Outcome, Rollout
 
 WIDTH = 80
@@ -42,6 +44,24 @@ class TaskCheck:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Try:
+    """One rollout of the check, to be read: its task's row as lines (what was asked and what is expected), what the
+    model said last, and the reward that it got."""
+
+    rollout_id: str
+    row: tuple[str, ...]
+    said: str
+    reward: float
+
+    def lines(self, name: str) -> list[str]:
+        """Return the try as text of 80 columns."""
+        text = [f"{name} try: reward {self.reward:g} ({self.rollout_id.removeprefix('check/')})"]
+        for line in (*self.row, f"said: {self.said or 'nothing'}"):
+            text += textwrap.wrap(f"  {clean(line)}", WIDTH, subsequent_indent=" " * 4)
+        return text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckReport:
     """The result of the check. `ready` is false if a finding prevents training.
 
@@ -49,7 +69,7 @@ class CheckReport:
     token may carry loss, or could if the workflow had not left its call out. `all_failed`: if every rollout's first
     attempt failed, the reasons; else empty. `lengths`: the sampled tokens of a rollout (minimum, median, maximum).
     `seconds`: the median duration of a rollout. `step_s`: the estimated duration of a step's rollouts (None: not
-    measured).
+    measured). `best` and `worst` are the tries of the highest and the lowest reward (None: no reward).
     """
 
     ready: bool
@@ -62,6 +82,8 @@ class CheckReport:
     statistics: RolloutStatistics
     all_failed: str = ""
     step_s: float | None = None
+    best: Try | None = None
+    worst: Try | None = None
 
     @property
     def pace(self) -> str:
@@ -95,6 +117,10 @@ class CheckReport:
             f"failures    {failures}",
         ]
         text = [line for long in text for line in textwrap.wrap(long, WIDTH, subsequent_indent=" " * 12)]
+        for name, one in (("best", self.best), ("worst", self.worst)):
+            text += [] if one is None else ["", *one.lines(name)]
+        if self.best is not None:
+            text.append("")
         for finding in self.findings:
             text += textwrap.wrap(f"! {finding}", WIDTH, subsequent_indent="  ")
         text.append("ready" if self.ready else "not ready: see the lines that begin with '!'")
@@ -135,6 +161,8 @@ def check_groups(
         if needs_ratio:
             problems += filter(None, [own_truncation(groups, model)])
         habits.append(own_temperature(groups, model))
+    scored = [(group, one) for group in groups for one in group.rollouts if one.reward is not None]
+    tries = [_try(*pick(scored, key=_reward_of)) if scored else None for pick in (max, min)]
     return CheckReport(
         ready=not problems,
         has_signal=has_signal,
@@ -145,6 +173,22 @@ def check_groups(
         seconds=median([rollout.seconds for rollout in rollouts] or [0.0]),
         statistics=statistics,
         all_failed=all_failed,
+        best=tries[0],
+        worst=tries[1],
+    )
+
+
+def _reward_of(pair: tuple[Group, Rollout]) -> float:
+    assert pair[1].reward is not None, "only scored rollouts are compared"
+    return pair[1].reward
+
+
+def _try(group: Group, rollout: Rollout) -> Try:
+    return Try(
+        rollout_id=rollout.id,
+        row=tuple(row_lines(group.task.row)),
+        said=last_answer(rollout),
+        reward=_reward_of((group, rollout)),
     )
 
 

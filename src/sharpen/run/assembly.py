@@ -87,9 +87,10 @@ def open_loop(
     workflow: Callable[..., Any] | None,
     judge: Callable[..., Any] | None,
     config_path: Path | None = None,
+    display: Display | None = None,
 ) -> Iterator[tuple[Loop, Site]]:
     """Check the configuration, build the run's parts and close them at the end. Training has not begun when this
-    yields. Raises what `tune()` raises."""
+    yields. `display` is that of the run, if it has begun already. Raises what `tune()` raises."""
     if resolved.config.mode == "explore":
         raise ConfigError(
             "mode is 'explore', which trains nothing: `sharpen run --config FILE` explores, with the agent named in "
@@ -104,7 +105,8 @@ def open_loop(
     job = decide(resolved.config, workflow, judge)
     data = _read_data(job)
     with contextlib.ExitStack() as stack:
-        site = stack.enter_context(open_site(resolved, config_path, job, data))
+        site = stack.enter_context(open_site(resolved, config_path, job, data, display))
+        site.display.doing(f"loading the model {job.config.model.model_path}")
         serving = None if job.workflow is None else start_serving(job)
         place = serving if serving is not None else start_training(job.config)
         if place is not None:
@@ -121,11 +123,18 @@ def open_loop(
         loop = assemble(site, serving, trainer)
         stack.callback(loop.monitor.close)
         stack.callback(loop.journal.close)
+        site.display.doing("")
         yield loop, site
 
 
 @contextlib.contextmanager
-def open_site(resolved: ResolvedConfig, config_path: Path | None, job: TrainingJob, data: RunData) -> Iterator[Site]:
+def open_site(
+    resolved: ResolvedConfig,
+    config_path: Path | None,
+    job: TrainingJob,
+    data: RunData,
+    display: Display | None = None,
+) -> Iterator[Site]:
     """Create or reopen the run's directory and print the notices. Raises what `open_run_directory` and `before_run`
     raise."""
     let_idle_workers_sleep()
@@ -140,7 +149,8 @@ def open_site(resolved: ResolvedConfig, config_path: Path | None, job: TrainingJ
         stack.enter_context(stop_signals())
         stack.enter_context(lasting_output())
         order, inbox, total_steps = _open_supply(config, data, directory.path, identities["model"])
-        display = stack.enter_context(contextlib.closing(Display(total_steps, sys.stdout)))
+        display = stack.enter_context(contextlib.closing(display or Display(total_steps, sys.stdout)))
+        display.set_total_steps(total_steps)
         transcripts = stack.enter_context(contextlib.closing(Transcripts(directory.evaluations)))
         for line in (
             *resolved.notices,

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 from sharpen.algorithm.supervised import learns_from_rows
@@ -23,7 +24,7 @@ from sharpen.rollout.check import CheckReport, check_groups
 from sharpen.run.assembly import Site
 from sharpen.run.data import read_tasks
 from sharpen.run.loop import Loop
-from sharpen.types import Task
+from sharpen.types import Rollout, Task
 
 
 def check_config(
@@ -56,7 +57,17 @@ def check_first(loop: Loop, site: Site) -> None:
     recipe, settings = site.job.recipe, site.job.config.check
     if isinstance(recipe, RowRecipe) or loop.serving is None or not settings.enabled or loop.progress.step:
         return
-    report = _run_check(recipe, loop.serving, site.data.training[: settings.num_tasks], version=loop.trainer.version)
+    tasks, done = site.data.training[: settings.num_tasks], count(1)
+    total = len(tasks) * site.job.config.algorithm.group_size
+    site.display.checking(0, total)
+    report = _run_check(
+        recipe,
+        loop.serving,
+        tasks,
+        version=loop.trainer.version,
+        on_rollout=lambda _: site.display.checking(next(done), total),
+    )
+    site.display.checking(total, total)
     for line in _summary_lines(report):
         site.display.message(line)
     if report.all_failed:
@@ -70,9 +81,17 @@ def check_first(loop: Loop, site: Site) -> None:
         )
 
 
-def _run_check(recipe: RolloutRecipe, serving: Serving, tasks: Sequence[Task], *, version: int) -> CheckReport:
+def _run_check(
+    recipe: RolloutRecipe,
+    serving: Serving,
+    tasks: Sequence[Task],
+    *,
+    version: int,
+    on_rollout: Callable[[Rollout], None] | None = None,
+) -> CheckReport:
     started = time.perf_counter()
-    groups = serving.runner.run(tasks, group_ids=[f"check/{task.id}" for task in tasks], version=version)
+    names = [f"check/{task.id}" for task in tasks]
+    groups = serving.runner.run(tasks, group_ids=names, version=version, on_rollout=on_rollout)
     seconds = time.perf_counter() - started
     report = check_groups(
         groups,

@@ -12,7 +12,6 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from itertools import count
 from pathlib import Path
 
@@ -86,7 +85,7 @@ def open_run_directory(
     checkpoints is complete.
     """
     config = resolved.config
-    path = _directory(config)
+    path = _directory(config, resolved.fresh_name)
     with locked(path) as note:
         notes = [*filter(None, [note]), *repair(path)]
         checkpoint = pointed(path, "latest")
@@ -104,9 +103,9 @@ def open_run_directory(
         yield RunDirectory(path=path, checkpoint=checkpoint, notes=tuple(notes))
 
 
-def _directory(config: RunConfig) -> Path:
+def _directory(config: RunConfig, fresh: str) -> Path:
     """Return the named directory, created if missing, or an existing one under the default project's former name. A run
-    without a name gets `Experiment-<timestamp>`, with a number appended if that exists."""
+    without a name gets `fresh`, with a number appended if that exists."""
     parent = (Path(config.checkpoint_root_dir) / config.project).absolute()
     if config.name is not None:
         if former := former_run(parent.parent, config.project, config.name):
@@ -114,7 +113,6 @@ def _directory(config: RunConfig) -> Path:
         (parent / config.name).mkdir(parents=True, exist_ok=True)
         return parent / config.name
     parent.mkdir(parents=True, exist_ok=True)
-    fresh = f"Experiment-{datetime.now():%Y%m%d%H%M%S}"
     for number in count(1):
         path = parent / (fresh if number == 1 else f"{fresh}.{number}")
         with contextlib.suppress(FileExistsError):

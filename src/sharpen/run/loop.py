@@ -111,6 +111,7 @@ class Loop:
         )
         metrics = {**outcome.metrics, "time/step_s": seconds, "tokens/per_s": per_s}
         self.monitor.log(progress.step, metrics)
+        self.monitor.sample(progress.step, outcome.sample)
         if outcome.taught:
             self.journal.add_taught(progress.step, outcome.taught)
         self.journal.add_step(progress.step, progress.version, metrics, outcome.trained, outcome.delivered)
@@ -162,7 +163,12 @@ class Loop:
         return self.exam.exists and self.config.evaluation.before_and_after
 
     def _evaluate(self, name: str, *, with_further: bool) -> Measurement:
-        return self.exam.take(name, step=self.progress.step, version=self.trainer.version, with_further=with_further)
+        progress = self.progress
+        found = self.exam.take(name, step=progress.step, version=self.trainer.version, with_further=with_further)
+        if found.rewards is not None:
+            before = None if progress.before is None else progress.before.rewards
+            self.display.evaluated(progress.step, found.rewards, before)
+        return found
 
     def _save(self, found: Measurement | None = None) -> None:
         """Write a checkpoint of the last whole step. It becomes `best` if it evaluated better than the original model

@@ -6,6 +6,7 @@ directory; a `TuneResult`.
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ def judge_run(loop: Loop, site: Site) -> Verdict:
 def write_outcome(loop: Loop, site: Site, verdict: Verdict | None) -> None:
     """Write the files of the results so far; `verdict` is None if the run has not ended."""
     progress, directory, display = loop.progress, site.directory, site.display
+    display.doing("writing the results", alone=True)
     before, after = progress.before or _NOTHING, progress.after or _NOTHING
     summary = Summary(
         before=before.rewards,
@@ -68,9 +70,16 @@ def write_outcome(loop: Loop, site: Site, verdict: Verdict | None) -> None:
         loop.journal.flush()
         write_certificate(directory.path)
     if isinstance(site.job.recipe, RowRecipe):
-        draw_loss_curve(directory.metrics, directory.loss_picture, title=directory.path.name)
+        draw_loss_curve(directory.metrics, directory.loss_picture, title=_title(site, verdict))
     if _reward_picture(loop, site) is not None:
-        draw_reward_curve(directory.metrics, directory.picture, title=directory.path.name)
+        draw_reward_curve(directory.metrics, directory.picture, title=_title(site, verdict))
+
+
+def _title(site: Site, verdict: Verdict | None) -> str:
+    """Return the title of a curve: the run, its model and algorithm; below it the verdict."""
+    config = site.job.config
+    head = f"{site.directory.path.name}: {Path(config.model.model_path).name}, {config.algorithm.algorithm_type}"
+    return head if verdict is None else "\n".join([head, *textwrap.wrap(f"verdict: {verdict.text}", 90)[:2]])
 
 
 def result(loop: Loop, site: Site, verdict: Verdict) -> TuneResult:
@@ -115,6 +124,17 @@ def result(loop: Loop, site: Site, verdict: Verdict) -> TuneResult:
         steps=progress.step,
         loss_before=None if before.loss is None else before.loss["loss"],
         loss_after=None if after.loss is None else after.loss["loss"],
+    )
+
+
+def end_early(site: Site) -> None:
+    """Say where a run is that an interrupt or an error ended, and how it goes on."""
+    directory = site.directory
+    saved = pointed(directory.path, "latest")
+    site.display.stopped(
+        directory.path,
+        step=None if saved is None else step_of(saved),
+        named=site.job.config.name is not None,
     )
 
 

@@ -1,7 +1,8 @@
 """The trainer's half of a run in two processes: batches that an explorer rolled out, weights published for it.
 
 In: the run's exchange. Out: the groups of each step, in order. A batch is trained only if the weights that sampled it
-led to those of today: what an explorer sampled by weights that a crash took back is removed, and rolled out again.
+led to those of today: what an explorer sampled by weights that a crash took back is removed, and rolled out again (or
+made again, of other sessions, by a server that learns).
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ class Receiver:
             problem = self._problem(batch, trainer.version)
             if not problem:
                 break
-            self._display.message(f"batch {number} is rolled out again: {problem}")
+            again = "its sessions go back to the server" if batch.sessions else "it is rolled out again"
+            self._display.message(f"batch {number} is refused, {again}: {problem}")
             self._store.remove(number)
         self._display.doing("")
         self._batch, self._waited_s = batch, time.perf_counter() - began

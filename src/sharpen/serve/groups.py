@@ -13,16 +13,13 @@ from dataclasses import dataclass
 
 from sharpen.algorithm.presets import Algorithm
 from sharpen.config.run import RunConfig
-from sharpen.exchange.batch import ExploredBatch
+from sharpen.exchange.batch import SESSIONS, ExploredBatch
 from sharpen.exchange.weights import TrainerNote
 from sharpen.experience.draw import left_out
 from sharpen.rollout.refill import StepRollouts
 from sharpen.serve.visit import Visit
 from sharpen.tasks.order import distinct
 from sharpen.types import Group
-
-SESSIONS = "sessions"
-"""Where a batch names the sessions that it was made of, in place of an order of tasks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,17 +35,20 @@ class Sizes:
         return cls(batch_size=config.algorithm.batch_size, group_size=config.algorithm.group_size)
 
 
-def unusable(visit: Visit, note: TrainerNote | None, max_staleness: float, *, needs_ratio: bool) -> str:
+def too_old(visit: Visit, note: TrainerNote | None, max_staleness: float) -> str:
     """Return why a session cannot be trained any more; empty if it can."""
-    rollout = visit.rollout("", "", 0, needs_ratio=needs_ratio)
-    if not any(call.trainable for call in rollout.calls):
-        return "no answer that may train (none was received, or all were sampled greedily or with top_p or top_k)"
     if note is None:
         return ""
     if not all(note.leads_here(*weights) for weights in visit.weights):
         return "it was sampled by weights that an interrupted session of the trainer had trained"
-    behind = note.version - min(version for _, version in visit.weights)
+    behind = note.version - min((version for _, version in visit.weights), default=note.version)
     return f"it is {behind} policy versions behind (sync.max_staleness)" if behind > max_staleness else ""
+
+
+def teaches(visit: Visit, *, needs_ratio: bool) -> bool:
+    """Whether a session has an answer that may train: none was received, or all were sampled greedily or with top_p or
+    top_k, if not."""
+    return any(call.trainable for call in visit.rollout("", "", 0, needs_ratio=needs_ratio).calls)
 
 
 def choose(visits: Sequence[Visit], sizes: Sizes) -> list[list[Visit]] | None:

@@ -22,9 +22,8 @@ from sharpen.config.load import ResolvedConfig
 from sharpen.decide import decide_learning_server
 from sharpen.errors import ConfigError, RolloutError
 from sharpen.exchange.announcement import Announcement
-from sharpen.exchange.batch import ExploredBatch
 from sharpen.exchange.store import Store, open_store
-from sharpen.exchange.weights import PublishedWeights, read_note
+from sharpen.exchange.weights import PublishedWeights, TrainerNote, read_note
 from sharpen.execution.probe import probe_at_start, sample_probes
 from sharpen.interrupts import stop_signals
 from sharpen.recipe import RolloutRecipe
@@ -32,17 +31,19 @@ from sharpen.run.explore import open_folder
 from sharpen.run.identity import model_identity
 from sharpen.run.receiver import exchange_folder
 from sharpen.serve.front import Front
-from sharpen.serve.groups import SESSIONS, Sizes, choose, make_batch, unusable
+from sharpen.serve.groups import Sizes, choose, make_batch, teaches, too_old
 from sharpen.serve.metrics import Metric, single
 from sharpen.serve.openapi import SESSION_PATHS, document
 from sharpen.serve.server import GRACE_S, Loaded, listening, loaded
 from sharpen.serve.sessions import Sessions
 from sharpen.serve.trainer import TrainerProcess, start_trainer
+from sharpen.serve.visit import Visit
 from sharpen.types import Experience, IntArray, Task
 
 LOOK_S = 0.2
 """How often the server looks for new weights, for sessions to save, and for a batch."""
 _TASK = Task(id="probe", index=0, row={"text": "What is the capital of France, and how many people live there?"})
+_TEACHES_NOTHING = "no answer that may train (none was received, or all were sampled greedily or with top_p or top_k)"
 
 _TASKS_ONLY = (
     *("workflow", "judge", "task_args", "workflow_args", "eval_dataset", "evaluation.", "rollout.", "check."),
@@ -101,7 +102,9 @@ def serve_and_learn(
             learning.metrics,
         )
         if options.trainer is not None:
-            learning.trainer = stack.enter_context(start_trainer(options.trainer, run_dir / "explore" / "trainer.log"))
+            learning.trainer = stack.enter_context(
+                start_trainer(options.trainer, run_dir, run_dir / "explore" / "trainer.log", say)
+            )
             say(f"trainer: {learning.trainer.log}")
         learning.sessions.address = stack.enter_context(listening(front, model, config, say)).url
         learning.run(front)
@@ -125,9 +128,7 @@ def _learning(
         idle_s=options.idle_s,
         group_size=config.algorithm.group_size,
     )
-    last = next((content for one in reversed(store.numbers()) if (content := store.get(one)) is not None), None)
-    taken = set() if last is None else set(ExploredBatch.from_bytes(last).order.get(SESSIONS, ()))
-    if number := sessions.restore(taken):
+    if number := sessions.restore(store):
         say(f"{number} sessions of before go on")
     folder = exchange_folder(config.exchange, run_dir)
     return Learning(
@@ -166,6 +167,7 @@ class Learning:
     say: Callable[[str], None]
     trainer: TrainerProcess | None = None
     _failed: bool = field(default=False, init=False)
+    _complete: bool = field(default=False, init=False)
     _batches: int = field(default=0, init=False)
     _busy_s: float = field(default=0.0, init=False)
 
@@ -217,31 +219,60 @@ class Learning:
         """Give the trainer a batch, if it needs one and there is one."""
         total = self.recipe.config.train_dataset.total_steps
         assert total is not None
-        there = set(self.store.numbers())
+        note, there = read_note(self.folder), set(self.store.numbers())
+        trained = 0 if note is None else note.trained
+        for refused, count in self.sessions.settle(trained, there).items():
+            self.say(f"the trainer refused batch {refused} (its output says why): its {count} sessions wait again")
         number = next((one for one in range(1, total + 1) if one not in there), None)
-        if number is None or not (visits := self.sessions.rated()):
+        if number is None:
+            if trained >= total:
+                self._forget_rest(total)
             return
-        note, needs_ratio = read_note(self.folder), self.recipe.algorithm.needs_ratio
-        usable = []
-        for visit in visits:
-            reason = unusable(visit, note, self.recipe.schedule.max_staleness, needs_ratio=needs_ratio)
-            if reason:
-                self.say(f"session {visit.id} of task {visit.task.id} is not trained: {reason}")
-                self.sessions.remove([visit])
-            else:
-                usable.append(visit)
         sizes = Sizes.of(self.recipe.config)
-        if (chosen := choose(usable, sizes)) is None:
+        if (chosen := self._choose(note, sizes)) is None:
             return
+        used = [visit for members in chosen for visit in members]
         busy_s = self.model.gateway.busy.seconds()
         batch = make_batch(chosen, number, self.recipe.algorithm, sizes, generate_s=busy_s - self._busy_s)
+        if not self.sessions.give([visit.id for visit in used], number):
+            return
         self.store.put(number, batch.to_bytes())
         self._busy_s = busy_s
-        used = [visit for members in chosen for visit in members]
-        self.sessions.remove(used)
         self._batches += 1
         mean = sum(visit.reward or 0.0 for visit in used) / len(used)
         self.say(f"batch {number} of {total}: {len(used)} sessions, mean reward {mean:.3g}")
+
+    def _choose(self, note: TrainerNote | None, sizes: Sizes) -> list[list[Visit]] | None:
+        """Return the sessions of a batch with their calls, None if there are not enough; those that cannot be trained
+        are removed."""
+        usable = []
+        for visit in self.sessions.rated():
+            if reason := too_old(visit, note, self.recipe.schedule.max_staleness):
+                self._leave_out(visit, reason)
+            else:
+                usable.append(visit)
+        while (chosen := choose(usable, sizes)) is not None:
+            loaded = [[self.sessions.with_calls(visit) for visit in members] for members in chosen]
+            needs_ratio = self.recipe.algorithm.needs_ratio
+            empty = [one for members in loaded for one in members if not teaches(one, needs_ratio=needs_ratio)]
+            if not empty:
+                return loaded
+            for visit in empty:
+                self._leave_out(visit, _TEACHES_NOTHING)
+            gone = {visit.id for visit in empty}
+            usable = [visit for visit in usable if visit.id not in gone]
+        return None
+
+    def _leave_out(self, visit: Visit, reason: str) -> None:
+        self.say(f"session {visit.id} of task {visit.task.id} is not trained: {reason}")
+        self.sessions.remove([visit])
+
+    def _forget_rest(self, total: int) -> None:
+        """All steps are trained: sessions are served, and what they were worth is of no use any more."""
+        self.sessions.remove(self.sessions.rated())
+        if not self._complete:
+            self._complete = True
+            self.say(f"all {total} steps are trained: serving goes on, and feedback has no effect any more")
 
     def _look_at_trainer(self) -> None:
         trainer = self.trainer

@@ -6,8 +6,10 @@ describe: the document names them, and links there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from sharpen.serve.feedback import MAX_TASK_ID
 
 OPENAI, ANTHROPIC = "https://platform.openai.com/docs/api-reference", "https://docs.anthropic.com/en/api"
 CALLS: Mapping[str, tuple[str, str]] = {
@@ -39,6 +41,10 @@ def document(version: str, further: Mapping[str, Any] | None = None) -> dict[str
         "parameters": [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}],
     }
     paths["/v1/models"] = {"get": _operation("The model that is served", {})}
+    paths["/v1/models/{model}"] = {
+        "get": _operation("The same by its name", {}),
+        "parameters": [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}],
+    }
     return _document(version, {**paths, **_OWN_PATHS, **(further or {})})
 
 
@@ -65,24 +71,40 @@ def _call(title: str, url: str) -> dict[str, Any]:
 
 def _operation(summary: str, content: Mapping[str, Any]) -> dict[str, Any]:
     content = content or {"application/json": {"schema": {"type": "object"}}}
-    return {"summary": summary, "responses": {"200": {"description": "OK", "content": content}}}
+    error = {"description": "An error", "content": {"application/json": {"schema": {"type": "object"}}}}
+    return {"summary": summary, "responses": {"200": {"description": "OK", "content": content}, "default": error}}
 
 
-def _json_call(summary: str, required: tuple[str, ...], fields: Mapping[str, Any]) -> dict[str, Any]:
-    schema = {"type": "object", "properties": dict(fields), "required": list(required), "additionalProperties": False}
-    body = {"required": bool(required), "content": {"application/json": {"schema": schema}}}
-    return {"post": {**_operation(summary, {}), "requestBody": body}}
+def _json_call(
+    summary: str, fields: Mapping[str, Any], answer: Mapping[str, Any], one_of: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Describe a call with these fields, exactly one of `one_of` among them; without any its body may be missing."""
+    schema: dict[str, Any] = {"type": "object", "properties": dict(fields), "additionalProperties": False}
+    if one_of:
+        schema["oneOf"] = [{"required": [name]} for name in one_of]
+    body = {"required": bool(one_of), "content": {"application/json": {"schema": schema}}}
+    answered = {"type": "object", "properties": dict(answer), "required": list(answer)}
+    return {"post": {**_operation(summary, {"application/json": {"schema": answered}}), "requestBody": body}}
 
 
-_TEXT = {"type": "string"}
+_TEXT, _NUMBER, _TRUTH = {"type": "string"}, {"type": "number"}, {"type": "boolean"}
 SESSION_PATHS: Mapping[str, Any] = {
     "/sessions": _json_call(
-        "Open a session: calls with its key belong together", (), {"task_id": _TEXT, "task": {"type": "object"}}
+        "Open a session: calls with its key belong together",
+        {"task_id": {**_TEXT, "minLength": 1, "maxLength": MAX_TASK_ID}, "task": {"type": "object"}},
+        {
+            "id": _TEXT,
+            "task_id": {"type": ["string", "null"]},
+            "api_key": _TEXT,
+            "base_url": _TEXT,
+            "anthropic_base_url": _TEXT,
+        },
     ),
     "/feedback": _json_call(
         "The reward of a session, or of one of its calls",
-        (),
-        {"session": _TEXT, "call": _TEXT, "reward": {"type": "number"}, "end": {"type": "boolean"}},
+        {"session": _TEXT, "call": _TEXT, "reward": _NUMBER, "end": _TRUTH},
+        {"session": _TEXT, "reward": {"type": ["number", "null"]}, "ended": _TRUTH},
+        one_of=("session", "call"),
     ),
 }
 """The paths of a server that has sessions."""

@@ -6,15 +6,19 @@ files, on the server's own thread. A restart loses only what has not been saved 
 
 from __future__ import annotations
 
+import functools
 import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sharpen.exchange.store import write_whole
+from sharpen.exchange.batch import ExploredBatch
+from sharpen.exchange.store import Store, write_whole
 from sharpen.gateway.exchange import RawRequest
 from sharpen.gateway.gateway import Gateway
 from sharpen.gateway.requests import ApiError
@@ -22,12 +26,14 @@ from sharpen.gateway.session import Session
 from sharpen.serve.feedback import Feedback, Opening, unknown
 from sharpen.serve.front import check_key
 from sharpen.serve.metrics import Metric, single
-from sharpen.serve.visit import Visit, Weights
+from sharpen.serve.visit import Visit, Weights, full_error
 from sharpen.types import Task
 
 SUFFIX = ".session"
 MAX_OPEN = 10_000
 """Sessions that may be open at once."""
+MAX_ENDED = 10_000
+"""Sessions that may have ended and wait; beyond, the oldest are removed, unrated ones first."""
 FORGOTTEN_S = 7 * 86_400.0
 """A session that nobody has rated for so long after its end is removed."""
 _NAME = re.compile(r"[0-9a-f]{22}$")
@@ -54,18 +60,25 @@ class Sessions:
         self._visits: dict[str, Visit] = {}
         self._by_key: dict[str, Visit] = {}
         self._shared: Visit | None = None
+        self._num_forgotten = 0
 
-    def restore(self, taken: set[str]) -> int:
-        """Read the sessions of before; `taken` are those that are in a batch already. Return how many there are.
+    def restore(self, store: Store) -> int:
+        """Read the sessions of before. One that was to be given to a batch is in it if the batch in the store says so,
+        else it waits again. Return how many there are. Raises `JournalError` for a file that cannot be read."""
+        last = max(store.numbers(), default=None)
 
-        Raises `JournalError` for a file that cannot be read.
-        """
+        @functools.cache
+        def members(number: int) -> tuple[str, ...]:
+            content = store.get(number)
+            return () if content is None else ExploredBatch.from_bytes(content).sessions
+
         for file in sorted(self._folder.glob(f"*{SUFFIX}")):
-            if file.stem in taken:
-                file.unlink()
-                continue
             visit = Visit.from_bytes(file.read_bytes())
+            number = last if visit.batch is None else visit.batch
+            batch = number if number is not None and visit.id in members(number) else None
+            visit.changed, visit.batch = batch != visit.batch, batch
             self._visits[visit.id] = self._by_key[visit.key] = visit
+        self.save()
         return len(self._visits)
 
     # On the serving loop.
@@ -85,11 +98,12 @@ class Sessions:
         """See `Entrance.leave`."""
         with self._lock:
             visit = self._visits.get(session.rollout_id)
-            if visit is None or visit.session is not session:
+            if visit is None:
                 return
             visit.running -= 1
             visit.used, visit.changed = time.time(), True
-            visit.note_names()
+            if visit.session is session:  # it has not ended meanwhile
+                visit.note_names()
 
     def moved(self, weights: Weights) -> None:
         """Other weights are served from now on, also to what is running."""
@@ -124,6 +138,12 @@ class Sessions:
         given = Feedback.of(raw)
         with self._lock:
             visit, index = self._rated(given)
+            if visit.batch is not None:
+                raise ApiError(
+                    f"Session {visit.id} is in batch {visit.batch} already: what is said of it now comes too late.",
+                    status=409,
+                    code="already_trained",
+                )
             if given.reward is not None:
                 visit.reward = given.reward
                 if index is not None:
@@ -134,53 +154,109 @@ class Sessions:
             return {"session": visit.id, "reward": visit.reward, "ended": visit.ended}
 
     def metrics(self) -> Iterator[Metric]:
-        """Yield how many sessions are open, and how many have ended and wait: for a reward, or to be trained."""
+        """Yield how many sessions are open; how many have ended and wait for a reward, or for a batch; how many are in
+        batches that are not trained yet; and how many were forgotten."""
         visits = list(self._visits.values())
-        rated = sum(one.ended and one.reward is not None for one in visits)
-        ended = sum(one.ended for one in visits)
-        yield single("sessions_open", "gauge", "Sessions that have not ended.", len(visits) - ended)
-        yield single("sessions_unrated", "gauge", "Sessions that have ended without a reward.", ended - rated)
-        yield single("sessions_rated", "gauge", "Sessions that wait to be trained.", rated)
+        unrated = sum(one.ended and one.reward is None for one in visits)
+        for name, text, number in (
+            ("open", "Sessions that have not ended.", sum(not one.ended for one in visits)),
+            ("unrated", "Sessions that have ended without a reward.", unrated),
+            ("rated", "Sessions that wait to be trained.", sum(one.waits for one in visits)),
+            ("in_batches", "Sessions in batches that are not trained yet.", sum(bool(one.batch) for one in visits)),
+        ):
+            yield single(f"sessions_{name}", "gauge", text, number)
+        text = "Sessions that ended and were forgotten untrained."
+        yield single("sessions_forgotten_total", "counter", text, self._num_forgotten)
 
     # On the server's own thread.
 
     def save(self) -> None:
-        """End the sessions that are idle, forget those that nobody rated, and write what has changed."""
-        now, forgotten = time.time(), []
+        """End the sessions that are idle, forget those that nobody rated or that are too many, and write what has
+        changed. Of an ended session only the file has the calls then."""
+        now = time.time()
         with self._lock:
             for visit in self._visits.values():
                 if not visit.ended and not visit.running and now - visit.used > self._idle_s:
                     visit.finish()
-                if visit.ended and now - visit.used > FORGOTTEN_S and visit.reward is None:
-                    forgotten.append(visit)
-            changed = [visit for visit in self._visits.values() if visit.changed and not visit.running]
-            contents = {}
-            for visit in changed:
-                contents[visit.id], visit.changed = visit.to_bytes(), False
-        for id_, content in contents.items():
-            write_whole(self._folder / f"{id_}{SUFFIX}", content)
+            forgotten = self._to_forget(now)
+            self._num_forgotten += len(forgotten)
+            changed = [one for one in self._visits.values() if one.changed and (one.ended or not one.running)]
+            contents = [(visit, self._content(visit)) for visit in changed]
+        for visit, content in contents:
+            write_whole(self._file(visit), content)
+        with self._lock:
+            for visit in self._visits.values():
+                if visit.ended and not visit.changed:
+                    visit.before, visit.filed = (), True
         self.remove(forgotten)
 
     def rated(self) -> list[Visit]:
-        """Return the sessions that have ended and have a reward, in the order of their last use."""
+        """Return the sessions that wait to be trained, in the order of their last use."""
         with self._lock:
-            found = [one for one in self._visits.values() if one.ended and one.reward is not None]
+            found = [one for one in self._visits.values() if one.waits and one.filed and not one.changed]
         return sorted(found, key=lambda one: one.used)
 
-    def remove(self, visits: list[Visit]) -> None:
+    def with_calls(self, visit: Visit) -> Visit:
+        """Return a copy of an ended session, with its calls."""
+        return replace(visit, before=Visit.from_bytes(self._file(visit).read_bytes()).before, filed=False)
+
+    def give(self, ids: Collection[str], number: int) -> bool:
+        """Note on disk which batch sessions go to, before it is there: whatever happens then, none is lost or trained
+        twice. False, and nothing done, if one has just been rated anew."""
+        with self._lock:
+            visits = [self._visits[id_] for id_ in ids]
+            if any(visit.changed for visit in visits):
+                return False
+            for visit in visits:
+                visit.batch, visit.changed = number, True
+        self.save()
+        return True
+
+    def settle(self, trained: int, there: Collection[int]) -> dict[int, int]:
+        """Forget the sessions of batches that have trained. Those of batches that are no longer `there` wait again,
+        since the trainer refused them: return how many they are, by batch."""
+        with self._lock:
+            given = [(one, one.batch) for one in self._visits.values() if one.batch is not None]
+            done = [visit for visit, number in given if number <= trained]
+            refused = [(visit, number) for visit, number in given if number > trained and number not in there]
+            for visit, _ in refused:
+                visit.batch, visit.changed = None, True
+        self.remove(done)
+        return dict(Counter(number for _, number in refused))
+
+    def remove(self, visits: Sequence[Visit]) -> None:
         """Forget sessions."""
         with self._lock:
             for visit in visits:
                 self._visits.pop(visit.id, None)
                 self._by_key.pop(visit.key, None)
         for visit in visits:
-            (self._folder / f"{visit.id}{SUFFIX}").unlink(missing_ok=True)
+            self._file(visit).unlink(missing_ok=True)
+
+    def _to_forget(self, now: float) -> list[Visit]:
+        """Return the ended sessions that nobody has rated for too long, and the oldest beyond `MAX_ENDED`, unrated ones
+        first."""
+        ended = [one for one in self._visits.values() if one.ended and one.batch is None]
+        old = [one for one in ended if one.reward is None and now - one.used > FORGOTTEN_S]
+        if len(ended) - len(old) <= MAX_ENDED:
+            return old
+        ended.sort(key=lambda one: (one.reward is not None, one.used))
+        return ended[: len(ended) - MAX_ENDED]
+
+    def _content(self, visit: Visit) -> bytes:
+        visit.changed = False
+        return (self.with_calls(visit) if visit.filed else visit).to_bytes()
+
+    def _file(self, visit: Visit) -> Path:
+        return self._folder / f"{visit.id}{SUFFIX}"
 
     def _visit_of(self, key: str) -> Visit:
         visit = self._by_key.get(key)
         if visit is None:
             check_key(key, self._key)
-            if self._shared is None or self._shared.ended:
+            if self._shared is not None and self._shared.full and not self._shared.running:
+                self._shared.finish()
+            if self._shared is None or self._shared.ended or self._shared.full:
                 if self._group_size > 1:
                     raise ApiError(
                         "This is the server's own key: open a session for a task first (POST /sessions), and call with "
@@ -193,6 +269,8 @@ class Sessions:
             visit = self._shared
         if visit.ended:
             raise ApiError("This session has ended.", status=401, code="invalid_api_key", kind="authentication_error")
+        if visit.full:
+            raise full_error()
         return visit
 
     def _new(self, task: Task) -> Visit:

@@ -26,7 +26,8 @@ Weights = tuple[str, int]
 @dataclass(slots=True, kw_only=True, eq=False)
 class Visit:
     """One session. `session` is the gateway's while it is open; `before` are its calls up to a restart, or all of them
-    once it has ended. `names` are the ids of its answers, with the index of the call of each."""
+    once it has ended. `names` are the ids of its answers, with the index of the call of each. `batch` is the number of
+    the batch that it was given to. Of an ended session that is saved only the file has the calls: `filed`."""
 
     id: str
     key: str
@@ -41,8 +42,10 @@ class Visit:
     call_rewards: dict[int, float] = field(default_factory=dict)
     weights: set[Weights] = field(default_factory=set)
     names: dict[str, int] = field(default_factory=dict)
+    batch: int | None = None
     ended: bool = False
     changed: bool = True
+    filed: bool = False
 
     @classmethod
     def new(cls, task: Task, version: int) -> Visit:
@@ -57,6 +60,20 @@ class Visit:
             return self.before
         return (*self.before, *(_shifted(call, len(self.before)) for call in self.session.snapshot()))
 
+    @property
+    def waits(self) -> bool:
+        """Whether it has ended, has a reward, and is in no batch."""
+        return self.ended and self.reward is not None and self.batch is None
+
+    @property
+    def full(self) -> bool:
+        """Whether it has had as many calls or tokens as a session may have."""
+        counts = {} if self.session is None else self.session.metrics
+        num_calls = len(self.before) + counts.get("num_calls", 0)
+        tokens = sum(len(call.prompt_ids_P) + len(call.sampled_ids_S) for call in self.before)
+        tokens += int(counts.get("prompt_tokens", 0) + counts.get("sampled_tokens", 0))
+        return num_calls >= MAX_CALLS or tokens >= MAX_TOKENS
+
     def note_names(self) -> None:
         """Note the ids of the answers that have come since the last time."""
         assert self.session is not None
@@ -66,6 +83,7 @@ class Visit:
     def finish(self) -> None:
         """Let no more calls be made, and keep those that were."""
         if self.session is not None:
+            self.note_names()
             self.session.close()
             self.before, self.session = mark_unused(self.calls, None), None
         self.ended = self.changed = True
@@ -93,7 +111,8 @@ class Visit:
         return replace(call, status=CallStatus.LEFT_OUT) if out else call
 
     def to_bytes(self) -> bytes:
-        """The session as it is now."""
+        """The session as it is now, with its calls, which must be here."""
+        assert not self.filed
         about = {name: getattr(self, name) for name in _PLAIN}
         about |= {"call_rewards": list(self.call_rewards.items()), "weights": sorted(self.weights)}
         rollout = Rollout(
@@ -106,7 +125,7 @@ class Visit:
     def from_bytes(cls, content: bytes) -> Visit:
         """Read a session back. Raises `JournalError` for bytes that are none."""
         about, (group,) = unpack(content)
-        fields: dict[str, Any] = {name: about[name] for name in _PLAIN}
+        fields: dict[str, Any] = {name: about.get(name) for name in _PLAIN}  # older files have no batch
         return cls(
             **fields,
             task=group.task,
@@ -117,7 +136,7 @@ class Visit:
         )
 
 
-_PLAIN = ("id", "key", "opened", "used", "version", "reward", "names", "ended")
+_PLAIN = ("id", "key", "opened", "used", "version", "reward", "names", "batch", "ended")
 
 
 def full_error() -> ApiError:

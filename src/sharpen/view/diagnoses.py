@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sharpen.errors import SharpenError
 from sharpen.view.folders import Folder
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ class Diagnoses:
             return Diagnosis(pending=True) if made is None else made[1]
 
     def _make(self, folder: Folder, stamp: object) -> None:
-        diagnosis = _diagnosed(folder)
+        diagnosis = diagnosed(folder)
         with self._changed:
             self._made[folder.path] = (stamp, diagnosis)
             self._busy.discard(folder.path)
@@ -59,10 +58,11 @@ class Diagnoses:
             self._changed.notify_all()
 
 
-def _diagnosed(folder: Folder) -> Diagnosis:
+def diagnosed(folder: Folder) -> Diagnosis:
+    """Diagnose a run, whatever state its records are in."""
     from sharpen.diagnose.diagnosis import diagnose, read_run
 
     try:
         return Diagnosis(findings=diagnose(read_run(folder.path)))
-    except (SharpenError, OSError, ArithmeticError, LookupError, TypeError, ValueError) as error:  # damaged records
+    except Exception as error:  # whatever damaged records lead to: the page says it
         return Diagnosis(problem=(str(error).strip() or type(error).__name__).splitlines()[0])

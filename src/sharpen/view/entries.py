@@ -53,8 +53,8 @@ class RolloutEntry:
 
     @property
     def text(self) -> str:
-        """All that was said, and the error."""
-        return "\n".join([*self.texts, self.error])
+        """All that was said, and the error; half characters, which SQLite does not take, are replaced."""
+        return "\n".join([*self.texts, self.error]).encode("utf-8", "replace").decode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +91,16 @@ def read_entries(source: sqlite3.Connection, *, after: int, most: int, number: i
     if rollouts:
         _add_calls(source, rollouts)
     return [_group(source, row, number, tuple(by_group.get(row["key"], ()))) for row in groups]
+
+
+def read_text(source: sqlite3.Connection, key: int) -> str:
+    """Return all text of the rollout with this key, as it is in the index."""
+    row = source.execute("SELECT * FROM rollouts WHERE key = ?", (key,)).fetchone()
+    if row is None:
+        return ""
+    entry = _entry(row, 0)
+    _add_calls(source, {key: entry})
+    return entry.text
 
 
 def _entry(row: sqlite3.Row, number: int) -> RolloutEntry:

@@ -46,12 +46,14 @@ CREATE INDEX IF NOT EXISTS rollouts_group ON rollouts (group_number);
 CREATE INDEX IF NOT EXISTS rollouts_task ON rollouts (place, task);
 CREATE INDEX IF NOT EXISTS rollouts_step ON rollouts (place, step);
 CREATE INDEX IF NOT EXISTS rollouts_id ON rollouts (id);
+CREATE INDEX IF NOT EXISTS rollouts_outcome ON rollouts (outcome);
 CREATE TABLE IF NOT EXISTS words (
     number INTEGER PRIMARY KEY, question TEXT NOT NULL, answer TEXT NOT NULL, error TEXT NOT NULL
 );
 CREATE TABLE IF NOT EXISTS tools (
-    tool TEXT NOT NULL, number INTEGER NOT NULL, times INTEGER NOT NULL, PRIMARY KEY (tool, number)
+    number INTEGER NOT NULL, tool TEXT NOT NULL, times INTEGER NOT NULL, PRIMARY KEY (number, tool)
 ) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS tools_tool ON tools (tool, number);
 CREATE TABLE IF NOT EXISTS groups (
     number INTEGER PRIMARY KEY, id TEXT NOT NULL, task TEXT NOT NULL, place TEXT NOT NULL, moment TEXT NOT NULL,
     step INTEGER, version INTEGER NOT NULL, size INTEGER NOT NULL, scored INTEGER NOT NULL, mean REAL, std REAL,

@@ -75,7 +75,7 @@ class Pages:
 
     def _runs(self, request: Request) -> Response:
         query = request.query_params
-        runs = [(folder, self._library.files(folder)) for folder in self._library.folders()]
+        runs = [(folder, self._library.brief(folder)) for folder in self._library.folders()]
         page = runs_page(
             runs,
             sort=query.get("sort", "updated"),

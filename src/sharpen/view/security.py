@@ -80,6 +80,7 @@ class Gate:
         target = html.escape("/" + quote(path.lstrip("/")) + (f"?{rest}" if rest else ""))
         page = (
             f'<!doctype html><title>sharpen view</title><meta http-equiv="refresh" content="0;url={target}">'
+            '<link rel="icon" href="/static/icon.svg">'
             f'<a href="{target}">Open the runs</a>'
         )
         response = HTMLResponse(page)

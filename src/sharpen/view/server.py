@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp
 
-from sharpen.errors import ConfigError
+from sharpen.errors import ConfigError, JournalError
 from sharpen.interrupts import stop_signals
 from sharpen.view.library import Library
 from sharpen.view.pages import Pages
@@ -36,7 +36,7 @@ def make_app(
 ) -> ASGIApp:
     """Return the application."""
     pages = Pages(library, price_per_hour, ending)
-    app = Starlette(routes=pages.routes, exception_handlers={HTTPException: _refused})
+    app = Starlette(routes=pages.routes, exception_handlers={HTTPException: _refused, JournalError: _unreadable})
     return Gate(app, token, port)
 
 
@@ -75,6 +75,11 @@ def _listen(port: int) -> socket.socket:
         raise ConfigError(
             f"--port {port}: cannot listen there ({error}); give another one (0 is any free one)"
         ) from error
+
+
+async def _unreadable(request: Request, error: Exception) -> Response:
+    """The answer where a journal is damaged, or held by somebody else."""
+    return PlainTextResponse(f"{error}\n", status_code=503)
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -45,6 +45,7 @@ class Everything(BaseModel):
     many: list[int | bool] = Field(min_length=1, max_length=3)
     at: Place
     either: Place | None = None
+    other: str | list[int] | None = None
     size: str = Field(json_schema_extra={"enum": ["small", "not so small", "7"]})
 
 

@@ -202,6 +202,8 @@ class ChatWriter:
     choice has the index of its recorded call.
     """
 
+    streams_overflow = False
+
     logprobs: bool = False
     include_usage: bool = False
     return_token_ids: bool = False

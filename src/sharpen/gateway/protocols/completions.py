@@ -83,6 +83,8 @@ class CompletionsWriter:
     `logprobs`, `return_token_ids`: each choice holds them; in a stream, they come after its text.
     """
 
+    streams_overflow = False
+
     logprobs: bool = False
     include_usage: bool = False
     return_token_ids: bool = False

@@ -3,6 +3,7 @@
 A system prompt and the content blocks become messages of chat completions. Stated rules:
 
 - Text, tool use, tool results and thinking are read; images, documents and server tools' blocks are refused by name.
+- A tool's result with `is_error` begins with "Error: " in the prompt: nothing else would say so.
 - `cache_control` has no effect, nor have `context_management` (the client sends what it wants seen) and effort.
 - Tools without an `input_schema` (Anthropic's own) are left out of the prompt.
 - Thinking is given out if the request asks for it, as the API has it; `thinking` does not switch it on or off, which
@@ -163,6 +164,8 @@ def _turn(role: str, blocks: Sequence[Mapping[str, Any]], where: str) -> Iterato
                 yield {"role": role, "content": "\n".join(texts)}
                 texts = []
             content = _texts(block.get("content", ""), f"{at}.content")
+            if boolean(block, "is_error"):
+                content = f"Error: {content}"
             yield {"role": "tool", "tool_call_id": _string(block, "tool_use_id", at), "content": content}
         else:
             raise _refused_block(kind, at)
@@ -262,6 +265,8 @@ def _thinking(given: Mapping[str, Any]) -> bool:
 
 class MessagesWriter:
     """Writes one answer as Messages have it. `thinking`: reasoning is given out."""
+
+    streams_overflow = False
 
     def __init__(self, *, thinking: bool) -> None:
         self._thinking = thinking

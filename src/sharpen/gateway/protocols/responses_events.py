@@ -44,6 +44,8 @@ class ResponsesWriter:
     as `encrypted_content`. `summary`: it is also given as its own summary, which clients show. `logprobs`: of the text.
     """
 
+    streams_overflow = True
+
     def __init__(
         self,
         *,

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from sharpen.transcript import clean_for_page, tool_calls
 from sharpen.types import Call
 
@@ -112,7 +114,7 @@ def _origin(call: Call, earlier: Sequence[Call], found: Sequence[Origin]) -> Ori
             reason="",
             depth=found[call.parent].depth,
         )
-    best = max(earlier, key=lambda other: (_kept(call, other), other.index), default=None)
+    best = max(earlier, key=lambda other: (_kept(call, other), _kept_ids(call, other), other.index), default=None)
     kept = 0 if best is None else _kept(call, best)
     if best is None or not kept or _only_system(call, kept):
         return Origin(
@@ -156,7 +158,7 @@ def _fork_reason(call: Call, other: Call, kept: int) -> str:
     role = str(known[kept].get("role", "?"))
     if kept == len(other.messages):
         return f"the answer of call {other.index} was changed, or left out"
-    if len(call.messages) < len(known):
+    if len(call.messages) < len(other.messages):
         return f"the history is shorter: message {kept} ({role}) of call {other.index} and what followed were replaced"
     return f"message {kept} ({role}) of call {other.index} was changed"
 
@@ -171,13 +173,10 @@ def _kept(call: Call, other: Call) -> int:
 
 
 def _kept_ids(call: Call, other: Call) -> int:
-    history = [*other.prompt_ids_P.tolist(), *other.sampled_ids_S.tolist()]
-    count = 0
-    for ours, theirs in zip(call.prompt_ids_P.tolist(), history, strict=False):
-        if ours != theirs:
-            break
-        count += 1
-    return count
+    history = np.concatenate([other.prompt_ids_P, other.sampled_ids_S])
+    length = min(len(history), len(call.prompt_ids_P))
+    differs = history[:length] != call.prompt_ids_P[:length]
+    return int(np.argmax(differs)) if differs.any() else length
 
 
 def _parts(content: Any) -> list[Part]:

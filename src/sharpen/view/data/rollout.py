@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import shlex
 import sqlite3
-from collections.abc import Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
+from sharpen.errors import JournalError
 from sharpen.experience.evidence import read_group_steps, read_rollout_spans
 from sharpen.experience.reading import read_rollout_from, step_of_group
 from sharpen.experience.records import LossSpan
@@ -151,13 +152,9 @@ class CallTokens:
 
 def rollout_page(index: Index, number: int, note: Note | None) -> RolloutPage | None:
     """Return the page of a rollout by its number; None if its journal has none."""
-    folder = index.folder
-    journal = folder.evaluations if number % 2 else folder.journal
-    if not journal.exists():
-        return None
-    with closing(open_at_rest(journal)) as source:
-        found = read_rollout_from(source, number // 2)
-        if found is None:
+    with _reading(index, number) as source:
+        found = _read(source, number)
+        if source is None or found is None:
             return None
         rollout, task, version = found
         trained_in = [] if number % 2 else _steps(source, rollout)
@@ -202,13 +199,9 @@ def call_tokens(
 ) -> CallTokens | None:
     """Return the tokens of a call; None if there is no such rollout or call. `problem` says why there is no
     `decode`."""
-    folder = index.folder
-    journal = folder.evaluations if number % 2 else folder.journal
-    if not journal.exists():
-        return None
-    with closing(open_at_rest(journal)) as source:
-        found = read_rollout_from(source, number // 2)
-        if found is None or not 0 <= call_index < len(found[0].calls):
+    with _reading(index, number) as source:
+        found = _read(source, number)
+        if source is None or found is None or not 0 <= call_index < len(found[0].calls):
             return None
         rollout = found[0]
         steps = [] if number % 2 else [step for step, _ in _steps(source, rollout)]
@@ -226,6 +219,38 @@ def call_tokens(
         tokens=tuple(_tokens(call, spans, decode)),
         problem=problem,
     )
+
+
+@contextmanager
+def _reading(index: Index, number: int) -> Iterator[sqlite3.Connection | None]:
+    """Open the journal of a rollout; None if there is none. Raises `JournalError` if it turns out to be damaged."""
+    journal = index.folder.evaluations if number % 2 else index.folder.journal
+    if not journal.exists():
+        yield None
+        return
+    with closing(open_at_rest(journal)) as source:
+        try:
+            yield source
+        except (sqlite3.Error, ArithmeticError, LookupError, TypeError, ValueError) as error:
+            raise JournalError(f"{journal.name} is damaged: rollout {number // 2} cannot be read ({error})") from error
+
+
+def _read(source: sqlite3.Connection | None, number: int) -> tuple[Rollout, Task, int] | None:
+    """Return a rollout, its task, the version that it started at. What stands where a message should be becomes one."""
+    found = None if source is None else read_rollout_from(source, number // 2)
+    if found is None:
+        return None
+    rollout, task, version = found
+    return replace(rollout, calls=tuple(map(_with_messages, rollout.calls))), task, version
+
+
+def _with_messages(call: Call) -> Call:
+    if all(isinstance(message, Mapping) for message in (*call.messages, call.response)):
+        return call
+    messages = tuple(
+        message if isinstance(message, Mapping) else {"content": message} for message in (*call.messages, call.response)
+    )
+    return replace(call, messages=messages[:-1], response=messages[-1])
 
 
 def _tokens(call: Call, spans: Sequence[LossSpan], decode: Decode | None) -> list[TokenView]:

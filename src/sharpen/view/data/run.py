@@ -128,14 +128,15 @@ class MetricGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPage:
-    """One run. `no_findings` says why there are no findings: none was found, the diagnosis is being made, or cannot be
-    made."""
+    """One run. `no_findings` says why there are no findings: none was found, the diagnosis is being made
+    (`diagnosing`), or cannot be made."""
 
     run: RunRow
     learning: Learning
     soundness: Soundness
     findings: tuple[FindingCard, ...]
     no_findings: str
+    diagnosing: bool
     time: TimeUse
     cost: Cost
     metrics: tuple[MetricGroup, ...]
@@ -151,6 +152,7 @@ def run_page(folder: Folder, files: RunFiles, diagnosis: Diagnosis, *, price_per
         soundness=_soundness(files),
         findings=tuple(map(_card, diagnosis.findings)),
         no_findings=_why_no_findings(diagnosis),
+        diagnosing=diagnosis.pending,
         time=_time(files),
         cost=_cost(row, files, price_per_hour),
         metrics=_metrics(files),

@@ -5,14 +5,18 @@ In: its index, a `SearchQuery`. Out: a `SearchPage`: one page of hits with a pie
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sqlite3
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from sharpen.view.entries import TRAINING
-from sharpen.view.index import Index, IndexState, apart
+from sharpen.errors import JournalError
+from sharpen.transcript import clean_for_page
+from sharpen.view.entries import TRAINING, read_text
+from sharpen.view.index import Index, IndexState, apart, open_at_rest
 
 PAGE = 50
 ORDERS: Mapping[str, str] = {
@@ -25,6 +29,7 @@ ORDERS: Mapping[str, str] = {
     "calls": "rollouts.calls DESC",
     "rising": "rise DESC, rollouts.reward DESC, rollouts.number DESC",
 }
+SNIPPET_BEFORE, SNIPPET_AFTER = 60, 160
 RECENT_SHARE = 0.25
 """The share of the last steps that count as lately."""
 
@@ -134,6 +139,8 @@ def search_page(index: Index, query: SearchQuery, noted: Mapping[str, str]) -> S
             hits, total, problem = *_hits(connection, query, noted, facets), ""
         except sqlite3.OperationalError as error:
             hits, total, problem = (), 0, f"the search cannot be made: {error}"
+    if query.text:
+        hits = _with_snippets(index, hits, query.text)
     return SearchPage(
         query=query,
         hits=hits,
@@ -143,6 +150,54 @@ def search_page(index: Index, query: SearchQuery, noted: Mapping[str, str]) -> S
         index=state,
         problem=problem,
     )
+
+
+def snippet(text: str, wanted: str) -> tuple[tuple[str, bool], ...]:
+    """Return the text around the first place where something that is looked for occurs, in parts: (text, whether it was
+    looked for). Words are found as the index finds them, whole and in any case, but accents must be as they are."""
+    terms = [quoted or word for quoted, word in re.findall(r'"([^"]*)"|(\S+)', wanted)]
+    patterns = [_term_pattern(term) for term in terms if re.search(r"\w", term)]
+    if not patterns:
+        return ()
+    pattern = re.compile("|".join(patterns), re.IGNORECASE)
+    first = pattern.search(text)
+    if first is None:
+        return ()
+    start, end = max(0, first.start() - SNIPPET_BEFORE), first.start() + SNIPPET_AFTER
+    shown = " ".join(text[start:end].split())
+    parts: list[tuple[str, bool]] = [("… ", False)] if start else []
+    place = 0
+    for found in pattern.finditer(shown):
+        parts += [(shown[place : found.start()], False), (found.group(), True)]
+        place = found.end()
+    parts.append((shown[place:] + (" …" if end < len(text) else ""), False))
+    return tuple((clean_for_page(part), marked) for part, marked in parts if part)
+
+
+def _term_pattern(term: str) -> str:
+    """A pattern of a term of a query: its words, with anything but letters and digits between them."""
+    words = re.findall(r"\w+", term)
+    ending = r"\w*" if term.endswith("*") else r"(?!\w)"
+    inner = r"\W+".join(map(re.escape, words))
+    return inner if apart(inner) != inner else rf"(?<!\w){inner}{ending}"
+
+
+def _with_snippets(index: Index, hits: Sequence[Hit], text: str) -> tuple[Hit, ...]:
+    """Return the hits with their snippets; without, where the journal cannot be read any more."""
+    found = []
+    journals = (index.folder.journal, index.folder.evaluations)
+    with contextlib.ExitStack() as stack:
+        sources: dict[int, sqlite3.Connection] = {}
+        for hit in hits:
+            number = number_of(hit.name)
+            assert number is not None, "a hit's name is made of its number"
+            try:
+                if number % 2 not in sources:
+                    sources[number % 2] = stack.enter_context(closing(open_at_rest(journals[number % 2])))
+                found.append(replace(hit, snippet=snippet(read_text(sources[number % 2], number // 2), text)))
+            except (JournalError, sqlite3.Error):
+                found.append(hit)
+    return tuple(found)
 
 
 def name_of(number: int) -> str:
@@ -170,21 +225,25 @@ def _hits(
     connection: sqlite3.Connection, query: SearchQuery, noted: Mapping[str, str], facets: Facets
 ) -> tuple[tuple[Hit, ...], int]:
     conditions, values = _conditions(query, noted)
-    source, rise = "rollouts", "NULL"
+    source, rise, order = "rollouts", "NULL", ORDERS[query.order]
+    counted = None
     if query.text and (match := match_of(query.text)):
-        source = "texts JOIN rollouts ON rollouts.number = texts.rowid"
+        # The words first: CROSS JOIN keeps the order, which SQLite would choose by the number of rows alone.
+        source = "texts CROSS JOIN rollouts ON rollouts.number = texts.rowid"
+        order = order.replace("rollouts.number", "texts.rowid")
+        counted = "texts" if not conditions and query.order != "rising" else None
         conditions.append("texts MATCH ?")
         values.append(match)
     if query.order == "rising":
         rise = _add_rise(connection, conditions, values, facets)
         source += " JOIN rises ON rises.task = rollouts.task"
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-    total = connection.execute(f"SELECT COUNT(*) FROM {source}{where}", values).fetchone()[0]
+    total = connection.execute(f"SELECT COUNT(*) FROM {counted or source}{where}", values).fetchone()[0]
     chosen = connection.execute(
-        f"SELECT rollouts.*, {rise} AS rise FROM {source}{where} ORDER BY {ORDERS[query.order]} LIMIT ? OFFSET ?",
+        f"SELECT rollouts.*, {rise} AS rise FROM {source}{where} ORDER BY {order} LIMIT ? OFFSET ?",
         [*values, PAGE, PAGE * (query.page - 1)],
     ).fetchall()
-    return tuple(_hit(connection, row, query.text) for row in chosen), total
+    return tuple(_hit(connection, row) for row in chosen), total
 
 
 def _conditions(query: SearchQuery, noted: Mapping[str, str]) -> tuple[list[str], list[Any]]:
@@ -199,7 +258,7 @@ def _conditions(query: SearchQuery, noted: Mapping[str, str]) -> tuple[list[str]
         ("rollouts.tokens <= ?", query.tokens_high),
         ("rollouts.step >= ?", query.step_low),
         ("rollouts.step <= ?", query.step_high),
-        ("rollouts.number IN (SELECT number FROM tools WHERE tool = ?)", query.tool or None),
+        ("EXISTS (SELECT 1 FROM tools WHERE tools.number = rollouts.number AND tool = ?)", query.tool or None),
         ("rollouts.outcome = ?", query.outcome if query.outcome != "failed" and query.outcome else None),
     ]
     conditions = [condition for condition, value in wanted if value is not None]
@@ -233,7 +292,7 @@ def _add_rise(connection: sqlite3.Connection, conditions: list[str], values: lis
     return "rises.rise"
 
 
-def _hit(connection: sqlite3.Connection, row: sqlite3.Row, text: str) -> Hit:
+def _hit(connection: sqlite3.Connection, row: sqlite3.Row) -> Hit:
     words = connection.execute("SELECT * FROM words WHERE number = ?", (row["number"],)).fetchone()
     tools = connection.execute("SELECT tool FROM tools WHERE number = ? ORDER BY tool", (row["number"],)).fetchall()
     return Hit(
@@ -257,7 +316,7 @@ def _facets(connection: sqlite3.Connection) -> Facets:
         return tuple((name, count) for name, count in connection.execute(sql))
 
     steps = connection.execute(
-        "SELECT MIN(step), MAX(step) FROM rollouts WHERE place = ? AND step IS NOT NULL", (TRAINING,)
+        "SELECT MIN(step), MAX(step) FROM groups WHERE place = ? AND step IS NOT NULL", (TRAINING,)
     ).fetchone()
     rewards = connection.execute("SELECT MIN(low), MAX(high) FROM groups").fetchone()
     moments = connection.execute("SELECT moment FROM groups WHERE moment <> '' GROUP BY moment ORDER BY MIN(number)")

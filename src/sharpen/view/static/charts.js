@@ -13,6 +13,7 @@ import uPlot from "./vendor/uplot/uPlot.esm.js";
 
 const HEIGHT = 240;
 const MARKS = ["part-2", "part-4", "part-3", "part-1"];
+const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000];
 const RUNS = ["part-0", "part-2", "part-4", "part-3"];
 
 /** What a person chose for the figures of this page. */
@@ -115,7 +116,7 @@ function drawCurves(place, curves, byTime) {
       stroke,
       width: 1.5,
       spanGaps: true,
-      dash: isSparse ? [5, 4] : undefined,
+      paths: isSparse ? () => null : undefined, // points alone: no line where nothing was measured
       points: { show: isSparse || places.length < 2, size: 8, fill: stroke },
     });
     lines.push({ show: true, points: { show: false } }, { show: true, points: { show: false } });
@@ -124,7 +125,7 @@ function drawCurves(place, curves, byTime) {
   const readout = prepare(place);
   const plot = new uPlot(
     {
-      ...frame(place, colors),
+      ...frame(place, colors, !byTime),
       scales: { x: { time: false }, y: { range: () => valueRange(curves) } },
       series: lines,
       bands,
@@ -211,7 +212,7 @@ function drawStack(place, data) {
   const readout = prepare(place);
   const plot = new uPlot(
     {
-      ...frame(place, colors),
+      ...frame(place, colors, true),
       scales: { x: { time: false, range: (_, low, high) => [low - 0.6, high + 0.6] }, y: { range: (_, _low, high) => [0, high * 1.04 || 1] } },
       // the highest first, so that the lower ones are drawn over it
       series: [
@@ -239,8 +240,9 @@ function drawStack(place, data) {
  * What all plots have in common.
  * @param {HTMLElement} place
  * @param {Record<string, string>} colors
+ * @param {boolean} hasSteps whether whole steps are across
  */
-function frame(place, colors) {
+function frame(place, colors, hasSteps) {
   const axis = {
     stroke: colors["ink-faint"],
     grid: { stroke: colors.line, width: 1 },
@@ -254,7 +256,7 @@ function frame(place, colors) {
     legend: { show: false },
     cursor: { y: false, points: { size: 7 }, drag: { x: true, y: false } },
     scales: { x: { time: false } },
-    axes: [{ ...axis, grid: { show: false }, size: 28 }, { ...axis, size: 48 }],
+    axes: [{ ...axis, grid: { show: false }, size: 28, ...(hasSteps ? { incrs: WHOLE } : {}) }, { ...axis, size: 48 }],
   };
 }
 

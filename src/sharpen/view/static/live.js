@@ -79,6 +79,19 @@ export function follow(enliven) {
 }
 
 /**
+ * Asks again and again while a part of the page is still being made (`data-pending`).
+ * @param {Enliven} enliven
+ * @param {number} failures how often there was no answer, one after the other
+ */
+export function awaitPending(enliven, failures = 0) {
+  if (failures > 5 || !document.querySelector("[data-pending]")) return;
+  setTimeout(async () => {
+    const came = document.hidden || (await refresh(location.href, enliven));
+    awaitPending(enliven, came ? 0 : failures + 1);
+  }, PAUSE_MS);
+}
+
+/**
  * Asks for a page and puts its parts in the place of ours. Returns whether it came.
  * @param {string} address
  * @param {Enliven} enliven
@@ -109,7 +122,7 @@ function replaceParts(fresh, enliven) {
     replaceOne(part, other);
     enliven(part);
   }
-  if (place) scrollBy(0, place.part.getBoundingClientRect().top - place.top);
+  if (place && scrollY > 0) scrollBy(0, place.part.getBoundingClientRect().top - place.top);
 }
 
 /**

@@ -3,7 +3,7 @@
 
 import { drawCharts } from "./charts.js";
 import { startKeys } from "./keys.js";
-import { follow, startSwaps } from "./live.js";
+import { awaitPending, follow, startSwaps } from "./live.js";
 import { startMetrics } from "./metrics.js";
 import { startRuns } from "./runs.js";
 import { startTheme } from "./switch.js";
@@ -23,3 +23,4 @@ startKeys();
 enliven(document);
 startSwaps(enliven);
 follow(enliven);
+awaitPending(enliven);

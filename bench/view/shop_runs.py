@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from sharpen.config.load import resolve, write_resolved
 from sharpen.experience.journal import Journal
@@ -259,7 +259,8 @@ def train(maker: Maker, journal: Journal, metrics: JsonlSink, step: int) -> None
         journal.add(group)
     rollouts = [rollout for group in groups for rollout in group.scored]
     journal.add_checks(step, [Check(name="ids", checked=len(rollouts), broken=0)])
-    spans, experiences = zip(*_trained(groups), strict=True)
+    trained = list(_trained(groups))
+    spans, experiences = tuple(span for span, _ in trained), tuple(experience for _, experience in trained)
     places = tuple(GroupPlace(group_id=group.id, update=0, left_out=None, replayed=False) for group in groups)
     numbers = _numbers(rollouts, step)
     journal.add_step(step, step, numbers, experiences, Delivery(spans=spans, places=places))
@@ -268,7 +269,7 @@ def train(maker: Maker, journal: Journal, metrics: JsonlSink, step: int) -> None
 
 
 def _numbers(rollouts: Sequence[Rollout], step: int) -> dict[str, float]:
-    rewards = [rollout.reward or 0.0 for rollout in rollouts]
+    rewards = [rollout.reward or 0.0 for rollout in rollouts] or [0.0]
     tokens = sum(len(call.sampled_ids_S) for rollout in rollouts for call in rollout.calls)
     return {
         "reward/mean": float(np.mean(rewards)),
@@ -383,7 +384,6 @@ def write_tokenizer(path: Path, step: int) -> None:
     (folder / "trainer_state" / "state.json").write_text(json.dumps({"version": step}))
     tokenizer = Tokenizer(models.WordLevel(IDS, unk_token="<unknown>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="never")
     tokenizer.save(str(folder / "tokenizer.json"))
     latest = path / "latest"
     latest.unlink(missing_ok=True)

@@ -1,0 +1,52 @@
+"""`sharpen report [RUN]`: write the report of a run, which may still be running, or print it as Markdown.
+
+In: a run directory. Out: `report.html` in it, or `--output FILE`; Markdown on standard output with `--md`. Model cards
+in the checkpoints are brought up to date, except those that somebody else wrote.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from sharpen.cli.arguments import add_json, add_run, print_json, run_of
+from sharpen.errors import ConfigError
+
+
+def add_report(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_run(parser)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--md", action="store_true", help="print it as Markdown, for a pull request")
+    what.add_argument("--output", type=Path, metavar="FILE", help="write this file (default: report.html in the run)")
+    parser.add_argument("--price-per-hour", type=float, metavar="X", help="what the machine costs an hour")
+    add_json(parser)
+
+
+def run_report(arguments: argparse.Namespace) -> int:
+    """Write or print the report. Raises `ConfigError` if there is no such run, or the file cannot be written."""
+    from sharpen.report.card import write_cards
+    from sharpen.report.contents import read_report
+    from sharpen.report.render import NAME, html, markdown, write_text
+    from sharpen.view.data.measures import to_json
+    from sharpen.view.folders import MARKS
+
+    run_dir = run_of(arguments)
+    if not any((run_dir / mark).exists() for mark in MARKS):
+        raise ConfigError(f"{run_dir} is not a run directory: it has none of {', '.join(MARKS)}")
+    report = read_report(run_dir, price_per_hour=arguments.price_per_hour)
+    if arguments.json:
+        print_json({"headline": report.headline, **to_json(report)})
+        return 0
+    if arguments.md:
+        print(markdown(report), end="")
+        return 0
+    path = arguments.output or run_dir / NAME
+    try:
+        write_text(path, html(report))
+        if arguments.output is None:
+            write_cards(run_dir, replace=False)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}; name another file with --output") from error
+    print(path)
+    return 0

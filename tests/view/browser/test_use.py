@@ -1,0 +1,151 @@
+"""What a person does: keys, sorting, filtering, choosing, following a run."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from conftest import NARROW, Window, open_window, until
+from runs import SIZE, Served, hold, serving, train_on
+from shop_runs import Maker, make_run
+
+pytestmark = pytest.mark.browser
+
+
+def test_the_runs_are_gone_through_by_keys(window: Window, served: Served):
+    page = window.open("/?sort=name&order=up")
+    names = page.locator("tbody tr [data-open]").all_inner_texts()
+    assert names == sorted(names)
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    page.keyboard.press("k")
+    page.keyboard.press("j")
+    focused = page.locator("tr:focus")
+    assert focused.locator("[data-open]").inner_text() == names[1]
+    assert focused.evaluate("(row) => getComputedStyle(row).outlineStyle") == "solid"
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"**/run/{served.keys[names[1]]}")
+    page.keyboard.press("u")
+    page.wait_for_url(served.address + "/")
+
+
+def test_the_first_tab_leads_past_the_navigation(window: Window, served: Served):
+    page = window.open(f"/run/{served.keys['whole']}")
+    page.keyboard.press("Tab")
+    skip = page.locator(".skip")
+    assert skip.evaluate("(link) => link === document.activeElement && link.getBoundingClientRect().top >= 0")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+
+
+def test_what_has_the_focus_can_be_seen(window: Window, served: Served):
+    page = window.open(f"/run/{served.keys['whole']}")
+    for _ in range(25):
+        page.keyboard.press("Tab")
+        style = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        assert style == "solid", page.evaluate("document.activeElement.outerHTML")
+
+
+def test_the_keys_are_told(window: Window):
+    page = window.open("/")
+    page.keyboard.press("?")
+    assert page.locator("dialog[open]").inner_text().startswith("Keys")
+    page.keyboard.press("Escape")
+    page.keyboard.press("/")
+    page.keyboard.type("other")
+    until(page, "document.querySelectorAll('tbody tr').length === 1")
+    assert page.locator("tbody [data-open]").inner_text() == "other"
+    assert page.evaluate("document.activeElement.name") == "text", "typing goes on in the field"
+
+
+def test_the_table_is_sorted_without_leaving_the_page(window: Window):
+    page = window.open("/")
+    page.evaluate("window.stayed = true")
+    page.locator("#table thead").get_by_text("Run", exact=True).click()
+    until(page, "new URLSearchParams(location.search).get('sort') === 'name'")
+    names = page.locator("tbody [data-open]").all_inner_texts()
+    assert names == sorted(names)
+    assert page.locator("th[aria-sort='ascending']").inner_text().startswith("Run")
+    assert page.evaluate("window.stayed")
+
+
+def test_two_chosen_runs_are_compared(window: Window, served: Served):
+    page = window.open("/")
+    assert page.locator("#compare").is_disabled()
+    page.get_by_label("Compare whole").check()
+    page.get_by_label("Compare other").check()
+    page.locator("#compare").click()
+    page.wait_for_url("**/compare?**")
+    assert page.locator(".difference").count() == 2, "held-out tasks in two modes"
+    assert "12 tasks in both" in page.locator(".difference").first.inner_text()
+    assert "seed" in page.locator("section[aria-labelledby=settings]").inner_text()
+
+
+def test_a_metric_is_found_and_opened(window: Window, served: Served):
+    page = window.open(f"/run/{served.keys['whole']}")
+    page.locator("#metric-search").fill("entropy")
+    shown = page.locator("[data-metric]:visible")
+    assert shown.count() == 1
+    shown.get_by_role("button").click()
+    page.wait_for_selector("[data-metric='trainer/entropy'] canvas")
+    shown.get_by_role("button").click()
+    assert page.locator("[data-metric] canvas").count() == 0
+
+
+def test_the_curve_says_its_numbers_and_goes_over_time(window: Window, served: Served):
+    page = window.open(f"/run/{served.keys['whole']}")
+    plot = page.locator("[data-chart=course]")
+    assert not plot.locator(".still").is_visible(), "the live curve takes the place of the still one"
+    plot.locator(".u-over").hover()
+    until(page, "document.querySelector('.readout').textContent.includes('training reward')")
+    plot.get_by_role("button", name="over time").click()
+    assert plot.get_by_role("button", name="over time").get_attribute("aria-pressed") == "true"
+
+
+def test_what_is_still_being_made_arrives(window: Window, served: Served):
+    page = window.open(f"/run/{served.keys['other']}")
+    until(page, "!document.querySelector('[data-pending]')")
+    assert "being made" not in page.locator("#findings").inner_text()
+
+
+def test_the_theme_is_chosen_and_kept(window: Window):
+    page = window.open("/")
+    before = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.locator("#theme").click()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
+    page.reload()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
+
+
+def test_the_search_filters_as_one_types(window: Window, served: Served):
+    page = window.open(f"/run/{served.keys['whole']}/rollouts")
+    before = page.locator(".presets strong").inner_text()
+    page.locator("[name=text]").fill("onerror")
+    until(page, f"document.querySelector('.presets strong').textContent !== '{before}'")
+    page.locator("#filters summary").click()
+    page.locator("[name=place]").select_option("held-out/greedy")
+    until(page, "document.querySelector('.presets strong').textContent === '0'")
+    assert "place=held-out" in page.url
+
+
+def test_a_page_follows_its_run(browser, tmp_path: Path):
+    run = make_run(tmp_path / "runs" / "growing", Maker(size=SIZE), until=3, ended=False)
+    hold(run)
+    with serving(tmp_path / "runs", tmp_path / "cache") as served:
+        window = open_window(browser, served.address)
+        with closing(window.page.context):
+            page = window.open(f"/run/{served.keys['growing']}")
+            page.set_viewport_size(NARROW)
+            page.locator("#group-time > summary").click()
+            page.locator("#metric-search").fill("sync")
+            place = page.evaluate("document.getElementById('metric-search').getBoundingClientRect().top")
+            train_on(run, 4)
+            until(page, "document.getElementById('head').textContent.includes('step 4')")
+            assert page.evaluate("document.activeElement.id") == "metric-search"
+            assert page.evaluate("document.getElementById('metric-search').value") == "sync"
+            now = page.evaluate("document.getElementById('metric-search').getBoundingClientRect().top")
+            assert now == pytest.approx(place, abs=2)
+            assert page.locator("[data-metric]:visible").count() == 1
+            assert page.locator("#following").is_visible()
+        assert window.complaints == []

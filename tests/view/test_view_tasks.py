@@ -1,0 +1,114 @@
+"""Tasks, steps, comparisons: the numbers are those of the journal."""
+
+from statistics import fmean, pstdev
+
+import pytest
+from shop_runs import Maker, RunSize, make_run
+
+from sharpen.experience.reading import read_groups
+from sharpen.monitor.statistics import paired_difference
+from sharpen.view.data.tasks import step_page, task_page, tasks_page
+from sharpen.view.folders import Folder
+
+
+@pytest.fixture
+def index(run, library):
+    return library(run).index(Folder.of(run), wait_s=30)
+
+
+@pytest.fixture(scope="module")
+def evaluated(run):
+    """The rewards of the evaluations, by moment and mode and then by task."""
+    found = {}
+    for group in read_groups(run / "evaluations.db"):
+        moment, _, mode, _ = group.id.split("/", 3)
+        rewards = [one.reward for one in group.scored]
+        if rewards:
+            found.setdefault((moment, mode), {})[group.task.id] = fmean(rewards)
+    return found
+
+
+def test_the_heat_map_of_an_evaluation(index, evaluated):
+    page = tasks_page(index, place="held-out/sampled", order="change")
+    assert [column.label for column in page.columns] == ["before", "step-3", "after"]
+    for row in page.rows:
+        moments = ("before", "step-3", "after")
+        assert list(row.cells) == [evaluated[moment, "sampled"].get(row.task) for moment in moments]
+    changes = [row.change for row in page.rows if row.change is not None]
+    assert changes == sorted(changes, reverse=True)
+    assert (page.better, page.worse) == (sum(one > 0 for one in changes), sum(one < 0 for one in changes))
+    worst = tasks_page(index, place="held-out/sampled", order="worse")
+    assert worst.rows[0].change == min(changes)
+
+
+def test_the_heat_map_of_the_training(index, run):
+    page = tasks_page(index, place="training", order="name")
+    cells = {row.task: row.cells for row in page.rows}
+    for group in read_groups(run / "run.db"):
+        step = int(group.id.split("/")[0].removeprefix("step-")) + 1
+        assert cells[group.task.id][step - 1] == pytest.approx(fmean(one.reward for one in group.scored))
+    assert [column.first for column in page.columns] == [1, 2, 3, 4, 5, 6]
+    assert [row.task for row in page.rows][:3] == ["train/0", "train/1", "train/2"]
+
+
+def test_many_steps_share_columns(tmp_path, library):
+    size = RunSize(steps=130, batch_size=1, group_size=1, tasks=3, held_out=1, evaluations=())
+    path = make_run(tmp_path / "long", Maker(size=size), ended=False)
+    page = tasks_page(library(path).index(Folder.of(path), wait_s=60), place="training")
+    assert [(column.first, column.last) for column in page.columns][:2] == [(1, 3), (4, 6)]
+    assert page.columns[-1].last == 130
+    assert all(len(row.cells) == len(page.columns) for row in page.rows)
+
+
+def test_a_task_before_and_after(index, evaluated):
+    page = task_page(index, "test/3")
+    pairs = {pair.place: pair for pair in page.pairs}
+    for mode in ("greedy", "sampled"):
+        pair = pairs[f"held-out/{mode}"]
+        assert (pair.before.moment, pair.after.moment) == ("before", "after")
+        assert pair.before.mean == evaluated["before", mode].get("test/3")
+        assert pair.after.mean == evaluated["after", mode].get("test/3")
+        assert all(one.answer for one in (*pair.before.tries, *pair.after.tries))
+    assert "shelf 3" in page.question
+    assert task_page(index, "nothing") is None
+
+
+def test_a_steps_groups_with_their_spread(index, run):
+    page = step_page(index, 2)
+    recorded = {group.id: group for group in read_groups(run / "run.db") if group.id.startswith("step-1/")}
+    assert {group.id for group in page.groups} == recorded.keys()
+    for group in page.groups:
+        rewards = [one.reward for one in recorded[group.id].scored]
+        assert (group.mean, group.std) == (pytest.approx(fmean(rewards)), pytest.approx(pstdev(rewards)))
+        assert (group.low, group.high) == (min(rewards), max(rewards))
+    spreads = [group.std for group in page.groups]
+    assert spreads == sorted(spreads, reverse=True)
+    assert page.flat == sum(group.low == group.high for group in page.groups)
+    assert (page.previous, page.next) == (1, 3)
+    assert step_page(index, 99) is None
+
+
+def test_two_runs_are_compared_by_their_tasks(run, evaluated, tmp_path, client, library):
+    """The interval is that of the differences per task; tasks of one alone do not count."""
+    size = RunSize(held_out=9, batch_size=4)
+    other = make_run(tmp_path / "other", Maker(size=size, seed=5))
+    rewards = {}
+    for group in read_groups(other / "evaluations.db"):
+        if group.id.startswith("after/held-out/sampled") and group.scored:
+            rewards[group.task.id] = fmean(one.reward for one in group.scored)
+    keys = [library(path).index(Folder.of(path), wait_s=30).folder.key for path in (run, other)]
+    page = client(run, other).get("/compare", params={"run": keys, "format": "json"}).json()
+    found = next(one for one in page["differences"] if one["place"] == "held-out/sampled")
+    expected = paired_difference(evaluated["after", "sampled"], rewards)
+    assert (found["first"], found["second"]) == tuple(keys)
+    assert found["difference"]["value"] == pytest.approx(expected.difference)
+    assert (found["difference"]["low"], found["difference"]["high"]) == pytest.approx((expected.low, expected.high))
+    assert found["shared"] == expected.num_tasks <= 9
+    assert found["only_first"] >= 3
+    assert {row["name"]: row["values"] for row in page["settings"]}["seed"] == ["0", "5"]
+    assert not page["incomplete"]
+
+
+def test_one_run_alone_is_no_comparison(run, client):
+    key = Folder.of(run).key
+    assert client(run).get(f"/compare?run={key}&run={key}").status_code == 404
