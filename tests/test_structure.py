@@ -64,6 +64,8 @@ IMPORTS: Mapping[str, set[str]] = {
     },
     "view": {"monitor", "rollout", "experience", "diagnose", "transcript"},
     "report": {"monitor", "experience", "trainer", "transcript", "view"},
+    "several": set(),
+    "rescore": {"rollout", "transcript"},
     "trials": {"monitor", "rollout"},
     "model_selection": {"tasks", "monitor", "rollout", "recipe", "execution", "decide", "trials"},
     "prompt_tune": {"tasks", "monitor", "rollout", "compat", "recipe", "execution", "decide", "trials"},
@@ -85,6 +87,8 @@ IMPORTS: Mapping[str, set[str]] = {
     "tuning": {"algorithm", "monitor", "rollout", "compat", "decide", "run", "report"},
     "cli": {
         "starter",
+        "several",
+        "rescore",
         "doctor",
         "report",
         "algorithm",

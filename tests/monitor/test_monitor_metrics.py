@@ -19,6 +19,7 @@ from sharpen.monitor.metrics import (
     Monitor,
     SwanlabSink,
     TolerantSink,
+    TrackioSink,
     WandbSink,
     check_monitor,
     open_monitor,
@@ -67,19 +68,63 @@ def test_a_fresh_run_starts_a_fresh_file(tmp_path: Path):
     assert (tmp_path / "metrics.jsonl").read_text() == ""
 
 
-def test_tensorboard_reads_what_we_write_and_forgets_what_a_resume_repeats(tmp_path: Path):
+def accumulated(folder: Path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+    return EventAccumulator(str(folder)).Reload()
+
+
+def test_tensorboard_reads_what_we_write_and_forgets_what_a_resume_repeats(tmp_path: Path):
     first = TensorBoardSink(tmp_path)
     for step in (1, 2, 3):
-        first.log(step, {"reward/mean": step / 4, "loss/policy": -1.0})
+        first.log(step, {"reward/mean": step / 4, "trainer/loss": -1.0})
     first.close()
     second = TensorBoardSink(tmp_path, resume_step=1)
     second.log(2, {"reward/mean": 0.75})
     second.close()
-    events = EventAccumulator(str(tmp_path)).Reload()
-    assert events.Tags()["scalars"] == ["reward/mean", "loss/policy"]
+    events = accumulated(tmp_path)
+    assert events.Tags()["scalars"] == ["reward/mean", "training/loss"]
     assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(1, 0.25), (2, 0.75)]
+
+
+def test_tensorboard_shows_what_matters_first_and_nothing_that_never_changes_or_is_there_twice(tmp_path: Path):
+    """Red on the code before: 84 tags, 33 of them constant, nine twice."""
+    sink = TensorBoardSink(tmp_path)
+    for step in (1, 2, 3):
+        sink.log(
+            step,
+            {
+                "reward/mean": 0.5,
+                "batch/reward_mean": 0.5,
+                "judge/right": 0.25,
+                "batch/calls": 7.0 if step < 3 else 8.0,
+                "batch/groups": 16.0,
+            },
+        )
+    sink.close()
+    events = accumulated(tmp_path)
+    tags = events.Tags()["scalars"]
+    assert sorted(tags) == ["reward parts/judge/right", "reward/mean", "~debug/batch/calls"]
+    assert [(one.step, one.value) for one in events.Scalars("~debug/batch/calls")] == [(1, 7.0), (3, 8.0)]
+    assert len(events.Scalars("reward/mean")) == 3, "what matters is shown also where it stays the same"
+
+
+def test_tensorboard_shows_samples_as_texts_and_settings_as_hyperparameters(tmp_path: Path):
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    monitor = open_monitor(
+        tmp_path, "tensorboard", project="p", name="n", config={"seed": 3, "deterministic": True, "x": None}, say=print
+    )
+    monitor.log(1, {"reward/mean": 0.5})
+    monitor.sample(1, "**best**: said 4")
+    monitor.close()
+    events = accumulated(tmp_path / "monitor" / "tensorboard")
+    (text,) = events.Tensors("samples/best and worst of the step")
+    assert (text.step, text.tensor_proto.string_val[0]) == (1, b"**best**: said 4")
+    content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    settings = HParamsPluginData.FromString(content).session_start_info.hparams
+    assert (settings["seed"].number_value, settings["deterministic"].bool_value) == (3.0, True)
+    assert monitor.line == ""
 
 
 class StandIn:
@@ -117,6 +162,19 @@ def test_swanlab_gets_names_that_it_takes_and_one_identity_for_resumes(tmp_path:
     sink.close()
     (init, log, finish) = swanlab.calls
     assert (init[2]["project"], init[2]["id"], init[2]["resume"]) == ("My-project", "My-project-exp-1", "allow")
+    assert init[2]["config"] == {"seed": 0}
+    assert log == ("log", ({"reward/mean": 0.5},), {"step": 3})
+    assert finish[0] == "finish"
+
+
+def test_trackio_gets_steps_and_continues_the_run_of_the_same_name():
+    """Done with the real package (0.43) by hand: the second session's rows are in the same run."""
+    trackio = StandIn()
+    sink = TrackioSink(trackio, "My project", "exp 1", {"seed": 0})
+    sink.log(3, {"reward/mean": 0.5})
+    sink.close()
+    (init, log, finish) = trackio.calls
+    assert (init[2]["project"], init[2]["name"], init[2]["resume"]) == ("My project", "exp 1", "allow")
     assert init[2]["config"] == {"seed": 0}
     assert log == ("log", ({"reward/mean": 0.5},), {"step": 3})
     assert finish[0] == "finish"

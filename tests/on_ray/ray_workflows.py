@@ -110,9 +110,19 @@ async def find_bad_input(task: dict[str, Any], model: Any) -> None:
     raise DatasetError(f"task {task['number']} has nothing")
 
 
+async def ask_for_a_stream(task: dict[str, Any], model: Any) -> None:
+    """One streamed call: its chunks come one by one, and its text is that of the recorded ids."""
+    messages: Any = [{"role": "user", "content": task["question"]}]
+    stream = await model.client.chat.completions.create(model=model.name, messages=messages, max_tokens=8, stream=True)
+    texts = [chunk.choices[0].delta.content or "" async for chunk in stream]
+    (call,) = model.calls()
+    assert "".join(texts) == call.response["content"]
+
+
 ACTS = {
     "twice": ask_twice,
     "slowly": ask_slowly,
+    "streamed": ask_for_a_stream,
     "crash": crash,
     "hang": hang,
     "fail": fail_on_the_answer,

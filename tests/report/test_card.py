@@ -1,7 +1,7 @@
 """The model card in a checkpoint."""
 
 import pytest
-from made_runs import make_run
+from reported_runs import make_run
 
 from sharpen.report.card import MARK, front_matter, write_cards
 from sharpen.run.identity import model_identity

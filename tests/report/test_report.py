@@ -5,7 +5,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from made_runs import make_run
+from reported_runs import make_run
 
 from sharpen.cli.main import main
 from sharpen.report.chart import MAX_POINTS, chart

@@ -1,4 +1,4 @@
-"""Runs of `made_runs`, and a client of the pages over them."""
+"""Runs of `shop_runs`, and a client of the pages over them."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -6,18 +6,13 @@ from pathlib import Path
 
 import httpx
 import pytest
-from made_runs import Maker, make_run
+from addresses import HOSTILE, HOSTILE_ROLLOUT, TOKEN
+from shop_runs import Maker, make_run
 from starlette.testclient import TestClient
 
 from sharpen.view.library import Library
 from sharpen.view.server import make_app
 
-TOKEN = "the-token"
-HOSTILE = (
-    "<script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31mred\x1b[0m \u202egnirts \u2066x\ud800"
-    "</textarea></script>{{ 7 * 7 }} javascript:alert(3) '\"><svg onload=alert(4)>"
-)
-HOSTILE_ROLLOUT = "step-1/train/4/1"
 Open = Callable[..., httpx.Client]
 
 

@@ -4,8 +4,7 @@ import json
 import shlex
 
 import pytest
-from addresses import PAGES
-from conftest import HOSTILE, HOSTILE_ROLLOUT
+from addresses import HOSTILE, HOSTILE_ROLLOUT, PAGES
 from experience_builders import make_call
 
 from sharpen.experience.reading import read_groups

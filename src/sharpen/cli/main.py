@@ -17,6 +17,7 @@ from pathlib import Path
 from sharpen import __version__
 from sharpen.cli.algorithms import add_algorithms, run_algorithms
 from sharpen.cli.certify import add_certify, run_certify
+from sharpen.cli.compare import add_compare, run_compare
 from sharpen.cli.diagnose import add_diagnose, run_diagnose
 from sharpen.cli.doctor import add_doctor, run_doctor
 from sharpen.cli.explain import add_explain, run_explain
@@ -26,8 +27,11 @@ from sharpen.cli.list_runs import add_ls, run_ls
 from sharpen.cli.plan import add_plan, run_plan
 from sharpen.cli.record import add_record, run_record
 from sharpen.cli.report import add_report, run_report
+from sharpen.cli.rescore import add_rescore, run_rescore
+from sharpen.cli.seeds import add_seeds, run_seeds
 from sharpen.cli.serve import add_serve, run_serve
 from sharpen.cli.show import add_show, run_show
+from sharpen.cli.sweep import add_sweep, run_sweep
 from sharpen.cli.training import add_check, add_eval, add_run_command, run_check, run_eval, run_run
 from sharpen.cli.view import add_view, run_view
 from sharpen.errors import ConfigError, DatasetError, ModelError, SamplingError, SharpenError
@@ -52,13 +56,17 @@ COMMANDS: Mapping[str, Command] = {
     "run": Command("train, from a configuration file", add_run_command, run_run),
     "check": Command("send a few tasks through agent and judge, before any training", add_check, run_check),
     "eval": Command("evaluate a model or an OpenAI-compatible endpoint on a dataset", add_eval, run_eval),
+    "seeds": Command("train with several seeds: means with intervals over them", add_seeds, run_seeds),
+    "sweep": Command("search the settings with which a run gains most, by Optuna", add_sweep, run_sweep),
     "plan": Command("predict the memory of a run before anything starts", add_plan, run_plan),
     "explain": Command("print every setting and where its value comes from", add_explain, run_explain),
     "algorithms": Command("list the algorithms with formulas, defaults and sources", add_algorithms, run_algorithms),
     "ls": Command("list the runs with their results", add_ls, run_ls),
     "show": Command("print rollouts of a run, token by token if asked", add_show, run_show),
     "view": Command("look at runs in a browser: curves, tasks, rollouts token by token", add_view, run_view),
+    "compare": Command("which run is better on the tasks that both have, and what differs", add_compare, run_compare),
     "report": Command("write the report of a run: one page to send, or Markdown", add_report, run_report),
+    "rescore": Command("another judge over stored rollouts: what would have changed", add_rescore, run_rescore),
     "diagnose": Command("why is the reward (or the loss) flat? causes, with evidence", add_diagnose, run_diagnose),
     "certify": Command("recompute the certificate of a run from its records", add_certify, run_certify),
     "serve": Command("serve a model to applications, in OpenAI's and Anthropic's protocols", add_serve, run_serve),

@@ -7,6 +7,7 @@ In: a `Job`. Out: `LocalServing` (what rollouts need: engine, gateway, auxiliary
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
@@ -70,6 +71,7 @@ class LocalServing:
                 whole_groups=functions.whole_groups,
             )
             undo.pop_all()
+        gc.freeze()  # a walk over all that is loaded stops agents and gateway for 0.1 s, again and again
 
     @property
     def ranks(self) -> None:
@@ -90,6 +92,7 @@ class LocalServing:
 
     def close(self) -> None:
         """Close rollouts, gateways, engines and thread, in this order."""
+        gc.unfreeze()
         self.runner.close()
         self.thread.call(self.gateway.close(), timeout_s=10)
         self._close_engine()

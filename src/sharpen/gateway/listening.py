@@ -35,6 +35,10 @@ class AppServer:
                 access_log=False,
                 lifespan="off",
                 ws="none",
+                interface="asgi3",
+                proxy_headers=False,  # else a client could say that it is on another machine (see `Server._opener`)
+                server_header=False,
+                date_header=False,
                 timeout_graceful_shutdown=grace_s,
             )
         )

@@ -11,10 +11,8 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from sharpen.config.gateway import GatewayConfig
@@ -32,8 +30,6 @@ BODY_TIMEOUT_S = 60.0
 """How long a request's body may take to arrive."""
 STOP_TIMEOUT_S = 0.5
 """How long a client may take to read the end of its answer when the server stops."""
-METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
-"""All are answered, most with a 404 that says what to use instead."""
 
 
 class Server:
@@ -76,11 +72,15 @@ class Server:
             self._server = None
 
     async def _listen(self) -> int:
-        app = Starlette(routes=[Route("/{path:path}", self._endpoint, methods=METHODS)])
-        self._server = AppServer(app, self._config)
+        self._server = AppServer(self._serve, self._config)
         self._connections = Connections(self._server.port, self._who_calls)
         await self._server.start()
         return self._server.port
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The application that uvicorn runs: every path and method is the gateway's to answer."""
+        response = await self._endpoint(Request(scope, receive))
+        await response(scope, receive, send)
 
     async def _endpoint(self, request: Request) -> Response:
         caller = self._opener(request)

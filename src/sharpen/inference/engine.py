@@ -29,8 +29,8 @@ class GenerateRequest:
     several engines, its requests go to the engine that has its prefix cached. Empty: to any engine. With a
     `constraint`, only tokens that it allows are sampled, and their logprobs are relative to these.
 
-    `on_tokens` is called on the serving loop with the ids that each step adds, but for those that end the generation,
-    which may be all: an engine in another process need not call it.
+    `on_tokens` is called on the serving loop with the ids that each step adds, but for those that end the generation.
+    From an engine in another process, the ids of several steps may come together.
     """
 
     prompt_ids: IntArray

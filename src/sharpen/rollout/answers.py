@@ -5,10 +5,10 @@ In: a task's row, a rollout. Out: short lines of text, as they are: whoever prin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sharpen.types import Rollout
+from sharpen.types import Group, Rollout
 
 SHOWN = 300
 """The most characters of an answer or of a field."""
@@ -32,3 +32,16 @@ def row_lines(row: Mapping[str, Any]) -> Iterator[str]:
         text = value if isinstance(value, str) else repr(value)
         text = " ".join(text.split())
         yield f"{name}: {text if len(text) <= SHOWN else f'{text[: SHOWN - 3]}...'}"
+
+
+def best_and_worst(groups: Sequence[Group]) -> str:
+    """Return the rollouts of the highest and the lowest reward in Markdown: task, answer, reward; empty without any."""
+    scored = [(one.reward, group, one) for group in groups for one in group.rollouts if one.reward is not None]
+    if not scored:
+        return ""
+    parts = []
+    for name, pick in (("best", max), ("worst", min)):
+        reward, group, rollout = pick(scored, key=lambda found: found[0])
+        lines = [f"**{name}: reward {reward:g}** ({rollout.id})", *row_lines(group.task.row)]
+        parts.append("\n\n".join([*lines, f"said: {last_answer(rollout)}"]))
+    return "\n\n---\n\n".join(parts)

@@ -111,6 +111,7 @@ class Loop:
         )
         metrics = {**outcome.metrics, "time/step_s": seconds, "tokens/per_s": per_s}
         self.monitor.log(progress.step, metrics)
+        self.monitor.sample(progress.step, outcome.sample)
         if outcome.taught:
             self.journal.add_taught(progress.step, outcome.taught)
         self.journal.add_step(progress.step, progress.version, metrics, outcome.trained, outcome.delivered)

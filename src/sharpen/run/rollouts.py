@@ -27,6 +27,7 @@ from sharpen.experience.records import Delivery
 from sharpen.experience.replay import Replay, ReplayGroup, mixed, probe
 from sharpen.monitor.display import Display
 from sharpen.recipe import RolloutRecipe
+from sharpen.rollout.answers import best_and_worst
 from sharpen.rollout.refill import StepRollouts, num_sampled_tokens
 from sharpen.rollout.statistics import USER_PREFIXES, check_excluded, summarize
 from sharpen.run.expert import ExpertRows
@@ -221,6 +222,7 @@ class RolloutSource:
             flat=f"{statistics.num_flat_groups}/{statistics.num_groups}",
             notes=notes,
             shown={name: value for name, value in sorted(metrics.items()) if name.startswith(USER_PREFIXES)},
+            sample=best_and_worst(groups),
         )
 
     def _auxiliary(self) -> dict[str, float]:

@@ -21,8 +21,8 @@ from sharpen.types import Check, Experience
 class StepOutcome:
     """The results of a step. The loop adds the seconds and `tokens` per second to `metrics`; `counts` are added to
     those of `Progress`, `position` replaces its fields. `trained`, `delivered` and `taught` go into the journal;
-    `reward`, `loss`, `flat`, `notes` and `shown` are for the display. `failure` is an error after the training, while
-    weights were synced: the step itself is complete."""
+    `reward`, `loss`, `flat`, `notes` and `shown` are for the display, the text `sample` for the monitor. `failure` is
+    an error after the training, while weights were synced: the step itself is complete."""
 
     metrics: Mapping[str, float]
     tokens: int
@@ -37,6 +37,7 @@ class StepOutcome:
     flat: str = ""
     notes: Sequence[str | None] = ()
     shown: Mapping[str, float] = field(default_factory=dict)
+    sample: str = ""
     failure: BaseException | None = None
 
 

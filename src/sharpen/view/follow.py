@@ -83,7 +83,7 @@ class Follower:
         return before != state.indexed
 
     def _change(self, folder: Folder) -> dict[str, Any]:
-        files = self.library.files(folder)
+        files = self.library.brief(folder)
         rewards = files.values("reward/mean")
         return {
             "run": folder.key,

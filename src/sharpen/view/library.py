@@ -10,16 +10,18 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sharpen.view.diagnoses import Diagnoses
-from sharpen.view.files import RunFiles, read_files
+from sharpen.view.files import RunFiles, read_brief, read_files
 from sharpen.view.folders import Folder, find_folders
 from sharpen.view.index import Index, reason
 
 _READ = ("metrics.jsonl", "summary.json", "certificate.json", "resolved.json", "run.db")
 Stamp = tuple[tuple[int, int] | None, ...]
+Known = dict[Path, tuple[Stamp, RunFiles]]
+"""Files that were read, with what their directory looked like."""
 
 
 class Library:
@@ -33,7 +35,8 @@ class Library:
         self.roots = tuple(roots)
         self.diagnoses = Diagnoses()
         self._lock = threading.Lock()
-        self._files: dict[Path, tuple[Stamp, RunFiles]] = {}
+        self._files: Known = {}
+        self._briefs: Known = {}
         self._indexes: dict[str, Index] = {}
         self._cache, self._temporary = _usable(cache or default_cache())
         self._wanted: list[Index] = []
@@ -55,14 +58,21 @@ class Library:
 
     def files(self, folder: Folder) -> RunFiles:
         """Return a run's files."""
+        return self._read(self._files, folder, read_files)
+
+    def brief(self, folder: Folder) -> RunFiles:
+        """Return what the table of runs shows of a run's files."""
+        return self._read(self._briefs, folder, read_brief)
+
+    def _read(self, known: Known, folder: Folder, read: Callable[[Path], RunFiles]) -> RunFiles:
         now = stamp(folder.path)
         with self._lock:
-            known = self._files.get(folder.path)
-        if known is not None and known[0] == now:
-            return known[1]
-        files = read_files(folder.path)
+            before = known.get(folder.path)
+        if before is not None and before[0] == now:
+            return before[1]
+        files = read(folder.path)
         with self._lock:
-            self._files[folder.path] = (now, files)
+            known[folder.path] = (now, files)
         return files
 
     def index(self, folder: Folder, *, wait_s: float = 0.0) -> Index:

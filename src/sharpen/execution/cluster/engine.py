@@ -5,13 +5,14 @@ In: a `RunConfig`; weights as arrays in Ray's object store. Out: `EngineActor`, 
 
 Ray restarts an actor that died and repeats its pending calls. This is safe: a call depends on its request alone, and
 none of it was recorded. A restarted actor answers no call until the coordinator has sent the current weights (`serve`).
+A streamed call is not repeated: those that wait for its tokens may have seen some, and newer weights sample others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from sharpen.execution.model_files import model_folder, quiet_transformers
 from sharpen.execution.serving import ServingThread
 from sharpen.execution.threads import let_idle_workers_sleep
 from sharpen.gateway.busy import BusyClock
-from sharpen.inference.engine import Engine, GenerateRequest, Generation
+from sharpen.inference.engine import Engine, GenerateRequest, Generation, OnTokens
 
 if TYPE_CHECKING:
     import torch
@@ -66,6 +67,28 @@ class EngineActor:
         with self._busy:
             return await asyncio.wrap_future(self._thread.start(self._engine.generate(request)))
 
+    async def stream(self, request: GenerateRequest) -> AsyncIterator[list[int] | Generation]:
+        """As `generate`, but yield before it the ids for which `on_tokens` is called, those of each decode step as soon
+        as they are sampled; of several steps together if their reader is slower."""
+        loop = asyncio.get_running_loop()
+        steps: asyncio.Queue[list[int]] = asyncio.Queue()
+
+        def note(ids: Sequence[int]) -> None:
+            loop.call_soon_threadsafe(steps.put_nowait, list(ids))
+
+        sampling = loop.create_task(self.generate(replace(request, on_tokens=note)))
+        sampling.add_done_callback(lambda _: steps.put_nowait([]))
+        try:
+            while not (sampling.done() and steps.empty()):
+                ids = await steps.get()
+                while not steps.empty():
+                    ids += steps.get_nowait()
+                if ids:
+                    yield ids
+            yield await sampling
+        finally:
+            sampling.cancel()
+
     async def busy_s(self) -> float:
         """Return the seconds since the actor's start in which it had a request."""
         return self._busy.seconds()
@@ -106,14 +129,33 @@ class EngineClient:
         return self._max_model_len
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """See `Engine.generate`: `on_tokens` is not called. Raises `EngineLostError` if the actor is gone for good."""
-        found: Generation = await answer(self._actor.generate.remote(replace(request, on_tokens=None)))
+        """See `Engine.generate`. Raises `EngineLostError` if the actor is gone for good, and `EngineError` if it ended
+        within a streamed call, although it may be started again."""
+        if request.on_tokens is not None:
+            return await self._stream(request, request.on_tokens)
+        found: Generation = await answer(self._actor.generate.remote(request))
         return found
 
     async def load(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """See `Engine.load`. The weights travel through the object store."""
         await answer(self._actor.serve.remote(version, to_arrays(tensors)))
         self.version = version
+
+    async def _stream(self, request: GenerateRequest, on_tokens: OnTokens) -> Generation:
+        options = {"num_returns": "streaming", "max_task_retries": 0}
+        parts = self._actor.stream.options(**options).remote(replace(request, on_tokens=None))
+        try:
+            async for reference in parts:
+                part = await answer(reference)
+                if isinstance(part, Generation):
+                    return part
+                on_tokens(part)
+        except EngineLostError as error:
+            raise EngineError(str(error)) from error
+        except asyncio.CancelledError:
+            _cancel(parts)
+            raise
+        raise EngineError("the engine ended a streamed call without an answer")
 
     async def close(self) -> None:
         """Do nothing: the owner of the actor ends it."""
@@ -125,14 +167,12 @@ async def answer(reference: Any) -> Any:
     Raises a `SharpenError` of the actor unchanged, `EngineError` for its other errors, `EngineLostError` if the actor
     is gone for good.
     """
-    import ray
-    from ray.exceptions import RayActorError, RayError, RayTaskError
+    from ray.exceptions import RayActorError, RayTaskError
 
     try:
         return await reference
     except asyncio.CancelledError:
-        with contextlib.suppress(RayError):
-            ray.cancel(reference)
+        _cancel(reference)
         raise
     except RayTaskError as error:
         if isinstance(error.cause, SharpenError):
@@ -140,6 +180,15 @@ async def answer(reference: Any) -> Any:
         raise EngineError(f"the engine failed: {error.cause!r}") from error
     except RayActorError as error:
         raise EngineLostError(f"the engine's process is gone: {first_line(error)}") from error
+
+
+def _cancel(call: Any) -> None:
+    """Stop a call of an actor: of its result, or of the iterator of what it yields."""
+    import ray
+    from ray.exceptions import RayError
+
+    with contextlib.suppress(RayError):
+        ray.cancel(call)
 
 
 def first_line(error: BaseException) -> str:

@@ -122,7 +122,7 @@ function replaceParts(fresh, enliven) {
     replaceOne(part, other);
     enliven(part);
   }
-  if (place) scrollBy(0, place.part.getBoundingClientRect().top - place.top);
+  if (place && scrollY > 0) scrollBy(0, place.part.getBoundingClientRect().top - place.top);
 }
 
 /**

@@ -1,0 +1,1 @@
+"""Several runs of one configuration: other seeds, other settings."""
