@@ -4,7 +4,7 @@ import asyncio
 import json
 from contextlib import closing
 
-from made_runs import Maker, train
+from shop_runs import Maker, train
 
 from sharpen.experience.journal import Journal
 from sharpen.monitor.metrics import JsonlSink

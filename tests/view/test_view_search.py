@@ -3,7 +3,7 @@
 from statistics import fmean
 
 import pytest
-from made_runs import Maker, make_run
+from shop_runs import Maker, make_run
 
 from sharpen.experience.reading import read_groups
 from sharpen.view.data.search import PAGE, SearchQuery, match_of, search_page, snippet

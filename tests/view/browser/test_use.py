@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from conftest import NARROW, Window, open_window, until
-from made_runs import Maker, make_run
 from runs import SIZE, Served, hold, serving, train_on
+from shop_runs import Maker, make_run
 
 pytestmark = pytest.mark.browser
 
