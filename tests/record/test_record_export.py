@@ -92,7 +92,7 @@ def test_the_model_goes_to_a_private_repository_without_the_trainers_state(toy_m
     assert (name, options["private"]) == ("me/model", True)
     assert (upload["repo_id"], upload["folder_path"]) == ("me/model", toy_model_dir)
     assert upload["ignore_patterns"] == ["trainer_state/*"]
-    with pytest.raises(ConfigError, match="me/model.*no token.*hf auth login"):
+    with pytest.raises(ConfigError, match=r"me/model.*no token.*hf auth login"):
         to_hub(toy_model_dir, "me/model", Hub(OSError("no token\nmore")))
 
 
