@@ -65,6 +65,7 @@ IMPORTS: Mapping[str, set[str]] = {
     "view": {"monitor", "rollout", "experience", "diagnose", "transcript"},
     "report": {"monitor", "experience", "trainer", "transcript", "view"},
     "several": set(),
+    "rescore": {"rollout", "transcript"},
     "trials": {"monitor", "rollout"},
     "model_selection": {"tasks", "monitor", "rollout", "recipe", "execution", "decide", "trials"},
     "prompt_tune": {"tasks", "monitor", "rollout", "compat", "recipe", "execution", "decide", "trials"},
@@ -87,6 +88,7 @@ IMPORTS: Mapping[str, set[str]] = {
     "cli": {
         "starter",
         "several",
+        "rescore",
         "doctor",
         "report",
         "algorithm",
