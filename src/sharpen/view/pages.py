@@ -103,7 +103,10 @@ class Pages:
         return JSONResponse(to_json([series(files, name) for name in names]))
 
     async def _events(self, request: Request) -> Response:
-        follower = Follower(self._library, request.query_params.get("run"))
+        key = request.query_params.get("run")
+        if key is not None:
+            _found(await run_in_threadpool(self._library.folder, key), f"the key {key!r}")
+        follower = Follower(self._library, key)
         return StreamingResponse(events(follower, self._ending), media_type="text/event-stream")
 
     def _compare(self, request: Request) -> Response:
@@ -232,7 +235,7 @@ async def _body(request: Request) -> bytes:
 def _found(value: T | None, what: str) -> T:
     """Return a value that there is; else the answer is 404."""
     if value is None:
-        raise HTTPException(404, f"this run has not {what}")
+        raise HTTPException(404, f"not found: {what}")
     return value
 
 
