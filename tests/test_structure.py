@@ -83,7 +83,7 @@ IMPORTS: Mapping[str, set[str]] = {
         "decide",
         "run",
     },
-    "record": {"experience", "exchange", "rollout", "gateway", "execution", "run", "serve"},
+    "record": {"transcript", "experience", "exchange", "rollout", "gateway", "execution", "run", "serve"},
     "tuning": {"algorithm", "monitor", "rollout", "compat", "decide", "run", "report"},
     "cli": {
         "starter",

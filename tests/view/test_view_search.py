@@ -58,7 +58,8 @@ def test_signs_are_not_a_language_of_queries(search, text):
 
 
 @pytest.mark.parametrize(
-    "text", ['"', "NEAR(", "a OR", "*", "col:x", "^", '" OR 1=1 --', "a AND NOT b", "\x00", "{", '""" "']
+    "text",
+    ['"', 'say"x', 'a"b"c"', "NEAR(", "a OR", "*", "col:x", "^", '" OR 1=1 --', "a AND NOT b", "\x00", "{", '""" "'],
 )
 def test_no_text_is_an_error(search, text):
     search(text=text)
