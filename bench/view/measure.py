@@ -1,7 +1,7 @@
 """How quick `sharpen view` is over a run of 100,000 rollouts: the first paint, while the index is made and after it, a
 rollout, searches.
 
-In: nothing (the run is made here, by `made_runs`, or kept with --keep). Out: a table, `bench/out/view.json`; an exit
+In: nothing (the run is made here, by `shop_runs`, or kept with --keep). Out: a table, `bench/out/view.json`; an exit
 code of 1 if a limit is missed. Times are of whole requests over a socket, against the server as the command starts it,
 in a process of its own. What a browser adds to draw a page is not in them.
 
@@ -25,8 +25,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))  # what the benchmarks share
 
 import httpx
-from made_runs import Maker, RunSize, make_run
 from report import finish
+from shop_runs import Maker, RunSize, make_run
 
 FIRST_PAINT_S, ROLLOUT_S, SEARCH_S = 1.0, 0.2, 1.0
 GROUP, BATCH = 16, 16

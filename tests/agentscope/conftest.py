@@ -22,6 +22,7 @@ THIRD_PARTY = (
     "agents",
     "dspy",
     "langchain",
+    "langchain_anthropic",
     "langchain_core",
     "langchain_openai",
     "langgraph",
@@ -33,10 +34,11 @@ THIRD_PARTY = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Warnings are errors, except for deprecations within the packages that are tested, and for what LiteLLM's logging
-    has not done when a rollout's loop ends."""
+    """Warnings are errors, except for deprecations within the packages that are tested (LlamaIndex has Pydantic's
+    name the line that makes an agent), and for what LiteLLM's logging has not done when a rollout's loop ends."""
     for package in THIRD_PARTY:
         config.addinivalue_line("filterwarnings", rf"ignore::DeprecationWarning:{package}(\.|$)")
+    config.addinivalue_line("filterwarnings", "ignore::pydantic.warnings.PydanticDeprecationWarning")
     config.addinivalue_line("filterwarnings", r"ignore:coroutine 'Logging\.:RuntimeWarning")
     config.addinivalue_line(
         "filterwarnings",

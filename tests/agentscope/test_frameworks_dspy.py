@@ -8,6 +8,7 @@ from typing import Any
 
 import dspy
 import pytest
+from framework_checks import check_records
 
 from sharpen import WorkflowOutput
 from sharpen.config.run import RunConfig
@@ -80,3 +81,56 @@ def test_an_answer_that_its_adapter_cannot_parse_is_the_models_failure(rollouts:
     (rollout,) = group.rollouts
     assert rollout.outcome == Outcome.UNUSABLE_ANSWER, rollout.error
     assert group.attempts == ()
+
+
+def add(a: int, b: int) -> str:
+    """Add two numbers."""
+    return str(a + b)
+
+
+def step(thought: str, tool: str, arguments: str) -> str:
+    """A step of its ReAct agent, as its adapter reads it."""
+    fields = {"next_thought": thought, "next_tool_name": tool, "next_tool_args": arguments}
+    return "\n\n".join(f"[[ ## {name} ## ]]\n{value}" for name, value in fields.items()) + "\n\n[[ ## completed ## ]]"
+
+
+STEPS = (
+    step("I add.", "add", '{"a": 2, "b": 3}'),
+    step("I know it.", "finish", "{}"),
+    f"[[ ## reasoning ## ]]\nAdded.\n\n{ANSWER}",
+)
+
+
+def agent(provider: str, *, stream: bool, **options: Any) -> Any:
+    async def workflow(task: dict[str, Any], model: Any) -> WorkflowOutput:
+        url = model.base_url.removesuffix("/v1") if provider == "anthropic" else model.base_url
+        lm = dspy.LM(
+            f"{provider}/{model.name}", api_base=url, api_key=model.api_key, cache=False, num_retries=0, **options
+        )
+        react = dspy.ReAct("question -> answer", tools=[add])
+        with dspy.context(lm=lm):
+            if stream:
+                said = [one async for one in dspy.streamify(react)(question=task["question"])]
+                found = next(one for one in said if isinstance(one, dspy.Prediction))
+            else:
+                found = await react.acall(question=task["question"])
+        return WorkflowOutput(reward=float(found.answer == task["answer"]), response=found.answer)
+
+    return workflow
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streaming"])
+@pytest.mark.parametrize(
+    ("provider", "options"),
+    [("openai", {}), ("openai", {"model_type": "responses"}), ("anthropic", {})],
+    ids=["chat", "responses", "messages"],
+)
+def test_each_step_of_its_agent_is_a_sequence_of_its_own(
+    rollouts: Any, provider: str, options: dict[str, str], stream: bool
+) -> None:
+    """It writes what was done so far anew, as text of its own, before each step."""
+    said = iter(STEPS)
+    served = rollouts(lambda prompt: next(said))
+    (rollout,) = check_records(served.engine, served.run(agent(provider, stream=stream, **options), tasks=[TASK]))
+    assert (rollout.outcome, rollout.reward) == (Outcome.OK, 1.0), rollout.error
+    assert [call.parent for call in rollout.calls] == [None] * 3

@@ -9,9 +9,17 @@ from typing import Any
 
 import litellm
 import pytest
-from framework_checks import check_parallel_rollouts, check_tool_round, check_what_the_process_shares
+from agent_scripts import add_then_answer
+from framework_checks import (
+    TASK,
+    check_parallel_rollouts,
+    check_records,
+    check_tool_round,
+    check_what_the_process_shares,
+)
 
 from sharpen import WorkflowOutput
+from sharpen.types import Outcome
 
 TOOL = {
     "type": "function",
@@ -23,32 +31,55 @@ TOOL = {
 }
 
 
-async def workflow(task: dict[str, Any], model: Any) -> WorkflowOutput:
-    messages: list[Any] = [{"role": "user", "content": task["question"]}]
-    for _ in range(3):
-        reply = await litellm.acompletion(
-            model=f"openai/{model.name}",
-            messages=messages,
-            tools=[TOOL],
-            api_base=model.base_url,
-            api_key=model.api_key,
-            num_retries=0,
-        )
-        message = reply.choices[0].message
-        if not message.tool_calls:
-            break
-        messages.append(message.model_dump())  # with `provider_specific_fields`, `function_call` and the like
-        for asked in message.tool_calls:
-            numbers = json.loads(asked.function.arguments)
-            result = str(numbers["a"] + numbers["b"])
-            messages.append({"role": "tool", "tool_call_id": asked.id, "name": "add", "content": result})
-    return WorkflowOutput(reward=float(task["answer"] in (message.content or "")), response=message.content)
+def workflow_of(provider: str, *, stream: bool = False) -> Any:
+    async def workflow(task: dict[str, Any], model: Any) -> WorkflowOutput:
+        messages: list[Any] = [{"role": "user", "content": task["question"]}]
+        for _ in range(3):
+            reply: Any = await litellm.acompletion(
+                model=f"{provider}/{model.name}",
+                messages=messages,
+                tools=[TOOL],
+                api_base=model.base_url.removesuffix("/v1") if provider == "anthropic" else model.base_url,
+                api_key=model.api_key,
+                num_retries=0,
+                stream=stream,
+            )
+            if stream:
+                reply = litellm.stream_chunk_builder([chunk async for chunk in reply], messages=messages)
+            message = reply.choices[0].message
+            if not message.tool_calls:
+                break
+            messages.append(message.model_dump())  # with `provider_specific_fields`, `function_call` and the like
+            for asked in message.tool_calls:
+                numbers = json.loads(asked.function.arguments)
+                result = str(numbers["a"] + numbers["b"])
+                messages.append({"role": "tool", "tool_call_id": asked.id, "name": "add", "content": result})
+        return WorkflowOutput(reward=float(task["answer"] in (message.content or "")), response=message.content)
+
+    return workflow
 
 
-def test_a_tool_round_is_two_calls_of_one_sequence(rollouts: Any) -> None:
+workflow = workflow_of("openai")
+
+
+@pytest.mark.parametrize(
+    ("provider", "stream"),
+    [("openai", False), ("openai", True), ("openai/responses", False), ("anthropic", False), ("anthropic", True)],
+)
+def test_a_tool_round_is_two_calls_of_one_sequence(rollouts: Any, provider: str, stream: bool) -> None:
     """Red while a message field that changes nothing in the prompt was a 400: every rollout that called the tool
     failed."""
-    check_tool_round(rollouts, workflow)
+    check_tool_round(rollouts, workflow_of(provider, stream=stream))
+
+
+def test_its_bridge_to_streamed_responses_loses_the_tool_call(rollouts: Any) -> None:
+    """The call is recorded; what LiteLLM 1.83 puts together of the events has none."""
+    served = rollouts(add_then_answer)
+    groups = served.run(workflow_of("openai/responses", stream=True), tasks=[TASK])
+    (rollout,) = check_records(served.engine, groups)
+    assert (rollout.outcome, rollout.reward) == (Outcome.OK, 0.0), rollout.error
+    (call,) = rollout.calls
+    assert call.response["tool_calls"]
 
 
 def test_parallel_rollouts_are_not_mixed_up(rollouts: Any) -> None:

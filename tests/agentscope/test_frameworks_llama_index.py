@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from framework_checks import check_what_the_process_shares
+import litellm
+import pytest
+from framework_checks import check_tool_round, check_what_the_process_shares
 from llama_index.core import Settings
+from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import ChatMessage
 from llama_index.llms.litellm import LiteLLM
 
@@ -44,3 +47,26 @@ async def with_the_global_model(task: dict[str, Any], model: Any) -> WorkflowOut
 def test_a_model_of_the_whole_process_trains_nothing_of_another_rollout(rollouts: Any) -> None:
     """Red while the rollout that came last got the calls of all, with its reward."""
     check_what_the_process_shares(rollouts, with_the_global_model, tasks=4, said="It is 5.")
+
+
+async def add(a: int, b: int) -> str:
+    """Add two numbers."""
+    return str(a + b)
+
+
+def with_a_tool(provider: str, *, stream: bool) -> Any:
+    async def workflow(task: dict[str, Any], model: Any) -> WorkflowOutput:
+        url = model.base_url.removesuffix("/v1") if provider == "anthropic" else model.base_url
+        litellm.register_model({f"{provider}/{model.name}": {"supports_function_calling": True}})
+        llm = LiteLLM(model=f"{provider}/{model.name}", api_base=url, api_key=model.api_key, max_retries=0)
+        agent = FunctionAgent(tools=[add], llm=llm, system_prompt="You are helpful.", streaming=stream)
+        said = str(await agent.run(task["question"]))
+        return WorkflowOutput(reward=float(task["answer"] in said), response=said)
+
+    return workflow
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streaming"])
+@pytest.mark.parametrize("provider", ["openai", "anthropic"])
+def test_a_tool_round_is_two_calls_of_one_sequence(rollouts: Any, provider: str, stream: bool) -> None:
+    check_tool_round(rollouts, with_a_tool(provider, stream=stream))

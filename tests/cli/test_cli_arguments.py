@@ -125,6 +125,7 @@ def test_bad_input_is_exit_code_2_and_one_line_on_stderr(name, tmp_path: Path, c
     argv = ["--config", "nowhere.yaml"] if takes_config or name == "plan" else ["nowhere"]
     further = {"record": ["--upstream", "nowhere"], "export": ["nowhere", "--for", "sft", "--to", "x"]}
     further["seeds"], further["sweep"] = [*argv, "--seeds", "0"], [*argv, "--vary", "seed=0,1"]
+    further["rescore"] = ["nowhere", "--judge", "judge.py:judge"]
     argv = further.get(name, argv)
     assert main([name, *argv, *(["--json"] if "--json" in flags else [])]) == BAD_INPUT
     written = capsys.readouterr()

@@ -39,4 +39,4 @@ def test_this_clone_names_itself():
 def test_the_extras_that_messages_name_exist():
     root = Path(__file__).parents[2]
     extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert {"vllm", "ray", "lora", "math", "wandb", "mlflow", "swanlab"} <= extras.keys()
+    assert {"vllm", "ray", "lora", "math", "wandb", "mlflow", "swanlab", "trackio", "completion"} <= extras.keys()

@@ -77,7 +77,7 @@ def check_records(engine: RememberingEngine, groups: Sequence[Group]) -> list[Ro
     sampled = sorted((_key(request.prompt_ids, got.ids, got.logprobs) for request, got in engine.answered))
     recorded = sorted(_key(call.prompt_ids_P, call.sampled_ids_S, call.logprobs_S) for call in calls)
     assert recorded == sampled
-    assert calls
+    assert calls, [rollout.error for rollout in rollouts]
     for rollout in rollouts:
         for call in rollout.calls:
             if call.parent is not None:

@@ -159,6 +159,8 @@ RAW = (
     *(json.dumps("[" * 300 + "]" * 300), json.dumps("[" * 50_000), json.dumps('{"a": "\\ud800"}'), '"[1e999, NaN]"'),
     *(
         '{"type": "function"}',
+        '{"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": 5}}',
+        '{"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [{"function": {"name": {}}}]}}',
         '{"type": "function", "function": {"name": {}}}',
         '[{"type": "text", "text": "\\ud800"}]',
     ),

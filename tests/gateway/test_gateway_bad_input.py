@@ -9,8 +9,9 @@ import threading
 from typing import Any
 
 import httpx
+import openai
 import pytest
-from scripted import generation
+from scripted import generation, toy_tokenizer
 
 from sharpen.gateway.exchange import RawRequest
 from sharpen.gateway.render import Renderer
@@ -197,3 +198,44 @@ def test_a_client_that_does_not_read_holds_nobody_up(serve: Any) -> None:
         closed.start()
         closed.join(30)
         assert not closed.is_alive()
+
+
+def test_a_model_that_is_not_there_is_the_vendor_s_404(serve: Any) -> None:
+    session = serve("hi").open()
+    with pytest.raises(openai.NotFoundError) as caught:
+        session.model.sync_client.models.retrieve("gpt-none")
+    assert caught.value.code == "model_not_found"
+    assert session.model.sync_client.models.retrieve("toy").id == "toy"
+
+
+def test_effort_reaches_a_template_that_reads_it(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = toy_tokenizer()
+    tokenizer.chat_template = "{{ 'Effort: ' + (reasoning_effort or 'medium') }}{{ messages[0].content }}"
+    session = serve("hi", tokenizer=tokenizer).open()
+    client = session.model.sync_client
+    client.chat.completions.create(model="toy", messages=[{"role": "user", "content": "?"}], reasoning_effort="low")
+    client.responses.create(model="toy", input="?", reasoning={"effort": "high"})
+    prompts = [session.prompt_text(call) for call in range(2)]
+    assert prompts == ["Effort: low?", "Effort: high?"]
+    assert "no effect" not in caplog.text
+    other = serve("hi").open().model.sync_client.chat.completions
+    other.create(model="toy", messages=[{"role": "user", "content": "?"}], reasoning_effort="low", verbosity="low")
+    assert "reasoning_effort has no effect" in caplog.text
+
+
+def test_allowed_tools_of_chat_completions(serve: Any) -> None:
+    session = serve("hi").open()
+    tools = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("add", "sub")]
+    named = [{"type": "function", "function": {"name": "sub"}}]
+    create = session.model.sync_client.chat.completions.create
+    for mode in ("auto", "required"):
+        choice: Any = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
+        create(model="toy", messages=[{"role": "user", "content": "?"}], tools=tools, tool_choice=choice)
+    wrong_choice: Any = {"type": "allowed_tools", "allowed_tools": {"mode": "odd", "tools": named}}
+    with pytest.raises(openai.BadRequestError, match="allowed_tools"):
+        create(model="toy", messages=[{"role": "user", "content": "?"}], tools=tools, tool_choice=wrong_choice)
+    free, forced = session.close()
+    assert free.constraint is None
+    assert forced.constraint is not None
+    assert "sub" in forced.constraint.grammar
+    assert "add" not in forced.constraint.grammar

@@ -153,7 +153,7 @@ class Answer(BaseModel):
 @pytest.mark.parametrize(
     ("options", "param"),
     [
-        ({"extra_body": {"reasoning_effort": "high"}}, "reasoning_effort"),
+        ({"extra_body": {"reasoning_effort": 5}}, "reasoning_effort"),
         ({"extra_body": {"modalities": ["text", "audio"]}}, "modalities"),
         ({"extra_body": {"parallel_tool_calls": "no"}, "tools": [TOOL]}, "parallel_tool_calls"),
         ({"extra_body": {"stream_options": {"include_usage": True}}}, "stream_options"),

@@ -19,6 +19,7 @@ from sharpen.monitor.metrics import (
     Monitor,
     SwanlabSink,
     TolerantSink,
+    TrackioSink,
     WandbSink,
     check_monitor,
     open_monitor,
@@ -161,6 +162,19 @@ def test_swanlab_gets_names_that_it_takes_and_one_identity_for_resumes(tmp_path:
     sink.close()
     (init, log, finish) = swanlab.calls
     assert (init[2]["project"], init[2]["id"], init[2]["resume"]) == ("My-project", "My-project-exp-1", "allow")
+    assert init[2]["config"] == {"seed": 0}
+    assert log == ("log", ({"reward/mean": 0.5},), {"step": 3})
+    assert finish[0] == "finish"
+
+
+def test_trackio_gets_steps_and_continues_the_run_of_the_same_name():
+    """Done with the real package (0.43) by hand: the second session's rows are in the same run."""
+    trackio = StandIn()
+    sink = TrackioSink(trackio, "My project", "exp 1", {"seed": 0})
+    sink.log(3, {"reward/mean": 0.5})
+    sink.close()
+    (init, log, finish) = trackio.calls
+    assert (init[2]["project"], init[2]["name"], init[2]["resume"]) == ("My project", "exp 1", "allow")
     assert init[2]["config"] == {"seed": 0}
     assert log == ("log", ({"reward/mean": 0.5},), {"step": 3})
     assert finish[0] == "finish"

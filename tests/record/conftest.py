@@ -15,6 +15,7 @@ import pytest
 from upstream_like_vllm import Fake
 
 from sharpen.config.gateway import GatewayConfig
+from sharpen.errors import JournalError
 from sharpen.execution.serving import ServingThread
 from sharpen.experience.journal import Journal
 from sharpen.experience.reading import read_groups
@@ -69,15 +70,19 @@ Start = Callable[..., Recorder]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts recorders; `idle_s`, `listen`, and the fields of `Fake` may be given."""
+    """Starts recorders; what is given beside the settings of `started` are fields of `Fake`."""
     with contextlib.ExitStack() as stack:
+
+        def close(journal: Journal) -> None:
+            with contextlib.suppress(JournalError):  # of a full disk
+                journal.close()
 
         def started(
             *,
             idle_s: float = 600.0,
             open_: bool = True,
             upstream_key: str | None = None,
-            path: str = "/v1",
+            max_bytes: int | None = None,
             **fake: Any,
         ) -> Recorder:
             thread = stack.enter_context(contextlib.closing(ServingThread()))
@@ -99,9 +104,10 @@ def start(tmp_path: Path) -> Iterator[Start]:
                 servers.append(server)
                 return f"http://127.0.0.1:{server.port}"
 
-            upstream = Upstream(f"{listen(served)}{path}", upstream_key)
+            upstream = Upstream(f"{listen(served)}/v1", upstream_key)
             stack.callback(lambda: thread.call(upstream.close()))
-            journal = stack.enter_context(Journal(tmp_path / "run.db"))
+            journal = Journal(tmp_path / "run.db", max_bytes=max_bytes)
+            stack.callback(close, journal)
             sessions = RecordedSessions(journal, idle_s=idle_s, say=said.append)
             sessions.restore()
             proxy = Proxy(upstream, sessions, KEY, {"openapi": "3.1.0"}, said.append, open_=open_)

@@ -189,6 +189,28 @@ def test_a_server_that_breaks_off_breaks_off_here_too(start):
     assert any(recorder.upstream in line for line in recorder.said)
 
 
+def test_several_prompts_are_no_alternatives(recorder):
+    recorder.post("/v1/completions", key="mine", prompt="once", n=2)
+    recorder.fake.prompts = ["one", "two"]
+    recorder.post("/v1/completions", key="mine", prompt=["one", "two"], n=2)
+    calls = recorder.rollouts()[0].calls
+    assert [call.request for call in calls] == [0, 0, None, None]
+    assert [call.prompt_ids_P.tolist() for call in calls[2:]] == [ids_of("one"), ids_of("two")]
+
+
+def test_a_full_disk_stops_the_record_and_not_the_application(start):
+    recorder = start(max_bytes=400_000)
+    ask = [{"role": "user", "content": "x" * 100_000}]
+    while recorder.sessions.failure is None:
+        assert recorder.post("/v1/chat/completions", key="mine", messages=ask).status_code == 200
+    assert recorder.post("/v1/chat/completions", key="mine", messages=ASK).status_code == 200
+    assert recorder.metric("recording") == 0
+    (line,) = recorder.said
+    assert "run.db" in line
+    session = recorder.post("/sessions").json()
+    assert recorder.post("/feedback", session=session["id"], reward=1).status_code == 503
+
+
 def test_calls_at_the_same_time_are_all_kept(start):
     recorder = start()
     with ThreadPoolExecutor(8) as pool:

@@ -49,6 +49,7 @@ def test_feedback_is_written_at_once_for_open_and_for_ended_sessions(recorder):
     session = recorder.post("/sessions").json()
     first, second = ask(recorder, session["api_key"])["id"], ask(recorder, session["api_key"])["id"]
     assert recorder.post("/feedback", call=second, reward=0.25).json()["ended"] is False
+    assert recorder.metric('requests_total{path="other",status="200"}') == 2  # the opening, and this
     assert recorder.post("/feedback", session=session["id"], reward=0.5).json()["ended"] is True
     (rollout,) = recorder.rollouts()
     assert (rollout.reward, rollout.call_rewards) == (0.5, {1: 0.25})

@@ -37,7 +37,8 @@ def rendered(messages: list[dict[str, Any]]) -> list[int]:
 @dataclass
 class Fake:
     """`says` are the answers, one after the other. `knows_ids`: "yes", "ignores" (the fields have no effect), or
-    "refuses" (a 400). `gate`, if set, is waited for before each chunk but the first."""
+    "refuses" (a 400). `prompts` are those of the next request's choices. `gate`, if set, is waited for before each
+    chunk but the first."""
 
     says: list[str] = field(default_factory=lambda: ["yes"])
     knows_ids: str = "yes"
@@ -49,6 +50,7 @@ class Fake:
     headers: list[dict[str, str]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     cancelled: int = 0
+    prompts: list[str] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -89,7 +91,7 @@ class Fake:
                 choice["text"] = text
             self.add_tokens(choice, given, ids, chat)
             if not chat and self.gives(given):
-                choice["prompt_token_ids"] = ids_of(given["prompt"])
+                choice["prompt_token_ids"] = ids_of(self.prompts[index] if self.prompts else given["prompt"])
             choices.append(choice)
         whole = {"id": self.name, "object": "x", "created": 1, "model": "served", "choices": choices, "former": FORMER}
         if chat and self.gives(given):

@@ -235,6 +235,8 @@ def test_what_cannot_be_is_refused(config: Path):
         assert client.post("/feedback", session=session["id"], reward=1.0)["ended"]
         with pytest.raises(openai.AuthenticationError):
             client.talk(session)
+        opened, refusals = (f'requests_total{{path="other",status="{status}"}}' for status in (200, 400))
+        assert (client.metric(opened), client.metric(refusals)) == (2, 7)
         end(process)
 
 

@@ -1,4 +1,4 @@
-"""Runs of `made_runs`, and a client of the pages over them."""
+"""Runs of `shop_runs`, and a client of the pages over them."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 from addresses import HOSTILE, HOSTILE_ROLLOUT, TOKEN
-from made_runs import Maker, make_run
+from shop_runs import Maker, make_run
 from starlette.testclient import TestClient
 
 from sharpen.view.library import Library

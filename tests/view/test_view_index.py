@@ -7,7 +7,7 @@ import threading
 from contextlib import closing
 
 import pytest
-from made_runs import Maker, make_run, train
+from shop_runs import Maker, make_run, train
 
 from sharpen.experience.journal import Journal
 from sharpen.experience.reading import read_groups

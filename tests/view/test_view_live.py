@@ -4,7 +4,7 @@ import asyncio
 import json
 from contextlib import closing
 
-from made_runs import Maker, train
+from shop_runs import Maker, train
 
 from sharpen.experience.journal import Journal
 from sharpen.monitor.metrics import JsonlSink
@@ -104,3 +104,7 @@ def test_the_pages_show_a_step_as_soon_as_it_is_there(live, library, client):
     assert (row["steps"], row["total_steps"], row["verdict"]) == (3, 6, None)
     library(live).index(Folder.of(live), wait_s=30)
     assert http.get(f"/run/{key}/step/3").status_code == 200
+
+
+def test_a_run_that_is_not_there_is_not_followed(live, client):
+    assert client(live).get("/events?run=none").status_code == 404

@@ -3,7 +3,7 @@
 from statistics import fmean
 
 import pytest
-from made_runs import Maker, make_run
+from shop_runs import Maker, make_run
 
 from sharpen.experience.reading import read_groups
 from sharpen.view.data.search import PAGE, SearchQuery, match_of, search_page, snippet
@@ -58,7 +58,8 @@ def test_signs_are_not_a_language_of_queries(search, text):
 
 
 @pytest.mark.parametrize(
-    "text", ['"', "NEAR(", "a OR", "*", "col:x", "^", '" OR 1=1 --', "a AND NOT b", "\x00", "{", '""" "']
+    "text",
+    ['"', 'say"x', 'a"b"c"', "NEAR(", "a OR", "*", "col:x", "^", '" OR 1=1 --', "a AND NOT b", "\x00", "{", '""" "'],
 )
 def test_no_text_is_an_error(search, text):
     search(text=text)

@@ -3,7 +3,7 @@
 from statistics import fmean, pstdev
 
 import pytest
-from made_runs import Maker, RunSize, make_run
+from shop_runs import Maker, RunSize, make_run
 
 from sharpen.experience.reading import read_groups
 from sharpen.monitor.statistics import paired_difference

@@ -1,57 +1,110 @@
-"""`sharpen export RUN --for sft`: what was recorded, as the rows that supervised training reads.
+"""`sharpen export RUN --for sft --to FILE`: what was recorded, as rows that others read; the model, as a file or on the
+hub.
 
-In: a recording or a run. Out: a JSONL file; what was left out.
+In: a recording or a run. Out: a JSONL or Parquet file and what was left out; a GGUF file; a repository.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from sharpen.cli.arguments import add_json, add_run, print_json, run_of
 from sharpen.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sharpen.record.rollouts import Opinion
+
+PURPOSES: Mapping[str, str] = {
+    "sft": "rows for algorithm_type sft",
+    "dpo": "rows for algorithm_type dpo",
+    "datasets": "every rollout with messages, reward, thumb and note",
+    "gguf": "the model, by llama.cpp's converter",
+    "hub": "the model, to the Hugging Face hub",
+}
 
 
 def add_export(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_run(parser)
     parser.add_argument(
-        "--for", dest="algorithm", required=True, choices=("sft", "dpo"), help="what reads the rows (algorithm_type)"
+        "--for",
+        dest="purpose",
+        required=True,
+        choices=tuple(PURPOSES),
+        help="; ".join(f"{name}: {what}" for name, what in PURPOSES.items()),
     )
-    parser.add_argument("--to", required=True, type=Path, metavar="FILE", help="the JSONL file to write; none is there")
+    parser.add_argument(
+        "--to", required=True, metavar="FILE", help="the file to write (.jsonl, .parquet, .gguf); hub: owner/name"
+    )
     parser.add_argument("--min-reward", type=float, metavar="R", help="sft: only rollouts with at least this reward")
     add_json(parser)
 
 
 def run_export(arguments: argparse.Namespace) -> int:
-    """Write the rows. Raises `ConfigError` if there are none."""
+    """Write what was asked for. Raises `ConfigError` if there is nothing, or it cannot be written."""
+    run_dir = run_of(arguments)
+    if arguments.purpose != "sft" and arguments.min_reward is not None:
+        more = ": dpo compares higher rewards with lower ones" if arguments.purpose == "dpo" else ""
+        raise ConfigError(f"--min-reward is for sft{more}")
+    if arguments.purpose in ("gguf", "hub"):
+        return _export_model(arguments, run_dir)
+    return _export_rows(arguments, run_dir)
+
+
+def _export_rows(arguments: argparse.Namespace, run_dir: Path) -> int:
     from sharpen.experience.reading import read_groups
+    from sharpen.record.rollouts import rollout_rows, write_rows
     from sharpen.record.rows import LeftOut, dpo_rows, sft_rows
 
-    run_dir = run_of(arguments)
-    journal = run_dir / "run.db"
+    journal, path = run_dir / "run.db", Path(arguments.to)
     if not journal.exists():
         raise ConfigError(f"{run_dir} is not a run directory: it has no run.db")
-    if arguments.algorithm == "dpo" and arguments.min_reward is not None:
-        raise ConfigError("--min-reward is for sft: dpo compares higher rewards with lower ones")
     left_out, groups = LeftOut(), read_groups(journal)
-    rows = (
-        list(sft_rows(groups, arguments.min_reward, left_out))
-        if arguments.algorithm == "sft"
-        else list(dpo_rows(groups, left_out))
-    )
+    rows: list[dict[str, Any]]
+    if arguments.purpose == "sft":
+        rows = list(sft_rows(groups, arguments.min_reward, left_out))
+    elif arguments.purpose == "dpo":
+        rows = list(dpo_rows(groups, left_out))
+    else:
+        rows = list(rollout_rows(groups, _opinions(run_dir), left_out))
     if not rows:
-        raise ConfigError("\n".join([f"{run_dir} has nothing for {arguments.algorithm}", *left_out.lines()]))
+        raise ConfigError("\n".join([f"{run_dir} has nothing for {arguments.purpose}", *left_out.lines()]))
     try:
-        with arguments.to.open("x", encoding="utf-8") as file:
-            file.writelines(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
+        write_rows(path, rows)
     except OSError as error:
-        raise ConfigError(f"--to {arguments.to} cannot be written: {error.strerror}") from error
+        raise ConfigError(f"--to {path} cannot be written: {error.strerror}") from error
     if arguments.json:
-        print_json({"rows": len(rows), "file": str(arguments.to), "left_out": list(left_out.lines())})
+        print_json({"rows": len(rows), "file": str(path), "left_out": list(left_out.lines())})
         return 0
-    print(f"{len(rows)} rows for {arguments.algorithm} in {arguments.to}")
+    print(f"{len(rows)} rows for {arguments.purpose} in {path}")
     for line in left_out.lines():
         print(line)
+    return 0
+
+
+def _opinions(run_dir: Path) -> dict[str, Opinion]:
+    """Return the thumbs and notes of `sharpen view` on rollouts of the training."""
+    from sharpen.record.rollouts import Opinion
+    from sharpen.view.notes import read_notes
+
+    notes = [note for note in read_notes(run_dir).values() if note.source == "run.db"]
+    return {note.rollout: Opinion(thumb=note.thumb, text=note.text) for note in sorted(notes, key=lambda n: n.time)}
+
+
+def _export_model(arguments: argparse.Namespace, run_dir: Path) -> int:
+    from sharpen.record.model_export import chosen_model, to_gguf, to_hub
+
+    model = chosen_model(run_dir)
+    place = arguments.to
+    if arguments.purpose == "gguf":
+        to_gguf(model, Path(place))
+    else:
+        place = to_hub(model, place)
+    if arguments.json:
+        print_json({"model": str(model), "to": place})
+    else:
+        print(f"{model} is in {place}")
     return 0

@@ -27,6 +27,7 @@ from sharpen.cli.list_runs import add_ls, run_ls
 from sharpen.cli.plan import add_plan, run_plan
 from sharpen.cli.record import add_record, run_record
 from sharpen.cli.report import add_report, run_report
+from sharpen.cli.rescore import add_rescore, run_rescore
 from sharpen.cli.seeds import add_seeds, run_seeds
 from sharpen.cli.serve import add_serve, run_serve
 from sharpen.cli.show import add_show, run_show
@@ -65,6 +66,7 @@ COMMANDS: Mapping[str, Command] = {
     "view": Command("look at runs in a browser: curves, tasks, rollouts token by token", add_view, run_view),
     "compare": Command("which run is better on the tasks that both have, and what differs", add_compare, run_compare),
     "report": Command("write the report of a run: one page to send, or Markdown", add_report, run_report),
+    "rescore": Command("another judge over stored rollouts: what would have changed", add_rescore, run_rescore),
     "diagnose": Command("why is the reward (or the loss) flat? causes, with evidence", add_diagnose, run_diagnose),
     "certify": Command("recompute the certificate of a run from its records", add_certify, run_certify),
     "serve": Command("serve a model to applications, in OpenAI's and Anthropic's protocols", add_serve, run_serve),

@@ -184,7 +184,7 @@ class JudgeOutput(BaseModel):
     metrics: dict[str, Any] | None = None
 
 
-MonitorType = Literal["tensorboard", "wandb", "mlflow", "swanlab"]
+MonitorType = Literal["tensorboard", "wandb", "mlflow", "swanlab", "trackio"]
 """Where metrics are written."""
 
 WorkflowType = Callable[..., Awaitable[WorkflowOutput | float]]

@@ -34,6 +34,7 @@ from sharpen.gateway.protocols import messages
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.replies import EVENTS_TYPE, JSON_TYPE, error_reply, json_reply, rollout_ended
 from sharpen.gateway.requests import (
+    EFFORT,
     ApiError,
     CallRequest,
     Context,
@@ -223,6 +224,13 @@ class Gateway:
             return json_reply({"input_tokens": self._count(session, request)})
         if (name := response_id(route)) is not None:
             return self._stored(session, name, delete=raw.method == "DELETE")
+        if route[0] == "GET" and route[1].startswith("/models/"):
+            raise ApiError(
+                f"The model {short_repr(route[1][8:])} does not exist: this key is for {self.model_name!r}.",
+                status=404,
+                code="model_not_found",
+                param="model",
+            )
         raise not_found(raw.method, raw.path)
 
     def _stored(self, session: Session, name: str, *, delete: bool) -> Reply:
@@ -358,6 +366,8 @@ class Gateway:
             for name in sorted(request.other_fields)
             if not self._renderer.mentions(name)
         ]
+        if EFFORT in request.template_kwargs and not self._renderer.mentions(EFFORT):
+            warnings.append(f"{EFFORT} has no effect: the model's chat template does not read it")
         if request.tools and self._lacks_tool_format:
             warnings.append(no_format(self.model_name))
         if request.model != self.model_name:

@@ -24,6 +24,8 @@ OTHER_CONTENT: Mapping[str, str] = {
     "prefix": "send 'continue_final_message' with the request",
 }
 """Fields of messages that are not supported, unless null, false or empty; each with what to do instead."""
+EFFORT = "reasoning_effort"
+"""The argument of chat templates, and the field of chat completions."""
 MIN_TEMPERATURE = 0.01
 """The lowest temperature above 0 (greedy): below it, rounding errors dominate an engine's logprobs."""
 MIN_TOP_P = 1e-6
@@ -131,6 +133,16 @@ def short_repr(value: Any) -> str:
     """Return a value's ASCII repr for an error message, cut to 100 characters."""
     text = ascii(value)
     return text if len(text) <= 100 else f"{text[:100]}..."
+
+
+def effort_of(value: Any, name: str) -> dict[str, str]:
+    """Return the template's arguments for the reasoning effort that a request asks for: templates read it (gpt-oss), or
+    it has no effect. `name` is the protocol's. Raises `ApiError`."""
+    if value is None:
+        return {}
+    if not isinstance(value, str) or not value.isalpha():
+        raise ApiError(f"'{name}' is {short_repr(value)}; it must be a word, such as 'low'.", param=name)
+    return {EFFORT: value}
 
 
 def model_of(given: Mapping[str, Any], model_name: str) -> str:

@@ -1,4 +1,4 @@
-"""Write the metrics of a run: always to `metrics.jsonl`, and to TensorBoard, W&B, MLflow or SwanLab.
+"""Write the metrics of a run: always to `metrics.jsonl`, and to TensorBoard, W&B, MLflow, SwanLab or Trackio.
 
 In: a step and its numbers, named `reward/mean`, `loss/...`, `time/...`, `tokens/...`, `eval/...`. Out: the files of the
 run directory. A run resumed at step N first removes what it had written about later steps. Failures of the sink other
@@ -16,9 +16,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Protocol, runtime_checkable
+from typing import IO, Any, Protocol, get_args, runtime_checkable
 
 from sharpen.config.extras import install_command
+from sharpen.config.public import MonitorType
 from sharpen.errors import ConfigError, JournalError
 
 
@@ -243,6 +244,22 @@ class SwanlabSink:
         self._run.finish()
 
 
+class TrackioSink:
+    """Trackio; `module` is the imported `trackio`. A run of the same project and name is continued: its steps after
+    the checkpoint are logged a second time."""
+
+    def __init__(self, module: Any, project: str, name: str, config: Mapping[str, Any]) -> None:
+        self._run = module.init(project=project, name=name, resume="allow", config=dict(config), embed=False)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log the numbers with their step."""
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._run.finish()
+
+
 def _identity(name: str) -> str:
     """The name with the letters that services take in identities."""
     return "".join(letter if (letter.isascii() and letter.isalnum()) or letter in "-_" else "-" for letter in name)
@@ -277,14 +294,16 @@ def open_monitor(
         title, open_ = "MLflow", partial(MlflowSink, _import_extra("mlflow"), run_dir, project, name, config)
     elif monitor_type == "swanlab":
         title, open_ = "SwanLab", partial(SwanlabSink, _import_extra("swanlab"), run_dir, project, name, config)
+    elif monitor_type == "trackio":
+        title, open_ = "Trackio", partial(TrackioSink, _import_extra("trackio"), project, name, config)
     else:
-        raise ConfigError(f"monitor_type must be tensorboard, wandb, mlflow or swanlab, got {monitor_type!r}")
+        raise ConfigError(f"monitor_type must be one of {', '.join(get_args(MonitorType))}, got {monitor_type!r}")
     return Monitor(JsonlSink(run_dir / "metrics.jsonl", resume_step), TolerantSink(title, open_, say))
 
 
 def check_monitor(monitor_type: str) -> None:
     """Raise `ConfigError` if the package of this monitor type is not installed. Called before anything is loaded."""
-    if monitor_type in ("wandb", "mlflow", "swanlab") and importlib.util.find_spec(monitor_type) is None:
+    if monitor_type != "tensorboard" and importlib.util.find_spec(monitor_type) is None:
         raise ConfigError(
             f"monitor_type {monitor_type!r} needs the package {monitor_type}: {install_command(monitor_type)}"
         )

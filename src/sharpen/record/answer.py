@@ -75,7 +75,8 @@ class Answer:
 
     def calls(self, first: int, *, delivered: bool, seconds: float, agent: str) -> Iterator[Call]:
         """Yield the call of each choice, from index `first` on; parents are still to be found."""
-        several = len(self._choices) > 1
+        prompts = [self._prompt_of(choice) for choice in self._choices.values()]
+        several = len(prompts) > 1 and all(one == prompts[0] for one in prompts)  # several prompts: no alternatives
         for number, (_, choice) in enumerate(sorted(self._choices.items())):
             ids_S = np.asarray(choice.ids_S or (), np.int32) if self.has_ids else np.zeros(0, np.int32)
             known = len(choice.logprobs_S) == len(ids_S)

@@ -132,7 +132,9 @@ class Proxy:
             return None
         check_key(raw.key, self._key)
         if route in self._pages:
-            return json_reply(self._pages[route](raw))
+            page = json_reply(self._pages[route](raw))
+            self._count(route, page.status)
+            return page
         return Reply(status=200, content_type=CONTENT_TYPE, body=exposition(self.metrics()))
 
     def _enter(self, request: Request, raw: RawRequest) -> Exchange:

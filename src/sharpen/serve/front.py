@@ -148,7 +148,9 @@ class Front:
                 return Reply(status=200, content_type=CONTENT_TYPE, body=self._metrics())
             if route in self._pages:
                 check_key(raw.key, self._key)
-                return json_reply(self._pages[route](raw))
+                page = json_reply(self._pages[route](raw))
+                self._count(raw, page.status)
+                return page
             if self._ending or self.requests.running >= MAX_RUNNING:
                 raise _later("is ending" if self._ending else f"answers {MAX_RUNNING} requests already")
             return await self._call(raw, self._entrance.enter(raw))
@@ -157,6 +159,7 @@ class Front:
             return error_reply(error, raw.path)
         except EngineLostError as error:
             self.lost.set()
+            self._count(raw, 500)
             return error_reply(ApiError(f"{error}", status=500, kind="server_error"), raw.path)
 
     async def _call(self, raw: RawRequest, session: Session) -> Reply:

@@ -249,7 +249,7 @@ def _insert_rollout(index: sqlite3.Connection, group: GroupEntry, rollout: Rollo
 
 def _insert(index: sqlite3.Connection, table: str, **values: Any) -> None:
     names, places = ", ".join(values), ", ".join("?" * len(values))
-    index.execute(f"INSERT OR REPLACE INTO {table} ({names}) VALUES ({places})", tuple(values.values()))
+    index.execute(f"INSERT INTO {table} ({names}) VALUES ({places})", tuple(values.values()))
 
 
 def apart(text: str) -> str:

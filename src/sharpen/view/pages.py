@@ -15,7 +15,14 @@ import jinja2
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import (
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -96,7 +103,10 @@ class Pages:
         return JSONResponse(to_json([series(files, name) for name in names]))
 
     async def _events(self, request: Request) -> Response:
-        follower = Follower(self._library, request.query_params.get("run"))
+        key = request.query_params.get("run")
+        if key is not None:
+            _found(await run_in_threadpool(self._library.folder, key), f"the key {key!r}")
+        follower = Follower(self._library, key)
         return StreamingResponse(events(follower, self._ending), media_type="text/event-stream")
 
     def _compare(self, request: Request) -> Response:
@@ -151,7 +161,7 @@ class Pages:
     def _rollout(self, request: Request) -> Response:
         folder, number = self._folder(request), self._number(request)
         note = read_notes(folder.path).get(place_of(number))
-        page = _found(rollout_page(self._library.index(folder), number, note), "such a rollout")
+        page = _found(rollout_page(self._library.index(folder), number, note), "a rollout of this name")
         return self._answer(request, "rollout.html", page, run=folder)
 
     def _tokens(self, request: Request) -> Response:
@@ -168,7 +178,7 @@ class Pages:
         page = await run_in_threadpool(rollout_page, self._library.index(folder), number, None)
         source, key = place_of(number)
         try:
-            note = new_note(_found(page, "such a rollout").id, source, key, thumb, text)
+            note = new_note(_found(page, "a rollout of this name").id, source, key, thumb, text)
             await run_in_threadpool(write_note, folder.path, note)
         except ValueError as error:
             raise HTTPException(400, str(error)) from error
@@ -179,13 +189,30 @@ class Pages:
         return RedirectResponse(_url("run", folder.key, "rollout", name_of(number)), status_code=303)
 
     def _number(self, request: Request) -> int:
-        return _found(number_of(request.path_params["rollout"]), "such a rollout")
+        return _found(number_of(request.path_params["rollout"]), "a rollout of this name")
 
     def _folder(self, request: Request) -> Folder:
         folder = self._library.folder(request.path_params["run"])
         if folder is None:
             raise HTTPException(404, f"there is no run {request.path_params['run']!r} here")
         return folder
+
+    async def refused(self, request: Request, error: Exception) -> Response:
+        """Answer a request for what is not there, or may not be done."""
+        assert isinstance(error, HTTPException)
+        title = "This is not here" if error.status_code == 404 else "This cannot be done"
+        return self._problem(request, error.status_code, title, error.detail)
+
+    async def unreadable(self, request: Request, error: Exception) -> Response:
+        """Answer where a journal is damaged, or held by somebody else."""
+        return self._problem(request, 503, "This cannot be read", str(error))
+
+    def _problem(self, request: Request, status: int, title: str, text: str) -> Response:
+        """A page for a person, a line of text for a program."""
+        if "text/html" not in request.headers.get("accept", ""):
+            return PlainTextResponse(f"{text}\n", status_code=status)
+        page = self._templates.get_template("problem.html").render(title=title, text=text)
+        return HTMLResponse(page, status_code=status)
 
     def _answer(self, request: Request, template: str, page: Any, **more: Any) -> Response:
         if request.query_params.get("format") == "json":
@@ -208,7 +235,7 @@ async def _body(request: Request) -> bytes:
 def _found(value: T | None, what: str) -> T:
     """Return a value that there is; else the answer is 404."""
     if value is None:
-        raise HTTPException(404, f"this run has not {what}")
+        raise HTTPException(404, f"not found: {what}")
     return value
 
 

@@ -13,8 +13,6 @@ from collections.abc import Callable
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp
 
 from sharpen.errors import ConfigError, JournalError
@@ -36,7 +34,9 @@ def make_app(
 ) -> ASGIApp:
     """Return the application."""
     pages = Pages(library, price_per_hour, ending)
-    app = Starlette(routes=pages.routes, exception_handlers={HTTPException: _refused, JournalError: _unreadable})
+    app = Starlette(
+        routes=pages.routes, exception_handlers={HTTPException: pages.refused, JournalError: pages.unreadable}
+    )
     return Gate(app, token, port)
 
 
@@ -75,13 +75,3 @@ def _listen(port: int) -> socket.socket:
         raise ConfigError(
             f"--port {port}: cannot listen there ({error}); give another one (0 is any free one)"
         ) from error
-
-
-async def _unreadable(request: Request, error: Exception) -> Response:
-    """The answer where a journal is damaged, or held by somebody else."""
-    return PlainTextResponse(f"{error}\n", status_code=503)
-
-
-async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return PlainTextResponse(f"{error.detail}\n", status_code=error.status_code)

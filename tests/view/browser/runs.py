@@ -16,7 +16,7 @@ from contextlib import closing
 from pathlib import Path
 
 import uvicorn
-from made_runs import Maker, RunSize, make_run, train
+from shop_runs import Maker, RunSize, make_run, train
 
 from sharpen.experience.journal import Journal
 from sharpen.monitor.metrics import JsonlSink

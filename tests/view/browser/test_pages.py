@@ -75,6 +75,17 @@ def test_a_page_reads_without_scripts(browser, served: Served, name: str):
     assert window.complaints == []
 
 
+def test_what_is_not_there_is_said_on_a_page(browser, served: Served):
+    window = open_window(browser, served.address)
+    page = window.page
+    assert page.goto(f"{served.address}/run/{served.keys['whole']}/rollout/t99999").status == 404
+    assert page.locator("h1").inner_text() == "This is not here"
+    assert "rollout" in page.locator("main").inner_text()
+    page.keyboard.press("u")
+    page.wait_for_url(served.address + "/")
+    page.context.close()
+
+
 def test_what_an_agent_said_stays_text(window: Window, served: Served):
     page = window.open(f"/run/{served.keys['whole']}/rollouts?text=onerror")
     said = page.locator(".hit .said").first.text_content() or ""

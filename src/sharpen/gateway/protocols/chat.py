@@ -5,7 +5,7 @@ Nothing is silently ignored: a parameter is honoured, harmless (`HARMLESS`), or 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from sharpen.gateway.constraints import form_of, schema_of
 from sharpen.gateway.render import Renderer
 from sharpen.gateway.replies import dump
 from sharpen.gateway.requests import (
+    EFFORT,
     MAX_TOP_LOGPROBS,
     MESSAGE_FIELDS,
     ApiError,
@@ -21,6 +22,7 @@ from sharpen.gateway.requests import (
     Context,
     Form,
     boolean,
+    effort_of,
     given_fields,
     integer,
     model_of,
@@ -31,14 +33,19 @@ from sharpen.gateway.requests import (
 from sharpen.inference.engine import Generation
 from sharpen.types import Sampling
 
-HARMLESS = frozenset({"metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user"})
+HARMLESS = frozenset(
+    {
+        *("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "store"),
+        *("user", "verbosity"),
+    }
+)
 """Parameters accepted without effect: they change neither the prompt nor the distribution."""
 
 HONOURED = frozenset(
     {
         *("chat_template_kwargs", "continue_final_message", "logprobs", "max_completion_tokens", "max_tokens"),
         *("messages", "model", "n", "parallel_tool_calls", "plain_text", "response_format", "return_token_ids"),
-        *("seed", "stop", "stream", "stream_options"),
+        *("reasoning_effort", "seed", "stop", "stream", "stream_options"),
         *("temperature", "tool_choice", "tools", "top_k", "top_logprobs", "top_p"),
     }
 )
@@ -47,6 +54,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
     "logit_bias": ({},),
+    "modalities": (["text"],),
 }
 """Parameters that change the distribution in ways that are not recorded, with the only accepted values: those without
 effect."""
@@ -107,7 +115,7 @@ def _refuse_unknown(given: Mapping[str, Any]) -> None:
         if key not in NEUTRAL:
             raise ApiError(f"Unrecognized or unsupported request argument: {key!r}.", param=key)
         if value not in NEUTRAL[key]:
-            raise ApiError(f"{key!r} is not supported: it would change the distribution sampled from.", param=key)
+            raise ApiError(f"{key!r} is {short_repr(value)}, which is not supported here.", param=key)
 
 
 def _tools(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
@@ -124,6 +132,8 @@ def _tools(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     choice = given.get("tool_choice", "auto")
     if choice == "none":
         return ()
+    if _allowed(choice, list(names)) is not None:
+        return tuple(tools)
     if choice not in ("auto", "required"):
         function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
         name = function.get("name") if isinstance(function, dict) else None
@@ -137,11 +147,36 @@ def _tools(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     return tuple(tools)
 
 
+def _allowed(choice: Any, offered: Collection[Any]) -> list[str] | None:
+    """Return the tools of which a choice of the type "allowed_tools" requires one: none if it requires no call. None
+    for another choice. Raises `ApiError` for tools that are not `offered`."""
+    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+        return None
+    given = choice.get("allowed_tools")
+    allowed = given if isinstance(given, dict) else {}
+    tools = allowed.get("tools")
+    functions = (
+        [tool.get("function") if isinstance(tool, dict) else None for tool in tools] if isinstance(tools, list) else []
+    )
+    names = [function.get("name") for function in functions if isinstance(function, dict)]
+    if not names or allowed.get("mode") not in ("auto", "required") or not all(name in offered for name in names):
+        raise ApiError(
+            "'tool_choice.allowed_tools' must have a 'mode' ('auto' or 'required'), and functions of 'tools' in its "
+            "'tools'.",
+            param="tool_choice",
+        )
+    return [str(name) for name in names] if allowed["mode"] == "required" else []
+
+
 def _form(given: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> Form | None:
     schema, strict = schema_of(given.get("response_format", {"type": "text"}), "response_format")
-    choice, called = given.get("tool_choice"), None
+    choice = given.get("tool_choice")
+    named = _allowed(choice, [tool["function"]["name"] for tool in tools]) if tools else None
+    called: list[str] | None = None
     if tools and choice == "required":
         called = []
+    elif tools and named is not None:
+        called = named or None
     elif tools and isinstance(choice, dict):
         called = [choice["function"]["name"]]
     boolean(given, "parallel_tool_calls")
@@ -151,7 +186,7 @@ def _form(given: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> Form 
         strict=strict,
         strict_tools=[tool["function"]["name"] for tool in tools if tool["function"].get("strict") is True],
         called=called,
-        single=bool(called) or given.get("parallel_tool_calls") is False,
+        single=(bool(called) and named is None) or given.get("parallel_tool_calls") is False,
     )
 
 
@@ -191,7 +226,7 @@ def _template_kwargs(given: Mapping[str, Any]) -> Mapping[str, Any]:
     reserved = sorted(RESERVED_TEMPLATE_KWARGS & set(kwargs))
     if reserved:
         raise ApiError(f"'chat_template_kwargs' may not set {reserved}.", param="chat_template_kwargs")
-    return kwargs
+    return {**effort_of(given.get(EFFORT), EFFORT), **kwargs}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,8 @@ The items of `input` become messages of chat completions. Stated rules:
 - A custom tool is a function with one string, `input`. Tools of other kinds (`web_search`, `namespace`, ...) are left
   out of the prompt, and that is reported once.
 - `previous_response_id` continues an answer of the same rollout. Its `instructions` are not carried over.
-- Effort, verbosity, `truncation`, and what concerns caches and accounting have no effect.
+- Effort is an argument of the chat template. Verbosity, `truncation`, and what concerns caches and accounting have no
+  effect.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from sharpen.gateway.requests import (
     Context,
     Form,
     boolean,
+    effort_of,
     given_fields,
     integer,
     model_of,
@@ -85,6 +87,7 @@ def parse_request(body: Any, context: Context) -> tuple[CallRequest, ResponsesWr
         sampling=sampling_of(given, context, limit="max_output_tokens", max_temperature=2.0),
         top_logprobs=integer(given, "top_logprobs", 0, 0, MAX_TOP_LOGPROBS),
         stream=stream,
+        template_kwargs=effort_of(_reasoning_of(given).get("effort"), "reasoning.effort"),
         form=_form(given, tools),
         notes=notes,
     )
@@ -95,7 +98,7 @@ def parse_request(body: Any, context: Context) -> tuple[CallRequest, ResponsesWr
         custom=custom,
         store=boolean({"store": True, **given}, "store"),
         sealed="reasoning.encrypted_content" in include,
-        summary=_summary(given),
+        summary=_reasoning_of(given).get("summary") is not None,
         logprobs="message.output_text.logprobs" in include or request.top_logprobs > 0,
     )
     return request, writer
@@ -145,11 +148,11 @@ def _include(given: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(include)
 
 
-def _summary(given: Mapping[str, Any]) -> bool:
+def _reasoning_of(given: Mapping[str, Any]) -> Mapping[str, Any]:
     reasoning = given.get("reasoning", {})
     if not isinstance(reasoning, dict):
         raise ApiError("'reasoning' must be an object.", param="reasoning")
-    return reasoning.get("summary") is not None
+    return reasoning
 
 
 def _earlier(given: Mapping[str, Any], memory: Memory) -> Sequence[Mapping[str, Any]]:

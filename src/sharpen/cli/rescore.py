@@ -1,0 +1,116 @@
+"""`sharpen rescore RUN --judge judge.py:judge`: another judge over the stored rollouts, and what it would have changed.
+
+In: a run, a judge. Out: what would have changed in the training and in the evaluations; with `--output` the new reward
+of each rollout. Nothing in the run is changed. The exit code is 1 if the judge failed on every rollout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sharpen.cli.arguments import add_json, add_run, answering, print_json, run_of
+from sharpen.errors import ConfigError
+from sharpen.experience.records import EVALUATIONS
+
+if TYPE_CHECKING:
+    from sharpen.monitor.statistics import Difference
+    from sharpen.rescore.changes import Changes
+    from sharpen.rescore.scores import Score
+
+
+def add_rescore(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_run(parser)
+    parser.add_argument(
+        "--judge",
+        required=True,
+        metavar="MODULE:FUNCTION",
+        help="the judge: package.module:function or file.py:function",
+    )
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the rewards of each rollout as JSON lines")
+    add_json(parser)
+
+
+def run_rescore(arguments: argparse.Namespace) -> int:
+    """Judge the rollouts. Raises `ConfigError` for a run or a judge that cannot be used."""
+    from sharpen.config.functions import import_function
+    from sharpen.experience.reading import read_groups
+    from sharpen.rescore.changes import changes
+    from sharpen.rescore.scores import check_judge, score
+
+    run_dir = run_of(arguments)
+    journal, evaluations = run_dir / "run.db", run_dir / EVALUATIONS
+    if not journal.exists():
+        raise ConfigError(f"{run_dir} is not a run directory: it has no run.db")
+    with answering(arguments) as out:
+        judge = import_function(arguments.judge)
+        check_judge(judge)
+        scores = score(read_groups(journal), judge)
+        evaluated = score(read_groups(evaluations), judge) if evaluations.exists() else []
+        found, differences = changes(scores), held_out_differences(evaluated)
+        if arguments.output is not None:
+            _write(arguments.output, [*scores, *evaluated])
+        if arguments.json:
+            answer = {name: {"recorded": asdict(old), "new": asdict(new)} for name, (old, new) in differences.items()}
+            print_json({"training": asdict(found), "evaluations": answer}, out)
+        else:
+            for line in [*lines(found), *difference_lines(differences)]:
+                print(line)
+    return 1 if scores and found.failed == len(scores) else 0
+
+
+def held_out_differences(scores: Sequence[Score]) -> dict[str, tuple[Difference, Difference]]:
+    """Return, by place, after minus before: by the recorded rewards and by the new ones, over the same tasks."""
+    from sharpen.monitor.statistics import is_binary, paired_difference
+
+    places: dict[str, dict[str, dict[str, tuple[float, float]]]] = {}
+    for score in scores:
+        moment, _, rest = score.group.partition("/")
+        if score.new is not None:
+            place = rest.removesuffix(f"/{score.task}")
+            places.setdefault(place, {}).setdefault(moment, {})[score.task] = (score.old, score.new)
+    found = {}
+    for place, moments in places.items():
+        first, last = next(iter(moments.values())), list(moments.values())[-1]
+        if len(moments) > 1:
+            sides = [({t: p[side] for t, p in first.items()}, {t: p[side] for t, p in last.items()}) for side in (0, 1)]
+            binary = is_binary([value for pair in sides for some in pair for value in some.values()])
+            old, new = (paired_difference(before, after, binary=binary) for before, after in sides)
+            found[place] = (old, new)
+    return found
+
+
+def lines(found: Changes) -> Iterator[str]:
+    """Yield what would have changed in the training."""
+    if not found.rollouts:
+        yield "no rollout of the training has a reward"
+        return
+    yield f"{found.rollouts} rollouts in {found.groups} groups: {found.same} keep their reward"
+    if found.failed:
+        yield f"the judge failed on {found.failed}: {'; '.join(found.errors)}"
+    if found.mean_before is not None and found.mean_after is not None:
+        yield f"mean reward {found.mean_before:.3f} -> {found.mean_after:.3f}"
+        yield f"groups without spread, which teach nothing: {found.flat_before} -> {found.flat_after}"
+        yield f"rollouts that would have been pushed the other way: {found.turned}"
+    for score in found.most:
+        yield f"  {score.rollout}  {score.old:g} -> {score.new:g}"
+
+
+def difference_lines(differences: dict[str, tuple[Difference, Difference]]) -> Iterator[str]:
+    """Yield what the new judge says of before and after."""
+    for place, (old, new) in differences.items():
+        texts = [f"{one.difference:+.3f} [{one.low:+.3f}, {one.high:+.3f}]" for one in (old, new)]
+        yield f"{place}, after - before: {texts[0]} as recorded, {texts[1]} by this judge ({new.num_tasks} tasks)"
+
+
+def _write(path: Path, scores: Sequence[Score]) -> None:
+    try:
+        with path.open("w", encoding="utf-8") as file:
+            file.writelines(f"{json.dumps(asdict(score), ensure_ascii=False)}\n" for score in scores)
+    except OSError as error:
+        raise ConfigError(f"--output {path} cannot be written: {error.strerror}") from error

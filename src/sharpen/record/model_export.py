@@ -1,0 +1,74 @@
+"""Hands a run's model on: as a GGUF file, by llama.cpp's own converter, or to the Hugging Face hub.
+
+In: a model's folder. Out: a file, or a repository on the hub.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sharpen.errors import ConfigError
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+CONVERTER = "convert_hf_to_gguf.py"
+LEFT_OUT = ("trainer_state/*",)
+"""What only a resumed run reads: the optimizer and the random state."""
+
+
+def chosen_model(run_dir: Path) -> Path:
+    """Return the folder of the model that the verdict recommends. Raises `ConfigError` if that is the original, or the
+    run has not ended."""
+    try:
+        summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{run_dir} has no summary.json that can be read: the run has not ended") from error
+    verdict = summary.get("verdict") or {}
+    if verdict.get("original"):
+        raise ConfigError(
+            f"the verdict of {run_dir} recommends the original model, {verdict['model']}: {verdict['text']}"
+        )
+    folder = Path(verdict.get("model") or summary.get("model_dir") or "")
+    for place in (folder, run_dir / folder.name):  # the run may have moved
+        if (place / "config.json").is_file():
+            return place
+    raise ConfigError(f"{folder}, the model of {run_dir}, is not there any more")
+
+
+def to_gguf(model: Path, path: Path, converter: str | None = None) -> None:
+    """Convert a model. Raises `ConfigError` if llama.cpp's converter is not there, or fails."""
+    converter = converter or shutil.which(CONVERTER)
+    if converter is None:
+        raise ConfigError(
+            f"--for gguf needs llama.cpp's {CONVERTER} in a folder of PATH: git clone "
+            "https://github.com/ggml-org/llama.cpp, and add that folder"
+        )
+    if path.exists():
+        raise ConfigError(f"--to {path} is there already")
+    command = [sys.executable, converter, str(model), "--outfile", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0 or not path.exists():
+        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise ConfigError(f"{converter} could not convert {model}: {reason}")
+
+
+def to_hub(model: Path, name: str, api: HfApi | None = None) -> str:
+    """Upload a model to a private repository of the hub, which is created if it is not there, and return its address.
+    Raises `ConfigError` if the hub refuses."""
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    api = api or huggingface_hub.HfApi()
+    try:
+        repository = api.create_repo(name, private=True, exist_ok=True)
+        api.upload_folder(repo_id=repository.repo_id, folder_path=model, ignore_patterns=list(LEFT_OUT))
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"{name!r} could not be uploaded: {reason}; `hf auth login` sets who you are") from error
+    return str(repository)
