@@ -150,8 +150,20 @@ format: .venv/installed
 
 bench: bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync
 
-bench-engine bench-trainer bench-gateway bench-step bench-tree bench-sync: bench-%: .venv/installed
+bench-engine bench-trainer bench-step bench-tree bench-sync: bench-%: .venv/installed
 	$(BIN)/python bench/$*.py
+
+# What the gateway adds to a call, what it keeps under load, and LiteLLM's proxy beside it, in an environment of its own.
+bench-gateway: .venv/installed .venv-litellm/installed
+	$(BIN)/python bench/gateway.py; missed=$$?; \
+	$(BIN)/python bench/gateway_load.py || missed=1; \
+	$(BIN)/python bench/gateway_litellm.py || missed=1; exit $$missed
+
+.venv-litellm/installed: requirements/litellm.txt
+	$(PYTHON) -m venv .venv-litellm
+	.venv-litellm/bin/python -m pip install --quiet --no-compile --no-deps --requirement requirements/litellm.txt
+	.venv-litellm/bin/python -m pip check
+	@touch $@
 
 # The pages of `sharpen view` over 100,000 rollouts, which are made first, in some minutes.
 bench-view: .venv/installed
@@ -185,4 +197,4 @@ bench-trl: .venv-trl/installed
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-agentscope1 .venv-agentscope2 .venv-vllm .venv-ray .venv-clients .venv-trl build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-agentscope1 .venv-agentscope2 .venv-vllm .venv-ray .venv-clients .venv-trl .venv-litellm build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -71,6 +71,7 @@ class LocalServing:
                 whole_groups=functions.whole_groups,
             )
             undo.pop_all()
+        gc.collect()
         gc.freeze()  # a walk over all that is loaded stops agents and gateway for 0.1 s, again and again
 
     @property

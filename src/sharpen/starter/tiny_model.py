@@ -45,7 +45,10 @@ def make_tiny_model(folder: Path, *, seed: int = 0, steps: int = STEPS) -> Path:
         torch.manual_seed(seed)
         model = _new_model(tokenizer)
         if steps:
+            threads = torch.get_num_threads()
+            torch.set_num_threads(1)  # for matrices this small, more threads only wait for each other
             _teach(model, _lessons(tokenizer, rng, steps * _BATCH), steps)
+            torch.set_num_threads(threads)
     model.generation_config = GenerationConfig(
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
     )

@@ -161,7 +161,7 @@ class Pages:
     def _rollout(self, request: Request) -> Response:
         folder, number = self._folder(request), self._number(request)
         note = read_notes(folder.path).get(place_of(number))
-        page = _found(rollout_page(self._library.index(folder), number, note), "such a rollout")
+        page = _found(rollout_page(self._library.index(folder), number, note), "a rollout of this name")
         return self._answer(request, "rollout.html", page, run=folder)
 
     def _tokens(self, request: Request) -> Response:
@@ -178,7 +178,7 @@ class Pages:
         page = await run_in_threadpool(rollout_page, self._library.index(folder), number, None)
         source, key = place_of(number)
         try:
-            note = new_note(_found(page, "such a rollout").id, source, key, thumb, text)
+            note = new_note(_found(page, "a rollout of this name").id, source, key, thumb, text)
             await run_in_threadpool(write_note, folder.path, note)
         except ValueError as error:
             raise HTTPException(400, str(error)) from error
@@ -189,7 +189,7 @@ class Pages:
         return RedirectResponse(_url("run", folder.key, "rollout", name_of(number)), status_code=303)
 
     def _number(self, request: Request) -> int:
-        return _found(number_of(request.path_params["rollout"]), "such a rollout")
+        return _found(number_of(request.path_params["rollout"]), "a rollout of this name")
 
     def _folder(self, request: Request) -> Folder:
         folder = self._library.folder(request.path_params["run"])

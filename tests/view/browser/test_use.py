@@ -138,10 +138,15 @@ def test_a_page_follows_its_run(browser, tmp_path: Path):
             page = window.open(f"/run/{served.keys['growing']}")
             page.set_viewport_size(NARROW)
             page.locator("#group-time > summary").click()
-            page.locator("#metric-search").fill("sync")
-            place = page.evaluate("document.getElementById('metric-search').getBoundingClientRect().top")
+            page.locator("[id='open-time/step_s']").focus()
             train_on(run, 4)
             until(page, "document.getElementById('head').textContent.includes('step 4')")
+            assert page.evaluate("document.activeElement.id") == "open-time/step_s"
+            assert page.locator("#group-time").get_attribute("open") is not None
+            page.locator("#metric-search").fill("sync")
+            place = page.evaluate("document.getElementById('metric-search').getBoundingClientRect().top")
+            train_on(run, 5)
+            until(page, "document.getElementById('head').textContent.includes('step 5')")
             assert page.evaluate("document.activeElement.id") == "metric-search"
             assert page.evaluate("document.getElementById('metric-search').value") == "sync"
             now = page.evaluate("document.getElementById('metric-search').getBoundingClientRect().top")
