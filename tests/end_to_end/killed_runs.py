@@ -6,6 +6,7 @@ workflow, and when. Out: the run directory, as a killed process leaves it.
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import os
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from processes import python
+
+from sharpen.experience.reading import read_steps
 
 
 def run_killed(
@@ -46,13 +49,15 @@ def main(given: dict[str, Any]) -> None:
     module = importlib.import_module(given["module"])
     workflow = getattr(module, given["workflow"])
     places = [Path(place) for place in given["places"]]
-    metrics = run_dir_in(places[0]) / "metrics.jsonl"
+    metrics, journal = (run_dir_in(places[0]) / name for name in ("metrics.jsonl", "run.db"))
     begun = 0
 
     async def killing(task: Any, model: Any) -> Any:
         nonlocal begun
         begun += metrics.exists() and metrics.read_text().count("rollout/count") == given["recorded"]
         if begun == 5:
+            while len(read_steps(journal)) < given["recorded"]:  # written by a thread of its own, after the metrics
+                await asyncio.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
         return await workflow(task, model)
 

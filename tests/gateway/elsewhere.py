@@ -36,7 +36,8 @@ def make_networks() -> list[str]:
         "ip link set veth0 up",
     ):
         subprocess.run(text.split(), check=True)
-    other = subprocess.Popen(["unshare", "--net", "sleep", "60"])
+    nothing = subprocess.DEVNULL  # it outlives this script: a pipe that it holds would keep the test waiting
+    other = subprocess.Popen(["unshare", "--net", "sleep", "60"], stdout=nothing, stderr=nothing)
     time.sleep(0.5)
     enter = ["nsenter", f"--net=/proc/{other.pid}/ns/net"]
     subprocess.run(["ip", "link", "set", "veth1", "netns", str(other.pid)], check=True)

@@ -39,13 +39,13 @@ def run_explain(arguments: argparse.Namespace) -> int:
     answers = []
     for file in load_stages(arguments.config, stage=arguments.stage):
         resolved = resolve_config(arguments, {}, file)
+        if not arguments.json:  # before a name that there is not ends it
+            explain(resolved)
         refusals = [f"this run would be refused: {refusal}" for refusal in check_names(resolved.config)]
         if arguments.json:
             answers.append({"stage": file.name, **_answer(resolved, refusals)})
-            continue
-        explain(resolved)
-        for refusal in refusals:
-            print(refusal)
+        else:
+            print("".join(f"{refusal}\n" for refusal in refusals), end="")
     if arguments.json:
         print_json(answers[0] if len(answers) == 1 else answers)
     return 0

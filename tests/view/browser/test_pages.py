@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import NARROW, WIDE, Window, open_window
-from runs import HOSTILE, Served
+from browsed_runs import HOSTILE, Served
 
 pytestmark = pytest.mark.browser
 AXE = (Path(os.environ.get("NODE_MODULES", ".venv/node/node_modules")) / "axe-core" / "axe.min.js").absolute()

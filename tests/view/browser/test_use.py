@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import NARROW, Window, open_window, until
-from runs import SIZE, Served, hold, serving, train_on
+from browsed_runs import SIZE, Served, hold, serving, train_on
 from shop_runs import Maker, make_run
 
 pytestmark = pytest.mark.browser
