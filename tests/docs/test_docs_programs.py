@@ -30,9 +30,7 @@ from sharpen.gateway.gateway import Gateway
 from sharpen.gateway.model import ChatModel
 from sharpen.types import Group, Outcome, Task
 
-ELSEWEXCERPTS = {"docs/use/agentscope.md", "docs/use/clients.md"}
-"""Pages with lines for frameworks and clients of other environments, whose tests have lines of their own."""
-HERE = {
+ELSEWHERE = {
     "README.md": "tests/package/test_readme.py",
     "docs/start/guide.md": "tests/spec/test_guide.py",
     "docs/start/zh.md": "tests/package/test_readme.py",
@@ -42,6 +40,8 @@ HERE = {
     "docs/use/trinity.md": "tests/compat/test_trinity_page.py",
 }
 """Pages whose programs another test runs: it names the page."""
+EXCERPTS = {"docs/use/agentscope.md", "docs/use/clients.md"}
+"""Pages with lines for frameworks and clients of other environments, whose tests have lines of their own."""
 HERE = {
     "docs/use/auxiliary-models.md": 2,
     "docs/use/beyond-rl.md": 1,

@@ -35,6 +35,7 @@ def test_the_programs(tmp_path: Path) -> None:
     routes = {("POST", "/sessions"): sessions.open, ("POST", "/feedback"): sessions.rate}
     front = Front(gateway, sessions, KEY, {}, routes)
     server = Server(front.start, loop.loop, nobody, GatewayConfig())
+    sessions.address = server.url
     base_url = server.url()
     made = run(clients, {"http://127.0.0.1:8000/v1": base_url, "http://127.0.0.1:8000": base_url.removesuffix("/v1")})
     assert made["client"].chat.completions.create(model="toy", messages=ASK).choices[0].message.content == "an answer"

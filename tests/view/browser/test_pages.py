@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from conftest import NARROW, WIDE, Window, open_window
 from browsed_runs import HOSTILE, Served
+from conftest import NARROW, WIDE, Window, open_window
 
 pytestmark = pytest.mark.browser
 AXE = (Path(os.environ.get("NODE_MODULES", ".venv/node/node_modules")) / "axe-core" / "axe.min.js").absolute()

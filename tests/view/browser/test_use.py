@@ -6,8 +6,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from conftest import NARROW, Window, open_window, until
 from browsed_runs import SIZE, Served, hold, serving, train_on
+from conftest import NARROW, Window, open_window, until
 from shop_runs import Maker, make_run
 
 pytestmark = pytest.mark.browser
