@@ -46,6 +46,7 @@ def test_the_programs(tmp_path: Path) -> None:
             client.chat.completions.create(model="toy", messages=ASK)
 
     run(session, {"{...}": "{}"}, SERVER=base_url.removesuffix("/v1"), agent=agent)
+    sessions.save()
     (rated,) = sessions.rated()
     assert (rated.task.id, rated.reward) == ("ticket-17", 0.8)
     made["client"].close()
