@@ -110,7 +110,7 @@ test-clients: .venv-clients/installed
 # The pages of `sharpen view` in a browser, Debian's Chromium; the types of their scripts and their accessibility by two
 # packages for Node, in .venv/node.
 test-view: .venv/installed .venv/node/installed
-	command -v chromium >/dev/null || { apt-get update --quiet --quiet && apt-get install --quiet --yes --no-install-recommends chromium; }
+	command -v chromium >/dev/null || { apt-get update --quiet --quiet; apt-get install --quiet --yes --no-install-recommends chromium; }
 	PYTHONPATH=tests/sessions NODE_MODULES=.venv/node/node_modules $(BIN)/python -m pytest -p all_or_nothing --all-of tests/view/browser -m browser tests/view/browser
 
 .venv/node/installed: .venv/installed tests/view/package.json tests/view/package-lock.json
