@@ -21,12 +21,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sharpen.monitor.summary import peak_memory_mb, process_seconds
+from sharpen.several.spread import student_quantile
 
 NUM_THREADS = 2
 Mode = Literal["greedy", "sampled"]
-
-# Student's t, 97.5%, for 1, 2, ... degrees of freedom.
-T975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +106,7 @@ def difference(ours_S: Sequence[float], theirs_S: Sequence[float]) -> Interval:
     if num_seeds < 2:
         return Interval(difference=mean, low=-math.inf, high=math.inf)
     error = math.sqrt(sum(statistics.variance(side) / len(side) for side in (ours_S, theirs_S)))
-    half = T975[min(num_seeds - 1, len(T975)) - 1] * error
+    half = student_quantile(num_seeds - 1) * error
     return Interval(difference=mean, low=mean - half, high=mean + half)
 
 

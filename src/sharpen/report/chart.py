@@ -38,10 +38,9 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluations:
-    """A curve of evaluations: a line through its points."""
+    """Evaluations: points alone, since nothing was measured between them."""
 
     name: str
-    line: str
     points: tuple[Point, ...]
 
 
@@ -150,4 +149,4 @@ def _evaluations(series: Series, across: _Axis, up: _Axis) -> Evaluations:
         for step, value, low, high in rows
         if value is not None
     )
-    return Evaluations(name=series.name, line=_path([[(point.x, point.y) for point in points]]), points=points)
+    return Evaluations(name=series.name, points=points)

@@ -36,6 +36,10 @@ def spread(values: Sequence[float]) -> Spread | None:
     if count == 1:
         return Spread(mean=mean, low=None, high=None, deviation=None, count=1)
     deviation = stdev(values)
-    quantile = _T975[count - 2] if count - 2 < len(_T975) else NormalDist().inv_cdf(0.975)
-    half = quantile * deviation / math.sqrt(count)
+    half = student_quantile(count - 1) * deviation / math.sqrt(count)
     return Spread(mean=mean, low=mean - half, high=mean + half, deviation=deviation, count=count)
+
+
+def student_quantile(degrees: int) -> float:
+    """Return the 97.5% quantile of Student's distribution; above 30 degrees of freedom the normal one's."""
+    return _T975[degrees - 1] if degrees <= len(_T975) else NormalDist().inv_cdf(0.975)
