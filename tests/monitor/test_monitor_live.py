@@ -88,6 +88,19 @@ def block_of(screen: Screen, *lines: str) -> LiveBlock:
     return block
 
 
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_forked_child_leaves_the_block_to_its_parent(screen):
+    """Red without the process id in `is_ours`: each child would erase the block, and draw one of its own."""
+    with printing_to(screen):
+        block = block_of(screen, "step 3/8")
+        child = os.fork()
+        if child == 0:
+            print("from a child")
+            os._exit(screen.rows() != ["step 3/8from a child", ""])
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        block.stop(keep=False)
+
+
 def test_what_the_process_prints_or_logs_is_above_the_block(screen):
     """Red on the code before: a line on stderr left a copy of the block behind, and was written into it."""
     with printing_to(screen):
