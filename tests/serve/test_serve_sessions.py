@@ -133,6 +133,26 @@ def test_a_session_that_is_rated_during_a_call_is_saved_with_its_reward(server):
     assert Visit.from_bytes(file.read_bytes()).reward == 1
 
 
+def test_what_could_not_be_written_is_written_the_next_time(server, tmp_path):
+    id_ = server.talk()
+    server.sessions.save()
+    server.say("/feedback", session=id_, reward=0.5)
+    file = tmp_path / "sessions" / f"{id_}.session"
+    before = file.read_bytes()
+    file.unlink()
+    file.mkdir()  # nothing can be moved to its place
+    with pytest.raises(OSError, match=id_):
+        server.sessions.save()
+    assert server.sessions.rated() == []
+    file.rmdir()
+    file.write_bytes(before)
+    server.sessions.save()
+    assert [one.id for one in server.sessions.rated()] == [id_]
+    with serving(tmp_path) as again:
+        assert again.metric("rated") == 1
+        assert len(Visit.from_bytes(file.read_bytes()).before) == 1
+
+
 def test_the_shared_session_of_the_servers_key_is_bounded(server):
     server.call(KEY)
     (first,) = visits(server).values()

@@ -25,7 +25,7 @@ from sharpen.exchange.announcement import Announcement
 from sharpen.exchange.store import Store, open_store
 from sharpen.exchange.weights import PublishedWeights, TrainerNote, read_note
 from sharpen.execution.probe import probe_at_start, sample_probes
-from sharpen.interrupts import stop_signals
+from sharpen.interrupts import deferred_interrupt, stop_signals
 from sharpen.recipe import RolloutRecipe
 from sharpen.run.explore import open_folder
 from sharpen.run.identity import model_identity
@@ -175,10 +175,11 @@ class Learning:
         """Look after sessions, batches and weights until told to end; then save what is there."""
         try:
             while not front.lost.wait(LOOK_S):
-                self._load_newer()
-                self.sessions.save()
-                self._make_batch()
-                self._look_at_trainer()
+                with deferred_interrupt():  # a second Ctrl-C ends it at once
+                    self._load_newer()
+                    self.sessions.save()
+                    self._make_batch()
+                    self._look_at_trainer()
         except KeyboardInterrupt:
             self.say("ending: answering what is running, saving sessions, and waiting for the trainer's step")
             self.model.thread.call(front.end(GRACE_S))

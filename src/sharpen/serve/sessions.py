@@ -182,8 +182,14 @@ class Sessions:
             self._num_forgotten += len(forgotten)
             changed = [one for one in self._visits.values() if one.changed and (one.ended or not one.running)]
             contents = [(visit, self._content(visit)) for visit in changed]
-        for visit, content in contents:
-            write_whole(self._file(visit), content)
+        unwritten = set(changed)
+        try:
+            for visit, content in contents:
+                write_whole(self._file(visit), content)
+                unwritten.remove(visit)
+        finally:  # a full disk, or Ctrl-C: next time
+            for visit in unwritten:
+                visit.changed = True
         with self._lock:
             for visit in self._visits.values():
                 if visit.ended and not visit.changed:
