@@ -73,7 +73,7 @@ class Answer:
         self._take_out(body, entries)
         return not only_ids
 
-    def calls(self, first: int, *, delivered: bool, seconds: float, agent: str) -> Iterator[Call]:
+    def calls(self, first: int, *, delivered: bool, started: float, seconds: float, agent: str) -> Iterator[Call]:
         """Yield the call of each choice, from index `first` on; parents are still to be found."""
         prompts = [self._prompt_of(choice) for choice in self._choices.values()]
         several = len(prompts) > 1 and all(one == prompts[0] for one in prompts)  # several prompts: no alternatives
@@ -94,6 +94,7 @@ class Answer:
                 tools=self._asked.tools,
                 response=_response(choice.message),
                 seconds=seconds,
+                started=started,
                 request=first if several else None,
                 agent=agent,
                 model=self.model or str(self._asked.given.get("model") or ""),

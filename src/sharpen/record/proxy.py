@@ -260,7 +260,9 @@ class Proxy:
             if answer is None:
                 return ()
             seconds = time.monotonic() - exchange.began
-            return answer.calls(first, delivered=whole, seconds=seconds, agent=exchange.raw.agent)
+            started = max(session.opened, time.time() - seconds)
+            agent = exchange.raw.agent
+            return answer.calls(first, delivered=whole, started=started, seconds=seconds, agent=agent)
 
         self._sessions.leave(session, "" if answer is None else answer.name, calls)
 
