@@ -20,7 +20,8 @@ from transformers import (
 )
 
 from sharpen.errors import ModelError
-from sharpen.inference.embedded.attention import AttentionRule, SlotAttention
+from sharpen.inference.embedded.attention import SlotAttention
+from sharpen.inference.embedded.products import AttentionRule
 from sharpen.inference.embedded.engine import EmbeddedEngine
 from sharpen.inference.embedded.forward import GenericForward
 from sharpen.inference.embedded.kv import KVPool
