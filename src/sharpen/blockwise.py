@@ -1,8 +1,8 @@
 """Attention of a block of queries over a block of keys, in parts that are merged.
 
-In: queries (1, H, L, D), keys (1, K, S, D), values (1, K, S, D). Out: the output (1, H, L, D) and the log-sum-exp of each
-query's scores (1, H, L). Parts of the same queries over different keys are merged by it, so memory never holds more
-scores than those of one block. A sink is one more key, with a score that the model learns and a value of zero.
+In: queries (1, H, L, D), keys (1, K, S, D), values (1, K, S, D). Out: the output (1, H, L, D) and, for each query, the
+log-sum-exp of its scores (1, H, L). Parts of the same queries over different keys are merged by it, so no more scores
+than those of one block are ever in memory. A sink is one more key, with a learned score and a value of zero.
 
 There are two kernels with the same result: PyTorch's fused one (CPU), and plain products (soft-capped scores, and other
 devices). The backward pass of a part takes the output and log-sum-exp after merging: its probabilities are

@@ -4,7 +4,7 @@ In: a loaded Hugging Face causal language model. Out: `ModelShape`, or a `ModelE
 
 Served: decoder-only models whose layers all have full or sliding-window attention and that call attention through
 transformers' attention interface. Refused: recurrent and hybrid layers, experts (their routing would have to be
-replayed by the trainer), rotary angles that change with the length, quantized weights on the fast
+replayed by the trainer), attention sinks, rotary angles that change with the length, quantized weights on the fast
 path.
 """
 

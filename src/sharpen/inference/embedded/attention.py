@@ -140,7 +140,7 @@ def _attend_rows(
     q_BHD: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, rule: AttentionRule
 ) -> torch.Tensor:
     """Attend with one query per row: keys [B * K, D, L], values [B * K, L, D], additive mask [B * K, 1, L]."""
-    num_rows, heads, head_dim = q_BHD.shape
+    num_rows, _, head_dim = q_BHD.shape
     q = q_BHD.reshape(keys.shape[0], -1, head_dim)
     sinks = None if rule.sinks_H is None else rule.sinks_H.repeat(num_rows).view(q.shape[0], -1, 1)
     return products(q, keys, values, mask, rule, sinks).view(num_rows, -1)

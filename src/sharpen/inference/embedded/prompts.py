@@ -63,7 +63,7 @@ class PromptAttention:
 
     def _block(self, q_LHD: torch.Tensor, kv: SlotKeys, rule: AttentionRule) -> torch.Tensor:
         """Attend with queries that belong to the last keys. Every query's window is within them."""
-        num_rows, heads, _ = q_LHD.shape
+        num_rows = len(q_LHD)
         if _by_products(q_LHD, rule) or num_rows * kv.end <= _SMALL_SCORES:
             return self._plain(q_LHD, kv, rule)
         window = None if rule.window is None or kv.end <= rule.window else rule.window
