@@ -22,6 +22,7 @@ IMPORTS: Mapping[str, set[str]] = {
     "config": {"tasks"},
     "algorithm": set(),
     "token_masks": set(),
+    "families": set(),
     "transcript": set(),
     "families": set(),
     "inference": {"token_masks", "families"},
