@@ -24,7 +24,6 @@ IMPORTS: Mapping[str, set[str]] = {
     "token_masks": set(),
     "families": set(),
     "transcript": set(),
-    "families": set(),
     "inference": {"token_masks", "families"},
     "monitor": set(),
     "starter": set(),
