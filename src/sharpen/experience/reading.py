@@ -39,6 +39,7 @@ from sharpen.types import (
     Outcome,
     Rollout,
     Sampling,
+    Span,
     Task,
 )
 
@@ -369,7 +370,8 @@ def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row) -> Rollout:
     constraints = _read_constraints(connection, row["key"])
     names = _read_names(connection, row["key"])
     times = _read_times(connection, row["key"])
-    started, traceback = _read_rollout_note(connection, row["key"])
+    rollout_started, traceback = _read_rollout_note(connection, row["key"])
+    spans = _read_traces(connection, row["key"])
     for call_row in connection.execute(
         "SELECT calls.*, texts.json AS tools_json FROM calls JOIN texts ON texts.id = calls.tools"
         " WHERE rollout_key = ? ORDER BY idx",
@@ -378,7 +380,8 @@ def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row) -> Rollout:
         index = call_row["idx"]
         call = _read_call(calls, call_row, requests.get(index), constraints.get(index))
         agent, model = names.get(index, ("", ""))
-        calls.append(replace(call, agent=agent, model=model, started=times.get(index)))
+        started, span = times.get(index), spans.get(index)
+        calls.append(replace(call, agent=agent, model=model, started=started, span=span))
     return Rollout(
         id=row["id"],
         group_id=row["group_id"],
@@ -395,7 +398,7 @@ def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row) -> Rollout:
         error=row["error"],
         traceback=traceback,
         seconds=row["seconds"],
-        started=started,
+        started=rollout_started,
     )
 
 
@@ -428,6 +431,14 @@ def _read_rollout_note(connection: sqlite3.Connection, rollout_key: int) -> tupl
     sql = "SELECT started, traceback FROM rollout_notes WHERE rollout_key = ?"
     row = connection.execute(sql, (rollout_key,)).fetchone()
     return (None, None) if row is None else (row["started"], row["traceback"])
+
+
+def _read_traces(connection: sqlite3.Connection, rollout_key: int) -> dict[int, Span]:
+    """Return the spans of a rollout's calls by index; none in a journal without this table."""
+    if not has(connection, "call_traces"):
+        return {}
+    rows = connection.execute("SELECT call, trace_id, span_id FROM call_traces WHERE rollout_key = ?", (rollout_key,))
+    return {call: Span(trace_id=trace_id, span_id=span_id) for call, trace_id, span_id in rows}
 
 
 def _read_constraints(connection: sqlite3.Connection, rollout_key: int) -> dict[int, Constraint]:
