@@ -2,8 +2,8 @@
 
 The flow of data: `Task` -> `Rollout` (of `Call`s) -> `Group` -> `Experience`.
 
-Array shape suffixes: P prompt tokens of a call, S sampled tokens of a call, T tokens of a merged sequence, L layers with
-experts, K experts of a token.
+Array shape suffixes: P prompt tokens of a call, S sampled tokens of a call, T tokens of a merged sequence, N computed
+tokens of a call or sequence, L layers with experts, K experts of a token.
 """
 
 from __future__ import annotations

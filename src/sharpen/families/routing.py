@@ -25,6 +25,7 @@ from sharpen.errors import ModelError
 from sharpen.types import RouteArray
 
 _ROUTER = re.compile(r"(Router|Gating|MoEV1Gate)$")
+_EXPERTS = re.compile(r"(Experts|MoE|Moe|SparseMoeBlock)$")
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _TOP_K = ("top_k", "num_experts_per_tok", "top_k_experts")
 
@@ -52,9 +53,10 @@ class Routing:
         self._routers = [_Router(name, router) for name, router in found]
         sizes = {(router.top_k, router.num_experts) for router in self._routers}
         if len(sizes) != 1:
-            kind = type(module).__name__
-            what = "routers that choose among different numbers of experts" if sizes else "no router that is known here"
-            raise ModelError(f"{kind} routes tokens to experts, but it has {what}: its routing cannot be replayed")
+            what = "its routers choose different numbers of experts" if sizes else "it has no router that is known here"
+            raise ModelError(
+                f"{type(module).__name__} routes tokens to experts, but {what}: its routing cannot be replayed"
+            )
         top_k, num_experts = sizes.pop()
         self.shape = RouteShape(num_layers=len(found), top_k=top_k, num_experts=num_experts)
         self._replayed_NLK: torch.Tensor | None = None
@@ -90,8 +92,9 @@ class Routing:
         chooses the same experts as in the forward pass."""
         return nullcontext(), self.replaying(self._replayed_NLK)
 
-    def check_all_choose(self, recording: Recording) -> None:
-        """Raise `ModelError` if a router did not choose its experts by one `topk`: then nothing can be replayed."""
+    def check_all_chose(self) -> None:
+        """Raise `ModelError` if a router did not choose its experts by one `topk` in the last recorded forward pass:
+        then nothing can be replayed."""
         for router in self._routers:
             if router.num_choices != 1:
                 raise ModelError(
@@ -99,9 +102,21 @@ class Routing:
                     f"{router.num_experts}, not by one: its routing cannot be replayed"
                 )
 
-    def other_routes(self, routes_NLK: torch.Tensor) -> torch.Tensor:
-        """Return routes in which every expert is another one, to see that replaying has an effect."""
-        return (routes_NLK + 1) % self.shape.num_experts
+
+def routing_of(module: torch.nn.Module) -> Routing | None:
+    """Return the routing of a mixture of experts, whose routers are wrapped; None for a dense model."""
+    has_experts = any(_EXPERTS.search(type(part).__name__) for part in module.modules())
+    return Routing(module) if has_experts else None
+
+
+@contextmanager
+def recording(routing: Routing | None) -> Iterator[Recording | None]:
+    """Record inside this block, if there is a routing."""
+    if routing is None:
+        yield None
+        return
+    with routing.recording() as recorded:
+        yield recorded
 
 
 class Recording:
@@ -113,11 +128,9 @@ class Recording:
     @property
     def routes_NLK(self) -> torch.Tensor:
         """The experts of each token in each layer, on the model's device."""
-        chosen = [router.chosen_NK for router in self._routers]
-        missing = [router.name for router in self._routers if router.chosen_NK is None]
-        if missing:
-            raise ModelError(f"{missing[0]} chose no experts by topk: its routing cannot be recorded")
-        return torch.stack([one for one in chosen if one is not None], dim=1)
+        chosen = [router.chosen_NK for router in self._routers if router.chosen_NK is not None]
+        assert len(chosen) == len(self._routers), "every router chooses: this is checked at the start"
+        return torch.stack(chosen, dim=1)
 
 
 class _Router:
@@ -172,7 +185,7 @@ class _Choice(TorchFunctionMode):
             found = function(*args, **kwargs)
             self.chosen_NK = found.indices
             return found
-        return torch.return_types.topk((scores.gather(1, self._replayed_NK), self._replayed_NK))  # type: ignore[attr-defined]
+        return torch.return_types.topk((scores.gather(1, self._replayed_NK), self._replayed_NK))
 
 
 def _is_router(module: torch.nn.Module) -> bool:

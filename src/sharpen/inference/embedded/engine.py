@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from sharpen.errors import ConstraintError, EngineError, EngineLostError, SamplingError
+from sharpen.families.routing import Routing, routing_of
 from sharpen.families.table import refuse_unsupported
 from sharpen.inference.embedded.forward import FastForward, GenericForward
 from sharpen.inference.embedded.graphs import CudaRecorder, DecodeGraphs
@@ -102,8 +103,9 @@ class EmbeddedEngine:
         )
         reference_PV = reference_logits(model, max_model_len)
         forward = FastForward(model, shape, max_model_len) if shape.fast else GenericForward(model)
-        check_forward(model, forward, pool, reference_PV)
-        self._scheduler = Scheduler(pool)
+        routing = _routing(model, deterministic=deterministic)
+        check_forward(model, forward, pool, reference_PV, routing)
+        self._scheduler = Scheduler(pool, None if routing is None else routing.shape)
         self._stepper = Stepper(
             forward=forward,
             scheduler=self._scheduler,
@@ -115,6 +117,7 @@ class EmbeddedEngine:
             decode_text=stop_decoder,
             graphs=None if deterministic or not shape.fast else _decode_graphs(model, forward, pool),
             masks=self._masks,
+            routing=routing,
         )
         self._driver: asyncio.Task[None] | None = None
         self._num_requests = 0
@@ -295,6 +298,15 @@ def _decode_graphs(model: Any, forward: FastForward | GenericForward, pool: KVPo
         device=model.device,
         record=CudaRecorder(model.device),
     )
+
+
+def _routing(model: Any, *, deterministic: bool) -> Routing | None:
+    """Return the routing of a mixture of experts; None for a dense model. In the deterministic mode each token meets
+    its experts by itself: in a product of all tokens of an expert, rounding could depend on who the others are."""
+    routing = routing_of(model)
+    if routing is not None and deterministic:
+        model.set_experts_implementation("batched_mm")
+    return routing
 
 
 def _choose_matmul(model: Any, *, fixed: bool) -> MatmulChoice:
