@@ -12,7 +12,7 @@ search.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -89,8 +89,7 @@ class EmbeddedEngine:
         self._vocab_size = shape.vocab_size
         self._decode_text = stop_decoder
         end_ids = sorted(end_token_ids(model))
-        vocabulary = Vocabulary(tokenizer=tokenizer, vocab_size=shape.vocab_size, end_ids=end_ids)
-        self._masks = None if tokenizer is None else TokenMasks(lambda: vocabulary)
+        self._masks = _masks(tokenizer, shape.vocab_size, end_ids)
         pool = KVPool(
             num_layers=shape.num_layers,
             num_kv_heads=shape.num_kv_heads,
@@ -99,7 +98,7 @@ class EmbeddedEngine:
             device=device,
             max_slots=max_slots,
             max_length=max_model_len,
-            budget_bytes=kv_cache_mb * 2**20 if kv_cache_mb is not None else default_budget_bytes(device),
+            budget_bytes=_budget_bytes(kv_cache_mb, device),
         )
         reference_PV = reference_logits(model, max_model_len)
         forward = FastForward(model, shape, max_model_len) if shape.fast else GenericForward(model)
@@ -298,6 +297,17 @@ def _decode_graphs(model: Any, forward: FastForward | GenericForward, pool: KVPo
         device=model.device,
         record=CudaRecorder(model.device),
     )
+
+
+def _budget_bytes(kv_cache_mb: int | None, device: torch.device) -> int:
+    return kv_cache_mb * 2**20 if kv_cache_mb is not None else default_budget_bytes(device)
+
+
+def _masks(tokenizer: Any, vocab_size: int, end_ids: Sequence[int]) -> TokenMasks | None:
+    if tokenizer is None:
+        return None
+    vocabulary = Vocabulary(tokenizer=tokenizer, vocab_size=vocab_size, end_ids=end_ids)
+    return TokenMasks(lambda: vocabulary)
 
 
 def _routing(model: Any, *, deterministic: bool) -> Routing | None:
