@@ -82,7 +82,6 @@ class EmbeddedEngine:
         """
         model.eval().requires_grad_(False)
         shape = inspect_model(model, max_model_len)
-        device = model.device
         self.matmul = _choose_matmul(model, fixed=deterministic or not alone)
         self._model = model
         self._max_model_len = max_model_len
@@ -95,10 +94,10 @@ class EmbeddedEngine:
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
             dtype=model.dtype,
-            device=device,
+            device=model.device,
             max_slots=max_slots,
             max_length=max_model_len,
-            budget_bytes=_budget_bytes(kv_cache_mb, device),
+            budget_bytes=_budget_bytes(kv_cache_mb, model.device),
         )
         reference_PV = reference_logits(model, max_model_len)
         forward = FastForward(model, shape, max_model_len) if shape.fast else GenericForward(model)
@@ -108,7 +107,7 @@ class EmbeddedEngine:
         self._stepper = Stepper(
             forward=forward,
             scheduler=self._scheduler,
-            device=device,
+            device=model.device,
             deterministic=deterministic,
             end_ids=end_ids,
             vocab_size=shape.vocab_size,
