@@ -19,15 +19,18 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 import torch
 
-from sharpen.errors import ConstraintError, EngineError, EngineLostError, SamplingError
+from sharpen.errors import ConstraintError, EngineError, EngineLostError, ModelError, SamplingError
+from sharpen.families.recurrent import mixers_of
 from sharpen.families.table import refuse_unsupported
 from sharpen.inference.embedded.forward import FastForward, GenericForward
 from sharpen.inference.embedded.graphs import CudaRecorder, DecodeGraphs
 from sharpen.inference.embedded.kv import KVPool, default_budget_bytes
 from sharpen.inference.embedded.matmul import DEFAULT, MatmulChoice, choose_float32_matmul, float32_matmul
+from sharpen.inference.embedded.mixing import Mixing, example_state
 from sharpen.inference.embedded.scheduler import Scheduler
 from sharpen.inference.embedded.selfcheck import check_forward, reference_logits
 from sharpen.inference.embedded.slots import SlotRequest
+from sharpen.inference.embedded.states import SlotStates
 from sharpen.inference.embedded.stepper import Stepper
 from sharpen.inference.engine import GenerateRequest, Generation
 from sharpen.inference.families import end_token_ids, inspect_model
@@ -42,11 +45,17 @@ if TYPE_CHECKING:
 _LOOP_TURNS = 8
 """Turns of the event loop between steps: a finished call's follow-up request arrives only after several callbacks."""
 
+_NOT_DETERMINISTIC = (
+    "{} has recurrent or convolution layers, whose results depend on how a prompt is cut into steps: deterministic "
+    "must be false"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
     """Counters since the start. `computed_tokens` are prompt tokens that the model computed, `reused_tokens` those from
-    the cache. `replayed_steps` are steps whose forward pass was a CUDA graph."""
+    the cache. `replayed_steps` are steps whose forward pass was a CUDA graph. `states_mb` is the memory of recurrent
+    states, snapshots included."""
 
     steps: int
     computed_tokens: int
@@ -54,6 +63,7 @@ class EngineStats:
     sampled_tokens: int
     kv_cache_mb: float
     replayed_steps: int = 0
+    states_mb: float = 0.0
 
 
 class EmbeddedEngine:
@@ -90,6 +100,13 @@ class EmbeddedEngine:
         end_ids = sorted(end_token_ids(model))
         vocabulary = Vocabulary(tokenizer=tokenizer, vocab_size=shape.vocab_size, end_ids=end_ids)
         self._masks = None if tokenizer is None else TokenMasks(lambda: vocabulary)
+        reference_PV = reference_logits(model, max_model_len)
+        budget_bytes = kv_cache_mb * 2**20 if kv_cache_mb is not None else default_budget_bytes(device)
+        mixers = mixers_of(model)
+        states = SlotStates.within(budget_bytes, example_state(mixers, model)) if mixers else None
+        if deterministic and states is not None:
+            raise ModelError(_NOT_DETERMINISTIC.format(type(model).__name__))
+        mixing = None if states is None else Mixing(mixers, states.pool, device)
         pool = KVPool(
             num_layers=shape.num_layers,
             num_kv_heads=shape.num_kv_heads,
@@ -98,12 +115,12 @@ class EmbeddedEngine:
             device=device,
             max_slots=max_slots,
             max_length=max_model_len,
-            budget_bytes=kv_cache_mb * 2**20 if kv_cache_mb is not None else default_budget_bytes(device),
+            budget_bytes=budget_bytes if states is None else budget_bytes - states.snapshot_bytes,
+            state_bytes=0 if states is None else states.pool.bytes_per_slot,
         )
-        reference_PV = reference_logits(model, max_model_len)
         forward = FastForward(model, shape, max_model_len) if shape.fast else GenericForward(model)
-        check_forward(model, forward, pool, reference_PV)
-        self._scheduler = Scheduler(pool)
+        self._scheduler = Scheduler(pool, states)
+        check_forward(model, forward, pool, reference_PV, mixing)
         self._stepper = Stepper(
             forward=forward,
             scheduler=self._scheduler,
@@ -115,6 +132,7 @@ class EmbeddedEngine:
             decode_text=stop_decoder,
             graphs=None if deterministic or not shape.fast else _decode_graphs(model, forward, pool),
             masks=self._masks,
+            mixing=mixing,
         )
         self._driver: asyncio.Task[None] | None = None
         self._num_requests = 0
@@ -180,6 +198,7 @@ class EmbeddedEngine:
             sampled_tokens=self._stepper.sampled_tokens,
             kv_cache_mb=self._scheduler.pool.num_bytes / 2**20,
             replayed_steps=0 if self._stepper.graphs is None else self._stepper.graphs.replays,
+            states_mb=0.0 if self._scheduler.states is None else self._scheduler.states.num_bytes / 2**20,
         )
 
     async def generate(self, request: GenerateRequest) -> Generation:
@@ -280,6 +299,8 @@ class EmbeddedEngine:
         if driver is not None and not driver.done():
             await asyncio.wait([driver])
         self._scheduler.pool.layers.clear()
+        if self._scheduler.states is not None:
+            self._scheduler.states.release()
         self._model = None
         self._stepper.release()
 
