@@ -18,11 +18,12 @@ from transformers import (
 )
 
 from sharpen.errors import ModelError
-from sharpen.inference.embedded.attention import AttentionRule, SlotAttention
+from sharpen.inference.embedded.attention import SlotAttention
 from sharpen.inference.embedded.engine import EmbeddedEngine
 from sharpen.inference.embedded.forward import GenericForward
 from sharpen.inference.embedded.kv import KVPool
 from sharpen.inference.embedded.matmul import choose_float32_matmul
+from sharpen.inference.embedded.products import AttentionRule
 from sharpen.inference.families import end_token_ids, inspect_model
 
 SMALL: dict[str, Any] = {
