@@ -100,7 +100,7 @@ def test_a_common_system_prompt_is_computed_once() -> None:
     engine = make_engine(make_hybrid("qwen3_5_text"), max_slots=64)
     system = prompt_of(100, 0)
     requests = [
-        request(system + [3 + task] + prompt_of(19 + task, task + 1), noise=4 * task + n)
+        request([*system, 3 + task, *prompt_of(19 + task, task + 1)], noise=4 * task + n)
         for task in range(6)
         for n in range(4)
     ]
@@ -160,9 +160,8 @@ def test_growth_within_the_memory_bound_suspends_jobs_with_their_states() -> Non
     assert states.snapshot_bytes <= 2**18
     scratch = engine.stats.kv_cache_mb / (states.pool.num_slots + 1)
     assert engine.stats.kv_cache_mb - scratch + engine.stats.states_mb <= 1
-    assert (
-        engine.stats.states_mb * 2**20 == (states.pool.num_slots + len(states.snapshots)) * states.pool.bytes_per_slot
-    )
+    num_states = states.pool.num_slots + len(states.snapshots)
+    assert engine.stats.states_mb * 2**20 == num_states * states.pool.bytes_per_slot
 
 
 def test_trap_40_no_token_after_a_load_uses_an_old_state() -> None:

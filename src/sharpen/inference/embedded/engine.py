@@ -3,7 +3,7 @@
 In: `GenerateRequest`s, awaited on the serving loop, and `load` calls with new weights. Out: `Generation`s. A driver
 task runs while there is work: it runs one step, yields to the loop, and repeats. A step admits jobs and makes one
 forward pass, in which running jobs decode one token each and new jobs compute their prompts. Weights change only
-between steps; then all KV is dropped, and running jobs are recomputed from their ids before they continue.
+between steps; then all KV and states are dropped, and running jobs are recomputed from their ids before they continue.
 
 Deliberately left out: paged KV (slots are contiguous, so decoding reads them in place), speculative decoding, beam
 search.
@@ -33,7 +33,7 @@ from sharpen.inference.embedded.slots import SlotRequest
 from sharpen.inference.embedded.states import SlotStates
 from sharpen.inference.embedded.stepper import Stepper
 from sharpen.inference.engine import GenerateRequest, Generation
-from sharpen.inference.families import end_token_ids, inspect_model
+from sharpen.inference.families import ModelShape, end_token_ids, inspect_model
 from sharpen.inference.requests import check_request
 from sharpen.inference.weights import copy_weights
 from sharpen.token_masks import TokenMasks, Vocabulary
@@ -44,11 +44,6 @@ if TYPE_CHECKING:
 
 _LOOP_TURNS = 8
 """Turns of the event loop between steps: a finished call's follow-up request arrives only after several callbacks."""
-
-_NOT_DETERMINISTIC = (
-    "{} has recurrent or convolution layers, whose results depend on how a prompt is cut into steps: deterministic "
-    "must be false"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,10 +79,10 @@ class EmbeddedEngine:
     ) -> None:
         """Take over a loaded causal language model (its parameters become views of fused storage).
 
-        `max_model_len` bounds prompt plus sampled tokens; `kv_cache_mb` bounds the KV cache (None: what `max_slots`
-        needs, but at most a quarter of the free memory). `alone`: nothing else in this process computes at the same
-        time. `stop_decoder` decodes sampled ids, for stop strings only; `tokenizer` is the model's, for constraints
-        only. Raises `ModelError` for a model that cannot be served.
+        `max_model_len` bounds prompt plus sampled tokens; `kv_cache_mb` bounds KV and recurrent states (None: what
+        `max_slots` needs, but at most a quarter of the free memory). `alone`: nothing else in this process computes at
+        the same time. `stop_decoder` decodes sampled ids, for stop strings only; `tokenizer` is the model's, for
+        constraints only. Raises `ModelError` for a model that cannot be served.
         """
         model.eval().requires_grad_(False)
         shape = inspect_model(model, max_model_len)
@@ -101,23 +96,9 @@ class EmbeddedEngine:
         vocabulary = Vocabulary(tokenizer=tokenizer, vocab_size=shape.vocab_size, end_ids=end_ids)
         self._masks = None if tokenizer is None else TokenMasks(lambda: vocabulary)
         reference_PV = reference_logits(model, max_model_len)
-        budget_bytes = kv_cache_mb * 2**20 if kv_cache_mb is not None else default_budget_bytes(device)
-        mixers = mixers_of(model)
-        states = SlotStates.within(budget_bytes, example_state(mixers, model)) if mixers else None
-        if deterministic and states is not None:
-            raise ModelError(_NOT_DETERMINISTIC.format(type(model).__name__))
-        mixing = None if states is None else Mixing(mixers, states.pool, device)
-        pool = KVPool(
-            num_layers=shape.num_layers,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            dtype=model.dtype,
-            device=device,
-            max_slots=max_slots,
-            max_length=max_model_len,
-            budget_bytes=budget_bytes if states is None else budget_bytes - states.snapshot_bytes,
-            state_bytes=0 if states is None else states.pool.bytes_per_slot,
-        )
+        budget_bytes = default_budget_bytes(device) if kv_cache_mb is None else kv_cache_mb * 2**20
+        states, mixing = _take_over_mixers(model, budget_bytes, deterministic=deterministic)
+        pool = _new_pool(model, shape, states, max_slots=max_slots, max_length=max_model_len, budget_bytes=budget_bytes)
         forward = FastForward(model, shape, max_model_len) if shape.fast else GenericForward(model)
         self._scheduler = Scheduler(pool, states)
         check_forward(model, forward, pool, reference_PV, mixing)
@@ -303,6 +284,39 @@ class EmbeddedEngine:
             self._scheduler.states.release()
         self._model = None
         self._stepper.release()
+
+
+def _take_over_mixers(
+    model: Any, budget_bytes: int, *, deterministic: bool
+) -> tuple[SlotStates, Mixing] | tuple[None, None]:
+    """Take over the recurrent and convolution layers of a model that has some."""
+    mixers = mixers_of(model)
+    if not mixers:
+        return None, None
+    if deterministic:
+        raise ModelError(
+            f"{type(model).__name__} has recurrent or convolution layers, whose results depend on how a prompt is cut "
+            "into steps: set deterministic to false"
+        )
+    states = SlotStates.within(budget_bytes, example_state(mixers, model))
+    return states, Mixing(mixers, states.pool, model.device)
+
+
+def _new_pool(
+    model: Any, shape: ModelShape, states: SlotStates | None, *, max_slots: int, max_length: int, budget_bytes: int
+) -> KVPool:
+    """Return the KV pool of a model. Its states and their snapshots are within the same budget."""
+    return KVPool(
+        num_layers=shape.num_layers,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        dtype=model.dtype,
+        device=model.device,
+        max_slots=max_slots,
+        max_length=max_length,
+        budget_bytes=budget_bytes - (states.snapshot_bytes if states else 0),
+        state_bytes=states.pool.bytes_per_slot if states else 0,
+    )
 
 
 def _decode_graphs(model: Any, forward: FastForward | GenericForward, pool: KVPool) -> DecodeGraphs | None:
