@@ -2,7 +2,8 @@
 
 The flow of data: `Task` -> `Rollout` (of `Call`s) -> `Group` -> `Experience`.
 
-Array shape suffixes: P prompt tokens of a call, S sampled tokens of a call, T tokens of a merged sequence.
+Array shape suffixes: P prompt tokens of a call, S sampled tokens of a call, T tokens of a merged sequence, N computed
+tokens of a call or sequence, L layers with experts, K experts of a token.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import numpy.typing as npt
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
+RouteArray = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
+"""The numbers of chosen experts; the smaller type if a layer has at most 256."""
 
 Mode = Literal["greedy", "sampled"]
 """How a rollout is sampled: greedily regardless of its calls' parameters (evaluation, a baseline), or with them
@@ -276,7 +279,8 @@ class Experience:
 
     `truncated_calls` are the calls sampled with `top_p` or `top_k`, by index: their logprobs are those of the truncated
     distribution, which nothing may be compared with. `constraints` has the constraint of each call that was sampled
-    with one, by index: its tokens are scored among the allowed ones.
+    with one, by index: its tokens are scored among the allowed ones. `routes_NLK` are the experts that the engine chose
+    for all tokens but the last (N = T - 1), as recorded by the first call that computed each; None for a dense model.
 
     `advantages_T` and `weights_T` are filled when a batch is drawn. The loss of a batch is
     `sum(weights_T * per_token_loss_T)`: the weights already include the aggregation mode and the normalization over the
@@ -296,6 +300,7 @@ class Experience:
     weights_T: FloatArray
     truncated_calls: tuple[int, ...] = ()
     constraints: Mapping[int, Constraint] = field(default_factory=dict)
+    routes_NLK: RouteArray | None = None
 
     @property
     def truncated_T(self) -> BoolArray:

@@ -13,8 +13,6 @@ from transformers import (
     LlamaForCausalLM,
     MambaConfig,
     MambaForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
 )
 
 from sharpen.errors import ModelError
@@ -56,13 +54,6 @@ def test_recurrent_models_are_refused_by_name() -> None:
     model = MambaForCausalLM(MambaConfig(vocab_size=97, hidden_size=16, num_hidden_layers=1, state_size=4))
     with pytest.raises(ModelError, match="MambaForCausalLM"):
         make_engine(model)
-
-
-def test_models_with_experts_are_refused_by_name() -> None:
-    with torch.device("meta"):
-        model = MixtralForCausalLM(MixtralConfig(**SMALL, num_local_experts=2))
-    with pytest.raises(ModelError, match=r"MixtralForCausalLM.*experts"):
-        inspect_model(model, 256)
 
 
 def test_rotary_angles_that_change_with_the_length_are_refused_beyond_it() -> None:

@@ -32,7 +32,7 @@ class Piece(StrEnum):
 
 
 HAS: Mapping[Part, frozenset[Piece]] = {
-    "engine": frozenset({Piece.SOFT_CAPS, Piece.RECURRENT, Piece.CONVOLUTION}),
+    "engine": frozenset({Piece.SOFT_CAPS, Piece.EXPERTS, Piece.RECURRENT, Piece.CONVOLUTION}),
     "trainer": frozenset(),
     "vllm": frozenset(Piece) - {Piece.EXPERTS, Piece.VISION, Piece.AUDIO},
 }

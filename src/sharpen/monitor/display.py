@@ -139,6 +139,7 @@ class Display:
             self._count = None
         self._doing_since = time.monotonic()
         self._doing = what
+        self._refresh()
 
     def evaluation(self, name: str, done: int, total: int) -> None:
         """Show the progress of an evaluation; without a terminal once a minute, and its end."""
@@ -228,8 +229,16 @@ class Display:
         if count is None or count.what != what:
             count = _Count(what, done, total, now, now)
         count.done, count.total = done, total
+        begun = self._count is not count
         self._count = count if done < total else None
+        if begun:
+            self._refresh()
         return count
+
+    def _refresh(self) -> None:
+        """Draw the block at once where something begins or ends; numbers in it are drawn now and then."""
+        if self._block is not None:
+            self._block.refresh()
 
     def _print(self, text: str) -> None:
         self._stream.write(f"{text}\n")

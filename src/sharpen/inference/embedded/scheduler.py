@@ -20,6 +20,7 @@ from collections import deque
 
 import numpy as np
 
+from sharpen.families.routing import RouteShape
 from sharpen.inference.embedded.kv import KVPool
 from sharpen.inference.embedded.slots import Indices, SlotRequest, SlotTable
 from sharpen.inference.embedded.states import SlotStates
@@ -33,11 +34,12 @@ _SPARSE_ROWS = 4
 class Scheduler:
     """Keeps the waiting jobs, the slot table, the KV pool and the recurrent states consistent."""
 
-    def __init__(self, pool: KVPool, states: SlotStates | None = None) -> None:
-        """`states` are those of a model with recurrent or convolution layers."""
+    def __init__(self, pool: KVPool, *, routes: RouteShape | None = None, states: SlotStates | None = None) -> None:
+        """`routes` is the shape of the experts of a token; None for a dense model. `states` are those of a model with
+        recurrent or convolution layers."""
         self.pool = pool
         self.states = states
-        self.table = SlotTable()
+        self.table = SlotTable(routes)
         self.table.resize(pool.num_slots, pool.length)
         self.waiting: deque[SlotRequest] = deque()
         self.now = 0
@@ -107,6 +109,7 @@ class Scheduler:
             table.last_used_S[source] = self.now
             if slot != source:
                 self._copies.append((source, slot, cached))
+                table.copy_routes(source, slot, cached)
         self.reused_tokens += cached
         if self.states is not None:
             self.states.start(slot, source, job.ids_T[:cached], int(table.kv_len_S[source]))

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from sharpen.errors import ModelError
+from sharpen.families.routing import Routing, recording
 from sharpen.inference.embedded.attention import SlotAttention, SlotSegment
 from sharpen.inference.embedded.forward import Forward
 from sharpen.inference.embedded.kv import LENGTH_BUCKET, KVPool
@@ -39,11 +40,17 @@ def reference_logits(model: Any, max_model_len: int) -> torch.Tensor:
 
 @torch.inference_mode()
 def check_forward(
-    model: Any, forward: Forward, pool: KVPool, reference_PV: torch.Tensor, mixing: Mixing | None = None
+    model: Any,
+    forward: Forward,
+    pool: KVPool,
+    reference_PV: torch.Tensor,
+    routing: Routing | None = None,
+    mixing: Mixing | None = None,
 ) -> None:
-    """Compute the probe in slot 0, all but the last token as two segments, the last by decoding, and compare.
+    """Compute the probe in slot 0, all but the last token as two segments, the last by decoding, and compare. Of a
+    mixture of experts, the `routing` is recorded meanwhile.
 
-    Raises `ModelError` if the logits differ by more than the tolerance.
+    Raises `ModelError` if the logits differ by more than the tolerance, or if the routing cannot be recorded.
     """
     num_probe, vocab_size = reference_PV.shape
     ids_P = _probe_ids(vocab_size, num_probe, reference_PV.device)
@@ -64,7 +71,10 @@ def check_forward(
     )
     if mixing is not None:
         mixing.lay_out(np.zeros(1, np.int64), [])
-    ours.append(forward.logits(ids_P[-1:], position_P[-1:], attention, zero[:1]))
+    with recording(routing):
+        ours.append(forward.logits(ids_P[-1:], position_P[-1:], attention, zero[:1]))
+        if routing is not None:
+            routing.check_all_chose()
     error = float((torch.cat(ours) - reference_PV).abs().max() / reference_PV.abs().max().clamp_min(1e-6))
     if not error <= _TOLERANCE[model.dtype]:
         raise ModelError(
