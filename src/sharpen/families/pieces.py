@@ -32,7 +32,7 @@ class Piece(StrEnum):
 
 
 HAS: Mapping[Part, frozenset[Piece]] = {
-    "engine": frozenset({Piece.SOFT_CAPS}),
+    "engine": frozenset({Piece.SOFT_CAPS, Piece.EXPERTS}),
     "trainer": frozenset(),
     "vllm": frozenset(Piece) - {Piece.EXPERTS, Piece.VISION, Piece.AUDIO},
 }
