@@ -32,7 +32,7 @@ class Piece(StrEnum):
 
 
 HAS: Mapping[Part, frozenset[Piece]] = {
-    "engine": frozenset({Piece.SOFT_CAPS, Piece.EXPERTS}),
+    "engine": frozenset({Piece.SOFT_CAPS, Piece.EXPERTS, Piece.RECURRENT, Piece.CONVOLUTION}),
     "trainer": frozenset(),
     "vllm": frozenset(Piece) - {Piece.EXPERTS, Piece.VISION, Piece.AUDIO},
 }
@@ -81,7 +81,9 @@ def _layer_pieces(text: Any) -> Iterator[Piece]:
     yield from (_LAYERS.get(kind, Piece.OTHER_LAYERS) for kind in kinds - _PLAIN_LAYERS)
     if not hasattr(text, "num_attention_heads"):
         yield Piece.RECURRENT
-    if any(getattr(text, field, None) for field in _EXPERTS):
+    counts = [getattr(text, field, None) or 0 for field in _EXPERTS]
+    routed = "moe" in kinds or not kinds & {"moe", "mlp"}  # Nemotron-H lists its feed-forward layers by kind
+    if routed and max(counts) > 1:  # one expert is a plain layer
         yield Piece.EXPERTS
 
 
