@@ -32,8 +32,8 @@ class Piece(StrEnum):
 
 
 HAS: Mapping[Part, frozenset[Piece]] = {
-    "engine": frozenset({Piece.SOFT_CAPS}),
-    "trainer": frozenset(),
+    "engine": frozenset({Piece.VISION, Piece.AUDIO, Piece.SOFT_CAPS}),
+    "trainer": frozenset({Piece.VISION, Piece.AUDIO}),
     "vllm": frozenset(Piece) - {Piece.EXPERTS, Piece.VISION, Piece.AUDIO},
 }
 """The pieces that each part has, for every family that needs them (a family's own limits are in its row)."""
@@ -54,7 +54,8 @@ _LAYERS = {
     "minimax_m3_sparse": Piece.INDEXED,
 }
 """What each kind of layer needs beside plain attention."""
-_PLAIN_LAYERS = frozenset({"full_attention", "sliding_attention", "attention", "moe", "mlp"})
+_WITHOUT_ATTENTION = frozenset({"moe", "mlp"})
+_PLAIN_LAYERS = frozenset({"full_attention", "sliding_attention", "attention", *_WITHOUT_ATTENTION})
 _TOWERS = {
     "vision_config": Piece.VISION,
     "vision_tower": Piece.VISION,
@@ -81,8 +82,16 @@ def _layer_pieces(text: Any) -> Iterator[Piece]:
     yield from (_LAYERS.get(kind, Piece.OTHER_LAYERS) for kind in kinds - _PLAIN_LAYERS)
     if not hasattr(text, "num_attention_heads"):
         yield Piece.RECURRENT
-    if any(getattr(text, field, None) for field in _EXPERTS):
+    if any((getattr(text, field, None) or 0) > 1 for field in _EXPERTS) and _routes(text, kinds):
         yield Piece.EXPERTS
+
+
+def _routes(text: Any, kinds: set[str]) -> bool:
+    """Whether some layer routes to its experts: some configurations count experts that no layer has."""
+    mixed = set(getattr(text, "mlp_layer_types", None) or ())
+    if mixed:
+        return "sparse" in mixed
+    return "moe" in kinds or not kinds & _WITHOUT_ATTENTION
 
 
 def _attention_pieces(text: Any) -> Iterator[Piece]:

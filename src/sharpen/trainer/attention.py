@@ -26,6 +26,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sharpen.errors import ModelError
+from sharpen.families.pieces import text_config
 from sharpen.trainer.packing import Segment
 from sharpen.trainer.varlen import Paths, TorchVarlen, Varlen, check_kernel, torch_varlen, varlen_attention
 
@@ -138,6 +139,7 @@ def check_varlen(kernel: Varlen, config: Any, device: torch.device) -> str:
     segments = [Segment(start=a, stop=b, subtree_stop=end, parent=parent) for a, b, end, parent in ends]
     positions_N = torch.from_numpy(np.concatenate([np.arange(200), np.arange(70, 170)]))
     tree = TreeLayout(segments, positions_N.to(device))
+    config = text_config(config)
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
