@@ -32,7 +32,9 @@ class Piece(StrEnum):
 
 
 HAS: Mapping[Part, frozenset[Piece]] = {
-    "engine": frozenset({Piece.VISION, Piece.AUDIO, Piece.SOFT_CAPS}),
+    "engine": frozenset(
+        {Piece.VISION, Piece.AUDIO, Piece.SOFT_CAPS, Piece.EXPERTS, Piece.RECURRENT, Piece.CONVOLUTION}
+    ),
     "trainer": frozenset({Piece.VISION, Piece.AUDIO}),
     "vllm": frozenset(Piece) - {Piece.EXPERTS, Piece.VISION, Piece.AUDIO},
 }
