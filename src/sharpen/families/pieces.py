@@ -32,8 +32,8 @@ class Piece(StrEnum):
 
 
 HAS: Mapping[Part, frozenset[Piece]] = {
-    "engine": frozenset({Piece.SOFT_CAPS}),
-    "trainer": frozenset(),
+    "engine": frozenset({Piece.SOFT_CAPS, Piece.SINKS}),
+    "trainer": frozenset({Piece.SOFT_CAPS, Piece.SINKS, Piece.HEAD_SIZES, Piece.TWO_SIZES, Piece.SHARED_KEYS}),
     "vllm": frozenset(Piece) - {Piece.EXPERTS, Piece.VISION, Piece.AUDIO},
 }
 """The pieces that each part has, for every family that needs them (a family's own limits are in its row)."""
