@@ -32,7 +32,7 @@ class Piece(StrEnum):
 
 
 HAS: Mapping[Part, frozenset[Piece]] = {
-    "engine": frozenset({Piece.SOFT_CAPS, Piece.SINKS}),
+    "engine": frozenset({Piece.SOFT_CAPS, Piece.SINKS, Piece.EXPERTS}),
     "trainer": frozenset({Piece.SOFT_CAPS, Piece.SINKS, Piece.HEAD_SIZES, Piece.TWO_SIZES, Piece.SHARED_KEYS}),
     "vllm": frozenset(Piece) - {Piece.EXPERTS, Piece.VISION, Piece.AUDIO},
 }

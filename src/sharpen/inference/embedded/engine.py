@@ -12,7 +12,7 @@ search.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from sharpen.errors import ConstraintError, EngineError, EngineLostError, SamplingError
+from sharpen.families.routing import Routing, routing_of
 from sharpen.families.table import refuse_unsupported
 from sharpen.inference.embedded.forward import FastForward, GenericForward
 from sharpen.inference.embedded.graphs import CudaRecorder, DecodeGraphs
@@ -81,33 +82,32 @@ class EmbeddedEngine:
         """
         model.eval().requires_grad_(False)
         shape = inspect_model(model, max_model_len)
-        device = model.device
         self.matmul = _choose_matmul(model, fixed=deterministic or not alone)
         self._model = model
         self._max_model_len = max_model_len
         self._vocab_size = shape.vocab_size
         self._decode_text = stop_decoder
         end_ids = sorted(end_token_ids(model))
-        vocabulary = Vocabulary(tokenizer=tokenizer, vocab_size=shape.vocab_size, end_ids=end_ids)
-        self._masks = None if tokenizer is None else TokenMasks(lambda: vocabulary)
+        self._masks = _masks(tokenizer, shape.vocab_size, end_ids)
         pool = KVPool(
             num_layers=shape.num_layers,
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
             dtype=model.dtype,
-            device=device,
+            device=model.device,
             max_slots=max_slots,
             max_length=max_model_len,
-            budget_bytes=kv_cache_mb * 2**20 if kv_cache_mb is not None else default_budget_bytes(device),
+            budget_bytes=_budget_bytes(kv_cache_mb, model.device),
         )
         reference_PV = reference_logits(model, max_model_len)
         forward = FastForward(model, shape, max_model_len) if shape.fast else GenericForward(model)
-        check_forward(model, forward, pool, reference_PV)
-        self._scheduler = Scheduler(pool)
+        routing = _routing(model, deterministic=deterministic)
+        check_forward(model, forward, pool, reference_PV, routing)
+        self._scheduler = Scheduler(pool, None if routing is None else routing.shape)
         self._stepper = Stepper(
             forward=forward,
             scheduler=self._scheduler,
-            device=device,
+            device=model.device,
             deterministic=deterministic,
             end_ids=end_ids,
             vocab_size=shape.vocab_size,
@@ -115,6 +115,7 @@ class EmbeddedEngine:
             decode_text=stop_decoder,
             graphs=None if deterministic or not shape.fast else _decode_graphs(model, forward, pool),
             masks=self._masks,
+            routing=routing,
         )
         self._driver: asyncio.Task[None] | None = None
         self._num_requests = 0
@@ -295,6 +296,26 @@ def _decode_graphs(model: Any, forward: FastForward | GenericForward, pool: KVPo
         device=model.device,
         record=CudaRecorder(model.device),
     )
+
+
+def _budget_bytes(kv_cache_mb: int | None, device: torch.device) -> int:
+    return kv_cache_mb * 2**20 if kv_cache_mb is not None else default_budget_bytes(device)
+
+
+def _masks(tokenizer: Any, vocab_size: int, end_ids: Sequence[int]) -> TokenMasks | None:
+    if tokenizer is None:
+        return None
+    vocabulary = Vocabulary(tokenizer=tokenizer, vocab_size=vocab_size, end_ids=end_ids)
+    return TokenMasks(lambda: vocabulary)
+
+
+def _routing(model: Any, *, deterministic: bool) -> Routing | None:
+    """Return the routing of a mixture of experts; None for a dense model. In the deterministic mode each token meets
+    its experts by itself: in a product of all tokens of an expert, rounding could depend on who the others are."""
+    routing = routing_of(model)
+    if routing is not None and deterministic:
+        model.set_experts_implementation("batched_mm")
+    return routing
 
 
 def _choose_matmul(model: Any, *, fixed: bool) -> MatmulChoice:

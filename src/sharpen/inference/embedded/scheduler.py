@@ -17,6 +17,7 @@ from collections import deque
 
 import numpy as np
 
+from sharpen.families.routing import RouteShape
 from sharpen.inference.embedded.kv import KVPool
 from sharpen.inference.embedded.slots import Indices, SlotRequest, SlotTable
 
@@ -29,9 +30,10 @@ _SPARSE_ROWS = 4
 class Scheduler:
     """Keeps the waiting jobs, the slot table and the KV pool consistent."""
 
-    def __init__(self, pool: KVPool) -> None:
+    def __init__(self, pool: KVPool, routes: RouteShape | None = None) -> None:
+        """`routes` is the shape of the experts of a token; None for a dense model."""
         self.pool = pool
-        self.table = SlotTable()
+        self.table = SlotTable(routes)
         self.table.resize(pool.num_slots, pool.length)
         self.waiting: deque[SlotRequest] = deque()
         self.now = 0
@@ -92,6 +94,7 @@ class Scheduler:
             table.last_used_S[source] = self.now
             if slot != source:
                 self._copies.append((source, slot, cached))
+                table.copy_routes(source, slot, cached)
         self.reused_tokens += cached
         table.place(slot, job, cached, self.now)
         return True

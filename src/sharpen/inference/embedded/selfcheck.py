@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from sharpen.errors import ModelError
+from sharpen.families.routing import Routing, recording
 from sharpen.inference.embedded.attention import SlotAttention, SlotSegment
 from sharpen.inference.embedded.forward import Forward
 from sharpen.inference.embedded.kv import LENGTH_BUCKET, KVPool
@@ -35,10 +36,13 @@ def reference_logits(model: Any, max_model_len: int) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def check_forward(model: Any, forward: Forward, pool: KVPool, reference_PV: torch.Tensor) -> None:
-    """Compute the probe in slot 0, all but the last token as a segment, the last by decoding, and compare.
+def check_forward(
+    model: Any, forward: Forward, pool: KVPool, reference_PV: torch.Tensor, routing: Routing | None = None
+) -> None:
+    """Compute the probe in slot 0, all but the last token as a segment, the last by decoding, and compare. Of a mixture
+    of experts, the `routing` is recorded meanwhile.
 
-    Raises `ModelError` if the logits differ by more than the tolerance.
+    Raises `ModelError` if the logits differ by more than the tolerance, or if the routing cannot be recorded.
     """
     num_probe, vocab_size = reference_PV.shape
     ids_P = _probe_ids(vocab_size, num_probe, reference_PV.device)
@@ -54,7 +58,10 @@ def check_forward(model: Any, forward: Forward, pool: KVPool, reference_PV: torc
     attention = SlotAttention(
         pool, slot_N=zero[:1], position_N=position_P[-1:], num_decode=1, kv_length=LENGTH_BUCKET, segments=[]
     )
-    ours.append(forward.logits(ids_P[-1:], position_P[-1:], attention, zero[:1]))
+    with recording(routing):
+        ours.append(forward.logits(ids_P[-1:], position_P[-1:], attention, zero[:1]))
+        if routing is not None:
+            routing.check_all_chose()
     error = float((torch.cat(ours) - reference_PV).abs().max() / reference_PV.abs().max().clamp_min(1e-6))
     if not error <= _TOLERANCE[model.dtype]:
         raise ModelError(

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from sharpen.errors import ConstraintError, EngineError
+from sharpen.families.routing import Routing, recording, to_array
 from sharpen.inference.embedded.attention import FixedShapeAttention, SlotAttention, StepAttention
 from sharpen.inference.embedded.batch import (
     FIXED_ROWS,
@@ -58,9 +59,10 @@ class Stepper:
         decode_text: Callable[[list[int]], str] | None,
         graphs: DecodeGraphs | None = None,
         masks: TokenMasks | None = None,
+        routing: Routing | None = None,
     ) -> None:
         """`graphs` compute the steps that they support; None: all steps are computed eagerly. `masks` are needed for
-        requests with a constraint."""
+        requests with a constraint. `routing` is that of a mixture of experts, whose choices are noted."""
         self.version = version
         self.graphs = graphs
         self.steps = 0
@@ -73,12 +75,13 @@ class Stepper:
         self._deterministic = deterministic
         self._decode_text = decode_text
         self._masks = masks
+        self._routing = routing
         self._is_end_V = np.zeros(vocab_size, np.bool_)
         self._is_end_V[[end_id for end_id in end_ids if end_id < vocab_size]] = True
 
     def release(self) -> None:
         """Drop all references to the weights. No step may follow."""
-        del self._forward
+        del self._forward, self._routing
         if self.graphs is not None:
             self.graphs.release()
 
@@ -127,7 +130,11 @@ class Stepper:
             )
             rows = np.zeros(padded_rows(max(1, len(batch.rows_R))), np.int64)
             rows[: len(batch.rows_R)] = batch.rows_R
-        logits = self._forward.logits(token_N, position_N, attention, on_device(rows, self._device))
+        with recording(self._routing) as recorded:
+            logits = self._forward.logits(token_N, position_N, attention, on_device(rows, self._device))
+            if recorded is not None and self._routing is not None:
+                routes_NLK = to_array(recorded.routes_NLK, self._routing.shape)
+                self._scheduler.table.note_routes(batch.slot_N, batch.position_N, routes_NLK)
         if not len(batch.rows_R):
             return None
         if self._deterministic:
@@ -235,6 +242,7 @@ class Stepper:
 
     def _finish(self, slot: int, job: SlotRequest, reason: FinishReason, text: str | None) -> None:
         ids_S, logprobs_S, versions_S = self._scheduler.table.sampled(slot)
+        routes_NLK = self._scheduler.table.routes(slot)
         self._scheduler.remove(job)
         if not job.future.done():
             job.future.set_result(
@@ -245,6 +253,7 @@ class Stepper:
                     finish_reason=reason,
                     text=text,
                     top_logprobs=tuple(job.top_logprobs),
+                    routes_NLK=routes_NLK,
                 )
             )
 
