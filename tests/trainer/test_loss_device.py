@@ -23,14 +23,12 @@ def test_loss_and_gradient_of_a_pack_read_nothing_from_its_device(name, max_logi
     `if ratio_E.max() > 0`.
     """
     algorithm = PRESETS[name]
-    head = torch.nn.Linear(SIZE, VOCABULARY, bias=False, device=META)
+    output = OutputLayer(embeddings=torch.nn.Linear(SIZE, VOCABULARY, bias=False, device=META))
     hidden_RC = torch.empty(ROWS, SIZE, device=META, requires_grad=True)
     compared = None
     if algorithm.distill is not None and algorithm.distill.of_vocabulary:
         hidden = torch.empty(ROWS, SIZE, device=META)
-        compared = OtherModel(
-            hidden_RC=hidden, head=OutputLayer(embeddings=head), divergence=algorithm.distill.divergences
-        )
+        compared = OtherModel(hidden_RC=hidden, head=output, divergence=algorithm.distill.divergences)
     rows_E = np.arange(ENTRIES) % ROWS
     temperatures_R = torch.empty(ROWS, dtype=torch.float64, device=META)
     found = score_rows(

@@ -27,7 +27,7 @@ from sharpen.blockwise import Scores
 from sharpen.errors import ModelError
 from sharpen.families.pieces import Piece, text_config
 from sharpen.families.table import needs_of
-from sharpen.trainer.cascade import Cascade, Part, block_for, full_parts, window_parts
+from sharpen.trainer.cascade import AttentionPart, Cascade, block_for, full_parts, window_parts
 from sharpen.trainer.packing import Segment
 from sharpen.trainer.varlen import Paths, TorchVarlen, Varlen, check_kernel, torch_varlen, varlen_attention
 
@@ -46,7 +46,7 @@ class TreeLayout:
         # Computed from lengths, since reading the largest position would wait for the GPU.
         self.max_position = max(sum(self._length(part) for part in path) for path in self.paths) - 1
         self.varlen = varlen
-        self._parts: dict[tuple[int | None, tuple[int, int] | None, torch.dtype], tuple[Part, ...]] = {}
+        self._parts: dict[tuple[int | None, tuple[int, int] | None, torch.dtype], tuple[AttentionPart, ...]] = {}
 
     def _length(self, number: int) -> int:
         return self.segments[number].stop - self.segments[number].start
@@ -63,7 +63,7 @@ class TreeLayout:
             path.append(parent)
         return tuple(reversed(path))
 
-    def parts(self, window: int | None, query: torch.Tensor, scores: Scores) -> tuple[Part, ...]:
+    def parts(self, window: int | None, query: torch.Tensor, scores: Scores) -> tuple[AttentionPart, ...]:
         """Return the parts of `cascade`, computed once for all layers of a kind."""
         block = block_for(query, scores)
         key = (window, block, query.dtype)

@@ -38,7 +38,7 @@ _PLAIN_BLOCK = {"cpu": (256, 1024), "cuda": (1024, 4096)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class AttentionPart:
     """A range of queries in N, the ranges of their keys in order, and what is seen. `first`: no earlier part has these
     queries; the others are merged with it."""
 
@@ -48,23 +48,23 @@ class Part:
     first: bool
 
 
-def full_parts(segments: Sequence[Segment], block: tuple[int, int] | None) -> Iterator[Part]:
+def full_parts(segments: Sequence[Segment], block: tuple[int, int] | None) -> Iterator[AttentionPart]:
     """Return the parts of full attention; with `block`, of at most that many queries and keys."""
     for segment in segments:
         own = slice(segment.start, segment.stop)
         for queries in _ranges(own, block[0] if block else None):
-            yield Part(queries=queries, keys=(queries,), sight=CAUSAL, first=True)
+            yield AttentionPart(queries=queries, keys=(queries,), sight=CAUSAL, first=True)
             for keys in _ranges(slice(own.start, queries.start), block[1] if block else None):
-                yield Part(queries=queries, keys=(keys,), sight=ALL, first=False)
+                yield AttentionPart(queries=queries, keys=(keys,), sight=ALL, first=False)
     for segment in segments:
         for queries in _ranges(slice(segment.stop, segment.subtree_stop), block[0] if block else None):
             for keys in _ranges(slice(segment.start, segment.stop), block[1] if block else None):
-                yield Part(queries=queries, keys=(keys,), sight=ALL, first=False)
+                yield AttentionPart(queries=queries, keys=(keys,), sight=ALL, first=False)
 
 
 def window_parts(
     segments: Sequence[Segment], paths: Sequence[Sequence[int]], window: int, like: torch.Tensor
-) -> Iterator[Part]:
+) -> Iterator[AttentionPart]:
     """Return the parts of a layer with a sliding window, in the order of the queries. `like` has the dtype and device
     of the scores."""
     masks: dict[tuple[int, int], torch.Tensor] = {}
@@ -77,7 +77,7 @@ def window_parts(
             if shape not in masks:
                 masks[shape] = window_mask(*shape, window, like.dtype, like.device)
             keys = tuple(_along(path, segments, first, end))
-            yield Part(queries=queries, keys=keys, sight=Sight(mask_LS=masks[shape]), first=True)
+            yield AttentionPart(queries=queries, keys=keys, sight=Sight(mask_LS=masks[shape]), first=True)
 
 
 def _ranges(whole: slice, size: int | None) -> Iterator[slice]:
@@ -114,7 +114,7 @@ class Cascade(torch.autograd.Function):
         key: torch.Tensor,
         value: torch.Tensor,
         sinks_H: torch.Tensor | None,
-        parts: Sequence[Part],
+        parts: Sequence[AttentionPart],
         scores: Scores,
     ) -> torch.Tensor:
         _, num_heads, num_tokens, head_size = query.shape
