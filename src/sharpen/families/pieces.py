@@ -33,9 +33,27 @@ class Piece(StrEnum):
 
 HAS: Mapping[Part, frozenset[Piece]] = {
     "engine": frozenset(
-        {Piece.VISION, Piece.AUDIO, Piece.SOFT_CAPS, Piece.EXPERTS, Piece.RECURRENT, Piece.CONVOLUTION}
+        {
+            Piece.VISION,
+            Piece.AUDIO,
+            Piece.SOFT_CAPS,
+            Piece.SINKS,
+            Piece.EXPERTS,
+            Piece.RECURRENT,
+            Piece.CONVOLUTION,
+        }
     ),
-    "trainer": frozenset({Piece.VISION, Piece.AUDIO}),
+    "trainer": frozenset(
+        {
+            Piece.VISION,
+            Piece.AUDIO,
+            Piece.SOFT_CAPS,
+            Piece.SINKS,
+            Piece.HEAD_SIZES,
+            Piece.TWO_SIZES,
+            Piece.SHARED_KEYS,
+        }
+    ),
     "vllm": frozenset(Piece) - {Piece.EXPERTS, Piece.VISION, Piece.AUDIO},
 }
 """The pieces that each part has, for every family that needs them (a family's own limits are in its row)."""
