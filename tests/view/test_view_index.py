@@ -121,7 +121,13 @@ def test_an_index_that_is_damaged_inside_is_made_anew(live, tmp_path, damage, op
     assert len(rows(index, "SELECT number, question, answer, error FROM words")) == len(before)
 
 
-@pytest.mark.parametrize("damage", [scribble, retype])
+def lose(path):
+    """Lose a table."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("DROP TABLE words")
+
+
+@pytest.mark.parametrize("damage", [scribble, lose])
 def test_a_page_that_meets_a_damaged_index_comes_again(live, client, library, tmp_path, damage):
     """Red when `make_app` has no answer to `IndexMadeAnewError`."""
     http = client(live)
