@@ -34,7 +34,7 @@ IMPORTS: Mapping[str, set[str]] = {
     "gateway": {"inference", "sandbox"},
     "exchange": {"rollout", "experience"},
     "operators": set(),
-    "trainer": {"algorithm", "token_masks"},
+    "trainer": {"algorithm", "token_masks", "families"},
     "doctor": {"trainer", "starter"},
     "compat": {"algorithm", "rollout", "operators", "gateway"},
     "recipe": {"algorithm", "sync", "experience"},

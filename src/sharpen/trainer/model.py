@@ -15,16 +15,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from sharpen.config.architectures import refuse_architecture
 from sharpen.errors import ModelError
+from sharpen.families.recurrent import mixers_of, replace_forward
 from sharpen.trainer.attention import NAME, TreeLayout, choose_varlen
 from sharpen.trainer.liger import take_out, use_liger
 from sharpen.trainer.packing import IndexArray, Pack, Segment
+from sharpen.trainer.probe import BRANCHES_BT, FIRST_N, POSITIONS_N, SEGMENTS, probe_ids
+from sharpen.trainer.recurrence import through_tree
 from sharpen.trainer.scores import (
     OtherModel,
     PackScores,
@@ -43,6 +45,9 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
 DType = Literal["auto", "float32", "bfloat16"]
+_LAYERS = frozenset(
+    {"full_attention", "sliding_attention", "attention", "linear_attention", "conv", "mamba", "hybrid", "mlp"}
+)
 
 
 class Scorer(Protocol):
@@ -90,6 +95,8 @@ class TrainedModel:
             self._varlen, attention = choose_varlen(module.config, compute_dtype, self.device)
         own_NV = self._own_logits()  # before any kernel is installed
         module.set_attn_implementation(NAME)
+        for mixer in mixers_of(module):
+            replace_forward(mixer, "tree", through_tree)
         liger = use_liger(module, self.device)
         if liger and (wrong := self._wrong_forward(own_NV)):
             take_out(module)
@@ -265,26 +272,20 @@ class TrainedModel:
     def _own_logits(self) -> torch.Tensor:
         """Return the probe's logits, shape (N, V), from the model's own forward pass over each branch."""
         self.module.set_attn_implementation("eager")
+        ids_BT = probe_ids(self._vocabulary())[BRANCHES_BT]
         with torch.no_grad():
-            branches_BT = self._probe_ids()[[[0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 3, 8, 9, 10, 11]]]
-            own_BTV = self.module(input_ids=to_device(branches_BT, self.device), use_cache=False).logits
-        return torch.cat([own_BTV[0], own_BTV[1, 4:]])
+            own_BTV = self.module(input_ids=to_device(ids_BT, self.device), use_cache=False).logits
+        own_NV: torch.Tensor = own_BTV.flatten(0, 1)[FIRST_N]
+        return own_NV
 
-    def _probe_ids(self) -> IndexArray:
-        return np.arange(1, 13) % int(self.module.get_output_embeddings().weight.shape[0])
+    def _vocabulary(self) -> int:
+        return int(self.module.get_output_embeddings().weight.shape[0])
 
     def _packed_logits(self) -> torch.Tensor:
-        """Return the probe's logits, shape (N, V), from a packed tree of two branches."""
-        positions_N = np.array([0, 1, 2, 3, 4, 5, 6, 7, 4, 5, 6, 7])
-        segments = [
-            Segment(start=0, stop=4, subtree_stop=12, parent=None),
-            Segment(start=4, stop=8, subtree_stop=8, parent=0),
-            Segment(start=8, stop=12, subtree_stop=12, parent=0),
-        ]
+        """Return the probe's logits, shape (N, V), from the packed tree."""
         with torch.no_grad():
-            logits_NV: torch.Tensor = self.module.get_output_embeddings()(
-                self._hidden(self._probe_ids(), positions_N, segments)
-            )
+            hidden_NC = self._hidden(probe_ids(self._vocabulary()), POSITIONS_N, SEGMENTS)
+            logits_NV: torch.Tensor = self.module.get_output_embeddings()(hidden_NC)
         return logits_NV
 
     def _wrong_forward(self, own_NV: torch.Tensor) -> str:
@@ -365,7 +366,7 @@ def _refuse_unsupported(config: Any) -> None:
     """Raise `ModelError` for architectures that packed training does not compute correctly."""
     kind = config.model_type
     refuse_architecture(config, f"model type {kind!r}")
-    layers = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    layers = set(getattr(config, "layer_types", None) or ()) - _LAYERS
     if layers:
         raise ModelError(
             f"model type {kind!r} has {', '.join(sorted(layers))} layers: only attention layers are supported"
