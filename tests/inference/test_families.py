@@ -55,7 +55,7 @@ def test_the_generic_path_serves_the_fast_families_too(family: str) -> None:
 
 def test_recurrent_models_are_refused_by_name() -> None:
     model = MambaForCausalLM(MambaConfig(vocab_size=97, hidden_size=16, num_hidden_layers=1, state_size=4))
-    with pytest.raises(ModelError, match=r"MambaForCausalLM.*linear_attention"):
+    with pytest.raises(ModelError, match=r"MambaForCausalLM.*recurrent state"):
         make_engine(model)
 
 

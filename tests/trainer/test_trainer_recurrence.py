@@ -48,7 +48,7 @@ def test_packed_equals_one_sequence_at_a_time(family):
 
 @pytest.mark.parametrize("family", KINDS)
 def test_answers_of_two_tokens_leave_one_to_compute_behind_the_prompt(family):
-    """Break: in `_call` leave out the second token of such calls: the layer's single step changes the state in place."""
+    """Break: in `_call` leave out the second token of such calls: a single step changes the state in place."""
     prompt = list(range(5, 15))
     experiences = [
         make_experience(f"g/{first}", [*prompt, first, 7], [(10, 12)], advantage=float(first)) for first in (3, 4, 5)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -24,9 +24,6 @@ import torch
 from sharpen.families.recurrent import Mixer, States, join_states, row_of
 from sharpen.trainer.packing import IndexArray, Segment
 from sharpen.trainer.scores import to_device
-
-if TYPE_CHECKING:
-    from sharpen.trainer.attention import TreeLayout
 
 _CHUNK = 64
 """Gated delta nets compute in chunks of this many tokens: padding up to it costs next to nothing."""
@@ -78,7 +75,14 @@ class Calls:
         )
 
 
-def through_tree(mixer: Mixer, hidden_1NC: torch.Tensor, tree: TreeLayout) -> torch.Tensor:
+class Tree(Protocol):
+    """A pack's tree (`TreeLayout`)."""
+
+    def recurrent_calls(self, *, continues: bool) -> Calls:
+        """Return its calls, planned once for all layers."""
+
+
+def through_tree(mixer: Mixer, hidden_1NC: torch.Tensor, tree: Tree) -> torch.Tensor:
     """Compute a layer for a pack; shape (1, N, C) before and after."""
     plan = tree.recurrent_calls(continues=mixer.continues)
     hidden_NC = hidden_1NC[0]
