@@ -32,8 +32,26 @@ class Piece(StrEnum):
 
 
 HAS: Mapping[Part, frozenset[Piece]] = {
-    "engine": frozenset({Piece.SOFT_CAPS}),
-    "trainer": frozenset({Piece.RECURRENT, Piece.CONVOLUTION}),
+    "engine": frozenset(
+        {
+            Piece.SOFT_CAPS,
+            Piece.SINKS,
+            Piece.EXPERTS,
+            Piece.RECURRENT,
+            Piece.CONVOLUTION,
+        }
+    ),
+    "trainer": frozenset(
+        {
+            Piece.SOFT_CAPS,
+            Piece.SINKS,
+            Piece.HEAD_SIZES,
+            Piece.TWO_SIZES,
+            Piece.SHARED_KEYS,
+            Piece.RECURRENT,
+            Piece.CONVOLUTION,
+        }
+    ),
     "vllm": frozenset(Piece) - {Piece.EXPERTS, Piece.VISION, Piece.AUDIO},
 }
 """The pieces that each part has, for every family that needs them (a family's own limits are in its row)."""
@@ -81,19 +99,11 @@ def _layer_pieces(text: Any) -> Iterator[Piece]:
     yield from (_LAYERS.get(kind, Piece.OTHER_LAYERS) for kind in kinds - _PLAIN_LAYERS)
     if not hasattr(text, "num_attention_heads"):  # nothing but a recurrence of its own
         yield Piece.OTHER_LAYERS
-    if _has_experts(text, kinds):
+    counts = [getattr(text, field, None) or 0 for field in _EXPERTS]
+    routed = "moe" in kinds or not kinds & {"moe", "mlp"}  # Nemotron-H lists its feed-forward layers by kind
+    routed = routed and "sparse" in (getattr(text, "mlp_layer_types", None) or ("sparse",))
+    if routed and max(counts) > 1:  # one expert is a plain layer
         yield Piece.EXPERTS
-
-
-def _has_experts(text: Any, kinds: set[str]) -> bool:
-    """Whether tokens are routed: to one of several experts, in some layer, where the configuration names their kinds
-    (Nemotron-H's has a number of experts also where no layer has any)."""
-    if not any((getattr(text, field, None) or 0) > 1 for field in _EXPERTS):
-        return False
-    if text.model_type == "nemotron_h":
-        return "moe" in kinds
-    blocks = getattr(text, "mlp_layer_types", None)
-    return blocks is None or "sparse" in blocks
 
 
 def _attention_pieces(text: Any) -> Iterator[Piece]:

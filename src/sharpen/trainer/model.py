@@ -25,6 +25,7 @@ from sharpen.families.recurrent import mixers_of, replace_forward
 from sharpen.families.table import refuse_unsupported
 from sharpen.trainer.attention import NAME, TreeLayout, choose_varlen
 from sharpen.trainer.liger import take_out, use_liger
+from sharpen.trainer.output import OutputLayer
 from sharpen.trainer.packing import IndexArray, Pack, Segment
 from sharpen.trainer.probe import BRANCHES_BT, FIRST_N, POSITIONS_N, SEGMENTS, probe_ids
 from sharpen.trainer.recurrence import through_tree
@@ -194,7 +195,7 @@ class TrainedModel:
                 hidden_NC = self._hidden(pack.ids_N, pack.positions_N, pack.segments)
                 hidden_RC = hidden_NC.index_select(0, to_device(rows.predict_R, device))
                 return score_rows(
-                    self.module.get_output_embeddings(),
+                    OutputLayer.of(self.module),
                     hidden_RC,
                     to_device(rows.temperatures_R, device) if tempered else None,
                     rows.row_E,
@@ -241,7 +242,7 @@ class TrainedModel:
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16):
             (hidden_NC,) = one_pass(self.module, lambda: (self._hidden(pack.ids_N, pack.positions_N, pack.segments),))
             hidden_RC = hidden_NC.index_select(0, to_device(rows_of(pack).predict_R, device))
-        return OtherModel(hidden_RC=hidden_RC, head=self.module.get_output_embeddings(), divergence=divergence)
+        return OtherModel(hidden_RC=hidden_RC, head=OutputLayer.of(self.module), divergence=divergence)
 
     def read(self, pack: Pack, head: torch.nn.Linear) -> torch.Tensor:
         """Apply a head (C to 1) of the module to the hidden states that predict the pack's entries; shape E, in the
@@ -283,8 +284,7 @@ class TrainedModel:
         """Return the probe's logits, shape (N, V), from the packed tree."""
         with torch.no_grad():
             hidden_NC = self._hidden(probe_ids(self._vocabulary()), POSITIONS_N, SEGMENTS)
-            logits_NV: torch.Tensor = self.module.get_output_embeddings()(hidden_NC)
-        return logits_NV
+            return OutputLayer.of(self.module).logits(hidden_NC)
 
     def _wrong_forward(self, own_NV: torch.Tensor) -> str:
         """Compare a tiny packed tree with the model's own forward pass, so that an unsupported architecture is noticed.
