@@ -33,7 +33,7 @@ class Piece(StrEnum):
 
 HAS: Mapping[Part, frozenset[Piece]] = {
     "engine": frozenset({Piece.SOFT_CAPS, Piece.EXPERTS}),
-    "trainer": frozenset(),
+    "trainer": frozenset({Piece.EXPERTS}),
     "vllm": frozenset(Piece) - {Piece.EXPERTS, Piece.VISION, Piece.AUDIO},
 }
 """The pieces that each part has, for every family that needs them (a family's own limits are in its row)."""
