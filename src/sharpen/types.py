@@ -107,10 +107,11 @@ class Call:
     each token. `request` is the index of the first choice of the same request if it asked for several (`n` > 1).
     `parent` is the index of the rollout's earlier call whose `prompt_ids_P + sampled_ids_S` this call's prompt starts
     with, if any. `agent` is the name of the agent that made the call (`model.named`), and `model` that of the model it
-    asked for, if that is not the served one's. `routes_NLK` are the experts that the engine chose for each token but
-    the last (N = P + S - 1) in each layer of a mixture of experts; None for a dense model. `span` is the
-    span of the agent's own traces that it was made in, if it has any. If no chat template rendered the prompt,
-    `messages` is one message with its text, of the role `PROMPT_ROLE`.
+    asked for, if that is not the served one's. `span` is the span of the agent's own traces that it was made in, if it
+    has any. If no chat template rendered the prompt, `messages` is one message with its text, of the role
+    `PROMPT_ROLE`. `started` is when its sampling began, in seconds since 1970 (None: unknown). `routes_NLK` are the
+    experts that the engine chose for each token but the last (N = P + S - 1) in each layer of a mixture of experts;
+    None for a dense model.
     """
 
     index: int
@@ -126,6 +127,7 @@ class Call:
     tools: tuple[Mapping[str, Any], ...]
     response: Mapping[str, Any]
     seconds: float = 0.0
+    started: float | None = None
     request: int | None = None
     constraint: Constraint | None = None
     agent: str = ""
@@ -184,8 +186,9 @@ class Rollout:
     these are summed. `call_rewards` are what the workflow set on each of its calls, of which `reward` is the last; they
     are never summed. `states` identifies the environment's state in which each call was made.
 
-    `error` is one line: type, message, place. `unrecorded_answers` counts answers that are not in `calls` (of an
-    endpoint that is evaluated); None if unknown because the attempt's process died.
+    `error` is one line: type, message, place; `traceback` has the lines of user code and libraries that led to it, if
+    an exception did. `started` is in seconds since 1970 (None: unknown). `unrecorded_answers` counts answers that are
+    not in `calls` (of an endpoint that is evaluated); None if unknown because the attempt's process died.
     """
 
     id: str
@@ -201,7 +204,9 @@ class Rollout:
     step_rewards: Mapping[int, float] = field(default_factory=dict)
     states: Mapping[int, str] = field(default_factory=dict)
     error: str | None = None
+    traceback: str | None = None
     seconds: float = 0.0
+    started: float | None = None
     unrecorded_answers: int | None = 0
 
     @property

@@ -26,6 +26,7 @@ from sharpen.families.routing import recording, routing_of
 from sharpen.families.table import refuse_unsupported
 from sharpen.trainer.attention import NAME, TreeLayout, choose_varlen
 from sharpen.trainer.liger import take_out, use_liger
+from sharpen.trainer.output import OutputLayer
 from sharpen.trainer.packing import IndexArray, Pack, Segment
 from sharpen.trainer.scores import (
     OtherModel,
@@ -198,7 +199,7 @@ class TrainedModel:
                 hidden_NC = self._hidden_of(pack)
                 hidden_RC = hidden_NC.index_select(0, to_device(rows.predict_R, device))
                 return score_rows(
-                    self.module.get_output_embeddings(),
+                    OutputLayer.of(self.module),
                     hidden_RC,
                     to_device(rows.temperatures_R, device) if tempered else None,
                     rows.row_E,
@@ -245,7 +246,7 @@ class TrainedModel:
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16):
             (hidden_NC,) = one_pass(self.module, lambda: (self._hidden_of(pack),))
             hidden_RC = hidden_NC.index_select(0, to_device(rows_of(pack).predict_R, device))
-        return OtherModel(hidden_RC=hidden_RC, head=self.module.get_output_embeddings(), divergence=divergence)
+        return OtherModel(hidden_RC=hidden_RC, head=OutputLayer.of(self.module), divergence=divergence)
 
     def read(self, pack: Pack, head: torch.nn.Linear) -> torch.Tensor:
         """Apply a head (C to 1) of the module to the hidden states that predict the pack's entries; shape E, in the
@@ -316,8 +317,7 @@ class TrainedModel:
         ]
         with torch.no_grad():
             hidden_NC = self._routed(self._probe_ids(), positions_N, segments, self._probe_routes_NLK)
-            logits_NV: torch.Tensor = self.module.get_output_embeddings()(hidden_NC)
-        return logits_NV
+            return OutputLayer.of(self.module).logits(hidden_NC)
 
     def _wrong_forward(self, own_NV: torch.Tensor) -> str:
         """Compare a tiny packed tree with the model's own forward pass, so that an unsupported architecture is noticed.

@@ -41,6 +41,8 @@ class SlotRequest:
     top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
     matcher: LLMatcher | None = None
     """The state of the request's constraint after the sampled tokens; None without one."""
+    stops: frozenset[int] = frozenset()
+    """Positions of the prompt at which the recurrent state is kept. Set by the scheduler."""
 
     @property
     def num_prompt(self) -> int:
@@ -126,6 +128,7 @@ class SlotTable:
         num_prompt = job.num_prompt
         sampling = job.request.sampling
         self.jobs[slot] = job
+        job.stops = frozenset()
         self.ids_ST[slot, :num_ids] = job.ids_T
         self.logprobs_ST[slot, num_prompt:num_ids] = job.logprobs_S
         self.versions_ST[slot, num_prompt:num_ids] = job.versions_S

@@ -27,6 +27,7 @@ from sharpen.inference.embedded.batch import (
 )
 from sharpen.inference.embedded.forward import Forward
 from sharpen.inference.embedded.graphs import DecodeGraphs
+from sharpen.inference.embedded.mixing import Mixing
 from sharpen.inference.embedded.noise import uniforms
 from sharpen.inference.embedded.sampling import SampledRows, SamplingRows, sample
 from sharpen.inference.embedded.scheduler import Scheduler
@@ -60,9 +61,11 @@ class Stepper:
         graphs: DecodeGraphs | None = None,
         masks: TokenMasks | None = None,
         routing: Routing | None = None,
+        mixing: Mixing | None = None,
     ) -> None:
         """`graphs` compute the steps that they support; None: all steps are computed eagerly. `masks` are needed for
-        requests with a constraint. `routing` is that of a mixture of experts, whose choices are noted."""
+        requests with a constraint, `mixing` for recurrent and convolution layers. `routing` is that of a mixture of
+        experts, whose choices are noted."""
         self.version = version
         self.graphs = graphs
         self.steps = 0
@@ -76,12 +79,13 @@ class Stepper:
         self._decode_text = decode_text
         self._masks = masks
         self._routing = routing
+        self._mixing = mixing
         self._is_end_V = np.zeros(vocab_size, np.bool_)
         self._is_end_V[[end_id for end_id in end_ids if end_id < vocab_size]] = True
 
     def release(self) -> None:
         """Drop all references to the weights. No step may follow."""
-        del self._forward, self._routing
+        del self._forward, self._routing, self._mixing
         if self.graphs is not None:
             self.graphs.release()
 
@@ -92,7 +96,7 @@ class Stepper:
         scheduler.admit()
         scheduler.reserve()
         scheduler.compact()
-        work = collect_work(table, self.prompt_tokens_per_step)
+        work = collect_work(table, self.prompt_tokens_per_step, stateful=self._mixing is not None)
         scratch = scheduler.pool.scratch
         if self._deterministic:
             batches = lay_out_fixed(table, work, scratch)
@@ -103,7 +107,7 @@ class Stepper:
         sampled = [(batch, self._run(batch)) for batch in batches]
         for batch, rows in sampled:
             for slot, num_computed in batch.computed:
-                table.kv_len_S[slot] = num_computed
+                scheduler.computed(slot, num_computed)
             if rows is not None:
                 self._accept(batch.slots_R, rows)
 
@@ -130,6 +134,8 @@ class Stepper:
             )
             rows = np.zeros(padded_rows(max(1, len(batch.rows_R))), np.int64)
             rows[: len(batch.rows_R)] = batch.rows_R
+        if self._mixing is not None:
+            self._mixing.lay_out(batch.decoding, batch.segments)
         with recording(self._routing) as recorded:
             logits = self._forward.logits(token_N, position_N, attention, on_device(rows, self._device))
             if recorded is not None and self._routing is not None:
