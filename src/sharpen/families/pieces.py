@@ -52,6 +52,7 @@ HAS: Mapping[Part, frozenset[Piece]] = {
             Piece.HEAD_SIZES,
             Piece.TWO_SIZES,
             Piece.SHARED_KEYS,
+            Piece.EXPERTS,
             Piece.RECURRENT,
             Piece.CONVOLUTION,
         }
