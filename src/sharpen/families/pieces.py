@@ -36,6 +36,9 @@ HAS: Mapping[Part, frozenset[Piece]] = {
         {
             Piece.SOFT_CAPS,
             Piece.SINKS,
+            Piece.HEAD_SIZES,
+            Piece.TWO_SIZES,
+            Piece.SHARED_KEYS,
             Piece.EXPERTS,
             Piece.RECURRENT,
             Piece.CONVOLUTION,
