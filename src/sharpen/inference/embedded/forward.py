@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from sharpen.families.modules import decoder_of
 from sharpen.inference.embedded.attention import LayoutProbe, StepAttention
 from sharpen.inference.embedded.kv import KVLayout
 from sharpen.inference.embedded.matmul import has_exact_products
@@ -171,10 +172,11 @@ def kv_layout(model: Any, shape: ModelShape) -> KVLayout:
     found by running one token, with the model's attention as it was afterwards."""
     if shape.fast:
         return KVLayout.uniform(shape.num_layers, shape.num_kv_heads, shape.head_dim)
-    before, probe = model.config._attn_implementation, LayoutProbe()
+    decoder, probe = decoder_of(model), LayoutProbe()
+    before = decoder.config._attn_implementation
     zero = torch.zeros(1, dtype=torch.long, device=model.device)
     GenericForward(model).logits(zero, zero, probe, zero)
-    model.set_attn_implementation(before)
+    decoder.set_attn_implementation(before)
     return probe.layout
 
 
@@ -185,7 +187,7 @@ class GenericForward:
         from transformers import AttentionInterface
 
         AttentionInterface.register(ATTENTION_NAME, _slot_attention)
-        model.set_attn_implementation(ATTENTION_NAME)
+        decoder_of(model).set_attn_implementation(ATTENTION_NAME)
         self._model = model
 
     def logits(
