@@ -55,6 +55,7 @@ HAS: Mapping[Part, frozenset[Piece]] = {
             Piece.HEAD_SIZES,
             Piece.TWO_SIZES,
             Piece.SHARED_KEYS,
+            Piece.EXPERTS,
         }
     ),
     "vllm": frozenset(Piece) - {Piece.EXPERTS, Piece.VISION, Piece.AUDIO},
