@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+import numpy as np
 import torch
 from transformers import AutoConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
