@@ -94,7 +94,7 @@ FIXED: Mapping[str, tuple[str, ...]] = {
         *("sync.style", "sync.interval", "sync.offset", "sync.max_staleness", "mode"),
         *("expert.mu", "expert.mu_warmup_steps", "expert.mu_decay_steps", "expert.mu_valley", "expert.phi"),
         *("distill.teacher_path", "distill.divergence", "distill.beta", "distill.coef"),
-        *("trainer.epochs", "trainer.num_minibatches", "trainer.beta1", "trainer.beta2", "trainer.eps"),
+        *("trainer.optimizer", "trainer.epochs", "trainer.num_minibatches", "trainer.beta1", "trainer.beta2", "trainer.eps"),
         *("trainer.weight_decay", "trainer.max_grad_norm"),
         *("critic.weight_decay", "critic.max_grad_norm", "critic.value_clip"),
         *("seed", "deterministic"),
