@@ -20,6 +20,8 @@ import asyncio
 import itertools
 import sys
 import threading
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import gateway as shared
@@ -143,23 +145,44 @@ async def moving_weights(tokenizer: Any, moves: int) -> dict[str, int]:
     return found
 
 
+class Noting(EmbeddedEngine):
+    """Notes the decode step that sampled the first text: the first ids that decode to whole characters."""
+
+    def note(self, tokenizer: Any) -> None:
+        """Forget the last stream."""
+        self.tokenizer, self.sampled_at = tokenizer, 0
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """As `EmbeddedEngine`."""
+        give, ids = request.on_tokens, list[int]()
+
+        def on_tokens(new: Sequence[int]) -> None:
+            ids.extend(new)
+            if not self.sampled_at and not self.tokenizer.decode(ids).endswith("\ufffd"):
+                self.sampled_at = self.stats.steps
+            assert give is not None
+            give(new)
+
+        return await super().generate(replace(request, on_tokens=on_tokens))
+
+
 async def first_token(tokenizer: Any, repeats: int = 20) -> int:
     """The decode steps by which the engine was ahead when the first text was at the agent: the median of streams."""
     loop = serving_loop()
-    engine = EmbeddedEngine(small_model(tokenizer, 0), max_model_len=1024, kv_cache_mb=64)
+    engine = Noting(small_model(tokenizer, 0), max_model_len=1024, kv_cache_mb=64)
     gateway = Gateway(engine, tokenizer, model_name="m", loop=loop)
     behind = []
     for number in range(repeats):
         session = gateway.open(f"g/{number}", noise_seed=number)
-        began = engine.stats.steps
+        engine.note(tokenizer)
         messages: Any = [{"role": "user", "content": "?"}]
         create = session.model.client.chat.completions.create
         async for chunk in await create(model="m", messages=messages, max_tokens=64, stream=True):
             if chunk.choices[0].delta.content:
-                behind.append(engine.stats.steps - began)
+                behind.append(engine.stats.steps - engine.sampled_at)
                 break
         session.close()
-    return int(np.median(behind)) - 1
+    return int(np.median(behind))
 
 
 def main() -> int:

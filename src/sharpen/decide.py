@@ -262,7 +262,7 @@ def _check_machine(problems: Problems, config: RunConfig, *, serves: bool, has_t
     """Check what else the run needs on this machine, as far as possible without the network."""
     problems.check(check_place, config)
     problems.check(check_auxiliary_models, config)
-    problems.check(check_monitor, config.monitor_type)
+    problems.check(check_monitor, config.monitor_type, config.monitor_rollouts)
     problems.check(Pipeline.of, config.sampling.task_operators, ON_TASKS)
     problems.check(Pipeline.of, config.sampling.operators, ON_ROLLOUTS)
     problems.check(check_lora, config.trainer)

@@ -74,6 +74,14 @@ class Constraint:
     origin: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A span of the agent's own OpenTelemetry traces: both ids in hexadecimal, as trace viewers show them."""
+
+    trace_id: str
+    span_id: str
+
+
 class CallStatus(StrEnum):
     """What happened to a call's response."""
 
@@ -96,8 +104,9 @@ class Call:
     each token. `request` is the index of the first choice of the same request if it asked for several (`n` > 1).
     `parent` is the index of the rollout's earlier call whose `prompt_ids_P + sampled_ids_S` this call's prompt starts
     with, if any. `agent` is the name of the agent that made the call (`model.named`), and `model` that of the model it
-    asked for, if that is not the served one's. If no chat template rendered the prompt, `messages` is one message with
-    its text, of the role `PROMPT_ROLE`.
+    asked for, if that is not the served one's. `span` is the span of the agent's own traces that it was made in, if it
+    has any. If no chat template rendered the prompt, `messages` is one message with its text, of the role
+    `PROMPT_ROLE`.
     """
 
     index: int
@@ -117,6 +126,7 @@ class Call:
     constraint: Constraint | None = None
     agent: str = ""
     model: str = ""
+    span: Span | None = None
 
     @property
     def delivered(self) -> bool:

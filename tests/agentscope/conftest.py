@@ -14,7 +14,7 @@ from environments import belongs, installed, test_files
 from scripted import ServingLoop, toy_tokenizer
 from scripted_rollouts import Rollouts, rollouts_of
 
-pytest.register_assert_rewrite("framework_checks", "selection_checks")
+pytest.register_assert_rewrite("framework_checks", "selection_checks", "tracing")
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else its import asks a server for prices
 collect_ignore = [name for name in test_files() if not belongs(name, installed())]
 THIRD_PARTY = (

@@ -13,11 +13,12 @@ from sharpen.errors import ConfigError
 from sharpen.experience.draw import make_batch
 from sharpen.experience.journal import Journal
 from sharpen.transcript import clean, pieces
-from sharpen.types import Call, CallStatus, Group, Outcome, Rollout, Sampling, Task
+from sharpen.types import Call, CallStatus, Group, Outcome, Rollout, Sampling, Span, Task
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 QUESTION = {"role": "user", "content": [{"type": "text", "text": "What is 2 + 2? " * 12}, {"type": "image_url"}]}
 TOOL = {"type": "function", "function": {"name": "calculator", "parameters": {}}}
+SPAN = Span(trace_id="4bf92f3577b34da6a3ce929d0e0e4736", span_id="00f067aa0ba902b7")
 USED = {"id": "call_1", "type": "function", "function": {"name": "calculator", "arguments": '{"e": "2+2"}'}}
 
 
@@ -104,6 +105,7 @@ def make_call(tokenizer, index, parent, text, messages, sampling, used):
         messages=messages,
         tools=(TOOL,),
         response={"role": "assistant", "content": None if used else "4", **({"tool_calls": used} if used else {})},
+        span=None if used else SPAN,
     )
 
 
@@ -136,6 +138,7 @@ def test_a_rollout_in_a_pipe_is_plain_text_of_at_most_100_columns(run_dir):
     assert "tool (calculator): 4 call 1:" in words
     assert "version 3" in words
     assert "trained, advantage +0.707" in words
+    assert words.count(f"OpenTelemetry: trace {SPAN.trace_id}, span {SPAN.span_id}") == 1  # of the second call
     assert "The answer: \u00e9\\x1b[2J 4" in words
 
 
@@ -189,6 +192,7 @@ def test_the_tasks_row_is_printed_and_all_of_it_comes_as_json(run_dir):
     assert "  question: 2 + 2" in show(run_dir, "--rollout", "step-3/train/17/0").splitlines()
     (one,) = json.loads(show(run_dir, "--best", "--limit", "1", "--json"))
     assert (one["reward"], one["task"], one["calls"][1]["response"]["content"]) == (1.0, {"question": "2 + 2"}, "4")
+    assert [call["span"] for call in one["calls"]] == [None, {"trace_id": SPAN.trace_id, "span_id": SPAN.span_id}]
     rollout = json.loads(show(run_dir, "--rollout", "step-3/train/17/2", "--json"))
     assert (rollout["outcome"], rollout["reward"]) == ("judge_error", None)
     assert json.loads(show(run_dir, "--json"))["step-3/train/17"]["step-3/train/17/2"] is None

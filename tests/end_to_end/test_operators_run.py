@@ -1,6 +1,8 @@
-"""Operators through a whole run: on tasks, on rollouts, of one's own, and the certificate of what they left."""
+"""Operators through a whole run: on tasks, on rollouts, of one's own, the certificate of what they left, and the table
+of it in a monitor."""
 
 import json
+import sys
 from pathlib import Path
 
 from sharpen import AlgorithmConfig, DatasetConfig, TunerModelConfig, WorkflowOutput, tune
@@ -28,15 +30,39 @@ def by_index(groups, bonus):
     return [replace(group, rollouts=tuple(map(changed, group.rollouts))) for group in groups]
 """
 
+TRACKIO = """
+logged = []
 
-def test_what_operators_leave_is_trained_and_certified(tmp_path: Path, toy_model_dir: Path, toy_dataset: Path, capsys):
+class Table:
+    def __init__(self, data):
+        self.rows = data
+
+class Run:
+    def log(self, metrics, step):
+        logged.append((step, metrics))
+
+    def finish(self):
+        pass
+
+def init(**options):
+    return Run()
+"""
+
+
+def test_what_operators_leave_is_trained_and_certified(
+    tmp_path: Path, toy_model_dir: Path, toy_dataset: Path, monkeypatch, capsys
+):
     (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "trackio.py").write_text(TRACKIO)
+    monkeypatch.syspath_prepend(str(tmp_path))
     found = tune(
         workflow_func=letters,
         train_dataset=DatasetConfig(path=str(toy_dataset), split="train", total_steps=2),
         model=TunerModelConfig(model_path=str(toy_model_dir), max_model_len=96),
         algorithm=AlgorithmConfig(algorithm_type="grpo", group_size=4, batch_size=3, learning_rate=1e-3),
+        monitor_type="trackio",
         settings={
+            "monitor_rollouts": 3,
             "checkpoint_root_dir": str(tmp_path / "runs"),
             "evaluation.before_and_after": False,
             "rollout.max_excluded_share": 0.0,
@@ -59,3 +85,14 @@ def test_what_operators_leave_is_trained_and_certified(tmp_path: Path, toy_model
     assert not certify(found.run_dir).problems
     metrics = [json.loads(line) for line in (found.run_dir / "metrics.jsonl").read_text().splitlines()]
     assert [row["rollout/dropped"] for row in metrics if "rollout/dropped" in row] == [3.0, 3.0]
+    check_tables(sys.modules.pop("trackio").logged, {one.id: one for group in steps for one in group.rollouts})
+
+
+def check_tables(logged, recorded):
+    """Each step has a table with as many rollouts as asked for, as they were recorded."""
+    tables = {step: metrics["rollouts"].rows for step, metrics in logged if "rollouts" in metrics}
+    assert {step: len(rows) for step, rows in tables.items()} == {1: 3, 2: 3}
+    for row in (row for rows in tables.values() for row in rows):
+        (call,) = recorded[row["rollout"]].calls
+        assert row["reward"] == recorded[row["rollout"]].reward
+        assert row["conversation"] == f"user: {call.messages[0]['content']}\n\nassistant: {call.response['content']}"

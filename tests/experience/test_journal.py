@@ -20,7 +20,7 @@ from sharpen.errors import JournalError
 from sharpen.experience.draw import make_batch
 from sharpen.experience.journal import Journal
 from sharpen.experience.reading import StepRecord, TrainedCall, read_groups, read_steps, read_trained
-from sharpen.types import Call, Constraint, Group, Outcome, Rollout, Sampling
+from sharpen.types import Call, Constraint, Group, Outcome, Rollout, Sampling, Span
 
 
 def same(ours: Any, theirs: Any) -> bool:
@@ -170,6 +170,22 @@ def test_a_journal_from_before_constraints_is_read_and_continued(tmp_path: Path)
     (rollout, *others) = new.rollouts
     calls = tuple(replace(call, constraint=constraint) for call in rollout.calls)
     new = replace(new, rollouts=(replace(rollout, calls=calls), *others))
+    with Journal(path) as journal:
+        journal.add(new)
+    assert same(tuple(read_groups(path)), (old, new))
+
+
+def test_a_journal_from_before_spans_is_read_and_continued(tmp_path: Path) -> None:
+    path = tmp_path / "run.db"
+    old, new = (make_group([two_turns(group=name)], name) for name in ("old", "new"))
+    with Journal(path) as journal:
+        journal.add(old)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("DROP TABLE call_traces")
+    assert same(tuple(read_groups(path)), (old,))
+    (rollout,) = new.rollouts
+    calls = (replace(rollout.calls[0], span=Span(trace_id="a" * 32, span_id="b" * 16)), rollout.calls[1])
+    new = replace(new, rollouts=(replace(rollout, calls=calls),))
     with Journal(path) as journal:
         journal.add(new)
     assert same(tuple(read_groups(path)), (old, new))

@@ -20,11 +20,12 @@ from transformers import (
 )
 
 from sharpen.errors import ModelError
-from sharpen.inference.embedded.attention import AttentionRule, SlotAttention
+from sharpen.inference.embedded.attention import SlotAttention
 from sharpen.inference.embedded.engine import EmbeddedEngine
 from sharpen.inference.embedded.forward import GenericForward
 from sharpen.inference.embedded.kv import KVPool
 from sharpen.inference.embedded.matmul import choose_float32_matmul
+from sharpen.inference.embedded.products import AttentionRule
 from sharpen.inference.families import end_token_ids, inspect_model
 
 SMALL: dict[str, Any] = {
@@ -55,7 +56,7 @@ def test_the_generic_path_serves_the_fast_families_too(family: str) -> None:
 
 def test_recurrent_models_are_refused_by_name() -> None:
     model = MambaForCausalLM(MambaConfig(vocab_size=97, hidden_size=16, num_hidden_layers=1, state_size=4))
-    with pytest.raises(ModelError, match=r"MambaForCausalLM.*linear_attention"):
+    with pytest.raises(ModelError, match=r"MambaForCausalLM.*recurrent state"):
         make_engine(model)
 
 

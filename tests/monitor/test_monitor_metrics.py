@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,15 +17,12 @@ from sharpen.config.extras import install_command
 from sharpen.errors import ConfigError, JournalError
 from sharpen.monitor.metrics import (
     JsonlSink,
-    MlflowSink,
     Monitor,
-    SwanlabSink,
     TolerantSink,
-    TrackioSink,
-    WandbSink,
     check_monitor,
     open_monitor,
 )
+from sharpen.monitor.services import SERVICES, MlflowSink, SwanlabSink, TrackioSink, WandbSink
 from sharpen.monitor.tensorboard import TensorBoardSink
 
 
@@ -128,15 +127,18 @@ def test_tensorboard_shows_samples_as_texts_and_settings_as_hyperparameters(tmp_
 
 
 class StandIn:
-    """Stands for the modules wandb, mlflow and swanlab: writes down what is called."""
+    """Stands for the modules of services, and what their calls return: writes down what is called."""
+
+    info = SimpleNamespace(run_id="run-7")
 
     def __init__(self) -> None:
-        self.calls: list[tuple[str, tuple[object, ...], dict[str, object]]] = []
+        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        self.echarts = self
 
     def __getattr__(self, name: str):
-        def call(*positional: object, **named: object):
+        def call(*positional: Any, **named: Any):
             self.calls.append((name, positional, named))
-            return self if name == "init" else SimpleNamespace(info=SimpleNamespace(run_id="run-7"))
+            return self
 
         return call
 
@@ -167,10 +169,10 @@ def test_swanlab_gets_names_that_it_takes_and_one_identity_for_resumes(tmp_path:
     assert finish[0] == "finish"
 
 
-def test_trackio_gets_steps_and_continues_the_run_of_the_same_name():
+def test_trackio_gets_steps_and_continues_the_run_of_the_same_name(tmp_path: Path):
     """Done with the real package (0.43) by hand: the second session's rows are in the same run."""
     trackio = StandIn()
-    sink = TrackioSink(trackio, "My project", "exp 1", {"seed": 0})
+    sink = TrackioSink(trackio, tmp_path, "My project", "exp 1", {"seed": 0})
     sink.log(3, {"reward/mean": 0.5})
     sink.close()
     (init, log, finish) = trackio.calls
@@ -192,6 +194,39 @@ def test_mlflow_continues_its_run_after_a_resume(tmp_path: Path):
         ("start_run", (), {"run_id": "run-7"}),
         ("end_run", (), {}),
     ]
+
+
+ROWS = [{"rollout": "step-0/t/0", "reward": None}, {"rollout": "step-0/t/1", "reward": 1.0}]
+
+
+def test_rollouts_are_tables_where_there_are_tables(tmp_path: Path):
+    """Done by hand with W&B 0.31, MLflow 3.17, SwanLab 0.10 and Trackio 0.43: the rows are in what they write."""
+    (tmp_path / "monitor").mkdir()
+    modules = {name: StandIn() for name in SERVICES}
+    for name, (title, service) in SERVICES.items():
+        place = TolerantSink(title, partial(service, modules[name], tmp_path, "p", "n", {}), pytest.fail)
+        monitor = Monitor(JsonlSink(tmp_path / f"{name}.jsonl"), place)
+        monitor.rollouts(101, ROWS)
+        monitor.rollouts(102, [])
+        monitor.close()
+    of_table, of_log, _ = modules["wandb"].calls[-3:]
+    assert of_table == ("Table", (), {"columns": ["rollout", "reward"], "data": [list(row.values()) for row in ROWS]})
+    assert (of_log[0], of_log[1][0]["step"]) == ("log", 101)
+    data = {"step": [101, 101], "rollout": ["step-0/t/0", "step-0/t/1"], "reward": [None, 1.0]}
+    of_table, _ = modules["mlflow"].calls[-2:]
+    assert of_table == ("log_table", (), {"data": data, "artifact_file": "rollouts/steps-000101-000200.json"})
+    of_table, of_log, _ = modules["trackio"].calls[-3:]
+    assert of_table == ("Table", (), {"data": ROWS})
+    assert (of_log[0], of_log[2]) == ("log", {"step": 101})
+    of_table, of_add, of_log, _ = modules["swanlab"].calls[-4:]
+    assert of_add == ("add", (["rollout", "reward"], [list(row.values()) for row in ROWS]), {})
+    assert (of_log[0], of_log[2]) == ("log", {"step": 101})
+
+
+def test_rollouts_where_there_are_no_tables_are_refused_before_the_run():
+    with pytest.raises(ConfigError, match=r"monitor_rollouts is 8, but monitor_type 'tensorboard' .* mlflow"):
+        check_monitor("tensorboard", 8)
+    check_monitor("tensorboard")
 
 
 class Away(StandIn):

@@ -8,7 +8,7 @@ import openai
 import pytest
 from upstream_like_vllm import END, FORMER, ids_of, rendered
 
-from sharpen.types import CallStatus
+from sharpen.types import CallStatus, Span
 
 ASK = [{"role": "user", "content": "quest?"}]
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
@@ -22,7 +22,8 @@ def test_a_conversation_is_kept_as_the_server_computed_it_and_given_as_if_it_had
         )
         answer = first.choices[0].message.model_dump(exclude_none=True)
         messages = [*ASK, answer, {"role": "user", "content": "sure?"}]
-        client.chat.completions.create(model="served", messages=messages)
+        traced = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"}
+        client.chat.completions.create(model="served", messages=messages, extra_headers=traced)
     assert recorder.fake.received[0] == {
         "model": "served",
         "messages": ASK,
@@ -48,6 +49,7 @@ def test_a_conversation_is_kept_as_the_server_computed_it_and_given_as_if_it_had
     assert one.response == {"role": "assistant", "content": "yes"}
     assert (one.trainable, one.parent, two.parent) == (True, None, 0)
     assert two.prompt_ids_P.tolist() == rendered(messages)
+    assert (one.span, two.span) == (None, Span(trace_id="a" * 32, span_id="b" * 16))
     assert two.seconds > 0
 
 

@@ -2,6 +2,8 @@
 
 import json
 import shlex
+import sqlite3
+from contextlib import closing
 
 import pytest
 from addresses import HOSTILE, HOSTILE_ROLLOUT, PAGES
@@ -68,6 +70,18 @@ def test_a_compacted_history_is_a_fork_with_its_reason(found):
     name = next(name for name, one in recorded.items() if len(one.calls) == 3)
     origin = http.get(f"{address}/rollout/{name}?format=json").json()["calls"][2]["origin"]
     assert (origin["kind"], origin["depth"]) == ("start", 1)
+
+
+def test_a_call_has_the_span_of_the_agents_own_traces(copied, client, library):
+    with closing(sqlite3.connect(copied / "run.db")) as journal:
+        journal.execute("INSERT INTO call_traces VALUES (1, 0, ?, ?)", ("a" * 32, "b" * 16))
+        journal.commit()
+    library(copied).index(Folder.of(copied), wait_s=30)
+    address = f"/run/{Folder.of(copied).key}/rollout/t1"
+    http = client(copied)
+    calls = http.get(f"{address}?format=json").json()["calls"]
+    assert [(call["trace"], call["span"]) for call in calls[:2]] == [("a" * 32, "b" * 16), ("", "")]
+    assert http.get(address).text.count("a" * 32) == 1
 
 
 def said(*texts):

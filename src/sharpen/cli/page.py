@@ -104,6 +104,8 @@ class Page:
         self.line("")
         names = [*([f"agent {call.agent}"] if call.agent else []), *([f"asked for {call.model}"] if call.model else [])]
         self.line(f"call {call.index}: {self._facts(call, [*names, *reported])}", "bold")
+        if call.span is not None:
+            self.line(f"OpenTelemetry: trace {call.span.trace_id}, span {call.span.span_id}", "dim")
         text = content_text(call.response.get("content"))
         if tokens:
             self._table(call)

@@ -7,7 +7,7 @@ failures and the highest rewards can be read one below the other.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -155,4 +155,5 @@ def _call_json(call: Any) -> dict[str, Any]:
         "versions": sorted(set(call.versions_S.tolist())),
         "status": call.status.value,
         "agent": call.agent,
+        "span": None if call.span is None else asdict(call.span),
     }

@@ -399,6 +399,9 @@ class RunConfig(Strict):
     certificate: CertificateConfig = Field(default_factory=CertificateConfig)
     monitor_type: MonitorType = "tensorboard"
     """Where metrics go, besides `metrics.jsonl`."""
+    monitor_rollouts: int = Field(default=0, ge=0)
+    """How many rollouts of each step go there as a table, with prompts and answers (`wandb`, `mlflow`, `swanlab`,
+    `trackio`)."""
     time_limit_s: float | None = Field(default=None, gt=0.0)
     """Training stops after the step in which this time has passed."""
     seed: int = Field(default=0, ge=0)

@@ -39,6 +39,7 @@ from sharpen.types import (
     Outcome,
     Rollout,
     Sampling,
+    Span,
     Task,
 )
 
@@ -368,6 +369,7 @@ def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row) -> Rollout:
     requests = {note["call"]: note["request"] for note in notes}
     constraints = _read_constraints(connection, row["key"])
     names = _read_names(connection, row["key"])
+    spans = _read_traces(connection, row["key"])
     for call_row in connection.execute(
         "SELECT calls.*, texts.json AS tools_json FROM calls JOIN texts ON texts.id = calls.tools"
         " WHERE rollout_key = ? ORDER BY idx",
@@ -376,7 +378,7 @@ def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row) -> Rollout:
         index = call_row["idx"]
         call = _read_call(calls, call_row, requests.get(index), constraints.get(index))
         agent, model = names.get(index, ("", ""))
-        calls.append(replace(call, agent=agent, model=model))
+        calls.append(replace(call, agent=agent, model=model, span=spans.get(index)))
     return Rollout(
         id=row["id"],
         group_id=row["group_id"],
@@ -408,6 +410,14 @@ def _read_names(connection: sqlite3.Connection, rollout_key: int) -> dict[int, t
         return {}
     rows = connection.execute("SELECT call, agent, model FROM call_names WHERE rollout_key = ?", (rollout_key,))
     return {call: (agent, model) for call, agent, model in rows}
+
+
+def _read_traces(connection: sqlite3.Connection, rollout_key: int) -> dict[int, Span]:
+    """Return the spans of a rollout's calls by index; none in a journal without this table."""
+    if not has(connection, "call_traces"):
+        return {}
+    rows = connection.execute("SELECT call, trace_id, span_id FROM call_traces WHERE rollout_key = ?", (rollout_key,))
+    return {call: Span(trace_id=trace_id, span_id=span_id) for call, trace_id, span_id in rows}
 
 
 def _read_constraints(connection: sqlite3.Connection, rollout_key: int) -> dict[int, Constraint]:

@@ -65,6 +65,10 @@ CREATE TABLE IF NOT EXISTS call_names (
     rollout_key INTEGER NOT NULL REFERENCES rollouts (key), call INTEGER NOT NULL, agent TEXT NOT NULL,
     model TEXT NOT NULL, PRIMARY KEY (rollout_key, call)
 );
+CREATE TABLE IF NOT EXISTS call_traces (
+    rollout_key INTEGER NOT NULL REFERENCES rollouts (key), call INTEGER NOT NULL, trace_id TEXT NOT NULL,
+    span_id TEXT NOT NULL, PRIMARY KEY (rollout_key, call)
+);
 CREATE TABLE IF NOT EXISTS steps (
     key INTEGER PRIMARY KEY, step INTEGER NOT NULL, version INTEGER NOT NULL, metrics TEXT NOT NULL
 );
@@ -362,6 +366,8 @@ def insert_call(
     if call.agent or call.model:
         names = {"agent": call.agent, "model": call.model}
         _insert(connection, "call_names", rollout_key=rollout_key, call=call.index, **names)
+    if call.span is not None:
+        _insert(connection, "call_traces", rollout_key=rollout_key, call=call.index, **dataclasses.asdict(call.span))
     if call.constraint is not None:
         text = _to_json(dataclasses.asdict(call.constraint))
         _insert(

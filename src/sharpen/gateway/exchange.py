@@ -12,7 +12,9 @@ from typing import Any
 
 from sharpen.gateway.caller import Caller
 from sharpen.gateway.keys import key_of, without_key, without_name
+from sharpen.gateway.spans import TRACEPARENT, active_span, span_of
 from sharpen.gateway.stream import Stream
+from sharpen.types import Span
 
 RETRY_HEADER, IDEMPOTENCY_HEADER = "x-stainless-retry-count", "idempotency-key"
 
@@ -24,7 +26,8 @@ class RawRequest:
     `key` identifies its rollout, and `agent` its agent, if that has a name. `retry` counts the client's earlier tries.
     `caller` is the attempt whose code sent it, if known. `idempotency_key` is shared by all tries of one request; empty
     if the client sends none. `in_process` says that it came through one of our own clients, which report exactly when
-    they give up. `beta`: it has Anthropic's header for features that are not settled.
+    they give up. `beta`: it has Anthropic's header for features that are not settled. `span`: the agent's own,
+    that it was made in.
     """
 
     method: str
@@ -37,6 +40,7 @@ class RawRequest:
     in_process: bool = False
     agent: str = ""
     beta: bool = False
+    span: Span | None = None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -45,7 +49,7 @@ class Exchange:
 
     `delivered` is set by the transport that handed over the response. If `certain`, the agent has it then; otherwise
     (over HTTP) its client may have disconnected at that moment. `ended`: the engine is done with it. `repeated`: the
-    client has retried it. `foreign`: another rollout's code made it.
+    client has retried it. `foreign`: another rollout's code made it. `span` is that of `Call`.
     """
 
     body: bytes = b""
@@ -57,6 +61,7 @@ class Exchange:
     repeated: bool = False
     abandoned: bool = False
     foreign: bool = False
+    span: Span | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +87,10 @@ Start = Callable[[RawRequest], "asyncio.Task[Reply]"]
 def raw_request(
     method: str, path: str, headers: Any, body: bytes, caller: Caller | None, *, in_process: bool
 ) -> RawRequest:
-    """Make a `RawRequest`, reading key and retry count from `headers` (any case-insensitive mapping).
+    """Make a `RawRequest`, reading key, retry count and span from `headers` (any case-insensitive mapping).
 
     A key in the path counts before one in the headers: clients that cannot be given a key may send one of their own.
+    With `in_process`, the running code is the agent's, and so is a span that is active.
     """
     key, path = without_key(path)
     key, agent = without_name(key or key_of(headers))
@@ -100,4 +106,5 @@ def raw_request(
         in_process=in_process,
         agent=agent,
         beta="anthropic-beta" in headers,
+        span=span_of(headers.get(TRACEPARENT, "")) or (active_span() if in_process else None),
     )

@@ -81,6 +81,7 @@ class Entry:
             constraint=self.constraint,
             agent=self.agent,
             model=self.asked_model,
+            span=exchange.span,
         )
 
     def _prompt_message(self) -> tuple[Mapping[str, Any], ...]:
@@ -204,7 +205,13 @@ class Session:
     def exchange(self, raw: RawRequest) -> Exchange:
         """Return a new exchange. If it is a client's retry, the tries it repeats are abandoned."""
         body = hashlib.blake2b(raw.body, digest_size=16).digest()
-        exchange = Exchange(body=body, retry=raw.retry, idempotency_key=raw.idempotency_key, certain=raw.in_process)
+        exchange = Exchange(
+            body=body,
+            retry=raw.retry,
+            idempotency_key=raw.idempotency_key,
+            certain=raw.in_process,
+            span=raw.span,
+        )
         if raw.retry > 0:
             self._abandon_repeated(exchange)
         self._exchanges.append(exchange)

@@ -17,12 +17,12 @@ import queue
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from sharpen.gateway.caller import WhoCalls
 from sharpen.gateway.exchange import RawRequest, Reply, Start, raw_request
 from sharpen.gateway.replies import reply_of
-from sharpen.gateway.stream import Stream
 
 NO_ANSWER = "no answer within the client's timeout"
 NO_CHUNK = "no chunk within the client's timeout"
@@ -55,6 +55,22 @@ class Mailbox:
             call(*args)
 
 
+Chunk = tuple[bytes, bool]
+"""A part of a stream, and whether it is the last."""
+Chunks = TypeVar("Chunks")
+
+
+@dataclass(frozen=True, slots=True)
+class Received(Generic[Chunks]):
+    """A reply, and the queue in which the chunks of its stream arrive.
+
+    They are sent after the reply without a request for them, which would have to wait for the end of a decode step.
+    """
+
+    reply: Reply
+    chunks: Chunks
+
+
 class _Job:
     """One request on the serving loop; `done` is called there with the reply."""
 
@@ -67,8 +83,11 @@ class _Job:
         self._task.add_done_callback(self._finish)
 
     def cancel(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
+        """Stop what the request began, also a stream whose reply is on its way to an agent that no longer waits."""
+        if self._task is None or self._task.cancel() or self._task.cancelled():
+            return
+        if (stream := self._task.result().stream) is not None:
+            stream.cancel()
 
     def _finish(self, task: asyncio.Task[Reply]) -> None:
         self._done(reply_of(task, self._raw))
@@ -94,20 +113,26 @@ class InProcess:
         _, synchronous = _transports(library)
         return library.Client(transport=synchronous(self), timeout=None, trust_env=False)
 
-    async def ask(self, request: Any, body: bytes, timeout: float | None) -> Reply:
+    async def ask(self, request: Any, body: bytes, timeout: float | None) -> Received[asyncio.Queue[Chunk]]:
         """Send a request and await its reply. Raises `TimeoutError`, which aborts it."""
         raw = raw_request(request.method, request.url.path, request.headers, body, self._who_calls(), in_process=True)
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Reply] = loop.create_future()
+        future: asyncio.Future[Received[asyncio.Queue[Chunk]]] = loop.create_future()
         outbox = self._outbox(loop)
 
-        def resolve(reply: Reply) -> None:
+        def resolve(received: Received[asyncio.Queue[Chunk]]) -> None:
             if not future.done():
-                future.set_result(reply)
+                future.set_result(received)
+
+        def post(call: Callable[..., None], *args: Any) -> None:
+            with contextlib.suppress(RuntimeError):  # the agent's loop is closed: nothing is delivered
+                outbox.post(loop, call, *args)
 
         def done(reply: Reply) -> None:
-            with contextlib.suppress(RuntimeError):  # the agent's loop is closed: the reply is not delivered
-                outbox.post(loop, resolve, reply)
+            chunks: asyncio.Queue[Chunk] = asyncio.Queue()
+            post(resolve, Received(reply, chunks))
+            if reply.stream is not None:
+                reply.stream.read(lambda chunk, last: post(chunks.put_nowait, (chunk, last)))
 
         job = _Job(self._start, raw, done)
         self._inbox.post(self._loop, job.run)
@@ -118,13 +143,20 @@ class InProcess:
             self._inbox.post(self._loop, job.cancel)
             raise
 
-    def ask_blocking(self, request: Any, body: bytes, timeout: float | None) -> Reply:
+    def ask_blocking(self, request: Any, body: bytes, timeout: float | None) -> Received[queue.SimpleQueue[Chunk]]:
         """Send a request and block this thread until its reply. Raises `TimeoutError`, which aborts it."""
         if asyncio._get_running_loop() is self._loop:
             raise RuntimeError("a synchronous client would block the serving loop; use it on another thread")
         raw = raw_request(request.method, request.url.path, request.headers, body, self._who_calls(), in_process=True)
-        future: concurrent.futures.Future[Reply] = concurrent.futures.Future()
-        job = _Job(self._start, raw, future.set_result)
+        future: concurrent.futures.Future[Received[queue.SimpleQueue[Chunk]]] = concurrent.futures.Future()
+
+        def done(reply: Reply) -> None:
+            chunks: queue.SimpleQueue[Chunk] = queue.SimpleQueue()
+            if reply.stream is not None:
+                reply.stream.read(lambda chunk, last: chunks.put((chunk, last)))
+            future.set_result(Received(reply, chunks))
+
+        job = _Job(self._start, raw, done)
         self._inbox.post(self._loop, job.run)
         try:
             return future.result(timeout)
@@ -132,27 +164,10 @@ class InProcess:
             self._inbox.post(self._loop, job.cancel)
             raise
 
-    def read(self, stream: Stream) -> asyncio.Queue[tuple[bytes, bool]]:
-        """Return the queue in which a stream's chunks arrive on the running loop, each with whether it is the last."""
-        loop = asyncio.get_running_loop()
-        outbox, chunks = self._outbox(loop), asyncio.Queue[tuple[bytes, bool]]()
-
-        def sink(chunk: bytes, last: bool) -> None:
-            with contextlib.suppress(RuntimeError):  # the agent's loop is closed: nobody reads
-                outbox.post(loop, chunks.put_nowait, (chunk, last))
-
-        self._inbox.post(self._loop, stream.read, sink)
-        return chunks
-
-    def read_blocking(self, stream: Stream) -> queue.SimpleQueue[tuple[bytes, bool]]:
-        """Return the queue in which a stream's chunks arrive, for any thread."""
-        chunks: queue.SimpleQueue[tuple[bytes, bool]] = queue.SimpleQueue()
-        self._inbox.post(self._loop, stream.read, lambda chunk, last: chunks.put((chunk, last)))
-        return chunks
-
-    def cancel(self, stream: Stream) -> None:
+    def cancel(self, reply: Reply) -> None:
         """Stop the sampling of a stream that nobody reads any more."""
-        self._inbox.post(self._loop, stream.cancel)
+        if reply.stream is not None:
+            self._inbox.post(self._loop, reply.stream.cancel)
 
     def _outbox(self, loop: asyncio.AbstractEventLoop) -> Mailbox:
         return self._outboxes.setdefault(loop, Mailbox())
@@ -169,9 +184,9 @@ def _chunks(library: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
     aborts the call."""
 
     class AsyncChunks(library.AsyncByteStream):  # type: ignore[misc]
-        def __init__(self, inside: InProcess, reply: Reply, stream: Stream, request: Any) -> None:
-            self._inside, self._reply, self._stream, self._request = inside, reply, stream, request
-            self._chunks = inside.read(stream)
+        def __init__(self, inside: InProcess, received: Received[asyncio.Queue[Chunk]], request: Any) -> None:
+            self._inside, self._request = inside, request
+            self._reply, self._chunks = received.reply, received.chunks
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
             last = False
@@ -186,12 +201,12 @@ def _chunks(library: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
                 yield chunk
 
         async def aclose(self) -> None:
-            self._inside.cancel(self._stream)
+            self._inside.cancel(self._reply)
 
     class Chunks(library.SyncByteStream):  # type: ignore[misc]
-        def __init__(self, inside: InProcess, reply: Reply, stream: Stream, request: Any) -> None:
-            self._inside, self._reply, self._stream, self._request = inside, reply, stream, request
-            self._chunks = inside.read_blocking(stream)
+        def __init__(self, inside: InProcess, received: Received[queue.SimpleQueue[Chunk]], request: Any) -> None:
+            self._inside, self._request = inside, request
+            self._reply, self._chunks = received.reply, received.chunks
 
         def __iter__(self) -> Iterator[bytes]:
             last = False
@@ -205,7 +220,7 @@ def _chunks(library: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
                 yield chunk
 
         def close(self) -> None:
-            self._inside.cancel(self._stream)
+            self._inside.cancel(self._reply)
 
     return AsyncChunks, Chunks
 
@@ -215,10 +230,11 @@ def _transports(library: Any) -> tuple[Callable[[InProcess], Any], Callable[[InP
     """Return the classes of asynchronous and blocking transports for clients of this HTTP library."""
     async_chunks, blocking_chunks = _chunks(library)
 
-    def respond(inside: InProcess, reply: Reply, request: Any, chunks: Callable[..., Any]) -> Any:
+    def respond(inside: InProcess, received: Received[Any], request: Any, chunks: Callable[..., Any]) -> Any:
+        reply = received.reply
         headers = {"content-type": reply.content_type}
         if reply.stream is not None:
-            return library.Response(reply.status, headers=headers, stream=chunks(inside, reply, reply.stream, request))
+            return library.Response(reply.status, headers=headers, stream=chunks(inside, received, request))
         reply.delivered()
         return library.Response(reply.status, headers=headers, content=reply.body)
 
@@ -228,10 +244,10 @@ def _transports(library: Any) -> tuple[Callable[[InProcess], Any], Callable[[InP
 
         async def handle_async_request(self, request: Any) -> Any:
             try:
-                reply = await self._inside.ask(request, await request.aread(), _read_timeout(request))
+                received = await self._inside.ask(request, await request.aread(), _read_timeout(request))
             except TimeoutError as error:
                 raise library.ReadTimeout(NO_ANSWER, request=request) from error
-            return respond(self._inside, reply, request, async_chunks)
+            return respond(self._inside, received, request, async_chunks)
 
     class Transport(library.BaseTransport):  # type: ignore[misc]
         def __init__(self, inside: InProcess) -> None:
@@ -239,10 +255,10 @@ def _transports(library: Any) -> tuple[Callable[[InProcess], Any], Callable[[InP
 
         def handle_request(self, request: Any) -> Any:
             try:
-                reply = self._inside.ask_blocking(request, request.read(), _read_timeout(request))
+                received = self._inside.ask_blocking(request, request.read(), _read_timeout(request))
             except TimeoutError as error:
                 raise library.ReadTimeout(NO_ANSWER, request=request) from error
-            return respond(self._inside, reply, request, blocking_chunks)
+            return respond(self._inside, received, request, blocking_chunks)
 
     return AsyncTransport, Transport
 

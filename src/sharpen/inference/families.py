@@ -2,10 +2,9 @@
 
 In: a loaded Hugging Face causal language model. Out: `ModelShape`, or a `ModelError` that names what is not served.
 
-Served: decoder-only models whose layers all have full or sliding-window attention and that call attention through
-transformers' attention interface. Refused: recurrent and hybrid layers, experts (their routing would have to be
-replayed by the trainer), attention sinks, rotary angles that change with the length, quantized weights on the fast
-path.
+Served: decoder-only models that call attention through transformers' attention interface and need no more than
+`sharpen.families` says that the engine has. Refused: all others, rotary angles that change with the length, quantized
+weights on the fast path.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from sharpen.config.architectures import refuse_architecture
 from sharpen.errors import ModelError
+from sharpen.families.pieces import Piece
+from sharpen.families.table import needs_of, refuse_unsupported
 
 FAST_FAMILIES = frozenset({"qwen2", "qwen3", "llama"})
 """Model types with our own forward pass (`forward.FastForward`)."""
 
 _LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
-_ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,15 +39,10 @@ class ModelShape:
 def inspect_model(model: Any, max_model_len: int) -> ModelShape:
     """Check that `model` can be served at `max_model_len`, and return its shape. Raises `ModelError`."""
     config = model.config
-    name = f"{type(model).__name__} (model_type {config.model_type!r})"
-    if getattr(config, "is_encoder_decoder", False):
-        raise ModelError(f"{name} is an encoder-decoder model; the embedded engine serves decoder-only models")
-    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
-    recurrent = sorted(layer_types - _ATTENTION_LAYERS)
-    if recurrent or not hasattr(config, "num_attention_heads") or getattr(model, "_is_stateful", False):
-        kinds = ", ".join(recurrent) or "recurrent state"
-        raise ModelError(f"{name} has layers other than full or sliding-window attention ({kinds}): not served")
-    refuse_architecture(config, name)
+    name = type(model).__name__
+    refuse_unsupported(config, name, "engine")
+    if getattr(model, "_is_stateful", False) and Piece.RECURRENT not in needs_of(config):
+        raise ModelError(f"{name} keeps a state that its configuration does not show: not served")
     if not getattr(model, "_supports_attention_backend", False):
         raise ModelError(f"{name} does not use transformers' attention interface: not served")
     check_length(config, name, max_model_len)
@@ -58,7 +52,7 @@ def inspect_model(model: Any, max_model_len: int) -> ModelShape:
         num_kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
         head_dim=head_dim,
         vocab_size=config.vocab_size,
-        fast=_is_fast(model, layer_types, head_dim),
+        fast=_is_fast(model, head_dim),
     )
 
 
@@ -86,9 +80,10 @@ def _rope_parameters(config: Any) -> list[dict[str, Any]]:
     return [parameters]
 
 
-def _is_fast(model: Any, layer_types: set[str], head_dim: int) -> bool:
+def _is_fast(model: Any, head_dim: int) -> bool:
     """Whether the fast forward pass supports everything in this model's configuration."""
     config = model.config
+    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
     if config.model_type not in FAST_FAMILIES or layer_types != {"full_attention"}:
         return False
     if config.hidden_act != "silu" or getattr(config, "use_sliding_window", False):

@@ -21,6 +21,7 @@ from typing import IO, Any, Protocol, get_args, runtime_checkable
 from sharpen.config.extras import install_command
 from sharpen.config.public import MonitorType
 from sharpen.errors import ConfigError, JournalError
+from sharpen.monitor.services import SERVICES, Rows
 
 
 class Sink(Protocol):
@@ -39,6 +40,14 @@ class TakesSamples(Protocol):
 
     def sample(self, step: int, text: str) -> None:
         """Show what the model said in a step, in Markdown."""
+
+
+@runtime_checkable
+class TakesRollouts(Protocol):
+    """A destination that can also show tables."""
+
+    def rollouts(self, step: int, rows: Rows) -> None:
+        """Show rollouts of a step, a row each."""
 
 
 class TolerantSink:
@@ -66,6 +75,12 @@ class TolerantSink:
         if isinstance(self._sink, TakesSamples):
             with self._attempt(f"take the sample of step {step}"):
                 self._sink.sample(step, text)
+
+    def rollouts(self, step: int, rows: Rows) -> None:
+        """Show rollouts of a step, if the sink takes tables."""
+        if isinstance(self._sink, TakesRollouts):
+            with self._attempt(f"take the rollouts of step {step}"):
+                self._sink.rollouts(step, rows)
 
     def close(self) -> None:
         """Finish writing, if the sink was opened."""
@@ -118,6 +133,12 @@ class Monitor:
         """Show what the model said in a step, where texts are shown on this machine: they hold prompts."""
         if self._sink is not None and text:
             self._sink.sample(step, text)
+
+    def rollouts(self, step: int, rows: Rows) -> None:
+        """Show rollouts of a step as a table where there are tables. They hold prompts: whoever wants them there says
+        so (`monitor_rollouts`)."""
+        if self._sink is not None and rows:
+            self._sink.rollouts(step, rows)
 
     @property
     def line(self) -> str:
@@ -173,98 +194,6 @@ def _is_kept(line: str, resume_step: int) -> bool:
         return False
 
 
-class WandbSink:
-    """Weights & Biases; `module` is the imported `wandb`. A run of the same project and name is continued."""
-
-    def __init__(self, module: Any, run_dir: Path, project: str, name: str, config: Mapping[str, Any]) -> None:
-        self._run = module.init(
-            project=project,
-            name=name,
-            id=_identity(f"{project}-{name}"),
-            resume="allow",
-            dir=str(run_dir / "monitor"),
-            config=dict(config),
-        )
-        # with a step metric of its own, a resumed run can log steps that W&B has already seen
-        self._run.define_metric("step")
-        self._run.define_metric("*", step_metric="step")
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the numbers with their step."""
-        self._run.log({**metrics, "step": step})
-
-    def close(self) -> None:
-        """Upload what is left."""
-        self._run.finish()
-
-
-class MlflowSink:
-    """MLflow; `module` is the imported `mlflow`. The run's id is kept in the run directory for a resume."""
-
-    def __init__(self, module: Any, run_dir: Path, project: str, name: str, config: Mapping[str, Any]) -> None:
-        self._module = module
-        id_file = run_dir / "monitor" / "mlflow_run_id"
-        module.set_experiment(project)
-        if id_file.exists():
-            module.start_run(run_id=id_file.read_text(encoding="utf-8").strip())
-        else:
-            run = module.start_run(run_name=name)
-            id_file.write_text(f"{run.info.run_id}\n", encoding="utf-8")
-            module.log_params(dict(config))
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the numbers with their step."""
-        self._module.log_metrics(dict(metrics), step=step)
-
-    def close(self) -> None:
-        """End the run."""
-        self._module.end_run()
-
-
-class SwanlabSink:
-    """SwanLab; `module` is the imported `swanlab`. A run of the same project and name is continued where SwanLab keeps
-    it in the cloud."""
-
-    def __init__(self, module: Any, run_dir: Path, project: str, name: str, config: Mapping[str, Any]) -> None:
-        self._run = module.init(
-            project=_identity(project),
-            name=name,
-            id=_identity(f"{project}-{name}"),
-            resume="allow",
-            log_dir=str(run_dir / "monitor" / "swanlab"),
-            config=dict(config),
-        )
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the numbers with their step."""
-        self._run.log(dict(metrics), step=step)
-
-    def close(self) -> None:
-        """Upload what is left."""
-        self._run.finish()
-
-
-class TrackioSink:
-    """Trackio; `module` is the imported `trackio`. A run of the same project and name is continued: its steps after
-    the checkpoint are logged a second time."""
-
-    def __init__(self, module: Any, project: str, name: str, config: Mapping[str, Any]) -> None:
-        self._run = module.init(project=project, name=name, resume="allow", config=dict(config), embed=False)
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the numbers with their step."""
-        self._run.log(dict(metrics), step=step)
-
-    def close(self) -> None:
-        """Write what is left."""
-        self._run.finish()
-
-
-def _identity(name: str) -> str:
-    """The name with the letters that services take in identities."""
-    return "".join(letter if (letter.isascii() and letter.isalnum()) or letter in "-_" else "-" for letter in name)
-
-
 def open_monitor(
     run_dir: Path,
     monitor_type: str,
@@ -288,27 +217,24 @@ def open_monitor(
 
         title = "TensorBoard"
         open_ = partial(TensorBoardSink, run_dir / "monitor" / "tensorboard", resume_step, config)
-    elif monitor_type == "wandb":
-        title, open_ = "W&B", partial(WandbSink, _import_extra("wandb"), run_dir, project, name, config)
-    elif monitor_type == "mlflow":
-        title, open_ = "MLflow", partial(MlflowSink, _import_extra("mlflow"), run_dir, project, name, config)
-    elif monitor_type == "swanlab":
-        title, open_ = "SwanLab", partial(SwanlabSink, _import_extra("swanlab"), run_dir, project, name, config)
-    elif monitor_type == "trackio":
-        title, open_ = "Trackio", partial(TrackioSink, _import_extra("trackio"), project, name, config)
+    elif monitor_type in SERVICES:
+        check_monitor(monitor_type)
+        title, service = SERVICES[monitor_type]
+        open_ = partial(service, importlib.import_module(monitor_type), run_dir, project, name, config)
     else:
         raise ConfigError(f"monitor_type must be one of {', '.join(get_args(MonitorType))}, got {monitor_type!r}")
     return Monitor(JsonlSink(run_dir / "metrics.jsonl", resume_step), TolerantSink(title, open_, say))
 
 
-def check_monitor(monitor_type: str) -> None:
-    """Raise `ConfigError` if the package of this monitor type is not installed. Called before anything is loaded."""
+def check_monitor(monitor_type: str, rollouts: int = 0) -> None:
+    """Raise `ConfigError` if the package of this monitor type is not installed, or if it has no tables for the rollouts
+    that it is to show. Called before anything is loaded."""
     if monitor_type != "tensorboard" and importlib.util.find_spec(monitor_type) is None:
         raise ConfigError(
             f"monitor_type {monitor_type!r} needs the package {monitor_type}: {install_command(monitor_type)}"
         )
-
-
-def _import_extra(package: str) -> Any:
-    check_monitor(package)
-    return importlib.import_module(package)
+    if rollouts and monitor_type not in SERVICES:
+        raise ConfigError(
+            f"monitor_rollouts is {rollouts}, but monitor_type {monitor_type!r} has no tables: leave it out (the best "
+            f"and the worst rollout of each step are shown as text), or set monitor_type to {', '.join(SERVICES)}"
+        )

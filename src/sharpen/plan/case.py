@@ -37,7 +37,7 @@ def read_models(recipe: TrainingRecipe) -> Models:
             raise ConfigError(f"{config.algorithm.algorithm_type!r} needs a teacher: set distill.teacher_path")
         teacher = sizes_of(read_model_config(config.distill.teacher_path, "distill.teacher_path"))
     auxiliary = {
-        name: sizes_of(read_model_config(model.model_path, f"auxiliary_models.{name}.model_path"))
+        name: sizes_of(read_model_config(model.model_path, f"auxiliary_models.{name}.model_path", "engine"))
         for name, model in config.auxiliary_models.items()
         if model.base_url is None
     }

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sharpen.config.architectures import refuse_architecture
 from sharpen.config.trainer import LoraConfig
 from sharpen.errors import ModelError
+from sharpen.families.pieces import Part
+from sharpen.families.table import refuse_unsupported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +55,8 @@ class Sizes:
         return sum(lora.rank * (out + into) for out, into in chosen)
 
 
-def read_model_config(model_path: str, setting: str = "model.model_path") -> Any:
-    """Read the Hugging Face configuration. Raises `ModelError` if there is none, or its architecture cannot be
-    trained."""
+def read_model_config(model_path: str, setting: str = "model.model_path", part: Part = "trainer") -> Any:
+    """Read the Hugging Face configuration. Raises `ModelError` if there is none, or `part` does not support it."""
     from transformers import AutoConfig
 
     path = Path(model_path).expanduser()
@@ -65,7 +65,7 @@ def read_model_config(model_path: str, setting: str = "model.model_path") -> Any
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(f"{setting} {model_path!r}: its config.json cannot be read: {reason}") from error
-    refuse_architecture(config, f"{setting} {model_path!r}")
+    refuse_unsupported(config, f"{setting} {model_path!r}", part)
     for name in ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size"):
         if not isinstance(getattr(config, name, None), int):
             raise ModelError(
@@ -79,11 +79,11 @@ def sizes_of(config: Any) -> Sizes:
     """Build the model on the meta device and count. Raises `ModelError` if the configuration has no causal language
     model."""
     import torch
-    from transformers import AutoModelForCausalLM
+
+    from sharpen.families.modules import skeleton
 
     try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+        model = skeleton(config)
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise ModelError(f"model type {config.model_type!r} has no causal language model: {error}") from error
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings()

@@ -19,7 +19,8 @@ from sharpen.plan.hardware import Hardware
 from sharpen.plan.record import FILE, read_plan
 
 _WITHOUT_EFFECT: dict[str, Any] = {
-    **dict.fromkeys(("project", "name", "checkpoint_root_dir", "monitor_type", "time_limit_s", "seed"), True),
+    **dict.fromkeys(("project", "name", "checkpoint_root_dir", "monitor_type"), True),
+    **dict.fromkeys(("monitor_rollouts", "time_limit_s", "seed"), True),
     **dict.fromkeys(("evaluation", "eval_dataset", "check", "certificate"), True),
     "train_dataset": {"total_steps", "total_epochs"},
 }

@@ -17,7 +17,7 @@ import numpy as np
 
 from sharpen.gateway.routes import CHAT
 from sharpen.record.asked import LOGPROBS, TOKEN_IDS, Asked
-from sharpen.types import Call, CallStatus, FinishReason
+from sharpen.types import Call, CallStatus, FinishReason, Span
 
 _REASONS: Mapping[str, FinishReason] = {"length": "length", "abort": "abort"}
 """Finish reasons by OpenAI's names; with all others the model stopped by itself."""
@@ -73,8 +73,9 @@ class Answer:
         self._take_out(body, entries)
         return not only_ids
 
-    def calls(self, first: int, *, delivered: bool, seconds: float, agent: str) -> Iterator[Call]:
-        """Yield the call of each choice, from index `first` on; parents are still to be found."""
+    def calls(self, first: int, *, delivered: bool, seconds: float, agent: str, span: Span | None) -> Iterator[Call]:
+        """Yield the call of each choice, from index `first` on; parents are still to be found. The other arguments
+        are the fields of `Call`, but for `delivered`: whether the agent has the whole answer."""
         prompts = [self._prompt_of(choice) for choice in self._choices.values()]
         several = len(prompts) > 1 and all(one == prompts[0] for one in prompts)  # several prompts: no alternatives
         for number, (_, choice) in enumerate(sorted(self._choices.items())):
@@ -97,6 +98,7 @@ class Answer:
                 request=first if several else None,
                 agent=agent,
                 model=self.model or str(self._asked.given.get("model") or ""),
+                span=span,
             )
 
     def _prompt_of(self, choice: Choice) -> list[int] | None:

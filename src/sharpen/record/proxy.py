@@ -260,7 +260,8 @@ class Proxy:
             if answer is None:
                 return ()
             seconds = time.monotonic() - exchange.began
-            return answer.calls(first, delivered=whole, seconds=seconds, agent=exchange.raw.agent)
+            raw = exchange.raw
+            return answer.calls(first, delivered=whole, seconds=seconds, agent=raw.agent, span=raw.span)
 
         self._sessions.leave(session, "" if answer is None else answer.name, calls)
 

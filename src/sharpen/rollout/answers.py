@@ -6,12 +6,16 @@ In: a task's row, a rollout. Out: short lines of text, as they are: whoever prin
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
+from sharpen.transcript import message_text
 from sharpen.types import Group, Rollout
 
 SHOWN = 300
 """The most characters of an answer or of a field."""
+CONVERSATION = 10_000
+"""The most characters of a conversation in a table: its end, which is what was said last."""
 
 
 def last_answer(rollout: Rollout, most: int = SHOWN) -> str:
@@ -45,3 +49,25 @@ def best_and_worst(groups: Sequence[Group]) -> str:
         lines = [f"**{name}: reward {reward:g}** ({rollout.id})", *row_lines(group.task.row)]
         parts.append("\n\n".join([*lines, f"said: {last_answer(rollout)}"]))
     return "\n\n---\n\n".join(parts)
+
+
+def rows_of(groups: Sequence[Group], most: int) -> list[dict[str, str | float | None]]:
+    """Return a row for each of the first rollouts, `most` at most, for tables elsewhere."""
+    rollouts = ((group, one) for group in groups for one in group.rollouts)
+    return [_row_of(group, one) for group, one in islice(rollouts, most)]
+
+
+def _row_of(group: Group, rollout: Rollout) -> dict[str, str | float | None]:
+    last = rollout.calls[-1] if rollout.calls else None
+    said = () if last is None else (*last.messages, last.response)
+    conversation = "\n\n".join(f"{message.get('role')}: {message_text(message)}" for message in said)
+    return {
+        "rollout": rollout.id,
+        "task": "\n".join(row_lines(group.task.row)),
+        "conversation": conversation if len(conversation) <= CONVERSATION else f"...{conversation[3 - CONVERSATION :]}",
+        "reward": rollout.reward,
+        "outcome": rollout.outcome.value,
+        "calls": float(len(rollout.calls)),
+        "tokens": float(sum(len(call.sampled_ids_S) for call in rollout.calls)),
+        "error": rollout.error or "",
+    }

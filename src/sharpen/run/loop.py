@@ -112,6 +112,7 @@ class Loop:
         metrics = {**outcome.metrics, "time/step_s": seconds, "tokens/per_s": per_s}
         self.monitor.log(progress.step, metrics)
         self.monitor.sample(progress.step, outcome.sample)
+        self.monitor.rollouts(progress.step, outcome.rollouts)
         if outcome.taught:
             self.journal.add_taught(progress.step, outcome.taught)
         self.journal.add_step(progress.step, progress.version, metrics, outcome.trained, outcome.delivered)

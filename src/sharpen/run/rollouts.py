@@ -27,7 +27,7 @@ from sharpen.experience.records import Delivery
 from sharpen.experience.replay import Replay, ReplayGroup, mixed, probe
 from sharpen.monitor.display import Display
 from sharpen.recipe import RolloutRecipe
-from sharpen.rollout.answers import best_and_worst
+from sharpen.rollout.answers import best_and_worst, rows_of
 from sharpen.rollout.refill import StepRollouts, num_sampled_tokens
 from sharpen.rollout.statistics import USER_PREFIXES, check_excluded, summarize
 from sharpen.run.expert import ExpertRows
@@ -223,6 +223,7 @@ class RolloutSource:
             notes=notes,
             shown={name: value for name, value in sorted(metrics.items()) if name.startswith(USER_PREFIXES)},
             sample=best_and_worst(groups),
+            rollouts=rows_of(groups, self.recipe.config.monitor_rollouts),
         )
 
     def _auxiliary(self) -> dict[str, float]:

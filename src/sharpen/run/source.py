@@ -13,6 +13,7 @@ from sharpen.certificate.checks import broken_sentences
 from sharpen.experience.journal import Journal
 from sharpen.experience.records import Delivery, TaughtRow
 from sharpen.monitor.display import Display
+from sharpen.monitor.services import Rows
 from sharpen.run.progress import Progress
 from sharpen.types import Check, Experience
 
@@ -21,8 +22,8 @@ from sharpen.types import Check, Experience
 class StepOutcome:
     """The results of a step. The loop adds the seconds and `tokens` per second to `metrics`; `counts` are added to
     those of `Progress`, `position` replaces its fields. `trained`, `delivered` and `taught` go into the journal;
-    `reward`, `loss`, `flat`, `notes` and `shown` are for the display, the text `sample` for the monitor. `failure` is
-    an error after the training, while weights were synced: the step itself is complete."""
+    `reward`, `loss`, `flat`, `notes` and `shown` are for the display, the text `sample` and the rows `rollouts` for the
+    monitor. `failure` is an error after the training, while weights were synced: the step itself is complete."""
 
     metrics: Mapping[str, float]
     tokens: int
@@ -38,6 +39,7 @@ class StepOutcome:
     notes: Sequence[str | None] = ()
     shown: Mapping[str, float] = field(default_factory=dict)
     sample: str = ""
+    rollouts: Rows = ()
     failure: BaseException | None = None
 
 

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from sharpen.config.architectures import refuse_architecture
 from sharpen.errors import ModelError
+from sharpen.families.modules import decoder_of, load_module
+from sharpen.families.table import refuse_unsupported
 from sharpen.trainer.attention import NAME, TreeLayout, choose_varlen
 from sharpen.trainer.liger import take_out, use_liger
 from sharpen.trainer.packing import IndexArray, Pack, Segment
@@ -72,7 +73,7 @@ class TrainedModel:
 
         `max_logits` and `varlen` (an attention kernel) default to what suits the device.
         """
-        _refuse_unsupported(module.config)
+        refuse_unsupported(module.config, type(module).__name__, "trainer")
         module.eval()
         if gradient_checkpointing:
             # The older name goes away with transformers 6; the newer one is not in all of 5.
@@ -259,7 +260,7 @@ class TrainedModel:
     def _hidden(self, ids_N: IndexArray, positions_N: IndexArray, segments: Sequence[Segment]) -> torch.Tensor:
         """Return the hidden states after the last norm, shape (N, C)."""
         positions = to_device(positions_N, self.device)
-        output = self.module.get_decoder()(
+        output = decoder_of(self.module)(
             input_ids=to_device(ids_N, self.device)[None],
             position_ids=positions[None],
             use_cache=False,
@@ -340,8 +341,8 @@ def _gaps(logits_NV: torch.Tensor, own_NV: torch.Tensor) -> torch.Tensor:
 def read_module(source: str | Path, device: torch.device) -> Any:
     """Load a Hugging Face causal model in fp32. Raises `ModelError` for unsupported architectures."""
     config = AutoConfig.from_pretrained(source)
-    _refuse_unsupported(config)
-    return AutoModelForCausalLM.from_pretrained(source, config=config, dtype=torch.float32).to(device)
+    refuse_unsupported(config, str(source), "trainer")
+    return load_module(source, config, torch.float32, device)
 
 
 def resolve_dtype(dtype: DType, device: torch.device) -> torch.dtype:
@@ -364,14 +365,3 @@ def write_model(directory: Path, module: Any, tensors: Mapping[str, torch.Tensor
     config = json.loads(config_file.read_text())
     config["dtype"] = str(dtype).removeprefix("torch.")
     config_file.write_text(json.dumps(config, indent=2) + "\n")
-
-
-def _refuse_unsupported(config: Any) -> None:
-    """Raise `ModelError` for architectures that packed training does not compute correctly."""
-    kind = config.model_type
-    refuse_architecture(config, f"model type {kind!r}")
-    layers = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    if layers:
-        raise ModelError(
-            f"model type {kind!r} has {', '.join(sorted(layers))} layers: only attention layers are supported"
-        )

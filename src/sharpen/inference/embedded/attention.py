@@ -2,10 +2,10 @@
 
 In: per layer, the step's queries, keys and values (rotary applied). Out: attention output per row. The rows of a step
 are the decode rows (row r belongs to slot r, so that keys and values are read in place as contiguous slices, not
-gathered), then segments of prompts, then padding.
+gathered), then segments of prompts (`prompts.py`), then padding.
 
 Shape suffixes: N rows of the step, B decode rows, L bucketed KV length, H query heads, K key-value heads, G = H / K,
-D head size, M rows of a fixed-shape chunk.
+D head size, E size of the values, M rows of a fixed-shape chunk.
 """
 
 from __future__ import annotations
@@ -15,21 +15,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 
-from sharpen.inference.embedded.kv import KVPool, LayerKV
-from sharpen.inference.embedded.matmul import has_exact_products
+from sharpen.inference.embedded.kv import LENGTH_BUCKET, KVPool, LayerKV
+from sharpen.inference.embedded.products import AttentionRule, products
+from sharpen.inference.embedded.prompts import PromptAttention, SlotKeys
 
-_SMALL_SCORES = 100 * 160  # rows x keys up to which plain products are faster than the fused kernel
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionRule:
-    """The parameters of a layer's attention: scale, sliding window, logit softcap."""
-
-    scale: float
-    window: int | None = None
-    softcap: float | None = None
+_MAX_GATHERED = 1 << 25
+"""Elements of keys and values that the deterministic mode gathers at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +40,7 @@ class StepAttention(Protocol):
     def attend(
         self, layer: int, q_NHD: torch.Tensor, k_NKD: torch.Tensor, v_NKD: torch.Tensor, rule: AttentionRule
     ) -> torch.Tensor:
-        """Return the attention output, shape [N, H * D]."""
+        """Return the attention output, shape [N, H * E]."""
 
 
 def _additive_mask(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -83,8 +75,8 @@ class SlotAttention:
         self._num_decode = num_decode
         self._kv_length = kv_length
         self._segments = segments
-        self._decode_masks: dict[int | None, torch.Tensor] = {}
-        self._segment_masks: dict[tuple[int, int | None, int], torch.Tensor] = {}
+        self._decode_masks: dict[tuple[int | None, int], torch.Tensor] = {}
+        self._prompts = PromptAttention()
 
     def attend(
         self, layer: int, q_NHD: torch.Tensor, k_NKD: torch.Tensor, v_NKD: torch.Tensor, rule: AttentionRule
@@ -92,99 +84,66 @@ class SlotAttention:
         """Write the rows' keys and values, then attend. The output of padding rows is zero."""
         kv = self._pool.layers[layer]
         kv.write(self._slot_N, self._position_N, k_NKD, v_NKD)
-        num_rows, heads, head_dim = q_NHD.shape
+        num_rows, heads, _ = q_NHD.shape
         num_decode = self._num_decode
         if num_decode == num_rows:
             return self._decode(kv, q_NHD, rule)
-        out = q_NHD.new_zeros(num_rows, heads * head_dim)
+        out = q_NHD.new_zeros(num_rows, heads * v_NKD.shape[2])
         if num_decode:
             out[:num_decode] = self._decode(kv, q_NHD[:num_decode], rule)
-        for index, segment in enumerate(self._segments):
+        for segment in self._segments:
             rows = slice(segment.first_row, segment.first_row + segment.end - segment.start)
-            out[rows] = self._segment(kv, q_NHD[rows], index, segment, rule)
+            seen = SlotKeys(
+                keys_KDT=kv.keys_SKDT[segment.slot, :, :, : segment.end],
+                values_KTE=kv.values_SKTE[segment.slot, :, : segment.end],
+            )
+            out[rows] = self._prompts.attend(q_NHD[rows], seen, rule)
         return out
 
     def _decode(self, kv: LayerKV, q_BHD: torch.Tensor, rule: AttentionRule) -> torch.Tensor:
-        num_rows, heads, head_dim = q_BHD.shape
-        kv_heads = kv.keys_SKDT.shape[1]
-        length = self._kv_length
-        keys = kv.keys_SKDT[:num_rows].flatten(0, 1)[:, :, :length]
-        values = kv.values_SKTD[:num_rows].flatten(0, 1)[:, :length]
-        q = q_BHD.reshape(num_rows * kv_heads, heads // kv_heads, head_dim)
-        out = _products(q, keys, values, self._decode_mask(rule.window, kv_heads, q.dtype), rule)
-        return out.view(num_rows, heads * head_dim)
+        if rule.window is not None and self._kv_length > 2 * rule.window:
+            return self._decode_window(kv, q_BHD, rule, rule.window)
+        num_rows, length = q_BHD.shape[0], self._kv_length
+        keys = kv.keys_SKDT[:num_rows, :, :, :length].flatten(0, 1)
+        values = kv.values_SKTE[:num_rows, :, :length].flatten(0, 1)
+        return _attend_rows(q_BHD, keys, values, self._decode_mask(rule.window, kv, q_BHD.dtype), rule)
 
-    def _decode_mask(self, window: int | None, kv_heads: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return the additive mask of the decode rows, shape [B * K, 1, L]."""
-        mask = self._decode_masks.get(window)
+    def _decode_window(self, kv: LayerKV, q_BHD: torch.Tensor, rule: AttentionRule, window: int) -> torch.Tensor:
+        """Gather each row's last `window` keys, so that the cost does not grow with the length."""
+        num_rows = q_BHD.shape[0]
+        row_B = torch.arange(num_rows, device=q_BHD.device)
+        first_B = (self._position_N[:num_rows] - window + 1).clamp_min(0)
+        keys = kv.keys_SKDT.unfold(3, window, 1)[row_B, :, :, first_B].flatten(0, 1)
+        values = kv.values_SKTE.unfold(2, window, 1)[row_B, :, first_B].transpose(2, 3).flatten(0, 1)
+        mask = self._decode_masks.get((window, kv.num_heads))
+        if mask is None:
+            key_at = first_B[:, None] + torch.arange(window, device=q_BHD.device)
+            mask = _row_mask(key_at > self._position_N[:num_rows, None], kv, q_BHD.dtype)
+            self._decode_masks[(window, kv.num_heads)] = mask
+        return _attend_rows(q_BHD, keys, values, mask, rule)
+
+    def _decode_mask(self, window: int | None, kv: LayerKV, dtype: torch.dtype) -> torch.Tensor:
+        mask = self._decode_masks.get((window, kv.num_heads))
         if mask is None:
             key_at = torch.arange(self._kv_length, device=self._position_N.device)
             hidden = _hidden(self._position_N[: self._num_decode, None], key_at, window)
-            mask = _additive_mask(hidden, dtype).repeat_interleave(kv_heads, dim=0).unsqueeze(1)
-            self._decode_masks[window] = mask
+            mask = self._decode_masks[(window, kv.num_heads)] = _row_mask(hidden, kv, dtype)
         return mask
 
-    def _segment(
-        self, kv: LayerKV, q_NHD: torch.Tensor, index: int, segment: SlotSegment, rule: AttentionRule
-    ) -> torch.Tensor:
-        num_rows, heads, head_dim = q_NHD.shape
-        kv_heads = kv.keys_SKDT.shape[1]
-        keys = kv.keys_SKDT[segment.slot, :, :, : segment.end]
-        values = kv.values_SKTD[segment.slot, :, : segment.end]
-        group = heads // kv_heads
-        fused = rule.softcap is None and num_rows * segment.end > _SMALL_SCORES
-        if fused and q_NHD.is_cuda:
-            return self._segment_on_gpu(q_NHD, keys, values, index, segment, rule)
-        mask = self._segment_mask(index, segment, rule.window, 1 if fused else group, q_NHD.dtype)
-        if fused:
-            out_HND = F.scaled_dot_product_attention(
-                q_NHD.transpose(0, 1).unsqueeze(0),
-                keys.transpose(1, 2).contiguous().unsqueeze(0),
-                values.unsqueeze(0),
-                attn_mask=mask,
-                scale=rule.scale,
-                enable_gqa=heads != kv_heads,
-            )[0]
-            return out_HND.transpose(0, 1).reshape(num_rows, heads * head_dim)
-        q = q_NHD.reshape(num_rows, kv_heads, group, head_dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, head_dim)
-        out = _products(q, keys, values, mask, rule)
-        return out.view(kv_heads, group, num_rows, head_dim).permute(2, 0, 1, 3).reshape(num_rows, heads * head_dim)
 
-    def _segment_on_gpu(
-        self,
-        q_NHD: torch.Tensor,
-        keys_KDT: torch.Tensor,
-        values_KTD: torch.Tensor,
-        index: int,
-        segment: SlotSegment,
-        rule: AttentionRule,
-    ) -> torch.Tensor:
-        """Attend with a fused kernel. Key heads are repeated, since no fused kernel takes a mask with fewer key heads
-        than query heads, and the unfused way would hold all scores in memory. A segment from position 0 needs no mask.
-        """
-        num_rows, heads, head_dim = q_NHD.shape
-        group = heads // keys_KDT.shape[0]
-        unmasked = segment.start == 0 and (rule.window is None or segment.end <= rule.window)
-        out_HND = F.scaled_dot_product_attention(
-            q_NHD.transpose(0, 1).unsqueeze(0),
-            keys_KDT.transpose(1, 2).repeat_interleave(group, dim=0).contiguous().unsqueeze(0),
-            values_KTD.repeat_interleave(group, dim=0).unsqueeze(0),
-            attn_mask=None if unmasked else self._segment_mask(index, segment, rule.window, 1, q_NHD.dtype),
-            is_causal=unmasked,
-            scale=rule.scale,
-        )[0]
-        return out_HND.transpose(0, 1).reshape(num_rows, heads * head_dim)
+def _row_mask(hidden_BL: torch.Tensor, kv: LayerKV, dtype: torch.dtype) -> torch.Tensor:
+    """Return the additive mask of rows, shape [B * K, 1, L]."""
+    return _additive_mask(hidden_BL, dtype).repeat_interleave(kv.num_heads, dim=0).unsqueeze(1)
 
-    def _segment_mask(
-        self, index: int, segment: SlotSegment, window: int | None, repeats: int, dtype: torch.dtype
-    ) -> torch.Tensor:
-        """Return the additive mask of a segment, shape [rows of the segment, its end], repeated along the rows."""
-        mask = self._segment_masks.get((index, window, repeats))
-        if mask is None:
-            key_at = torch.arange(segment.end, device=self._position_N.device)
-            mask = _additive_mask(_hidden(key_at[segment.start :, None], key_at, window), dtype).repeat(repeats, 1)
-            self._segment_masks[(index, window, repeats)] = mask
-        return mask
+
+def _attend_rows(
+    q_BHD: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, rule: AttentionRule
+) -> torch.Tensor:
+    """Attend with one query per row: keys [B * K, D, L], values [B * K, L, D], additive mask [B * K, 1, L]."""
+    num_rows, _, head_dim = q_BHD.shape
+    q = q_BHD.reshape(keys.shape[0], -1, head_dim)
+    sinks = None if rule.sinks_H is None else rule.sinks_H.repeat(num_rows).view(q.shape[0], -1, 1)
+    return products(q, keys, values, mask, rule, sinks).view(num_rows, -1)
 
 
 class FixedShapeAttention:
@@ -204,33 +163,29 @@ class FixedShapeAttention:
     def attend(
         self, layer: int, q_NHD: torch.Tensor, k_NKD: torch.Tensor, v_NKD: torch.Tensor, rule: AttentionRule
     ) -> torch.Tensor:
-        """Write the rows' keys and values, then attend."""
+        """Write the rows' keys and values, then attend. Rows are gathered a few at a time: a number that depends on the
+        length alone, so that the shape of a row's product does too."""
         kv = self._pool.layers[layer]
         kv.write(self._slot_M, self._position_M, k_NKD, v_NKD)
-        num_rows, heads, head_dim = q_NHD.shape
-        kv_heads = kv.keys_SKDT.shape[1]
-        keys = kv.keys_SKDT[:, :, :, : self._kv_length].index_select(0, self._slot_M).flatten(0, 1)
-        values = kv.values_SKTD[:, :, : self._kv_length].index_select(0, self._slot_M).flatten(0, 1)
-        key_at = torch.arange(self._kv_length, device=self._position_M.device)
-        hidden = _hidden(self._position_M[:, None], key_at, rule.window)
-        mask = _additive_mask(hidden, q_NHD.dtype).repeat_interleave(kv_heads, dim=0).unsqueeze(1)
-        q = q_NHD.reshape(num_rows * kv_heads, heads // kv_heads, head_dim)
-        return _products(q, keys, values, mask, rule).view(num_rows, heads * head_dim)
+        first = 0
+        if rule.window is not None:  # a row's position is one of the last LENGTH_BUCKET
+            first = max(0, self._kv_length - LENGTH_BUCKET - rule.window + 1) // LENGTH_BUCKET * LENGTH_BUCKET
+        size = len(q_NHD)
+        while size > 1 and size * kv.num_elements * (self._kv_length - first) > _MAX_GATHERED:
+            size //= 2
+        outs = [
+            self._attend_rows(kv, q_NHD[row : row + size], slice(row, row + size), first, rule)
+            for row in range(0, len(q_NHD), size)
+        ]
+        return torch.cat(outs)
 
-
-def _products(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, rule: AttentionRule
-) -> torch.Tensor:
-    """Batched attention: queries [X, G, D], keys [X, D, L], values [X, L, D], additive mask broadcast to [X, G, L].
-
-    On a GPU that supports it, scores stay in fp32 even in half precision, as in the trainer's kernels.
-    """
-    if q.is_cuda and rule.softcap is None and has_exact_products(q.device, q.dtype):
-        exact = torch.add(mask, torch.bmm(q, keys, out_dtype=torch.float32), alpha=rule.scale)
-        return torch.bmm(torch.softmax(exact, dim=-1).to(q.dtype), values)
-    if rule.softcap is None:
-        scores = torch.baddbmm(mask, q, keys, alpha=rule.scale)
-    else:
-        scores = torch.bmm(q, keys) * (rule.scale / rule.softcap)
-        scores = scores.tanh_() * rule.softcap + mask
-    return torch.bmm(torch.softmax(scores, dim=-1), values)
+    def _attend_rows(
+        self, kv: LayerKV, q_NHD: torch.Tensor, rows: slice, first: int, rule: AttentionRule
+    ) -> torch.Tensor:
+        """Attend over the keys of positions `first` .. L - 1."""
+        slot_N, seen = self._slot_M[rows], slice(first, self._kv_length)
+        keys = kv.keys_SKDT[:, :, :, seen].index_select(0, slot_N).flatten(0, 1)
+        values = kv.values_SKTE[:, :, seen].index_select(0, slot_N).flatten(0, 1)
+        key_at = torch.arange(first, self._kv_length, device=slot_N.device)
+        hidden = _hidden(self._position_M[rows, None], key_at, rule.window)
+        return _attend_rows(q_NHD, keys, values, _row_mask(hidden, kv, q_NHD.dtype), rule)

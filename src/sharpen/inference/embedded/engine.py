@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 import torch
 
-from sharpen.config.architectures import refuse_architecture
 from sharpen.errors import ConstraintError, EngineError, EngineLostError, SamplingError
+from sharpen.families.table import refuse_unsupported
 from sharpen.inference.embedded.forward import FastForward, GenericForward
 from sharpen.inference.embedded.graphs import CudaRecorder, DecodeGraphs
 from sharpen.inference.embedded.kv import KVPool, default_budget_bytes
@@ -137,15 +137,17 @@ class EmbeddedEngine:
         tokenizer: Any = None,
     ) -> Self:
         """Load a Hugging Face model directory. `auto`: CUDA if available; bfloat16 on CUDA, float32 on the CPU."""
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoConfig
+
+        from sharpen.families.modules import load_module
 
         config = AutoConfig.from_pretrained(model_path)
-        refuse_architecture(config, f"{model_path} (model_type {config.model_type!r})")
+        refuse_unsupported(config, model_path, "engine")
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         if dtype == "auto":
             dtype = "bfloat16" if device.startswith("cuda") else "float32"
-        model = AutoModelForCausalLM.from_pretrained(model_path, config=config, dtype=getattr(torch, dtype)).to(device)
+        model = load_module(model_path, config, getattr(torch, dtype), device)
         return cls(
             model,
             max_model_len=max_model_len,

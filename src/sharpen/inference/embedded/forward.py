@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sharpen.errors import ModelError
-from sharpen.inference.embedded.attention import AttentionRule, StepAttention
+from sharpen.inference.embedded.attention import StepAttention
 from sharpen.inference.embedded.matmul import has_exact_products
+from sharpen.inference.embedded.products import AttentionRule
 from sharpen.inference.families import ModelShape
 
 ATTENTION_NAME = "sharpen_slots"
@@ -152,17 +152,16 @@ def _slot_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    **kwargs: Any,
+    s_aux: torch.Tensor | None = None,
+    **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attend in the current step, with the signature that transformers calls; query, key, value: [1, heads, N, D]."""
-    if kwargs.get("s_aux") is not None:
-        raise ModelError(f"{type(module).__name__} uses attention sinks, which the embedded engine does not serve")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    rule = AttentionRule(scale=float(scale), window=sliding_window, softcap=softcap)
+    rule = AttentionRule(scale=float(scale), window=sliding_window, softcap=softcap, sinks_H=s_aux)
     q_NHD, k_NKD, v_NKD = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     layer = int(getattr(module, "layer_idx"))  # noqa: B009 - not declared on nn.Module
     out = _current.get().attend(layer, q_NHD, k_NKD, v_NKD, rule)
-    return out.view(1, out.shape[0], query.shape[1], query.shape[3]), None
+    return out.view(1, out.shape[0], query.shape[1], -1), None
 
 
 class GenericForward:

@@ -27,12 +27,22 @@ class LayerKV:
     """The cache of one layer. Keys are stored transposed, so that products can use slices of both without a copy."""
 
     keys_SKDT: torch.Tensor
-    values_SKTD: torch.Tensor
+    values_SKTE: torch.Tensor
+
+    @property
+    def num_heads(self) -> int:
+        """The number of key-value heads."""
+        return self.keys_SKDT.shape[1]
+
+    @property
+    def num_elements(self) -> int:
+        """The number of elements per position."""
+        return self.num_heads * (self.keys_SKDT.shape[2] + self.values_SKTE.shape[3])
 
     def write(self, slot_N: torch.Tensor, position_N: torch.Tensor, k_NKD: torch.Tensor, v_NKD: torch.Tensor) -> None:
         """Write each row's key and value at its slot and position."""
         self.keys_SKDT[slot_N, :, :, position_N] = k_NKD
-        self.values_SKTD[slot_N, :, position_N] = v_NKD
+        self.values_SKTE[slot_N, :, position_N] = v_NKD
 
 
 def bucketed(length: int) -> int:
@@ -101,11 +111,11 @@ class KVPool:
         for layer in range(self._num_layers):
             keys = _zeros((num_slots + 1, heads, head_dim, length), self._dtype, self._device)
             values = _zeros((num_slots + 1, heads, length, head_dim), self._dtype, self._device)
-            grown = LayerKV(keys_SKDT=keys, values_SKTD=values)
+            grown = LayerKV(keys_SKDT=keys, values_SKTE=values)
             if layer < len(self.layers):
                 old = self.layers[layer]
                 keys[:kept, :, :, : self.length] = old.keys_SKDT[:kept]
-                values[:kept, :, : self.length] = old.values_SKTD[:kept]
+                values[:kept, :, : self.length] = old.values_SKTE[:kept]
                 self.layers[layer] = grown
             else:
                 self.layers.append(grown)
@@ -120,25 +130,25 @@ class KVPool:
         length = min(bucketed(length), self.length)
         for layer in self.layers:
             layer.keys_SKDT[target, :, :, :length] = layer.keys_SKDT[source, :, :, :length]
-            layer.values_SKTD[target, :, :length] = layer.values_SKTD[source, :, :length]
+            layer.values_SKTE[target, :, :length] = layer.values_SKTE[source, :, :length]
 
     def zero(self, slot: int) -> None:
         """Zero a slot and the scratch slot, since a NaN may have been written to them."""
         for layer in self.layers:
             for cleared in (slot, self.scratch):
                 layer.keys_SKDT[cleared].zero_()
-                layer.values_SKTD[cleared].zero_()
+                layer.values_SKTE[cleared].zero_()
 
     def zero_all(self) -> None:
         """Zero every slot."""
         for layer in self.layers:
             layer.keys_SKDT.zero_()
-            layer.values_SKTD.zero_()
+            layer.values_SKTE.zero_()
 
     @property
     def num_bytes(self) -> int:
         """The reserved memory in bytes; on the CPU only touched pages are committed."""
-        return sum(layer.keys_SKDT.nbytes + layer.values_SKTD.nbytes for layer in self.layers)
+        return sum(layer.keys_SKDT.nbytes + layer.values_SKTE.nbytes for layer in self.layers)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

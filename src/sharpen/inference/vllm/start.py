@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 import torch
 
-from sharpen.config.architectures import refuse_architecture
 from sharpen.errors import EngineError, ModelError
+from sharpen.families.table import refuse_unsupported
 from sharpen.inference.embedded.kv import default_budget_bytes
 from sharpen.inference.families import check_length
 
@@ -48,16 +48,14 @@ _ENVIRONMENT = {
 
 def read_skeleton(model_path: str, max_model_len: int) -> Any:
     """Return the model on the meta device: its configuration, parameter names and shapes. Raises `ModelError`."""
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+    from transformers import AutoConfig, GenerationConfig
+
+    from sharpen.families.modules import skeleton
 
     config = AutoConfig.from_pretrained(model_path)
-    name = f"{model_path} (model_type {config.model_type!r})"
-    if getattr(config, "is_encoder_decoder", False):
-        raise ModelError(f"{name} is an encoder-decoder model; the engine serves decoder-only models")
-    refuse_architecture(config, name)
-    check_length(config, name, max_model_len)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+    refuse_unsupported(config, model_path, "vllm")
+    check_length(config, model_path, max_model_len)
+    model = skeleton(config)
     with contextlib.suppress(OSError):  # no such file: the end ids are those of the model's configuration
         model.generation_config = GenerationConfig.from_pretrained(model_path)
     model.tie_weights()

@@ -37,7 +37,8 @@ LOCAL_SERVER = "http://127.0.0.1:8000/v1/chat/completions"
 class CallView:
     """A call. `messages` are those of its prompt that the call it comes from (`origin`) does not have; `response` is
     the answer. `trained_tokens` carried loss with `advantage` (None: it carried none, for the reason `no_loss`).
-    `request` is its request as JSON, `curl` a command that sends it to a model served by `sharpen serve`."""
+    `trace` and `span` are the ids of the agent's own span that made it. `request` is its request as JSON, `curl` a
+    command that sends it to a model served by `sharpen serve`."""
 
     index: int
     agent: str
@@ -61,6 +62,8 @@ class CallView:
     no_loss: str
     tools: tuple[str, ...]
     constraint: str
+    trace: str
+    span: str
     request: str
     curl: str
 
@@ -344,6 +347,8 @@ def _call_view(
         no_loss="" if count else _why_no_loss(call, trained=trained),
         tools=tuple(_tool_name(tool) for tool in call.tools),
         constraint="" if call.constraint is None else clean_for_page(call.constraint.origin),
+        trace="" if call.span is None else clean_for_page(call.span.trace_id),
+        span="" if call.span is None else clean_for_page(call.span.span_id),
         request=clean_for_page(request),
         curl=_curl(request),
     )

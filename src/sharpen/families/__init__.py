@@ -1,0 +1,1 @@
+"""What model families there are, what each needs, and which part of Sharpen has it."""

@@ -1,0 +1,62 @@
+"""The modules of a model: the whole checkpoint as transformers loads it, its text decoder, and what else it holds.
+
+In: a model's folder. Out: a module of the full class, so that engine, trainer and checkpoint use the same names; and
+the parts of it. Towers and all else that the text of a chat does not pass through are not trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+from sharpen.errors import ModelError
+from sharpen.families.pieces import Piece, pieces_of
+
+
+def class_for(config: Any) -> Any:
+    """Return the class of transformers' that loads all of a checkpoint. Raises `ModelError` if there is none."""
+    if not pieces_of(config) & {Piece.VISION, Piece.AUDIO}:
+        return AutoModelForCausalLM
+    if config.model_type not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
+        raise ModelError(
+            f"model type {config.model_type!r} has towers, and transformers has no class that generates text from it "
+            "and images: it is not supported"
+        )
+    return AutoModelForImageTextToText
+
+
+def load_module(source: str | Path, config: Any, dtype: torch.dtype, device: torch.device | str) -> Any:
+    """Load the weights of a checkpoint whose configuration was read, in `dtype`, on `device`."""
+    return class_for(config).from_pretrained(source, config=config, dtype=dtype).to(device)
+
+
+def skeleton(config: Any) -> Any:
+    """Return the model without contents, on the meta device."""
+    with torch.device("meta"):
+        return class_for(config).from_config(config)
+
+
+def decoder_of(module: Any) -> Any:
+    """Return the text decoder: from token ids to the hidden states that the output layer reads."""
+    return module.get_decoder()
+
+
+def text_parameters(module: Any) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield the parameters of the text decoder and the output layer by their names in the whole module, tied ones
+    once."""
+    parts = (decoder_of(module), module.get_output_embeddings())
+    own = {id(parameter) for part in parts for parameter in part.parameters()}
+    return ((name, parameter) for name, parameter in module.named_parameters() if id(parameter) in own)
+
+
+def freeze_towers(module: Any) -> None:
+    """Let only the text decoder and the output layer train."""
+    text = {name for name, _ in text_parameters(module)}
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(name in text)

@@ -1,0 +1,149 @@
+"""Runs the recurrent and convolution layers of a Hugging Face model from any state, and hands over the state behind.
+
+In: a loaded model. Out: its `Mixer`s (gated delta nets, Mamba layers, short convolutions), each of which computes a run
+of tokens from the state before it. The layers of transformers read and write their state through a cache; they are
+given a `_Carrier` in its place, so that their own forward pass is used as it is, with whatever kernels it finds.
+
+Shape suffixes: B sequences, T tokens of each, N tokens of one row, C hidden size.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+Kind = Literal["convolution", "recurrent"]
+States = Mapping[tuple[Kind, int], torch.Tensor]
+"""The states of one layer behind some tokens, by kind and index (a layer may have several): each has B rows. Empty
+where nothing comes before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixer:
+    """A recurrent or convolution layer.
+
+    `owner` is the decoder layer that contains it, `cache_argument` the name by which `forward`, its own forward pass,
+    takes the cache. `continues`: several tokens can be computed from a state; where not, only one at a time can.
+    """
+
+    module: torch.nn.Module
+    owner: torch.nn.Module
+    layer_index: int
+    cache_argument: str
+    continues: bool
+    forward: Callable[..., Any]
+
+    def run(self, hidden_BTC: torch.Tensor, before: States) -> tuple[torch.Tensor, States]:
+        """Compute B sequences of T tokens, each from its state `before`; return the output (B, T, C) and the states
+        behind the last tokens.
+
+        With one token and a state, a layer may change the recurrent state it is given in place, which no gradient
+        survives: there, pass a copy of what is kept, and compute at least two tokens where a gradient is needed.
+        """
+        carrier = _Carrier(before)
+        output = self.forward(hidden_BTC, **{self.cache_argument: carrier})
+        return output[0] if isinstance(output, tuple) else output, carrier.after
+
+
+class _Carrier:
+    """What a layer takes for its cache, during one forward pass: reads `before`, collects `after`."""
+
+    def __init__(self, before: States) -> None:
+        self._before = before
+        self.after: dict[tuple[Kind, int], torch.Tensor] = dict(before)
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        return self._before.get(("convolution", state_idx))
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        return self._before.get(("recurrent", state_idx))
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        return bool(self._before)
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        """Say yes, whereupon a single token goes through `update_conv_state` too, which changes nothing in place."""
+        return True
+
+    def update_conv_state(
+        self, conv_states: torch.Tensor, layer_idx: int, state_idx: int = 0, *, conv_kernel_size: int, **_: Any
+    ) -> torch.Tensor:
+        """Keep the last inputs of a convolution, zeros before the first; return all that it has to see."""
+        key: tuple[Kind, int] = ("convolution", state_idx)
+        before = self._before.get(key)
+        seen = conv_states if before is None else torch.cat([before, conv_states], dim=-1)
+        missing = max(0, conv_kernel_size - seen.shape[-1])
+        self.after[key] = torch.nn.functional.pad(seen, (missing, 0))[..., -conv_kernel_size:]
+        return seen
+
+    def update_recurrent_state(
+        self, recurrent_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **_: Any
+    ) -> torch.Tensor:
+        self.after["recurrent", state_idx] = recurrent_states
+        return recurrent_states
+
+
+def mixers_of(module: torch.nn.Module) -> list[Mixer]:
+    """Return the recurrent and convolution layers of a model, in the order of its layers.
+
+    They are told by what they are made of: a causal convolution, and a forward pass that takes a cache.
+    """
+    modules = dict(module.named_modules())
+    mixers = []
+    for name, part in modules.items():
+        argument = _cache_argument(part)
+        if argument is None:
+            continue
+        mixers.append(
+            Mixer(
+                module=part,
+                owner=modules[name.rpartition(".")[0]],
+                layer_index=int(part.layer_idx),
+                cache_argument=argument,
+                continues=not hasattr(part, "x_proj"),  # Mamba 1, whose scan in transformers begins with zeros
+                forward=part.forward,
+            )
+        )
+    return mixers
+
+
+def _cache_argument(part: torch.nn.Module) -> str | None:
+    if not any(isinstance(child, torch.nn.Conv1d) for child in part.children()):
+        return None
+    parameters = inspect.signature(part.forward).parameters
+    return next((name for name in ("cache_params", "past_key_values") if name in parameters), None)
+
+
+def replace_forward(mixer: Mixer, keyword: str, compute: Callable[[Mixer, torch.Tensor, Any], torch.Tensor]) -> None:
+    """Let `compute(mixer, hidden_1NC, value)` give the output (1, N, C) of the mixer in forward passes that come
+    with the keyword argument `keyword` (whose value it gets); all others stay as they are.
+
+    The argument is read at the layer around the mixer, since some families do not pass it on.
+    """
+    value = None
+
+    def remember(_: torch.nn.Module, __: tuple[Any, ...], arguments: dict[str, Any]) -> None:
+        nonlocal value
+        value = arguments.get(keyword)
+
+    def forward(hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if value is None:
+            return mixer.forward(hidden_states, *args, **kwargs)
+        return compute(mixer, hidden_states, value)
+
+    mixer.owner.register_forward_pre_hook(remember, with_kwargs=True)
+    mixer.module.forward = forward
+
+
+def join_states(parts: Sequence[States]) -> States:
+    """Put the states of several sequences together, in their order. All have a state, or none has."""
+    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+
+
+def row_of(states: States, row: int) -> States:
+    """Return the states of one of the B sequences."""
+    return {key: state[row : row + 1] for key, state in states.items()}

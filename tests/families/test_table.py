@@ -1,0 +1,126 @@
+"""The table of families: what is refused, by every part that could load a model, before a weight is read (TRAPS 30)."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    CONFIG_MAPPING,
+    FalconH1Config,
+    Gemma2Config,
+    Gemma3Config,
+    Gemma4TextConfig,
+    GptOssConfig,
+    GraniteMoeHybridConfig,
+    Lfm2Config,
+    LlavaConfig,
+    MambaConfig,
+    MixtralConfig,
+    Phi3Config,
+    Qwen2VLConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+    StableLmConfig,
+    T5Config,
+)
+
+from sharpen.errors import ModelError
+from sharpen.families.pieces import HAS, Piece
+from sharpen.families.table import FAMILIES, family_of, missing_of, needs_of, refuse_unsupported
+from sharpen.inference.embedded.engine import EmbeddedEngine
+from sharpen.inference.vllm.start import read_skeleton
+from sharpen.trainer.model import TrainedModel
+
+PARTS = ("engine", "vllm", "trainer")
+
+
+@pytest.mark.parametrize(
+    ("config", "pieces"),
+    [
+        (Qwen3Config(), set()),
+        (Phi3Config(), set()),
+        (Gemma2Config(), {Piece.SOFT_CAPS}),
+        (Gemma3Config(), {Piece.VISION}),
+        (Gemma4TextConfig(), {Piece.HEAD_SIZES}),
+        (Gemma4TextConfig(num_kv_shared_layers=10), {Piece.HEAD_SIZES, Piece.SHARED_KEYS}),
+        (GptOssConfig(), {Piece.EXPERTS, Piece.SINKS}),
+        (Lfm2Config(layer_types=["conv", "full_attention"], num_hidden_layers=2), {Piece.CONVOLUTION}),
+        (GraniteMoeHybridConfig(num_local_experts=0), {Piece.RECURRENT}),
+        (GraniteMoeHybridConfig(), {Piece.RECURRENT, Piece.EXPERTS}),
+        (FalconH1Config(), {Piece.RECURRENT}),
+        (MambaConfig(), {Piece.RECURRENT}),
+    ],
+)
+def test_what_a_configuration_needs(config, pieces):
+    assert needs_of(config) == pieces
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_rows_are_of_types_that_transformers_has_and_need_all_that_their_defaults_show(family):
+    """Break: leave a piece out of a row."""
+    for kind in family.types:
+        config = CONFIG_MAPPING[kind]()
+        assert family_of(config) is family
+        assert needs_of(config) <= family.needs
+
+
+def test_no_type_is_in_two_rows():
+    kinds = [kind for family in FAMILIES for kind in family.types]
+    assert len(set(kinds)) == len(kinds)
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_a_family_is_refused_with_what_is_missing_and_only_then(family, part):
+    config = CONFIG_MAPPING[family.types[0]]()
+    missing = needs_of(config) - HAS[part]
+    if not missing and not family.refused:
+        refuse_unsupported(config, "m", part)
+        return
+    with pytest.raises(ModelError) as raised:
+        refuse_unsupported(config, "m", part)
+    assert all(piece in str(raised.value) for piece in {*missing, family.name, config.model_type})
+
+
+def test_a_family_without_a_row_is_refused_only_for_what_its_configuration_shows():
+    """Break: refuse all that have no row."""
+    refuse_unsupported(StableLmConfig(), "m", *PARTS)
+    assert not family_of(StableLmConfig()).listed
+    with pytest.raises(ModelError, match=r"^m .model type 'mamba'.: it has layers with a recurrent state"):
+        refuse_unsupported(MambaConfig(), "m", "trainer")
+    assert "encoder-decoder" in missing_of(T5Config(), "engine")
+
+
+def test_a_kind_of_layer_that_nobody_knows_is_refused():
+    """Break: take every unknown kind for attention."""
+    config = Qwen3Config()
+    config.layer_types = ["something_new"] * config.num_hidden_layers
+    assert needs_of(config) == {Piece.OTHER_LAYERS}
+    assert all(missing_of(config, part) for part in ("engine", "trainer"))
+
+
+def load_engine(folder: Path) -> None:
+    EmbeddedEngine.from_pretrained(str(folder), max_model_len=64)
+
+
+def load_vllm(folder: Path) -> None:
+    read_skeleton(str(folder), 64)
+
+
+def load_trainer(folder: Path) -> None:
+    TrainedModel.load(folder, dtype="float32", device=torch.device("cpu"))
+
+
+REFUSED = [
+    (load, kind, says)
+    for kind, says in ((LlavaConfig, "a vision tower"), (Qwen2VLConfig, "a vision tower"), (Qwen3MoeConfig, "experts"))
+    for load in (load_engine, load_vllm, load_trainer)
+] + [(load_engine, MixtralConfig, "experts")]
+
+
+@pytest.mark.parametrize(("load", "kind", "says"), REFUSED)
+def test_trap_30_engines_and_trainer_refuse_them_by_the_configuration_alone(tmp_path, load, kind, says):
+    """There is not one weight in the folder. Break: drop `refuse_unsupported` from one of the three."""
+    kind().save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=says):
+        load(tmp_path)
