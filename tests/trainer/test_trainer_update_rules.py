@@ -124,6 +124,8 @@ def test_sharded_weights_need_adamw(kind, settings):
 
 def test_a_missing_bitsandbytes_is_a_clear_error(monkeypatch):
     monkeypatch.setattr(sys, "path", [])
-    with pytest.raises(ConfigError, match=r"bitsandbytes, which is not installed: pip install .*quant.*use adamw or muon"):
+    with pytest.raises(
+        ConfigError, match=r"bitsandbytes, which is not installed: pip install .*quant.*use adamw or muon"
+    ):
         check_optimizer(TrainerConfig(optimizer="adamw_8bit"))
     check_optimizer(TrainerConfig(optimizer="muon"))
