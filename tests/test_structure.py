@@ -35,7 +35,7 @@ IMPORTS: Mapping[str, set[str]] = {
     "gateway": {"inference", "sandbox"},
     "exchange": {"rollout", "experience"},
     "operators": set(),
-    "trainer": {"algorithm", "token_masks", "families"},
+    "trainer": {"algorithm", "token_masks", "blockwise", "families"},
     "doctor": {"trainer", "starter"},
     "compat": {"algorithm", "rollout", "operators", "gateway"},
     "recipe": {"algorithm", "sync", "experience"},

@@ -46,6 +46,14 @@ WORDS = (
 )
 IDS = {word: number for number, word in enumerate(dict.fromkeys(WORDS))}
 END = IDS["<end>"]
+BEGAN = 1.7e9
+"""When the first step begins, in seconds since 1970."""
+TRACEBACK = """Traceback (most recent call last):
+  File "agent.py", line 31, in serve_customer
+    stock = await look_up(thing)
+  File "agent.py", line 12, in look_up
+    return await asyncio.wait_for(shop.ask(thing), 30)
+TimeoutError"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,11 +108,12 @@ class Maker:
         skill = 0.2 + 0.7 * (step / max(1, self.size.steps) if self.learns else 0)
         right = draw.random() < skill
         said = self.said.get(id_) or f"there are {answer(task) if right else draw.randrange(200)} {THINGS[task % 10]} ."
-        calls = self._calls(draw, task, step, said, id_)
+        began = BEGAN + 60.0 * step + draw.random()
+        calls, ended = in_time(self._calls(draw, task, step, said, id_), began, draw)
         values: dict[str, Any] = {"outcome": Outcome.OK, "reward": float(right), "error": None}
         if draw.random() < 0.02:
             error = "TimeoutError: the shop did not answer within 30 s (agent.py:12)"
-            values = {"outcome": Outcome.TIMEOUT, "reward": None, "error": error}
+            values = {"outcome": Outcome.TIMEOUT, "reward": None, "error": error, "traceback": TRACEBACK}
         return Rollout(
             id=id_,
             group_id=group,
@@ -113,7 +122,8 @@ class Maker:
             attempt=1 if values["error"] else 0,
             calls=tuple(calls),
             metrics={"gateway/forks": float(len(calls) > 2), "judge/exact": float(right), "turns": float(len(calls))},
-            seconds=sum(call.seconds for call in calls) + draw.random(),
+            seconds=ended - began + draw.random(),
+            started=began,
             **values,
         )
 
@@ -195,6 +205,16 @@ def make_call(
         response=response,
         seconds=0.2 + draw.random(),
     )
+
+
+def in_time(calls: Sequence[Call], began: float, draw: random.Random) -> tuple[list[Call], float]:
+    """The calls one after the other, with some time between them for tools, and when the last one ended."""
+    placed: list[Call] = []
+    for call in calls:
+        began += 0.3 * draw.random()
+        placed.append(replace(call, started=began))
+        began += call.seconds
+    return placed, began
 
 
 def question(task: int) -> str:

@@ -2,7 +2,8 @@
 
 The flow of data: `Task` -> `Rollout` (of `Call`s) -> `Group` -> `Experience`.
 
-Array shape suffixes: P prompt tokens of a call, S sampled tokens of a call, T tokens of a merged sequence.
+Array shape suffixes: P prompt tokens of a call, S sampled tokens of a call, T tokens of a merged sequence, N computed
+tokens of a call or sequence, L layers with experts, K experts of a token.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import numpy.typing as npt
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
+RouteArray = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
+"""The numbers of chosen experts; the smaller type if a layer has at most 256."""
 
 Mode = Literal["greedy", "sampled"]
 """How a rollout is sampled: greedily regardless of its calls' parameters (evaluation, a baseline), or with them
@@ -106,7 +109,7 @@ class Call:
     with, if any. `agent` is the name of the agent that made the call (`model.named`), and `model` that of the model it
     asked for, if that is not the served one's. `span` is the span of the agent's own traces that it was made in, if it
     has any. If no chat template rendered the prompt, `messages` is one message with its text, of the role
-    `PROMPT_ROLE`.
+    `PROMPT_ROLE`. `started` is when its sampling began, in seconds since 1970 (None: unknown).
     """
 
     index: int
@@ -122,6 +125,7 @@ class Call:
     tools: tuple[Mapping[str, Any], ...]
     response: Mapping[str, Any]
     seconds: float = 0.0
+    started: float | None = None
     request: int | None = None
     constraint: Constraint | None = None
     agent: str = ""
@@ -179,8 +183,9 @@ class Rollout:
     these are summed. `call_rewards` are what the workflow set on each of its calls, of which `reward` is the last; they
     are never summed. `states` identifies the environment's state in which each call was made.
 
-    `error` is one line: type, message, place. `unrecorded_answers` counts answers that are not in `calls` (of an
-    endpoint that is evaluated); None if unknown because the attempt's process died.
+    `error` is one line: type, message, place; `traceback` has the lines of user code and libraries that led to it, if
+    an exception did. `started` is in seconds since 1970 (None: unknown). `unrecorded_answers` counts answers that are
+    not in `calls` (of an endpoint that is evaluated); None if unknown because the attempt's process died.
     """
 
     id: str
@@ -196,7 +201,9 @@ class Rollout:
     step_rewards: Mapping[int, float] = field(default_factory=dict)
     states: Mapping[int, str] = field(default_factory=dict)
     error: str | None = None
+    traceback: str | None = None
     seconds: float = 0.0
+    started: float | None = None
     unrecorded_answers: int | None = 0
 
     @property
@@ -276,7 +283,8 @@ class Experience:
 
     `truncated_calls` are the calls sampled with `top_p` or `top_k`, by index: their logprobs are those of the truncated
     distribution, which nothing may be compared with. `constraints` has the constraint of each call that was sampled
-    with one, by index: its tokens are scored among the allowed ones.
+    with one, by index: its tokens are scored among the allowed ones. `routes_NLK` are the experts that the engine chose
+    for all tokens but the last (N = T - 1), as recorded by the first call that computed each; None for a dense model.
 
     `advantages_T` and `weights_T` are filled when a batch is drawn. The loss of a batch is
     `sum(weights_T * per_token_loss_T)`: the weights already include the aggregation mode and the normalization over the
@@ -296,6 +304,7 @@ class Experience:
     weights_T: FloatArray
     truncated_calls: tuple[int, ...] = ()
     constraints: Mapping[int, Constraint] = field(default_factory=dict)
+    routes_NLK: RouteArray | None = None
 
     @property
     def truncated_T(self) -> BoolArray:

@@ -4,6 +4,7 @@ import argparse
 import io
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,6 +21,9 @@ QUESTION = {"role": "user", "content": [{"type": "text", "text": "What is 2 + 2?
 TOOL = {"type": "function", "function": {"name": "calculator", "parameters": {}}}
 SPAN = Span(trace_id="4bf92f3577b34da6a3ce929d0e0e4736", span_id="00f067aa0ba902b7")
 USED = {"id": "call_1", "type": "function", "function": {"name": "calculator", "arguments": '{"e": "2+2"}'}}
+
+
+TRACEBACK = "\n".join(["Traceback:", *(f"  in frame {number}" for number in range(20)), "KeyError: 'x' \x1b[31m"])
 
 
 class Terminal(io.StringIO):
@@ -60,6 +64,7 @@ def make_group(step, tokenizer):
         make_rollout(name, 1, 0.0, tokenizer, sampling=Sampling(temperature=0.0)),
         make_rollout(name, 2, None, tokenizer, outcome=Outcome.JUDGE_ERROR, error="KeyError: 'x' \x1b[31m in judge"),
     )
+    rollouts = (*rollouts[:2], replace(rollouts[2], traceback=TRACEBACK, started=1.7e9))
     task = Task(id="train/17", index=17, row={"question": "2 + 2"})
     return Group(id=name, task=task, version=step, rollouts=rollouts)
 
@@ -204,6 +209,17 @@ def test_a_failed_rollout_says_why(run_dir):
     assert "reward none" in text
     assert "error: KeyError: 'x' \\x1b[31m in judge" in text
     assert "no loss (its rollout was not trained)" in text
+
+
+def test_a_traceback_is_folded_and_whole_as_json(run_dir):
+    """Red when `Page` prints none, or all of it, or passes control characters on."""
+    lines = show(run_dir, "--rollout", "step-3/train/17/2").splitlines()
+    first = next(number for number, line in enumerate(lines) if "10 more lines" in line)
+    assert "--json" in lines[first]
+    assert lines[first + 1].strip() == "in frame 9"
+    assert lines[first + 12].strip() == "KeyError: 'x' \\x1b[31m"
+    found = json.loads(show(run_dir, "--rollout", "step-3/train/17/2", "--json"))
+    assert (found["traceback"], found["started"]) == (TRACEBACK, 1.7e9)
 
 
 def test_ids_may_be_shortened_as_far_as_they_are_unique(run_dir):

@@ -1,5 +1,6 @@
 """`sharpen run`, `check` and `eval` for real, on a toy model: what they print and their exit codes."""
 
+import io
 import json
 import signal
 import subprocess
@@ -46,14 +47,30 @@ def config(tmp_path: Path, toy_model_dir: Path, toy_dataset: Path) -> Path:
     return path
 
 
-def test_check_says_ready_or_what_to_fix(config, capsys):
-    assert main(["check", "--config", str(config), "--tasks", "6"]) == 0
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self):
+        return True
+
+
+def test_check_says_ready_or_what_to_fix_and_a_terminal_how_far_it_is(config, capsys, monkeypatch):
+    with monkeypatch.context() as at_a_terminal:
+        at_a_terminal.setenv("TERM", "xterm")
+        at_a_terminal.setattr(sys, "stderr", terminal := Terminal())
+        assert main(["check", "--config", str(config), "--tasks", "6"]) == 0
+        assert sys.stderr is terminal
     out = capsys.readouterr().out
     assert out.splitlines()[-1] == "ready"
+    assert "loading the model" not in out
+    for begun in ("loading libraries", "loading the model", "checking agent and judge 0/48"):
+        assert begun in terminal.getvalue()
     assert "s for a step's at this pace" in out
     constant = f"workflow={config.parent / 'agent.py'}:constant"
     assert main(["check", "--config", str(config), "--set", constant]) == 1
-    assert "every reward is the same (0)" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "every reward is the same (0)" in said.out
+    assert "checking agent and judge" not in said.err, "not a terminal"
 
 
 def test_eval_of_a_checkpoint_agrees_with_the_run(config, tmp_path, capsys):

@@ -61,6 +61,7 @@ def rollouts(draw: st.DrawFn, group: str, index: int) -> Rollout:
                 tools=tuple(draw(messages)),
                 response={"role": "assistant", "content": draw(st.text(max_size=5))},
                 seconds=draw(st.floats(0, 10)),
+                started=draw(st.none() | st.floats(1e9, 2e9)),
                 constraint=draw(st.none() | st.builds(Constraint, grammar=st.text(max_size=9), origin=st.just("x"))),
             )
         )
@@ -73,6 +74,8 @@ def rollouts(draw: st.DrawFn, group: str, index: int) -> Rollout:
         outcome=draw(st.sampled_from(Outcome)),
         metrics=draw(st.dictionaries(st.text(max_size=3), st.floats(allow_nan=False), max_size=2)),
         error=draw(st.none() | st.text(st.characters(exclude_categories=("Cs",)), max_size=9)),
+        traceback=draw(st.none() | st.just("Traceback\n  a line\nKeyError: 1")),
+        started=draw(st.none() | st.floats(1e9, 2e9)),
         attempt=draw(st.integers(0, 3)),
     )
 
@@ -173,6 +176,27 @@ def test_a_journal_from_before_constraints_is_read_and_continued(tmp_path: Path)
     with Journal(path) as journal:
         journal.add(new)
     assert same(tuple(read_groups(path)), (old, new))
+
+
+def test_a_journal_from_before_start_times_is_read_and_continued(tmp_path: Path) -> None:
+    path = tmp_path / "run.db"
+    old = make_group([two_turns(group="old")], "old")
+    with Journal(path) as journal:
+        journal.add(old)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("DROP TABLE call_times")
+        connection.execute("DROP TABLE rollout_notes")
+    assert same(tuple(read_groups(path)), (old,))
+    call = make_call(0, [1], [2], started=1.7e9 + 0.25)
+    new = make_group([make_rollout([call], group="new", started=1.7e9, traceback="\ud800 of no Unicode")], "new")
+    with Journal(path) as journal:
+        journal.add(new)
+    (rollout,) = next(read_groups(path, group_id="new")).rollouts
+    assert (rollout.started, rollout.calls[0].started, rollout.traceback) == (
+        1.7e9,
+        1.7e9 + 0.25,
+        "\\ud800 of no Unicode",
+    )
 
 
 def test_a_journal_from_before_spans_is_read_and_continued(tmp_path: Path) -> None:

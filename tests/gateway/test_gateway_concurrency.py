@@ -297,3 +297,26 @@ def test_unrecorded_sessions_keep_no_calls(serve: Any) -> None:
     session.model.sync_client.chat.completions.create(model="toy", messages=USER)
     assert session.close() == ()
     assert session.metrics["num_calls"] == 1
+
+
+def test_a_call_knows_when_it_began_also_if_it_is_cut_off(serve: Any) -> None:
+    """Red when the sampler notes no start, or `Entry.call` knows no time of a call that is still running."""
+    served = serve("yes")
+    session, before = served.open("g/0"), time.time()
+    session.model.sync_client.chat.completions.create(model="toy", messages=USER)
+    served.engine.waiting.acquire()
+    served.serving.call(served.engine.hold)
+    waiting = threading.Thread(target=_ask_in_vain, args=(session,))
+    waiting.start()
+    served.engine.waiting.acquire()
+    whole, cut = session.close()
+    waiting.join()
+    assert before <= whole.started <= whole.started + whole.seconds <= cut.started + cut.seconds <= time.time()
+    assert (whole.status, cut.status) == (CallStatus.USED, CallStatus.ABANDONED)
+    assert whole.seconds > 0
+    assert cut.seconds > 0
+
+
+def _ask_in_vain(session: Any) -> None:
+    with pytest.raises(openai.APIError):
+        session.model.sync_client.chat.completions.create(model="toy", messages=USER)

@@ -9,14 +9,10 @@ import pytest
 import torch
 from toy_engines import FAMILIES, make_engine, make_model, prompt_of, request, run_all, scored
 from transformers import (
-    FalconH1Config,
-    FalconH1ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MambaConfig,
     MambaForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
 )
 
 from sharpen.errors import ModelError
@@ -56,22 +52,8 @@ def test_the_generic_path_serves_the_fast_families_too(family: str) -> None:
 
 def test_recurrent_models_are_refused_by_name() -> None:
     model = MambaForCausalLM(MambaConfig(vocab_size=97, hidden_size=16, num_hidden_layers=1, state_size=4))
-    with pytest.raises(ModelError, match=r"MambaForCausalLM.*recurrent state"):
+    with pytest.raises(ModelError, match="MambaForCausalLM"):
         make_engine(model)
-
-
-def test_hybrid_models_are_refused_by_name() -> None:
-    with torch.device("meta"):
-        model = FalconH1ForCausalLM(FalconH1Config(**SMALL, mamba_d_ssm=32, mamba_n_heads=4, mamba_d_head=8))
-    with pytest.raises(ModelError, match="FalconH1ForCausalLM"):
-        inspect_model(model, 256)
-
-
-def test_models_with_experts_are_refused_by_name() -> None:
-    with torch.device("meta"):
-        model = MixtralForCausalLM(MixtralConfig(**SMALL, num_local_experts=2))
-    with pytest.raises(ModelError, match=r"MixtralForCausalLM.*experts"):
-        inspect_model(model, 256)
 
 
 def test_rotary_angles_that_change_with_the_length_are_refused_beyond_it() -> None:

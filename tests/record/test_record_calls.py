@@ -1,6 +1,7 @@
 """What a recorder forwards, gives back and keeps, in front of a server that answers as vLLM's does."""
 
 import asyncio
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -51,6 +52,7 @@ def test_a_conversation_is_kept_as_the_server_computed_it_and_given_as_if_it_had
     assert two.prompt_ids_P.tolist() == rendered(messages)
     assert (one.span, two.span) == (None, Span(trace_id="a" * 32, span_id="b" * 16))
     assert two.seconds > 0
+    assert rollout.started <= one.started <= one.started + one.seconds <= two.started + two.seconds <= time.time()
 
 
 def test_a_stream_arrives_as_it_comes_and_without_what_was_asked_for(start):

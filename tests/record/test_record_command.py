@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,6 +58,14 @@ def post(url: str, key: str = KEY, **body):
     return reply.json()
 
 
+def until_written(folder: Path, reward: float) -> None:
+    """Wait until the last session has its reward on disk: it is written after the answer to who gave it."""
+    deadline = time.monotonic() + 120
+    while [group.rollouts[0].reward for group in read_groups(folder / "run.db", last=1)] != [reward]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_the_pages_program_is_recorded_and_shown_also_after_a_kill(upstream, tmp_path, capsys):
     folder = tmp_path / "record"
     (program,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -66,6 +75,7 @@ def test_the_pages_program_is_recorded_and_shown_also_after_a_kill(upstream, tmp
         session = post(f"{url}/sessions")
         call = post(f"{url}/v1/chat/completions", session["api_key"], messages=ASK)
         post(f"{url}/feedback", call=call["id"], reward=0.5)
+        until_written(folder, 0.5)
         process.kill()
         process.wait()
     groups = list(read_groups(folder / "run.db"))

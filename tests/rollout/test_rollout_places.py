@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from scripted_serving import MakeRunner, make_task
 
-from sharpen.rollout.places import causes, describe
+from sharpen.rollout.places import MAX_TRACEBACK, causes, describe, traceback_of
 from sharpen.types import Outcome
 
 
@@ -74,3 +74,62 @@ def test_causes_are_walked_once_and_in_order() -> None:
     assert list(causes(alone, implicit=True)) == [alone, third]
     alone.__suppress_context__ = True
     assert list(causes(alone, implicit=True)) == [alone]
+
+
+AGENT = """
+KEY_OF_MINE = 1
+def look(shelf):
+    return {}[shelf]["sk-0123456789abcdef0123"]
+def run_agent():
+    try:
+        look("top")
+    except KeyError as error:
+        raise ValueError("the shelf is not there") from error
+"""
+
+
+def test_a_traceback_has_the_owners_lines_and_causes_but_not_ours(tmp_path: Path, make_runner: MakeRunner) -> None:
+    """Red when `traceback_of` (places.py) leaves our frames in, or is not passed on with the ending."""
+    agent = load(tmp_path / "agent.py", AGENT)
+
+    async def workflow(task: Any, model: Any) -> float:
+        agent.run_agent()
+        return 1.0
+
+    (group,) = make_runner(workflow, max_attempts=1, group_size=1).run([make_task()], group_ids=["g"])
+    text = group.rollouts[0].traceback
+    lines = text.splitlines()
+    assert "the direct cause" in text
+    assert [line.split(", ", 1)[1] for line in lines if line.startswith("  File")] == [
+        "line 7, in run_agent",
+        "line 4, in look",
+        f"line {workflow.__code__.co_firstlineno + 1}, in workflow",
+        "line 9, in run_agent",
+    ]
+    assert lines[-1] == "ValueError: the shelf is not there"
+    assert "sharpen/rollout/attempt.py" not in text
+
+
+def test_a_traceback_does_not_give_away_a_key_in_the_code(tmp_path: Path) -> None:
+    """Red when `_take_out_ours` (places.py) keeps lines of code as they are."""
+    agent = load(tmp_path / "agent.py", AGENT)
+    with pytest.raises(ValueError, match="not there") as caught:
+        agent.run_agent()
+    assert "sk-0123" not in traceback_of(caught.value)
+    assert "return {}[shelf]" in traceback_of(caught.value)
+
+
+def test_a_long_traceback_lacks_its_middle(tmp_path: Path) -> None:
+    """Red when `traceback_of` (places.py) does not cut."""
+    agent = load(tmp_path / "agent.py", "def run_agent(said):\n    raise ValueError(f'begin {said} end')\n")
+    with pytest.raises(ValueError, match="begin") as caught:
+        agent.run_agent("x" * 50_000)
+    text = traceback_of(caught.value)
+    assert len(text) < MAX_TRACEBACK + 100
+    assert text.endswith("end")
+    assert "42," in text  # thousand characters that are left out
+
+
+def test_an_error_of_ours_alone_has_no_traceback() -> None:
+    """Red when `traceback_of` (places.py) does not look whether a frame is left."""
+    assert traceback_of(ValueError("never raised")) is None

@@ -7,6 +7,7 @@ import torch
 
 from sharpen.algorithm.objective import policy_objective
 from sharpen.algorithm.presets import PRESETS
+from sharpen.trainer.output import OutputLayer
 from sharpen.trainer.scores import OtherModel, score_rows
 
 META = torch.device("meta")
@@ -23,14 +24,15 @@ def test_loss_and_gradient_of_a_pack_read_nothing_from_its_device(name, max_logi
     """
     algorithm = PRESETS[name]
     head = torch.nn.Linear(SIZE, VOCABULARY, bias=False, device=META)
+    output = OutputLayer(embeddings=head)
     hidden_RC = torch.empty(ROWS, SIZE, device=META, requires_grad=True)
     compared = None
     if algorithm.distill is not None and algorithm.distill.of_vocabulary:
         hidden = torch.empty(ROWS, SIZE, device=META)
-        compared = OtherModel(hidden_RC=hidden, head=head, divergence=algorithm.distill.divergences)
+        compared = OtherModel(hidden_RC=hidden, head=output, divergence=algorithm.distill.divergences)
     rows_E = np.arange(ENTRIES) % ROWS
     temperatures_R = torch.empty(ROWS, dtype=torch.float64, device=META)
-    found = score_rows(head, hidden_RC, temperatures_R, rows_E, rows_E, True, compared, None, max_logits)
+    found = score_rows(output, hidden_RC, temperatures_R, rows_E, rows_E, True, compared, None, max_logits)
     known_E = torch.empty(ENTRIES, device=META)
     calls_E = torch.empty(ENTRIES, dtype=torch.int64, device=META)
     loss, sums = policy_objective(

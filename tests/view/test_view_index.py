@@ -1,5 +1,6 @@
 """The index: what it holds, how it grows, when it is made anew."""
 
+import contextlib
 import os
 import shutil
 import sqlite3
@@ -14,7 +15,7 @@ from sharpen.experience.reading import read_groups
 from sharpen.monitor.metrics import JsonlSink
 from sharpen.view.entries import TRAINING
 from sharpen.view.folders import Folder
-from sharpen.view.index import Index, IndexState
+from sharpen.view.index import Index, IndexMadeAnewError, IndexState
 
 
 def whole(path, cache):
@@ -88,6 +89,65 @@ def test_a_damaged_index_is_made_anew(live, tmp_path, damage):
         path.with_name(name).unlink(missing_ok=True)
     path.write_bytes(damage)
     assert rows(whole(live, tmp_path)) == before
+
+
+def scribble(path):
+    """Write garbage over all pages but the first, which names the tables."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        size = connection.execute("PRAGMA page_size").fetchone()[0]
+    content = path.read_bytes()
+    assert len(content) > 4 * size
+    path.write_bytes(content[:size] + b"\xa5" * (len(content) - size))
+
+
+def retype(path):
+    """Leave the tables of another version, with this version's mark."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript("DROP TABLE rollouts; CREATE TABLE rollouts (number INTEGER PRIMARY KEY, id TEXT);")
+
+
+@pytest.mark.parametrize("damage", [scribble, retype])
+def test_an_index_that_is_damaged_inside_is_made_anew(live, tmp_path, damage):
+    """Red when `_prepare` does not compare the tables, or an error of SQLite's is passed on as it is."""
+    before = rows(whole(live, tmp_path))
+    (path,) = tmp_path.glob("*/view.db")
+    damage(path)
+    index = Index(Folder.of(live), tmp_path)
+    with contextlib.suppress(IndexMadeAnewError):
+        rows(index)
+    while index.update():
+        pass
+    assert rows(index) == before
+    assert rows(index, "SELECT COUNT(*) FROM texts WHERE texts MATCH 'stock'")[0][0] == len(before)
+
+
+@pytest.mark.parametrize("damage", [scribble, retype])
+def test_a_page_that_meets_a_damaged_index_comes_again(live, client, library, tmp_path, damage):
+    """Red when `make_app` has no answer to `IndexMadeAnewError`."""
+    http = client(live)
+    address = f"/run/{Folder.of(live).key}/rollouts?format=json"
+    before = http.get(address).json()["total"]
+    (path,) = tmp_path.glob("cache/*/view.db")
+    damage(path)
+    for _ in range(3):
+        response = http.get(address)
+        if response.status_code != 303:
+            break
+        assert response.headers["location"] == address
+    assert response.status_code == 200
+    opened = library(live, cache=tmp_path / "cache")
+    assert opened.index(Folder.of(live), wait_s=60).state().complete
+    assert http.get(address).json()["total"] == before > 0
+
+
+def test_an_error_of_a_journal_does_not_cost_the_index(live, tmp_path):
+    """Red when `_remade_if_damaged` does not look at the index first."""
+    index = whole(live, tmp_path)
+    before = rows(index)
+    with pytest.raises(sqlite3.DatabaseError), index.reading():
+        raise sqlite3.DatabaseError("database disk image is malformed")
+    assert rows(index) == before
 
 
 def test_the_index_of_another_version_is_made_anew(live, tmp_path):

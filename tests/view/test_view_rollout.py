@@ -7,10 +7,11 @@ from contextlib import closing
 
 import pytest
 from addresses import HOSTILE, HOSTILE_ROLLOUT, PAGES
-from experience_builders import make_call
+from experience_builders import make_call, make_rollout
 
 from sharpen.experience.reading import read_groups
 from sharpen.view.data.messages import message_view, origins
+from sharpen.view.data.rollout import time_line
 from sharpen.view.folders import Folder
 
 
@@ -35,7 +36,13 @@ def test_a_rollout_as_it_was_recorded(found):
         assert [message["role"] for message in second["messages"]] == ["tool"]
         assert second["messages"][0]["answers"] == "look_up"
         assert page["calls"][0]["response"]["tool_calls"][0]["name"] == "look_up"
-        assert page["elsewhere"] == pytest.approx(rollout.seconds - sum(call.seconds for call in rollout.calls))
+        times = page["time_line"]
+        assert times["recorded"]
+        assert times["in_calls"] == pytest.approx(sum(call.seconds for call in rollout.calls))
+        assert times["elsewhere"] == pytest.approx(rollout.seconds - times["in_calls"])
+        starts = [call.started - rollout.started for call in rollout.calls]
+        assert [span["start"] for span in times["spans"]] == pytest.approx(starts)
+        assert {span["lane"] for span in times["spans"]} == {0}
 
 
 def test_tokens_have_their_loss(found):
@@ -54,6 +61,43 @@ def test_tokens_have_their_loss(found):
     assert tokens["context_ids"] == [len(rollout.calls[0].prompt_ids_P) + len(rollout.calls[0].sampled_ids_S), 5]
     assert tokens["context"][1].split()[:3] == ["the", "shelf", "holds"]
     assert not tokens["problem"]
+
+
+def at(index, started, seconds, agent=""):
+    return make_call(index, [1], [2], started=started, seconds=seconds, agent=agent)
+
+
+def test_calls_that_overlap_have_lanes_of_their_own_and_count_once():
+    calls = [at(0, 101.0, 4.0), at(1, 102.0, 1.0, "scout"), at(2, 103.5, 2.5, "scout"), at(3, 108.0, 1.0)]
+    times = time_line(make_rollout(calls, started=100.0, seconds=12.0))
+    assert [(one.call, one.start, one.lane, times.agents[one.agent]) for one in times.spans] == [
+        (0, 1.0, 0, ""),
+        (1, 2.0, 1, "scout"),
+        (2, 3.5, 1, "scout"),
+        (3, 8.0, 0, ""),
+    ]
+    assert (times.lanes, times.in_calls, times.elsewhere, times.seconds) == (2, 6.0, 6.0, 12.0)
+
+
+def test_calls_of_older_runs_are_placed_one_after_the_other():
+    times = time_line(make_rollout([at(0, None, 1.0), at(1, None, 2.0)], seconds=5.0))
+    assert [one.start for one in times.spans] == [0.0, 1.0]
+    assert (times.recorded, times.elsewhere) == (False, 2.0)
+
+
+def test_a_clock_that_is_behind_moves_the_beginning():
+    """The workflow may run on another machine than the model."""
+    times = time_line(make_rollout([at(0, 99.5, 1.0)], started=100.0, seconds=1.0))
+    assert [one.start for one in times.spans] == [0.0]
+    assert time_line(make_rollout([])).spans == ()
+
+
+def test_a_failure_has_its_traceback(found):
+    http, address, recorded = found
+    name = next(name for name, one in recorded.items() if one.traceback)
+    html = http.get(f"{address}/rollout/{name}").text
+    assert "return await asyncio.wait_for(shop.ask(thing), 30)" in html
+    assert "<summary" in html[: html.index("asyncio.wait_for")]
 
 
 def test_without_a_tokenizer_tokens_are_ids(copied, client, library):

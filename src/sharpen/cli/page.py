@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from sharpen.types import Call, Rollout
 
 WIDTH = 100
+FOLDED_LINES = 12
 BANDS = ((0.9, "green"), (0.5, "cyan"), (0.1, "yellow"), (0.01, "dark_orange"), (0.0, "bold red"))
 """Least probability of a sampled token, and its colour."""
 _ROLE_STYLES = {"system": "magenta", "developer": "magenta", "user": "blue", "assistant": "green", "tool": "cyan"}
@@ -83,6 +84,8 @@ class Page:
             self.line("metrics: " + ", ".join(f"{name} {value:g}" for name, value in metrics.items()))
         if rollout.error:
             self.line(f"error: {rollout.error}", "red")
+        for line in _folded(rollout.traceback or ""):
+            self.line(f"  {line}", "dim")
 
     def _conversations(self, rollout: Rollout) -> None:
         """Print the rollout's conversations, and what of each was trained, if there is more than one."""
@@ -195,6 +198,13 @@ class Page:
         for line in text.wrap(self._console, min(self._console.width, WIDTH) - 4, tab_size=4):
             line.rstrip()
             self._console.print(Text("    ").append_text(line), soft_wrap=True)
+
+
+def _folded(traceback: str) -> list[str]:
+    """Return the lines of a traceback; of a long one the innermost, which come last."""
+    lines = traceback.splitlines()
+    left_out = len(lines) - FOLDED_LINES
+    return lines if left_out <= 1 else [f"[{left_out} more lines: --json has all]", *lines[left_out:]]
 
 
 def _new_messages(call: Call, before: Call | None) -> Sequence[Mapping[str, Any]]:

@@ -141,6 +141,8 @@ def rollout_json(group: Group, rollout: Rollout) -> dict[str, Any]:
         "reward": rollout.reward,
         "metrics": dict(rollout.metrics),
         "error": rollout.error,
+        "traceback": rollout.traceback,
+        "started": rollout.started,
         "seconds": rollout.seconds,
         "calls": list(map(_call_json, rollout.calls)),
     }
@@ -155,5 +157,7 @@ def _call_json(call: Any) -> dict[str, Any]:
         "versions": sorted(set(call.versions_S.tolist())),
         "status": call.status.value,
         "agent": call.agent,
+        "started": call.started,
+        "seconds": call.seconds,
         "span": None if call.span is None else asdict(call.span),
     }

@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -104,13 +105,18 @@ def _summary(run_dir: Path) -> Any:
 
 
 def run_check(arguments: argparse.Namespace) -> int:
-    """Check agent and judge before any training. The command fails if the run is not ready."""
+    """Check agent and judge before any training. The command fails if the run is not ready. How far it is is shown on
+    stderr, if that is a terminal."""
     options = {"check.num_tasks": arguments.tasks}
     with answering(arguments) as out, _loaded(arguments, options) as (resolved, workflow, judge):
-        from sharpen.run.check import check_config
+        from sharpen.monitor.display import Display
 
         _print_overrides(resolved)
-        report = check_config(resolved, workflow, judge)
+        with contextlib.closing(Display(0, sys.stderr)) as display:
+            display.doing("loading libraries")
+            from sharpen.run.check import check_config
+
+            report = check_config(resolved, workflow, judge, display)
         if arguments.json:
             print_json(report.to_json(), out)
         else:

@@ -369,6 +369,8 @@ def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row) -> Rollout:
     requests = {note["call"]: note["request"] for note in notes}
     constraints = _read_constraints(connection, row["key"])
     names = _read_names(connection, row["key"])
+    times = _read_times(connection, row["key"])
+    rollout_started, traceback = _read_rollout_note(connection, row["key"])
     spans = _read_traces(connection, row["key"])
     for call_row in connection.execute(
         "SELECT calls.*, texts.json AS tools_json FROM calls JOIN texts ON texts.id = calls.tools"
@@ -378,7 +380,8 @@ def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row) -> Rollout:
         index = call_row["idx"]
         call = _read_call(calls, call_row, requests.get(index), constraints.get(index))
         agent, model = names.get(index, ("", ""))
-        calls.append(replace(call, agent=agent, model=model, span=spans.get(index)))
+        started, span = times.get(index), spans.get(index)
+        calls.append(replace(call, agent=agent, model=model, started=started, span=span))
     return Rollout(
         id=row["id"],
         group_id=row["group_id"],
@@ -393,7 +396,9 @@ def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row) -> Rollout:
         step_rewards={note["call"]: note["step_reward"] for note in notes if note["step_reward"] is not None},
         states={note["call"]: note["state"] for note in notes if note["state"] is not None},
         error=row["error"],
+        traceback=traceback,
         seconds=row["seconds"],
+        started=rollout_started,
     )
 
 
@@ -410,6 +415,22 @@ def _read_names(connection: sqlite3.Connection, rollout_key: int) -> dict[int, t
         return {}
     rows = connection.execute("SELECT call, agent, model FROM call_names WHERE rollout_key = ?", (rollout_key,))
     return {call: (agent, model) for call, agent, model in rows}
+
+
+def _read_times(connection: sqlite3.Connection, rollout_key: int) -> dict[int, float]:
+    """Return when the calls of a rollout began, by index; none in a journal without this table."""
+    if not has(connection, "call_times"):
+        return {}
+    return dict(connection.execute("SELECT call, started FROM call_times WHERE rollout_key = ?", (rollout_key,)))
+
+
+def _read_rollout_note(connection: sqlite3.Connection, rollout_key: int) -> tuple[float | None, str | None]:
+    """Return when a rollout began and the traceback of its failure, if they are known."""
+    if not has(connection, "rollout_notes"):
+        return None, None
+    sql = "SELECT started, traceback FROM rollout_notes WHERE rollout_key = ?"
+    row = connection.execute(sql, (rollout_key,)).fetchone()
+    return (None, None) if row is None else (row["started"], row["traceback"])
 
 
 def _read_traces(connection: sqlite3.Connection, rollout_key: int) -> dict[int, Span]:

@@ -56,7 +56,15 @@ def insert_session_opened(
     """Write a session without calls. `key` is a digest of the key of its calls, `own` whether no others have it."""
     id_ = group_id(session, task)
     rollout = Rollout(
-        id=f"{id_}/0", group_id=id_, task_id=task.id, index=0, attempt=0, calls=(), outcome=Outcome.OK, reward=None
+        id=f"{id_}/0",
+        group_id=id_,
+        task_id=task.id,
+        index=0,
+        attempt=0,
+        calls=(),
+        outcome=Outcome.OK,
+        reward=None,
+        started=opened,
     )
     insert_group(connection, Group(id=id_, task=task, version=0, rollouts=(rollout,)))
     connection.execute(

@@ -65,6 +65,13 @@ CREATE TABLE IF NOT EXISTS call_names (
     rollout_key INTEGER NOT NULL REFERENCES rollouts (key), call INTEGER NOT NULL, agent TEXT NOT NULL,
     model TEXT NOT NULL, PRIMARY KEY (rollout_key, call)
 );
+CREATE TABLE IF NOT EXISTS call_times (
+    rollout_key INTEGER NOT NULL REFERENCES rollouts (key), call INTEGER NOT NULL, started REAL NOT NULL,
+    PRIMARY KEY (rollout_key, call)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS rollout_notes (
+    rollout_key INTEGER PRIMARY KEY REFERENCES rollouts (key), started REAL, traceback TEXT
+);
 CREATE TABLE IF NOT EXISTS call_traces (
     rollout_key INTEGER NOT NULL REFERENCES rollouts (key), call INTEGER NOT NULL, trace_id TEXT NOT NULL,
     span_id TEXT NOT NULL, PRIMARY KEY (rollout_key, call)
@@ -305,10 +312,12 @@ def _insert_rollout(connection: sqlite3.Connection, group_key: int, is_final: in
         reward=rollout.reward,
         metrics=_to_json(rollout.metrics),
         call_rewards=_to_json({str(index): reward for index, reward in rollout.call_rewards.items()}),
-        # An error may quote text that is not valid Unicode, which SQLite rejects.
-        error=None if rollout.error is None else rollout.error.encode("utf-8", "backslashreplace").decode(),
+        error=_valid(rollout.error),
         seconds=rollout.seconds,
     )
+    if rollout.started is not None or rollout.traceback is not None:
+        traceback = _valid(rollout.traceback)
+        _insert(connection, "rollout_notes", rollout_key=rollout_key, started=rollout.started, traceback=traceback)
     requests = {call.index: call.request for call in rollout.calls if call.request is not None}
     for index in sorted({*rollout.step_rewards, *rollout.states, *requests}):
         insert_note(
@@ -323,6 +332,11 @@ def _insert_rollout(connection: sqlite3.Connection, group_key: int, is_final: in
     for position, call in enumerate(rollout.calls):
         insert_call(connection, rollout_key, rollout.calls[:position], histories, call)
         histories.append(np.concatenate([call.prompt_ids_P, call.sampled_ids_S]))
+
+
+def _valid(text: str | None) -> str | None:
+    """Return a text that may quote what is not valid Unicode, which SQLite rejects, with that escaped."""
+    return None if text is None else text.encode("utf-8", "backslashreplace").decode()
 
 
 def insert_note(connection: sqlite3.Connection, rollout_key: int, call: int, **note: Any) -> None:
@@ -366,6 +380,8 @@ def insert_call(
     if call.agent or call.model:
         names = {"agent": call.agent, "model": call.model}
         _insert(connection, "call_names", rollout_key=rollout_key, call=call.index, **names)
+    if call.started is not None:
+        _insert(connection, "call_times", rollout_key=rollout_key, call=call.index, started=call.started)
     if call.span is not None:
         _insert(connection, "call_traces", rollout_key=rollout_key, call=call.index, **dataclasses.asdict(call.span))
     if call.constraint is not None:

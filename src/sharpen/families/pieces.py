@@ -32,8 +32,24 @@ class Piece(StrEnum):
 
 
 HAS: Mapping[Part, frozenset[Piece]] = {
-    "engine": frozenset({Piece.SOFT_CAPS}),
-    "trainer": frozenset(),
+    "engine": frozenset(
+        {
+            Piece.SOFT_CAPS,
+            Piece.SINKS,
+            Piece.EXPERTS,
+            Piece.RECURRENT,
+            Piece.CONVOLUTION,
+        }
+    ),
+    "trainer": frozenset(
+        {
+            Piece.SOFT_CAPS,
+            Piece.SINKS,
+            Piece.HEAD_SIZES,
+            Piece.TWO_SIZES,
+            Piece.SHARED_KEYS,
+        }
+    ),
     "vllm": frozenset(Piece) - {Piece.EXPERTS, Piece.VISION, Piece.AUDIO},
 }
 """The pieces that each part has, for every family that needs them (a family's own limits are in its row)."""
@@ -81,7 +97,9 @@ def _layer_pieces(text: Any) -> Iterator[Piece]:
     yield from (_LAYERS.get(kind, Piece.OTHER_LAYERS) for kind in kinds - _PLAIN_LAYERS)
     if not hasattr(text, "num_attention_heads"):
         yield Piece.RECURRENT
-    if any(getattr(text, field, None) for field in _EXPERTS):
+    counts = [getattr(text, field, None) or 0 for field in _EXPERTS]
+    routed = "moe" in kinds or not kinds & {"moe", "mlp"}  # Nemotron-H lists its feed-forward layers by kind
+    if routed and max(counts) > 1:  # one expert is a plain layer
         yield Piece.EXPERTS
 
 

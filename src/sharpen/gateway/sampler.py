@@ -50,9 +50,11 @@ class Sampler:
     async def _choice(self, session: Session, entry: Entry, number: int, give: Give | None) -> Choice:
         prompt, request = entry.prompt, entry.request
         reader = None if give is None else self._reader(request, prompt, number, give)
-        started = time.perf_counter()
-        generation = await self._generate(session, entry, number, reader)
-        entry.seconds = time.perf_counter() - started
+        entry.started, began = time.time(), time.perf_counter()
+        try:
+            generation = await self._generate(session, entry, number, reader)
+        finally:
+            entry.seconds = time.perf_counter() - began
         _check(generation)
         parsed = self._parse_sampled(request, prompt, generation, reader)
         if reader is not None and generation.finish_reason != "abort":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,7 +42,8 @@ class Entry:
     prompt: Prompt
     request: CallRequest
     response: Mapping[str, Any] = field(default_factory=dict)
-    seconds: float = 0.0
+    seconds: float | None = None
+    started: float | None = None
     generation: Generation | None = None
     first_choice: int | None = None
     constraint: Constraint | None = None
@@ -76,13 +78,20 @@ class Entry:
             messages=self.request.messages if self.request.prompt is None else self._prompt_message(),
             tools=self.request.tools,
             response=self.response,
-            seconds=self.seconds,
+            seconds=self._seconds(),
+            started=self.started,
             request=self.first_choice,
             constraint=self.constraint,
             agent=self.agent,
             model=self.asked_model,
             span=exchange.span,
         )
+
+    def _seconds(self) -> float:
+        """Return how long the call took, or has taken if it is still running."""
+        if self.seconds is None:
+            return 0.0 if self.started is None else max(0.0, time.time() - self.started)
+        return self.seconds
 
     def _prompt_message(self) -> tuple[Mapping[str, Any], ...]:
         return ({"role": PROMPT_ROLE, "content": self.prompt.text},)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from sharpen.types import Constraint, FinishReason, FloatArray, IntArray, Sampling
+from sharpen.types import Constraint, FinishReason, FloatArray, IntArray, RouteArray, Sampling
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +47,8 @@ class Generation:
     """A sampled continuation: ids (including the end token), the logprob and policy version of each, why it stopped.
 
     `text` is the decoded text up to the stop string if one ended the continuation, else None. `top_logprobs` holds the
-    requested (id, logprob) pairs of each position.
+    requested (id, logprob) pairs of each position. `routes_NLK` are the experts of every token of prompt and
+    continuation but the last (N) in each layer of a mixture of experts (L); None for a dense model.
     """
 
     ids: IntArray
@@ -56,6 +57,7 @@ class Generation:
     finish_reason: FinishReason
     text: str | None = None
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
+    routes_NLK: RouteArray | None = None
 
 
 class Engine(Protocol):

@@ -17,7 +17,7 @@ from torch import nn
 
 from sharpen.errors import ModelError
 from sharpen.families.pieces import Piece
-from sharpen.families.table import needs_of, refuse_unsupported
+from sharpen.families.table import family_of, needs_of, refuse_unsupported
 
 FAST_FAMILIES = frozenset({"qwen2", "qwen3", "llama"})
 """Model types with our own forward pass (`forward.FastForward`)."""
@@ -43,7 +43,7 @@ def inspect_model(model: Any, max_model_len: int) -> ModelShape:
     refuse_unsupported(config, name, "engine")
     if getattr(model, "_is_stateful", False) and Piece.RECURRENT not in needs_of(config):
         raise ModelError(f"{name} keeps a state that its configuration does not show: not served")
-    if not getattr(model, "_supports_attention_backend", False):
+    if not (getattr(model, "_supports_attention_backend", False) or family_of(config).listed):
         raise ModelError(f"{name} does not use transformers' attention interface: not served")
     check_length(config, name, max_model_len)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

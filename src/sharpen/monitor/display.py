@@ -1,9 +1,9 @@
 """The display of a run, while it works and at its end.
 
-In: steps, evaluations, messages. Out: one line for each step and each evaluation; on a terminal also a live block below
-them (`monitor.live`) that says how far the run is and what it does now; elsewhere (a CI log, a pipe) plain lines of at
-most 100 columns, without control characters. Numbers here are rounded: `metrics.jsonl` and `summary.json` hold them
-exactly. If the stream closes, the run continues without it.
+In: steps, evaluations, messages. Out: one line for each step and each evaluation; beside them, on a terminal
+(`monitor.live`) and in a notebook (`monitor.notebook`), a live block that says how far the run is and what it does now;
+elsewhere (a CI log, a pipe) plain lines of at most 100 columns, without control characters. Numbers here are rounded:
+`metrics.jsonl` and `summary.json` hold them exactly. If the stream closes, the run continues without it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, TextIO, cast
 
 from sharpen.monitor import spent
-from sharpen.monitor.live import LiveBlock, can_redraw, columns_of
+from sharpen.monitor.block import block_for
 from sharpen.monitor.stream import LastingStream
 from sharpen.monitor.table import comparison_lines, evaluation_line, number, shortened
 
@@ -78,7 +78,7 @@ class _Count:
 
 
 class Display:
-    """Shows one run on `stream`: live if that is a terminal, else line by line. Used from one thread."""
+    """Shows one run on `stream`: live if that is a terminal or a notebook, else line by line. Used from one thread."""
 
     def __init__(self, total_steps: int, stream: TextIO) -> None:
         self._total_steps = total_steps
@@ -89,10 +89,8 @@ class Display:
         self._count: _Count | None = None
         self._doing, self._doing_since = "", 0.0
         self._printed_shares: Mapping[str, float] = {}
-        self._block: LiveBlock | None = None
-        self._is_live = can_redraw(stream)
-        if self._is_live:
-            self._block = LiveBlock(cast(TextIO, self._stream), self._block_lines)
+        self._block = block_for(stream, cast(TextIO, self._stream), self._block_lines)
+        if self._block is not None:
             self._block.start()
 
     def set_total_steps(self, total: int) -> None:
@@ -101,7 +99,7 @@ class Display:
 
     def message(self, text: str, style: str = "") -> None:
         """Print one message; it stays above the live block."""
-        if self._is_live and self._block is not None:
+        if self._block is not None:
             self._block.print_above(f"{text}\n", style=style)
         else:
             self._print(text)
@@ -121,9 +119,8 @@ class Display:
         shown = report.reward if report.loss is None else report.loss
         if shown is not None:
             self._values.append(shown)
-        columns = columns_of(self._stream) - 1 if self._is_live else PLAIN_WIDTH
-        self.message(self._step_line(report, columns))
-        if not self._is_live:
+        self.message(self._step_line(report, self._columns))
+        if self._block is None:
             self._print_spent(report)
         if report.note:
             self.message(f"  step {report.step}: {report.note}")
@@ -139,12 +136,13 @@ class Display:
             self._count = None
         self._doing_since = time.monotonic()
         self._doing = what
+        self._refresh()
 
     def evaluation(self, name: str, done: int, total: int) -> None:
         """Show the progress of an evaluation; without a terminal once a minute, and its end."""
         count = self._counted(f"evaluating {name}", done, total)
         now = time.monotonic()
-        if self._is_live:
+        if self._block is not None:
             return
         if done >= total:
             self._print(f"evaluated {name}: {total} tasks in {duration(now - count.started)}")
@@ -158,21 +156,19 @@ class Display:
 
     def evaluated(self, step: int, found: Evaluation, before: Evaluation | None) -> None:
         """Print the result of an evaluation after `step`, with the change since `before` (None: this is the first)."""
-        columns = columns_of(self._stream) - 1 if self._is_live else PLAIN_WIDTH
         further = {} if before is None else before.further
         for name, one, first in (
             ("held-out", found, before),
             *((name, inner, further.get(name)) for name, inner in found.further.items()),
         ):
-            for line in evaluation_line(f"{name} @{step}", one, first, found, columns):
+            for line in evaluation_line(f"{name} @{step}", one, first, found, self._columns):
                 self.message(line, "bold")
 
     def table(self, before: Evaluation, after: Evaluation) -> None:
         """Print the table *before -> after*; ends the live block."""
         self.close()
         self._print("")
-        width = columns_of(self._stream) if self._is_live else PLAIN_WIDTH
-        for line in comparison_lines(before, after, width=width):
+        for line in comparison_lines(before, after, width=self._columns):
             self._print(line)
 
     def usage(
@@ -228,8 +224,20 @@ class Display:
         if count is None or count.what != what:
             count = _Count(what, done, total, now, now)
         count.done, count.total = done, total
+        begun = self._count is not count
         self._count = count if done < total else None
+        if begun:
+            self._refresh()
         return count
+
+    @property
+    def _columns(self) -> int:
+        return PLAIN_WIDTH if self._block is None else self._block.columns
+
+    def _refresh(self) -> None:
+        """Draw the block at once where something begins or ends; numbers in it are drawn now and then."""
+        if self._block is not None:
+            self._block.refresh()
 
     def _print(self, text: str) -> None:
         self._stream.write(f"{text}\n")
@@ -251,7 +259,7 @@ class Display:
         tail = [
             *([f"flat {report.flat}"] if report.flat else []),
             f"{report.seconds:.2f} s",
-            *([] if self._is_live else [f"left {duration(self._seconds_left(report))}"]),
+            *([] if self._block is not None else [f"left {duration(self._seconds_left(report))}"]),
             *(["NOT CERTIFIED"] if report.certified is False else []),
         ]
         end = "  ".join(tail)

@@ -61,6 +61,11 @@ class LiveBlock:
         self._thread = threading.Thread(target=self._refresh_often, name="sharpen-display", daemon=True)
         self._replaced: list[Callable[[], None]] = []
 
+    @property
+    def columns(self) -> int:
+        """The width of a line that does not wrap, now."""
+        return columns_of(self._stream) - 1
+
     def start(self) -> None:
         """Draw the block, and take over what this process prints."""
         self._take_over()

@@ -73,7 +73,9 @@ class Answer:
         self._take_out(body, entries)
         return not only_ids
 
-    def calls(self, first: int, *, delivered: bool, seconds: float, agent: str, span: Span | None) -> Iterator[Call]:
+    def calls(
+        self, first: int, *, delivered: bool, started: float, seconds: float, agent: str, span: Span | None
+    ) -> Iterator[Call]:
         """Yield the call of each choice, from index `first` on; parents are still to be found. The other arguments
         are the fields of `Call`, but for `delivered`: whether the agent has the whole answer."""
         prompts = [self._prompt_of(choice) for choice in self._choices.values()]
@@ -95,6 +97,7 @@ class Answer:
                 tools=self._asked.tools,
                 response=_response(choice.message),
                 seconds=seconds,
+                started=started,
                 request=first if several else None,
                 agent=agent,
                 model=self.model or str(self._asked.given.get("model") or ""),

@@ -260,8 +260,10 @@ class Proxy:
             if answer is None:
                 return ()
             seconds = time.monotonic() - exchange.began
-            raw = exchange.raw
-            return answer.calls(first, delivered=whole, seconds=seconds, agent=raw.agent, span=raw.span)
+            started, raw = max(session.opened, time.time() - seconds), exchange.raw
+            return answer.calls(
+                first, delivered=whole, started=started, seconds=seconds, agent=raw.agent, span=raw.span
+            )
 
         self._sessions.leave(session, "" if answer is None else answer.name, calls)
 

@@ -44,11 +44,13 @@ _NO_TASK = Task(id="", index=0, row={})
 @dataclass(slots=True, kw_only=True, eq=False)
 class RecordedSession:
     """An open session. `ids` are the prompt and sampled ids of each of its calls; `own` says that it was opened here
-    and has a key of its own; `running` counts its requests that are not answered yet."""
+    and has a key of its own; `opened` and `used` are when it began and was last used (seconds since 1970); `running`
+    counts its requests that are not answered yet."""
 
     id: str
     key: bytes
     task: Task
+    opened: float
     used: float
     own: bool
     calls: list[Call] = field(default_factory=list)
@@ -101,7 +103,7 @@ class RecordedSessions:
         self._journal.flush()
         for one in read_open_sessions(self._path):
             session = RecordedSession(
-                id=one.session, key=one.key, task=one.task, used=one.used, own=one.own, written=True
+                id=one.session, key=one.key, task=one.task, opened=one.opened, used=one.used, own=one.own, written=True
             )
             session.take(one.calls)
             self._add(session)
@@ -207,7 +209,8 @@ class RecordedSessions:
     def _new(self, key: bytes, task: Task, *, own: bool) -> RecordedSession:
         if len(self._by_id) >= MAX_OPEN:
             raise ApiError(f"{MAX_OPEN} sessions are open already.", status=503, code="overloaded", kind="server_error")
-        session = RecordedSession(id=secrets.token_hex(8), key=key, task=task, used=time.time(), own=own)
+        now = time.time()
+        session = RecordedSession(id=secrets.token_hex(8), key=key, task=task, opened=now, used=now, own=own)
         self._num_sessions += 1
         self._add(session)
         return session
@@ -232,7 +235,7 @@ class RecordedSessions:
             key=session.key,
             own=session.own,
             task=session.task,
-            opened=session.used,
+            opened=session.opened,
         )
 
     def _write(self, insert: Callable[..., None], **record: Any) -> None:

@@ -21,7 +21,7 @@ from sharpen.rollout.choices import returned_text
 from sharpen.rollout.ending import Ending
 from sharpen.rollout.model_exceptions import declares_unusable, named_outcome
 from sharpen.rollout.models import AUXILIARY, GATEWAY, RolloutModels
-from sharpen.rollout.places import causes, describe, place_of_error
+from sharpen.rollout.places import causes, describe, place_of_error, traceback_of
 from sharpen.rollout.signature import judge_arguments, name_of, workflow_arguments
 from sharpen.rollout.team import with_team
 from sharpen.rollout.user_loop import owner
@@ -128,7 +128,7 @@ class UserFunctions:
     def _ending_of_member(self, output: Any) -> Ending:
         """Return the ending of one rollout of a whole group."""
         if isinstance(output, Exception):
-            return Ending(outcome=Outcome.WORKFLOW_ERROR, error=describe(output))
+            return Ending(outcome=Outcome.WORKFLOW_ERROR, error=describe(output), traceback=traceback_of(output))
         reward, _, metrics = self._read_output(output)
         return self._with_parts(self._ending_of_output(output, reward, metrics), output)
 
@@ -194,10 +194,10 @@ class UserFunctions:
         if empty:
             text += f" [task {task.id} has no value in: {', '.join(empty)}]"
         if failure is not None:
-            return Ending(outcome=failure, error=text)
+            return Ending(outcome=failure, error=text, traceback=traceback_of(error))
         outcome = self._outcome(error, otherwise, cut=models.policy.cut)
         server_failed = models.auxiliary_failure is not None or any(map(is_connection_error, causes(error)))
-        return Ending(outcome=outcome, error=text, server_failed=server_failed)
+        return Ending(outcome=outcome, error=text, traceback=traceback_of(error), server_failed=server_failed)
 
     def _outcome(self, error: BaseException, otherwise: Outcome, *, cut: bool) -> Outcome:
         """Classify an exception of the workflow or the judge.

@@ -17,12 +17,12 @@ class Ending:
 
     If the workflow chose which calls take part, `call_rewards` holds its reward for each of them, by the call's index;
     the other calls are left out of training. None means that all take part. `trained` are the indices of the calls that
-    train, None for all. `step_rewards` and `states` are those of
-    `Rollout`. `answer` is the text that the workflow returned, if a request asked for several choices. `server_failed`:
-    an unreachable server caused the failure, not the model's answer. `counts_as_attempt` is false if another attempt's
-    code caused the failure. `members` are the endings of the group's rollouts, in order, if one attempt made all of
-    them; the `calls` of each are the indices of its own calls. `beside` are the endings of what the rollout answered to
-    other questions, by a name for each question.
+    train, None for all. `step_rewards`, `states`, `error` and `traceback` are those of `Rollout`. `answer` is the text
+    that the workflow returned, if a request asked for several choices. `server_failed`: an unreachable server caused
+    the failure, not the model's answer. `counts_as_attempt` is false if another attempt's code caused the failure.
+    `members` are the endings of the group's rollouts, in order, if one attempt made all of them; the `calls` of each
+    are the indices of its own calls. `beside` are the endings of what the rollout answered to other questions, by a
+    name for each question.
     """
 
     outcome: Outcome
@@ -34,6 +34,7 @@ class Ending:
     states: Mapping[int, str] = field(default_factory=dict)
     answer: str | None = None
     error: str | None = None
+    traceback: str | None = None
     server_failed: bool = False
     counts_as_attempt: bool = True
     members: tuple[Ending, ...] = ()

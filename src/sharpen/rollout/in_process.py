@@ -19,7 +19,7 @@ from sharpen.errors import ConfigError, EngineLostError
 from sharpen.rollout.attempt import UserFunctions
 from sharpen.rollout.ending import Ending
 from sharpen.rollout.models import RolloutModels
-from sharpen.rollout.places import describe, place_of_task
+from sharpen.rollout.places import describe, place_of_task, traceback_of
 from sharpen.rollout.user_loop import (
     GRACE_S,
     WATCH_EVERY_S,
@@ -55,7 +55,8 @@ class AttemptRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """A finished attempt: how it ended, its recorded calls, the counts of its models, and its duration.
+    """A finished attempt: how it ended, its recorded calls, the counts of its models, when it `started` (seconds since
+    1970) and its duration.
 
     `num_answers` counts the answers that the agent received, recorded or not; None if unknown. `beside` are the
     parts of a divided attempt that answer other questions, by the question's name (see `members`).
@@ -65,6 +66,7 @@ class Attempt:
     calls: tuple[Call, ...] = ()
     counts: Mapping[str, float]
     seconds: float
+    started: float | None = None
     num_answers: int | None = 0
     beside: Mapping[str, Attempt] = field(default_factory=dict)
 
@@ -101,7 +103,7 @@ class InProcess:
         except (ConfigError, EngineLostError):  # would fail every rollout
             raise
         except Exception as error:  # the failure boundary of the serving side
-            ending = Ending(outcome=Outcome.INFRASTRUCTURE, error=describe(error))
+            ending = Ending(outcome=Outcome.INFRASTRUCTURE, error=describe(error), traceback=traceback_of(error))
             return Attempt(ending=ending, counts={}, seconds=time.monotonic() - began)
         if request.group_size > 1:
             models.policy.allow(request.group_size)
@@ -117,11 +119,13 @@ class InProcess:
             raise models.exhausted
         if run.started.done():
             began = run.started.result()
+        seconds = time.monotonic() - began
         return Attempt(
             ending=ending,
             calls=calls,
             counts=counts,
-            seconds=time.monotonic() - began,
+            seconds=seconds,
+            started=time.time() - seconds,
             num_answers=num_answers,
         )
 

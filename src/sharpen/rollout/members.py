@@ -41,6 +41,7 @@ def divide(attempt: Attempt, group_size: int) -> list[Attempt]:
             calls=tuple(_renumber(call, calls, indices) for call in own),
             counts={} if place[1] else counts,
             seconds=attempt.seconds,
+            started=attempt.started,
             num_answers=0 if calls or place[1] else answers,
         )
 

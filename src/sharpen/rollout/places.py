@@ -6,6 +6,7 @@ In: exceptions and stack frames. Out: text like `KeyError: 'x' (agent.py:12 in r
 from __future__ import annotations
 
 import asyncio
+import re
 import sysconfig
 import traceback
 from collections.abc import Iterator
@@ -18,6 +19,10 @@ LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", 
 INSTALLED = frozenset({"site-packages", "dist-packages"})
 """Folder names of installed packages, in any environment."""
 MAX_CHARACTERS = 300
+MAX_FRAMES, MAX_TRACEBACK = 30, 8000
+"""Of a traceback: the frames of each error, the innermost ones; and its characters."""
+_LITERAL = re.compile(r"""(['"])[^\s'"]{16,}\1""")
+"""What may be a key: a long text without a space."""
 
 
 def is_user_code(filename: str) -> bool:
@@ -75,6 +80,36 @@ def describe(error: BaseException) -> str:
         message = message[: MAX_CHARACTERS - 3] + "..."
     place = place_of_error(error)
     return type(error).__name__ + (f": {message}" if message else "") + (f" ({place})" if place else "")
+
+
+def traceback_of(error: BaseException) -> str | None:
+    """Return the traceback of an error and of its causes, without the frames that are ours and without what may be a
+    key in a line of code; None if all frames are ours. A long one lacks its middle."""
+    found = traceback.TracebackException.from_exception(error, limit=-MAX_FRAMES, compact=True)
+    if not _take_out_ours(found):
+        return None
+    text = "".join(found.format()).rstrip()
+    if (left_out := len(text) - MAX_TRACEBACK) <= 0:
+        return text
+    head = MAX_TRACEBACK // 4
+    return f"{text[:head]}\n[... {left_out:,} characters ...]\n{text[head + left_out :]}"
+
+
+def _take_out_ours(found: traceback.TracebackException) -> bool:
+    """Take our frames out of a traceback, and return whether any is left."""
+    kept = [frame for frame in found.stack if not frame.filename.startswith(PACKAGE)]
+    found.stack[:] = [
+        traceback.FrameSummary(
+            _short(frame.filename),
+            frame.lineno,
+            frame.name,
+            lookup_line=False,
+            line=_LITERAL.sub(r"\1...\1", frame.line or ""),
+        )
+        for frame in kept
+    ]
+    others = [one for one in (found.__cause__, found.__context__, *(found.exceptions or ())) if one is not None]
+    return any([bool(kept), *map(_take_out_ours, others)])
 
 
 def causes(error: BaseException, *, implicit: bool = False) -> Iterator[BaseException]:

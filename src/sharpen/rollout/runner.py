@@ -328,7 +328,9 @@ class RolloutRunner:
             step_rewards=ending.step_rewards,
             states=ending.states,
             error=ending.error,
+            traceback=ending.traceback,
             seconds=result.seconds,
+            started=result.started,
             unrecorded_answers=None if result.num_answers is None else result.num_answers if not calls else 0,
         )
 

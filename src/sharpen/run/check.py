@@ -19,33 +19,36 @@ from sharpen.errors import ConfigError, NoSignalError, RolloutError
 from sharpen.execution.place import Serving
 from sharpen.execution.start import start_serving
 from sharpen.execution.threads import let_idle_workers_sleep
+from sharpen.monitor.display import Display
 from sharpen.recipe import RolloutRecipe, RowRecipe
 from sharpen.rollout.check import CheckReport, check_groups
 from sharpen.run.assembly import Site
 from sharpen.run.data import read_tasks
 from sharpen.run.loop import Loop
-from sharpen.types import Rollout, Task
+from sharpen.types import Task
 
 
 def check_config(
     resolved: ResolvedConfig,
     workflow: Callable[..., Any],
     judge: Callable[..., Any] | None,
-    num_tasks: int | None = None,
+    display: Display,
 ) -> CheckReport:
     """Run a few tasks through agent and judge, and report whether they give a training signal. Raises `ConfigError` for
-    an algorithm that learns from rows."""
+    an algorithm that learns from rows. On a terminal `display` shows how far it is."""
     config = resolved.config
     if learns_from_rows(config):
         raise ConfigError(
             f"{config.algorithm.algorithm_type!r} learns from rows, not from rollouts: there is nothing to check"
         )
     job = decide_rollouts(config, workflow, judge)
-    tasks = read_tasks(job.recipe).training[: num_tasks or config.check.num_tasks]
+    tasks = read_tasks(job.recipe).training[: config.check.num_tasks]
     let_idle_workers_sleep()
+    display.doing(f"loading the model {config.model.model_path}")
     serving = start_serving(job)
     try:
-        return _run_check(job.recipe, serving, tasks, version=0)
+        display.doing("")
+        return _run_check(job.recipe, serving, tasks, version=0, display=display)
     finally:
         serving.close()
 
@@ -57,17 +60,8 @@ def check_first(loop: Loop, site: Site) -> None:
     recipe, settings = site.job.recipe, site.job.config.check
     if isinstance(recipe, RowRecipe) or loop.serving is None or not settings.enabled or loop.progress.step:
         return
-    tasks, done = site.data.training[: settings.num_tasks], count(1)
-    total = len(tasks) * site.job.config.algorithm.group_size
-    site.display.checking(0, total)
-    report = _run_check(
-        recipe,
-        loop.serving,
-        tasks,
-        version=loop.trainer.version,
-        on_rollout=lambda _: site.display.checking(next(done), total),
-    )
-    site.display.checking(total, total)
+    tasks = site.data.training[: settings.num_tasks]
+    report = _run_check(recipe, loop.serving, tasks, version=loop.trainer.version, display=site.display)
     for line in _summary_lines(report):
         site.display.message(line)
     if report.all_failed:
@@ -87,11 +81,15 @@ def _run_check(
     tasks: Sequence[Task],
     *,
     version: int,
-    on_rollout: Callable[[Rollout], None] | None = None,
+    display: Display,
 ) -> CheckReport:
-    started = time.perf_counter()
-    names = [f"check/{task.id}" for task in tasks]
-    groups = serving.runner.run(tasks, group_ids=names, version=version, on_rollout=on_rollout)
+    started, done = time.perf_counter(), count(1)
+    names, total = [f"check/{task.id}" for task in tasks], len(tasks) * recipe.config.algorithm.group_size
+    display.checking(0, total)
+    groups = serving.runner.run(
+        tasks, group_ids=names, version=version, on_rollout=lambda _: display.checking(next(done), total)
+    )
+    display.checking(total, total)
     seconds = time.perf_counter() - started
     report = check_groups(
         groups,

@@ -205,8 +205,10 @@ def evaluate(
         runner: RolloutRunner
         modes: Mapping[Mode, Opener]
         if job is not None:
+            display.doing(f"loading the model {config.model.model_path}")
             serving = start_serving(job)
             stack.callback(serving.close)
+            display.doing("")
             display.message(serving.line)
             runner, modes = serving.runner, serving.modes
         else:

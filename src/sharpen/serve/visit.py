@@ -102,6 +102,7 @@ class Visit:
             reward=self.reward,
             call_rewards=self.call_rewards,
             seconds=self.used - self.opened,
+            started=self.opened,
         )
 
     def _trained(self, call: Call, needs_ratio: bool) -> Call:

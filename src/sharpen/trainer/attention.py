@@ -4,28 +4,30 @@ In: queries, keys and values of the computed tokens of a pack, and its `TreeLayo
 token attends to its segment's ancestors and to its own segment up to itself, never to another branch. Nothing is
 padded.
 
-There are three implementations with the same result. `_Cascade` (CPU) makes two calls per segment, in which its keys
-meet its own queries (causal) and all queries of its descendants, which are one range; the partial results are merged by
-their log-sum-exp. `varlen` (GPU, half precision) makes one kernel call for all segments. `_per_segment` (otherwise, or
-if a sliding window is shorter than the sequences) makes one call per segment, with the keys of its whole path.
+There are three implementations with the same result. `cascade` (CPU, and everywhere for soft-capped scores and sinks)
+computes parts that it merges. `varlen` (GPU, half precision) makes one kernel call for all segments. `_per_segment`
+(otherwise) makes one call per segment with the keys of its whole path, or per block of queries with a sliding window.
 
-Shape suffixes: H heads, K key/value heads, N computed tokens of a pack, L tokens of a segment, S keys of a path, D head
-size.
+Shape suffixes: H heads, K key/value heads, N computed tokens of a pack, D head size.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from sharpen.blockwise import Scores
 from sharpen.errors import ModelError
+from sharpen.families.pieces import Piece, text_config
+from sharpen.families.table import needs_of
+from sharpen.trainer.cascade import AttentionPart, Cascade, block_for, full_parts, window_parts
 from sharpen.trainer.packing import Segment
 from sharpen.trainer.varlen import Paths, TorchVarlen, Varlen, check_kernel, torch_varlen, varlen_attention
 
@@ -44,6 +46,7 @@ class TreeLayout:
         # Computed from lengths, since reading the largest position would wait for the GPU.
         self.max_position = max(sum(self._length(part) for part in path) for path in self.paths) - 1
         self.varlen = varlen
+        self._parts: dict[tuple[int | None, tuple[int, int] | None, torch.dtype], tuple[AttentionPart, ...]] = {}
 
     def _length(self, number: int) -> int:
         return self.segments[number].stop - self.segments[number].start
@@ -60,14 +63,17 @@ class TreeLayout:
             path.append(parent)
         return tuple(reversed(path))
 
-    def mask_LS(self, number: int, window: int | None) -> torch.Tensor:
-        """Return which keys of its path a segment's queries see. Positions increase along a path, so they decide."""
-        positions = [
-            self.positions_N[self.segments[part].start : self.segments[part].stop] for part in self.paths[number]
-        ]
-        distance_LS = positions[-1][:, None] - torch.cat(positions)[None, :]
-        seen_LS = distance_LS >= 0
-        return seen_LS if window is None else seen_LS & (distance_LS < window)
+    def parts(self, window: int | None, query: torch.Tensor, scores: Scores) -> tuple[AttentionPart, ...]:
+        """Return the parts of `cascade`, computed once for all layers of a kind."""
+        block = block_for(query, scores)
+        key = (window, block, query.dtype)
+        if key not in self._parts:
+            self._parts[key] = tuple(
+                full_parts(self.segments, block)
+                if window is None
+                else window_parts(self.segments, self.paths, window, query)
+            )
+        return self._parts[key]
 
 
 def tree_attention(
@@ -90,24 +96,31 @@ def tree_attention(
     Dropout is never applied, since logprobs must equal the engine's. Raises `ModelError` for unsupported kinds of
     attention.
     """
-    if softcap is not None or s_aux is not None or attention_mask is not None:
-        raise ModelError(
-            f"{type(module).__name__} uses soft-capped logits, sinks or its own mask, which training does not support"
-        )
-    dtype = value.dtype
-    windowed = sliding_window is not None and tree.max_position >= sliding_window
-    if query.device.type == "cpu" and not windowed and tree.varlen is None:
+    if attention_mask is not None:
+        raise ModelError(f"{type(module).__name__} uses its own attention mask, which training does not support")
+    dtype, value_size = value.dtype, value.shape[-1]
+    window = sliding_window if sliding_window is not None and tree.max_position >= sliding_window else None
+    scores = Scores(scale=scaling, softcap=softcap)
+    width = max(query.shape[-1], value_size)
+    query, key, value = (_widened(tensor, width) for tensor in (query, key, value))
+    blocked = softcap is not None or s_aux is not None
+    if blocked or (query.device.type == "cpu" and tree.varlen is None):
         # In bfloat16 the fused backward pass on a CPU takes several times as long.
         exact = torch.promote_types(dtype, torch.float32)
-        out = _Cascade.apply(query.to(exact), key.to(exact), value.to(exact), tree, scaling)  # type: ignore[no-untyped-call]
-        out = out.to(dtype)
+        query, key, value = query.to(exact), key.to(exact), value.to(exact)
+        parts = tree.parts(window, query, scores)
+        out = Cascade.apply(query, key, value, s_aux, parts, scores).to(dtype)  # type: ignore[no-untyped-call]
     elif tree.varlen is not None and dtype in tree.varlen.dtypes:
-        window = sliding_window if windowed else None
         query, key = query.to(dtype), key.to(dtype)
         out = varlen_attention(tree.varlen, query, key, value, tree.kernel_paths, scaling, window)
     else:
-        out = _per_segment(query.to(dtype), key.to(dtype), value, tree, scaling, sliding_window if windowed else None)
-    return out.transpose(1, 2), None
+        out = _per_segment(query.to(dtype), key.to(dtype), value, tree, scaling, window)
+    return out[..., :value_size].transpose(1, 2), None
+
+
+def _widened(tensor: torch.Tensor, width: int) -> torch.Tensor:
+    """Append zeros, which change no score: kernels want keys and values of one size."""
+    return tensor if tensor.shape[-1] == width else pad(tensor, (0, width - tensor.shape[-1]))
 
 
 ALL_ATTENTION_FUNCTIONS.register(NAME, tree_attention)
@@ -120,6 +133,8 @@ def choose_varlen(config: Any, compute_dtype: torch.dtype, device: torch.device)
     """
     if device.type != "cuda":
         return None, ""
+    if blocked := needs_of(config) & {Piece.SOFT_CAPS, Piece.SINKS}:
+        return None, f"training attention: in blocks (no kernel has {' and '.join(sorted(blocked))})"
     plain = "training attention: segment by segment"
     if compute_dtype not in TorchVarlen.dtypes:
         return None, f"{plain} (flash kernels compute in half precision, and trainer.dtype is float32)"
@@ -138,23 +153,35 @@ def check_varlen(kernel: Varlen, config: Any, device: torch.device) -> str:
     segments = [Segment(start=a, stop=b, subtree_stop=end, parent=parent) for a, b, end, parent in ends]
     positions_N = torch.from_numpy(np.concatenate([np.arange(200), np.arange(70, 170)]))
     tree = TreeLayout(segments, positions_N.to(device))
-    heads = config.num_attention_heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    for window in (None, 50):
-        wrong = check_kernel(
-            kernel,
-            lambda query, key, value, scale, window: _per_segment(query, key, value, tree, scale, window),
-            tree.kernel_paths,
-            num_tokens=300,
-            heads=(heads, kv_heads),
-            head_dim=head_dim,
-            window=window,
-            device=device,
-        )
-        if wrong:
-            return wrong
+    for heads, kv_heads, head_dim in _head_shapes(text_config(config)):
+        for window in (None, 50):
+            wrong = check_kernel(
+                kernel,
+                lambda query, key, value, scale, window: _per_segment(query, key, value, tree, scale, window),
+                tree.kernel_paths,
+                num_tokens=300,
+                heads=(heads, kv_heads),
+                head_dim=head_dim,
+                window=window,
+                device=device,
+            )
+            if wrong:
+                return wrong
     return ""
+
+
+def _head_shapes(config: Any) -> set[tuple[int, int, int]]:
+    """Return the numbers of query and key heads, and the head size, of each kind of layer."""
+    heads = config.num_attention_heads
+    layers = config.per_layer_config if getattr(config, "is_heterogeneous", False) else [config]
+    return {
+        (
+            heads,
+            getattr(layer, "num_key_value_heads", None) or heads,
+            getattr(config, "qk_head_dim", None) or getattr(layer, "head_dim", None) or config.hidden_size // heads,
+        )
+        for layer in layers
+    }
 
 
 def _per_segment(
@@ -163,101 +190,31 @@ def _per_segment(
     if query.is_cuda and query.shape[1] != key.shape[1]:
         # With fewer key heads, no fused GPU kernel supports a mask or fp32: the fallback would hold all scores at once.
         key, value = (tensor.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for tensor in (key, value))
+    grouped = query.shape[1] != key.shape[1]
+    if window is not None:
+        parts = tree.parts(window, query, Scores(scale=scale))
+        outs = [
+            scaled_dot_product_attention(
+                query[:, :, part.queries],
+                torch.cat([key[:, :, one] for one in part.keys], dim=2),
+                torch.cat([value[:, :, one] for one in part.keys], dim=2),
+                attn_mask=part.sight.mask_LS,
+                scale=scale,
+                enable_gqa=grouped,
+            )
+            for part in parts
+        ]
+        return torch.cat(outs, dim=2)
     lengths = [segment.stop - segment.start for segment in tree.segments]
     queries, keys, values = (torch.split(tensor, lengths, dim=2) for tensor in (query, key, value))
     outs = []
     for number, path in enumerate(tree.paths):
-        plain = len(path) == 1 and window is None
-        out = scaled_dot_product_attention(
-            queries[number],
-            torch.cat([keys[part] for part in path], dim=2),
-            torch.cat([values[part] for part in path], dim=2),
-            attn_mask=None if plain else tree.mask_LS(number, window),
-            is_causal=plain,
-            scale=scale,
-            enable_gqa=query.shape[1] != key.shape[1],
+        path_keys, path_values = (torch.cat([some[part] for part in path], dim=2) for some in (keys, values))
+        # This kind of mask is never in memory on a GPU.
+        mask = causal_lower_right(lengths[number], path_keys.shape[2])
+        outs.append(
+            scaled_dot_product_attention(
+                queries[number], path_keys, path_values, attn_mask=mask, scale=scale, enable_gqa=grouped
+            )
         )
-        outs.append(out)
     return torch.cat(outs, dim=2)
-
-
-_attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_attend_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-
-
-@contextmanager
-def _fused_precision() -> Iterator[None]:
-    """Use PyTorch's default matmul precision: with "medium", the small products in the fused kernel are 4 times
-    slower."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-class _Cascade(torch.autograd.Function):
-    """Partial attention per segment, merged by log-sum-exp.
-
-    Given the merged output and log-sum-exp, the backward pass of each part is that of plain attention: its
-    probabilities are exp(score - lse), independent of the other parts.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tree: TreeLayout, scale: float
-    ) -> torch.Tensor:
-        _, num_heads, num_tokens, head_size = query.shape
-        # Token-major, the layout that the output projection reads.
-        out = query.new_empty(1, num_tokens, num_heads, head_size).transpose(1, 2)
-        lse = query.new_empty(1, num_heads, num_tokens)
-        with _fused_precision():
-            for queries, keys, causal in _parts(tree):
-                part, part_lse = _attend(
-                    query[:, :, queries], key[:, :, keys], value[:, :, keys], 0.0, causal, scale=scale
-                )
-                if causal:
-                    out[:, :, queries], lse[:, :, queries] = part, part_lse
-                else:
-                    _merge(out[:, :, queries], lse[:, :, queries], part, part_lse)
-        ctx.save_for_backward(query, key, value, out, lse)
-        ctx.tree, ctx.scale = tree, scale
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        query, key, value, out, lse = ctx.saved_tensors
-        grads = [torch.zeros_like(tensor) for tensor in (query, key, value)]
-        with _fused_precision():
-            for queries, keys, causal in _parts(ctx.tree):
-                parts = _attend_backward(
-                    grad_out[:, :, queries],
-                    query[:, :, queries],
-                    key[:, :, keys],
-                    value[:, :, keys],
-                    out[:, :, queries],
-                    lse[:, :, queries],
-                    0.0,
-                    causal,
-                    scale=ctx.scale,
-                )
-                for grad, part, where in zip(grads, parts, (queries, keys, keys), strict=True):
-                    grad[:, :, where] += part
-        return (*grads, None, None)
-
-
-def _parts(tree: TreeLayout) -> list[tuple[slice, slice, bool]]:
-    """Return (query range, key range, causal) of each part. A segment's own queries come first, and are causal."""
-    own = [(slice(s.start, s.stop), slice(s.start, s.stop), True) for s in tree.segments]
-    below = [
-        (slice(s.stop, s.subtree_stop), slice(s.start, s.stop), False) for s in tree.segments if s.subtree_stop > s.stop
-    ]
-    return own + below
-
-
-def _merge(out: torch.Tensor, lse: torch.Tensor, part: torch.Tensor, part_lse: torch.Tensor) -> None:
-    """Merge a part into `out` and `lse`, in place."""
-    total = torch.logaddexp(lse, part_lse)
-    out.mul_((lse - total).exp_().unsqueeze(-1)).addcmul_(part, (part_lse - total).exp_().unsqueeze(-1))
-    lse.copy_(total)

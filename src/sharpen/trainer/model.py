@@ -25,6 +25,7 @@ from sharpen.families.modules import decoder_of, load_module
 from sharpen.families.table import refuse_unsupported
 from sharpen.trainer.attention import NAME, TreeLayout, choose_varlen
 from sharpen.trainer.liger import take_out, use_liger
+from sharpen.trainer.output import OutputLayer
 from sharpen.trainer.packing import IndexArray, Pack, Segment
 from sharpen.trainer.scores import (
     OtherModel,
@@ -195,7 +196,7 @@ class TrainedModel:
                 hidden_NC = self._hidden(pack.ids_N, pack.positions_N, pack.segments)
                 hidden_RC = hidden_NC.index_select(0, to_device(rows.predict_R, device))
                 return score_rows(
-                    self.module.get_output_embeddings(),
+                    OutputLayer.of(self.module),
                     hidden_RC,
                     to_device(rows.temperatures_R, device) if tempered else None,
                     rows.row_E,
@@ -242,7 +243,7 @@ class TrainedModel:
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16):
             (hidden_NC,) = one_pass(self.module, lambda: (self._hidden(pack.ids_N, pack.positions_N, pack.segments),))
             hidden_RC = hidden_NC.index_select(0, to_device(rows_of(pack).predict_R, device))
-        return OtherModel(hidden_RC=hidden_RC, head=self.module.get_output_embeddings(), divergence=divergence)
+        return OtherModel(hidden_RC=hidden_RC, head=OutputLayer.of(self.module), divergence=divergence)
 
     def read(self, pack: Pack, head: torch.nn.Linear) -> torch.Tensor:
         """Apply a head (C to 1) of the module to the hidden states that predict the pack's entries; shape E, in the
@@ -288,10 +289,7 @@ class TrainedModel:
             Segment(start=8, stop=12, subtree_stop=12, parent=0),
         ]
         with torch.no_grad():
-            logits_NV: torch.Tensor = self.module.get_output_embeddings()(
-                self._hidden(self._probe_ids(), positions_N, segments)
-            )
-        return logits_NV
+            return OutputLayer.of(self.module).logits(self._hidden(self._probe_ids(), positions_N, segments))
 
     def _wrong_forward(self, own_NV: torch.Tensor) -> str:
         """Compare a tiny packed tree with the model's own forward pass, so that an unsupported architecture is noticed.

@@ -5,19 +5,60 @@ trainer and, differently, in the engine; the GPU accumulates it in fp32 anyway. 
 product, so forward and backward are written here: inputs in bfloat16, as with autocast, and the gradient of the logits
 rounded to bfloat16 for the two products of the backward pass.
 
+`OutputLayer` also does what some families do to the logits: multiply them by a number, and cap them softly.
+
 Shape suffixes: R rows, V vocabulary, C hidden size.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from sharpen.families.pieces import text_config
+
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Multiplies two bfloat16 matrices, with an fp32 result."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputLayer:
+    """The output embeddings of a model, and how its logits come from them: multiplied by `factor`, then, with
+    `softcap`, softcap * tanh(logit / softcap)."""
+
+    embeddings: Any
+    factor: float = 1.0
+    softcap: float | None = None
+
+    @classmethod
+    def of(cls, module: Any) -> OutputLayer:
+        """Return that of a Hugging Face causal model, from the fields that its family's configuration has."""
+        config = text_config(module.config)
+        multiplied = [float(getattr(config, field, None) or 1) for field in ("logit_scale", "lm_head_multiplier")]
+        return cls(
+            embeddings=module.get_output_embeddings(),
+            factor=math.prod(multiplied) / float(getattr(config, "logits_scaling", None) or 1),
+            softcap=getattr(config, "final_logit_softcapping", None),
+        )
+
+    @property
+    def num_ids(self) -> int:
+        """The size of the vocabulary."""
+        return int(self.embeddings.weight.shape[0])
+
+    def logits(self, hidden_RC: torch.Tensor) -> torch.Tensor:
+        """Return the logits (R, V), in fp32 where that costs nothing extra."""
+        logits_RV = output_logits(self.embeddings, hidden_RC)
+        if self.factor != 1:
+            logits_RV = logits_RV * self.factor
+        if self.softcap is not None:
+            logits_RV = torch.tanh(logits_RV / self.softcap) * self.softcap
+        return logits_RV
 
 
 def output_logits(head: Any, hidden_RC: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from sharpen.token_masks import forbid
 from sharpen.trainer.constrained import FORBIDDEN, UNCONSTRAINED, RowMasks
-from sharpen.trainer.output import output_logits
+from sharpen.trainer.output import OutputLayer
 from sharpen.trainer.packing import IndexArray, Pack
 from sharpen.types import FloatArray
 
@@ -48,7 +48,7 @@ class OtherModel:
     output embeddings, and the divergence (R) of two sets of logprobs (R, V), the scored model's first."""
 
     hidden_RC: torch.Tensor
-    head: Any
+    head: OutputLayer
     divergence: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
     def rows(self, start: int, stop: int) -> OtherModel:
@@ -65,7 +65,7 @@ def max_logits_on(device: torch.device) -> int:
 
 
 def score_rows(
-    head: Any,
+    head: OutputLayer,
     hidden_RC: torch.Tensor,
     temperatures_R: torch.Tensor | None,
     row_E: IndexArray,
@@ -83,7 +83,7 @@ def score_rows(
     order_E = np.argsort(row_E, kind="stable")
     sorted_row_E = row_E[order_E]
     num_rows = len(hidden_RC)
-    vocabulary = head.weight.shape[0] + (0 if compared is None else compared.head.weight.shape[0])
+    vocabulary = head.num_ids + (0 if compared is None else compared.head.num_ids)
     chunk = max(1, max_logits // vocabulary)
     parts: list[tuple[torch.Tensor, ...]] = []
     for start in range(0, num_rows, chunk):
@@ -106,7 +106,7 @@ def score_rows(
 
 
 def _score_chunk(
-    head: torch.nn.Module,
+    head: OutputLayer,
     hidden_RC: torch.Tensor,
     temperatures_R: torch.Tensor | None,
     row_E: torch.Tensor,
@@ -118,7 +118,7 @@ def _score_chunk(
 ) -> tuple[torch.Tensor, ...]:
     """Return logprob and entropy of each entry, and its statistic or its divergence from `compared`, if given. `masks`
     are those of `RowMasks.chunk`."""
-    logits_RV = output_logits(head, hidden_RC)
+    logits_RV = head.logits(hidden_RC)
     exact = torch.promote_types(logits_RV.dtype, torch.float32)
 
     def tempered(logits_RV: torch.Tensor) -> torch.Tensor:
@@ -136,7 +136,7 @@ def _score_chunk(
     if compared is None:
         return logprobs_RV[row_E, targets_E], entropy_R[row_E]
     with torch.no_grad():
-        other_RV = tempered(output_logits(compared.head, compared.hidden_RC).to(exact))
+        other_RV = tempered(compared.head.logits(compared.hidden_RC).to(exact))
     common = min(scaled_RV.shape[1], other_RV.shape[1])  # rows beyond the shorter one are padding
     mine_RV = logprobs_RV if scaled_RV.shape[1] == common else scaled_RV[:, :common].log_softmax(dim=-1)
     divergence_R = compared.divergence(mine_RV, other_RV[:, :common].log_softmax(dim=-1))

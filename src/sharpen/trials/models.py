@@ -97,7 +97,7 @@ class OnCallersLoop:
     async def run(self, request: AttemptRequest) -> Attempt:
         """See `AttemptRunner.run`."""
         assert callable(request.opener)
-        began = time.monotonic()
+        began, started = time.monotonic(), time.time()
         models = request.opener(request.rollout_id, request.noise_seed)
         attempt = asyncio.run_coroutine_threadsafe(self._functions.attempt(request.task, models), self._loop)
         ended = asyncio.wrap_future(attempt)
@@ -115,6 +115,7 @@ class OnCallersLoop:
             calls=models.end(),
             counts=models.counts,
             seconds=time.monotonic() - began,
+            started=started,
             num_answers=models.policy.num_answers,
         )
 

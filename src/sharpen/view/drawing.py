@@ -243,6 +243,11 @@ def over_steps(steps: Sequence[float]) -> Scale:
     return Scale(low=first, high=max(last, first + 1))
 
 
+def scale_to(high: float) -> Scale:
+    """The scale from 0 to a value, without air at its ends."""
+    return Scale(low=0.0, high=high)
+
+
 def spoken(name: str) -> str:
     """A metric's or check's name with spaces."""
     return name.replace("_", " ")
@@ -271,6 +276,7 @@ def register(environment: Environment) -> None:
     environment.globals.update(
         scale=Scale.over,
         span_steps=over_steps,
+        scale_to=scale_to,
         spark_path=spark,
         spark_end=spark_end,
         line_path=line,

@@ -12,9 +12,11 @@ outlive the index.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import re
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -31,6 +33,8 @@ FORMAT = "1"
 """Changed whenever the tables below, or what is written into them, change."""
 GROUPS_AT_ONCE = 48
 BUSY_S = 10.0
+MAX_REMADE = 3
+"""How often an index is made anew before its disk is taken to be the cause."""
 _UNSPACED = re.compile("[\u0e00-\u0eff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
 """Thai and Lao, kana, Chinese characters."""
 
@@ -81,9 +85,13 @@ class IndexState:
         return self.indexed >= self.total
 
 
+class IndexMadeAnewError(JournalError):
+    """An index was found damaged, and is being made anew: ask again."""
+
+
 class Index:
     """The index of one run, in a folder below `cache`. Several threads may read while one updates it; two processes may
-    share it."""
+    share it. One that turns out to be damaged is made anew."""
 
     def __init__(self, folder: Folder, cache: Path) -> None:
         self.folder = folder
@@ -93,21 +101,33 @@ class Index:
         self._path = self._place / "view.db"
         self.problem = ""
         """Why it could not be updated the last time."""
+        self._remaking = threading.Lock()
+        self._num_remade = 0
         self._prepare()
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """Open the index for a page."""
-        with closing(self._connect()) as connection:
-            connection.execute("PRAGMA query_only = 1")
-            yield connection
+        """Open the index for a page. Raises `IndexMadeAnewError` if it turns out to be damaged."""
+        try:
+            with closing(self._connect()) as connection:
+                connection.execute("PRAGMA query_only = 1")
+                yield connection
+        except sqlite3.DatabaseError as error:
+            if not self._remade_if_damaged():
+                raise
+            raise IndexMadeAnewError(f"the index of {self.folder.path} was damaged: it is made anew") from error
 
     def update(self) -> bool:
         """Add the next groups of each journal; whether there may be more of them."""
         more = False
-        for number, journal in enumerate((self.folder.journal, self.folder.evaluations)):
-            if journal.exists():
-                more |= self._add_groups(journal, number)
+        try:
+            for number, journal in enumerate((self.folder.journal, self.folder.evaluations)):
+                if journal.exists():
+                    more |= self._add_groups(journal, number)
+        except sqlite3.DatabaseError:
+            if not self._remade_if_damaged():
+                raise
+            more = True
         return more
 
     def state(self) -> IndexState:
@@ -129,19 +149,40 @@ class Index:
         """Make the tables; make them anew if the file is another version's, or damaged."""
         try:
             with closing(self._connect()) as connection:
-                connection.executescript(_SCHEMA)
-                connection.execute("INSERT OR IGNORE INTO meta VALUES ('format', ?)", (FORMAT,))
-                found = connection.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()[0]
-            if found == FORMAT:
-                return
-        except sqlite3.OperationalError:
-            raise
+                _make_tables(connection)
+                found = connection.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
+                if found is not None and found[0] == FORMAT and _tables(connection) == _tables_of_this_version():
+                    return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:  # locked, not writable: no fault of its tables
+                raise
         except sqlite3.DatabaseError:  # not a database, or a torn one
             pass
         self._forget()
         with closing(self._connect()) as connection:
-            connection.executescript(_SCHEMA)
-            connection.execute("INSERT OR IGNORE INTO meta VALUES ('format', ?)", (FORMAT,))
+            _make_tables(connection)
+
+    def _remade_if_damaged(self) -> bool:
+        """Look after an error whether the index is damaged, and then make it anew. The error may be another file's."""
+        with self._remaking:
+            if self._num_remade >= MAX_REMADE or self._is_whole():
+                return False
+            self._num_remade += 1
+            self._forget()
+            self._prepare()
+            return True
+
+    def _is_whole(self) -> bool:
+        try:
+            with closing(self._connect()) as connection:
+                if _tables(connection) != _tables_of_this_version():
+                    return False
+                connection.execute("INSERT INTO texts (texts) VALUES ('integrity-check')")
+                return bool(connection.execute("PRAGMA quick_check(1)").fetchone()[0] == "ok")
+        except sqlite3.OperationalError:  # locked, not writable
+            return True
+        except sqlite3.DatabaseError:
+            return False
 
     def _forget(self) -> None:
         for name in ("view.db", "view.db-wal", "view.db-shm"):
@@ -185,6 +226,24 @@ class Index:
         index.execute("INSERT INTO texts (texts) VALUES ('delete-all')")
         index.execute("DELETE FROM meta WHERE key <> 'format'")
         index.execute("COMMIT")
+
+
+def _make_tables(connection: sqlite3.Connection) -> None:
+    connection.executescript(_SCHEMA)
+    connection.execute("INSERT OR IGNORE INTO meta VALUES ('format', ?)", (FORMAT,))
+
+
+def _tables(connection: sqlite3.Connection) -> list[tuple[str, str]]:
+    """Return how each table and index of a file was made."""
+    sql = "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name"
+    return [(name, text) for name, text in connection.execute(sql)]
+
+
+@functools.cache
+def _tables_of_this_version() -> list[tuple[str, str]]:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        _make_tables(connection)
+        return _tables(connection)
 
 
 def open_at_rest(journal: Path) -> sqlite3.Connection:

@@ -207,6 +207,13 @@ class Pages:
         """Answer where a journal is damaged, or held by somebody else."""
         return self._problem(request, 503, "This cannot be read", str(error))
 
+    async def made_anew(self, request: Request, error: Exception) -> Response:
+        """Let a request that met a damaged index come again."""
+        if request.method != "GET":
+            return await self.unreadable(request, error)
+        query = f"?{request.url.query}" if request.url.query else ""
+        return RedirectResponse(f"{urllib.parse.quote(request.url.path)}{query}", status_code=303)
+
     def _problem(self, request: Request, status: int, title: str, text: str) -> Response:
         """A page for a person, a line of text for a program."""
         if "text/html" not in request.headers.get("accept", ""):

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 
 from sharpen.errors import ConfigError, JournalError
 from sharpen.interrupts import stop_signals
+from sharpen.view.index import IndexMadeAnewError
 from sharpen.view.library import Library
 from sharpen.view.pages import Pages
 from sharpen.view.security import Gate
@@ -35,7 +36,12 @@ def make_app(
     """Return the application."""
     pages = Pages(library, price_per_hour, ending)
     app = Starlette(
-        routes=pages.routes, exception_handlers={HTTPException: pages.refused, JournalError: pages.unreadable}
+        routes=pages.routes,
+        exception_handlers={
+            HTTPException: pages.refused,
+            IndexMadeAnewError: pages.made_anew,
+            JournalError: pages.unreadable,
+        },
     )
     return Gate(app, token, port)
 

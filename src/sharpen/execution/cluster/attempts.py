@@ -117,7 +117,8 @@ class OnWorkers:
                 return result
             if result.alone and not await self._machine_is_lost(worker, result.node):
                 ending = Ending(outcome=result.outcome, error=result.error)
-                return Attempt(ending=ending, counts={}, seconds=result.seconds, num_answers=None)
+                started = time.time() - result.seconds
+                return Attempt(ending=ending, counts={}, seconds=result.seconds, started=started, num_answers=None)
             crowd = max(1, crowd // CROWD_DIVISOR)
 
     def close(self) -> None:

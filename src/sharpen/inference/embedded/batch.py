@@ -29,13 +29,15 @@ class StepBatch:
     """The rows of one forward pass. `slot_N` is the slot that each row's KV is written to.
 
     Tokens are sampled from `rows_R`, for the slots `slots_R`. `computed` holds (slot, number of positions with KV
-    afterwards). In the fixed layout there are no decode rows or segments, and each row is computed separately.
+    afterwards). Of the first `num_decode` rows those of the slots `decoding` are real. In the fixed layout there are no
+    decode rows or segments, and each row is computed separately.
     """
 
     token_N: Indices
     position_N: Indices
     slot_N: Indices
     num_decode: int
+    decoding: Indices
     kv_length: int
     segments: tuple[SlotSegment, ...]
     rows_R: Indices
@@ -51,9 +53,10 @@ class StepWork:
     spans: tuple[tuple[int, int, int], ...]
 
 
-def collect_work(table: SlotTable, token_budget: int) -> StepWork:
+def collect_work(table: SlotTable, token_budget: int, *, stateful: bool = False) -> StepWork:
     """Choose the tokens of a step: slots with one token to compute decode; the others compute up to `token_budget`
-    prompt tokens together, oldest job first."""
+    prompt tokens together, oldest job first. If `stateful`, a span ends at its job's next stop, and before the last
+    token at the latest."""
     todo_S = np.where(table.active_S, table.num_ids_S - table.kv_len_S, 0)
     behind = [int(slot) for slot in np.flatnonzero(todo_S > 1)]
     behind.sort(key=lambda slot: job.order if (job := table.jobs[slot]) is not None else 0)
@@ -63,6 +66,9 @@ def collect_work(table: SlotTable, token_budget: int) -> StepWork:
             break
         start = int(table.kv_len_S[slot])
         end = min(int(table.num_ids_S[slot]), start + token_budget)
+        if stateful and (job := table.jobs[slot]) is not None:
+            stops = (stop for stop in job.stops if stop > start)
+            end = min(end, int(table.num_ids_S[slot]) - 1, *stops)
         spans.append((slot, start, end))
         token_budget -= end - start
     return StepWork(decoding=np.flatnonzero(todo_S == 1), spans=tuple(spans))
@@ -115,6 +121,7 @@ def lay_out(table: SlotTable, work: StepWork, scratch: int) -> StepBatch:
         position_N=position_N,
         slot_N=slot_N,
         num_decode=num_decode,
+        decoding=decoding,
         kv_length=kv_length,
         segments=tuple(segments),
         rows_R=np.concatenate([decoding, np.array(end_rows, np.int64)]),
@@ -159,6 +166,7 @@ def _fixed_chunk(table: SlotTable, slots: Indices, positions: Indices, scratch: 
         position_N=position_N,
         slot_N=slot_N,
         num_decode=0,
+        decoding=np.zeros(0, np.int64),
         kv_length=bucketed(int(positions[0]) + 1),
         segments=(),
         rows_R=sampled,

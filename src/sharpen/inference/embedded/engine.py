@@ -3,7 +3,7 @@
 In: `GenerateRequest`s, awaited on the serving loop, and `load` calls with new weights. Out: `Generation`s. A driver
 task runs while there is work: it runs one step, yields to the loop, and repeats. A step admits jobs and makes one
 forward pass, in which running jobs decode one token each and new jobs compute their prompts. Weights change only
-between steps; then all KV is dropped, and running jobs are recomputed from their ids before they continue.
+between steps; then all KV and states are dropped, and running jobs are recomputed from their ids before they continue.
 
 Deliberately left out: paged KV (slots are contiguous, so decoding reads them in place), speculative decoding, beam
 search.
@@ -12,25 +12,29 @@ search.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import torch
 
-from sharpen.errors import ConstraintError, EngineError, EngineLostError, SamplingError
+from sharpen.errors import ConstraintError, EngineError, EngineLostError, ModelError, SamplingError
+from sharpen.families.recurrent import mixers_of
+from sharpen.families.routing import Routing, routing_of
 from sharpen.families.table import refuse_unsupported
 from sharpen.inference.embedded.forward import FastForward, GenericForward
 from sharpen.inference.embedded.graphs import CudaRecorder, DecodeGraphs
 from sharpen.inference.embedded.kv import KVPool, default_budget_bytes
 from sharpen.inference.embedded.matmul import DEFAULT, MatmulChoice, choose_float32_matmul, float32_matmul
+from sharpen.inference.embedded.mixing import Mixing, example_state
 from sharpen.inference.embedded.scheduler import Scheduler
 from sharpen.inference.embedded.selfcheck import check_forward, reference_logits
 from sharpen.inference.embedded.slots import SlotRequest
+from sharpen.inference.embedded.states import SlotStates
 from sharpen.inference.embedded.stepper import Stepper
 from sharpen.inference.engine import GenerateRequest, Generation
-from sharpen.inference.families import end_token_ids, inspect_model
+from sharpen.inference.families import ModelShape, end_token_ids, inspect_model
 from sharpen.inference.requests import check_request
 from sharpen.inference.weights import copy_weights
 from sharpen.token_masks import TokenMasks, Vocabulary
@@ -46,7 +50,8 @@ _LOOP_TURNS = 8
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
     """Counters since the start. `computed_tokens` are prompt tokens that the model computed, `reused_tokens` those from
-    the cache. `replayed_steps` are steps whose forward pass was a CUDA graph."""
+    the cache. `replayed_steps` are steps whose forward pass was a CUDA graph. `states_mb` is the memory of recurrent
+    states, snapshots included."""
 
     steps: int
     computed_tokens: int
@@ -54,6 +59,7 @@ class EngineStats:
     sampled_tokens: int
     kv_cache_mb: float
     replayed_steps: int = 0
+    states_mb: float = 0.0
 
 
 class EmbeddedEngine:
@@ -74,40 +80,32 @@ class EmbeddedEngine:
     ) -> None:
         """Take over a loaded causal language model (its parameters become views of fused storage).
 
-        `max_model_len` bounds prompt plus sampled tokens; `kv_cache_mb` bounds the KV cache (None: what `max_slots`
-        needs, but at most a quarter of the free memory). `alone`: nothing else in this process computes at the same
-        time. `stop_decoder` decodes sampled ids, for stop strings only; `tokenizer` is the model's, for constraints
-        only. Raises `ModelError` for a model that cannot be served.
+        `max_model_len` bounds prompt plus sampled tokens; `kv_cache_mb` bounds KV and recurrent states (None: what
+        `max_slots` needs, but at most a quarter of the free memory). `alone`: nothing else in this process computes at
+        the same time. `stop_decoder` decodes sampled ids, for stop strings only; `tokenizer` is the model's, for
+        constraints only. Raises `ModelError` for a model that cannot be served.
         """
         model.eval().requires_grad_(False)
         shape = inspect_model(model, max_model_len)
-        device = model.device
         self.matmul = _choose_matmul(model, fixed=deterministic or not alone)
         self._model = model
         self._max_model_len = max_model_len
         self._vocab_size = shape.vocab_size
         self._decode_text = stop_decoder
         end_ids = sorted(end_token_ids(model))
-        vocabulary = Vocabulary(tokenizer=tokenizer, vocab_size=shape.vocab_size, end_ids=end_ids)
-        self._masks = None if tokenizer is None else TokenMasks(lambda: vocabulary)
-        pool = KVPool(
-            num_layers=shape.num_layers,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            dtype=model.dtype,
-            device=device,
-            max_slots=max_slots,
-            max_length=max_model_len,
-            budget_bytes=kv_cache_mb * 2**20 if kv_cache_mb is not None else default_budget_bytes(device),
-        )
+        self._masks = _masks(tokenizer, shape.vocab_size, end_ids)
         reference_PV = reference_logits(model, max_model_len)
+        budget_bytes = _budget_bytes(kv_cache_mb, model.device)
+        states, mixing = _take_over_mixers(model, budget_bytes, deterministic=deterministic)
+        pool = _new_pool(model, shape, states, max_slots=max_slots, max_length=max_model_len, budget_bytes=budget_bytes)
         forward = FastForward(model, shape, max_model_len) if shape.fast else GenericForward(model)
-        check_forward(model, forward, pool, reference_PV)
-        self._scheduler = Scheduler(pool)
+        routing = _routing(model, deterministic=deterministic)
+        self._scheduler = Scheduler(pool, routes=None if routing is None else routing.shape, states=states)
+        check_forward(model, forward, pool, reference_PV, routing, mixing)
         self._stepper = Stepper(
             forward=forward,
             scheduler=self._scheduler,
-            device=device,
+            device=model.device,
             deterministic=deterministic,
             end_ids=end_ids,
             vocab_size=shape.vocab_size,
@@ -115,6 +113,8 @@ class EmbeddedEngine:
             decode_text=stop_decoder,
             graphs=None if deterministic or not shape.fast else _decode_graphs(model, forward, pool),
             masks=self._masks,
+            routing=routing,
+            mixing=mixing,
         )
         self._driver: asyncio.Task[None] | None = None
         self._num_requests = 0
@@ -180,6 +180,7 @@ class EmbeddedEngine:
             sampled_tokens=self._stepper.sampled_tokens,
             kv_cache_mb=self._scheduler.pool.num_bytes / 2**20,
             replayed_steps=0 if self._stepper.graphs is None else self._stepper.graphs.replays,
+            states_mb=0.0 if self._scheduler.states is None else self._scheduler.states.num_bytes / 2**20,
         )
 
     async def generate(self, request: GenerateRequest) -> Generation:
@@ -280,8 +281,43 @@ class EmbeddedEngine:
         if driver is not None and not driver.done():
             await asyncio.wait([driver])
         self._scheduler.pool.layers.clear()
+        if self._scheduler.states is not None:
+            self._scheduler.states.release()
         self._model = None
         self._stepper.release()
+
+
+def _take_over_mixers(
+    model: Any, budget_bytes: int, *, deterministic: bool
+) -> tuple[SlotStates, Mixing] | tuple[None, None]:
+    """Take over the recurrent and convolution layers of a model that has some."""
+    mixers = mixers_of(model)
+    if not mixers:
+        return None, None
+    if deterministic:
+        raise ModelError(
+            f"{type(model).__name__} has recurrent or convolution layers, whose results depend on how a prompt is cut "
+            "into steps: set deterministic to false"
+        )
+    states = SlotStates.within(budget_bytes, example_state(mixers, model))
+    return states, Mixing(mixers, states.pool, model.device)
+
+
+def _new_pool(
+    model: Any, shape: ModelShape, states: SlotStates | None, *, max_slots: int, max_length: int, budget_bytes: int
+) -> KVPool:
+    """Return the KV pool of a model. Its states and their snapshots are within the same budget."""
+    return KVPool(
+        num_layers=shape.num_layers,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        dtype=model.dtype,
+        device=model.device,
+        max_slots=max_slots,
+        max_length=max_length,
+        budget_bytes=budget_bytes - (states.snapshot_bytes if states else 0),
+        state_bytes=states.pool.bytes_per_slot if states else 0,
+    )
 
 
 def _decode_graphs(model: Any, forward: FastForward | GenericForward, pool: KVPool) -> DecodeGraphs | None:
@@ -295,6 +331,26 @@ def _decode_graphs(model: Any, forward: FastForward | GenericForward, pool: KVPo
         device=model.device,
         record=CudaRecorder(model.device),
     )
+
+
+def _budget_bytes(kv_cache_mb: int | None, device: torch.device) -> int:
+    return kv_cache_mb * 2**20 if kv_cache_mb is not None else default_budget_bytes(device)
+
+
+def _masks(tokenizer: Any, vocab_size: int, end_ids: Sequence[int]) -> TokenMasks | None:
+    if tokenizer is None:
+        return None
+    vocabulary = Vocabulary(tokenizer=tokenizer, vocab_size=vocab_size, end_ids=end_ids)
+    return TokenMasks(lambda: vocabulary)
+
+
+def _routing(model: Any, *, deterministic: bool) -> Routing | None:
+    """Return the routing of a mixture of experts; None for a dense model. In the deterministic mode each token meets
+    its experts by itself: in a product of all tokens of an expert, rounding could depend on who the others are."""
+    routing = routing_of(model)
+    if routing is not None and deterministic:
+        model.set_experts_implementation("batched_mm")
+    return routing
 
 
 def _choose_matmul(model: Any, *, fixed: bool) -> MatmulChoice:

@@ -71,13 +71,16 @@ class KVPool:
         max_slots: int,
         max_length: int,
         budget_bytes: int,
+        state_bytes: int = 0,
     ) -> None:
+        """`state_bytes` is what a slot takes besides its KV, within the same budget."""
         self._shape = (num_kv_heads, head_dim)
         self._num_layers = num_layers
         self._dtype = dtype
         self._device = device
         self._max_slots = max_slots
         self._budget_bytes = budget_bytes
+        self._state_bytes = state_bytes
         self.max_length = bucketed(max_length)
         self.num_slots = 0
         self.length = 0
@@ -96,7 +99,7 @@ class KVPool:
         """Return how many slots of `length` positions fit the budget (at least one, at most `max_slots`)."""
         heads, head_dim = self._shape
         per_position = 2 * self._num_layers * heads * head_dim * self._dtype.itemsize
-        return max(1, min(self._max_slots, self._budget_bytes // (per_position * length)))
+        return max(1, min(self._max_slots, self._budget_bytes // (per_position * length + self._state_bytes)))
 
     def longer(self, needed: int) -> int:
         """Return the length to grow to: at least `needed` and half as much again, but at most `max_length`."""

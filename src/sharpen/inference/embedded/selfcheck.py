@@ -8,14 +8,18 @@ Shape suffixes: P probe tokens, V vocabulary.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
+import numpy as np
 import torch
 
 from sharpen.errors import ModelError
+from sharpen.families.routing import Routing, recording
 from sharpen.inference.embedded.attention import SlotAttention, SlotSegment
 from sharpen.inference.embedded.forward import Forward
 from sharpen.inference.embedded.kv import LENGTH_BUCKET, KVPool
+from sharpen.inference.embedded.mixing import Mixing
 
 _PROBE_TOKENS = 12
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.08, torch.float16: 0.02}
@@ -35,26 +39,42 @@ def reference_logits(model: Any, max_model_len: int) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def check_forward(model: Any, forward: Forward, pool: KVPool, reference_PV: torch.Tensor) -> None:
-    """Compute the probe in slot 0, all but the last token as a segment, the last by decoding, and compare.
+def check_forward(
+    model: Any,
+    forward: Forward,
+    pool: KVPool,
+    reference_PV: torch.Tensor,
+    routing: Routing | None = None,
+    mixing: Mixing | None = None,
+) -> None:
+    """Compute the probe in slot 0, all but the last token as two segments, the last by decoding, and compare. Of a
+    mixture of experts, the `routing` is recorded meanwhile.
 
-    Raises `ModelError` if the logits differ by more than the tolerance.
+    Raises `ModelError` if the logits differ by more than the tolerance, or if the routing cannot be recorded.
     """
     num_probe, vocab_size = reference_PV.shape
     ids_P = _probe_ids(vocab_size, num_probe, reference_PV.device)
     position_P = torch.arange(num_probe, device=ids_P.device)
     zero = torch.zeros_like(ids_P)
     ours = []
-    if num_probe > 1:
-        segment = SlotSegment(slot=0, first_row=0, start=0, end=num_probe - 1)
+    for start, end in itertools.pairwise(sorted({0, num_probe // 2, num_probe - 1})):
+        segment = SlotSegment(slot=0, first_row=0, start=start, end=end)
+        rows = slice(start, end)
         attention = SlotAttention(
-            pool, slot_N=zero[1:], position_N=position_P[:-1], num_decode=0, kv_length=0, segments=[segment]
+            pool, slot_N=zero[rows], position_N=position_P[rows], num_decode=0, kv_length=0, segments=[segment]
         )
-        ours.append(forward.logits(ids_P[:-1], position_P[:-1], attention, position_P[:-1]))
+        if mixing is not None:
+            mixing.lay_out(np.zeros(0, np.int64), [segment])
+        ours.append(forward.logits(ids_P[rows], position_P[rows], attention, position_P[: end - start]))
     attention = SlotAttention(
         pool, slot_N=zero[:1], position_N=position_P[-1:], num_decode=1, kv_length=LENGTH_BUCKET, segments=[]
     )
-    ours.append(forward.logits(ids_P[-1:], position_P[-1:], attention, zero[:1]))
+    if mixing is not None:
+        mixing.lay_out(np.zeros(1, np.int64), [])
+    with recording(routing):
+        ours.append(forward.logits(ids_P[-1:], position_P[-1:], attention, zero[:1]))
+        if routing is not None:
+            routing.check_all_chose()
     error = float((torch.cat(ours) - reference_PV).abs().max() / reference_PV.abs().max().clamp_min(1e-6))
     if not error <= _TOLERANCE[model.dtype]:
         raise ModelError(

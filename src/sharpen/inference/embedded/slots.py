@@ -4,7 +4,8 @@ In: jobs to place, tokens to append. Out: vectorised views (which slots are acti
 numpy, no torch. A slot is free (no ids), active (a job runs in it), or retained (a finished job's KV, kept for prefix
 reuse).
 
-Array shape suffixes: S slots, T positions, P prompt tokens, R rows of a step.
+Array shape suffixes: S slots, T positions, P prompt tokens, R rows of a step, N computed rows, L layers with experts, K
+experts of a token.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from sharpen.families.routing import RouteShape
 from sharpen.inference.engine import GenerateRequest, Generation
-from sharpen.types import FloatArray, IntArray
+from sharpen.types import FloatArray, IntArray, RouteArray
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -39,6 +41,8 @@ class SlotRequest:
     top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
     matcher: LLMatcher | None = None
     """The state of the request's constraint after the sampled tokens; None without one."""
+    stops: frozenset[int] = frozenset()
+    """Positions of the prompt at which the recurrent state is kept. Set by the scheduler."""
 
     @property
     def num_prompt(self) -> int:
@@ -50,16 +54,20 @@ class SlotTable:
     """The state of all slots, as arrays. `kv_len_S` <= `num_ids_S`: ids beyond `kv_len_S` are still to be computed.
 
     `watched_S` marks slots to check after every token: their requests have stop strings, or ask for top
-    logprobs or to be told of each token. `constrained_S` marks slots whose requests have a constraint.
+    logprobs or to be told of each token. `constrained_S` marks slots whose requests have a constraint. `routes_STLK`
+    has the experts of each position with KV; its last two sizes are 0 for a dense model.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, routes: RouteShape | None = None) -> None:
         self.num_slots = 0
         self.length = 0
         self.jobs: list[SlotRequest | None] = []
         self.ids_ST = np.zeros((0, 0), np.int32)
         self.logprobs_ST = np.zeros((0, 0), np.float32)
         self.versions_ST = np.zeros((0, 0), np.int32)
+        self.routes_STLK: RouteArray = np.zeros((0, 0, 0, 0), np.uint8)
+        if routes is not None:
+            self.routes_STLK = np.zeros((0, 0, routes.num_layers, routes.top_k), routes.dtype)
         self.num_ids_S = np.zeros(0, np.int64)
         self.kv_len_S = np.zeros(0, np.int64)
         self.last_used_S = np.zeros(0, np.int64)
@@ -87,6 +95,7 @@ class SlotTable:
         "watched_S",
         "constrained_S",
     )
+    _PER_POSITION = ("ids_ST", "logprobs_ST", "versions_ST", "routes_STLK")
 
     def resize(self, num_slots: int, length: int) -> None:
         """Reallocate the arrays, keeping the slots that fit. Slots beyond `num_slots` must not be active."""
@@ -97,9 +106,9 @@ class SlotTable:
             new = np.zeros(num_slots, old.dtype)
             new[:kept] = old[:kept]
             setattr(self, name, new)
-        for name in ("ids_ST", "logprobs_ST", "versions_ST"):
+        for name in self._PER_POSITION:
             old = getattr(self, name)
-            new = np.zeros((num_slots, length + 1), old.dtype)
+            new = np.zeros((num_slots, length + 1, *old.shape[2:]), old.dtype)
             new[:kept, : old.shape[1]] = old[:kept]
             setattr(self, name, new)
         self.jobs = self.jobs[:kept] + [None] * (num_slots - kept)
@@ -119,6 +128,7 @@ class SlotTable:
         num_prompt = job.num_prompt
         sampling = job.request.sampling
         self.jobs[slot] = job
+        job.stops = frozenset()
         self.ids_ST[slot, :num_ids] = job.ids_T
         self.logprobs_ST[slot, num_prompt:num_ids] = job.logprobs_S
         self.versions_ST[slot, num_prompt:num_ids] = job.versions_S
@@ -149,6 +159,23 @@ class SlotTable:
         span = slice(int(self.num_prompt_S[slot]), int(self.num_ids_S[slot]))
         return self.ids_ST[slot, span].copy(), self.logprobs_ST[slot, span].copy(), self.versions_ST[slot, span].copy()
 
+    def copy_routes(self, source: int, target: int, count: int) -> None:
+        """Copy the experts of a slot's first `count` positions to another slot, whose KV will be copied too."""
+        self.routes_STLK[target, :count] = self.routes_STLK[source, :count]
+
+    def note_routes(self, slot_N: Indices, position_N: Indices, routes_NLK: RouteArray) -> None:
+        """Note the experts of the rows that a step computed. Rows of slots beyond the table are padding."""
+        real_N = slot_N < self.num_slots
+        self.routes_STLK[slot_N[real_N], position_N[real_N]] = routes_NLK[real_N]
+
+    def routes(self, slot: int) -> RouteArray | None:
+        """Return a copy of the experts of all tokens of a slot but the last, which has no KV; None for a dense
+        model."""
+        if not self.routes_STLK.shape[2]:
+            return None
+        routes_NLK: RouteArray = self.routes_STLK[slot, : int(self.num_ids_S[slot]) - 1].copy()
+        return routes_NLK
+
     def retire(self, slot: int, now: int) -> None:
         """Remove the job from its slot; ids with KV are retained for reuse."""
         self.jobs[slot] = None
@@ -174,7 +201,7 @@ class SlotTable:
     def swap(self, one: int, other: int) -> None:
         """Exchange two slots' contents."""
         pair, swapped = [one, other], [other, one]
-        for name in (*self._PER_SLOT, "ids_ST", "logprobs_ST", "versions_ST"):
+        for name in (*self._PER_SLOT, *self._PER_POSITION):
             array = getattr(self, name)
             array[pair] = array[swapped]
         self.jobs[one], self.jobs[other] = self.jobs[other], self.jobs[one]

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from sharpen.errors import ConstraintError, EngineError
+from sharpen.families.routing import Routing, recording, to_array
 from sharpen.inference.embedded.attention import FixedShapeAttention, SlotAttention, StepAttention
 from sharpen.inference.embedded.batch import (
     FIXED_ROWS,
@@ -26,6 +27,7 @@ from sharpen.inference.embedded.batch import (
 )
 from sharpen.inference.embedded.forward import Forward
 from sharpen.inference.embedded.graphs import DecodeGraphs
+from sharpen.inference.embedded.mixing import Mixing
 from sharpen.inference.embedded.noise import uniforms
 from sharpen.inference.embedded.sampling import SampledRows, SamplingRows, sample
 from sharpen.inference.embedded.scheduler import Scheduler
@@ -58,9 +60,12 @@ class Stepper:
         decode_text: Callable[[list[int]], str] | None,
         graphs: DecodeGraphs | None = None,
         masks: TokenMasks | None = None,
+        routing: Routing | None = None,
+        mixing: Mixing | None = None,
     ) -> None:
         """`graphs` compute the steps that they support; None: all steps are computed eagerly. `masks` are needed for
-        requests with a constraint."""
+        requests with a constraint, `mixing` for recurrent and convolution layers. `routing` is that of a mixture of
+        experts, whose choices are noted."""
         self.version = version
         self.graphs = graphs
         self.steps = 0
@@ -73,12 +78,14 @@ class Stepper:
         self._deterministic = deterministic
         self._decode_text = decode_text
         self._masks = masks
+        self._routing = routing
+        self._mixing = mixing
         self._is_end_V = np.zeros(vocab_size, np.bool_)
         self._is_end_V[[end_id for end_id in end_ids if end_id < vocab_size]] = True
 
     def release(self) -> None:
         """Drop all references to the weights. No step may follow."""
-        del self._forward
+        del self._forward, self._routing, self._mixing
         if self.graphs is not None:
             self.graphs.release()
 
@@ -89,7 +96,7 @@ class Stepper:
         scheduler.admit()
         scheduler.reserve()
         scheduler.compact()
-        work = collect_work(table, self.prompt_tokens_per_step)
+        work = collect_work(table, self.prompt_tokens_per_step, stateful=self._mixing is not None)
         scratch = scheduler.pool.scratch
         if self._deterministic:
             batches = lay_out_fixed(table, work, scratch)
@@ -100,7 +107,7 @@ class Stepper:
         sampled = [(batch, self._run(batch)) for batch in batches]
         for batch, rows in sampled:
             for slot, num_computed in batch.computed:
-                table.kv_len_S[slot] = num_computed
+                scheduler.computed(slot, num_computed)
             if rows is not None:
                 self._accept(batch.slots_R, rows)
 
@@ -127,7 +134,13 @@ class Stepper:
             )
             rows = np.zeros(padded_rows(max(1, len(batch.rows_R))), np.int64)
             rows[: len(batch.rows_R)] = batch.rows_R
-        logits = self._forward.logits(token_N, position_N, attention, on_device(rows, self._device))
+        if self._mixing is not None:
+            self._mixing.lay_out(batch.decoding, batch.segments)
+        with recording(self._routing) as recorded:
+            logits = self._forward.logits(token_N, position_N, attention, on_device(rows, self._device))
+            if recorded is not None and self._routing is not None:
+                routes_NLK = to_array(recorded.routes_NLK, self._routing.shape)
+                self._scheduler.table.note_routes(batch.slot_N, batch.position_N, routes_NLK)
         if not len(batch.rows_R):
             return None
         if self._deterministic:
@@ -235,6 +248,7 @@ class Stepper:
 
     def _finish(self, slot: int, job: SlotRequest, reason: FinishReason, text: str | None) -> None:
         ids_S, logprobs_S, versions_S = self._scheduler.table.sampled(slot)
+        routes_NLK = self._scheduler.table.routes(slot)
         self._scheduler.remove(job)
         if not job.future.done():
             job.future.set_result(
@@ -245,6 +259,7 @@ class Stepper:
                     finish_reason=reason,
                     text=text,
                     top_logprobs=tuple(job.top_logprobs),
+                    routes_NLK=routes_NLK,
                 )
             )
 

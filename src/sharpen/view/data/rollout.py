@@ -82,19 +82,38 @@ class Mate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """The time of a call. When calls began is not recorded: `start` counts as if each had begun when the one before
-    ended."""
+    """The time of a call: `start` counts in seconds from the rollout's own. `lane` is 0, or more for a call that
+    overlaps others. `agent` is the number of its agent among the agents of the rollout; `delivered`, whether the agent
+    received the answer."""
 
     call: int
     start: float
     seconds: float
+    lane: int
+    agent: int
+    delivered: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeLine:
+    """The calls of a rollout on a line of `seconds` seconds, which begins with the rollout. `in_calls` is the time in
+    which at least one call ran, `elsewhere` the rest: tools, the judge, the workflow itself. If it is not `recorded`
+    when calls began, as in older runs, they are placed one after the other."""
+
+    spans: tuple[Span, ...]
+    seconds: float
+    lanes: int
+    agents: tuple[str, ...]
+    in_calls: float
+    elsewhere: float
+    recorded: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutPage:
     """A rollout. `name` is its name in addresses, `previous` and `next` those of its neighbours in the journal.
     `trained_in` are the steps that drew its group, with the reason why they left it out (None: they did not).
-    `elsewhere` are the seconds that no call took: tools, the judge, the workflow itself. `metrics` are the workflow's
+    `traceback` is that of the exception that ended it, if one did. `metrics` are the workflow's
     and the judge's, `counts` those of the gateway."""
 
     name: str
@@ -112,9 +131,9 @@ class RolloutPage:
     outcome: str
     reward: float | None
     error: str
+    traceback: str
     seconds: float
-    elsewhere: float
-    timeline: tuple[Span, ...]
+    time_line: TimeLine
     metrics: tuple[tuple[str, float], ...]
     counts: tuple[tuple[str, float], ...]
     trained_in: tuple[tuple[int, str | None], ...]
@@ -166,7 +185,6 @@ def rollout_page(index: Index, number: int, note: Note | None) -> RolloutPage | 
         mates = _mates(source, number)
         previous, following = _neighbours(source, number)
     moment, place = _evaluated(rollout) if number % 2 else ("", "training")
-    timeline = tuple(_timeline(rollout.calls))
     return RolloutPage(
         name=name_of(number),
         id=clean_for_page(rollout.id),
@@ -183,9 +201,9 @@ def rollout_page(index: Index, number: int, note: Note | None) -> RolloutPage | 
         outcome=rollout.outcome.value,
         reward=finite(rollout.reward),
         error=clean_for_page(rollout.error or ""),
+        traceback=clean_for_page(rollout.traceback or ""),
         seconds=rollout.seconds,
-        elsewhere=max(0.0, rollout.seconds - sum(call.seconds for call in rollout.calls)),
-        timeline=timeline,
+        time_line=time_line(rollout),
         metrics=tuple(own_metrics(rollout.metrics).items()),
         counts=tuple(sorted(pair for pair in rollout.metrics.items() if pair[0].startswith((GATEWAY, AUXILIARY)))),
         trained_in=tuple(trained_in),
@@ -389,12 +407,49 @@ def _curl(request: str) -> str:
     )
 
 
-def _timeline(calls: Sequence[Call]) -> list[Span]:
-    spans, start = [], 0.0
-    for call in calls:
-        spans.append(Span(call=call.index, start=start, seconds=call.seconds))
-        start += call.seconds
-    return spans
+def time_line(rollout: Rollout) -> TimeLine:
+    """Place the calls of a rollout in time."""
+    calls = [call for call in rollout.calls if call.started is not None or call.seconds > 0]
+    recorded = all(call.started is not None for call in calls)
+    starts = _recorded_starts(rollout, calls) if recorded else _starts_in_turn(calls)
+    agents = tuple(dict.fromkeys(call.agent for call in calls))
+    ends: list[float] = []  # of each lane
+    spans, in_calls, reached = [], 0.0, 0.0
+    for call, start in sorted(zip(calls, starts, strict=True), key=lambda pair: (pair[1], pair[0].index)):
+        end = start + call.seconds
+        lane = next((lane for lane, busy_until in enumerate(ends) if busy_until <= start), len(ends))
+        ends[lane : lane + 1] = [end]
+        in_calls += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+        spans.append(
+            Span(
+                call=call.index,
+                start=start,
+                seconds=call.seconds,
+                lane=lane,
+                agent=agents.index(call.agent),
+                delivered=call.delivered,
+            )
+        )
+    return TimeLine(
+        spans=tuple(spans),
+        seconds=max(rollout.seconds, reached),
+        lanes=len(ends),
+        agents=tuple(map(clean_for_page, agents)),
+        in_calls=in_calls,
+        elsewhere=max(0.0, rollout.seconds - in_calls),
+        recorded=recorded,
+    )
+
+
+def _recorded_starts(rollout: Rollout, calls: Sequence[Call]) -> list[float]:
+    starts = [call.started for call in calls if call.started is not None]
+    begin = min(starts if rollout.started is None else [rollout.started, *starts], default=0.0)
+    return [start - begin for start in starts]
+
+
+def _starts_in_turn(calls: Sequence[Call]) -> list[float]:
+    return [sum(earlier.seconds for earlier in calls[:place]) for place in range(len(calls))]
 
 
 def _mates(source: sqlite3.Connection, number: int) -> tuple[Mate, ...]:

@@ -138,6 +138,8 @@ def search_page(index: Index, query: SearchQuery, noted: Mapping[str, str]) -> S
         try:
             hits, total, problem = *_hits(connection, query, noted, facets), ""
         except sqlite3.OperationalError as error:
+            if not query.text:  # no fault of what is looked for
+                raise
             hits, total, problem = (), 0, f"the search cannot be made: {error}"
     if query.text:
         hits = _with_snippets(index, hits, query.text)

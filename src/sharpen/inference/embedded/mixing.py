@@ -1,0 +1,125 @@
+"""Runs the recurrent and convolution layers of one step over the slots' states.
+
+In: the model, whose layers are taken over; for each step, which rows decode and which are segments of prompts. Out: the
+layers' output for these rows (zero for padding), and the states of exactly their slots moved on.
+
+The decoding rows of a step are one call. Segments are cut into pieces of equal length that several of them have, since
+a call costs nearly as much for one sequence as for many.
+
+Shape suffixes: N rows of the step, B sequences of one call, T tokens of each, C hidden size.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sharpen.families.pieces import text_config
+from sharpen.families.recurrent import Mixer
+from sharpen.inference.embedded.attention import SlotSegment
+from sharpen.inference.embedded.slots import Indices
+from sharpen.inference.embedded.states import SlotState, StatePool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Rows that one call computes: `length` rows from `first_row` on for each slot."""
+
+    slots: tuple[int, ...]
+    first_rows: tuple[int, ...]
+    length: int
+
+
+class Mixing:
+    """The recurrent and convolution layers of a model, over the states of a pool."""
+
+    def __init__(self, mixers: Sequence[Mixer], pool: StatePool, device: torch.device) -> None:
+        """Take the layers over: from now on they compute the rows that `lay_out` announced last."""
+        self._mixers = mixers
+        self._pool = pool
+        self._device = device
+        self._cut = pieces if all(mixer.continues for mixer in mixers) else single_pieces
+        self._pieces: list[tuple[torch.Tensor, torch.Tensor]] = []  # slots (B) and rows (B, T)
+        for layer, mixer in enumerate(mixers):
+            mixer.module.forward = functools.partial(self._mix, layer)
+
+    def lay_out(self, decoding: Indices, segments: Sequence[SlotSegment]) -> None:
+        """Say what the rows of the next forward pass are: row r decodes for slot r of `decoding`; then segments."""
+        slots = tuple(int(slot) for slot in decoding)
+        decode = [Piece(slots=slots, first_rows=slots, length=1)] if slots else []
+        self._pieces = [self._on_device(piece) for piece in (*decode, *self._cut(segments))]
+
+    def _on_device(self, piece: Piece) -> tuple[torch.Tensor, torch.Tensor]:
+        first_B1 = torch.tensor(piece.first_rows, device=self._device).unsqueeze(1)
+        rows_BT = first_B1 + torch.arange(piece.length, device=self._device)
+        return torch.tensor(piece.slots, device=self._device), rows_BT
+
+    def _mix(self, layer: int, hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        """Compute one layer for all rows, in place of its own forward pass; (1, N, C) to (1, N, C)."""
+        mixer = self._mixers[layer]
+        mixed_1NC = torch.zeros_like(hidden_states)
+        for slots_B, rows_BT in self._pieces:
+            before = self._pool.read(layer, slots_B)
+            mixed_BTC, after = mixer.run(hidden_states[0, rows_BT], before)
+            self._pool.write(layer, slots_B, after)
+            mixed_1NC[0, rows_BT] = mixed_BTC
+        return mixed_1NC
+
+
+@torch.inference_mode()
+def example_state(mixers: Sequence[Mixer], model: Any) -> SlotState:
+    """Return a state of one sequence, for its shapes."""
+    probe = torch.zeros(1, 2, text_config(model.config).hidden_size, dtype=model.dtype, device=model.device)
+    return tuple(mixer.run(probe, {})[1] for mixer in mixers)
+
+
+def pieces(segments: Sequence[SlotSegment]) -> list[Piece]:
+    """Cut segments into pieces, those of one segment in their order: into powers of two, so that segments of different
+    lengths share calls; or not at all, where that makes fewer calls."""
+    lengths = [segment.end - segment.start for segment in segments]
+    bits = functools.reduce(int.__or__, lengths, 0)
+    if len(set(lengths)) <= bits.bit_count():
+        return [
+            _piece(
+                [(segment, 0) for segment, length in zip(segments, lengths, strict=True) if length == common], common
+            )
+            for common in sorted(set(lengths))
+        ]
+    powers = [1 << bit for bit in reversed(range(bits.bit_length())) if bits >> bit & 1]
+    return [
+        _piece(
+            [
+                (segment, length // (2 * power) * (2 * power))
+                for segment, length in zip(segments, lengths, strict=True)
+                if length & power
+            ],
+            power,
+        )
+        for power in powers
+    ]
+
+
+def single_pieces(segments: Sequence[SlotSegment]) -> list[Piece]:
+    """Cut segments for a layer that computes several tokens only from the beginning: those that go on, token by
+    token."""
+    beginning = [segment for segment in segments if segment.start == 0]
+    later = [segment for segment in segments if segment.start]
+    whole = [_piece([(segment, 0)], segment.end) for segment in beginning]
+    longest = max((segment.end - segment.start for segment in later), default=0)
+    return whole + [
+        _piece([(segment, offset) for segment in later if segment.start + offset < segment.end], 1)
+        for offset in range(longest)
+    ]
+
+
+def _piece(members: Sequence[tuple[SlotSegment, int]], length: int) -> Piece:
+    """Return a piece of `length` rows of each segment, from an offset in it on."""
+    return Piece(
+        slots=tuple(segment.slot for segment, _ in members),
+        first_rows=tuple(segment.first_row + offset for segment, offset in members),
+        length=length,
+    )
