@@ -55,7 +55,7 @@ def test_the_rules_keep_as_much_as_is_said():
     for kind in KINDS:
         toy = Toy(kind)
         toy.update(0)
-        bytes_of = {name: 0 for name in toy.parameters}
+        bytes_of = dict.fromkeys(toy.parameters, 0)
         for name, tensor in toy.optimizer.state_tensors().items():
             bytes_of[name.partition("/")[0]] += tensor.nbytes if tensor.ndim else 0
         kept[kind] = {name: bytes_of[name] / toy.parameters[name].numel() for name in bytes_of}

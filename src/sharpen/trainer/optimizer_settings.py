@@ -20,8 +20,8 @@ def check_optimizer(config: TrainerConfig) -> None:
     if config.has_ranks:
         raise ConfigError(
             f"trainer.optimizer is {kind}, which cannot update weights that are sharded over processes "
-            f"(trainer.num_processes is {config.num_processes}, trainer.cpu_offload is {config.cpu_offload}): use adamw, "
-            "or one process without cpu_offload"
+            f"(trainer.num_processes is {config.num_processes}, trainer.cpu_offload is {config.cpu_offload}): "
+            "use adamw, or one process without cpu_offload"
         )
     if not kind.endswith("_8bit"):
         return
