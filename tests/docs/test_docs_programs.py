@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import functools
+import importlib
 import json
 import re
 import sys
@@ -32,19 +33,20 @@ from sharpen.types import Group, Outcome, Task
 
 ELSEWHERE = {
     "README.md": "tests/package/test_readme.py",
+    "docs/start/frameworks.md": "tests/agentscope/page_programs.py",
     "docs/start/guide.md": "tests/spec/test_guide.py",
     "docs/start/zh.md": "tests/package/test_readme.py",
+    "docs/use/agentscope.md": "tests/agentscope/test_agentscope1_page.py",
     "docs/use/record.md": "tests/record/test_record_command.py",
     "docs/use/model-selection.md": "tests/selection/test_selection_page.py",
     "docs/use/serve.md": "tests/serve/test_serve_page.py",
     "docs/use/trinity.md": "tests/compat/test_trinity_page.py",
 }
 """Pages whose programs another test runs: it names the page."""
-EXCERPTS = {"docs/use/agentscope.md", "docs/use/clients.md"}
-"""Pages with lines for frameworks and clients of other environments, whose tests have lines of their own."""
 HERE = {
     "docs/use/auxiliary-models.md": 2,
     "docs/use/beyond-rl.md": 1,
+    "docs/use/clients.md": 4,
     "docs/use/commands.md": 2,
     "docs/use/constrained-output.md": 1,
     "docs/use/failures.md": 1,
@@ -118,7 +120,7 @@ def test_each_program_of_a_page_runs_somewhere() -> None:
     """Red when a page gets a program that no test runs."""
     counted = Counter(block.page for block in blocks("python") + blocks("javascript"))
     counted.subtract({"docs/use/prompts.md": 1})
-    left = {page for page in counted if not page.startswith("examples/")} - ELSEWHERE.keys() - EXCERPTS
+    left = {page for page in counted if not page.startswith("examples/")} - ELSEWHERE.keys()
     assert {page: counted[page] for page in left} == HERE
     for page, test in {**ELSEWHERE, "docs/use/prompts.md": "tests/prompts/test_prompts_page.py"}.items():
         assert page in counted
@@ -162,6 +164,42 @@ def test_beyond_rl(
     assert result.loss_after < result.loss_before
     assert capsys.readouterr().out.splitlines()[-1] == f"{result.loss_before} {result.loss_after} {result.model_dir}"
     assert (Path(result.model_dir) / "model.safetensors").is_file()
+
+
+def test_clients(serve: ServeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The programs of other environments are exchanged for one that writes the answer; what they are given is what
+    their own tests give to the real ones."""
+    sys.path.insert(0, str(ROOT / "tests" / "clients"))
+    coding_agents = importlib.import_module("coding_agents")
+    sys.path.pop(0)
+    workflow, others, node = programs("clients.md")
+    for folder in ("bin", "repairs"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "bin" / "claude").write_text('#!/bin/sh\necho 5 > answer.txt\nfor each; do echo "$each"; done\n')
+    (tmp_path / "bin" / "claude").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    model, task = serve("x"), {"question": "2+3?", "folder": tmp_path / "repairs"}
+    output = asyncio.run(run_code(workflow, WorkflowOutput=WorkflowOutput)["workflow"](task, model))
+    assert output.reward == 1.0
+    real = {name: agent.start("2+3?", model) for name, agent in coding_agents.AGENTS.items()}
+    assert output.response.splitlines() == real.pop("claude")["arguments"][1:]
+
+    names = run_code(others, question="2+3?", model=model)
+    lists = [one for one in ast.parse(others).body if isinstance(one, ast.Expr)]
+    found = {given[0]: given[1:] for one in lists for given in [eval(ast.unparse(one), names)]}
+    assert found == {name: given["arguments"][1:] for name, given in real.items()}
+    assert names["configuration"] == json.loads(real["opencode"]["files"]["opencode.json"])
+
+    class Model:
+        async def run(self, arguments: list[str], *, env: dict[str, str]) -> tuple[list[str], dict[str, str]]:
+            return arguments, env
+
+    assert asyncio.run(run_piece(node, model=Model(), task=task))["ended"][1] == {"QUESTION": "2+3?"}
+    (script,) = [block.text for block in blocks("javascript") if block.page == "docs/use/clients.md"]
+    tested = (ROOT / "tests" / "clients" / "openai_chat.cjs").read_text(encoding="utf-8")
+    for piece in ("new OpenAI({ maxRetries: 0 })", "{ model: process.env.OPENAI_MODEL, messages, tools"):
+        assert piece in script
+        assert piece in tested
 
 
 def test_commands(serve: ServeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
