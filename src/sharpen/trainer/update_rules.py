@@ -50,11 +50,11 @@ def _adamw(groups: list[dict[str, Any]], config: TrainerConfig) -> torch.optim.O
     settings: dict[str, Any] = {"lr": 1.0, "betas": (config.beta1, config.beta2), "eps": config.eps}
     if not config.optimizer.endswith("_8bit"):
         return torch.optim.AdamW(groups, fused=True, **settings)
-    import bitsandbytes
+    from bitsandbytes.optim.adamw import AdamW8bit, PagedAdamW8bit
 
-    paged = config.optimizer.startswith("paged_")
-    kind = bitsandbytes.optim.PagedAdamW8bit if paged else bitsandbytes.optim.AdamW8bit
-    return kind(groups, **settings)  # type: ignore[no-any-return]
+    kind: Any = PagedAdamW8bit if config.optimizer.startswith("paged_") else AdamW8bit
+    optimizer: torch.optim.Optimizer = kind(groups, **settings)
+    return optimizer
 
 
 def set_update(optimizer: torch.optim.Optimizer, update: int, rate: float) -> None:
