@@ -39,10 +39,10 @@ IMPORTS: Mapping[str, set[str]] = {
     "doctor": {"trainer", "starter"},
     "compat": {"algorithm", "rollout", "operators", "gateway"},
     "recipe": {"algorithm", "sync", "experience"},
-    "execution": {"algorithm", "inference", "rollout", "gateway", "trainer", "compat", "recipe"},
+    "execution": {"algorithm", "families", "inference", "rollout", "gateway", "trainer", "compat", "recipe"},
     "plan": {"algorithm", "inference", "families", "trainer", "recipe"},
     "decide": {"tasks", "algorithm", "monitor", "rollout", "operators", "trainer", "compat", "recipe", "execution"},
-    "supervised": {"tasks", "algorithm", "inference", "experience", "operators", "gateway", "execution"},
+    "supervised": {"tasks", "algorithm", "families", "inference", "experience", "operators", "gateway", "execution"},
     "certificate": {"token_masks", "tasks", "algorithm", "sync", "experience", "trainer", "execution", "supervised"},
     "diagnose": {"algorithm", "rollout", "experience", "recipe", "certificate"},
     "run": {

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from sharpen.errors import ModelError
-from sharpen.families.pieces import Piece
+from sharpen.families.pieces import Piece, text_config
 from sharpen.families.table import family_of, needs_of, refuse_unsupported
 
 FAST_FAMILIES = frozenset({"qwen2", "qwen3", "llama"})
@@ -38,13 +38,13 @@ class ModelShape:
 
 def inspect_model(model: Any, max_model_len: int) -> ModelShape:
     """Check that `model` can be served at `max_model_len`, and return its shape. Raises `ModelError`."""
-    config = model.config
     name = type(model).__name__
-    refuse_unsupported(config, name, "engine")
-    if getattr(model, "_is_stateful", False) and Piece.RECURRENT not in needs_of(config):
+    refuse_unsupported(model.config, name, "engine")
+    if getattr(model, "_is_stateful", False) and Piece.RECURRENT not in needs_of(model.config):
         raise ModelError(f"{name} keeps a state that its configuration does not show: not served")
-    if not (getattr(model, "_supports_attention_backend", False) or family_of(config).listed):
+    if not (getattr(model, "_supports_attention_backend", False) or family_of(model.config).listed):
         raise ModelError(f"{name} does not use transformers' attention interface: not served")
+    config = text_config(model.config)
     check_length(config, name, max_model_len)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return ModelShape(
@@ -58,6 +58,7 @@ def inspect_model(model: Any, max_model_len: int) -> ModelShape:
 
 def check_length(config: Any, name: str, max_model_len: int) -> None:
     """Raise `ModelError` if the model has fewer than `max_model_len` positions."""
+    config = text_config(config)
     ropes = _rope_parameters(config)
     trained = getattr(config, "max_position_embeddings", None)
     for rope in ropes:
@@ -108,7 +109,7 @@ def _projections(model: Any) -> list[nn.Module]:
 def end_token_ids(model: Any) -> frozenset[int]:
     """Return the ids that end a generation, from the generation configuration, else from the model's own."""
     generation = getattr(model, "generation_config", None)
-    for source in (generation, model.config):
+    for source in (generation, model.config, text_config(model.config)):
         ids = getattr(source, "eos_token_id", None)
         if ids is not None:
             return frozenset([ids] if isinstance(ids, int) else [int(i) for i in ids])

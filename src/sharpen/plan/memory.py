@@ -123,20 +123,20 @@ def _trainer_items(case: Case) -> Iterator[Item]:
     def item(role: str, num_bytes: int, when: When = "always") -> Item:
         return Item(role=role, num_bytes=-(-num_bytes // case.num_trainers), when=when)
 
-    frozen = 0 if lora is None else sizes.parameters
+    frozen = sizes.towers + (0 if lora is None else sizes.parameters)
     rounded = sizes.block_linear if lora is not None and case.trains_in_bfloat16 else 0
     yield item("policy: weights", 4 * (case.num_trained + frozen) - 2 * rounded)
     yield item("policy: moments", moment_bytes(case, case.num_trained, case.num_in_tables))
     yield item("policy: gradients", 4 * case.num_trained, "training")
     if recipe.algorithm.needs_reference and lora is None:
-        yield item("reference: weights", 4 * sizes.parameters)
+        yield item("reference: weights", 4 * sizes.held)
     if isinstance(recipe, RolloutRecipe) and recipe.algorithm.needs_critic:
         trained = sizes.parameters - (0 if sizes.tied else sizes.vocabulary)
-        yield item("critic: weights", 4 * sizes.parameters)
+        yield item("critic: weights", 4 * sizes.held)
         yield item("critic: moments", moment_bytes(case, trained, sizes.vocabulary))
         yield item("critic: gradients", 4 * trained, "training")
     if case.models.teacher is not None:
-        yield item("teacher: weights", 4 * case.models.teacher.parameters)
+        yield item("teacher: weights", 4 * case.models.teacher.held)
 
 
 def moment_bytes(case: Case, trained: int, in_tables: int) -> int:
@@ -172,7 +172,7 @@ def _gathered(case: Case) -> Iterator[Item]:
     two_layers = 2 * layer * (2 if case.trains_in_bfloat16 else 4)
     yield Item(role="gathered weights", num_bytes=4 * tables + two_layers, when="training")
     if not case.on_cpu and not case.is_offloaded:
-        yield Item(role="a model, read whole", num_bytes=4 * sizes.parameters, when="loading")
+        yield Item(role="a model, read whole", num_bytes=4 * sizes.held, when="loading")
 
 
 def _moving(case: Case) -> Iterator[Item]:
@@ -224,6 +224,8 @@ def _engine_items(case: Case, *, certain: bool) -> Iterator[Item]:
         need = engine_need(case, model, sizes, vllm=case.vllm and name == "engine")
         if name != "engine" or not case.shares_weights:
             yield Item(role=f"{name}: weights", num_bytes=copies * need.weights)
+        elif sizes.towers:
+            yield Item(role=f"{name}: towers", num_bytes=4 * sizes.towers)  # the text's weights are the trainer's
         if not certain:
             yield Item(role=f"{name}: fused projections", num_bytes=copies * need.fused)
             yield Item(role=f"{name}: KV cache", num_bytes=copies * need.kv_cache)

@@ -8,6 +8,7 @@ engine's. Frozen linear layers are kept in the compute dtype, to which autocast 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch import nn
 
 from sharpen.config.trainer import LoraConfig, TrainerConfig
 from sharpen.errors import ConfigError
+from sharpen.families.modules import decoder_of, has_towers
 from sharpen.trainer.model import Scorer, TrainedModel, read_module, resolve_dtype
 from sharpen.trainer.packing import Pack
 from sharpen.trainer.scores import PackScores
@@ -127,7 +129,7 @@ class AdaptedModel(TrainedModel):
         return peft.LoraConfig(
             r=self.adapters["rank"],
             lora_alpha=self.adapters["alpha"],
-            target_modules=self.adapters["target_modules"],
+            target_modules=_where(self.module, self.adapters["target_modules"]),
             task_type="CAUSAL_LM",
             base_model_name_or_path=self.module.config._name_or_path or None,
             inference_mode=inference_mode,
@@ -178,7 +180,7 @@ def _targets(module: Any, lora: LoraConfig) -> list[str]:
     linear = sorted(
         {
             name.rpartition(".")[2]
-            for name, layer in module.named_modules()
+            for name, layer in decoder_of(module).named_modules()
             if isinstance(layer, nn.Linear) and layer is not head
         }
     )
@@ -194,6 +196,15 @@ def _targets(module: Any, lora: LoraConfig) -> list[str]:
             f"model ({module.config.model_type}) are {', '.join(linear)}"
         )
     return sorted(set(lora.target_modules or linear))
+
+
+def _where(module: Any, targets: list[str]) -> list[str] | str:
+    """Return the target modules for peft: the last parts of their names; a pattern of whole names if the model has
+    towers, whose layers may have the same."""
+    if not has_towers(module.config):
+        return targets
+    decoder = next(name for name, part in module.named_modules() if part is decoder_of(module))
+    return rf"{re.escape(decoder)}\..*\.({'|'.join(targets)})"
 
 
 def _round_frozen(module: Any, dtype: torch.dtype) -> None:

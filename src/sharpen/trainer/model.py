@@ -9,7 +9,6 @@ Shape suffixes: N computed tokens of a pack, E loss entries, R rows (`scores.row
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,8 +20,9 @@ from transformers import AutoConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from sharpen.errors import ModelError
-from sharpen.families.modules import decoder_of, load_module
-from sharpen.families.table import refuse_unsupported
+from sharpen.families.checkpoint import write_checkpoint
+from sharpen.families.modules import decoder_of, freeze_towers, load_module, text_parameters
+from sharpen.families.table import needs_of, refuse_unsupported
 from sharpen.trainer.attention import NAME, TreeLayout, choose_varlen
 from sharpen.trainer.liger import take_out, use_liger
 from sharpen.trainer.output import OutputLayer
@@ -76,6 +76,7 @@ class TrainedModel:
         """
         refuse_unsupported(module.config, type(module).__name__, "trainer")
         module.eval()
+        freeze_towers(module)
         if gradient_checkpointing:
             # The older name goes away with transformers 6; the newer one is not in all of 5.
             enable = getattr(module, "activation_checkpointing_enable", None) or module.gradient_checkpointing_enable
@@ -91,7 +92,7 @@ class TrainedModel:
         if varlen is None:
             self._varlen, attention = choose_varlen(module.config, compute_dtype, self.device)
         own_NV = self._own_logits()  # before any kernel is installed
-        module.set_attn_implementation(NAME)
+        decoder_of(module).set_attn_implementation(NAME)
         liger = use_liger(module, self.device)
         if liger and (wrong := self._wrong_forward(own_NV)):
             take_out(module)
@@ -135,10 +136,10 @@ class TrainedModel:
         return [layer.weight for layer in layers if layer is not None]
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
-        """Return the weights for the engine by their Hugging Face names, tied ones once. They are not copies, except
-        merged weights of a model with adapters.
+        """Return the text's weights for the engine by their Hugging Face names, tied ones once. They are not copies,
+        except merged weights of a model with adapters.
         """
-        return {name: tensor.detach() for name, tensor in self.merge_adapters(self.module.named_parameters())}
+        return {name: tensor.detach() for name, tensor in self.merge_adapters(text_parameters(self.module))}
 
     def move_weights_into(self, memory: Mapping[str, torch.Tensor]) -> bool:
         """Move the weights into these tensors, named as in `state_tensors`, and use them from now on.
@@ -166,7 +167,12 @@ class TrainedModel:
 
     def write(self, directory: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         """Write the gathered `checkpoint_tensors` in the compute dtype, as transformers does."""
-        write_model(directory, self.module, tensors, self.compute_dtype)
+        write_checkpoint(directory, self.module, tensors, self.compute_dtype)
+
+    @property
+    def file_names_differ(self) -> bool:
+        """Whether the files of `write` may lack or rename trained parameters, so that a resume needs them beside."""
+        return bool(needs_of(self.module.config))
 
     def write_trained(self, directory: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         """Write the gathered trained parameters next to the model: the adapters, or nothing if there are none."""
@@ -271,7 +277,7 @@ class TrainedModel:
 
     def _own_logits(self) -> torch.Tensor:
         """Return the probe's logits, shape (N, V), from the model's own forward pass over each branch."""
-        self.module.set_attn_implementation("eager")
+        decoder_of(self.module).set_attn_implementation("eager")
         with torch.no_grad():
             branches_BT = self._probe_ids()[[[0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 3, 8, 9, 10, 11]]]
             own_BTV = self.module(input_ids=to_device(branches_BT, self.device), use_cache=False).logits
@@ -352,14 +358,3 @@ def resolve_dtype(dtype: DType, device: torch.device) -> torch.dtype:
 
 def _kind(tensor: torch.Tensor) -> tuple[type, torch.Size, torch.dtype, torch.device]:
     return type(tensor), tensor.shape, tensor.dtype, tensor.device
-
-
-def write_model(directory: Path, module: Any, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
-    """Write weights in `dtype`, and the config, in the layout of transformers."""
-    cast: dict[int, torch.Tensor] = {}  # tied weights must stay one tensor to be written once
-    state_dict = {name: cast.setdefault(tensor.data_ptr(), tensor.to(dtype)) for name, tensor in tensors.items()}
-    module.save_pretrained(directory, state_dict=state_dict)
-    config_file = directory / "config.json"
-    config = json.loads(config_file.read_text())
-    config["dtype"] = str(dtype).removeprefix("torch.")
-    config_file.write_text(json.dumps(config, indent=2) + "\n")

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from sharpen.errors import ConstraintError, EngineError, EngineLostError, ModelError, SamplingError
+from sharpen.families.modules import load_module, text_parameters
 from sharpen.families.recurrent import mixers_of
 from sharpen.families.routing import Routing, routing_of
 from sharpen.families.table import refuse_unsupported
@@ -138,8 +139,6 @@ class EmbeddedEngine:
     ) -> Self:
         """Load a Hugging Face model directory. `auto`: CUDA if available; bfloat16 on CUDA, float32 on the CPU."""
         from transformers import AutoConfig
-
-        from sharpen.families.modules import load_module
 
         config = AutoConfig.from_pretrained(model_path)
         refuse_unsupported(config, model_path, "engine")
@@ -267,9 +266,9 @@ class EmbeddedEngine:
         self._stepper.version = version
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Return the engine's own weights by Hugging Face parameter name, for a trainer in this process that shares
-        their memory. It may write to them only while no call runs, and must `load` before the next call."""
-        return {name: parameter.detach() for name, parameter in self._model.named_parameters()}
+        """Return the engine's own weights of the text by Hugging Face parameter name, for a trainer in this process
+        that shares their memory. It may write to them only while no call runs, and must `load` before the next call."""
+        return {name: parameter.detach() for name, parameter in text_parameters(self._model)}
 
     async def close(self) -> None:
         """Fail running calls with `EngineError` and free memory. May be called twice."""

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from sharpen.families.modules import decoder_of
 from sharpen.inference.embedded.attention import StepAttention
 from sharpen.inference.embedded.matmul import has_exact_products
 from sharpen.inference.embedded.products import AttentionRule
@@ -171,7 +172,7 @@ class GenericForward:
         from transformers import AttentionInterface
 
         AttentionInterface.register(ATTENTION_NAME, _slot_attention)
-        model.set_attn_implementation(ATTENTION_NAME)
+        decoder_of(model).set_attn_implementation(ATTENTION_NAME)
         self._model = model
 
     def logits(
