@@ -38,6 +38,9 @@ HAS: Mapping[Part, frozenset[Piece]] = {
             Piece.AUDIO,
             Piece.SOFT_CAPS,
             Piece.SINKS,
+            Piece.HEAD_SIZES,
+            Piece.TWO_SIZES,
+            Piece.SHARED_KEYS,
             Piece.EXPERTS,
             Piece.RECURRENT,
             Piece.CONVOLUTION,
@@ -52,6 +55,7 @@ HAS: Mapping[Part, frozenset[Piece]] = {
             Piece.HEAD_SIZES,
             Piece.TWO_SIZES,
             Piece.SHARED_KEYS,
+            Piece.EXPERTS,
         }
     ),
     "vllm": frozenset(Piece) - {Piece.EXPERTS, Piece.VISION, Piece.AUDIO},

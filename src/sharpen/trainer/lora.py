@@ -21,6 +21,7 @@ from torch import nn
 from sharpen.config.trainer import LoraConfig, TrainerConfig
 from sharpen.errors import ConfigError
 from sharpen.families.modules import decoder_of, has_towers
+from sharpen.families.routing import is_router
 from sharpen.trainer.model import Scorer, TrainedModel, read_module, resolve_dtype
 from sharpen.trainer.packing import Pack
 from sharpen.trainer.scores import PackScores
@@ -104,12 +105,15 @@ class AdaptedModel(TrainedModel):
 
     @contextmanager
     def switched_off(self) -> Iterator[None]:
-        """Compute without the adapters inside this block, as before training."""
+        """Compute without the adapters inside this block, as before training. A mixture of experts then chooses its
+        experts by itself."""
         for layer in self._layers.values():
             layer.enable_adapters(False)
+        self.replays = False
         try:
             yield
         finally:
+            self.replays = True
             for layer in self._layers.values():
                 layer.enable_adapters(True)
 
@@ -181,7 +185,7 @@ def _targets(module: Any, lora: LoraConfig) -> list[str]:
         {
             name.rpartition(".")[2]
             for name, layer in decoder_of(module).named_modules()
-            if isinstance(layer, nn.Linear) and layer is not head
+            if isinstance(layer, nn.Linear) and layer is not head and not is_router(layer)
         }
     )
     unknown = sorted(set(lora.target_modules or ()) - set(linear))
