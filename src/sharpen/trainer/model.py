@@ -136,6 +136,11 @@ class TrainedModel:
         """Yield the trained parameters by their Hugging Face names, tied ones once."""
         return ((name, parameter) for name, parameter in self.module.named_parameters() if parameter.requires_grad)
 
+    def tables(self) -> list[torch.nn.Parameter]:
+        """Return the weights of the embeddings and of the output layer, if it has its own."""
+        layers = (self.module.get_input_embeddings(), self.module.get_output_embeddings())
+        return [layer.weight for layer in layers if layer is not None]
+
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """Return the text's weights for the engine by their Hugging Face names, tied ones once. They are not copies,
         except merged weights of a model with adapters.
