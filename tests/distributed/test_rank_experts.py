@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from expert_toys import make_experts
+from expert_toys import copy_of, make_experts
 from group_toys import Toy, assert_same_numbers, assert_same_weights, group_of, make_plan, one_process
-from trainer_toys import make_experiences, plain_copy
+from trainer_toys import make_experiences
 
 from sharpen.families.routing import Routing, to_array
 from sharpen.trainer.model import TrainedModel
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.distributed
 
 def with_other_experts(module):
     """Rollouts with experts that the model would not choose, and the logprobs that these give."""
-    model = plain_copy(module)
+    model = copy_of(module)
     routing, found = Routing(model), []
     for one in make_experiences():
         ids = torch.from_numpy(one.ids_T.astype(np.int64))
@@ -26,7 +26,7 @@ def with_other_experts(module):
             model(input_ids=ids[None, :-1], use_cache=False)
             routes_NLK = to_array((recorded.routes_NLK + 3) % 8, routing.shape)
         found.append(replace(one, routes_NLK=routes_NLK))
-    trained, scored = TrainedModel(plain_copy(module), compute_dtype=torch.float32), []
+    trained, scored = TrainedModel(copy_of(module), compute_dtype=torch.float32), []
     for one in found:
         with torch.no_grad():
             logprobs_E = trained.score(pack([one], 1000)[0]).logprobs_E
