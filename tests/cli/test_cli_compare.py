@@ -40,6 +40,14 @@ def test_json(two, capsys):
     assert [run["run"]["name"] for run in answer["runs"]] == ["a", "b"]
 
 
+def test_money_where_a_price_is_given(two, capsys):
+    """Red when the price is not passed on."""
+    assert main(["compare", *two, "--price-per-hour", "2"]) == 0
+    assert capsys.readouterr().out.count("at 2.000 an hour") == 2
+    assert main(["compare", *two]) == 0
+    assert "an hour" not in capsys.readouterr().out
+
+
 def test_one_run_is_not_enough(two, tmp_path, capsys):
     assert main(["compare", two[0], two[0]]) == 2
     assert "two different runs" in capsys.readouterr().err

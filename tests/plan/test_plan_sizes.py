@@ -64,7 +64,7 @@ def test_a_configuration_alone_is_enough(tmp_path: Path) -> None:
         ("{not json", "cannot be read"),
         (json.dumps({"model_type": "no such type"}), "cannot be read"),
         (json.dumps({"model_type": "qwen3_moe", "num_experts": 8}), "experts"),
-        (json.dumps({"model_type": "clip"}), "'clip'.*vision tower"),
+        (json.dumps({"model_type": "clip"}), "'clip'"),
     ],
 )
 def test_a_model_that_cannot_be_read(tmp_path: Path, content: str | None, said: str) -> None:

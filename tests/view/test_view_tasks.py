@@ -1,5 +1,6 @@
 """Tasks, steps, comparisons: the numbers are those of the journal."""
 
+import math
 from statistics import fmean, pstdev
 
 import pytest
@@ -7,7 +8,12 @@ from shop_runs import Maker, RunSize, make_run
 
 from sharpen.experience.reading import read_groups
 from sharpen.monitor.statistics import paired_difference
+from sharpen.several.spread import student_quantile
+from sharpen.view.data.compare import compare_page
+from sharpen.view.data.run import reward_margins, run_page
 from sharpen.view.data.tasks import step_page, task_page, tasks_page
+from sharpen.view.diagnoses import Diagnosis
+from sharpen.view.files import read_files
 from sharpen.view.folders import Folder
 
 
@@ -107,6 +113,39 @@ def test_two_runs_are_compared_by_their_tasks(run, evaluated, tmp_path, client, 
     assert found["only_first"] >= 3
     assert {row["name"]: row["values"] for row in page["settings"]}["seed"] == ["0", "5"]
     assert not page["incomplete"]
+
+
+def test_money_is_compared_where_a_price_is_given(run, live, library):
+    """Red when `compare_page` does not pass the price on, or the template shows none."""
+    opened = library(run, live)
+    runs = [(folder, opened.files(folder), opened.index(folder, wait_s=30)) for folder in opened.folders()]
+    costs = [one.cost for one in compare_page(runs, price_per_hour=2.5).runs]
+    assert all(one.money == 2.5 * one.hours for one in costs if one.hours is not None)
+    assert any(one.money for one in costs)
+    assert [one.cost.money for one in compare_page(runs).runs] == [None, None]
+
+
+def test_money_stands_on_the_pages(run, live, client):
+    keys = [Folder.of(path).key for path in (run, live)]
+    assert "money, at 2.500 an hour" in client(run, live, price_per_hour=2.5).get("/compare", params={"run": keys}).text
+    assert "money" not in client(run, live).get("/compare", params={"run": keys}).text
+
+
+def test_the_band_of_the_reward_is_the_interval_of_its_mean_over_the_tasks(index, run):
+    """By hand, as the ratio of the sums of rewards and counts; red when rollouts are taken for independent."""
+    groups = [one for one in read_groups(run / "run.db") if one.id.startswith("step-2/") and one.scored]
+    counts = [len(group.scored) for group in groups]
+    sums = [sum(one.reward for one in group.scored) for group in groups]
+    mean = sum(sums) / sum(counts)
+    errors = [total - mean * count for total, count in zip(sums, counts, strict=True)]
+    size = len(groups)
+    variance = sum(error**2 for error in errors) * size / (size - 1) / sum(counts) ** 2
+    margins = reward_margins(index)
+    assert margins[3] == pytest.approx(student_quantile(size - 1) * math.sqrt(variance))
+    page = run_page(Folder.of(run), read_files(run), Diagnosis(), margins={3: 0.25})
+    reward = dict(zip(page.learning.training.steps, page.learning.training.values, strict=True))
+    band = dict(zip(page.learning.training.steps, page.learning.training.low, strict=True))
+    assert (band[2], band[3]) == (None, reward[3] - 0.25)
 
 
 def test_one_run_alone_is_no_comparison(run, client):

@@ -25,6 +25,7 @@ INDEX_LIMIT_S = 600.0
 def add_compare(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_runs(parser)
+    parser.add_argument("--price-per-hour", type=float, metavar="X", help="what the machine costs an hour")
     add_json(parser)
 
 
@@ -45,7 +46,8 @@ def run_compare(arguments: argparse.Namespace) -> int:
         library = stack.enter_context(contextlib.closing(Library(paths)))
         folders = [Folder.of(path) for path in dict.fromkeys(paths)]
         page = compare_page(
-            [(folder, library.files(folder), library.index(folder, wait_s=INDEX_LIMIT_S)) for folder in folders]
+            [(folder, library.files(folder), library.index(folder, wait_s=INDEX_LIMIT_S)) for folder in folders],
+            price_per_hour=arguments.price_per_hour,
         )
     if arguments.json:
         print_json(to_json(page))
@@ -59,7 +61,7 @@ def run_compare(arguments: argparse.Namespace) -> int:
 
 def lines(page: ComparePage) -> Iterator[str]:
     """Yield the comparison as text."""
-    from sharpen.report.render import interval
+    from sharpen.report.render import TIME, costs, interval
 
     letters = {one.run.key: chr(ord("A") + place) for place, one in enumerate(page.runs)}
     for one in page.runs:
@@ -69,6 +71,7 @@ def lines(page: ComparePage) -> Iterator[str]:
         yield f"{letters[run.key]}  {run.project}/{run.name}: {trained}, {certified}"
         if run.before is not None or run.after is not None:
             yield f"   {run.measure}: {interval(run.before)} -> {interval(run.after)}"
+        yield from (f"   {name}: {cost}" for name, cost in costs(one.cost) if name in ("money", TIME))
     yield ""
     yield from (line for one in page.differences for line in _difference(one, letters))
     if not page.differences:

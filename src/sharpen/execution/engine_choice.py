@@ -158,6 +158,7 @@ def check_heads(model: TunerModelConfig, folder: Path, setting: str = "model") -
     if width == 1 or not path.exists():
         return
     content = json.loads(path.read_text(encoding="utf-8"))
+    content = content.get("text_config") or content  # of a checkpoint with towers
     heads = content.get("num_attention_heads", width)
     groups = content.get("num_key_value_heads") or heads
     if heads % width or (groups % width and width % groups):

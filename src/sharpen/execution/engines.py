@@ -41,9 +41,9 @@ def load_vllm(
 ) -> tuple[Any, Engine]:
     """Load the model in `folder` into vLLM; return (tokenizer, engine). With `lora` the engine loads unmerged adapters.
     Raises `ModelError` if vLLM cannot serve the model."""
-    from transformers import AutoTokenizer
+    from sharpen.families.tokenizer import load_tokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = load_tokenizer(folder)
     return tokenizer, thread.call(_start_replicas(model, config, folder, tokenizer.decode, lora))
 
 
@@ -94,11 +94,10 @@ def unmerged_adapters(config: RunConfig) -> LoraConfig | None:
 def load_engine(model: TunerModelConfig, config: RunConfig, folder: Path, *, alone: bool) -> tuple[Any, EmbeddedEngine]:
     """Load the model in `folder`; return (tokenizer, embedded engine). `alone` as in `load_policy`. Raises `ModelError`
     if the engine cannot serve the model."""
-    from transformers import AutoTokenizer
-
+    from sharpen.families.tokenizer import load_tokenizer
     from sharpen.inference.embedded.engine import EmbeddedEngine
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = load_tokenizer(folder)
     engine = EmbeddedEngine.from_pretrained(
         str(folder),
         max_model_len=model.max_model_len,

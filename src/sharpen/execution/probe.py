@@ -50,10 +50,10 @@ def probe_at_start(config: RunConfig, serving: Probed, tasks: Sequence[Task]) ->
     compute in float32. Raises `EngineError` as the engine does."""
     if not may_round(config):
         return ()
-    from transformers import AutoTokenizer
+    from sharpen.families.tokenizer import load_tokenizer
 
     room = config.model.max_model_len - NUM_TOKENS
-    renderer = Renderer(AutoTokenizer.from_pretrained(serving.folder))
+    renderer = Renderer(load_tokenizer(serving.folder))
     prompts = [_prompt(task, renderer)[: max(1, room)] for task in tasks[:NUM_PROMPTS]]
     begun = [serving.probe(prompt, noise=number, temperature=1.0) for number, prompt in enumerate(prompts)]
     return tuple(one for future in begun for one in future.result())
@@ -100,4 +100,5 @@ def _experience(prompt_ids_P: IntArray, found: Generation, temperature: float) -
         temperatures_T=np.where(mask_T, temperature, 1.0).astype(np.float32),
         advantages_T=np.zeros(count, np.float32),
         weights_T=np.zeros(count, np.float32),
+        routes_NLK=found.routes_NLK,
     )

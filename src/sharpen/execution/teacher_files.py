@@ -12,6 +12,7 @@ from sharpen.algorithm.presets import Algorithm
 from sharpen.config.run import RunConfig
 from sharpen.errors import ConfigError
 from sharpen.execution.model_files import model_folder
+from sharpen.families.pieces import text_config
 
 _SPECIAL = ("bos_token", "eos_token")
 """Special tokens at the beginning and end of the text that a model sees. Padding is never passed to a model here."""
@@ -47,7 +48,7 @@ def check_teacher(config: RunConfig, folder: Path, teacher_folder: Path) -> None
             f"the teacher in distill.teacher_path ({config.distill.teacher_path}) has another vocabulary than the "
             f"model ({config.model.model_path}): {difference}; choose a teacher with the same tokenizer"
         )
-    longest = getattr(AutoConfig.from_pretrained(teacher_folder), "max_position_embeddings", None)
+    longest = getattr(text_config(AutoConfig.from_pretrained(teacher_folder)), "max_position_embeddings", None)
     if longest is not None and longest < config.model.max_model_len:
         raise ConfigError(
             f"model.max_model_len is {config.model.max_model_len}, but the teacher in distill.teacher_path reads at "

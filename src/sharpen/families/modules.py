@@ -19,27 +19,33 @@ from sharpen.errors import ModelError
 from sharpen.families.pieces import Piece, pieces_of
 
 
-def class_for(config: Any) -> Any:
-    """Return the class of transformers' that loads all of a checkpoint. Raises `ModelError` if there is none."""
-    if not pieces_of(config) & {Piece.VISION, Piece.AUDIO}:
+def has_towers(config: Any) -> bool:
+    """Whether the checkpoint holds more than a text model."""
+    return bool(pieces_of(config) & {Piece.VISION, Piece.AUDIO})
+
+
+def class_for(config: Any, name: str = "the model") -> Any:
+    """Return the class of transformers' that loads all of a checkpoint. Raises `ModelError`, with `name`, if there is
+    none."""
+    if not has_towers(config):
         return AutoModelForCausalLM
     if config.model_type not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
         raise ModelError(
-            f"model type {config.model_type!r} has towers, and transformers has no class that generates text from it "
-            "and images: it is not supported"
+            f"{name} (model type {config.model_type!r}) has towers, and transformers has no class that generates text "
+            "from it and images: it is not supported"
         )
     return AutoModelForImageTextToText
 
 
 def load_module(source: str | Path, config: Any, dtype: torch.dtype, device: torch.device | str) -> Any:
     """Load the weights of a checkpoint whose configuration was read, in `dtype`, on `device`."""
-    return class_for(config).from_pretrained(source, config=config, dtype=dtype).to(device)
+    return class_for(config, str(source)).from_pretrained(source, config=config, dtype=dtype).to(device)
 
 
-def skeleton(config: Any) -> Any:
+def skeleton(config: Any, dtype: torch.dtype = torch.float32) -> Any:
     """Return the model without contents, on the meta device."""
     with torch.device("meta"):
-        return class_for(config).from_config(config)
+        return class_for(config).from_config(config, dtype=dtype)
 
 
 def decoder_of(module: Any) -> Any:
@@ -47,16 +53,25 @@ def decoder_of(module: Any) -> Any:
     return module.get_decoder()
 
 
+def text_prefixes(module: Any) -> tuple[str, ...]:
+    """Return with what the names of the text decoder's and the output layer's tensors begin: all names, if the module
+    has no towers."""
+    if not has_towers(module.config):
+        return ("",)
+    parts = (decoder_of(module), module.get_output_embeddings())
+    return tuple(f"{name}." for name, part in module.named_modules() if any(part is own for own in parts))
+
+
 def text_parameters(module: Any) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield the parameters of the text decoder and the output layer by their names in the whole module, tied ones
     once."""
-    parts = (decoder_of(module), module.get_output_embeddings())
-    own = {id(parameter) for part in parts for parameter in part.parameters()}
-    return ((name, parameter) for name, parameter in module.named_parameters() if id(parameter) in own)
+    prefixes = text_prefixes(module)
+    return ((name, parameter) for name, parameter in module.named_parameters() if name.startswith(prefixes))
 
 
 def freeze_towers(module: Any) -> None:
-    """Let only the text decoder and the output layer train."""
-    text = {name for name, _ in text_parameters(module)}
+    """Stop training all but the text decoder and the output layer."""
+    prefixes = text_prefixes(module)
     for name, parameter in module.named_parameters():
-        parameter.requires_grad_(name in text)
+        if not name.startswith(prefixes):
+            parameter.requires_grad_(False)

@@ -34,8 +34,13 @@ class Piece(StrEnum):
 HAS: Mapping[Part, frozenset[Piece]] = {
     "engine": frozenset(
         {
+            Piece.VISION,
+            Piece.AUDIO,
             Piece.SOFT_CAPS,
             Piece.SINKS,
+            Piece.HEAD_SIZES,
+            Piece.TWO_SIZES,
+            Piece.SHARED_KEYS,
             Piece.EXPERTS,
             Piece.RECURRENT,
             Piece.CONVOLUTION,
@@ -43,11 +48,16 @@ HAS: Mapping[Part, frozenset[Piece]] = {
     ),
     "trainer": frozenset(
         {
+            Piece.VISION,
+            Piece.AUDIO,
             Piece.SOFT_CAPS,
             Piece.SINKS,
             Piece.HEAD_SIZES,
             Piece.TWO_SIZES,
             Piece.SHARED_KEYS,
+            Piece.EXPERTS,
+            Piece.RECURRENT,
+            Piece.CONVOLUTION,
         }
     ),
     "vllm": frozenset(Piece) - {Piece.EXPERTS, Piece.VISION, Piece.AUDIO},
@@ -70,7 +80,8 @@ _LAYERS = {
     "minimax_m3_sparse": Piece.INDEXED,
 }
 """What each kind of layer needs beside plain attention."""
-_PLAIN_LAYERS = frozenset({"full_attention", "sliding_attention", "attention", "moe", "mlp"})
+_WITHOUT_ATTENTION = frozenset({"moe", "mlp"})
+_PLAIN_LAYERS = frozenset({"full_attention", "sliding_attention", "attention", *_WITHOUT_ATTENTION})
 _TOWERS = {
     "vision_config": Piece.VISION,
     "vision_tower": Piece.VISION,
@@ -95,12 +106,18 @@ def pieces_of(config: Any) -> frozenset[Piece]:
 def _layer_pieces(text: Any) -> Iterator[Piece]:
     kinds = set(getattr(text, "layer_types", None) or ())
     yield from (_LAYERS.get(kind, Piece.OTHER_LAYERS) for kind in kinds - _PLAIN_LAYERS)
-    if not hasattr(text, "num_attention_heads"):
-        yield Piece.RECURRENT
-    counts = [getattr(text, field, None) or 0 for field in _EXPERTS]
-    routed = "moe" in kinds or not kinds & {"moe", "mlp"}  # Nemotron-H lists its feed-forward layers by kind
-    if routed and max(counts) > 1:  # one expert is a plain layer
+    if not hasattr(text, "num_attention_heads"):  # nothing but a recurrence of its own
+        yield Piece.OTHER_LAYERS
+    if any((getattr(text, field, None) or 0) > 1 for field in _EXPERTS) and _routes(text, kinds):
         yield Piece.EXPERTS
+
+
+def _routes(text: Any, kinds: set[str]) -> bool:
+    """Whether some layer routes to its experts: some configurations count experts that no layer has."""
+    mixed = set(getattr(text, "mlp_layer_types", None) or ())
+    if mixed:
+        return "sparse" in mixed
+    return "moe" in kinds or not kinds & _WITHOUT_ATTENTION
 
 
 def _attention_pieces(text: Any) -> Iterator[Piece]:

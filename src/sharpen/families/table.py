@@ -54,7 +54,7 @@ def _named(names: str) -> frozenset[Piece]:
 FAMILIES: tuple[Family, ...] = (
     _row("Qwen2, Qwen2.5", "qwen2"),
     _row("Qwen3", "qwen3"),
-    _row("Qwen3-VL", "qwen3_vl", "qwen3_vl_text", needs="vision"),
+    _row("Qwen3-VL", "qwen3_vl", needs="vision"),
     _row("Qwen3.5", "qwen3_5", "qwen3_5_text", needs="recurrent vision"),
     _row("Qwen3-Next", "qwen3_next", needs="recurrent experts"),
     _row("Llama 2, Llama 3", "llama"),

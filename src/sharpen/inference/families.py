@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from sharpen.errors import ModelError
-from sharpen.families.pieces import Piece
+from sharpen.families.pieces import Piece, text_config
 from sharpen.families.table import family_of, needs_of, refuse_unsupported
 
 FAST_FAMILIES = frozenset({"qwen2", "qwen3", "llama"})
@@ -27,7 +27,8 @@ _LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """The properties of a model that the engine needs. `fast`: it has our own forward pass."""
+    """The properties of a model that the engine needs. `fast`: it has our own forward pass; only then are the number of
+    key-value heads and their size known, the same for all layers (else 0)."""
 
     num_layers: int
     num_kv_heads: int
@@ -38,26 +39,31 @@ class ModelShape:
 
 def inspect_model(model: Any, max_model_len: int) -> ModelShape:
     """Check that `model` can be served at `max_model_len`, and return its shape. Raises `ModelError`."""
-    config = model.config
     name = type(model).__name__
-    refuse_unsupported(config, name, "engine")
-    if getattr(model, "_is_stateful", False) and Piece.RECURRENT not in needs_of(config):
+    refuse_unsupported(model.config, name, "engine")
+    if getattr(model, "_is_stateful", False) and Piece.RECURRENT not in needs_of(model.config):
         raise ModelError(f"{name} keeps a state that its configuration does not show: not served")
-    if not (getattr(model, "_supports_attention_backend", False) or family_of(config).listed):
+    if not (getattr(model, "_supports_attention_backend", False) or family_of(model.config).listed):
         raise ModelError(f"{name} does not use transformers' attention interface: not served")
+    config = text_config(model.config)
     check_length(config, name, max_model_len)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    fast = _is_fast(model)
     return ModelShape(
         num_layers=config.num_hidden_layers,
-        num_kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-        head_dim=head_dim,
+        num_kv_heads=config.num_key_value_heads if fast else 0,
+        head_dim=_head_dim(config) if fast else 0,
         vocab_size=config.vocab_size,
-        fast=_is_fast(model, head_dim),
+        fast=fast,
     )
+
+
+def _head_dim(config: Any) -> int:
+    return getattr(config, "head_dim", None) or int(config.hidden_size) // int(config.num_attention_heads)
 
 
 def check_length(config: Any, name: str, max_model_len: int) -> None:
     """Raise `ModelError` if the model has fewer than `max_model_len` positions."""
+    config = text_config(config)
     ropes = _rope_parameters(config)
     trained = getattr(config, "max_position_embeddings", None)
     for rope in ropes:
@@ -80,7 +86,7 @@ def _rope_parameters(config: Any) -> list[dict[str, Any]]:
     return [parameters]
 
 
-def _is_fast(model: Any, head_dim: int) -> bool:
+def _is_fast(model: Any) -> bool:
     """Whether the fast forward pass supports everything in this model's configuration."""
     config = model.config
     layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
@@ -92,7 +98,7 @@ def _is_fast(model: Any, head_dim: int) -> bool:
         return False
     probe = torch.zeros(1, 1, config.hidden_size, device=model.device)
     cos, _ = model.model.rotary_emb(probe, torch.zeros(1, 1, dtype=torch.long, device=model.device))
-    return int(cos.shape[-1]) == head_dim and head_dim % 2 == 0
+    return int(cos.shape[-1]) == _head_dim(config) and _head_dim(config) % 2 == 0
 
 
 def _projections(model: Any) -> list[nn.Module]:
@@ -108,7 +114,7 @@ def _projections(model: Any) -> list[nn.Module]:
 def end_token_ids(model: Any) -> frozenset[int]:
     """Return the ids that end a generation, from the generation configuration, else from the model's own."""
     generation = getattr(model, "generation_config", None)
-    for source in (generation, model.config):
+    for source in (generation, model.config, text_config(model.config)):
         ids = getattr(source, "eos_token_id", None)
         if ids is not None:
             return frozenset([ids] if isinstance(ids, int) else [int(i) for i in ids])

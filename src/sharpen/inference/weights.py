@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from sharpen.errors import ModelError
+from sharpen.families.modules import text_parameters
 
 
 def copy_weights(model: Any, tensors: Mapping[str, torch.Tensor]) -> int:
@@ -24,7 +25,7 @@ def copy_weights(model: Any, tensors: Mapping[str, torch.Tensor]) -> int:
     matched = match_weights(model, tensors)
     copied = 0
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in text_parameters(model):
             if not _same_memory(parameter, matched[name]):
                 parameter.copy_(matched[name])
                 copied += 1
@@ -36,7 +37,8 @@ def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def match_weights(model: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the tensor for each parameter of `model`, by the names of `model.named_parameters()`, tied ones once.
+    """Return the tensor for each parameter of `model`'s text, by the names of `text_parameters`, tied ones once. Towers
+    are not trained, and get no new weights.
 
     Raises `ModelError` if a parameter is missing, a name is unknown, a shape differs, or two names of a tied parameter
     have different values.
@@ -55,10 +57,10 @@ def match_weights(model: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, 
                 raise ModelError(f"{name} and {other[1]} are one tied parameter but have different values")
             continue
         chosen[id(parameter)] = (tensor, name)
-    missing = sorted(name for name, parameter in model.named_parameters() if id(parameter) not in chosen)
+    missing = sorted(name for name, parameter in text_parameters(model) if id(parameter) not in chosen)
     if missing:
         raise ModelError(f"parameters missing in the new weights: {_join_names(missing)}")
-    return {name: chosen[id(parameter)][0] for name, parameter in model.named_parameters()}
+    return {name: chosen[id(parameter)][0] for name, parameter in text_parameters(model)}
 
 
 def _join_names(names: list[str]) -> str:

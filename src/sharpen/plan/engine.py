@@ -37,7 +37,7 @@ def engine_need(case: Case, model: TunerModelConfig, sizes: Sizes, *, vllm: bool
     """Return what the engine that serves `model` needs."""
     itemsize = 2 if case.serves_in_bfloat16 else 4
     num_shares = 1 if case.on_cpu else model.tensor_parallel_size
-    weights = itemsize * sizes.parameters // num_shares
+    weights = itemsize * sizes.held // num_shares
     rows = in_flight(case)
     per_token = (3 * sizes.intermediate_size + 6 * sizes.hidden_size) * itemsize
     return EngineNeed(

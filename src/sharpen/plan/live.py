@@ -31,6 +31,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from sharpen.config.trainer import LoraConfig
 from sharpen.errors import ModelError
+from sharpen.families.modules import decoder_of, skeleton
+from sharpen.families.pieces import text_config
 from sharpen.trainer.model import TrainedModel
 from sharpen.trainer.packing import Pack, pack
 from sharpen.trainer.scores import MAX_LOGITS
@@ -96,7 +98,7 @@ def pass_bytes(config: Any, traced: Pass) -> int:
 @functools.lru_cache(maxsize=128)
 def _pass_bytes(key: _ConfigKey, traced: Pass) -> int:
     config = key.config
-    depth = int(config.num_hidden_layers)
+    depth = int(text_config(config).num_hidden_layers)
     few, more = _TRACED_LAYERS
     if depth <= more:
         return max(_peaks(config, traced, depth))
@@ -107,14 +109,12 @@ def _pass_bytes(key: _ConfigKey, traced: Pass) -> int:
 def _peaks(config: Any, traced: Pass, num_layers: int) -> list[int]:
     """Return the peaks of the pass's parts: forward, and backward of the vocabulary, the layers and the embeddings.
     Each is linear in the number of layers; which part is highest changes with it."""
-    from transformers import AutoModelForCausalLM
-
     shallow = copy.deepcopy(config)
-    shallow.num_hidden_layers = num_layers
-    if getattr(shallow, "layer_types", None):
-        shallow.layer_types = shallow.layer_types[:num_layers]
-    with torch.device("meta"):
-        model = _model(AutoModelForCausalLM.from_config(shallow, dtype=torch.float32), traced)
+    text = text_config(shallow)
+    text.num_hidden_layers = num_layers
+    if getattr(text, "layer_types", None):
+        text.layer_types = text.layer_types[:num_layers]
+    model = _model(skeleton(shallow), traced)
     with FakeTensorMode(allow_non_fake_inputs=True):
         _make_fake(model.module)
         model.device = torch.device("cpu")
@@ -125,7 +125,7 @@ def _peaks(config: Any, traced: Pass, num_layers: int) -> list[int]:
         existing += [parameter.grad for parameter in existing if parameter.grad is not None]
         with LiveBytes(existing) as live:
             model.module.get_input_embeddings().register_forward_hook(live.mark_in_backward)
-            model.module.get_decoder().register_forward_hook(live.mark_in_backward)
+            decoder_of(model.module).register_forward_hook(live.mark_in_backward)
             packed = _one_sequence(traced, vocab_size=model.module.get_output_embeddings().weight.shape[0])
             scores = model.score(packed, entropy_gradient=traced.entropy_gradient)
             live.mark()

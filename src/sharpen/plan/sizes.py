@@ -12,20 +12,21 @@ from typing import Any
 
 from sharpen.config.trainer import LoraConfig
 from sharpen.errors import ModelError
-from sharpen.families.pieces import Part
+from sharpen.families.pieces import Part, text_config
 from sharpen.families.table import refuse_unsupported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """The sizes of a model. `parameters` counts tied ones once; `block_linear` counts those of the linear layers in the
-    blocks, `vocabulary` (V x C) those of one embedding table; `tied` is whether the output layer shares the input's
-    table.
+    """The sizes of a model. `parameters` counts those of the text, tied ones once, `towers` those that are held and
+    never trained; `block_linear` counts those of the linear layers in the blocks, `vocabulary` (V x C) those of one
+    embedding table; `tied` is whether the output layer shares the input's table.
 
     `linears` holds (last name, outputs, inputs) of every linear layer in the blocks.
     """
 
     parameters: int
+    towers: int
     block_linear: int
     vocabulary: int
     tied: bool
@@ -36,6 +37,11 @@ class Sizes:
     intermediate_size: int
     vocab_size: int
     linears: tuple[tuple[str, int, int], ...]
+
+    @property
+    def held(self) -> int:
+        """All parameters of the checkpoint."""
+        return self.parameters + self.towers
 
     def kv_bytes(self, itemsize: int) -> int:
         """Return the bytes of keys and values of one position: 2 x layers x KV heads x head size x `itemsize`."""
@@ -59,6 +65,8 @@ def read_model_config(model_path: str, setting: str = "model.model_path", part: 
     """Read the Hugging Face configuration. Raises `ModelError` if there is none, or `part` does not support it."""
     from transformers import AutoConfig
 
+    from sharpen.families.modules import class_for
+
     path = Path(model_path).expanduser()
     try:
         config = AutoConfig.from_pretrained(path if path.is_dir() else model_path)
@@ -66,8 +74,10 @@ def read_model_config(model_path: str, setting: str = "model.model_path", part: 
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(f"{setting} {model_path!r}: its config.json cannot be read: {reason}") from error
     refuse_unsupported(config, f"{setting} {model_path!r}", part)
+    class_for(config, f"{setting} {model_path!r}")
+    text = text_config(config)
     for name in ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size"):
-        if not isinstance(getattr(config, name, None), int):
+        if not isinstance(getattr(text, name, None), int):
             raise ModelError(
                 f"{setting} {model_path!r}: model type {config.model_type!r} has no {name}: only text models can be "
                 "planned"
@@ -80,7 +90,7 @@ def sizes_of(config: Any) -> Sizes:
     model."""
     import torch
 
-    from sharpen.families.modules import skeleton
+    from sharpen.families.modules import decoder_of, skeleton, text_parameters
 
     try:
         model = skeleton(config)
@@ -89,12 +99,15 @@ def sizes_of(config: Any) -> Sizes:
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings()
     linears = tuple(
         (name.rpartition(".")[2], int(layer.weight.shape[0]), int(layer.weight.shape[1]))
-        for name, layer in model.named_modules()
+        for name, layer in decoder_of(model).named_modules()
         if isinstance(layer, torch.nn.Linear) and layer is not head
     )
+    config = text_config(config)
     heads = int(config.num_attention_heads)
+    parameters = sum(parameter.numel() for _, parameter in text_parameters(model))
     return Sizes(
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        parameters=parameters,
+        towers=sum(parameter.numel() for parameter in model.parameters()) - parameters,
         block_linear=sum(out * into for _, out, into in linears),
         vocabulary=embedding.numel(),
         tied=head.weight is embedding,

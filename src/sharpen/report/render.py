@@ -21,6 +21,7 @@ from sharpen.view.data.measures import Count, Measure
 from sharpen.view.data.run import Cost
 
 NAME = "report.html"
+TIME = "time, evaluations included"
 _TEMPLATES = Path(__file__).with_name("templates")
 _MARKDOWN = re.compile(r"([\\`*_\[\]#|~])")
 
@@ -137,7 +138,7 @@ def costs(cost: Cost) -> list[tuple[str, str]]:
         "tokens trained on": cost.trained_tokens,
         "tokens computed by the trainer": cost.computed_tokens,
     }
-    shown = [("time, evaluations included", duration(cost.hours))] if cost.hours is not None else []
+    shown = [(TIME, duration(cost.hours))] if cost.hours is not None else []
     shown += [(name, f"{count:,}") for name, count in tokens.items() if count is not None]
     if cost.peak_memory_mb is not None:
         shown.append(("peak memory of the process", f"{cost.peak_memory_mb / 1024:.1f} GiB"))

@@ -20,7 +20,10 @@ Identity = Mapping[str, int | str]
 ROWS = 1000
 """The number of rows in a digest, with the first and the last; a smaller dataset is covered whole."""
 _PIECES, _PIECE_BYTES = 16, 1 << 16
-_SMALL_FILES = ("config.json", "generation_config.json", "tokenizer*", "chat_template*", "special_tokens_map.json")
+_SMALL_FILES = (
+    *("config.json", "generation_config.json", "tokenizer*", "chat_template*", "special_tokens_map.json"),
+    "*processor_config.json",  # of images
+)
 _WEIGHTS = ("*.safetensors", "*.bin")
 
 

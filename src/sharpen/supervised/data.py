@@ -66,8 +66,9 @@ def _check_format(rows: Sequence[Task], data: Data, fields: SupervisedConfig) ->
 
 def make_tutor(config: RunConfig, algorithm: SupervisedAlgorithm, folder: Path) -> Tutor:
     """Make a `Tutor` for the model in `folder`, without loading its weights."""
-    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+    from transformers import AutoConfig, GenerationConfig
 
+    from sharpen.families.tokenizer import load_tokenizer
     from sharpen.gateway.render import Renderer
     from sharpen.inference.families import end_token_ids
     from sharpen.supervised.lessons import Tutor
@@ -76,7 +77,7 @@ def make_tutor(config: RunConfig, algorithm: SupervisedAlgorithm, folder: Path) 
     generation = GenerationConfig.from_model_config(settings)
     if (folder / "generation_config.json").exists():
         generation = GenerationConfig.from_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = load_tokenizer(folder)
     thinking = config.model.enable_thinking
     return Tutor(
         tokenizer=tokenizer,

@@ -116,7 +116,7 @@ def _pieces(
 ) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
     """Yield the tensors of a checkpoint file by file, gathering each file only when it is its turn."""
     yield _MODEL, team.gather(policy.checkpoint_tensors())
-    if policy.compute_dtype != torch.float32 or policy.adapters is not None:
+    if policy.compute_dtype != torch.float32 or policy.adapters is not None or policy.file_names_differ:
         yield "weights", team.gather(policy.parameters())
     for name, tensors in further.items():
         yield name, team.gather(tensors.items())

@@ -30,7 +30,7 @@ from sharpen.view import drawing
 from sharpen.view.data.compare import compare_page
 from sharpen.view.data.measures import to_json
 from sharpen.view.data.rollout import call_tokens, rollout_page
-from sharpen.view.data.run import run_page, series
+from sharpen.view.data.run import reward_margins, run_page, series
 from sharpen.view.data.runs import runs_page
 from sharpen.view.data.search import SearchQuery, name_of, number_of, search_page
 from sharpen.view.data.tasks import step_page, task_page, tasks_page
@@ -94,7 +94,9 @@ class Pages:
     def _run(self, request: Request) -> Response:
         folder = self._folder(request)
         diagnosis = self._library.diagnoses.of(folder, stamp(folder.path), wait_s=FRESH_S)
-        page = run_page(folder, self._library.files(folder), diagnosis, price_per_hour=self._price)
+        margins = reward_margins(self._library.index(folder, wait_s=FRESH_S))
+        files = self._library.files(folder)
+        page = run_page(folder, files, diagnosis, margins=margins, price_per_hour=self._price)
         return self._answer(request, "run.html", page, run=folder)
 
     def _series(self, request: Request) -> Response:
@@ -118,7 +120,7 @@ class Pages:
         runs = [
             (folder, self._library.files(folder), self._library.index(folder, wait_s=FRESH_S)) for folder in folders
         ]
-        return self._answer(request, "compare.html", compare_page(runs))
+        return self._answer(request, "compare.html", compare_page(runs, price_per_hour=self._price))
 
     def _tasks(self, request: Request) -> Response:
         folder, query = self._folder(request), request.query_params

@@ -138,6 +138,6 @@ def _single_engine(engines: Sequence[EngineClient]) -> Engine:
 
 
 def _tokenizer(model_path: str) -> Any:
-    from transformers import AutoTokenizer
+    from sharpen.families.tokenizer import load_tokenizer
 
-    return AutoTokenizer.from_pretrained(model_folder(model_path))
+    return load_tokenizer(model_folder(model_path))

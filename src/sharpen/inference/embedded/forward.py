@@ -19,7 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sharpen.inference.embedded.attention import StepAttention
+from sharpen.families.modules import decoder_of
+from sharpen.inference.embedded.attention import LayoutProbe, StepAttention
+from sharpen.inference.embedded.kv import KVLayout
 from sharpen.inference.embedded.matmul import has_exact_products
 from sharpen.inference.embedded.products import AttentionRule
 from sharpen.inference.families import ModelShape
@@ -164,6 +166,20 @@ def _slot_attention(
     return out.view(1, out.shape[0], query.shape[1], -1), None
 
 
+@torch.inference_mode()
+def kv_layout(model: Any, shape: ModelShape) -> KVLayout:
+    """Return which keys and values a model's layers have: known of those with our own forward pass; the others' are
+    found by running one token, with the model's attention as it was afterwards."""
+    if shape.fast:
+        return KVLayout.uniform(shape.num_layers, shape.num_kv_heads, shape.head_dim)
+    decoder, probe = decoder_of(model), LayoutProbe()
+    before = decoder.config._attn_implementation
+    zero = torch.zeros(1, dtype=torch.long, device=model.device)
+    GenericForward(model).logits(zero, zero, probe, zero)
+    decoder.set_attn_implementation(before)
+    return probe.layout
+
+
 class GenericForward:
     """The forward pass of any model that `families.inspect_model` accepts, through the model's own modules."""
 
@@ -171,7 +187,7 @@ class GenericForward:
         from transformers import AttentionInterface
 
         AttentionInterface.register(ATTENTION_NAME, _slot_attention)
-        model.set_attn_implementation(ATTENTION_NAME)
+        decoder_of(model).set_attn_implementation(ATTENTION_NAME)
         self._model = model
 
     def logits(

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from sharpen.errors import ModelError
+from sharpen.families.pieces import text_config
 from sharpen.families.routing import Routing, recording
 from sharpen.inference.embedded.attention import SlotAttention, SlotSegment
 from sharpen.inference.embedded.forward import Forward
@@ -33,7 +34,7 @@ def _probe_ids(vocab_size: int, max_model_len: int, device: torch.device) -> tor
 @torch.inference_mode()
 def reference_logits(model: Any, max_model_len: int) -> torch.Tensor:
     """Return the model's own logits of the probe, shape PV. To be called before its attention is replaced."""
-    ids_P = _probe_ids(model.config.vocab_size, max_model_len, model.device)
+    ids_P = _probe_ids(text_config(model.config).vocab_size, max_model_len, model.device)
     logits_PV: torch.Tensor = model(input_ids=ids_P.unsqueeze(0), use_cache=False).logits[0].float()
     return logits_PV
 

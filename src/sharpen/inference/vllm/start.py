@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 
 from sharpen.errors import EngineError, ModelError
+from sharpen.families.pieces import text_config
 from sharpen.families.table import refuse_unsupported
 from sharpen.inference.embedded.kv import default_budget_bytes
 from sharpen.inference.families import check_length
@@ -198,6 +199,7 @@ def _limit_bytes(kv_cache_mb: int | None, on_cpu: bool) -> int:
 
 def _kv_bytes(config: Any, *, itemsize: int, num_tokens: int, limit_bytes: int, num_shares: int) -> int:
     """Return the bytes of one worker's KV cache: keys and values of `num_tokens` in whole blocks, at most the limit."""
+    config = text_config(config)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     block_bytes = 2 * config.num_hidden_layers * heads * head_dim * itemsize * _BLOCK_TOKENS // num_shares

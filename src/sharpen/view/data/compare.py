@@ -13,7 +13,7 @@ from typing import Any
 
 from sharpen.monitor.statistics import is_binary, paired_difference
 from sharpen.view.data.measures import Measure, Series
-from sharpen.view.data.run import evaluations, training
+from sharpen.view.data.run import Cost, cost_of, evaluations, training
 from sharpen.view.data.runs import RunRow, run_row
 from sharpen.view.entries import TRAINING
 from sharpen.view.files import RunFiles
@@ -53,6 +53,7 @@ class CompareRun:
     """One of the runs."""
 
     run: RunRow
+    cost: Cost
     training: Series
     evaluations: tuple[Series, ...]
 
@@ -67,8 +68,8 @@ class ComparePage:
     incomplete: tuple[str, ...]
 
 
-def compare_page(runs: Sequence[tuple[Folder, RunFiles, Index]]) -> ComparePage:
-    """Return the comparison."""
+def compare_page(runs: Sequence[tuple[Folder, RunFiles, Index]], *, price_per_hour: float | None = None) -> ComparePage:
+    """Return the comparison; `price_per_hour` is what a machine costs."""
     rows = [(run_row(folder, files), files) for folder, files, _ in runs]
     rewards = {folder.key: last_rewards(index) for folder, _, index in runs}
     differences = [
@@ -78,7 +79,12 @@ def compare_page(runs: Sequence[tuple[Folder, RunFiles, Index]]) -> ComparePage:
     ]
     return ComparePage(
         runs=tuple(
-            CompareRun(run=row, training=training(row, files), evaluations=tuple(evaluations(files)))
+            CompareRun(
+                run=row,
+                cost=cost_of(row, files, price_per_hour),
+                training=training(row, files),
+                evaluations=tuple(evaluations(files)),
+            )
             for row, files in rows
         ),
         differences=tuple(differences),

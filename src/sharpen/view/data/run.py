@@ -6,16 +6,21 @@ does it cost, every metric.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import stdev
 from typing import TYPE_CHECKING, Any
 
 from sharpen.monitor import spent
+from sharpen.several.spread import student_quantile
 from sharpen.view.data.measures import Count, Series, counts, finite, thinned
 from sharpen.view.data.runs import SPARK_POINTS, RunRow, run_row
 from sharpen.view.diagnoses import Diagnosis
+from sharpen.view.entries import TRAINING
 from sharpen.view.files import RunFiles
 from sharpen.view.folders import Folder
+from sharpen.view.index import Index
 
 if TYPE_CHECKING:
     from sharpen.diagnose.finding import Finding
@@ -25,8 +30,8 @@ MODES = ("sampled", "greedy")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learning:
-    """Does it learn? The training reward (or loss) of each step, with the deviation of its rollouts as band, and the
-    evaluations with intervals, a series for each dataset and mode."""
+    """Does it learn? The training reward (or loss) of each step, with the 95% interval of the mean over its tasks as
+    band, and the evaluations with intervals, a series for each dataset and mode."""
 
     training: Series
     evaluations: tuple[Series, ...]
@@ -143,18 +148,25 @@ class RunPage:
     settings: tuple[tuple[str, str], ...]
 
 
-def run_page(folder: Folder, files: RunFiles, diagnosis: Diagnosis, *, price_per_hour: float | None = None) -> RunPage:
-    """Return the page of a run; `price_per_hour` is what the machine costs."""
+def run_page(
+    folder: Folder,
+    files: RunFiles,
+    diagnosis: Diagnosis,
+    *,
+    margins: Mapping[int, float] | None = None,
+    price_per_hour: float | None = None,
+) -> RunPage:
+    """Return the page of a run; `margins` are those of `reward_margins`, `price_per_hour` is what the machine costs."""
     row = run_row(folder, files)
     return RunPage(
         run=row,
-        learning=_learning(row, files),
+        learning=_learning(row, files, margins or {}),
         soundness=_soundness(files),
         findings=tuple(map(_card, diagnosis.findings)),
         no_findings=_why_no_findings(diagnosis),
         diagnosing=diagnosis.pending,
         time=_time(files),
-        cost=_cost(row, files, price_per_hour),
+        cost=cost_of(row, files, price_per_hour),
         metrics=_metrics(files),
         settings=changed_settings(files),
     )
@@ -175,11 +187,11 @@ def series(files: RunFiles, name: str, *, label: str = "", low: str = "", high: 
     )
 
 
-def _learning(row: RunRow, files: RunFiles) -> Learning:
+def _learning(row: RunRow, files: RunFiles, margins: Mapping[int, float]) -> Learning:
     verdict = files.summary.get("verdict")
     remarks = verdict.get("remarks", ()) if isinstance(verdict, Mapping) else ()
     return Learning(
-        training=training(row, files),
+        training=_with_margins(training(row, files), margins),
         evaluations=tuple(evaluations(files)),
         verdict_text=row.verdict_text,
         remarks=tuple(map(str, remarks)),
@@ -187,17 +199,43 @@ def _learning(row: RunRow, files: RunFiles) -> Learning:
 
 
 def training(row: RunRow, files: RunFiles) -> Series:
-    """Return the training reward with the deviation of a step's rollouts as band, or the training loss."""
+    """Return the training reward, or the training loss."""
     if row.learns_from == "rows":
         return series(files, "trainer/loss", label="training loss")
-    rewards = series(files, "reward/mean", label="training reward")
-    spread = dict(files.values("reward/std"))
-    pairs = [(value, spread.get(step)) for step, value in zip(rewards.steps, rewards.values, strict=True)]
-    low = tuple(None if value is None or std is None else value - std for value, std in pairs)
-    high = tuple(None if value is None or std is None else value + std for value, std in pairs)
-    return Series(
-        name=rewards.name, steps=rewards.steps, times=rewards.times, values=rewards.values, low=low, high=high
-    )
+    return series(files, "reward/mean", label="training reward")
+
+
+def _with_margins(rewards: Series, margins: Mapping[int, float]) -> Series:
+    """Return a series with the interval of each step whose margin is known."""
+    pairs = [(value, margins.get(step)) for step, value in zip(rewards.steps, rewards.values, strict=True)]
+    if all(value is None or margin is None for value, margin in pairs):
+        return rewards
+    low = tuple(None if value is None or margin is None else value - margin for value, margin in pairs)
+    high = tuple(None if value is None or margin is None else value + margin for value, margin in pairs)
+    return replace(rewards, low=low, high=high)
+
+
+def reward_margins(index: Index) -> dict[int, float]:
+    """Return half the width of the 95% interval of each step's mean training reward. The rollouts of a task are alike,
+    so that the tasks count, not the rollouts: the mean is the ratio of the sums of the tasks' rewards and counts, with
+    Student's quantile. Steps with one task have none.
+
+    Source: W. Cochran, "Sampling techniques", 1977, equation 6.13.
+    """
+    last_time = "SELECT MAX(number) FROM groups WHERE place = ? GROUP BY id"  # a step may have been repeated
+    sql = f"SELECT step, scored, mean FROM groups WHERE number IN ({last_time}) AND scored > 0 AND step IS NOT NULL"
+    groups: dict[int, list[tuple[int, float]]] = {}
+    with index.reading() as connection:
+        for step, count, mean in connection.execute(sql, (TRAINING,)):
+            groups.setdefault(step, []).append((count, mean))
+    return {step: _margin(tasks) for step, tasks in groups.items() if len(tasks) > 1}
+
+
+def _margin(tasks: Sequence[tuple[int, float]]) -> float:
+    total = sum(count for count, _ in tasks)
+    mean = sum(count * of_task for count, of_task in tasks) / total
+    residuals = [(of_task - mean) * count * len(tasks) / total for count, of_task in tasks]
+    return student_quantile(len(tasks) - 1) * stdev(residuals) / math.sqrt(len(tasks))
 
 
 def evaluations(files: RunFiles) -> Iterable[Series]:
@@ -291,7 +329,9 @@ def _time(files: RunFiles) -> TimeUse:
     )
 
 
-def _cost(row: RunRow, files: RunFiles, price: float | None) -> Cost:
+def cost_of(row: RunRow, files: RunFiles, price: float | None) -> Cost:
+    """Return what a run has cost; `price` is that of an hour."""
+
     def number(name: str) -> int | None:
         value = finite(files.summary.get(name))
         return None if value is None else int(value)

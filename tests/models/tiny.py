@@ -1,0 +1,112 @@
+"""A tiny checkpoint of each family, with random weights: the sizes that show every kind of layer of the family.
+
+`SETTINGS` has one entry for each model type of the table `sharpen.families.table.FAMILIES`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from expert_toys import EXPERTS
+from hybrid_toys import HYBRIDS
+from transformers import CONFIG_MAPPING
+
+from sharpen.families.modules import class_for
+
+VOCABULARY = 320
+"""Enough for the tokenizer of `conftest.make_toy_model`, whose special ids are those below."""
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "initializer_range": 0.2,
+}
+_WINDOWED = {"sliding_window": 12, "layer_types": ["sliding_attention", "full_attention"]}
+_EYES = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "patch_size": 4,
+    "image_size": 16,
+}
+_QWEN_EYES = {
+    "depth": 1,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_heads": 2,
+    "out_hidden_size": 32,
+    "patch_size": 4,
+    "num_position_embeddings": 16,
+    "deepstack_visual_indexes": [0],
+}
+_GEMMA3 = {**_WINDOWED, "query_pre_attn_scalar": 8}
+_GEMMA4 = {
+    **_WINDOWED,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": VOCABULARY,
+    "global_head_dim": 16,
+}
+
+_PLAIN = (
+    *("qwen2", "qwen3", "llama", "gemma", "smollm3", "olmo2", "phi3", "granite", "glm4"),
+    *("hunyuan_v1_dense", "ernie4_5", "seed_oss", "apertus", "ministral3"),
+)
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    **HYBRIDS,
+    **{kind: toy.settings for kind, toy in EXPERTS.items()},
+    "kimi_linear": {**HYBRIDS["kimi_linear"], "head_dim": 4, "v_head_dim": 6},
+    "deepseek_v3": {**EXPERTS["deepseek_v3"].settings, "head_dim": 4, "v_head_dim": 6},
+    **{kind: {} for kind in _PLAIN},
+    **{kind: {"sliding_window": 12} for kind in ("mistral", "ministral")},
+    **dict.fromkeys(("olmo3", "exaone4", "cohere2"), _WINDOWED),
+    "gemma2": {**_WINDOWED, "query_pre_attn_scalar": 8},
+    "gemma3_text": _GEMMA3,
+    "gemma3": {"text": _GEMMA3, "vision": _EYES},
+    "gemma4_text": _GEMMA4,
+    "qwen3_vl": {
+        "text": {"rope_parameters": {"rope_type": "default", "mrope_section": [2, 1, 1]}},
+        "vision": _QWEN_EYES,
+    },
+    "qwen3_5": {"text": HYBRIDS["qwen3_5_text"], "vision": _QWEN_EYES},
+    "qwen3_5_moe": {"text": EXPERTS["qwen3_5_moe_text"].settings, "vision": _QWEN_EYES},
+    "mistral3": {"text": {"model_type": "mistral"}, "vision": {**_EYES, "model_type": "pixtral"}},
+}
+
+
+def make_config(kind: str) -> Any:
+    """The configuration of a tiny model of this type."""
+    settings = SETTINGS[kind]
+    if "text" not in settings:
+        return CONFIG_MAPPING[kind](**{**_SIZES, **settings})
+    towers = {f"{name}_config": value for name, value in settings.items() if name != "text"}
+    return CONFIG_MAPPING[kind](text_config={**_SIZES, **settings["text"]}, **towers)
+
+
+def make_module(kind: str, seed: int = 0) -> Any:
+    """A model of this type with random weights, norms and biases too, so that a forgotten one shows."""
+    torch.manual_seed(seed)
+    config = make_config(kind)
+    module = class_for(config).from_config(config)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if "norm" in name or "bias" in name:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    return module.eval()
+
+
+def make_checkpoint(kind: str, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
+    """A checkpoint of this type, as transformers writes it."""
+    make_module(kind).to(dtype).save_pretrained(folder)
+    return folder
