@@ -19,8 +19,8 @@ import numpy.typing as npt
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
-RouteArray = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
-"""The numbers of chosen experts; the smaller type if a layer has at most 256."""
+RouteArray = npt.NDArray[np.unsignedinteger[Any]]
+"""The numbers of chosen experts: uint8 if a layer has at most 256, else uint16."""
 
 Mode = Literal["greedy", "sampled"]
 """How a rollout is sampled: greedily regardless of its calls' parameters (evaluation, a baseline), or with them
@@ -109,7 +109,9 @@ class Call:
     with, if any. `agent` is the name of the agent that made the call (`model.named`), and `model` that of the model it
     asked for, if that is not the served one's. `span` is the span of the agent's own traces that it was made in, if it
     has any. If no chat template rendered the prompt, `messages` is one message with its text, of the role
-    `PROMPT_ROLE`. `started` is when its sampling began, in seconds since 1970 (None: unknown).
+    `PROMPT_ROLE`. `started` is when its sampling began, in seconds since 1970 (None: unknown). `routes_NLK` are the
+    experts that the engine chose for each token but the last (N = P + S - 1) in each layer of a mixture of experts;
+    None for a dense model.
     """
 
     index: int
@@ -131,6 +133,7 @@ class Call:
     agent: str = ""
     model: str = ""
     span: Span | None = None
+    routes_NLK: RouteArray | None = None
 
     @property
     def delivered(self) -> bool:

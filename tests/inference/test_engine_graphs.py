@@ -27,10 +27,10 @@ class FakeRecorder:
             raise RuntimeError("operation not permitted when stream is capturing\nand more")
         self.recorded += 1
         result = run()
-        layers = list(self.pool.layers)
+        layers = list(self.pool.layers.values())
 
         def replay() -> None:
-            assert all(was is now for was, now in zip(layers, self.pool.layers, strict=True))
+            assert all(was is now for was, now in zip(layers, self.pool.layers.values(), strict=True))
             result.copy_(run())
 
         return replay, result

@@ -19,7 +19,7 @@ from sharpen.errors import ModelError
 from sharpen.inference.embedded.attention import SlotAttention
 from sharpen.inference.embedded.engine import EmbeddedEngine
 from sharpen.inference.embedded.forward import GenericForward
-from sharpen.inference.embedded.kv import KVPool
+from sharpen.inference.embedded.kv import KVLayout, KVPool
 from sharpen.inference.embedded.matmul import choose_float32_matmul
 from sharpen.inference.embedded.products import AttentionRule
 from sharpen.inference.families import end_token_ids, inspect_model
@@ -128,9 +128,7 @@ def test_the_matmul_probe_chooses_by_accuracy_and_leaves_the_setting_alone() -> 
 def test_padding_rows_and_masked_rows_give_no_nan() -> None:
     """A padding row sees only its own scratch position; no row of the mask may be all -inf."""
     pool = KVPool(
-        num_layers=1,
-        num_kv_heads=1,
-        head_dim=4,
+        layout=KVLayout.uniform(1, 1, 4),
         dtype=torch.float32,
         device=torch.device("cpu"),
         max_slots=4,

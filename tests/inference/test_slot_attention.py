@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sharpen.inference.embedded.attention import FixedShapeAttention, SlotAttention, SlotSegment
-from sharpen.inference.embedded.kv import KVPool
+from sharpen.inference.embedded.kv import KVLayout, KVPool
 from sharpen.inference.embedded.products import AttentionRule
 from sharpen.inference.embedded.prompts import PromptAttention, SlotKeys, _blocks
 
@@ -80,9 +80,7 @@ def test_a_window_reads_no_more_keys_than_it_needs_however_long_the_prompt_is() 
 
 def filled_pool(length: int) -> KVPool:
     pool = KVPool(
-        num_layers=1,
-        num_kv_heads=2,
-        head_dim=8,
+        layout=KVLayout.uniform(1, 2, 8),
         dtype=torch.float32,
         device=torch.device("cpu"),
         max_slots=4,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from toy_engines import make_model, prompt_of, request
 
-from sharpen.inference.embedded.forward import FastForward, GenericForward
+from sharpen.inference.embedded.forward import FastForward, GenericForward, kv_layout
 from sharpen.inference.embedded.kv import KVPool
 from sharpen.inference.embedded.scheduler import Scheduler
 from sharpen.inference.embedded.slots import SlotRequest
@@ -26,9 +26,7 @@ def make_stepper(family: str, deterministic: bool) -> Stepper:
     model = make_model(family).to(META)
     shape = inspect_model(model, 256)
     pool = KVPool(
-        num_layers=shape.num_layers,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
+        layout=kv_layout(model, shape),
         dtype=torch.float32,
         device=META,
         max_slots=8,

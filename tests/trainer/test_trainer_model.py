@@ -5,10 +5,8 @@ import copy
 import numpy as np
 import pytest
 import torch
-from trainer_toys import FAMILIES, SIZES, hf_logprobs, make_experience, make_experiences, make_model, plain_copy
-from transformers import MixtralConfig, MixtralForCausalLM
+from trainer_toys import FAMILIES, hf_logprobs, make_experience, make_experiences, make_model, plain_copy
 
-from sharpen.errors import ModelError
 from sharpen.trainer.model import TrainedModel
 from sharpen.trainer.packing import pack
 
@@ -178,13 +176,6 @@ def test_entropy_is_that_of_the_tempered_distribution():
     torch.testing.assert_close(
         scores.entropy_E, torch.distributions.Categorical(logits=tempered).entropy(), atol=1e-6, rtol=0
     )
-
-
-def test_trap_30_experts_and_unknown_kinds_of_attention_are_refused_by_name():
-    """Break: drop `refuse_unsupported` from `TrainedModel`."""
-    small = {**SIZES, "num_hidden_layers": 1}
-    with pytest.raises(ModelError, match=r"'mixtral'.*experts"):
-        TrainedModel(MixtralForCausalLM(MixtralConfig(**small, num_local_experts=2)), compute_dtype=torch.float32)
 
 
 def test_bfloat16_compute_keeps_fp32_weights_and_is_close():

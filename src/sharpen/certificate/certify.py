@@ -24,6 +24,7 @@ from sharpen.certificate.certificate import Certificate, LogprobGaps, add_up, pr
 from sharpen.certificate.checks import MEANING_OF_ROWS
 from sharpen.certificate.constraints import constraint_check
 from sharpen.certificate.expectation import carries_loss, is_eligible
+from sharpen.certificate.experts import wrong_experts
 from sharpen.certificate.lineage import Lineage, in_words, read_lineage
 from sharpen.certificate.rollouts import recompute_steps
 from sharpen.certificate.rules import Rules
@@ -189,6 +190,9 @@ def _recomputed_gaps(
         if source is not None and sampled[version]:
             checkpoint.restore_policy(model, checkpoint.load(source), source)
         gap = LogprobGap(version)
+        if model.routing is not None and (wrong := wrong_experts(sampled[version], model.routing.shape)):
+            problems.append(wrong)
+            continue
         with torch.no_grad():
             for part in pack(sampled[version], config.trainer.max_tokens_per_micro_batch, masks=masks):
                 gap.add(part, model.score(part).logprobs_E)
@@ -300,6 +304,7 @@ def _sequence(rollout: Rollout, call: Call) -> Experience:
         advantages_T=np.zeros(length, np.float32),
         weights_T=np.zeros(length, np.float32),
         constraints={} if call.constraint is None else {call.index: call.constraint},
+        routes_NLK=call.routes_NLK,
     )
 
 

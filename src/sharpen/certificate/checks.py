@@ -18,7 +18,7 @@ UPDATES, OWNERS = "updates", "owners"
 MEANING: Mapping[str, str] = {
     IDS: "the ids trained on are the ids that were prompted and sampled",
     MASK: "every sampled token of every trainable call carries loss exactly once, and nothing else does",
-    RECORDS: "logprob, version and temperature of every loss token are the recorded ones, and finite",
+    RECORDS: "logprob, version, temperature and experts of every loss token are the recorded ones, and finite",
     TAKES_PART: "every trainable call of every rollout that takes part is trained, and no other call is",
     ADVANTAGES: "the advantage of every token follows from the recorded rewards",
     TOKEN_WEIGHTS: "the weight of every token follows from the aggregation, normalized once over its whole update",

@@ -83,6 +83,7 @@ def _spans(experience: Experience, update: int, sequence: int) -> Iterator[LossS
                 experience.versions_T[at_S],
                 experience.temperatures_T[at_S],
                 experience.constraints.get(call),
+                None if experience.routes_NLK is None else experience.routes_NLK[at_S - 1],
             ),
             source=experience,
         )
@@ -97,15 +98,21 @@ def ids_digest(*ids: np.ndarray) -> bytes:
 
 
 def records_digest(
-    logprobs_S: np.ndarray, versions_S: np.ndarray, temperatures_S: np.ndarray, constraint: Constraint | None = None
+    logprobs_S: np.ndarray,
+    versions_S: np.ndarray,
+    temperatures_S: np.ndarray,
+    constraint: Constraint | None = None,
+    routes_SLK: np.ndarray | None = None,
 ) -> bytes:
-    """Return a digest of what was recorded with each sampled token, and of the constraint that they were sampled
-    under."""
+    """Return a digest of what was recorded with each sampled token, of the constraint that they were sampled under, and
+    of the experts of the tokens before them, which predict them."""
     digest = blake2b(_bytes(logprobs_S, "<f4"), digest_size=_DIGEST_BYTES)
     digest.update(_bytes(versions_S, "<i4"))
     digest.update(_bytes(temperatures_S, "<f4"))
     if constraint is not None:
         digest.update(constraint.grammar.encode())
+    if routes_SLK is not None:
+        digest.update(routes_SLK.tobytes())
     return digest.digest()
 
 
@@ -113,7 +120,8 @@ def recorded_digest(call: Call) -> bytes:
     """Return the `records_digest` of a call as it was recorded."""
     count = len(call.sampled_ids_S)
     temperatures_S = np.full(count, call.sampling.temperature, np.float32)
-    return records_digest(call.logprobs_S, call.versions_S, temperatures_S, call.constraint)
+    routes_SLK = None if call.routes_NLK is None else call.routes_NLK[len(call.prompt_ids_P) - 1 :]
+    return records_digest(call.logprobs_S, call.versions_S, temperatures_S, call.constraint, routes_SLK)
 
 
 def _bytes(numbers: np.ndarray, dtype: str) -> bytes:

@@ -100,4 +100,5 @@ def _experience(prompt_ids_P: IntArray, found: Generation, temperature: float) -
         temperatures_T=np.where(mask_T, temperature, 1.0).astype(np.float32),
         advantages_T=np.zeros(count, np.float32),
         weights_T=np.zeros(count, np.float32),
+        routes_NLK=found.routes_NLK,
     )

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from sharpen.errors import CallError, SamplingError
-from sharpen.types import Call, Experience, Rollout
+from sharpen.types import Call, Experience, Rollout, RouteArray
 
 
 def merge(rollout: Rollout, *, needs_ratio: bool = True) -> list[Experience]:
@@ -93,7 +93,20 @@ def _sequence(rollout: Rollout, last: Call, loss_calls: list[Call]) -> Experienc
         weights_T=np.zeros(num_tokens, dtype=np.float32),
         truncated_calls=tuple(call.index for call in loss_calls if not call.sampling.full_support),
         constraints={call.index: call.constraint for call in loss_calls if call.constraint is not None},
+        routes_NLK=_routes(loss_calls),
     )
+
+
+def _routes(loss_calls: list[Call]) -> RouteArray | None:
+    """Return the experts of a sequence's tokens but the last. Those of a token are what the first call with loss that
+    computed it recorded, since later calls may have computed it again, with newer weights."""
+    recorded = [call.routes_NLK for call in loss_calls if call.routes_NLK is not None]
+    if len(recorded) < len(loss_calls):
+        return None
+    starts = [0, *(len(routes_NLK) for routes_NLK in recorded)]
+    parts = [routes_NLK[start:] for start, routes_NLK in zip(starts, recorded, strict=False)]
+    joined: RouteArray = np.concatenate(parts)
+    return joined
 
 
 def _check_call(rollout: Rollout, call: Call, needs_ratio: bool) -> None:
@@ -104,6 +117,11 @@ def _check_call(rollout: Rollout, call: Call, needs_ratio: bool) -> None:
     if not call.trainable:
         return
     num_sampled = len(call.sampled_ids_S)
+    if call.routes_NLK is not None and len(call.routes_NLK) != len(call.prompt_ids_P) + num_sampled - 1:
+        raise CallError(
+            f"{where} has {len(call.prompt_ids_P) + num_sampled} tokens, but experts for {len(call.routes_NLK)}; the "
+            "engine must return those of every token but the last"
+        )
     if len(call.logprobs_S) != num_sampled or len(call.versions_S) != num_sampled:
         raise CallError(
             f"{where} has {num_sampled} sampled tokens, but {len(call.logprobs_S)} logprobs and {len(call.versions_S)} "

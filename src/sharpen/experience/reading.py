@@ -38,6 +38,7 @@ from sharpen.types import (
     IntArray,
     Outcome,
     Rollout,
+    RouteArray,
     Sampling,
     Span,
     Task,
@@ -369,6 +370,7 @@ def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row) -> Rollout:
     requests = {note["call"]: note["request"] for note in notes}
     constraints = _read_constraints(connection, row["key"])
     names = _read_names(connection, row["key"])
+    routes = _route_rows(connection, row["key"])
     times = _read_times(connection, row["key"])
     rollout_started, traceback = _read_rollout_note(connection, row["key"])
     spans = _read_traces(connection, row["key"])
@@ -380,8 +382,10 @@ def _read_rollout(connection: sqlite3.Connection, row: sqlite3.Row) -> Rollout:
         index = call_row["idx"]
         call = _read_call(calls, call_row, requests.get(index), constraints.get(index))
         agent, model = names.get(index, ("", ""))
+        base = None if call_row["base"] is None else calls[call_row["base"]]
+        routes_NLK = _read_routes(routes[index], base) if index in routes else None
         started, span = times.get(index), spans.get(index)
-        calls.append(replace(call, agent=agent, model=model, started=started, span=span))
+        calls.append(replace(call, agent=agent, model=model, started=started, span=span, routes_NLK=routes_NLK))
     return Rollout(
         id=row["id"],
         group_id=row["group_id"],
@@ -450,6 +454,28 @@ def _read_constraints(connection: sqlite3.Connection, rollout_key: int) -> dict[
         (rollout_key,),
     )
     return {call: Constraint(**json.loads(text)) for call, text in rows}
+
+
+def _route_rows(connection: sqlite3.Connection, rollout_key: int) -> dict[int, sqlite3.Row]:
+    """Return the rows with the experts of a rollout's calls by index; none in a journal without this table."""
+    if not has(connection, "call_routes"):
+        return {}
+    rows = connection.execute(
+        "SELECT call_routes.*, routes.experts FROM call_routes JOIN routes ON routes.id = prompt WHERE rollout_key = ?",
+        (rollout_key,),
+    )
+    return {row["call"]: row for row in rows}
+
+
+def _read_routes(row: sqlite3.Row, base: Call | None) -> RouteArray:
+    own = np.frombuffer(row["experts"] + row["sampled"], dtype=f"<u{row['item_bytes']}")
+    own_NLK: RouteArray = own.reshape(-1, row["num_layers"], row["top_k"])
+    if not row["kept"]:
+        return own_NLK
+    assert base is not None
+    assert base.routes_NLK is not None
+    joined: RouteArray = np.concatenate([base.routes_NLK[: row["kept"]], own_NLK])
+    return joined
 
 
 def _read_call(earlier: list[Call], row: sqlite3.Row, request: int | None, constraint: Constraint | None) -> Call:

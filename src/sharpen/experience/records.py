@@ -7,9 +7,11 @@ Size grows linearly with the turns of a rollout, because a call stores only its 
 rollout, its *base*: its parent or, for a call that starts a new sequence, the recent call with the longest common
 prefix. `prompt_kept` counts the ids shared with the base's prompt and sampled ids, `messages_kept` the messages shared
 with the base's messages and response. Tool schemas, constraints and task rows are stored once per distinct value
-(`texts`).
+(`texts`). So are the experts of a prompt (`routes`), which the rollouts of a group share; a call stores only those
+beyond the first `kept` tokens, which have the same experts in its base.
 
-Shape suffixes: P prompt tokens of a call, N prompt and sampled tokens of a call, S loss tokens of a call.
+Shape suffixes: P prompt tokens of a call, N prompt and sampled tokens of a call, S loss tokens of a call, L layers with
+experts, K experts of a token.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sharpen.types import Call, Check, Experience, FloatArray, Group, IntArray, Rollout
+from sharpen.types import Call, Check, Experience, FloatArray, Group, IntArray, Rollout, RouteArray
 
 SCHEMA_VERSION = 2
 
@@ -60,6 +62,14 @@ CREATE TABLE IF NOT EXISTS call_notes (
 CREATE TABLE IF NOT EXISTS call_constraints (
     rollout_key INTEGER NOT NULL REFERENCES rollouts (key), call INTEGER NOT NULL,
     constraint_text INTEGER NOT NULL REFERENCES texts (id), PRIMARY KEY (rollout_key, call)
+);
+CREATE TABLE IF NOT EXISTS routes (
+    id INTEGER PRIMARY KEY, hash BLOB NOT NULL UNIQUE, experts BLOB NOT NULL
+);
+CREATE TABLE IF NOT EXISTS call_routes (
+    rollout_key INTEGER NOT NULL REFERENCES rollouts (key), call INTEGER NOT NULL, num_layers INTEGER NOT NULL,
+    top_k INTEGER NOT NULL, item_bytes INTEGER NOT NULL, kept INTEGER NOT NULL,
+    prompt INTEGER NOT NULL REFERENCES routes (id), sampled BLOB NOT NULL, PRIMARY KEY (rollout_key, call)
 );
 CREATE TABLE IF NOT EXISTS call_names (
     rollout_key INTEGER NOT NULL REFERENCES rollouts (key), call INTEGER NOT NULL, agent TEXT NOT NULL,
@@ -377,6 +387,8 @@ def insert_call(
         response=_to_json(call.response),
         seconds=call.seconds,
     )
+    if call.routes_NLK is not None:
+        _insert_routes(connection, rollout_key, call, None if base is None else earlier[base].routes_NLK)
     if call.agent or call.model:
         names = {"agent": call.agent, "model": call.model}
         _insert(connection, "call_names", rollout_key=rollout_key, call=call.index, **names)
@@ -393,6 +405,42 @@ def insert_call(
             call=call.index,
             constraint_text=_text_id(connection, text),
         )
+
+
+def _insert_routes(connection: sqlite3.Connection, rollout_key: int, call: Call, known_NLK: RouteArray | None) -> None:
+    """Write the experts of a call's tokens; `known_NLK` are those of its base."""
+    routes_NLK = call.routes_NLK
+    assert routes_NLK is not None
+    kept = 0 if known_NLK is None else _num_common_routes(known_NLK, routes_NLK)
+    num_prompt = max(kept, len(call.prompt_ids_P))
+    experts = _route_bytes(routes_NLK[kept:num_prompt])
+    digest = hashlib.blake2b(experts, digest_size=16).digest()
+    connection.execute("INSERT OR IGNORE INTO routes (hash, experts) VALUES (?, ?)", (digest, experts))
+    _insert(
+        connection,
+        "call_routes",
+        rollout_key=rollout_key,
+        call=call.index,
+        num_layers=routes_NLK.shape[1],
+        top_k=routes_NLK.shape[2],
+        item_bytes=routes_NLK.itemsize,
+        kept=kept,
+        prompt=int(connection.execute("SELECT id FROM routes WHERE hash = ?", (digest,)).fetchone()[0]),
+        sampled=_route_bytes(routes_NLK[num_prompt:]),
+    )
+
+
+def _num_common_routes(first_NLK: RouteArray, second_NLK: RouteArray) -> int:
+    """Return how many tokens at the start have the same experts."""
+    if first_NLK.shape[1:] != second_NLK.shape[1:] or first_NLK.dtype != second_NLK.dtype:
+        return 0
+    length = min(len(first_NLK), len(second_NLK))
+    differs_N = (first_NLK[:length] != second_NLK[:length]).any(axis=(1, 2))
+    return int(np.argmax(differs_N)) if differs_N.any() else length
+
+
+def _route_bytes(routes_NLK: RouteArray) -> bytes:
+    return routes_NLK.astype(f"<u{routes_NLK.itemsize}", copy=False).tobytes()
 
 
 def _insert(connection: sqlite3.Connection, table: str, **values: Any) -> int:

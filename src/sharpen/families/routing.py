@@ -49,7 +49,7 @@ class Routing:
 
     def __init__(self, module: torch.nn.Module) -> None:
         """Wrap the routers of `module`. Raises `ModelError` if they differ in their numbers of experts."""
-        found = [(name, router) for name, router in module.named_modules() if _is_router(router)]
+        found = [(name, router) for name, router in module.named_modules() if is_router(router)]
         self._routers = [_Router(name, router) for name, router in found]
         sizes = {(router.top_k, router.num_experts) for router in self._routers}
         if len(sizes) != 1:
@@ -188,7 +188,8 @@ class _Choice(TorchFunctionMode):
         return torch.return_types.topk((scores.gather(1, self._replayed_NK), self._replayed_NK))
 
 
-def _is_router(module: torch.nn.Module) -> bool:
+def is_router(module: torch.nn.Module) -> bool:
+    """Whether a module chooses experts."""
     return _ROUTER.search(type(module).__name__) is not None and any(True for _ in module.parameters())
 
 

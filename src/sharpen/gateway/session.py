@@ -84,6 +84,7 @@ class Entry:
             constraint=self.constraint,
             agent=self.agent,
             model=self.asked_model,
+            routes_NLK=generation.routes_NLK,
             span=exchange.span,
         )
 

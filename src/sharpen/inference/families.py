@@ -27,7 +27,8 @@ _LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """The properties of a model that the engine needs. `fast`: it has our own forward pass."""
+    """The properties of a model that the engine needs. `fast`: it has our own forward pass; only then are the number of
+    key-value heads and their size known, the same for all layers (else 0)."""
 
     num_layers: int
     num_kv_heads: int
@@ -46,14 +47,18 @@ def inspect_model(model: Any, max_model_len: int) -> ModelShape:
         raise ModelError(f"{name} does not use transformers' attention interface: not served")
     config = text_config(model.config)
     check_length(config, name, max_model_len)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    fast = _is_fast(model)
     return ModelShape(
         num_layers=config.num_hidden_layers,
-        num_kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-        head_dim=head_dim,
+        num_kv_heads=config.num_key_value_heads if fast else 0,
+        head_dim=_head_dim(config) if fast else 0,
         vocab_size=config.vocab_size,
-        fast=_is_fast(model, head_dim),
+        fast=fast,
     )
+
+
+def _head_dim(config: Any) -> int:
+    return getattr(config, "head_dim", None) or int(config.hidden_size) // int(config.num_attention_heads)
 
 
 def check_length(config: Any, name: str, max_model_len: int) -> None:
@@ -81,7 +86,7 @@ def _rope_parameters(config: Any) -> list[dict[str, Any]]:
     return [parameters]
 
 
-def _is_fast(model: Any, head_dim: int) -> bool:
+def _is_fast(model: Any) -> bool:
     """Whether the fast forward pass supports everything in this model's configuration."""
     config = model.config
     layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
@@ -93,7 +98,7 @@ def _is_fast(model: Any, head_dim: int) -> bool:
         return False
     probe = torch.zeros(1, 1, config.hidden_size, device=model.device)
     cos, _ = model.model.rotary_emb(probe, torch.zeros(1, 1, dtype=torch.long, device=model.device))
-    return int(cos.shape[-1]) == head_dim and head_dim % 2 == 0
+    return int(cos.shape[-1]) == _head_dim(config) and _head_dim(config) % 2 == 0
 
 
 def _projections(model: Any) -> list[nn.Module]:

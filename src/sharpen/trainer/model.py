@@ -22,11 +22,15 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from sharpen.errors import ModelError
 from sharpen.families.checkpoint import write_checkpoint
 from sharpen.families.modules import decoder_of, freeze_towers, load_module, text_parameters
+from sharpen.families.recurrent import mixers_of, replace_forward
+from sharpen.families.routing import recording, routing_of
 from sharpen.families.table import needs_of, refuse_unsupported
 from sharpen.trainer.attention import NAME, TreeLayout, choose_varlen
 from sharpen.trainer.liger import take_out, use_liger
 from sharpen.trainer.output import OutputLayer
 from sharpen.trainer.packing import IndexArray, Pack, Segment
+from sharpen.trainer.probe import BRANCHES_BT, FIRST_N, POSITIONS_N, SEGMENTS, probe_ids
+from sharpen.trainer.recurrence import through_tree
 from sharpen.trainer.scores import (
     OtherModel,
     PackScores,
@@ -59,6 +63,9 @@ class TrainedModel:
 
     adapters: Mapping[str, Any] | None = None
     """Settings of the trained adapters (JSON); None if the weights themselves are trained."""
+    replays = True
+    """Whether a mixture of experts computes with the experts that the engine chose, where they are recorded."""
+    _probe_routes_NLK: torch.Tensor | None = None
 
     def __init__(
         self,
@@ -77,10 +84,12 @@ class TrainedModel:
         refuse_unsupported(module.config, type(module).__name__, "trainer")
         module.eval()
         freeze_towers(module)
+        self.routing = routing_of(module)
         if gradient_checkpointing:
             # The older name goes away with transformers 6; the newer one is not in all of 5.
             enable = getattr(module, "activation_checkpointing_enable", None) or module.gradient_checkpointing_enable
-            enable({"use_reentrant": False})
+            again = {} if self.routing is None else {"context_fn": self.routing.checkpoint_contexts}
+            enable({"use_reentrant": False, **again})
             for layer in module.modules():
                 if isinstance(layer, GradientCheckpointingLayer):
                     layer.training = True  # not its submodules: they stay in evaluation mode
@@ -93,6 +102,8 @@ class TrainedModel:
             self._varlen, attention = choose_varlen(module.config, compute_dtype, self.device)
         own_NV = self._own_logits()  # before any kernel is installed
         decoder_of(module).set_attn_implementation(NAME)
+        for mixer in mixers_of(decoder_of(module)):
+            replace_forward(mixer, "tree", through_tree)
         liger = use_liger(module, self.device)
         if liger and (wrong := self._wrong_forward(own_NV)):
             take_out(module)
@@ -129,6 +140,11 @@ class TrainedModel:
     def parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """Yield the trained parameters by their Hugging Face names, tied ones once."""
         return ((name, parameter) for name, parameter in self.module.named_parameters() if parameter.requires_grad)
+
+    def tables(self) -> list[torch.nn.Parameter]:
+        """Return the weights of the embeddings and of the output layer, if it has its own."""
+        layers = (self.module.get_input_embeddings(), self.module.get_output_embeddings())
+        return [layer.weight for layer in layers if layer is not None]
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """Return the text's weights for the engine by their Hugging Face names, tied ones once. They are not copies,
@@ -173,8 +189,10 @@ class TrainedModel:
         """Write the gathered trained parameters next to the model: the adapters, or nothing if there are none."""
 
     def freeze(self) -> None:
-        """Stop training all parameters (for a reference or teacher)."""
+        """Stop training all parameters (for a reference or teacher). Such a model also chooses its experts by itself:
+        it is compared with no engine, and with experts that the policy chose it would be another model."""
         self.module.requires_grad_(False)
+        self.replays = False
 
     def score(
         self,
@@ -194,7 +212,7 @@ class TrainedModel:
             masks = row_masks(pack, rows, device)
 
             def compute() -> tuple[torch.Tensor, ...]:
-                hidden_NC = self._hidden(pack.ids_N, pack.positions_N, pack.segments)
+                hidden_NC = self._hidden_of(pack)
                 hidden_RC = hidden_NC.index_select(0, to_device(rows.predict_R, device))
                 return score_rows(
                     OutputLayer.of(self.module),
@@ -242,7 +260,7 @@ class TrainedModel:
         """Return this model's hidden states of a pack, to pass as `compared` when another model scores it."""
         device = self.device
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16):
-            (hidden_NC,) = one_pass(self.module, lambda: (self._hidden(pack.ids_N, pack.positions_N, pack.segments),))
+            (hidden_NC,) = one_pass(self.module, lambda: (self._hidden_of(pack),))
             hidden_RC = hidden_NC.index_select(0, to_device(rows_of(pack).predict_R, device))
         return OtherModel(hidden_RC=hidden_RC, head=OutputLayer.of(self.module), divergence=divergence)
 
@@ -253,11 +271,32 @@ class TrainedModel:
 
         def compute() -> tuple[torch.Tensor]:
             with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16):
-                hidden_NC = self._hidden(pack.ids_N, pack.positions_N, pack.segments)
+                hidden_NC = self._hidden_of(pack)
                 hidden_EC = hidden_NC.index_select(0, to_device(pack.predict_E, device))
             return (head(hidden_EC.to(head.weight.dtype)),)
 
         return one_pass(self.module, compute)[0].squeeze(-1)
+
+    def _hidden_of(self, pack: Pack) -> torch.Tensor:
+        """Return the hidden states of a pack, computed with the experts that the engine chose if the model replays
+        them; shape (N, C)."""
+        routes_NLK = None
+        if self.routing is not None and self.replays and pack.routes_NLK is not None:
+            routes_NLK = to_device(pack.routes_NLK.astype(np.int64), self.device)
+        return self._routed(pack.ids_N, pack.positions_N, pack.segments, routes_NLK)
+
+    def _routed(
+        self,
+        ids_N: IndexArray,
+        positions_N: IndexArray,
+        segments: Sequence[Segment],
+        routes_NLK: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return the hidden states, computed with these experts; None lets the model choose."""
+        if self.routing is None:
+            return self._hidden(ids_N, positions_N, segments)
+        with self.routing.replaying(routes_NLK):
+            return self._hidden(ids_N, positions_N, segments)
 
     def _hidden(self, ids_N: IndexArray, positions_N: IndexArray, segments: Sequence[Segment]) -> torch.Tensor:
         """Return the hidden states after the last norm, shape (N, C)."""
@@ -273,24 +312,24 @@ class TrainedModel:
     def _own_logits(self) -> torch.Tensor:
         """Return the probe's logits, shape (N, V), from the model's own forward pass over each branch."""
         decoder_of(self.module).set_attn_implementation("eager")
-        with torch.no_grad():
-            branches_BT = self._probe_ids()[[[0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 3, 8, 9, 10, 11]]]
-            own_BTV = self.module(input_ids=to_device(branches_BT, self.device), use_cache=False).logits
-        return torch.cat([own_BTV[0], own_BTV[1, 4:]])
+        ids_BT = probe_ids(self._vocabulary())[BRANCHES_BT]
+        with torch.no_grad(), recording(self.routing) as recorded:
+            own_BTV = self.module(input_ids=to_device(ids_BT, self.device), use_cache=False).logits
+            if recorded is not None and self.routing is not None:
+                self.routing.check_all_chose()
+                self._probe_routes_NLK = recorded.routes_NLK[FIRST_N]
+        own_NV: torch.Tensor = own_BTV.flatten(0, 1)[FIRST_N]
+        return own_NV
 
-    def _probe_ids(self) -> IndexArray:
-        return np.arange(1, 13) % int(self.module.get_output_embeddings().weight.shape[0])
+    def _vocabulary(self) -> int:
+        return int(self.module.get_output_embeddings().weight.shape[0])
 
     def _packed_logits(self) -> torch.Tensor:
-        """Return the probe's logits, shape (N, V), from a packed tree of two branches."""
-        positions_N = np.array([0, 1, 2, 3, 4, 5, 6, 7, 4, 5, 6, 7])
-        segments = [
-            Segment(start=0, stop=4, subtree_stop=12, parent=None),
-            Segment(start=4, stop=8, subtree_stop=8, parent=0),
-            Segment(start=8, stop=12, subtree_stop=12, parent=0),
-        ]
+        """Return the probe's logits, shape (N, V), from the packed tree."""
         with torch.no_grad():
-            return OutputLayer.of(self.module).logits(self._hidden(self._probe_ids(), positions_N, segments))
+            ids_N = probe_ids(self._vocabulary())
+            hidden_NC = self._routed(ids_N, POSITIONS_N, SEGMENTS, self._probe_routes_NLK)
+            return OutputLayer.of(self.module).logits(hidden_NC)
 
     def _wrong_forward(self, own_NV: torch.Tensor) -> str:
         """Compare a tiny packed tree with the model's own forward pass, so that an unsupported architecture is noticed.

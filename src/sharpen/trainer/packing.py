@@ -20,7 +20,7 @@ import numpy.typing as npt
 from sharpen.errors import CallError
 from sharpen.token_masks import TokenMasks
 from sharpen.trainer.constrained import ConstrainedCall, ConstrainedEntries
-from sharpen.types import BoolArray, Experience, FloatArray, IntArray
+from sharpen.types import BoolArray, Experience, FloatArray, IntArray, RouteArray
 
 IndexArray = npt.NDArray[np.int64]
 
@@ -51,6 +51,11 @@ class Pack:
     `truncated_E` is whether the target was sampled from a truncated distribution, which `logprobs_E` is then of.
     `constrained` has the masks of the entries that were sampled under a constraint; None if there are none.
     `num_sequence_tokens` is the length of all sequences, counting shared prefixes each time.
+
+    `routes_NLK` are the experts that the engine chose for each computed token, in a mixture of experts; None lets the
+    model choose. Engines may choose others for the same token, if they computed it at different times: a shared token
+    is computed once, with those of the first sequence that it belongs to. `rerouted_E` marks the entries of sequences
+    that have a token with other experts than their own, of which there are `num_rerouted_tokens`.
     """
 
     ids_N: IndexArray
@@ -71,6 +76,9 @@ class Pack:
     num_sequences: int
     num_sequence_tokens: int
     constrained: ConstrainedEntries | None = None
+    routes_NLK: RouteArray | None = None
+    rerouted_E: BoolArray | None = None
+    num_rerouted_tokens: int = 0
 
     @property
     def num_computed_tokens(self) -> int:
@@ -83,9 +91,10 @@ class Pack:
         return len(self.targets_E)
 
     def comparable_E(self, version: int) -> BoolArray:
-        """Return whether each entry was sampled by this policy version, from the whole distribution."""
+        """Return whether each entry was sampled by this policy version, from the whole distribution, and is computed
+        with the experts that the engine chose."""
         comparable_E: BoolArray = (self.versions_E == version) & ~self.truncated_E
-        return comparable_E
+        return comparable_E if self.rerouted_E is None else comparable_E & ~self.rerouted_E
 
     @property
     def call_numbers_E(self) -> IndexArray:
@@ -204,6 +213,7 @@ class _Builder:
             num_sequence_tokens=sum(len(experience.ids_T) for experience in self._chosen),
             constrained=_constrained(self._chosen, self._masks),
             **entries,
+            **_routes(self._chosen, indices, end),
         )
 
 
@@ -278,6 +288,29 @@ def _entries(
             truncated_E=experience.truncated_T[targets],
         )
     return {name: np.concatenate(arrays) for name, arrays in columns.items()}
+
+
+def _routes(experiences: Sequence[Experience], indices: Mapping[int, IndexArray], num_tokens: int) -> dict[str, Any]:
+    """Return the fields of a pack about experts: none if a sequence was recorded without."""
+    recorded = [experience.routes_NLK for experience in experiences if experience.routes_NLK is not None]
+    if len(recorded) < len(experiences):
+        return {}
+    routes_NLK = np.zeros((num_tokens, *recorded[0].shape[1:]), recorded[0].dtype)
+    known_N = np.zeros(num_tokens, np.bool_)
+    rerouted, num_rerouted = [], 0
+    for sequence, (experience, own_NLK) in enumerate(zip(experiences, recorded, strict=True)):
+        path = indices[sequence]
+        own_NLK = own_NLK[: len(path)]
+        new = ~known_N[path]
+        routes_NLK[path[new]], known_N[path] = own_NLK[new], True
+        differs = int((routes_NLK[path] != own_NLK).any(axis=(1, 2)).sum())
+        num_rerouted += differs
+        rerouted.append(np.full(int(experience.loss_mask_T.sum()), differs > 0))
+    return {
+        "routes_NLK": routes_NLK,
+        "rerouted_E": np.concatenate(rerouted),
+        "num_rerouted_tokens": num_rerouted,
+    }
 
 
 def _constrained(experiences: Sequence[Experience], masks: TokenMasks | None) -> ConstrainedEntries | None:

@@ -24,6 +24,7 @@ import numpy.typing as npt
 import torch
 
 from sharpen.errors import ParityError
+from sharpen.families.routing import RouteShape
 from sharpen.trainer.packing import IndexArray, Pack
 from sharpen.trainer.suspicion import likeliest_cause
 from sharpen.types import Experience
@@ -240,3 +241,24 @@ def check_versions(experiences: Iterable[Experience], version: int) -> None:
             f"at policy version {wrong}, but the trainer is at {version}: the token cannot be compared. Nothing was "
             "updated. The engine must report the version passed to `load`"
         )
+
+
+def check_routes(experiences: Iterable[Experience], shape: RouteShape) -> None:
+    """Raise `ParityError` for a sequence without the experts of all its tokens but the last, as a mixture of experts of
+    this `shape` chooses them."""
+    for one in experiences:
+        where = f"rollout {one.rollout_id}"
+        expected = (len(one.ids_T) - 1, shape.num_layers, shape.top_k)
+        if one.routes_NLK is None:
+            raise ParityError(
+                f"the engine returned no experts for {where}, but the model is a mixture of experts: the trainer could "
+                "choose others than the engine, and its logprobs would be of another model. Nothing was updated. The "
+                "embedded engine returns them (engine.type: embedded)"
+            )
+        highest = int(one.routes_NLK.max(initial=0))
+        if one.routes_NLK.shape != expected or highest >= shape.num_experts:
+            raise ParityError(
+                f"the engine returned experts of the shape {one.routes_NLK.shape}, up to number {highest}, for "
+                f"{where}; the trainer's model needs {expected} (tokens but the last, layers with experts, experts of "
+                f"a token), below {shape.num_experts}. Nothing was updated"
+            )

@@ -33,7 +33,7 @@ from sharpen.trainer.loss import Loss
 from sharpen.trainer.measured import UpdateMetrics, sample_share, summarize
 from sharpen.trainer.model import Scorer, TrainedModel
 from sharpen.trainer.packing import Pack
-from sharpen.trainer.parity import LogprobGap, Tolerance, check_versions, is_comparable
+from sharpen.trainer.parity import LogprobGap, Tolerance, check_routes, check_versions, is_comparable
 from sharpen.trainer.scores import to_device
 from sharpen.trainer.teacher import Teacher
 from sharpen.trainer.team import IDLE, Team, backward_idle
@@ -89,6 +89,8 @@ class RolloutLoss(Loss):
         """See `Loss.begin`. Raises `ParityError` or `TrainingError`."""
         assert step is not None or self.algorithm.expert is None
         self._step, self._updates = step, []
+        if self._policy.routing is not None:
+            check_routes([*probe, *(one for batch in batches for one in batch.experiences)], self._policy.routing.shape)
         works = [self._prepare(batch) for batch in batches]
         works = [work for work in works if work.packs]
         self._probed = self._compare(probe, works, [one for batch in batches for one in batch.experiences], version)
@@ -130,8 +132,10 @@ class RolloutLoss(Loss):
     def end(self, works: Sequence[Work]) -> tuple[dict[str, float], tuple[str, ...]]:
         """See `Loss.end`. An adaptive KL coefficient is updated for the next step."""
         values, alarms = summarize(self._updates, self.algorithm, self._probed)
-        values |= {**self._credit.metrics, **self._clipped}
         packs = [part.pack for work in works for part in work.parts]
+        values |= {**self._credit.metrics, **self._clipped}
+        if self._policy.routing is not None and packs:
+            values["rerouted_tokens"] = float(sum(pack.num_rerouted_tokens for pack in packs))
         if self.algorithm.kl_target is not None and packs:
             values["kl_coef"] = self.algorithm.kl_coef
             self._adapt_kl(values["kl_reference"] if self._credit.kl is None else self._credit.kl, packs)

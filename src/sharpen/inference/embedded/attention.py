@@ -16,7 +16,7 @@ from typing import Protocol
 
 import torch
 
-from sharpen.inference.embedded.kv import LENGTH_BUCKET, KVPool, LayerKV
+from sharpen.inference.embedded.kv import LENGTH_BUCKET, KVLayout, KVPool, KVShape, LayerKV
 from sharpen.inference.embedded.products import AttentionRule, products
 from sharpen.inference.embedded.prompts import PromptAttention, SlotKeys
 
@@ -38,7 +38,7 @@ class StepAttention(Protocol):
     """One step's attention: called once per layer, in order."""
 
     def attend(
-        self, layer: int, q_NHD: torch.Tensor, k_NKD: torch.Tensor, v_NKD: torch.Tensor, rule: AttentionRule
+        self, layer: int, q_NHD: torch.Tensor, k_NKD: torch.Tensor, v_NKE: torch.Tensor, rule: AttentionRule
     ) -> torch.Tensor:
         """Return the attention output, shape [N, H * E]."""
 
@@ -54,6 +54,38 @@ def _hidden(query_at: torch.Tensor, key_at: torch.Tensor, window: int | None) ->
     if window is not None:
         hidden |= key_at <= query_at - window
     return hidden
+
+
+class LayoutProbe:
+    """Finds out which keys and values the layers of a model have. What it returns as attention is zero."""
+
+    def __init__(self) -> None:
+        self._shapes: dict[int, KVShape] = {}
+        self._owners: dict[int, int] = {}
+        self._keys: dict[int, torch.Tensor] = {}
+
+    def attend(
+        self, layer: int, q_NHD: torch.Tensor, k_NKD: torch.Tensor, v_NKE: torch.Tensor, rule: AttentionRule
+    ) -> torch.Tensor:
+        """Note the layer's shape, or whose keys it was given."""
+        owner = next((other for other, keys in self._keys.items() if _place(keys) == _place(k_NKD)), None)
+        if owner is not None:
+            self._owners[layer] = owner
+        else:
+            self._keys[layer] = k_NKD  # kept, so that no other layer's are at its address
+            _, heads, size = k_NKD.shape
+            self._shapes[layer] = KVShape(num_heads=heads, key_size=size, value_size=v_NKE.shape[2])
+        return q_NHD.new_zeros(len(q_NHD), q_NHD.shape[1] * v_NKE.shape[2])
+
+    @property
+    def layout(self) -> KVLayout:
+        """What was found."""
+        return KVLayout(shapes=self._shapes, owners=self._owners)
+
+
+def _place(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return what identifies a view's memory, on the meta device too."""
+    return tensor.untyped_storage()._cdata, int(tensor.storage_offset())
 
 
 class SlotAttention:
@@ -79,16 +111,15 @@ class SlotAttention:
         self._prompts = PromptAttention()
 
     def attend(
-        self, layer: int, q_NHD: torch.Tensor, k_NKD: torch.Tensor, v_NKD: torch.Tensor, rule: AttentionRule
+        self, layer: int, q_NHD: torch.Tensor, k_NKD: torch.Tensor, v_NKE: torch.Tensor, rule: AttentionRule
     ) -> torch.Tensor:
         """Write the rows' keys and values, then attend. The output of padding rows is zero."""
-        kv = self._pool.layers[layer]
-        kv.write(self._slot_N, self._position_N, k_NKD, v_NKD)
+        kv = self._pool.write(layer, self._slot_N, self._position_N, k_NKD, v_NKE)
         num_rows, heads, _ = q_NHD.shape
         num_decode = self._num_decode
         if num_decode == num_rows:
             return self._decode(kv, q_NHD, rule)
-        out = q_NHD.new_zeros(num_rows, heads * v_NKD.shape[2])
+        out = q_NHD.new_zeros(num_rows, heads * v_NKE.shape[2])
         if num_decode:
             out[:num_decode] = self._decode(kv, q_NHD[:num_decode], rule)
         for segment in self._segments:
@@ -161,12 +192,11 @@ class FixedShapeAttention:
         self._kv_length = kv_length
 
     def attend(
-        self, layer: int, q_NHD: torch.Tensor, k_NKD: torch.Tensor, v_NKD: torch.Tensor, rule: AttentionRule
+        self, layer: int, q_NHD: torch.Tensor, k_NKD: torch.Tensor, v_NKE: torch.Tensor, rule: AttentionRule
     ) -> torch.Tensor:
         """Write the rows' keys and values, then attend. Rows are gathered a few at a time: a number that depends on the
         length alone, so that the shape of a row's product does too."""
-        kv = self._pool.layers[layer]
-        kv.write(self._slot_M, self._position_M, k_NKD, v_NKD)
+        kv = self._pool.write(layer, self._slot_M, self._position_M, k_NKD, v_NKE)
         first = 0
         if rule.window is not None:  # a row's position is one of the last LENGTH_BUCKET
             first = max(0, self._kv_length - LENGTH_BUCKET - rule.window + 1) // LENGTH_BUCKET * LENGTH_BUCKET

@@ -24,9 +24,9 @@ from sharpen.families.modules import load_module, text_parameters
 from sharpen.families.recurrent import mixers_of
 from sharpen.families.routing import Routing, routing_of
 from sharpen.families.table import refuse_unsupported
-from sharpen.inference.embedded.forward import FastForward, GenericForward
+from sharpen.inference.embedded.forward import FastForward, GenericForward, kv_layout
 from sharpen.inference.embedded.graphs import CudaRecorder, DecodeGraphs
-from sharpen.inference.embedded.kv import KVPool, default_budget_bytes
+from sharpen.inference.embedded.kv import KVLayout, KVPool, default_budget_bytes
 from sharpen.inference.embedded.matmul import DEFAULT, MatmulChoice, choose_float32_matmul, float32_matmul
 from sharpen.inference.embedded.mixing import Mixing, example_state
 from sharpen.inference.embedded.scheduler import Scheduler
@@ -35,7 +35,7 @@ from sharpen.inference.embedded.slots import SlotRequest
 from sharpen.inference.embedded.states import SlotStates
 from sharpen.inference.embedded.stepper import Stepper
 from sharpen.inference.engine import GenerateRequest, Generation
-from sharpen.inference.families import ModelShape, end_token_ids, inspect_model
+from sharpen.inference.families import end_token_ids, inspect_model
 from sharpen.inference.requests import check_request
 from sharpen.inference.weights import copy_weights
 from sharpen.token_masks import TokenMasks, Vocabulary
@@ -96,9 +96,12 @@ class EmbeddedEngine:
         end_ids = sorted(end_token_ids(model))
         self._masks = _masks(tokenizer, shape.vocab_size, end_ids)
         reference_PV = reference_logits(model, max_model_len)
+        layout = kv_layout(model, shape)
         budget_bytes = _budget_bytes(kv_cache_mb, model.device)
         states, mixing = _take_over_mixers(model, budget_bytes, deterministic=deterministic)
-        pool = _new_pool(model, shape, states, max_slots=max_slots, max_length=max_model_len, budget_bytes=budget_bytes)
+        pool = _new_pool(
+            model, layout, states, max_slots=max_slots, max_length=max_model_len, budget_bytes=budget_bytes
+        )
         forward = FastForward(model, shape, max_model_len) if shape.fast else GenericForward(model)
         routing = _routing(model, deterministic=deterministic)
         self._scheduler = Scheduler(pool, routes=None if routing is None else routing.shape, states=states)
@@ -303,13 +306,11 @@ def _take_over_mixers(
 
 
 def _new_pool(
-    model: Any, shape: ModelShape, states: SlotStates | None, *, max_slots: int, max_length: int, budget_bytes: int
+    model: Any, layout: KVLayout, states: SlotStates | None, *, max_slots: int, max_length: int, budget_bytes: int
 ) -> KVPool:
     """Return the KV pool of a model. Its states and their snapshots are within the same budget."""
     return KVPool(
-        num_layers=shape.num_layers,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
+        layout=layout,
         dtype=model.dtype,
         device=model.device,
         max_slots=max_slots,

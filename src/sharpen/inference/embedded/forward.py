@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from sharpen.families.modules import decoder_of
-from sharpen.inference.embedded.attention import StepAttention
+from sharpen.inference.embedded.attention import LayoutProbe, StepAttention
+from sharpen.inference.embedded.kv import KVLayout
 from sharpen.inference.embedded.matmul import has_exact_products
 from sharpen.inference.embedded.products import AttentionRule
 from sharpen.inference.families import ModelShape
@@ -163,6 +164,20 @@ def _slot_attention(
     layer = int(getattr(module, "layer_idx"))  # noqa: B009 - not declared on nn.Module
     out = _current.get().attend(layer, q_NHD, k_NKD, v_NKD, rule)
     return out.view(1, out.shape[0], query.shape[1], -1), None
+
+
+@torch.inference_mode()
+def kv_layout(model: Any, shape: ModelShape) -> KVLayout:
+    """Return which keys and values a model's layers have: known of those with our own forward pass; the others' are
+    found by running one token, with the model's attention as it was afterwards."""
+    if shape.fast:
+        return KVLayout.uniform(shape.num_layers, shape.num_kv_heads, shape.head_dim)
+    decoder, probe = decoder_of(model), LayoutProbe()
+    before = decoder.config._attn_implementation
+    zero = torch.zeros(1, dtype=torch.long, device=model.device)
+    GenericForward(model).logits(zero, zero, probe, zero)
+    decoder.set_attn_implementation(before)
+    return probe.layout
 
 
 class GenericForward:

@@ -4,14 +4,14 @@ In: slot numbers and lengths. Out: per-layer `LayerKV`s. The last slot is scratc
 write to. CPU memory is zeroed, and committed by the system when first touched, so unused slots cost nothing. It must
 not be uninitialised, since a NaN at a masked position would still poison a sum.
 
-Shape suffixes: S slots + 1, N rows of a step, K key-value heads, T positions, D head size.
+Shape suffixes: S slots + 1, N rows of a step, K key-value heads, T positions, D key size, E value size.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -57,15 +57,42 @@ def default_budget_bytes(device: torch.device) -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVShape:
+    """The shape of a layer's cache: heads, and the sizes of a key and of a value."""
+
+    num_heads: int
+    key_size: int
+    value_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVLayout:
+    """The layers that have keys and values by number, and for those that read an earlier layer's, that layer."""
+
+    shapes: Mapping[int, KVShape]
+    owners: Mapping[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def uniform(cls, num_layers: int, num_heads: int, size: int) -> KVLayout:
+        """Return that of layers which are all alike."""
+        return cls(
+            shapes=dict.fromkeys(range(num_layers), KVShape(num_heads=num_heads, key_size=size, value_size=size))
+        )
+
+    @property
+    def elements_per_position(self) -> int:
+        """The number of elements of a position in all layers."""
+        return sum(shape.num_heads * (shape.key_size + shape.value_size) for shape in self.shapes.values())
+
+
 class KVPool:
     """The keys and values of all slots 0 .. num_slots - 1, and of the extra slot `scratch`."""
 
     def __init__(
         self,
         *,
-        num_layers: int,
-        num_kv_heads: int,
-        head_dim: int,
+        layout: KVLayout,
         dtype: torch.dtype,
         device: torch.device,
         max_slots: int,
@@ -74,8 +101,7 @@ class KVPool:
         state_bytes: int = 0,
     ) -> None:
         """`state_bytes` is what a slot takes besides its KV, within the same budget."""
-        self._shape = (num_kv_heads, head_dim)
-        self._num_layers = num_layers
+        self._layout = layout
         self._dtype = dtype
         self._device = device
         self._max_slots = max_slots
@@ -86,7 +112,7 @@ class KVPool:
         self.length = 0
         self.allocation = 0
         """How often the memory was allocated."""
-        self.layers: list[LayerKV] = []
+        self.layers: dict[int, LayerKV] = {}
         length = min(self.max_length, 4 * LENGTH_BUCKET)
         self.resize(min(_FIRST_SLOTS, self.slots_at(length)), length)
 
@@ -97,9 +123,9 @@ class KVPool:
 
     def slots_at(self, length: int) -> int:
         """Return how many slots of `length` positions fit the budget (at least one, at most `max_slots`)."""
-        heads, head_dim = self._shape
-        per_position = 2 * self._num_layers * heads * head_dim * self._dtype.itemsize
-        return max(1, min(self._max_slots, self._budget_bytes // (per_position * length + self._state_bytes)))
+        per_position = self._layout.elements_per_position * self._dtype.itemsize
+        per_slot = max(1, per_position * length + self._state_bytes)
+        return max(1, min(self._max_slots, self._budget_bytes // per_slot))
 
     def longer(self, needed: int) -> int:
         """Return the length to grow to: at least `needed` and half as much again, but at most `max_length`."""
@@ -110,20 +136,27 @@ class KVPool:
         assert length % LENGTH_BUCKET == 0
         assert length >= self.length
         kept = min(num_slots, self.num_slots)
-        heads, head_dim = self._shape
-        for layer in range(self._num_layers):
-            keys = _zeros((num_slots + 1, heads, head_dim, length), self._dtype, self._device)
-            values = _zeros((num_slots + 1, heads, length, head_dim), self._dtype, self._device)
-            grown = LayerKV(keys_SKDT=keys, values_SKTE=values)
-            if layer < len(self.layers):
-                old = self.layers[layer]
+        for layer, shape in self._layout.shapes.items():
+            keys = _zeros((num_slots + 1, shape.num_heads, shape.key_size, length), self._dtype, self._device)
+            values = _zeros((num_slots + 1, shape.num_heads, length, shape.value_size), self._dtype, self._device)
+            if (old := self.layers.get(layer)) is not None:
                 keys[:kept, :, :, : self.length] = old.keys_SKDT[:kept]
                 values[:kept, :, : self.length] = old.values_SKTE[:kept]
-                self.layers[layer] = grown
-            else:
-                self.layers.append(grown)
+            self.layers[layer] = LayerKV(keys_SKDT=keys, values_SKTE=values)
         self.num_slots, self.length = num_slots, length
         self.allocation += 1
+
+    def write(
+        self, layer: int, slot_N: torch.Tensor, position_N: torch.Tensor, k_NKD: torch.Tensor, v_NKE: torch.Tensor
+    ) -> LayerKV:
+        """Write each row's key and value at its slot and position, and return the layer's cache. Those of a layer that
+        reads another's were written there."""
+        owner = self._layout.owners.get(layer)
+        if owner is not None:
+            return self.layers[owner]
+        kv = self.layers[layer]
+        kv.write(slot_N, position_N, k_NKD, v_NKE)
+        return kv
 
     @torch.inference_mode()
     def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
@@ -131,27 +164,27 @@ class KVPool:
         source = torch.tensor(sources, device=self._device)
         target = torch.tensor(targets, device=self._device)
         length = min(bucketed(length), self.length)
-        for layer in self.layers:
+        for layer in self.layers.values():
             layer.keys_SKDT[target, :, :, :length] = layer.keys_SKDT[source, :, :, :length]
             layer.values_SKTE[target, :, :length] = layer.values_SKTE[source, :, :length]
 
     def zero(self, slot: int) -> None:
         """Zero a slot and the scratch slot, since a NaN may have been written to them."""
-        for layer in self.layers:
+        for layer in self.layers.values():
             for cleared in (slot, self.scratch):
                 layer.keys_SKDT[cleared].zero_()
                 layer.values_SKTE[cleared].zero_()
 
     def zero_all(self) -> None:
         """Zero every slot."""
-        for layer in self.layers:
+        for layer in self.layers.values():
             layer.keys_SKDT.zero_()
             layer.values_SKTE.zero_()
 
     @property
     def num_bytes(self) -> int:
         """The reserved memory in bytes; on the CPU only touched pages are committed."""
-        return sum(layer.keys_SKDT.nbytes + layer.values_SKTE.nbytes for layer in self.layers)
+        return sum(layer.keys_SKDT.nbytes + layer.values_SKTE.nbytes for layer in self.layers.values())
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
