@@ -108,8 +108,9 @@ class Maker:
         skill = 0.2 + 0.7 * (step / max(1, self.size.steps) if self.learns else 0)
         right = draw.random() < skill
         said = self.said.get(id_) or f"there are {answer(task) if right else draw.randrange(200)} {THINGS[task % 10]} ."
-        began = BEGAN + 60.0 * step + draw.random()
-        calls, ended = in_time(self._calls(draw, task, step, said, id_), began, draw)
+        waits = random.Random(f"{self.seed} waits {id_}")
+        began = BEGAN + 60.0 * step + waits.random()
+        calls, ended = in_time(self._calls(draw, task, step, said, id_), began, waits)
         values: dict[str, Any] = {"outcome": Outcome.OK, "reward": float(right), "error": None}
         if draw.random() < 0.02:
             error = "TimeoutError: the shop did not answer within 30 s (agent.py:12)"
@@ -207,11 +208,11 @@ def make_call(
     )
 
 
-def in_time(calls: Sequence[Call], began: float, draw: random.Random) -> tuple[list[Call], float]:
+def in_time(calls: Sequence[Call], began: float, waits: random.Random) -> tuple[list[Call], float]:
     """The calls one after the other, with some time between them for tools, and when the last one ended."""
     placed: list[Call] = []
     for call in calls:
-        began += 0.3 * draw.random()
+        began += 0.3 * waits.random()
         placed.append(replace(call, started=began))
         began += call.seconds
     return placed, began
