@@ -77,9 +77,9 @@ _PLAIN = (
 
 SETTINGS: dict[str, dict[str, Any]] = {
     **HYBRIDS,
-    **{kind: toy.settings for kind, toy in EXPERTS.items()},
+    **EXPERTS,
     "kimi_linear": {**HYBRIDS["kimi_linear"], "head_dim": 4, "v_head_dim": 6},
-    "deepseek_v3": {**EXPERTS["deepseek_v3"].settings, "head_dim": 4, "v_head_dim": 6},
+    "deepseek_v3": {**EXPERTS["deepseek_v3"], "head_dim": 4, "v_head_dim": 6},
     **{kind: {} for kind in _PLAIN},
     **{kind: {"sliding_window": 12} for kind in ("mistral", "ministral")},
     **dict.fromkeys(("olmo3", "exaone4", "cohere2"), _WINDOWED),
@@ -94,7 +94,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "gemma3n_text": _GEMMA3N,
     "gemma4": {"text": _GEMMA4, "vision": {**_EYES, "head_dim": 8, "num_key_value_heads": 2}},
     "qwen3_5": {"text": HYBRIDS["qwen3_5_text"], "vision": _QWEN_EYES},
-    "qwen3_5_moe": {"text": EXPERTS["qwen3_5_moe_text"].settings, "vision": _QWEN_EYES},
+    "qwen3_5_moe": {"text": EXPERTS["qwen3_5_moe_text"], "vision": _QWEN_EYES},
     "mistral3": {"text": {"model_type": "mistral"}, "vision": {**_EYES, "model_type": "pixtral"}},
 }
 
