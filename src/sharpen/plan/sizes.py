@@ -23,7 +23,8 @@ _WITHOUT_KEYS = frozenset({"linear_attention", "mamba", "conv", "moe", "mlp"})
 class Sizes:
     """The sizes of a model. `parameters` counts those of the text, tied ones once, `towers` those that are held and
     never trained; `block_linear` counts those of the linear layers in the blocks, `vocabulary` (V x C) those of one
-    embedding table; `tied` is whether the output layer shares the input's table; `kv_values` counts what the cache keeps of one position.
+    embedding table; `tied` is whether the output layer shares the input's table; `kv_values` counts what the cache
+    keeps of one position.
 
     `linears` holds (last name, outputs, inputs) of every linear layer in the blocks.
     """
