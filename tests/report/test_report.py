@@ -156,3 +156,19 @@ def test_the_command_writes_prints_and_answers(tmp_path, capsys):
     assert "--output" in capsys.readouterr().err
     assert main(["report", str(tmp_path)]) == 2
     assert "not a run directory" in capsys.readouterr().err
+
+
+def test_a_run_that_was_only_explored_or_served_has_no_report_and_is_told_why(tmp_path, capsys):
+    """Red when the command writes an empty report into the explorer's folder, or calls the run none."""
+    explorer = tmp_path / "explored" / "explore"
+    explorer.mkdir(parents=True)
+    (explorer / "resolved.json").write_text("{}")
+    for folder in (explorer, explorer.parent):
+        assert main(["report", str(folder)]) == 2
+        assert "mode: train" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.rglob("*.html")] == []
+    run = make_run(tmp_path, ANSWERS)
+    explorer.rename(run / "explore")
+    assert main(["report", str(run)]) == 0
+    assert main(["report", str(run / "explore")]) == 2
+    assert f"sharpen report {run}" in capsys.readouterr().err
