@@ -65,9 +65,9 @@ _PLAIN = (
 
 SETTINGS: dict[str, dict[str, Any]] = {
     **HYBRIDS,
-    **{kind: toy.settings for kind, toy in EXPERTS.items()},
+    **EXPERTS,
     "kimi_linear": {**HYBRIDS["kimi_linear"], "head_dim": 4, "v_head_dim": 6},
-    "deepseek_v3": {**EXPERTS["deepseek_v3"].settings, "head_dim": 4, "v_head_dim": 6},
+    "deepseek_v3": {**EXPERTS["deepseek_v3"], "head_dim": 4, "v_head_dim": 6},
     **{kind: {} for kind in _PLAIN},
     **{kind: {"sliding_window": 12} for kind in ("mistral", "ministral")},
     **dict.fromkeys(("olmo3", "exaone4", "cohere2"), _WINDOWED),
@@ -80,7 +80,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "vision": _QWEN_EYES,
     },
     "qwen3_5": {"text": HYBRIDS["qwen3_5_text"], "vision": _QWEN_EYES},
-    "qwen3_5_moe": {"text": EXPERTS["qwen3_5_moe_text"].settings, "vision": _QWEN_EYES},
+    "qwen3_5_moe": {"text": EXPERTS["qwen3_5_moe_text"], "vision": _QWEN_EYES},
     "mistral3": {"text": {"model_type": "mistral"}, "vision": {**_EYES, "model_type": "pixtral"}},
 }
 
