@@ -78,6 +78,7 @@ _PLAIN = (
 SETTINGS: dict[str, dict[str, Any]] = {
     **HYBRIDS,
     **EXPERTS,
+    "nemotron_h": {**HYBRIDS["nemotron_h"], "initializer_range": 0.05},  # else strong decay rounds by up to 1e-4
     "kimi_linear": {**HYBRIDS["kimi_linear"], "head_dim": 4, "v_head_dim": 6},
     "deepseek_v3": {**EXPERTS["deepseek_v3"], "head_dim": 4, "v_head_dim": 6},
     **{kind: {} for kind in _PLAIN},
