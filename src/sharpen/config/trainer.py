@@ -29,7 +29,8 @@ class TrainerConfig(Strict):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Compute type over fp32 master weights; `auto` as in the engine."""
     max_tokens_per_micro_batch: int = Field(default=8192, ge=1)
-    """Most computed tokens of one forward and backward pass (a longer sequence gets its own pass)."""
+    """Most computed tokens of one forward and backward pass (a longer sequence gets its own pass, with others that add
+    at most a quarter)."""
     epochs: int = Field(default=1, ge=1)
     """Passes over a step's batch."""
     num_minibatches: int = Field(default=1, ge=1)
